@@ -98,7 +98,7 @@ def main(arguments: list[str]) -> int:
 def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:g} s" if isinstance(value, float) else str(value)
+    return f"{value:g} s" if isinstance(value, float) else str(value) or "none"
 
 
 if __name__ == "__main__":

@@ -1,31 +1,22 @@
-"""Shared parts of several backends: microseconds, options, messages that settlements bring, and checks."""
+"""Shared parts of several backends: microseconds, and caps on dead letters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import parse_qsl
 
-from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import NewMessage, State, Verb
-from jobpool.errors import ConfigurationError, MalformedEnvelope
+from jobpool.broker.values import State, Verb
+from jobpool.errors import MalformedEnvelope
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED
 from jobpool.message.guards import Rate
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Abandon, Ack, Move, Release, Settlement
-from jobpool.message.units import check_count
+from jobpool.message.settlement import Release
 
 MICRO = 1_000_000
 
-LONGEST_PAGE = 1000
-"""Messages in one page of a list."""
-
 KEY_PLACE = "key:"
 """An idempotency key is held as the only place under this and the key (`KeyStore.holders`)."""
-
-MOST_DEAD = 10**12
-"""The largest `dead_max`."""
 
 TOUCHABLE = {
     Verb.DELETE: (State.WAITING, State.DELAYED, State.DEAD),
@@ -72,67 +63,12 @@ def stand_in(body: bytes | int | None) -> bytes:
     return body if isinstance(body, bytes) else b"" if body is None else OVERSIZED
 
 
-def check_page(limit: int) -> int:
-    """Return `limit`, or raise `ValueError`: a page has 1 to 1,000 messages."""
-    return check_count(limit, "limit", 1, LONGEST_PAGE)
-
-
-def check_positive(value: int, what: str) -> int:
-    """Return `value`, or raise `ValueError`: a whole number from 1 on."""
-    return check_count(value, what, 1, 2**63 - 1)
-
-
-def read_cursor(after: str | None) -> int:
-    """Return the sequence number after a cursor, 0 for None; `ValueError` for a foreign cursor."""
-    if after is None:
-        return 0
-    if not (after.isascii() and after.isdigit() and len(after) < 20):
-        raise ValueError(f"cursor {after!r} is none: pass the `cursor` of the last message of the page before")
-    return int(after)
-
-
 def contains(needle: str, body: bytes, *texts: str | None) -> bool:
     """Return whether `needle` is in the body or one of `texts`, whatever the case of its letters."""
     folded = needle.casefold()
     return folded in body.decode("utf-8", "replace").casefold() or any(
         folded in text.casefold() for text in texts if text
     )
-
-
-def refuse_options(scheme: str, options: dict[str, object]) -> None:
-    """Raise `ConfigurationError` when there are any: this backend takes none, or none of these names."""
-    if not all(name.isidentifier() and "@" not in str(value) for name, value in options.items()):
-        # Not quoted: it may be the part of a password after a '?' or '&'.
-        raise ConfigurationError(
-            f"{scheme}:// has an option that cannot be read: write '?', '&' and '@' in a password as %3F, %26 and %40"
-        )
-    if options:
-        raise ConfigurationError(f"{scheme}:// has no option {', '.join(sorted(options))}: leave it out")
-
-
-def split_query(url: str) -> tuple[str, dict[str, object]]:
-    """Split a URL at its question mark, into the part before it and the options after it."""
-    address, _, query = url.partition("?")
-    return address, dict(parse_qsl(query, keep_blank_values=True))
-
-
-def read_caps(scheme: str, options: dict[str, object]) -> DeadCaps:
-    """Take `dead_max` and `dead_max_age` (seconds) out of `options`, or raise `ConfigurationError`."""
-    most = _read_cap(scheme, "dead_max", options.pop("dead_max", 0), MOST_DEAD, "whole number")
-    age = _read_cap(scheme, "dead_max_age", options.pop("dead_max_age", 0), LONGEST, "number of seconds")
-    return DeadCaps(int(most), micros(age))
-
-
-def _read_cap(scheme: str, name: str, value: object, most: float, kind: str) -> float:
-    try:
-        cap = float(str(value))
-    except ValueError:
-        cap = -1.0
-    if not 0 <= cap <= most or (kind == "whole number" and not cap.is_integer()):
-        raise ConfigurationError(
-            f"{scheme}:// takes option {name} as a {kind} from 0 (no cap) to {most:g}, not {value!r}"
-        )
-    return cap
 
 
 def lifts_expiry(lease: JobLease, release: Release) -> bool:
@@ -151,23 +87,3 @@ def longest_windows(rates: Sequence[Rate]) -> dict[str, float]:
     for rate in rates:
         windows[rate.name] = max(rate.window, windows.get(rate.name, 0.0))
     return windows
-
-
-def brought_by_each(
-    backend: QueueBackend, settlements: Sequence[tuple[JobLease, Settlement]]
-) -> dict[int, list[NewMessage]]:
-    """Return the messages that the settlements of a call add, by their place in it; most add none, at almost no
-    cost.
-    """
-    return {
-        place: backend.brought_by(lease, settlement)
-        for place, (lease, settlement) in enumerate(settlements)
-        if _brings(settlement)
-    }
-
-
-def _brings(settlement: Settlement) -> bool:
-    kind = type(settlement)
-    if kind is Ack or kind is Abandon:
-        return bool(settlement.follow_ups)  # type: ignore[union-attr]
-    return kind is Move

@@ -13,14 +13,25 @@ from typing import ClassVar
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import redact
-from jobpool.broker.values import Capabilities, Message, MessageFilter, NewMessage, QueueStats, Reaped, ReapPolicy, Verb
+from jobpool.broker.parts import Brought, Settlements
+from jobpool.broker.values import (
+    Capabilities,
+    Leases,
+    Message,
+    MessageFilter,
+    NewMessage,
+    QueueStats,
+    Reaped,
+    ReapPolicy,
+    Verb,
+)
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError, Unsupported
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Settled, Settlement
+from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
-from jobpool_backends.shared import check_page, check_positive, read_cursor, refuse_options
+from jobpool_backends.options import read_options
 
 Runner = Callable[[JobDefinition], object]
 
@@ -35,16 +46,7 @@ class SyncBackend(QueueBackend):
     """
 
     scheme: ClassVar[str] = "sync"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        forfeit=False,
-        atomic_nack=False,
-        idempotent_settle=False,
-        idempotent_fetch=False,
-        exact_crashes=False,
-        priorities=False,
-        atomic_follow_ups=False,
-        leases=False,
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(leases=Leases.NONE, priorities=False)
 
     def __init__(
         self, runner: Runner | None = None, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None
@@ -52,6 +54,8 @@ class SyncBackend(QueueBackend):
         super().__init__(signer=signer, clock=clock)
         self._runner = runner
         self._closed = threading.Event()
+        self._inspector = _Nothing()
+        self._closers = (self._closed.set,)
 
     @classmethod
     def from_url(
@@ -71,12 +75,8 @@ class SyncBackend(QueueBackend):
         if url.lower() != "sync://":
             raise ConfigurationError(f"{redact(url)!r} is refused: write sync:// and nothing behind it")
         options.pop("timeout", None)  # no call here waits for anything
-        refuse_options(cls.scheme, options)
+        read_options(cls.scheme, options, ())
         return cls(runner, signer=signer, clock=clock)
-
-    def close(self) -> None:
-        """Wake who waits; there is nothing else to close. Safe to call twice."""
-        self._closed.set()
 
     def enqueue_many(self, definitions: Iterable[JobDefinition]) -> list[str]:
         """Run the jobs one after another; return an id each, `sync-` and 12 hex characters. Blocks until they are done.
@@ -114,41 +114,6 @@ class SyncBackend(QueueBackend):
         runner(definition)
         return f"sync-{secrets.token_hex(6)}"
 
-    def stats(self, queue: str) -> QueueStats:
-        """Return empty counts."""
-        del queue
-        return QueueStats()
-
-    def queues(self) -> list[str]:
-        """Return an empty list: nothing is kept."""
-        return []
-
-    def list_messages(
-        self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
-    ) -> list[Message]:
-        """Return an empty list."""
-        del where
-        read_cursor(after)
-        check_page(limit)
-        return []
-
-    def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
-        """Return 0."""
-        del where
-        check_positive(cap, "cap")
-        return 0
-
-    def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
-        """Return 0."""
-        del where, verb
-        check_positive(limit, "limit")
-        return 0
-
-    def inspect(self, ident: str) -> Message | None:
-        """Return None."""
-        del ident
-        return None
-
     def _enqueue(self, messages: Sequence[NewMessage]) -> None:
         raise Unsupported(
             f"sync:// keeps no messages, so not these {len(messages)}: enqueue definitions, which it runs"
@@ -163,8 +128,8 @@ class SyncBackend(QueueBackend):
         self._closed.wait(max(0.0, timeout))  # nothing can ever come: the wait is the whole of the answer
         return None
 
-    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
-        del call_id
+    def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
+        del brought, call_id
         return [Settled.OK] * len(settlements)
 
     def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
@@ -174,3 +139,30 @@ class SyncBackend(QueueBackend):
     def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         del queue, policy, visibility_timeout
         return []
+
+    def _bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
+        del where, verb, limit
+        return 0
+
+
+class _Nothing:
+    """An inspector of what is never kept."""
+
+    def stats(self, queue: str) -> QueueStats:
+        del queue
+        return QueueStats()
+
+    def queues(self) -> list[str]:
+        return []
+
+    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
+        del where, after, limit
+        return []
+
+    def count(self, where: MessageFilter, cap: int) -> int:
+        del where, cap
+        return 0
+
+    def inspect(self, ident: str) -> Message | None:
+        del ident
+        return None

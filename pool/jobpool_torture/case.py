@@ -30,7 +30,7 @@ class Case:
     @property
     def copies(self) -> int:
         """How many more of it there may be than were enqueued."""
-        return 0 if self.can.atomic_nack else self.story.copies()
+        return 0 if self.can.keeps_records else self.story.copies()
 
 
 Rule = Callable[[Case], str]

@@ -63,7 +63,7 @@ def known_of(calls: Iterable[Line], *, idempotent: bool = True) -> Known:
     """Read the `asked`, `settled` and `unknown` lines of one delivery, in their order.
 
     Args:
-        idempotent: The broker knows a repeated call again (`Capabilities.idempotent_settle`): then a refusal tells that
+        idempotent: The broker knows a repeated call again (`Capabilities.keeps_records`): then a refusal tells that
             the unanswered calls before it had no effect.
     """
     done: list[Line] = []
@@ -121,7 +121,7 @@ class Story:
             self._add(line)
         self.deliveries = [self._deliveries[fence] for fence in sorted(self._deliveries)]
         for delivery in self.deliveries:
-            delivery.known = known_of(delivery.calls, idempotent=can.idempotent_settle)
+            delivery.known = known_of(delivery.calls, idempotent=can.keeps_records)
 
     def _add(self, line: Line) -> None:
         if line.event == "reaped":
@@ -198,7 +198,7 @@ class Link:
 
     def crashes_fit(self, *, exact: bool) -> bool:
         """Return whether the crashes fit. `exact`: False if the broker may charge less
-        (`Capabilities.exact_crashes`).
+        (`Capabilities.exact_counts`).
         """
         fitting = [crashes for attempts, crashes in self.steps if attempts == self.added[0]]
         return any((crashes if exact else -math.inf) <= self.added[1] <= crashes + self.unseen for crashes in fitting)

@@ -57,7 +57,7 @@ def crashes(case: Case) -> str:
     if case.copies:
         return ""
     for link in _links(case):
-        if link.attempts_fit() and not link.crashes_fit(exact=case.can.exact_crashes):
+        if link.attempts_fit() and not link.crashes_fit(exact=case.can.exact_counts):
             unseen = f", and up to {link.unseen} of deliveries that nobody saw" if link.unseen else ""
             due = _steps(link.steps, 1) + unseen
             return f"before delivery {link.fence}, {link.added[1]} crashes were added, not {due}"

@@ -63,7 +63,7 @@ def empty(backend: QueueBackend, queue: str, ours: Collection[str], rest: Callab
 def _delete(backend: QueueBackend, queue: str, ours: Collection[str]) -> list[str]:
     """Make one pass; return the ids of strangers' messages, as far as they are listed."""
     where = MessageFilter(queue=queue)
-    if not (backend.capabilities.lists_live and backend.capabilities.deletes_live):
+    if not backend.capabilities.keeps_records:
         _delete_all(backend, MessageFilter(queue=queue, states=UNHELD))
         where = MessageFilter(queue=queue, states=(State.DEAD,))
     found = [message.id for message in pages(backend, where) if message.state is not State.LEASED]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from jobpool.broker.values import State
+from jobpool.broker.values import Leases, State
 from jobpool_torture.case import Case
 from jobpool_torture.chain import Delivery, Story
 from jobpool_torture.ledger import Line
@@ -52,7 +52,7 @@ def _may_be_acked(case: Case) -> bool:
 
 def _was_reaped(case: Case, delivery: Delivery) -> bool:
     """Return whether a reaper took it back from that delivery, or from a later one."""
-    if not case.can.exact_crashes or case.copies or not delivery.fetched:
+    if not case.can.exact_counts or case.copies or not delivery.fetched:
         return False
     return any(line.crashes > delivery.fetched[0].crashes for line in case.story.reaped)
 
@@ -60,7 +60,7 @@ def _was_reaped(case: Case, delivery: Delivery) -> bool:
 def _died_of_nothing(case: Case) -> str:
     """Report a dead letter that nobody held: after a nack or a release a reaper must leave a message alone."""
     deliveries, dead = case.story.deliveries, [message for message in case.kept if message.state is State.DEAD]
-    if not (deliveries and dead and case.can.atomic_nack) or case.can.native_reap or _deaths(case.story):
+    if not (deliveries and dead and case.can.keeps_records) or _deaths(case.story):
         return ""
     last = deliveries[-1]
     if last.known.verb in ("nack", "release") and dead[0].deliveries == last.fence:
@@ -148,7 +148,7 @@ def _after_its_death(story: Story) -> str:
 
 def _too_soon(case: Case) -> str:
     """Report a lease that nobody settled and that ended early: it lasts, whatever became of its pool."""
-    if not (case.can.lasting_leases and case.can.exact_crashes):
+    if case.can.leases is Leases.CONNECTION or not case.can.exact_counts:
         return ""
     for held, later in pairwise(d for d in case.story.deliveries if d.fetched):
         lease, came = held.fetched[0], min(line.at for line in later.fetched)

@@ -46,15 +46,14 @@ def doubled(lines: Sequence[Line], windows: Sequence[Window], can: Capabilities)
 
     Beside those of which the oracle itself sees, by their calls, that a copy may be left (`Case.copies`).
     """
-    found = set() if can.atomic_nack else copied(lines, windows)
-    found |= set() if can.known_ids else repeated(lines)
-    if can.native_reap and can.exact_crashes and not can.atomic_nack:
-        found |= recounted(lines, windows)
-    return found
+    if can.keeps_records:
+        return set()
+    found = copied(lines, windows) | repeated(lines)
+    return found | recounted(lines, windows) if can.exact_counts else found
 
 
 def copied(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
-    """Return the messages of which a copy too many may be left if a broker copies (`Capabilities.atomic_nack` is
+    """Return the messages of which a copy too many may be left if a broker copies (`Capabilities.keeps_records` is
     False).
 
     These are messages settled by a copy, and follow-ups put with an ack, while the pool had no good way to the broker.
@@ -86,7 +85,7 @@ def repeated(lines: Iterable[Line]) -> set[str]:
 def recounted(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
     """Return the messages whose crashes may have been charged by half, if a fetch charges them by a copy.
 
-    That is a broker that counts deliveries itself (`Capabilities.native_reap` and `exact_crashes`, not `atomic_nack`).
+    That is a broker that counts deliveries itself (`Capabilities.exact_counts`, not `keeps_records`).
     Between two fetches a delivery had ended without a verdict, and some pool was cut off, stopped or killed. It may
     have put the copy and not deleted the original. A restart of such a broker forgets deliveries that no copy counts.
     """

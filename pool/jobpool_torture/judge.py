@@ -92,7 +92,7 @@ def undeserved(
         kept: Messages that the broker still has.
         items: The enqueued jobs; any other message is a follow-up, and good work.
         max_crashes: Any job may die of more crashes than this. The oracle checks their number.
-        exact: False if a broker may give a message up by a count of its own (not `Capabilities.exact_crashes`).
+        exact: False if a broker may give a message up by a count of its own (not `Capabilities.exact_counts`).
     """
     dead = (message for message in kept if message.state is State.DEAD)
     whys = {message.id: _undeserved(message, items.get(message.id), max_crashes, exact) for message in dead}

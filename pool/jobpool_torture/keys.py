@@ -14,7 +14,7 @@ from jobpool_torture.chain import Delivery, Story
 from jobpool_torture.ledger import Line
 from jobpool_torture.workload import Item
 
-DOUBTFUL = Capabilities(idempotent_settle=False)
+DOUBTFUL = Capabilities(keeps_records=False)
 """A call that was not answered may have been carried out, whatever later ones were answered."""
 
 Run = tuple[str, str, Delivery]

@@ -85,7 +85,7 @@ def _known_ids(
             delivery = story.at(follow.fence)
             if not witnessed or delivery is None or delivery.known.may_be("ack"):
                 tried.add(follow.tag)
-            elif not can.atomic_follow_ups and any(call.verb == "ack" for call in delivery.calls):
+            elif not can.atomic_across_queues and any(call.verb == "ack" for call in delivery.calls):
                 tried.add(follow.tag)  # put before it was known that the ack is refused
             if witnessed and delivery is not None and _is_each_run_acked(delivery):
                 promised.add(follow.tag)

@@ -120,8 +120,8 @@ class Producer:
     def _call(self, backend: QueueBackend, due: list[Item], tried: int) -> int:
         """Make one call. If a known id may not be tried again, each try has another one: it may be a second message."""
         can = backend.capabilities
-        chosen = due if can.known_ids and can.atomic_enqueue else due[:1]
-        again = "" if tried == 1 or can.known_ids else f"r{tried}"
+        chosen = due if can.keeps_records else due[:1]
+        again = "" if tried == 1 or can.keeps_records else f"r{tried}"
         idents = [f"{self._prefix}-{_number(item)}{again}" for item in chosen]
         self.items.update(zip(idents, chosen, strict=True))
         jobs = [item.definition(self._queue, ident) for item, ident in zip(chosen, idents, strict=True)]

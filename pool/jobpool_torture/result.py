@@ -43,7 +43,7 @@ class Result:
         counts: Of every count in `MEANINGS` that is not 0: ids, or sentences.
         duplicates, overlaps: Jobs that ran to their end more than once, or beside themselves: no violation where
             leases were lost.
-        excused: Jobs whose counters were not judged, for the broker may have left a copy (`Capabilities.atomic_nack`).
+        excused: Jobs whose counters were not judged, for the broker may have left a copy (not `keeps_records`).
         late: Seconds from a timeout to its verdict, of all jobs that hung in a pool that was not held up.
         dead: Dead letters by reason.
         descriptors: By pool, what its master has more open (< 0: less) than after the warm-up, by kind.

@@ -49,10 +49,10 @@ def reach(
     ours = [message for message in kept if message.id not in account.ghosts]
     _tell(result, "LOST", judge.unrun(lines, items))
     _tell(result, "LOST", judge.swallowed(lines, items))
-    _tell(result, "LOST", judge.undeserved(ours, items, MAX_CRASHES, exact=can.exact_crashes))
+    _tell(result, "LOST", judge.undeserved(ours, items, MAX_CRASHES, exact=can.exact_counts))
     _tell(result, "BLAMED", judge.blamed(lines, items, windows))
     _tell(result, "KEY", keys.broken(lines, items))
-    if can.exact_crashes and can.atomic_nack:
+    if can.exact_counts and can.keeps_records:
         _tell(result, "POISON", judge.unpoisoned(lines, items, MAX_CRASHES))
 
 

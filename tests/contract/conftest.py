@@ -20,8 +20,8 @@ ONE = ("memory", "sqlite")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs(*fields): run only where these fields of Capabilities are true")
-    config.addinivalue_line("markers", "lacks(*fields): run only where these fields of Capabilities are false")
+    config.addinivalue_line("markers", "needs(*promises): run only where these are kept (support.promises)")
+    config.addinivalue_line("markers", "lacks(*promises): run only where these are not kept")
     config.addinivalue_line("markers", "above: kept by the code above the backends; by default on one of them")
     config.addinivalue_line("markers", "spans: touches two keys or queues; Redis Cluster runs these by default")
 

@@ -47,7 +47,7 @@ def test_stats_count_each_message_once(harness: Harness, backend: QueueBackend) 
     one_of_each(harness, backend)
     stats = backend.stats(QUEUE)
     assert (stats.waiting, stats.delayed, stats.leased, stats.dead, stats.pending) == (1, 1, 1, 1, 3)
-    assert stats.cap is None or not backend.capabilities.exact_stats
+    assert stats.cap is None or not backend.capabilities.exact_counts
 
 
 def test_a_delayed_message_that_fell_due_counts_as_waiting(harness: Harness, backend: QueueBackend) -> None:
@@ -268,7 +268,7 @@ def test_delete_removes_what_matches_and_never_what_is_leased(harness: Harness, 
     assert backend.bulk(MessageFilter(queue=QUEUE), Verb.DELETE) == 3
     if backend.capabilities.lists_live:
         assert ids(backend.list_messages()) == [known[State.LEASED]]
-    if backend.capabilities.deletes_live:
+    if backend.capabilities.keeps_records:
         assert backend.bulk(MessageFilter(states=(State.LEASED,)), Verb.DELETE) == 0
     stats = backend.stats(QUEUE)
     assert (stats.waiting, stats.delayed, stats.leased, stats.dead) == (0, 0, 1, 0)
@@ -314,7 +314,7 @@ def test_retry_forgets_when_the_message_crashed(harness: Harness, backend: Queue
     backend.fetch_many(QUEUE, limit=1, ttl=1.0)
     recover(harness, backend, 1.0)
     [lease] = backend.fetch_many(QUEUE, limit=1)
-    assert lease.crashes == 1 or not backend.capabilities.exact_crashes
+    assert lease.crashes == 1 or not backend.capabilities.exact_counts
     backend.abandon(lease, "hopeless")
     assert backend.bulk(MessageFilter(), Verb.RETRY) == 1
     message = seen(backend, ident)

@@ -72,7 +72,7 @@ def test_texts_that_no_broker_can_keep_are_mended_and_hold_up_no_settlement(back
         Move("mails", error=UGLY, cause=UGLY),
         Release(),
     ]
-    if backend.capabilities.forfeit:
+    if backend.capabilities.leases:
         settlements.append(Forfeit(UGLY))
     backend.enqueue_many(numbered(len(settlements)))
     leases = backend.fetch_many(QUEUE, limit=len(settlements))

@@ -16,7 +16,7 @@ def test_eight_consumers_never_hold_a_message_twice(harness: Harness) -> None:
     opener = harness.opener()
     backend = harness.keep(opener())
     # Brokers that count by looking at each message take their time over 2,000.
-    known = backend.enqueue_many(numbered(2000 if harness.capabilities.exact_stats else 400))
+    known = backend.enqueue_many(numbered(2000 if harness.capabilities.exact_counts else 400))
     seen = [entry for part in harness.crowd(opener, crowd.drain, 8) for entry in part]
     assert sorted(ident for ident, _, _ in seen) == sorted(known)
     assert {deliveries for _, deliveries, _ in seen} == {1}

@@ -76,7 +76,7 @@ def test_other_keys_are_other_messages(backend: QueueBackend) -> None:
 def test_a_delay_is_kept(harness: Harness, backend: QueueBackend) -> None:
     later = at(harness.now() + 60.0)
     ident = backend.enqueue_once(a_job("later", scheduled_at=later), KEY)
-    if backend.capabilities.known_ids:
+    if backend.capabilities.keeps_records:
         assert backend.enqueue_once(a_job("now"), KEY) == ident
     assert backend.fetch_many(QUEUE, limit=1) == []
     harness.advance(60.0)

@@ -58,7 +58,7 @@ class Comparison(SideBySide):
         super().__init__()
         can = self.harness.capabilities
         self.clients = self.clients[:1] * 2  # a lease is its client's
-        self.exact = can.exact_crashes
+        self.exact = can.exact_counts
         # Where an expiry may be charged or not, a limit would make dead letters of some and not of others.
         self.policy = ReapPolicy(max_crashes=2 if self.exact else 0, window=1e7, back_off=0.0)
         self.both(lambda backend: [backend.reap(queue, self.policy) for queue in QUEUES])
@@ -202,4 +202,4 @@ class Comparison(SideBySide):
 
 @pytest.mark.needs("leases", "native_reap", "forfeit")
 def test_it_does_what_it_promises_as_memory_does(harness_type: type[Harness]) -> None:
-    compare(Comparison, harness_type, examples=45 if harness_type.capabilities.exact_stats else 18)
+    compare(Comparison, harness_type, examples=45 if harness_type.capabilities.exact_counts else 18)

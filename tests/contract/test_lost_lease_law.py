@@ -38,6 +38,6 @@ def test_a_delay_of_a_retry_counts_no_longer_and_its_count_and_error_stay(
     recover(harness, backend, 1.0, ReapPolicy(back_off=0.0))
     [lease] = backend.fetch_many(QUEUE, limit=1)
     assert lease.attempts == 1
-    assert lease.crashes == 1 or not backend.capabilities.exact_crashes
+    assert lease.crashes == 1 or not backend.capabilities.exact_counts
     backend.release(lease)
     assert seen(backend, lease.id).last_error == "the last error"

@@ -162,7 +162,7 @@ class Comparison(SideBySide):
 
     @rule(pair=leases)
     def forfeit(self, pair: Pair) -> None:
-        if self.harness.capabilities.forfeit:
+        if self.harness.capabilities.leases:
             self.settle(pair, lambda backend, lease: backend.forfeit(lease, "SIGSEGV"))
 
     @rule(pair=leases, delay=steps)

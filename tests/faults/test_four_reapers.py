@@ -21,7 +21,7 @@ from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
-from jobpool.broker.values import ReapPolicy
+from jobpool.broker.values import Leases, ReapPolicy
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_torture.account import Account
@@ -118,7 +118,7 @@ def test_pools_whose_leases_are_taken_away_in_mid_job_end_each_message_once(
     dead = set(rig.dead())
     assert accepted | dead == rig.enqueued
     assert not accepted & dead
-    account = rig.account(lasting_leases=False)
+    account = rig.account(leases=Leases.CONNECTION)
     if hasattr(broker, "control"):
         account.fences -= _brought_by_a_wait(account)
     account.assert_clean()

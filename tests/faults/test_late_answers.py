@@ -11,6 +11,8 @@ from support.poolrig import LIMIT, PoolProcess, Rig
 from support.poolrig_brokers import BeanstalkBroker, Broker
 from support.waiting import wait_until
 
+from jobpool.broker.values import Leases
+
 if TYPE_CHECKING:
     from support.poolrig_servicebus import ServiceBusBroker
 
@@ -91,6 +93,6 @@ def _end_once(rig: Rig, ident: str, later: Path, free: Path, pools: list[PoolPro
     end = (second.fence, "ack", "ok")
     wait_until(lambda: end in _answers(rig, ident), LIMIT, "the second child's answer is the message's end")
     assert [answer for answer in _answers(rig, ident) if answer[1:] == ("ack", "ok")] == [end]
-    assert 1 <= second.crashes < second.fence or not rig.backend.capabilities.exact_crashes
-    rig.account(lasting_leases=False).assert_clean()
+    assert 1 <= second.crashes < second.fence or not rig.backend.capabilities.exact_counts
+    rig.account(leases=Leases.CONNECTION).assert_clean()
     stop_all(rig, pools)

@@ -10,6 +10,7 @@ from support.harnesses.embedded import MemoryHarness, SqliteHarness, SyncHarness
 from support.harnesses.postgres import PostgresHarness
 from support.harnesses.redis import RedisClusterHarness, RedisHarness
 from support.harnesses.servicebus import ServiceBusHarness
+from support.promises import PROMISES
 
 HARNESSES: dict[str, type[Harness]] = {
     "beanstalk": BeanstalkHarness,
@@ -28,6 +29,6 @@ def misfit(node: pytest.Item | pytest.Function, kind: type[Harness]) -> str:
     for marker, wanted in (("needs", True), ("lacks", False)):
         for mark in node.iter_markers(marker):
             for field in mark.args:
-                if bool(getattr(kind.capabilities, field)) is not wanted:
-                    return f"Capabilities.{field} is {not wanted}"
+                if PROMISES[field](kind.capabilities) is not wanted:
+                    return f"{field} is {'not ' if wanted else ''}promised"
     return ""

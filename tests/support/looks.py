@@ -53,7 +53,7 @@ def picture(backend: QueueBackend, *queues: str) -> list[object]:
 
 def is_refusal(backend: QueueBackend, answer: Settled, exactly: Settled) -> bool:
     """Whether a settlement was refused, with this answer where the broker can tell its refusals apart."""
-    return answer is exactly if backend.capabilities.exact_refusals else not answer
+    return answer is exactly if backend.capabilities.keeps_records else not answer
 
 
 def recover(
@@ -69,4 +69,4 @@ def recover(
 
 def in_order(backend: QueueBackend, found: Sequence[object]) -> list[object]:
     """`found` as it came where the broker keeps the places of its messages, and sorted where it does not."""
-    return list(found) if backend.capabilities.keeps_place else sorted(found, key=repr)
+    return list(found) if backend.capabilities.keeps_records else sorted(found, key=repr)

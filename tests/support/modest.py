@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import (
     Capabilities,
     Existing,
+    Leases,
     Message,
     MessageFilter,
     NewMessage,
@@ -32,7 +32,7 @@ from jobpool_backends.memory import MemoryBackend
 class OwnLeases(MemoryBackend):
     """Its leases last for `lasts` seconds, whatever is asked for. The next `silent` renewals are not answered."""
 
-    capabilities: ClassVar[Capabilities] = replace(MemoryBackend.capabilities, chosen_ttl=False)
+    capabilities: ClassVar[Capabilities] = replace(MemoryBackend.capabilities, leases=Leases.BROKER)
 
     def __init__(self, lasts: float, clock: Clock | None = None) -> None:
         super().__init__(clock=clock)
@@ -56,7 +56,7 @@ class OwnLeases(MemoryBackend):
 class Breakable(MemoryBackend):
     """Its leases end when a test breaks them, as if their connection had: at once, and somebody else may have them."""
 
-    capabilities: ClassVar[Capabilities] = replace(MemoryBackend.capabilities, lasting_leases=False)
+    capabilities: ClassVar[Capabilities] = replace(MemoryBackend.capabilities, leases=Leases.CONNECTION)
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock=clock)
@@ -80,19 +80,13 @@ class Breakable(MemoryBackend):
 
 
 LITTLE = Capabilities(
-    native_reap=True,
-    key_store=False,
-    claims=False,
-    known_ids=False,
-    chosen_ttl=False,
-    lists_live=False,
-    deletes_live=False,
-    exact_stats=False,
-    lists_queues=False,
-    makes_queues=False,
+    leases=Leases.BROKER,
+    keeps_records=False,
+    exact_counts=False,
     priorities=False,
+    makes_queues=False,
+    lists_live=False,
     delay_resolution=1.0,
-    dead_caps=False,
 )
 
 
@@ -111,9 +105,10 @@ class Modest(MemoryBackend):
         super().__init__(**options)
         self._told: set[str] = set()
         self._charged: list[Reaped] = []
+        self._keys = self._claims = None
         if self.shared is not None:
             self._changed, self._store = self.shared._changed, self.shared._store
-            self._settler = self.shared._settler
+            self._settler, self._inspector = self.shared._settler, self.shared._inspector
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Modest:
@@ -125,14 +120,6 @@ class Modest(MemoryBackend):
             raise ConfigurationError(f"there is no queue {queue!r} at this broker: create it there first")
         self._told.add(queue)
         return queue
-
-    @property
-    def keys(self) -> Any:
-        return QueueBackend.keys.__get__(self)
-
-    @property
-    def claims(self) -> Any:
-        return QueueBackend.claims.__get__(self)
 
     def _enqueue(self, messages: Sequence[NewMessage]) -> Existing:
         for message in messages:
@@ -174,7 +161,7 @@ class Modest(MemoryBackend):
         if verb is Verb.DELETE and where.states != (State.DEAD,):
             whole = MessageFilter(queue=where.queue, states=where.states)
             if where != whole or where.queue is None:
-                raise Unsupported("deletes_live: only all of a queue")
+                raise Unsupported("keeps_records: only all of a queue")
         return super().bulk(where, verb, limit=limit)
 
     def _dead(self, where: MessageFilter) -> MessageFilter:

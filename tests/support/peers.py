@@ -91,7 +91,7 @@ def shared_hub(connection_string: str) -> Hub:
 
 @cache
 def _hub(connection_string: str, pid: int) -> Hub:
-    hub = Hub(read_address(connection_string, {})[0])
+    hub = Hub(read_address(connection_string, {}))
     if multiprocessing.parent_process() is None:  # one of a crowd may just end
         atexit.register(_if_still_here, pid, hub.close)
     return hub

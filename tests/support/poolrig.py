@@ -306,10 +306,10 @@ class Rig:
             found = found + page
         return found
 
-    def account(self, **less: bool) -> Account:
+    def account(self, **less: Any) -> Account:
         """The oracle's count, now: by what the witness saw, where all pools ran under one.
 
-        `less`: capabilities that the test has taken from the broker, as `lasting_leases=False` who took leases away.
+        `less`: what the test has taken from the broker, as `leases=Leases.CONNECTION` where it took leases away.
         """
         return count(
             self.lines(),

@@ -8,23 +8,34 @@ beanstalkd has no users, no passwords and no TLS: anyone who reaches its port ma
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jobpool.errors import ConfigurationError
-from jobpool_backends.shared import refuse_options, split_query
+from jobpool_backends.options import Option, number, pattern, read_host, read_options, seconds, split_query
 
 DEFAULT_PORT = 11300
 DEFAULT_TTR = 30
 DEFAULT_TIMEOUT = 5.0
-LONGEST_TIMEOUT = 3600.0
 LONGEST_TTR = 366 * 86400
 """Seconds; beanstalkd would take 136 years, but a lease lasts less than a year."""
 
-_LABEL = "[A-Za-z0-9_-]{1,63}"
-_HOST = re.compile(rf"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|({_LABEL}(?:\.{_LABEL})*\.?))(?::(\d{{1,5}}))?")
-_PREFIX = re.compile(r"(?:[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,99})?")
+OPTIONS = (
+    Option(
+        "ttr",
+        DEFAULT_TTR,
+        "more than 0 seconds and less than a year",
+        lambda value: math.ceil(number(value, math.ulp(0.0), LONGEST_TTR - 1)),
+    ),
+    pattern(
+        "tube_prefix",
+        "",
+        "up to 100 letters, digits or '-+/;.$_()', the first of them no '-'",
+        "(?:[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,99})?",
+    ),
+    seconds("timeout", DEFAULT_TIMEOUT),
+    seconds("connect_timeout", DEFAULT_TIMEOUT),
+)
 """beanstalkd takes names of 200 bytes, of these characters, that begin with no '-'; a queue's name has up to 100."""
 
 
@@ -69,19 +80,9 @@ def read_address(url: str, options: Mapping[str, object]) -> Address:
     Raises:
         ConfigurationError: Something cannot be right; the text names it.
     """
-    place, left = split_query(url)
-    left |= options
+    place, found = split_query(url)
     host, port = _read_host(place.partition("://")[2])
-    address = Address(
-        host,
-        port,
-        ttr=_read_ttr(left.pop("ttr", DEFAULT_TTR)),
-        tube_prefix=_read_prefix(left.pop("tube_prefix", "")),
-        timeout=_read_seconds("timeout", left.pop("timeout", DEFAULT_TIMEOUT)),
-        connect_timeout=_read_seconds("connect_timeout", left.pop("connect_timeout", DEFAULT_TIMEOUT)),
-    )
-    refuse_options("beanstalk", left)
-    return address
+    return Address(host, port, **read_options("beanstalk", {**found, **options}, OPTIONS))
 
 
 def _read_host(place: str) -> tuple[str, int]:
@@ -92,42 +93,10 @@ def _read_host(place: str) -> tuple[str, int]:
         raise _refuse("takes no path: queues are named elsewhere; write host, or host:11300, and options behind '?'")
     if "," in host:
         raise _refuse("takes one host: beanstalkd has no replicas")
-    match = _HOST.fullmatch(host)
-    if match is None or not 0 < int(match[3] or DEFAULT_PORT) < 65536:
+    read = read_host(host, DEFAULT_PORT)
+    if read is None:
         raise _refuse(f"has no valid host: write host, host:{DEFAULT_PORT} or [IPv6]:{DEFAULT_PORT}")
-    return match[1] or match[2], int(match[3] or DEFAULT_PORT)
-
-
-def _read_ttr(value: object) -> int:
-    seconds = _number(value)
-    if not 0 < seconds < LONGEST_TTR:
-        raise _refuse(
-            f"takes option ttr as more than 0 seconds and less than a year, not {value!r}: for so long a lease lasts"
-        )
-    return math.ceil(seconds)
-
-
-def _read_seconds(name: str, value: object) -> float:
-    seconds = _number(value)
-    if not 0 < seconds <= LONGEST_TIMEOUT:
-        raise _refuse(f"takes option {name} as more than 0 and at most {LONGEST_TIMEOUT:g} seconds, not {value!r}")
-    return seconds
-
-
-def _read_prefix(value: object) -> str:
-    if not isinstance(value, str) or not _PREFIX.fullmatch(value):
-        raise _refuse(
-            "takes option tube_prefix as up to 100 letters, digits or '-+/;.$_()', the first of them no '-', not"
-            f" {value!r}"
-        )
-    return value
-
-
-def _number(value: object) -> float:
-    try:
-        return float(str(value))
-    except ValueError:
-        return 0.0
+    return read
 
 
 def _refuse(what: str) -> ConfigurationError:

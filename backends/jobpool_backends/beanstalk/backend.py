@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding
-from jobpool.broker.values import Capabilities, Message, MessageFilter, NewMessage, QueueStats, Reaped, ReapPolicy, Verb
+from jobpool.broker.values import Capabilities, Leases, Reaped, ReapPolicy
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.beanstalk import checks
 from jobpool_backends.beanstalk.address import Address, read_address
@@ -26,7 +25,6 @@ from jobpool_backends.beanstalk.settling import Settler
 from jobpool_backends.beanstalk.stash import Stash
 from jobpool_backends.beanstalk.tending import Tender
 from jobpool_backends.beanstalk.waiting import Waiter
-from jobpool_backends.shared import brought_by_each
 
 FRESH = 0.8
 """Part of its lease that a stashed message must have left to be handed out as it is."""
@@ -41,6 +39,11 @@ class BeanstalkBackend(QueueBackend):
 
     A call takes `timeout` seconds at most for each answer, and `connect_timeout` before that when it has to connect.
 
+    `stats` is O(1); its `oldest` is the age of the message that is fetched next. Pages, `count` and `inspect` see only
+    dead letters, because beanstalkd finds no message by our ids. A page begins with those that died first, and takes a
+    round trip for each dead letter of the queue. `count` by queue alone is answered at once. `bulk` deletes live
+    messages only by all of a queue's state.
+
     Args:
         address: Of the server, and what applies there. Nothing is opened before the first call.
         signer: Signs what is enqueued; None = unsigned.
@@ -49,29 +52,11 @@ class BeanstalkBackend(QueueBackend):
 
     scheme: ClassVar[str] = "beanstalk"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        native_reap=True,
-        forfeit=True,
-        atomic_nack=False,
-        idempotent_settle=False,
-        idempotent_fetch=False,
-        exact_crashes=True,
-        delay_resolution=1.0,
-        priorities=True,
-        atomic_follow_ups=False,
+        leases=Leases.CONNECTION,
+        keeps_records=False,
         atomic_across_queues=False,
-        known_ids=False,
-        atomic_enqueue=False,
-        chosen_ttl=False,
-        settle_anywhere=False,
-        lasting_leases=False,
-        exact_refusals=False,
-        keeps_place=False,
         lists_live=False,
-        deletes_live=False,
-        exact_stats=True,
-        lists_queues=True,
-        makes_queues=True,
-        dead_caps=False,
+        delay_resolution=1.0,
     )
 
     def __init__(self, address: Address, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:
@@ -79,33 +64,19 @@ class BeanstalkBackend(QueueBackend):
         self._lines = lines = Lines(address, self.clock)
         self._ledger = Ledger()
         self._stash = Stash()
-        self._producer = Producer(lines, self.clock)
+        producer = Producer(lines, self.clock)
         self._fetcher = Fetcher(lines, self._ledger, self.clock, self.scheme)
-        self._settler = Settler(
-            lines, Copier(lines, self._producer, self._ledger, self.clock), self._ledger, self.clock
-        )
+        self._settler = Settler(lines, Copier(lines, producer, self._ledger, self.clock), self._ledger, self.clock)
         self._waiter = Waiter(lines, self._fetcher, self._stash, self.clock)
-        self._looker = Looker(lines, self.clock)
-        self._tender = Tender(lines, self._looker, self.clock)
+        self._inspector = inspector = Looker(lines, self.clock)
+        self._enqueue = producer.add
+        self._wait_any = self._waiter.wait_any
+        self._settle = self._settler.settle
+        self._bulk = Tender(lines, inspector, self.clock).bulk
 
     @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        signer: EnvelopeSigner | None = None,
-        clock: Clock | None = None,
-        runner: object = None,
-        **options: object,
-    ) -> Self:
-        """Open what the URL names; options there (`?ttr=60`) or by keyword, which wins.
-
-        Raises:
-            ConfigurationError: The URL or an option cannot be right, or the server is too old.
-            BackendUnavailable: The server does not answer.
-        """
-        del runner  # only sync:// has a use for one
-        backend = cls(read_address(url, options), signer=signer, clock=clock)
+    def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
+        backend = cls(read_address(url, options), **common)
         try:
             backend.prepare()
         except BaseException:
@@ -135,9 +106,6 @@ class BeanstalkBackend(QueueBackend):
 
     # --- the life of a message -----------------------------------------------------------------------
 
-    def _enqueue(self, messages: Sequence[NewMessage]) -> None:
-        self._producer.add(messages)
-
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         del ttl, fetch_id
         self._lines.check_usable()  # a parent process's stash is the parent's
@@ -160,12 +128,6 @@ class BeanstalkBackend(QueueBackend):
         renewed = self._settler.touch(old) if old else {}
         return [held for held in helds if held.is_owned and (held in renewed or held not in old)]
 
-    def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
-        return self._waiter.wait_any(queues, timeout)
-
-    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
-        return self._settler.settle(settlements, brought_by_each(self, settlements), call_id)
-
     def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         del ttl
         return self._settler.renew(leases)
@@ -177,33 +139,3 @@ class BeanstalkBackend(QueueBackend):
     def lost(self) -> list[JobLease]:
         """Return leases whose connection broke since the last call, and before their time. No I/O."""
         return self._lines.lost()
-
-    # --- looking and tending -------------------------------------------------------------------------
-
-    def stats(self, queue: str) -> QueueStats:
-        """Return counts of one queue, O(1); `oldest` is the age of the one that is fetched next."""
-        return self._looker.stats(queue)
-
-    def queues(self) -> list[str]:
-        """Return the names of all queues that hold a message, sorted."""
-        return self._looker.queues()
-
-    def list_messages(
-        self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
-    ) -> list[Message]:
-        """Return one page of dead letters, the first that died first. A round trip for each dead letter of the
-        queue.
-        """
-        return self._looker.page(where or MessageFilter(), after, limit)
-
-    def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
-        """Count the dead letters that match, up to `cap`. At once by queue alone; else all are looked through."""
-        return self._looker.count(where, cap)
-
-    def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
-        """Do `verb` to up to `limit` matching messages; live ones can only be deleted all of a queue's state."""
-        return self._tender.bulk(where, verb, limit)
-
-    def inspect(self, ident: str) -> Message | None:
-        """Return the dead letter with this id. None for a message that is alive: beanstalkd finds none by our ids."""
-        return self._looker.inspect(ident)

@@ -24,8 +24,8 @@ from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
 from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
 from jobpool_backends.beanstalk.burst import Answer
+from jobpool_backends.beanstalk.errors import TROUBLE, explain_break, explain_unreached, refusal
 from jobpool_backends.beanstalk.line import Held, Line
-from jobpool_backends.beanstalk.trouble import TROUBLE, explain_break, explain_unreached, refusal
 
 SPARE = 4
 """Idle lines that are kept; more are closed."""

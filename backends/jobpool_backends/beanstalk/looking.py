@@ -21,7 +21,6 @@ from jobpool_backends.beanstalk.dead import Letter, Reader, Walk
 from jobpool_backends.beanstalk.line import Line
 from jobpool_backends.beanstalk.lines import Lines
 from jobpool_backends.beanstalk.records import from_bytes
-from jobpool_backends.shared import check_page, check_positive, read_cursor
 
 REMEMBERED = 10_000
 """Dead letters whose place is remembered."""
@@ -58,7 +57,6 @@ class Looker:
 
     def count(self, where: MessageFilter, cap: int) -> int:
         """Return how many dead letters match, up to `cap`."""
-        check_positive(cap, "cap")
         require_dead(where)
         if where == MessageFilter(queue=where.queue, states=where.states):
             with self._lines.spare() as line:
@@ -101,15 +99,13 @@ class Looker:
 
     # --- dead letters --------------------------------------------------------------------------------
 
-    def page(self, where: MessageFilter, after: str | None, limit: int) -> list[Message]:
+    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
         """Return up to `limit` dead letters after the cursor `after`, the first that died first."""
-        position = read_cursor(after)
-        check_page(limit)
         require_dead(where)
         found: list[tuple[int, Letter]] = []
         with self._lines.spare() as line:
             for letter in self._matching(line, where):
-                if letter.job > position:
+                if letter.job > after:
                     push = heapq.heappush if len(found) < limit else heapq.heappushpop
                     push(found, (-letter.job, letter))
         letters = [letter for _, letter in sorted(found, key=itemgetter(0), reverse=True)]

@@ -11,9 +11,9 @@ import greenstalk
 
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.beanstalk.burst import PIECE, Answer
+from jobpool_backends.beanstalk.errors import TROUBLE
 from jobpool_backends.beanstalk.line import Held, Line
 from jobpool_backends.beanstalk.lines import Lines
-from jobpool_backends.beanstalk.trouble import TROUBLE
 
 Told = dict[Held, Answer | BackendUnavailable]
 """The result of a command about each lease. Missing: it had ended before. An error: the lease is lost, and nobody knows

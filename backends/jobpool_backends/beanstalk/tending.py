@@ -20,7 +20,6 @@ from jobpool_backends.beanstalk.lines import Lines
 from jobpool_backends.beanstalk.looking import Looker, is_queue
 from jobpool_backends.beanstalk.raising import Work
 from jobpool_backends.beanstalk.records import from_bytes
-from jobpool_backends.shared import check_positive
 
 _PEEKS = {State.WAITING: b"peek-ready", State.DELAYED: b"peek-delayed"}
 
@@ -41,7 +40,6 @@ class Tender:
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         """Do `verb` to up to `limit` matching messages, dead letters first; how many were changed."""
-        check_positive(limit, "limit")
         live = live_states(where) if verb is Verb.DELETE else ()
         changed = 0
         with self._lines.spare() as line:
@@ -123,7 +121,7 @@ def live_states(where: MessageFilter) -> tuple[State, ...]:
     if where.queue is None or where != MessageFilter(queue=where.queue, states=where.states):
         raise Unsupported(
             "beanstalkd cannot find single messages that are waiting or delayed, so none was deleted"
-            " (Capabilities.deletes_live): delete all of a queue, by its name and their states alone, or name the state"
-            " `dead`, of which any filter is understood"
+            " (Capabilities.keeps_records): delete all of a queue, by its name and their states alone, or name the"
+            " state `dead`, of which any filter is understood"
         )
     return meant

@@ -8,11 +8,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding
 from jobpool.broker.opening import redact
+from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import (
     REMEMBER_CALLS,
     Capabilities,
@@ -30,7 +31,7 @@ from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError
 from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool.message.lease import JobLease, make_lease
-from jobpool.message.settlement import Settled, Settlement
+from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.memory.checks import PLACE
 from jobpool_backends.memory.claims import MemoryClaims
@@ -39,20 +40,14 @@ from jobpool_backends.memory.keys import MemoryKeys
 from jobpool_backends.memory.settling import Settler
 from jobpool_backends.memory.store import Store
 from jobpool_backends.memory.values import Entry, judge, shown
+from jobpool_backends.options import DEAD_CAPS, read_options, split_query, take_caps
 from jobpool_backends.shared import (
     MICRO,
     TOUCHABLE,
     DeadCaps,
-    brought_by_each,
-    check_page,
-    check_positive,
     delay_micros,
     micros,
     more_than,
-    read_caps,
-    read_cursor,
-    refuse_options,
-    split_query,
 )
 
 REAP_LIMIT = 1000
@@ -61,7 +56,7 @@ LONGEST_SLEEP = 0.1
 
 
 class MemoryBackend(QueueBackend):
-    """Messages in this process's memory.
+    """Messages in this process's memory: two that are opened share nothing. `close` only wakes the threads that wait.
 
     Args:
         signer: Signs what is enqueued; None = unsigned.
@@ -70,7 +65,7 @@ class MemoryBackend(QueueBackend):
     """
 
     scheme: ClassVar[str] = "memory"
-    capabilities: ClassVar[Capabilities] = Capabilities(key_store=True, claims=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(key_store=True)
 
     def __init__(
         self, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None, caps: DeadCaps | None = None
@@ -80,43 +75,25 @@ class MemoryBackend(QueueBackend):
         self._store = Store(caps or DeadCaps())
         self._settler = Settler(self._store)
         self._keys = MemoryKeys(self._store, self.clock, self._changed)
-        self._claims = MemoryClaims(self._store, self.clock, self._changed)
+        self._claims = claims = MemoryClaims(self._store, self.clock, self._changed)
+        self._tidy = claims.tidy
+        self._inspector = inspector = _Inspector(self._store, self.clock, self._changed)
+        self._evicted = inspector.evicted
+        self._closers = (self._wake,)
         self._calls: Ending[list[Settled]] = Ending()
         self._fetches: Ending[list[int]] = Ending()
         self._random = random.SystemRandom()
         self._closings = 0
 
     @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        signer: EnvelopeSigner | None = None,
-        clock: Clock | None = None,
-        runner: object = None,
-        **options: object,
-    ) -> MemoryBackend:
-        """Return a new, empty backend for `memory://`; two of them share nothing.
-
-        Options, there (`memory://?dead_max=1000`) or by keyword: `dead_max`, the dead letters that a queue keeps, and
-        `dead_max_age`, the seconds for which it keeps one; 0 = all, forever. Applied when a message of the queue dies
-        or is reaped.
-
-        Raises:
-            ConfigurationError: `memory://` is followed by anything else, or an option is unknown or out of range.
-        """
-        del runner  # only sync:// has a use for one
+    def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
         address, found = split_query(url)
         if address.lower() != "memory://":
             raise ConfigurationError(f"{redact(url)!r} is refused: write memory:// and nothing behind it but options")
-        options = found | options
         options.pop("timeout", None)  # no call here waits for anything
-        caps = read_caps(cls.scheme, options)
-        refuse_options(cls.scheme, options)
-        return cls(signer=signer, clock=clock, caps=caps)
+        return cls(caps=take_caps(read_options(cls.scheme, found | options, DEAD_CAPS)), **common)
 
-    def close(self) -> None:
-        """Wake all waiting threads. The messages stay."""
+    def _wake(self) -> None:
         with self._changed:
             self._closings += 1
             self._changed.notify_all()
@@ -190,8 +167,7 @@ class MemoryBackend(QueueBackend):
 
     # --- settling ----------------------------------------------------------------------------------
 
-    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
-        brought = brought_by_each(self, settlements)
+    def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         with self._changed:
             now = self._wall()
             known = self._calls.get(call_id, now)
@@ -228,7 +204,7 @@ class MemoryBackend(QueueBackend):
         with self._changed:
             if queue not in self._store.queues:
                 return []
-            self._claims.tidy(queue)
+            self._tidy(queue)
             boot = micros(self.clock.boot())
             since = boot - more_than(visibility_timeout) if visibility_timeout is not None else None
             expired = [
@@ -257,26 +233,33 @@ class MemoryBackend(QueueBackend):
             self._store.place(entry, now + delay_micros(delay), now)
         return reaped
 
-    @property
-    def keys(self) -> MemoryKeys:
-        """The key store, under the same lock as the messages."""
-        return self._keys
-
-    @property
-    def claims(self) -> MemoryClaims:
-        """Claims and posted messages, under the same lock."""
-        return self._claims
-
-    # --- looking and tending -----------------------------------------------------------------------
+    def _bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
+        touch = {Verb.DELETE: self._store.remove, Verb.RETRY: self._store.retry, Verb.RESUME: self._store.resume}[verb]
+        with self._changed:
+            now = self._wall()
+            matching = (entry for entry in self._store.matching(where, now) if entry.state in TOUCHABLE[verb])
+            found = list(islice(matching, limit))
+            for entry in found:
+                touch(entry, now)
+            self._changed.notify_all()
+            return len(found)
 
     def diagnose(self) -> list[Finding]:
         """Report that nothing is kept."""
         return [PLACE]
 
+
+class _Inspector:
+    """The part that looks. Each call walks over the messages: a backend for tests."""
+
+    def __init__(self, store: Store, clock: Clock, lock: threading.Condition) -> None:
+        self._store = store
+        self._clock = clock
+        self._lock = lock
+
     def stats(self, queue: str) -> QueueStats:
-        """Return counts of one queue, O(1)."""
-        with self._changed:
-            now = self._wall()
+        with self._lock:
+            now = micros(self._clock.wall())
             if queue not in self._store.queues:
                 return QueueStats()
             known = self._store.queues[queue]
@@ -288,52 +271,29 @@ class MemoryBackend(QueueBackend):
             return QueueStats(waiting, delayed, leased, known.count(State.DEAD), age, posted=posted)
 
     def evicted(self, queue: str) -> int:
-        """Return how many dead letters of a queue the caps have removed."""
-        with self._changed:
+        with self._lock:
             return self._store.queues[queue].evicted if queue in self._store.queues else 0
 
     def queues(self) -> list[str]:
-        """Return the names of all queues that hold a message, sorted."""
-        with self._changed:
+        with self._lock:
             for queue in self._store.queues.values():
-                self._store.tend(queue, self._wall())
+                self._store.tend(queue, micros(self._clock.wall()))
             return sorted(name for name, queue in self._store.queues.items() if queue.count(*State))
 
-    def list_messages(
-        self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
-    ) -> list[Message]:
-        """Return one page in enqueue order. Walks over the messages before it: a backend for tests."""
-        first = read_cursor(after)
-        check_page(limit)
-        with self._changed:
-            boot = micros(self.clock.boot())
-            matching = self._store.matching(where or MessageFilter(), self._wall())
-            return [shown(entry, boot) for entry in islice((entry for entry in matching if entry.seq > first), limit)]
+    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
+        with self._lock:
+            boot = micros(self._clock.boot())
+            matching = self._store.matching(where, micros(self._clock.wall()))
+            return [shown(entry, boot) for entry in islice((entry for entry in matching if entry.seq > after), limit)]
 
-    def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
-        """Return how many messages match, up to `cap`."""
-        check_positive(cap, "cap")
-        with self._changed:
-            return sum(1 for _ in islice(self._store.matching(where, self._wall()), cap))
-
-    def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
-        """Do `verb` to up to `limit` matching messages, oldest first; leased ones are never touched."""
-        check_positive(limit, "limit")
-        touch = {Verb.DELETE: self._store.remove, Verb.RETRY: self._store.retry, Verb.RESUME: self._store.resume}[verb]
-        with self._changed:
-            now = self._wall()
-            matching = (entry for entry in self._store.matching(where, now) if entry.state in TOUCHABLE[verb])
-            found = list(islice(matching, limit))
-            for entry in found:
-                touch(entry, now)
-            self._changed.notify_all()
-            return len(found)
+    def count(self, where: MessageFilter, cap: int) -> int:
+        with self._lock:
+            return sum(1 for _ in islice(self._store.matching(where, micros(self._clock.wall())), cap))
 
     def inspect(self, ident: str) -> Message | None:
-        """Return the message with this id, live or dead."""
-        with self._changed:
+        with self._lock:
             entry = self._store.by_id.get(ident)
             if entry is not None:
-                self._store.tend(self._store.queues[entry.queue], self._wall())
+                self._store.tend(self._store.queues[entry.queue], micros(self._clock.wall()))
                 entry = self._store.by_id.get(ident)
-            return shown(entry, micros(self.clock.boot())) if entry else None
+            return shown(entry, micros(self._clock.boot())) if entry else None

@@ -13,7 +13,7 @@ from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool_backends.memory.claiming import Claiming
 from jobpool_backends.memory.store import Store
 from jobpool_backends.memory.values import Claim, Entry, Queue
-from jobpool_backends.shared import MICRO, micros, read_cursor
+from jobpool_backends.shared import MICRO, micros
 
 
 class MemoryClaims(ClaimStore):
@@ -89,12 +89,11 @@ class MemoryClaims(ClaimStore):
                 self._store.remove(entry, now)
             return [_told(entry) for entry in taken]
 
-    def _list(self, queue: str, after: str | None, limit: int, claimed: bool) -> list[QueueMessage]:
-        first = read_cursor(after)
+    def _list(self, queue: str, after: int, limit: int, claimed: bool) -> list[QueueMessage]:
         states = (State.WAITING, State.LEASED) if claimed else (State.WAITING,)
         with self._lock:
             self.tidy(queue)
-            listed = (entry for entry in self._store.entries.values() if entry.queue == queue and entry.seq > first)
+            listed = (entry for entry in self._store.entries.values() if entry.queue == queue and entry.seq > after)
             found = islice((entry for entry in listed if entry.state in states), limit)
             return [_told(entry, whole=True) for entry in found]
 

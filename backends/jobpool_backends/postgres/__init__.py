@@ -1,6 +1,6 @@
 """`postgresql://`: one database for pools on many machines, reached through psycopg 3.
 
-* `address`, `connection`, `database`, `trouble`: from a URL to connections, and what their errors mean
+* `address`, `connection`, `database`, `errors`: from a URL to connections, and what their errors mean
 * `schema`, `migrate`: the tables and functions, and how older ones become current
 * `retention`: outdated rows are swept, dead letters capped
 * `enqueue`, `fetch`, `settle`, `reap`, `wait`: the life of a message

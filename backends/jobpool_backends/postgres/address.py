@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cache
-from urllib.parse import parse_qsl
 
 import psycopg
 from psycopg import conninfo, pq
 
 from jobpool.broker.opening import redact
 from jobpool.errors import ConfigurationError
-from jobpool_backends.shared import DeadCaps, read_caps, refuse_options
+from jobpool_backends.options import DEAD_CAPS, choice, pattern, read_options, seconds, split_query, take_caps, whole
+from jobpool_backends.shared import DeadCaps
 
 SCHEME = "postgresql"
 DEFAULT_TIMEOUT = 3.0
@@ -24,10 +24,22 @@ DEFAULT_CONNECT_TIMEOUT = 2
 """Seconds; psycopg waits for whole ones, and for 2 at least, for each host in turn."""
 DEFAULT_SCHEMA = "jobpool"
 
-_OURS = ("timeout", "schema", "listen")
+OPTIONS = (
+    seconds("timeout", DEFAULT_TIMEOUT),
+    whole("connect_timeout", DEFAULT_CONNECT_TIMEOUT, DEFAULT_CONNECT_TIMEOUT, 3600, "seconds"),
+    pattern(
+        "schema",
+        DEFAULT_SCHEMA,
+        "1 to 50 letters, digits or '_', starting with no digit and not with 'pg_'",
+        "(?!(?i:pg_))[A-Za-z_][A-Za-z0-9_]{0,49}",
+    ),
+    choice("listen", True, {"auto": True, "no": False}),
+    *DEAD_CAPS,
+)
+"""Beside those of libpq. The schema's name becomes an SQL identifier and part of a channel's name."""
+
 _SCHEME = re.compile(r"postgres(ql)?://", re.IGNORECASE)
 _PORTS = re.compile(r"[0-9,]*")
-_SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,49}", re.IGNORECASE)
 _MENDED = (
     "write postgresql://user:password@host:5432/database, with '@', '/', ':', '?' and '%' in the user or the password"
     " as %40, %2F, %3A, %3F and %25"
@@ -64,33 +76,14 @@ def read_address(url: str, options: dict[str, object] | None = None) -> Address:
     Raises:
         ConfigurationError: It is not a URL of libpq's, or an option is unknown or out of range.
     """
-    place, _, query = url.strip().partition("?")
-    found: dict[str, object] = dict(parse_qsl(query, keep_blank_values=True)) | (options or {})
-    caps = read_caps(SCHEME, found)
-    ours = {name: found.pop(name) for name in _OURS if name in found}
+    place, found = split_query(url.strip())
+    found |= options or {}
     parsed = _parse(place)
-    refuse_options(SCHEME, {name: value for name, value in found.items() if name not in _libpq_knows()})
-    timeout = _read_timeout(ours.get("timeout", DEFAULT_TIMEOUT))
-    named = parsed | {name: str(value) for name, value in found.items()}
-    if "connect_timeout" in named:
-        named["connect_timeout"] = _read_connect_timeout(named["connect_timeout"])
-    return Address(
-        parameters=_defaults(timeout) | named,
-        timeout=timeout,
-        schema=check_schema(str(ours.get("schema", DEFAULT_SCHEMA))),
-        listen=_read_listen(ours.get("listen", "auto")),
-        caps=caps,
-    )
-
-
-def check_schema(schema: str) -> str:
-    """Return `schema`, or raise `ConfigurationError`: it becomes an SQL identifier and part of a channel's name."""
-    if not _SCHEMA.fullmatch(schema):
-        raise ConfigurationError(
-            f"postgresql:// option schema must be 1 to 50 letters, digits or '_', starting with no digit and not with"
-            f" 'pg_', not {schema!r}"
-        )
-    return schema
+    passed = _libpq_knows() - {option.name for option in OPTIONS}
+    named = {name: str(found.pop(name)) for name in list(found) if name in passed}
+    values = read_options(SCHEME, found, OPTIONS)
+    named["connect_timeout"] = str(values.pop("connect_timeout"))
+    return Address(_defaults(values["timeout"]) | parsed | named, caps=take_caps(values), **values)
 
 
 def _parse(place: str) -> dict[str, str]:
@@ -122,7 +115,6 @@ def _defaults(timeout: float) -> dict[str, str]:
     those closed with data still to be sent.
     """
     return {
-        "connect_timeout": str(DEFAULT_CONNECT_TIMEOUT),
         "tcp_user_timeout": str(round(timeout * 1000)),
         "keepalives_idle": "10",
         "keepalives_interval": "3",
@@ -130,37 +122,6 @@ def _defaults(timeout: float) -> dict[str, str]:
         "client_encoding": "UTF8",
         "fallback_application_name": "jobpool",
     }
-
-
-def _read_timeout(value: object) -> float:
-    timeout = _number(value)
-    if not 0 < timeout <= 3600:
-        raise ConfigurationError(
-            f"postgresql:// option timeout must be more than 0 and at most 3600 seconds, not {value!r}"
-        )
-    return timeout
-
-
-def _read_connect_timeout(value: str) -> str:
-    seconds = _number(value)
-    if not (2 <= seconds <= 3600 and seconds.is_integer()):
-        raise ConfigurationError(
-            f"postgresql:// option connect_timeout must be a whole number of seconds, 2 to 3600, not {value!r}"
-        )
-    return str(int(seconds))
-
-
-def _number(value: object) -> float:
-    try:
-        return float(str(value))
-    except ValueError:
-        return 0.0
-
-
-def _read_listen(value: object) -> bool:
-    if value not in ("auto", "no"):
-        raise ConfigurationError(f"postgresql:// option listen must be 'auto' or 'no', not {value!r}")
-    return value == "auto"
 
 
 def _where(parameters: dict[str, str]) -> str:

@@ -12,7 +12,6 @@ from jobpool.broker.values import MessageFilter, Verb
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.fetch import numbers
 from jobpool_backends.postgres.inspect import Inspector, Row
-from jobpool_backends.shared import check_positive
 from jobpool_backends.sql import touchable
 
 BULK_BATCH_MESSAGES = 500
@@ -31,7 +30,6 @@ class BulkChanges:
         self._inspector = inspector
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
-        check_positive(limit, "limit")
         wanted = touchable(where, verb)
         if wanted is None:
             return 0

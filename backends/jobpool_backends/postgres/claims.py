@@ -18,7 +18,7 @@ from jobpool_backends.postgres.enqueue import in_pieces
 from jobpool_backends.postgres.fetch import HOLDERS
 from jobpool_backends.postgres.inspect import STATS_CAP
 from jobpool_backends.postgres.retention import Sweeper
-from jobpool_backends.shared import MICRO, micros, read_cursor
+from jobpool_backends.shared import MICRO, micros
 from jobpool_backends.sql import read_queue_message
 
 _POST = """
@@ -124,8 +124,8 @@ class PostgresClaims(ClaimStore):
         self._sweeper.sweep()
         return [] if _is_busy(rows) else _in_order(queue, None, rows)
 
-    def _list(self, queue: str, after: str | None, limit: int, claimed: bool) -> list[QueueMessage]:
-        rows = self._ask(_LIST, queue=queue, claimed=claimed, behind=read_cursor(after), limit=limit)
+    def _list(self, queue: str, after: int, limit: int, claimed: bool) -> list[QueueMessage]:
+        rows = self._ask(_LIST, queue=queue, claimed=claimed, behind=after, limit=limit)
         return [_message(queue, claim, row) for *row, claim in rows]
 
     def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]:

@@ -93,7 +93,7 @@ def _ready(events: int, wanted: Wait) -> int:
 def connect(address: Address) -> Connection:
     """Return a new connection in autocommit, ready for use.
 
-    Raises `psycopg.Error` (see `trouble`), or `ConfigurationError` for a server that is too old. Blocks for
+    Raises `psycopg.Error` (see `errors`), or `ConfigurationError` for a server that is too old. Blocks for
     `connect_timeout` for each host in turn, and for `timeout` after that.
     """
     connection = Connection.connect(

@@ -18,9 +18,9 @@ from psycopg.pq import TransactionStatus
 
 from jobpool_backends.postgres.address import Address
 from jobpool_backends.postgres.connection import Connection, connect
+from jobpool_backends.postgres.errors import HIDDEN_POOLER, is_conflict, is_stale, raise_explained, raise_unreached
 from jobpool_backends.postgres.migrate import check_current
 from jobpool_backends.postgres.schema import WRONG_ISOLATION, fill
-from jobpool_backends.postgres.trouble import HIDDEN_POOLER, is_conflict, is_stale, raise_explained, raise_unreached
 from jobpool_backends.sql import IdleConnections
 
 MAX_IDLE_CONNECTIONS = 8

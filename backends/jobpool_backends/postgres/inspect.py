@@ -24,7 +24,7 @@ from jobpool_backends.postgres.schema import (
     WAITING,
     WINDOW,
 )
-from jobpool_backends.shared import MICRO, check_page, check_positive, contains, micros, read_cursor
+from jobpool_backends.shared import MICRO, contains, micros
 from jobpool_backends.sql import read_message
 
 STATS_CAP = 10_000
@@ -86,14 +86,11 @@ class Inspector:
         [(names,)] = self._database.run(_QUEUES)
         return list(names)
 
-    def page(self, where: MessageFilter, after: str | None, limit: int) -> list[Message]:
-        behind = read_cursor(after)
-        check_page(limit)
-        found = self.search(where, behind=behind, limit=limit, whole=True)
+    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
+        found = self.search(where, behind=after, limit=limit, whole=True)
         return [_message(row) for row in islice(found, limit)]
 
     def count(self, where: MessageFilter, cap: int) -> int:
-        check_positive(cap, "cap")
         return sum(1 for _ in islice(self.search(where, limit=cap), cap))
 
     def inspect(self, ident: str) -> Message | None:

@@ -11,27 +11,63 @@ User and password are those of the Redis servers; the sentinels' are the options
 
 from __future__ import annotations
 
-import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 from jobpool.errors import ConfigurationError
+from jobpool_backends.options import (
+    DEAD_CAPS,
+    choice,
+    path,
+    pattern,
+    read_host,
+    read_options,
+    seconds,
+    split_query,
+    take_caps,
+    text,
+    whole,
+)
 from jobpool_backends.redis.wire import Endpoint
+from jobpool_backends.shared import DeadCaps
 
 DEFAULT_TIMEOUT = 2.0
 DEFAULT_CONNECT_TIMEOUT = 2.0
-LONGEST_TIMEOUT = 3600.0
 DEFAULT_PORT = 6379
 DEFAULT_SENTINEL_PORT = 26379
 
-_TLS_OPTIONS = ("ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname")
-_CERT_REQS = ("required", "optional", "none")
-_LABEL = "[A-Za-z0-9_-]{1,63}"
-_HOST = re.compile(rf"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|({_LABEL}(?:\.{_LABEL})*\.?))(?::(\d{{1,5}}))?")
+DEFAULT_PREFIX = "jobpool"
+
+_TLS = (
+    path("ssl_ca_certs"),
+    choice("ssl_cert_reqs", "required", {word: word for word in ("required", "optional", "none")}),
+    path("ssl_certfile"),
+    path("ssl_keyfile"),
+    choice("ssl_check_hostname", True, {"yes": True, "no": False, "true": True, "false": False}),
+)
+_TLS_OPTIONS = [option.name for option in _TLS]
+
+OPTIONS = (
+    text("username"),
+    text("password", secret=True),
+    text("sentinel_username"),
+    text("sentinel_password", secret=True),
+    whole("db", None, 0, 10**8 - 1),
+    seconds("timeout", DEFAULT_TIMEOUT),
+    seconds("connect_timeout", DEFAULT_CONNECT_TIMEOUT),
+    *_TLS,
+    pattern(
+        "prefix",
+        DEFAULT_PREFIX,
+        "1 to 100 letters, digits, '.', '_', ':' or '-', starting with a letter or digit",
+        "[A-Za-z0-9][A-Za-z0-9._:-]{0,99}",
+    ),
+    *DEAD_CAPS,
+)
 
 
 class Kind(Enum):
@@ -52,6 +88,8 @@ class Address:
         seeds: At least one.
         node: How to get into a server that the seeds name: credentials, TLS, time limits. It has no host.
         service: Name of the master at the sentinels.
+        prefix: Prefix of all key names.
+        caps: On the dead letters of a queue.
     """
 
     scheme: str
@@ -59,37 +97,42 @@ class Address:
     seeds: tuple[Endpoint, ...]
     node: Endpoint
     service: str = ""
+    prefix: str = DEFAULT_PREFIX
+    caps: DeadCaps = field(default_factory=DeadCaps)
 
 
-def read_address(url: str, options: Mapping[str, object]) -> tuple[Address, dict[str, object]]:
-    """Return the address in `url` and `options` (by keyword: they win over the URL's), and the remaining options.
+def read_address(url: str, options: Mapping[str, object]) -> Address:
+    """Return the address in `url` and `options` (by keyword: they win over the URL's).
 
     Raises:
         ConfigurationError: Something cannot be right; the text names it, and never a password.
     """
-    reader = _Reader(url, options)
-    return reader.address(), reader.left
+    return _Reader(url, options).address()
 
 
 class _Reader:
-    """A reader of one URL. `left`: the options that nothing has asked for yet."""
+    """A reader of one URL."""
 
     def __init__(self, url: str, options: Mapping[str, object]) -> None:
         scheme, _, rest = url.partition("://")
-        rest, _, query = rest.partition("?")
+        rest, found = split_query(rest)
         place, _, path = rest.partition("/")
         login, _, self._hosts = place.rpartition("@")
         self._scheme = scheme.lower()
         self._secure = self._scheme.startswith("rediss")
         self._login = login
         self._path = unquote(path)
-        self.left: dict[str, object] = dict(parse_qsl(query, keep_blank_values=True))
-        if "#" in rest or "@" in path or "@" in login or any("@" in name or "#" in name for name in self.left):
+        if "#" in rest or "@" in path or "@" in login or any("@" in name or "#" in name for name in found):
             raise self._refuse("cannot be read: write '/', '?', '#', '@' in a password as %2F, %3F, %23, %40")
-        self.left |= options
+        found |= options
+        self._options = read_options(self._scheme, found, OPTIONS)
+        self._tls_given = [name for name in _TLS_OPTIONS if name in found]
 
     def address(self) -> Address:
-        node = self._node()
+        caps = take_caps(self._options)
+        return replace(self._place(self._node()), prefix=self._options["prefix"], caps=caps)
+
+    def _place(self, node: Endpoint) -> Address:
         match self._scheme.partition("+")[2]:
             case "sentinel":
                 return self._sentinels(node)
@@ -119,7 +162,9 @@ class _Reader:
         service, _, db = self._path.partition("/")
         if not service:
             raise self._refuse("names no service: write redis+sentinel://host:26379/SERVICE, its name there")
-        sentinel = replace(node, username=self._text("sentinel_username"), password=self._text("sentinel_password"))
+        sentinel = replace(
+            node, username=self._options["sentinel_username"], password=self._options["sentinel_password"]
+        )
         hosts = self._read_hosts(DEFAULT_SENTINEL_PORT)
         seeds = tuple(replace(sentinel, host=host, port=port) for host, port in hosts)
         return Address(self._scheme, Kind.SENTINEL, seeds, replace(node, db=self._db(db)), service)
@@ -135,10 +180,10 @@ class _Reader:
     def _node(self) -> Endpoint:
         username, colon, password = self._login.partition(":")
         node = Endpoint(
-            username=self._text("username") or unquote(username) or None,
-            password=self._text("password") or unquote(password) or None,
-            timeout=self._seconds("timeout", DEFAULT_TIMEOUT),
-            connect_timeout=self._seconds("connect_timeout", DEFAULT_CONNECT_TIMEOUT),
+            username=self._options["username"] or unquote(username) or None,
+            password=self._options["password"] or unquote(password) or None,
+            timeout=self._options["timeout"],
+            connect_timeout=self._options["connect_timeout"],
             tls=self._tls(),
         )
         if (node.username or colon) and not node.password:
@@ -146,9 +191,9 @@ class _Reader:
         return node
 
     def _read_hosts(self, port: int) -> list[tuple[str, int]]:
-        found = [_HOST.fullmatch(host) for host in self._hosts.split(",")]
-        hosts = [(match[1] or match[2], int(match[3] or port)) for match in found if match]
-        if len(hosts) < len(found) or not all(0 < number < 65536 for _, number in hosts):
+        found = [read_host(host, port) for host in self._hosts.split(",")]
+        hosts = [host for host in found if host]
+        if len(hosts) < len(found):
             raise self._refuse(
                 f"has no valid host: write host, host:{port} or [IPv6]:{port}; and '/', '?', '#', '@' in a password"
                 " as %2F, %3F, %23, %40"
@@ -156,49 +201,25 @@ class _Reader:
         return hosts
 
     def _db(self, in_path: str) -> int:
-        named = self.left.pop("db", None)
-        text = str(in_path.strip("/") or 0) if named is None else str(named)
+        if self._options["db"] is not None:
+            return int(self._options["db"])
+        text = in_path.strip("/") or "0"
         if not (text.isascii() and text.isdigit() and len(text) < 9):
             raise self._refuse("has no valid database: its number is 0, 1, 2, … behind the host")
         return int(text)
 
-    def _text(self, name: str) -> str | None:
-        value = self.left.pop(name, None)
-        if value is not None and not isinstance(value, str):
-            raise self._refuse(f"takes option {name} as a text")
-        return value or None
-
-    def _seconds(self, name: str, default: float) -> float:
-        value = self.left.pop(name, default)
-        try:
-            seconds = float(str(value))
-        except ValueError:
-            seconds = 0.0
-        if not 0 < seconds <= LONGEST_TIMEOUT:
-            raise self._refuse(
-                f"takes option {name} as more than 0 and at most {LONGEST_TIMEOUT:g} seconds, not {value!r}"
-            )
-        return seconds
-
     def _tls(self) -> dict[str, Any] | None:
-        given = {name: str(self.left.pop(name)) for name in _TLS_OPTIONS if self.left.get(name) is not None}
         if not self._secure:
-            if given:
-                raise self._refuse(f"speaks no TLS: write {self._with_tls()}://, or leave {', '.join(given)} out")
+            if self._tls_given:
+                listed = ", ".join(self._tls_given)
+                raise self._refuse(f"speaks no TLS: write {self._with_tls()}://, or leave {listed} out")
             return None
-        if given.setdefault("ssl_cert_reqs", "required") not in _CERT_REQS:
-            raise self._refuse(f"takes option ssl_cert_reqs as {', '.join(_CERT_REQS)}, not {given['ssl_cert_reqs']!r}")
-        options: dict[str, Any] = {**given, "ssl_check_hostname": self._yes(given.pop("ssl_check_hostname", "yes"))}
+        options = {name: self._options[name] for name in _TLS_OPTIONS if self._options[name] is not None}
         self._check_files(options)
         return options
 
     def _with_tls(self) -> str:
         return "rediss" if self._scheme == "redis+unix" else self._scheme.replace("redis", "rediss", 1)
-
-    def _yes(self, value: str) -> bool:
-        if value.lower() not in ("yes", "no", "true", "false"):
-            raise self._refuse(f"takes option ssl_check_hostname as yes or no, not {value!r}")
-        return value.lower() in ("yes", "true")
 
     def _check_files(self, options: Mapping[str, Any]) -> None:
         """Load the files once, so that a wrong one is named now, and not as a broken connection later."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from redis.exceptions import RedisError
 
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
-from jobpool_backends.redis.trouble import explain
+from jobpool_backends.redis.errors import explain
 from jobpool_backends.redis.wire import Endpoint, Wire, Word
 
 T = TypeVar("T")

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import ClassVar, Self
+from collections.abc import Collection
+from typing import Any, ClassVar, Self
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.claim_store import ClaimStore
 from jobpool.broker.finding import Finding
-from jobpool.broker.values import (
-    Capabilities,
-    Existing,
-    Message,
-    MessageFilter,
-    NewMessage,
-    QueueStats,
-    Reaped,
-    ReapPolicy,
-    Verb,
-)
+from jobpool.broker.parts import Brought, Settlements
+from jobpool.broker.values import Capabilities, Reaped, ReapPolicy
 from jobpool.clock import Clock
-from jobpool.errors import ConfigurationError
-from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Settled, Settlement
+from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.redis import checks
-from jobpool_backends.redis.address import read_address
+from jobpool_backends.redis.address import DEFAULT_PREFIX, read_address
 from jobpool_backends.redis.claiming import RedisClaimStore
 from jobpool_backends.redis.fetching import Fetcher
 from jobpool_backends.redis.keys import Keys
@@ -39,12 +26,9 @@ from jobpool_backends.redis.reaping import Reaper
 from jobpool_backends.redis.settling import Settler
 from jobpool_backends.redis.tending import Tender
 from jobpool_backends.redis.waiting import Waiter
-from jobpool_backends.shared import DeadCaps, brought_by_each, read_caps, refuse_options
+from jobpool_backends.shared import DeadCaps
 
-DEFAULT_PREFIX = "jobpool"
 NO_CAPS = DeadCaps()
-
-_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 
 
 class RedisBackend(QueueBackend):
@@ -52,6 +36,11 @@ class RedisBackend(QueueBackend):
 
     Every verb is one script, so it is one atomic step. All times are the server's. A call takes as long as the link
     lets it: `timeout` seconds for an answer, `connect_timeout` before that when it has to connect.
+
+    `stats` is O(1); its `oldest` looks at 1,000 messages at most that fell due while nobody fetched. `queues` takes two
+    round trips, and one for each queue that holds only posted messages. A page takes two a queue, and more for a filter
+    that finds few; `inspect` takes two. `count` answers at once by queue and state alone; else the messages are looked
+    through. `bulk` and claims are one script, or for a long list one for each 250 messages.
 
     Args:
         link: To the server; closed with this.
@@ -63,7 +52,7 @@ class RedisBackend(QueueBackend):
     """
 
     scheme: ClassVar[str] = "redis"
-    capabilities: ClassVar[Capabilities] = Capabilities(key_store=True, claims=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(key_store=True)
     spread: ClassVar[bool] = False
     """Queues are on different servers, so no step spans two of them."""
 
@@ -78,50 +67,32 @@ class RedisBackend(QueueBackend):
     ) -> None:
         super().__init__(signer=signer, clock=clock)
         self._link = link
-        self._keys = Keys(prefix, spread=self.spread)
-        self._producer = Producer(link, self._keys)
-        self._fetcher = Fetcher(link, self._keys, self.clock, self.scheme)
-        self._settler = Settler(link, self._keys, self.clock, caps)
-        self._reaper = Reaper(link, self._keys, caps)
-        self._looker = Looker(link, self._keys)
-        self._tender = Tender(link, self._keys, self._looker)
-        self._waiter = Waiter(link, self._keys)
-        self._key_store = RedisKeyStore(link, self._keys)
-        self._claim_store = RedisClaimStore(link, self._keys, caps, self._producer, self._looker)
+        self._names = names = Keys(prefix, spread=self.spread)
+        self._producer = Producer(link, names)
+        self._settler = Settler(link, names, self.clock, caps)
+        self._reaper = Reaper(link, names, caps)
+        self._inspector = inspector = Looker(link, names)
+        self._waiter = Waiter(link, names)
+        self._keys = RedisKeyStore(link, names)
+        self._claims = RedisClaimStore(link, names, caps, self._producer, inspector)
+        self._enqueue = self._producer.add
+        self._fetch = Fetcher(link, names, self.clock, self.scheme).fetch
+        self._renew = self._settler.renew
+        self._wait_any = self._waiter.wait_any
+        self._bulk = Tender(link, names, inspector).bulk
+        self._evicted = inspector.evicted
+        self._closers = (self._waiter.close, link.close)
 
     @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        signer: EnvelopeSigner | None = None,
-        clock: Clock | None = None,
-        runner: object = None,
-        **options: object,
-    ) -> Self:
-        """Open what the URL names; options there (`?prefix=shop`) or by keyword, which wins.
-
-        Raises:
-            ConfigurationError: The URL or an option cannot be right, or the server is too old or refuses us.
-            BackendUnavailable: The server does not answer.
-        """
-        del runner  # only sync:// has a use for one
-        address, left = read_address(url, options)
-        prefix = _read_prefix(left.pop("prefix", DEFAULT_PREFIX))
-        caps = read_caps(cls.scheme, left)
-        refuse_options(address.scheme, left)
+    def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
+        address = read_address(url, options)
         link = open_link(address)
         try:
             checks.check_version(link)
         except BaseException:
             link.close()
             raise
-        return cls(link, prefix=prefix, caps=caps, signer=signer, clock=clock)
-
-    def close(self) -> None:
-        """Close all connections; threads that wait come back. Safe to call twice."""
-        self._waiter.close()
-        self._link.close()
+        return cls(link, prefix=address.prefix, caps=address.caps, **common)
 
     def ping(self) -> None:
         """Ask the server for a sign of life. Raises BackendUnavailable. Blocks for one round trip."""
@@ -141,17 +112,7 @@ class RedisBackend(QueueBackend):
 
     # --- the life of a message -----------------------------------------------------------------------
 
-    def _enqueue(self, messages: Sequence[NewMessage]) -> Existing:
-        return self._producer.add(messages)
-
-    def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
-        return self._fetcher.fetch(queue, limit, ttl, fetch_id)
-
-    def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
-        return self._waiter.wait_any(queues, timeout)
-
-    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
-        brought = brought_by_each(self, settlements)
+    def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         answers = self._settler.settle(settlements, brought, call_id)
         if brought and self.spread:
             self._relay(_sources(settlements, brought))
@@ -160,69 +121,9 @@ class RedisBackend(QueueBackend):
     def _relay(self, queues: Collection[str]) -> None:
         """Bring on their way the messages that stand in the outboxes of these queues; where keys are spread."""
 
-    def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
-        return self._settler.renew(leases, ttl)
-
     def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         return self._reaper.reap(queue, policy, visibility_timeout)
 
-    @property
-    def keys(self) -> RedisKeyStore:
-        """The key store, on the same server under the same prefix."""
-        return self._key_store
 
-    @property
-    def claims(self) -> ClaimStore:
-        """Claims and posted messages, in the same queues; every method is one script, or a few for a long list."""
-        return self._claim_store
-
-    # --- looking and tending -------------------------------------------------------------------------
-
-    def stats(self, queue: str) -> QueueStats:
-        """Return counts of one queue, O(1). `oldest` looks at 1,000 messages at most that fell due while nobody
-        fetched.
-        """
-        return self._looker.counts(queue).stats()
-
-    def queues(self) -> list[str]:
-        """Return the names of all queues that hold a message, sorted. Two round trips, and one for each that holds only
-        posted messages.
-        """
-        return self._looker.queues()
-
-    def list_messages(
-        self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
-    ) -> list[Message]:
-        """Return one page in enqueue order: two round trips a queue, and more for a filter that finds few."""
-        return self._looker.page(where or MessageFilter(), after, limit)
-
-    def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
-        """Return how many messages match, up to `cap`. By queue and state alone at once; else they are looked
-        through.
-        """
-        return self._looker.count(where, cap)
-
-    def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
-        """Do `verb` to up to `limit` matching messages, 250 a script."""
-        return self._tender.bulk(where, verb, limit)
-
-    def inspect(self, ident: str) -> Message | None:
-        """Return the message with this id, live or dead. Two round trips."""
-        return self._looker.inspect(ident)
-
-    def evicted(self, queue: str) -> int:
-        """Return how many dead letters of a queue the caps have removed, ever."""
-        return int(self._link.call("GET", self._keys.one(queue, "evicted")) or 0)
-
-
-def _sources(settlements: Sequence[tuple[JobLease, Settlement]], brought: Mapping[int, object]) -> set[str]:
+def _sources(settlements: Settlements, brought: Brought) -> set[str]:
     return {settlements[place][0].queue for place in brought}
-
-
-def _read_prefix(value: object) -> str:
-    if not isinstance(value, str) or not _PREFIX.fullmatch(value):
-        raise ConfigurationError(
-            f"redis:// takes option prefix as 1 to 100 letters, digits, '.', '_', ':' or '-', starting with a letter or"
-            f" digit, not {value!r}"
-        )
-    return value

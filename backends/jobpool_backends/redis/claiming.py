@@ -37,7 +37,7 @@ from jobpool_backends.redis.scripts import (
     Verb,
 )
 from jobpool_backends.redis.wire import Word
-from jobpool_backends.shared import MICRO, DeadCaps, micros, read_cursor, stand_in
+from jobpool_backends.shared import MICRO, DeadCaps, micros, stand_in
 
 _AGAIN = 1
 """Answer of a script that found nothing, but has not looked at everything."""
@@ -100,10 +100,10 @@ class RedisClaimStore(ClaimStore):
         answer = self._take(CLAIM_POP, queue, (limit,))
         return list(_messages(queue, None, *answer)) if answer else []
 
-    def _list(self, queue: str, after: str | None, limit: int, claimed: bool) -> list[QueueMessage]:
+    def _list(self, queue: str, after: int, limit: int, claimed: bool) -> list[QueueMessage]:
         states = (State.WAITING, State.LEASED) if claimed else (State.WAITING,)
         where = MessageFilter(queue=queue, states=states)
-        found = self._looker.search(where, after=read_cursor(after), piece=min(limit, PIECE), bodies=True)
+        found = self._looker.search(where, after=after, piece=min(limit, PIECE), bodies=True)
         return [row.queue_message(cursor_of(queue, row.member)) for row in islice(found, limit)]
 
     def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]:

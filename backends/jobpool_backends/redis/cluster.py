@@ -28,14 +28,12 @@ class RedisClusterBackend(RedisBackend):
     """
 
     scheme: ClassVar[str] = "redis+cluster"
-    capabilities: ClassVar[Capabilities] = replace(
-        RedisBackend.capabilities, atomic_across_queues=False, atomic_follow_ups=False
-    )
+    capabilities: ClassVar[Capabilities] = replace(RedisBackend.capabilities, atomic_across_queues=False)
     spread: ClassVar[bool] = True
 
     def __init__(self, link: Link, **options: Any) -> None:
         super().__init__(link, **options)
-        self._outbox = Outbox(self._link, self._keys, self._producer)
+        self._outbox = Outbox(self._link, self._names, self._producer)
 
     def _relay(self, queues: Collection[str]) -> None:
         with suppress(BackendUnavailable):  # the settlement is done, and is to be told so; the next reap brings them

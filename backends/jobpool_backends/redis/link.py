@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.redis.trouble import Meaning, Place, explain
+from jobpool_backends.redis.errors import Explained, Place, explain
 from jobpool_backends.redis.wire import Wire, Word
 
 T = TypeVar("T")
@@ -195,7 +195,7 @@ class ServerLink(Link):
         if meaning.error:
             raise meaning.error from error
 
-    def _explain(self, error: RedisError) -> Meaning:
+    def _explain(self, error: RedisError) -> Explained:
         return explain(error, self._door)
 
     def _keep(self, wire: Wire, idle: list[Wire]) -> None:

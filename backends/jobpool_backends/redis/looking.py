@@ -21,7 +21,7 @@ from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.link import Link
 from jobpool_backends.redis.records import Row, read_row
 from jobpool_backends.redis.scripts import READ, STATS, WALK
-from jobpool_backends.shared import MICRO, check_page, check_positive, contains, micros, read_cursor
+from jobpool_backends.shared import MICRO, contains, micros
 
 PIECE = 500
 """Members a script."""
@@ -81,6 +81,12 @@ class Looker:
 
     # --- counts ------------------------------------------------------------------------------------
 
+    def stats(self, queue: str) -> QueueStats:
+        return self.counts(queue).stats()
+
+    def evicted(self, queue: str) -> int:
+        return int(self._link.call("GET", self._keys.one(queue, "evicted")) or 0)
+
     def counts(self, queue: str) -> Counts:
         return Counts(*self._link.run(STATS.script, STATS.keys(self._keys, [queue]), ()))
 
@@ -97,7 +103,6 @@ class Looker:
         return sorted(name.decode() for name in self._link.call("SMEMBERS", self._keys.queues))
 
     def count(self, where: MessageFilter, cap: int) -> int:
-        check_positive(cap, "cap")
         if where == MessageFilter(queue=where.queue, states=where.states):
             return min(cap, sum(self._count(queue, where.states) for queue in self._queues(where)))
         return sum(1 for _ in islice(self.search(where), cap))
@@ -115,10 +120,8 @@ class Looker:
 
     # --- messages ----------------------------------------------------------------------------------
 
-    def page(self, where: MessageFilter, after: str | None, limit: int) -> list[Message]:
-        position = read_cursor(after)
-        check_page(limit)
-        found = self.search(where, after=position, piece=min(limit, PIECE), bodies=True)
+    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
+        found = self.search(where, after=after, piece=min(limit, PIECE), bodies=True)
         return [row.message(cursor_of(row.queue, row.member)) for row in islice(found, limit)]
 
     def inspect(self, ident: str) -> Message | None:

@@ -17,8 +17,8 @@ from typing import Any
 from redis.exceptions import AskError, RedisError
 
 from jobpool.errors import JobpoolError
+from jobpool_backends.redis.errors import Explained
 from jobpool_backends.redis.link import SHORTEST_WAIT, ServerLink, Stale, first_error
-from jobpool_backends.redis.trouble import Meaning
 from jobpool_backends.redis.wire import Endpoint, Wire, Word
 
 Groups = Sequence[tuple["NodeLink", Sequence[str]]]
@@ -78,8 +78,8 @@ class NodeLink(ServerLink):
         self._forget(wire)
         self._judge(wire, error, self._idle_listeners)
 
-    def _explain(self, error: RedisError) -> Meaning:
-        return Meaning(None, sound=True) if isinstance(error, AskError) else super()._explain(error)
+    def _explain(self, error: RedisError) -> Explained:
+        return Explained(None, sound=True) if isinstance(error, AskError) else super()._explain(error)
 
 
 class ManyBells:

@@ -16,7 +16,7 @@ from jobpool_backends.redis.looking import Looker
 from jobpool_backends.redis.records import Row
 from jobpool_backends.redis.scripts import CHANGE
 from jobpool_backends.redis.wire import Word
-from jobpool_backends.shared import TOUCHABLE, check_positive
+from jobpool_backends.shared import TOUCHABLE
 
 PIECE = 250
 """Messages a script."""
@@ -31,7 +31,6 @@ class Tender:
         self._looker = looker
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
-        check_positive(limit, "limit")
         states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
         if not states:
             return 0

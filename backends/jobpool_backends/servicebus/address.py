@@ -16,16 +16,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from jobpool.errors import ConfigurationError
-from jobpool_backends.shared import split_query
+from jobpool_backends.options import read_options, seconds, split_query, whole
 
 DEFAULT_TIMEOUT = 10.0
-LONGEST_TIMEOUT = 3600.0
 DEFAULT_LOCK = 60.0
 """The service's own default."""
 SHORTEST_LOCK = 5.0
 LONGEST_LOCK = 300.0
 """The service's own limit (LockDuration)."""
-MOST_RECEIVERS = 32
+OPTIONS = (
+    seconds("timeout", DEFAULT_TIMEOUT),
+    seconds("lock", DEFAULT_LOCK, SHORTEST_LOCK, LONGEST_LOCK),
+    whole("receivers", 1, 1, 32),
+)
 PUBLIC_CLOUD = "servicebus.windows.net"
 
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,253}[A-Za-z0-9])?(?::\d{1,5})?")
@@ -73,23 +76,16 @@ class Address:
         return self.host.partition(".")[0]
 
 
-def read_address(url: str, options: Mapping[str, object]) -> tuple[Address, dict[str, object]]:
-    """Return the address in `url` and `options` (by keyword: they win), and the remaining options.
+def read_address(url: str, options: Mapping[str, object]) -> Address:
+    """Return the address in `url` and `options` (by keyword: they win).
 
     Raises:
         ConfigurationError: Something cannot be right; the text names it, and never a key.
     """
-    text, in_url = split_query(url.strip())
-    left: dict[str, object] = in_url | dict(options)
-    named = text.lower().startswith("servicebus://")
-    address = Address(_read_host(text)) if named else _read_string(text)
-    address = replace(
-        address,
-        timeout=_seconds(left, "timeout", DEFAULT_TIMEOUT, 0.0, LONGEST_TIMEOUT),
-        lock=_seconds(left, "lock", DEFAULT_LOCK, SHORTEST_LOCK, LONGEST_LOCK),
-        receivers=_count(left, "receivers", 1, MOST_RECEIVERS),
-    )
-    return address, left
+    place, found = split_query(url.strip())
+    named = place.lower().startswith("servicebus://")
+    address = Address(_read_host(place)) if named else _read_string(place)
+    return replace(address, **read_options("servicebus", {**found, **options}, OPTIONS))
 
 
 def _read_host(text: str) -> str:
@@ -144,26 +140,6 @@ def _read_endpoint(endpoint: str) -> str:
 
 def _write_string(parts: Mapping[str, str]) -> str:
     return ";".join(f"{name}={value}" for name, value in parts.items() if name != "EntityPath")
-
-
-def _seconds(left: dict[str, object], name: str, default: float, least: float, most: float) -> float:
-    value = left.pop(name, default)
-    try:
-        seconds = float(str(value))
-    except ValueError:
-        seconds = -1.0
-    if not least <= seconds <= most or seconds == 0:
-        above = f"{least:g} to" if least else "more than 0 and at most"
-        raise _refuse(f"takes option {name} as {above} {most:g} seconds, not {value!r}")
-    return seconds
-
-
-def _count(left: dict[str, object], name: str, default: int, most: int) -> int:
-    value = left.pop(name, default)
-    text = str(value)
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
-        raise _refuse(f"takes option {name} as a whole number from 1 to {most}, not {value!r}")
-    return int(text)
 
 
 def _refuse(what: str) -> ConfigurationError:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding
-from jobpool.broker.values import Capabilities, Message, MessageFilter, NewMessage, QueueStats, Reaped, ReapPolicy, Verb
+from jobpool.broker.values import Capabilities, Leases, Reaped, ReapPolicy
 from jobpool.clock import Clock
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.servicebus import checks
 from jobpool_backends.servicebus.address import read_address
@@ -26,7 +25,6 @@ from jobpool_backends.servicebus.sending import Producer
 from jobpool_backends.servicebus.settling import Settler
 from jobpool_backends.servicebus.tending import Tender
 from jobpool_backends.servicebus.waiting import Waiter
-from jobpool_backends.shared import brought_by_each, refuse_options
 
 
 class ServiceBusBackend(QueueBackend):
@@ -34,6 +32,9 @@ class ServiceBusBackend(QueueBackend):
 
     Every call is handed to a thread with an event loop of the hub's own, started by the first one. A call takes at most
     the address's `timeout` (and a settlement no longer than its leases run), then it raises BackendUnavailable.
+
+    `stats` looks through its queue, so it is capped. Lists, counts and `inspect` see the queues that were named to this
+    backend. `close` blocks for some seconds, at most 15: the SDK closes slowly. It leaves a hub that is not its own.
 
     Args:
         hub: All connections to the namespace.
@@ -44,28 +45,13 @@ class ServiceBusBackend(QueueBackend):
 
     scheme: ClassVar[str] = "servicebus"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        native_reap=True,
-        forfeit=True,
-        atomic_nack=False,
-        idempotent_settle=False,
-        idempotent_fetch=False,
-        exact_crashes=False,
-        delay_resolution=0.001,
-        priorities=False,
-        atomic_follow_ups=False,
+        leases=Leases.BROKER,
+        keeps_records=False,
         atomic_across_queues=False,
-        known_ids=False,
-        atomic_enqueue=False,
-        chosen_ttl=False,
-        settle_anywhere=False,
-        exact_refusals=False,
-        keeps_place=False,
-        lists_live=True,
-        deletes_live=False,
-        exact_stats=False,
-        lists_queues=False,
+        exact_counts=False,
+        priorities=False,
         makes_queues=False,
-        dead_caps=False,
+        delay_resolution=0.001,
     )
 
     def __init__(
@@ -85,47 +71,23 @@ class ServiceBusBackend(QueueBackend):
         self.holdings = Holdings(self.clock)
         self._locks = Locks(hub.address, self.clock)
         self._charges = Charges()
-        self._producer = Producer(access, self.clock)
+        producer = Producer(access, self.clock)
+        waiter = Waiter(access)
         self._fetcher = Fetcher(access, self.holdings, self._locks, self.scheme)
-        self._waiter = Waiter(access)
-        self._settler = Settler(access, self.holdings, self._producer, self._charges, self.clock)
         self._renewer = Renewer(access, self.holdings, self._locks, self.clock)
-        self._looker = Looker(access, self.holdings, self.clock)
-        self._tender = Tender(access, self._looker)
+        self._inspector = inspector = Looker(access, self.holdings, self.clock)
+        self._enqueue = producer.add
+        self._wait_any = waiter.wait_any
+        self._settle = Settler(access, self.holdings, producer, self._charges, self.clock).settle
+        self._bulk = Tender(access, inspector).bulk
+        self._closers = (waiter.close, self.holdings.clear, access.close)
 
     @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        signer: EnvelopeSigner | None = None,
-        clock: Clock | None = None,
-        runner: object = None,
-        **options: object,
-    ) -> Self:
-        """Open what a connection string or URL names. No I/O: the first call connects.
-
-        Options (`?lock=30`, or by keyword, which wins): `lock`, seconds that the queues lock a message for, 5 to 300
-        (60). `timeout`, seconds that a call may take (10). `receivers` of a queue, 1 to 32 (1).
-
-        Raises:
-            ConfigurationError: Something in it cannot be right; the text names it, and never a key.
-        """
-        del runner  # only sync:// has a use for one
-        address, left = read_address(url, options)
-        refuse_options(cls.scheme, left)
+    def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
+        address = read_address(url, options)  # no I/O: the first call connects
         if address.connection_string is None:
             require()
-        return cls(Hub(address), signer=signer, clock=clock)
-
-    def close(self) -> None:
-        """Close all connections, when they are this backend's own. Leases are left to expire. Safe to call twice.
-
-        Blocks for some seconds, at most 15: the SDK closes slowly.
-        """
-        self._waiter.close()
-        self.holdings.clear()
-        self._access.close()
+        return cls(Hub(address), **common)
 
     def ping(self) -> None:
         """Ask the service for a sign of life. Raises BackendUnavailable, ConfigurationError."""
@@ -137,18 +99,9 @@ class ServiceBusBackend(QueueBackend):
 
     # --- the life of a message -----------------------------------------------------------------------
 
-    def _enqueue(self, messages: Sequence[NewMessage]) -> None:
-        self._producer.add(messages)
-
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         del ttl, fetch_id  # a lock lasts as long as the queue says, and a repeated fetch is a fetch
         return self._fetcher.fetch(queue, limit)
-
-    def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
-        return self._waiter.wait_any(queues, timeout)
-
-    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
-        return self._settler.settle(settlements, brought_by_each(self, settlements), call_id)
 
     def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         del ttl
@@ -158,31 +111,3 @@ class ServiceBusBackend(QueueBackend):
         del visibility_timeout  # the service alone ends locks
         self._access.queue(queue)
         return self._charges.reap(queue, policy)
-
-    # --- looking and tending -------------------------------------------------------------------------
-
-    def stats(self, queue: str) -> QueueStats:
-        """Return counts of one queue, by looking through it: capped."""
-        return self._looker.stats(queue)
-
-    def queues(self) -> list[str]:
-        """Return the queues named to this backend that hold a message, sorted."""
-        return self._looker.queues()
-
-    def list_messages(
-        self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
-    ) -> list[Message]:
-        """Return one page in enqueue order, of the queues named to this backend."""
-        return self._looker.page(where or MessageFilter(), after, limit)
-
-    def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
-        """Return how many messages match, up to `cap`."""
-        return self._looker.count(where, cap)
-
-    def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
-        """Do `verb` to up to `limit` matching messages."""
-        return self._tender.bulk(where, verb, limit)
-
-    def inspect(self, ident: str) -> Message | None:
-        """Return the message with this id, live or dead, in the queues named to this backend."""
-        return self._looker.inspect(ident)

@@ -18,8 +18,8 @@ from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.servicebus.address import Address
+from jobpool_backends.servicebus.errors import FINAL, LOST, NOT_LET_IN, SOUND, explain, words
 from jobpool_backends.servicebus.internals import connections_of, cut_off, is_broken, remember_clients
-from jobpool_backends.servicebus.trouble import FINAL, LOST, NOT_LET_IN, SOUND, explain, words
 
 MOST_OPERATIONS = 5000
 """Calls a handler: the SDK gives its management link credit for 10,000 replies, and never more."""

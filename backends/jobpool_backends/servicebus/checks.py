@@ -12,11 +12,11 @@ from types import MappingProxyType
 from jobpool.broker.finding import Finding, Level
 from jobpool.errors import ConfigurationError
 from jobpool_backends.servicebus import settings
+from jobpool_backends.servicebus.errors import missing_queue
 from jobpool_backends.servicebus.hub import Hub
 from jobpool_backends.servicebus.locks import TOLERANCE, Noticed
 from jobpool_backends.servicebus.peeking import peek
 from jobpool_backends.servicebus.settings import WORKS, Facts
-from jobpool_backends.servicebus.trouble import missing_queue
 
 SHORT_LOCK = 10.0
 """Seconds; below, a renewal that fails once may come too late."""

@@ -20,7 +20,6 @@ from jobpool_backends.servicebus.holdings import Holdings
 from jobpool_backends.servicebus.hub import Hub
 from jobpool_backends.servicebus.peeking import peek, peek_first
 from jobpool_backends.servicebus.sights import Moment, Sight, matches, see
-from jobpool_backends.shared import check_page, check_positive, read_cursor
 
 STATS_CAP = 500
 """Messages of a queue, and dead letters, that `stats` looks at."""
@@ -48,15 +47,12 @@ class Looker:
         return [queue for queue in self._hub.told() if next(self.search(MessageFilter(queue=queue)), None)]
 
     def count(self, where: MessageFilter, cap: int) -> int:
-        check_positive(cap, "cap")
         return sum(1 for _ in islice(self.search(where), cap))
 
     # --- messages ----------------------------------------------------------------------------------
 
-    def page(self, where: MessageFilter, after: str | None, limit: int) -> list[Message]:
-        behind = read_cursor(after)
-        check_page(limit)
-        return [sight.message for sight in oldest(self.search(where), limit, behind)]
+    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
+        return [sight.message for sight in oldest(self.search(where), limit, after)]
 
     def inspect(self, ident: str) -> Message | None:
         found = next(self.search(MessageFilter(ids=(ident,))), None)

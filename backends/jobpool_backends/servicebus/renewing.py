@@ -14,11 +14,11 @@ from azure.servicebus.aio import ServiceBusReceiver
 
 from jobpool.clock import Clock
 from jobpool.message.lease import JobLease
+from jobpool_backends.servicebus.errors import LOST
 from jobpool_backends.servicebus.holdings import Held, Holdings
 from jobpool_backends.servicebus.hub import TRY, Hub
 from jobpool_backends.servicebus.internals import renew_locks
 from jobpool_backends.servicebus.locks import Locks
-from jobpool_backends.servicebus.trouble import LOST
 
 MOST = 100
 """Locks a request."""

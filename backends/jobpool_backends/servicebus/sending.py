@@ -19,11 +19,11 @@ from jobpool.broker.values import NewMessage
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.message.definition import LONGEST
+from jobpool_backends.servicebus.errors import too_large
 from jobpool_backends.servicebus.hub import Hub
 from jobpool_backends.servicebus.internals import largest_message
 from jobpool_backends.servicebus.records import GROWTH, OVERHEAD, Numbers, Record, copy_id, new_record
 from jobpool_backends.servicebus.station import Station
-from jobpool_backends.servicebus.trouble import too_large
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,12 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.servicebus.charging import Charge, Charges
 from jobpool_backends.servicebus.dispositions import is_there
+from jobpool_backends.servicebus.errors import LOST
 from jobpool_backends.servicebus.holdings import Held, Holdings
 from jobpool_backends.servicebus.hub import Hub
 from jobpool_backends.servicebus.records import Record, copy_id
 from jobpool_backends.servicebus.sending import Outgoing, Producer
 from jobpool_backends.servicebus.taker import Doubt, Taker
-from jobpool_backends.servicebus.trouble import LOST
 from jobpool_backends.servicebus.verdicts import ABANDON, COMPLETE, Verdict, bury
 from jobpool_backends.shared import lifts_expiry, micros
 

@@ -15,7 +15,7 @@ from azure.servicebus.aio import ServiceBusReceiver
 from jobpool.errors import Unsupported
 from jobpool_backends.servicebus.credit import take
 from jobpool_backends.servicebus.dispositions import settle
-from jobpool_backends.servicebus.trouble import LOST
+from jobpool_backends.servicebus.errors import LOST
 from jobpool_backends.servicebus.verdicts import COMPLETE, RELEASE, Verdict
 
 PIECE = 250

@@ -19,7 +19,7 @@ from jobpool.errors import BackendUnavailable
 from jobpool_backends.servicebus import credit, dispositions
 from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.dispositions import Answer
-from jobpool_backends.servicebus.trouble import LOST
+from jobpool_backends.servicebus.errors import LOST
 from jobpool_backends.servicebus.verdicts import Verdict
 
 MOST_STRAYS = 1000

@@ -28,7 +28,7 @@ from jobpool_backends.servicebus.sifting import PIECE, Messages, Sieve
 from jobpool_backends.servicebus.sights import Sight, raised
 from jobpool_backends.servicebus.station import Station
 from jobpool_backends.servicebus.verdicts import COMPLETE
-from jobpool_backends.shared import TOUCHABLE, check_positive
+from jobpool_backends.shared import TOUCHABLE
 
 T = TypeVar("T")
 
@@ -45,7 +45,6 @@ class Tender:
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         """Change the matching messages. Raises `Unsupported` for a filter by which this broker cannot delete."""
-        check_positive(limit, "limit")
         changed = 0
         for state in touched(where, verb):
             if changed < limit:
@@ -121,8 +120,8 @@ def touched(where: MessageFilter, verb: Verb) -> list[State]:
     whole = where == MessageFilter(queue=where.queue, states=where.states)
     if State.WAITING in states and not whole:
         raise Unsupported(
-            "servicebus:// deletes waiting messages only all of a queue (Capabilities.deletes_live), never single ones:"
-            " leave the filter out, or add `state:dead` or `state:delayed` to it"
+            "servicebus:// deletes waiting messages only all of a queue (Capabilities.keeps_records), never single"
+            " ones: leave the filter out, or add `state:dead` or `state:delayed` to it"
         )
     return states
 

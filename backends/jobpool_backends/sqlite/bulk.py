@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 
 from jobpool.broker.values import MessageFilter, Verb
-from jobpool_backends.shared import check_positive
 from jobpool_backends.sql import touchable
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.inspect import LIVING, Inspector, find
@@ -37,7 +36,6 @@ class BulkChanges:
         self._inspector = inspector
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
-        check_positive(limit, "limit")
         wanted = touchable(where, verb)
         changed = first = 0
         while wanted and changed < limit:

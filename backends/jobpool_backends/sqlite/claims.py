@@ -22,7 +22,7 @@ from jobpool.broker.claim_store import (
     QueueMessage,
 )
 from jobpool.broker.values import MessageFilter, State
-from jobpool_backends.shared import DeadCaps, micros, read_cursor
+from jobpool_backends.shared import DeadCaps, micros
 from jobpool_backends.sqlite import claim_rows
 from jobpool_backends.sqlite.claim_rows import COLUMNS, LIVING, Claim, read_live
 from jobpool_backends.sqlite.database import Database
@@ -169,11 +169,10 @@ class SqliteClaims(ClaimStore):
             _remove(step, queue, [_Fact._make(row[:_WIDTH]) for row in rows])
         return [claim_rows.message(queue, row[_WIDTH:]) for row in rows]
 
-    def _list(self, queue: str, after: str | None, limit: int, with_held: bool) -> list[QueueMessage]:
-        first = read_cursor(after)
+    def _list(self, queue: str, after: int, limit: int, with_held: bool) -> list[QueueMessage]:
         with self._read_cleared(queue) as step:
             where = MessageFilter(queue=queue, states=_FREE_OR_HELD if with_held else _FREE)
-            rows = find(step.connection, search(where, [], step.now.wall), claim_rows.LISTED, first, limit)
+            rows = find(step.connection, search(where, [], step.now.wall), claim_rows.LISTED, after, limit)
         return [claim_rows.message(queue, row) for row in rows]
 
     def _stats(self, queue: str) -> ClaimStats:

@@ -22,9 +22,9 @@ from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.inotify import wake
 from jobpool_backends.shared import contains, micros
 from jobpool_backends.sql import IdleConnections
+from jobpool_backends.sqlite.errors import LOCKED, is_locked, raise_explained
 from jobpool_backends.sqlite.schema import is_current, migrate
 from jobpool_backends.sqlite.step import Moment, Step, read_moment
-from jobpool_backends.sqlite.trouble import LOCKED, is_locked, raise_explained
 
 PRAGMAS = (
     "synchronous = FULL",  # a commit is on the disk before it is answered

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State
-from jobpool_backends.shared import MICRO, check_page, check_positive, micros, read_cursor
+from jobpool_backends.shared import MICRO, micros
 from jobpool_backends.sql import read_message
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, POST_DELAYED, POSTED, WAITING
@@ -111,16 +111,13 @@ class Inspector:
         with self._database.read() as connection:
             return [name for (name,) in connection.execute(_BUSY_QUEUES, {"now": self._database.wall()})]
 
-    def page(self, where: MessageFilter, after: str | None, limit: int) -> list[Message]:
-        first = read_cursor(after)
-        check_page(limit)
+    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
         with self._database.read() as connection:
             now = self._database.wall()
-            rows = find(connection, self.search(connection, where, now), _COLUMNS, first, limit)
+            rows = find(connection, self.search(connection, where, now), _COLUMNS, after, limit)
         return [_message(row, now) for row in rows]
 
     def count(self, where: MessageFilter, cap: int) -> int:
-        check_positive(cap, "cap")
         with self._database.read() as connection:
             wanted = self.search(connection, where, self._database.wall())
             found = 0

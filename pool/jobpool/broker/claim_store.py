@@ -37,6 +37,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from jobpool.broker.values import MAX_PAGE, read_cursor
 from jobpool.errors import ClaimNotFound, InvalidJob
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.names import check_identifier, check_queue, storable
@@ -290,7 +291,7 @@ class ClaimStore(ABC):
         Raises `ValueError`: the limit is out of bounds, or `after` is not a cursor.
         """
         check_queue(queue)
-        return self._list(queue, after, check_count(limit, "limit", 1, 1000), claimed)
+        return self._list(queue, read_cursor(after), check_count(limit, "limit", 1, MAX_PAGE), claimed)
 
     def list_claims(self, queue: str, *, after: str | None = None, limit: int = 50) -> list[HeldClaim]:
         """Return one page of the live claims of a queue by id, `limit` 1 to 1,000, without their messages but with
@@ -299,7 +300,7 @@ class ClaimStore(ABC):
         Go on with the last one's id as `after`.
         """
         check_queue(queue)
-        return self._list_claims(queue, after or "", check_count(limit, "limit", 1, 1000))
+        return self._list_claims(queue, after or "", check_count(limit, "limit", 1, MAX_PAGE))
 
     def stats(self, queue: str) -> ClaimStats:
         """Return counts of one queue, in the same time at any length. Only ended messages not yet cleaned up cost more.
@@ -334,7 +335,7 @@ class ClaimStore(ABC):
     def _pop(self, queue: str, limit: int) -> list[QueueMessage]: ...
 
     @abstractmethod
-    def _list(self, queue: str, after: str | None, limit: int, claimed: bool) -> list[QueueMessage]: ...
+    def _list(self, queue: str, after: int, limit: int, claimed: bool) -> list[QueueMessage]: ...
 
     @abstractmethod
     def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]: ...

@@ -24,6 +24,9 @@ ENQUEUE_MEMORY = 600.0
 MAX_FETCH = 1_000_000
 """Messages in one fetch at most, however many are asked for."""
 
+MAX_PAGE = 1000
+"""Messages in one page of a list at most."""
+
 YEAR_S = 366 * 86400.0
 
 Ticket = dict[str, str | int]
@@ -39,69 +42,65 @@ class State(StrEnum):
     DEAD = "dead"
 
 
+class Leases(StrEnum):
+    """Kinds of leases; see `Capabilities.leases`. Falsy without any."""
+
+    OURS = "as asked"
+    BROKER = "by the broker"
+    """`reap` only sets the policy by which a crash is charged when its message is fetched next, and returns those
+    charged since the last call.
+    """
+    CONNECTION = "by connection"
+    """As `BROKER`; `lost` tells which leases went with a connection."""
+    NONE = ""
+    """Jobs run at enqueue, and no message is kept."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """The capabilities of a broker. Shown in docs/backends.md as a table made from these fields."""
 
-    native_reap: bool = False
-    """The broker frees expired leases itself. `reap` only sets the policy, by which a crash is charged when its message
-    is fetched next, and returns those charged since the last call.
+    leases: Leases = Leases.OURS
+    """How long a lease lasts, and who ends it. *As asked*: by its fetch or renewal; a reaper gives its message back,
+    and any client may settle it. *By the broker*: the queue or the message says how long. Then the broker gives it
+    back, and its crash is charged at the next fetch; only the client that fetched may settle. *By connection*: the
+    same, and a connection that breaks loses its leases at once.
     """
-    forfeit: bool = True
-    """A lease can be ended early with its cause; else it simply runs out."""
-    atomic_nack: bool = True
-    """nack is one step; else a copy is put first and a crash between the two leaves a duplicate."""
-    idempotent_settle: bool = True
-    """A repeated settle call is answered ALREADY."""
-    idempotent_fetch: bool = True
-    """A repeated fetch id returns the same leases."""
-    exact_crashes: bool = True
-    """Each expired lease is charged exactly once."""
-    delay_resolution: float = 1e-6
-    """Seconds to which delays are rounded up."""
+    keeps_records: bool = True
+    """Messages are records that are changed in place, each in one step. Repeated calls and known ids are recognised, so
+    they change nothing. A message keeps its place, is deleted by any filter, and dead letters can be capped (options
+    `dead_max`, `dead_max_age`). Else a change puts a copy first, and a crash between the two leaves a duplicate. A lost
+    connection can leave the first jobs of one enqueue. A message returns to the end of its queue. A refusal of a
+    settlement may stand for another, and live messages are deleted by whole queues only.
+    """
+    key_store: bool = False
+    """Idempotency records, locks, unique enqueue and shared limits (`QueueBackend.keys`), and sets of messages that are
+    checked out by hand, and posted messages (`QueueBackend.claims`).
+    """
+    transactions: bool = False
+    """Jobs are enqueued (`enqueue_in`), and a handler acks its message (`ticket`), in a database transaction of the
+    caller's own.
+    """
+    atomic_across_queues: bool = True
+    """One call over several queues is one step: an enqueue, an ack with follow-ups, a message that moves. A given id is
+    known in all of them. Else it goes queue by queue.
+    """
+    exact_counts: bool = True
+    """Each expired lease is charged exactly once, and `stats` tells waiting and leased messages apart, for all clients.
+    Else only those leased by this client are told apart.
+    """
     priorities: bool = True
     """A smaller priority number is fetched sooner."""
-    key_store: bool = False
-    """Idempotency records, locks, unique enqueue and shared limits: `QueueBackend.keys`."""
-    claims: bool = False
-    """Sets of messages checked out by hand, and posted messages: `QueueBackend.claims`."""
-    atomic_follow_ups: bool = True
-    """`Ack.follow_ups`, and the message of a `Move`, are enqueued in the same step as the settlement."""
-    atomic_across_queues: bool = True
-    """One enqueue over several queues is all or none, and a given id is known in all of them; else queue by queue."""
-    enqueue_in_transaction: bool = False
-    """`enqueue_in` adds jobs to a database transaction of the caller's."""
-    ack_in_transaction: bool = False
-    """A handler may ack its message in a database transaction of its own (see `ticket`)."""
-    leases: bool = True
-    """Messages are kept and leased; `sync://` runs them at enqueue instead."""
-    known_ids: bool = True
-    """An id that is known is not enqueued again (law 8); else a retried enqueue can make a duplicate."""
-    atomic_enqueue: bool = True
-    """One enqueue is all or none; else a lost connection can leave its first jobs, and the error says how many."""
-    chosen_ttl: bool = True
-    """A lease lasts as long as its fetch or renewal asks; else as long as the queue, or the message, says."""
-    settle_anywhere: bool = True
-    """Any client that has the lease may settle and renew it; else only the one that fetched it."""
-    lasting_leases: bool = True
-    """A lease outlives the connection that took it; else one that breaks loses its leases at once, and `lost` tells."""
-    exact_refusals: bool = True
-    """Which of its three refusals a settlement gets is exact; else any of them may stand for another."""
-    keeps_place: bool = True
-    """A message that failed, waited for its time or died returns to the place of its enqueue; else to the end."""
+    makes_queues: bool = True
+    """A queue is there as soon as it is named, and `queues` finds each one that holds a message. Else it must have been
+    made, one that is missing is an error, and `queues` knows only those that this client was told of.
+    """
     lists_live: bool = True
     """Messages that are not dead are inspected, listed and counted by filters; else only dead letters are, and other
-    messages only in `stats`."""
-    deletes_live: bool = True
-    """Waiting and delayed messages are deleted by any filter; else only all of a queue (or of a queue's states)."""
-    exact_stats: bool = True
-    """`stats` tells waiting and leased messages apart, for all clients; else only those leased by this client."""
-    lists_queues: bool = True
-    """`queues` finds every queue that holds a message; else only those that this client was told of."""
-    makes_queues: bool = True
-    """A queue is there as soon as it is named; else it must have been made, and one that is missing is an error."""
-    dead_caps: bool = True
-    """Dead letters can be capped by count and age (options `dead_max`, `dead_max_age`)."""
+    messages only in `stats`.
+    """
+    delay_resolution: float = 1e-6
+    """Seconds to which delays are rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,3 +326,12 @@ def check_ttl(ttl: float) -> float:
 def settle_delay(delay: float | None) -> float:
     """Return seconds of 0 or more for what a caller gave: None, NaN and below 0 act as 0."""
     return 0.0 if delay is None else max(0.0, check_number(delay, "delay", nan=True))
+
+
+def read_cursor(after: str | None) -> int:
+    """Return the number in a cursor, 0 for None; `ValueError` for a foreign cursor."""
+    if after is None:
+        return 0
+    if not (after.isascii() and after.isdigit() and len(after) < 20):
+        raise ValueError(f"cursor {after!r} is none: pass the `cursor` of the last message of the page before")
+    return int(after)

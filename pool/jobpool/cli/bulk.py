@@ -70,7 +70,7 @@ def dead_retry(
     verb = Verb.RESUME if keep_counters else Verb.RETRY
     where = _dead(read_filter(terms, queue))
     with session.broker() as backend:
-        if not backend.capabilities.lists_queues:
+        if not backend.capabilities.makes_queues:
             meet_queues(session, backend, where.queue)
         sweep = Sweep(backend, where, verb, rate=rate)
         _carry_out(sweep, "retry", yes=yes, dry_run=dry_run)
@@ -102,7 +102,7 @@ def dead_purge(
         terms = (*terms, f"age:>{older_than}")
     where = _dead(read_filter(terms, queue))
     with session.broker() as backend:
-        if not backend.capabilities.lists_queues:
+        if not backend.capabilities.makes_queues:
             meet_queues(session, backend, where.queue)
         sweep = Sweep(backend, where, Verb.DELETE, keep=keep)
         _carry_out(sweep, "purge", yes=yes, dry_run=dry_run)
@@ -121,7 +121,7 @@ def purge(session: Session, terms: tuple[str, ...], queue: str | None, all_: boo
     _require(terms, queue, all_)
     where = _unleased(read_filter(terms, queue))
     with session.broker() as backend:
-        queues = [] if backend.capabilities.lists_queues else meet_queues(session, backend, where.queue)
+        queues = [] if backend.capabilities.makes_queues else meet_queues(session, backend, where.queue)
         if goes_whole(backend, where):
             queues = queues or meet_queues(session, backend, where.queue)
             sweep: Sweep = WholeQueues(backend, where, Verb.DELETE, queues=queues)

@@ -32,10 +32,10 @@ def meet_queues(session: Session, backend: QueueBackend, queue: str | None = Non
 
     if queue is not None:
         return [queue]
-    if backend.capabilities.lists_queues:
+    if backend.capabilities.makes_queues:
         return backend.queues()
     names = [name for name, _ in session.settings().queues]
-    cannot = f"{backend.scheme}:// cannot list its queues (Capabilities.lists_queues)"
+    cannot = f"{backend.scheme}:// cannot list its queues (Capabilities.makes_queues)"
     for name in names:
         try:
             backend.stats(name)
@@ -86,20 +86,20 @@ def goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
     from jobpool.broker.values import State
     from jobpool.errors import Unsupported
 
-    if backend.capabilities.deletes_live or where.states == (State.DEAD,):
+    if backend.capabilities.keeps_records or where.states == (State.DEAD,):
         return False
     if replace(where, queue=None, states=()) == type(where)():
         return True
     raise Unsupported(
-        f"{backend.scheme}:// deletes what is waiting or delayed by whole queues only (Capabilities.deletes_live):"
+        f"{backend.scheme}:// deletes what is waiting or delayed by whole queues only (Capabilities.keeps_records):"
         " leave all terms but queue: and state: out; `jobpool dead purge` takes any filter"
     )
 
 
 def tell_of_stats(backend: QueueBackend) -> None:
     """What the counts cannot tell."""
-    if not backend.capabilities.exact_stats:
-        note(f"{backend.scheme}:// counts what others have leased as waiting (Capabilities.exact_stats)")
+    if not backend.capabilities.exact_counts:
+        note(f"{backend.scheme}:// counts what others have leased as waiting (Capabilities.exact_counts)")
 
 
 def tell_of_job(backend: QueueBackend, job: JobDefinition) -> None:
@@ -108,5 +108,5 @@ def tell_of_job(backend: QueueBackend, job: JobDefinition) -> None:
 
     if job.priority != JobDefinition(job.handler).priority and not backend.capabilities.priorities:
         note(f"{backend.scheme}:// knows no priorities (Capabilities.priorities): the job waits behind those before it")
-    if job.identifier is not None and not backend.capabilities.known_ids:
-        note(f"{backend.scheme}:// knows no ids (Capabilities.known_ids): enqueued again, it is a second message")
+    if job.identifier is not None and not backend.capabilities.keeps_records:
+        note(f"{backend.scheme}:// knows no ids (Capabilities.keeps_records): enqueued again, it is a second message")

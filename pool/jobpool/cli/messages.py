@@ -74,7 +74,7 @@ def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: in
 def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> None:
     """Show everything about one message: counters, times, payload, last error, and how its last attempt was killed."""
     with session.broker() as backend:
-        if queue is None and not backend.capabilities.lists_queues:
+        if queue is None and not backend.capabilities.makes_queues:
             meet_queues(session, backend)
         message = find(backend, ident, queue)
         if message is None:
@@ -102,7 +102,7 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
     """List what matches; `dead`: with the columns of dead letters."""
     with session.broker() as backend:
         where = listable(backend, where)
-        if not backend.capabilities.lists_queues:
+        if not backend.capabilities.makes_queues:
             meet_queues(session, backend, where.queue)
         found = list(_pages(backend, where, limit + 1 if limit else 0))
         if not found:
@@ -120,7 +120,7 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
 
 def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
     """That nothing was found; with the queues there are, when the one that was meant holds nothing."""
-    if where.queue is None or not backend.capabilities.lists_queues or where.queue in (known := backend.queues()):
+    if where.queue is None or not backend.capabilities.makes_queues or where.queue in (known := backend.queues()):
         return "no message matches"
     there = f"those that do: {', '.join(known)}" if known else "nor does any other"
     return f"no message matches: queue {where.queue!r} holds none at all; {there}"

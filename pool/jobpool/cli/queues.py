@@ -57,14 +57,14 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
 @common
 def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
     """Give back the messages whose lease has expired, in these queues or in all. Every pool does this by itself."""
-    from jobpool.broker.values import ReapPolicy
+    from jobpool.broker.values import Leases, ReapPolicy
     from jobpool.message.death import cause_values
 
     policy = ReapPolicy(session.settings().max_crashes)
     with session.broker() as backend:
         reaped = [one for queue in _queues(session, backend, names + more) for one in _reap(backend, queue, policy)]
-        if backend.capabilities.native_reap:
-            note(f"{backend.scheme}:// gives back what has an expired lease by itself (Capabilities.native_reap)")
+        if backend.capabilities.leases is not Leases.OURS:
+            note(f"{backend.scheme}:// gives back what has an expired lease by itself (Capabilities.leases)")
     if json_:
         answer_json([{**asdict(one), "cause": cause_values(one.cause)} for one in reaped])
         return

@@ -54,7 +54,7 @@ class Queue:
         InvalidJob: `name` is not a queue name.
         ValueError: `max_claims` is below 0.
 
-    Its methods raise `Unsupported` where the broker has no claims (`Capabilities.claims`), and `BackendUnavailable`
+    Its methods raise `Unsupported` where the broker has no claims (`Capabilities.key_store`), and `BackendUnavailable`
     when it does not answer: nothing is known then. They block for one round trip, if they say nothing else.
     """
 

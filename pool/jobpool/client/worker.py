@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Self, TypeVar
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import check_ttl
+from jobpool.broker.values import Leases, check_ttl
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.child.transaction import own_ack
 from jobpool.errors import BackendUnavailable, JobpoolError, LeaseLost, Unsupported
@@ -200,7 +200,7 @@ class QueueWorker:
         rules = Rules(
             max_retries=handler.max_retries if handler else None,
             unknown_handler_grace=self._grace,
-            can_forfeit=self._backend.capabilities.forfeit,
+            can_forfeit=bool(self._backend.capabilities.leases),
         )
         settlement = decide(outcome, lease, rules, self._retry, self._clock.boot())
         own = handler is not None and handler.ack_in_transaction and isinstance(settlement, Ack)
@@ -252,7 +252,7 @@ class QueueWorker:
 class LeaseKeeper:
     """A renewer of one lease from a thread of its own, while the caller's thread runs the handler.
 
-    It goes by how long the lease holds, which is not always what was asked for (`Capabilities.chosen_ttl`). If leases
+    It goes by how long the lease holds, which is not always what was asked for (`Leases.BROKER`). If leases
     break with their connection, the thread looks for that too. Of several keepers on one backend, some find out only at
     their next renewal, because another one was told.
 
@@ -295,7 +295,7 @@ class LeaseKeeper:
 
     def _has_ended(self, pause: float) -> bool:
         """Wait for `pause` seconds; return whether the end of the attempt, or of the lease, cut that short."""
-        if self._backend.capabilities.lasting_leases:
+        if self._backend.capabilities.leases is not Leases.CONNECTION:
             return self._stop.wait(pause)
         until = time.monotonic() + pause
         while (left := until - time.monotonic()) > 0:

@@ -3,7 +3,7 @@
 Unlike an abandon, which carries its copy, a reap cannot: the copy is a second step, right behind it. It is repeated
 until the broker has answered, under an id that makes it one copy; a pool that ends in between leaves it out, and so
 does whoever else reaps (`jobpool reap`, a pool without this setting). The dead letter itself is there in any case.
-Where a broker knows no ids (`Capabilities.known_ids`), a repetition whose first answer was lost makes a second copy.
+Where a broker knows no ids (`Capabilities.keeps_records`), a repetition whose first answer was lost makes one more.
 """
 
 from __future__ import annotations

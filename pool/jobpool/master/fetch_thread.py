@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Mapping
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import Leases
 from jobpool.errors import AccessRefused, BackendUnavailable
 from jobpool.master.acquire import BEGIN, RENEW, Acquirer, RetryingAcquirer
 from jobpool.master.events import BreakerClosed, BreakerOpened, Leased
@@ -61,7 +62,7 @@ class FetchThread(MasterThread):
         super().__init__("lease", inbox)
         self._backend = backend
         self._clock = backend.clock
-        self._chosen_ttl = backend.capabilities.chosen_ttl
+        self._chosen_ttl = backend.capabilities.leases is Leases.OURS
         self._weights = QueueWeights(queues)
         self._ttl = ttl
         self._inspector = inspector

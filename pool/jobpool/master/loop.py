@@ -10,6 +10,7 @@ from dataclasses import asdict
 import orjson
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import Leases
 from jobpool.ipc.process_options import ASKS_STACK
 from jobpool.master import actions as act
 from jobpool.master import events as ev
@@ -70,7 +71,7 @@ class Master:
         self._publisher = publisher
         self._renew_thread = RenewThread(backend, pool.settings.ttl, lambda: list(pool.held.values()), inbox)
         self._upkeep_threads: list[MasterThread] = [self._renew_thread, SampleThread(self._living, inbox)]
-        if not backend.capabilities.lasting_leases:
+        if backend.capabilities.leases is Leases.CONNECTION:
             self._upkeep_threads.append(LostLeaseThread(backend, inbox))
         self._telemetry = telemetry
         self._scheduler = scheduler

@@ -110,7 +110,7 @@ def _run(
 ) -> int:
     linux.become_subreaper()
     setproctitle(f"jobpool: master [{settings.name}] {' '.join(settings.queue_names)}")
-    pool = Pool(settings, now=backend.clock.mono(), acks_in_transaction=backend.capabilities.ack_in_transaction)
+    pool = Pool(settings, now=backend.clock.mono(), acks_in_transaction=backend.capabilities.transactions)
     inbox = Inbox()
     watched = make_telemetry(settings, backend, board, inbox, _version(), collector)
     children = ChildProcesses(fork_server_config(settings), board, _environ_of_children(backend))
@@ -197,7 +197,7 @@ def _master(
     )
     return Master(
         pool=pool,
-        planner=Planner(settings.retry, backend.pack, backend.capabilities.forfeit),
+        planner=Planner(settings.retry, backend.pack, bool(backend.capabilities.leases)),
         backend=backend,
         children=children,
         inbox=inbox,

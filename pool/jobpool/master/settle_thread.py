@@ -5,7 +5,7 @@ reply does no harm. Where the broker has answered and refuses to write (it is fu
 kept aside and tried again by itself until its leases have ended, while the rest goes on.
 
 An accepted forfeit is reaped at once; otherwise each queue is reaped every third of the ttl. Where the broker frees
-leases itself (`Capabilities.native_reap`), to reap costs nothing, and tells what was charged to messages as they were
+leases itself (`Leases.BROKER`), to reap costs nothing, and tells what was charged to messages as they were
 fetched: there it is asked with each count, and once more at the end, so that no death is missed.
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import QueueStats, ReapPolicy
+from jobpool.broker.values import Leases, QueueStats, ReapPolicy
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.ipc.frames import Ask
 from jobpool.master.dead_letter_copies import DeadLetterCopies
@@ -67,7 +67,7 @@ class SettleThread(MasterThread):
     ) -> None:
         super().__init__("settle", inbox)
         self._backend = backend
-        self._native_reap = backend.capabilities.native_reap
+        self._native_reap = backend.capabilities.leases is not Leases.OURS
         self._queues = queues
         self._policy = policy
         self._clock = backend.clock
@@ -208,7 +208,7 @@ class SettleThread(MasterThread):
         """
         if len(batch) == 1:
             [(delivery, settlement)] = batch
-            can_forfeit = self._backend.capabilities.forfeit
+            can_forfeit = bool(self._backend.capabilities.leases)
             batch = [(delivery, _without_company(settlement, error, can_forfeit))]
         self._call([([work], secrets.token_hex(8)) for work in batch])
 

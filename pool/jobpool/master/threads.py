@@ -138,7 +138,7 @@ class RenewThread(MasterThread):
     """The thread that pushes every held lease's deadline forward, each third of the time for which it holds.
 
     That time is each lease's own. Mostly it is the `ttl` that was asked for; where the broker decides instead
-    (`Capabilities.chosen_ttl`), it may be a fraction of that, or many times as long. From its first third to its end it
+    (`Leases.BROKER`), it may be a fraction of that, or many times as long. From its first third to its end it
     is tried about six times.
 
     The thread waits for no fetch and no settlement, and no handler can starve it: it shares only the interpreter with
@@ -220,8 +220,8 @@ class RenewThread(MasterThread):
 class LostLeaseThread(MasterThread):
     """The thread that asks a broker, by whose connections leases live, which of them have broken, and tells the loop.
 
-    It runs only where `Capabilities.lasting_leases` is False, and apart from the renew thread, which a silent broker
-    may keep for seconds.
+    It runs only where leases end with their connection (`Leases.CONNECTION`), and apart from the renew thread, which a
+    silent broker may keep for seconds.
     """
 
     def __init__(self, backend: QueueBackend, inbox: Inbox) -> None:

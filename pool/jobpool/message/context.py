@@ -120,8 +120,8 @@ class JobContext:
 
         It is sent only if this attempt succeeds, so one that fails or crashes, and runs again, leaves none behind. The
         id is minted here, before the ack, so a repeated ack sends the same message and makes no duplicate. If a broker
-        cannot ack and enqueue in one step (`Capabilities.atomic_follow_ups`), a run after a lost ack may send it again
-        under another id. Give an `identifier` of your own if that matters.
+        cannot ack and enqueue in one step (`Capabilities.atomic_across_queues`), a run after a lost ack may send it
+        again under another id. Give an `identifier` of your own if that matters.
 
         Args:
             job: A definition, a builder, or the name of a handler.
@@ -147,7 +147,7 @@ class JobContext:
         neither is so. Jobs that `enqueue` has collected so far are enqueued in it too. Call this last, just before the
         commit: until then the message is locked, and a handler that fails after the commit is not run again.
 
-        For handlers declared with `ack_in_transaction=True`, on backends that can (`Capabilities.ack_in_transaction`).
+        For handlers declared with `ack_in_transaction=True`, on backends that can (`Capabilities.transactions`).
 
         Args:
             connection: To the database that holds the queue, of the kind that the backend documents.

@@ -17,7 +17,7 @@ FAILED_REASONS = frozenset({"failed", "unrecoverable", "timeout", "memory-limit"
 class Ack:
     """Done: remove the message, and mark the idempotency key of a guarded lease done.
 
-    `follow_ups` are enqueued in the same step where `Capabilities.atomic_follow_ups` says so.
+    `follow_ups` are enqueued in the same step where `Capabilities.atomic_across_queues` says so.
     """
 
     follow_ups: tuple[JobDefinition, ...] = ()

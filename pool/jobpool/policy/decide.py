@@ -65,7 +65,7 @@ class Rules:
         unknown_handler_delay: Seconds between two looks at such a message.
         newer_wire_delay: Seconds between two looks at a message of a newer wire version.
         on_crash: `forfeit` ends a crashed message's lease at once; `expire` lets it run out.
-        can_forfeit: `Capabilities.forfeit` of the backend.
+        can_forfeit: The backend has leases (`Capabilities.leases`).
         on_crash_queue: Where a crashed message goes on, unless it is there; None = it stays in its queue.
         on_memory_limit_queue: The same after a kill for the memory limit, whatever its budget.
         max_crashes: A crash beyond this many moves nothing: the reaper makes a dead letter of it. 0 = no limit.

@@ -32,7 +32,7 @@ class Rig:
         self.keys = Keys(self.prefix, spread=kind.spread)
         self._kind = kind
         self._opened: list[RedisBackend] = []
-        self._link = open_link(read_address(self.server.url, {})[0])
+        self._link = open_link(read_address(self.server.url, {}))
 
     def open(self, **options: Any) -> RedisBackend:
         """A backend; closed at the end."""

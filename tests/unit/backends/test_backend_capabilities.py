@@ -8,7 +8,7 @@ import pytest
 from support.harness import HARNESSES
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import Capabilities
+from jobpool.broker.values import Capabilities, Leases
 from jobpool_backends.beanstalk import BeanstalkBackend
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.postgres import PostgresBackend
@@ -17,28 +17,23 @@ from jobpool_backends.servicebus import ServiceBusBackend
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sync import SyncBackend
 
-TRANSACTIONS = {"enqueue_in_transaction", "ack_in_transaction"}
-STORES = {"key_store", "claims"}
-REPEATS = {"atomic_nack", "idempotent_settle", "idempotent_fetch"}
-TOGETHER = {"atomic_follow_ups", "atomic_across_queues", "atomic_enqueue"}
-KNOWING = {"known_ids", "keeps_place", "deletes_live", "dead_caps"}
-OWNING = {"chosen_ttl", "settle_anywhere", "exact_refusals"}
-KEEPING = {"leases", "forfeit", "exact_crashes", "priorities", "atomic_follow_ups"}
-COUNTING = {"exact_crashes", "exact_stats", "lists_queues", "makes_queues"}
-
-COPYING = TRANSACTIONS | STORES | REPEATS | TOGETHER | KNOWING | OWNING
-"""What brokers lack that know a message by a number of theirs, and lock it for one connection."""
-
 LACKS: dict[type[QueueBackend], set[str]] = {
-    MemoryBackend: TRANSACTIONS,
+    MemoryBackend: {"transactions"},
     SqliteBackend: set(),
     PostgresBackend: set(),
-    RedisBackend: TRANSACTIONS,
-    RedisClusterBackend: TRANSACTIONS | {"atomic_follow_ups", "atomic_across_queues"},
-    SyncBackend: TRANSACTIONS | STORES | REPEATS | KEEPING,
-    BeanstalkBackend: COPYING | {"lists_live", "lasting_leases"},
-    ServiceBusBackend: COPYING | COUNTING | {"priorities"},
+    RedisBackend: {"transactions"},
+    RedisClusterBackend: {"transactions", "atomic_across_queues"},
+    SyncBackend: {"transactions", "key_store", "priorities"},
+    BeanstalkBackend: {"transactions", "key_store", "keeps_records", "atomic_across_queues", "lists_live"},
+    ServiceBusBackend: {"transactions", "key_store", "keeps_records", "atomic_across_queues"}
+    | {"exact_counts", "priorities", "makes_queues"},
 }
+LEASES = {
+    SyncBackend: Leases.NONE,
+    BeanstalkBackend: Leases.CONNECTION,
+    ServiceBusBackend: Leases.BROKER,
+}
+"""The others lease for as long as they are asked."""
 DELAYS = {BeanstalkBackend: 1.0, ServiceBusBackend: 0.001}
 """Seconds to which delays are rounded up; a microsecond elsewhere."""
 
@@ -48,21 +43,25 @@ each_broker = pytest.mark.parametrize("broker", LACKS, ids=lambda broker: broker
 @each_broker
 def test_a_broker_lacks_what_is_written_down(broker: type[QueueBackend]) -> None:
     can = broker.capabilities
-    missing = {field.name for field in fields(Capabilities) if getattr(can, field.name) is False}
-    assert missing - {"native_reap"} == LACKS[broker]
-    assert can.native_reap is (broker in DELAYS), "who frees expired leases itself is a difference, not a lack"
+    assert {field.name for field in fields(Capabilities) if getattr(can, field.name) is False} == LACKS[broker]
+    assert can.leases is LEASES.get(broker, Leases.OURS)
     assert can.delay_resolution == DELAYS.get(broker, 1e-6)
+
+
+def test_capabilities_are_few_and_none_is_the_same_on_all_brokers() -> None:
+    names = [field.name for field in fields(Capabilities)]
+    assert len(names) <= 10
+    real = [broker.capabilities for broker in LACKS if broker not in (MemoryBackend, SyncBackend)]
+    assert [name for name in names if len({getattr(can, name) for can in real}) == 1] == []
 
 
 @each_broker
 def test_what_is_lacking_goes_together(broker: type[QueueBackend]) -> None:
     can = broker.capabilities
-    assert can.known_ids or not can.atomic_across_queues, "an id that is not known is not known in all queues"
-    assert can.key_store or not can.claims, "claims are kept beside keys"
-    assert can.lists_live or not can.deletes_live, "what is not found is not deleted by a filter"
-    assert can.settle_anywhere or not can.idempotent_settle, "a repeat may come from another client"
-    assert can.atomic_nack or not can.idempotent_settle or not can.leases
-    assert can.lasting_leases or not can.settle_anywhere, "a lease of a connection is that client's"
+    assert can.keeps_records or not can.atomic_across_queues, "an id that is not known is not known in all queues"
+    assert can.keeps_records or not can.key_store, "keys are records, beside those of the messages"
+    assert can.lists_live or not can.keeps_records, "what is not found is not deleted by a filter"
+    assert can.leases in (Leases.OURS, Leases.NONE) or not can.keeps_records, "a repeat may come from another client"
 
 
 def test_every_broker_is_in_the_contract_suite_with_its_own_capabilities() -> None:

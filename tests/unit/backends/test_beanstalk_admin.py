@@ -106,7 +106,7 @@ def test_single_ones_by_their_ids_whether_or_not_they_were_seen(rig: BeanstalkRi
 
 def test_one_that_was_seen_is_raised_without_a_walk(rig: BeanstalkRig) -> None:
     rig.bury_many(map(str, range(20)))
-    rig.looker.page(MINE, None, 50)
+    rig.looker.page(MINE, 0, 50)
     before = rig.steps()
     assert rig.tender.bulk(MessageFilter(ids=("11", "7")), Verb.RETRY, 10) == 2
     assert rig.steps() == before
@@ -181,7 +181,7 @@ def test_some_of_the_live_ones_cannot_be_deleted_and_a_sentence_says_what_can(
 ) -> None:
     rig.put("a")
     rig.bury(died("b"))
-    with pytest.raises(Unsupported, match=r"deletes_live.*: delete all of a queue"):
+    with pytest.raises(Unsupported, match=r"keeps_records.*: delete all of a queue"):
         rig.tender.bulk(where, Verb.DELETE, 10)
     assert rig.counts() == (1, 0, 0, 1)
 
@@ -198,7 +198,7 @@ def test_what_is_no_name_of_a_queue_is_never_part_of_a_command(rig: BeanstalkRig
     rig.bury(died("a"))
     where = MessageFilter(queue=name)
     assert rig.looker.stats(name) == QueueStats()
-    assert rig.looker.page(where, None, 9) == []
+    assert rig.looker.page(where, 0, 9) == []
     assert rig.looker.count(where, 9) == rig.looker.count(MessageFilter(queue=name, text="a"), 9) == 0
     assert [rig.tender.bulk(where, verb, 9) for verb in Verb] == [0, 0, 0]
     assert rig.counts() == (0, 0, 0, 1)
@@ -218,7 +218,7 @@ def test_a_letter_whose_administrator_died_is_not_taken_for_a_live_message(rig: 
     assert rig.tender.bulk(MessageFilter(queue=QUEUE, states=(State.WAITING, State.DELAYED)), Verb.DELETE, 10) == 2
     assert rig.counts() == (0, 0, 0, 2)
     assert rig.raw.stats_job(number)["pri"] == 17
-    assert [message.id for message in rig.looker.page(MINE, None, 9)] == ["a", "a"]
+    assert [message.id for message in rig.looker.page(MINE, 0, 9)] == ["a", "a"]
 
 
 @pytest.mark.parametrize("lost", ["peek-buried", "reserve-job", "put", "delete"])
@@ -294,7 +294,7 @@ def test_lists_while_letters_are_deleted_leave_nothing_behind(rig: BeanstalkRig)
     rig.bury_many([f"{place:03d}" for place in range(80)])
     other = rig.administrator()
     with ThreadPoolExecutor(1) as thread:
-        lists = thread.submit(lambda: [other.looker.page(MessageFilter(text="send"), None, 9) for _ in range(10)])
+        lists = thread.submit(lambda: [other.looker.page(MessageFilter(text="send"), 0, 9) for _ in range(10)])
         deleted = 0
         while not lists.done() or rig.counts()[3]:
             deleted += rig.tender.bulk(MINE, Verb.DELETE, 10)

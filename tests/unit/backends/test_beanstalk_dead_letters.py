@@ -49,7 +49,7 @@ def test_all_about_a_letter(rig: BeanstalkRig) -> None:
         "a", attempts=3, crashes=1, deliveries=9, last_error="boom", cause='{"signal": "SIGKILL"}', reason="timeout"
     )
     rig.bury(record, priority=17)
-    [message] = rig.looker.page(ALL, None, 50)
+    [message] = rig.looker.page(ALL, 0, 50)
     assert (message.id, message.queue, message.state, message.handler) == ("a", QUEUE, State.DEAD, "send")
     assert (message.attempts, message.crashes, message.deliveries, message.priority) == (3, 1, 9, 17)
     assert (message.last_error, message.cause, message.reason) == ("boom", '{"signal": "SIGKILL"}', "timeout")
@@ -60,7 +60,7 @@ def test_all_about_a_letter(rig: BeanstalkRig) -> None:
 
 def test_looking_leaves_the_order_and_the_priorities(rig: BeanstalkRig) -> None:
     known = [rig.bury(died(ident), priority=place) for place, ident in enumerate("abcde")]
-    assert ids(rig.looker.page(ALL, None, 2)) == ["a", "b"]
+    assert ids(rig.looker.page(ALL, 0, 2)) == ["a", "b"]
     assert rig.looker.count(MessageFilter(text="SEND"), 100) == 5
     assert rig.looker.inspect("c") is not None
     assert rig.looker.inspect("nobody") is None
@@ -73,12 +73,12 @@ def test_pages_follow_each_other_by_death_through_all_queues(rig: BeanstalkRig) 
     for place in range(11):
         rig.bury(died(f"{place:02d}"), queue=f"q{place % 3}")
     seen: list[str] = []
-    after = None
+    after = 0
     while page := rig.looker.page(ALL, after, 4):
         seen += ids(page)
-        after = page[-1].cursor
+        after = int(page[-1].cursor)
     assert seen == [f"{place:02d}" for place in range(11)]
-    assert ids(rig.looker.page(MessageFilter(queue="q1"), None, 9)) == ["01", "04", "07", "10"]
+    assert ids(rig.looker.page(MessageFilter(queue="q1"), 0, 9)) == ["01", "04", "07", "10"]
 
 
 @pytest.mark.parametrize(
@@ -100,16 +100,16 @@ def test_filters(rig: BeanstalkRig, where: MessageFilter, found: str) -> None:
     rig.bury(died("a", died_at=NOW - 10.0))
     rig.bury(died("b", reason="timeout"))
     rig.bury(died("c", last_error="in Zürich"))
-    assert ids(rig.looker.page(where, None, 50)) == list(found)
+    assert ids(rig.looker.page(where, 0, 50)) == list(found)
     assert rig.looker.count(where, 100) == len(found)
 
 
 def test_only_the_dead_are_listed_and_a_sentence_says_so(rig: BeanstalkRig) -> None:
     rig.put("alive")
-    assert rig.looker.page(ALL, None, 50) == []
+    assert rig.looker.page(ALL, 0, 50) == []
     assert rig.looker.inspect("alive") is None
     live = MessageFilter(states=(State.WAITING, State.LEASED))
-    for look in (lambda: rig.looker.page(live, None, 50), lambda: rig.looker.count(live, 10)):
+    for look in (lambda: rig.looker.page(live, 0, 50), lambda: rig.looker.count(live, 10)):
         with pytest.raises(Unsupported, match=r"lists_live.*stats"):
             look()
 
@@ -126,7 +126,7 @@ def test_a_count_ends_at_its_cap(rig: BeanstalkRig) -> None:
 def test_a_list_is_one_step_a_letter_and_asking_again_for_one_none(rig: BeanstalkRig) -> None:
     rig.bury_many(map(str, range(30)))
     before = rig.steps()
-    assert len(rig.looker.page(ALL, None, 50)) == 30
+    assert len(rig.looker.page(ALL, 0, 50)) == 30
     assert rig.steps() - before == 30
     assert rig.looker.inspect("17") is not None
     assert rig.looker.count(ALL, 100) == 30
@@ -147,8 +147,8 @@ def test_a_place_that_was_remembered_wrongly_is_looked_for_again(rig: BeanstalkR
 def test_a_walk_has_an_end_and_the_next_goes_on_behind_it(rig: BeanstalkRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead, "LONGEST_WALK", 5)
     rig.bury_many("abcdefgh")
-    assert ids(rig.looker.page(ALL, None, 50)) == list("abcde")
-    assert ids(rig.looker.page(ALL, None, 50)) == ["a", "b", "f", "g", "h"]
+    assert ids(rig.looker.page(ALL, 0, 50)) == list("abcde")
+    assert ids(rig.looker.page(ALL, 0, 50)) == ["a", "b", "f", "g", "h"]
 
 
 # --- others at the same time ------------------------------------------------------------------------------
@@ -182,9 +182,9 @@ def test_two_walks_in_turns_see_all_and_lose_nothing(rig: BeanstalkRig) -> None:
 def test_a_letter_in_somebody_elses_hands_is_passed_over(rig: BeanstalkRig) -> None:
     numbers = rig.bury_many("abc")
     job = rig.raw.reserve_job(numbers[1])
-    assert ids(rig.looker.page(ALL, None, 50)) == ["a", "c"]
+    assert ids(rig.looker.page(ALL, 0, 50)) == ["a", "c"]
     rig.raw.bury(job, 5)
-    assert ids(rig.looker.page(ALL, None, 50)) == ["a", "b", "c"]
+    assert ids(rig.looker.page(ALL, 0, 50)) == ["a", "b", "c"]
 
 
 # --- of other programs ------------------------------------------------------------------------------------
@@ -193,12 +193,12 @@ def test_a_letter_in_somebody_elses_hands_is_passed_over(rig: BeanstalkRig) -> N
 def test_what_another_program_buried_is_shown_with_what_there_is(rig: BeanstalkRig) -> None:
     number = rig.bury_bytes(b"\xff not ours", priority=70_000)
     rig.bury(died("ours"))
-    foreign, ours = rig.looker.page(ALL, None, 50)
+    foreign, ours = rig.looker.page(ALL, 0, 50)
     assert (foreign.id, foreign.handler, foreign.reason) == (f"beanstalkd-{number}", "", "buried")
     assert (foreign.body, foreign.priority, foreign.state) == (b"\xff not ours", 255, State.DEAD)
     assert foreign.died_at == foreign.enqueued_at == pytest.approx(rig.clock.wall(), abs=2.0)
     assert ours.id == "ours"
-    assert ids(rig.looker.page(MessageFilter(reason="buried"), None, 9)) == [foreign.id]
+    assert ids(rig.looker.page(MessageFilter(reason="buried"), 0, 9)) == [foreign.id]
     assert rig.raw.stats_job(number)["pri"] == 70_000
     found = rig.looker.inspect(foreign.id)
     assert found is not None
@@ -207,7 +207,7 @@ def test_what_another_program_buried_is_shown_with_what_there_is(rig: BeanstalkR
 
 def test_a_letter_whose_body_cannot_be_read_is_shown(rig: BeanstalkRig) -> None:
     rig.bury_bytes(b'{"jobpool":1,"id":"odd","at":1800000000.5,"died_at":1800000000.5,"reason":"rejected"}\n{"no": 1}')
-    [message] = rig.looker.page(ALL, None, 9)
+    [message] = rig.looker.page(ALL, 0, 9)
     assert (message.id, message.handler, message.reason, message.body) == ("odd", "", "rejected", b'{"no": 1}')
 
 

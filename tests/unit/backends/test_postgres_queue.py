@@ -21,6 +21,7 @@ from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 from jobpool_backends.postgres import PostgresBackend, enqueue, inspect
+from jobpool_backends.postgres.bulk import BulkChanges
 from jobpool_backends.postgres.retention import Sweeper
 from jobpool_backends.postgres.schema import PROMOTE_LIMIT
 
@@ -196,7 +197,7 @@ def test_a_message_that_changed_after_somebody_looked_is_left_alone(backend: Pos
     found = list(backend._inspector.search(where, limit=3))
     [lease] = backend.fetch_many(QUEUE, limit=1)
     backend.release(lease)
-    assert backend._bulk_changes._change(Verb.DELETE, found) == 2
+    assert BulkChanges(backend._database, backend._inspector)._change(Verb.DELETE, found) == 2
     assert [message.id for message in backend.list_messages()] == [lease.id]
 
 

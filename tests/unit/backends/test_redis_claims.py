@@ -17,6 +17,7 @@ from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import BackendUnavailable, ClaimNotFound
 from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.redis import RedisBackend
+from jobpool_backends.redis.tending import Tender
 
 ID = "0123456789abcdef" * 2
 
@@ -138,9 +139,9 @@ def test_a_late_settlement_is_told_how_things_are(turned: Rig) -> None:
 def test_a_bulk_that_saw_a_message_before_its_claim_leaves_it_alone(rig: Rig) -> None:
     backend = rig.open()
     post(backend)
-    rows = list(backend._looker.search(MessageFilter(queue=QUEUE)))
+    rows = list(backend._inspector.search(MessageFilter(queue=QUEUE)))
     held = claim(backend)
-    assert backend._tender._change(rows, Verb.DELETE) == 0
+    assert Tender(backend._link, backend._names, backend._inspector)._change(rows, Verb.DELETE) == 0
     assert len(backend.claims.get(QUEUE, held.id).messages) == 1
 
 

@@ -10,14 +10,13 @@ import pytest
 
 from jobpool.errors import ConfigurationError
 from jobpool_backends.redis.address import Address, Kind, read_address
+from jobpool_backends.shared import DeadCaps
 
 SECRET = "hidden"  # in every URL below that has a password: no error may repeat it
 
 
 def read(url: str, **options: Any) -> Address:
-    address, left = read_address(url, options)
-    assert left == {}
-    return address
+    return read_address(url, options)
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +89,9 @@ def test_options_by_keyword_win_over_those_in_the_url() -> None:
     assert (server.timeout, server.connect_timeout, server.db, server.password) == (3.0, 8.0, 2, "hidden")
 
 
-def test_options_that_are_no_part_of_the_address_are_handed_back() -> None:
-    address, left = read_address("redis://localhost?prefix=mine&timeout=3", {"dead_max": 7})
-    assert left == {"prefix": "mine", "dead_max": 7}
+def test_the_prefix_and_the_caps_are_part_of_the_address() -> None:
+    address = read("redis://localhost?prefix=mine&timeout=3", dead_max=7)
+    assert (address.prefix, address.caps) == ("mine", DeadCaps(7))
     assert address.seeds[0].timeout == 3.0
 
 
@@ -126,8 +125,8 @@ def test_tls_options(certificate: Path) -> None:
         ({"ssl_keyfile": "own.key"}, "ssl_keyfile without ssl_certfile: give both"),
         ({"ssl_certfile": "locked.crt", "ssl_keyfile": "locked.key"}, "an unencrypted key and its certificate"),
         ({"ssl_certfile": "own.crt", "ssl_keyfile": "locked.key"}, "an unencrypted key and its certificate"),
-        ({"ssl_cert_reqs": "maybe"}, "ssl_cert_reqs as required, optional, none, not 'maybe'"),
-        ({"ssl_check_hostname": "perhaps"}, "ssl_check_hostname as yes or no, not 'perhaps'"),
+        ({"ssl_cert_reqs": "maybe"}, "ssl_cert_reqs as required, optional or none, not 'maybe'"),
+        ({"ssl_check_hostname": "perhaps"}, "ssl_check_hostname as yes, no, true or false, not 'perhaps'"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )

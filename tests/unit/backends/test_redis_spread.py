@@ -18,9 +18,7 @@ from jobpool_backends.redis.records import read_entry, write_entry
 
 class Spread(RedisBackend):
     spread = True
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        atomic_across_queues=False, atomic_follow_ups=False, key_store=True
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(atomic_across_queues=False, key_store=True)
 
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **options)  # type: ignore[arg-type]

@@ -111,8 +111,7 @@ def waiting(backend: QueueBackend, queues: Sequence[str]) -> list[int]:
 def test_what_it_cannot_do_is_said() -> None:
     lacks = RedisClusterBackend.capabilities
     assert not lacks.atomic_across_queues
-    assert not lacks.atomic_follow_ups
-    assert lacks.idempotent_settle
+    assert lacks.keeps_records
 
 
 def test_follow_ups_are_in_their_queues_when_the_ack_is_answered(

@@ -61,7 +61,7 @@ def test_a_verb_meets_only_what_it_can_take(where: MessageFilter, verb: Verb, st
     ],
 )
 def test_what_waits_is_not_deleted_one_by_one_and_the_refusal_says_what_is(where: MessageFilter) -> None:
-    with pytest.raises(Unsupported, match=r"deletes_live.*state:dead"):
+    with pytest.raises(Unsupported, match=r"keeps_records.*state:dead"):
         touched(where, Verb.DELETE)
 
 

@@ -13,7 +13,7 @@ from azure.servicebus import exceptions as sdk
 from jobpool.broker.opening import redact
 from jobpool.errors import AccessRefused, BackendUnavailable, InvalidJob, JobpoolError, WriteRefused
 from jobpool_backends.servicebus.address import Address
-from jobpool_backends.servicebus.trouble import explain, too_large
+from jobpool_backends.servicebus.errors import explain, too_large
 
 WITH_KEY = Address("shop.servicebus.windows.net", "Endpoint=…")
 WITH_IDENTITY = Address("shop.servicebus.windows.net")

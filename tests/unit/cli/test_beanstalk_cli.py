@@ -84,8 +84,8 @@ def test_whole_queues_are_purged_and_no_part_of_what_waits(ask: Ask, broker: Que
 
 
 def test_what_there_is_not_is_a_sentence(ask: Ask) -> None:
-    assert "by itself (Capabilities.native_reap)" in ask("reap", "reports").stderr
-    assert "has no claims (Capabilities.claims)" in ask("claim", "list", code=1).stderr
+    assert "by itself (Capabilities.leases)" in ask("reap", "reports").stderr
+    assert "has no claims (Capabilities.key_store)" in ask("claim", "list", code=1).stderr
     assert "(Capabilities.key_store)" in ask("history", "--rollup", code=1).stderr
     keyed = ask("enqueue", "report", "--unique", "--idempotency-key", "k", code=1)
     assert "leave unique and idempotency_key out" in keyed.stderr

@@ -80,10 +80,10 @@ def test_stats_without_a_name_are_of_the_settings_queues_and_say_what_they_canno
         ("reports", 3, 0),
     ]
     assert (
-        "modest:// cannot list its queues (Capabilities.lists_queues): this is about default, reports" in result.stderr
+        "modest:// cannot list its queues (Capabilities.makes_queues): this is about default, reports" in result.stderr
     )
-    assert "counts what others have leased as waiting (Capabilities.exact_stats)" in result.stderr
-    assert "lists_queues" not in ask("stats", "reports").stderr
+    assert "counts what others have leased as waiting (Capabilities.exact_counts)" in result.stderr
+    assert "makes_queues" not in ask("stats", "reports").stderr
 
 
 def test_a_queue_of_the_settings_that_is_not_there_is_told_with_the_mend(ask: Ask, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_dead_letter_is_inspected_with_its_queue_or_without(ask: Ask, broker: 
 def test_a_reap_says_that_the_broker_does_it(ask: Ask) -> None:
     result = ask("reap", "reports")
     assert result.exit_code == 0
-    assert "modest:// gives back what has an expired lease by itself (Capabilities.native_reap)" in result.stderr
+    assert "modest:// gives back what has an expired lease by itself (Capabilities.leases)" in result.stderr
 
 
 # --- changing -----------------------------------------------------------------------------------------
@@ -205,7 +205,10 @@ def test_a_reason_means_dead_letters_which_are_purged_by_it(ask: Ask, broker: Me
     ("words", "said"),
     [
         (["-p", "1"], "modest:// knows no priorities (Capabilities.priorities)"),
-        (["--id", "mine"], "modest:// knows no ids (Capabilities.known_ids): enqueued again, it is a second message"),
+        (
+            ["--id", "mine"],
+            "modest:// knows no ids (Capabilities.keeps_records): enqueued again, it is a second message",
+        ),
         ([], ""),
         (["-p", "5"], ""),
     ],
@@ -224,7 +227,7 @@ def test_an_enqueue_says_what_means_nothing_there(ask: Ask, words: list[str], sa
         (["enqueue", "report", "--idempotency-key", "k"], 1, "modest:// keeps no keys (Capabilities.key_store)"),
         (["enqueue", "report", "--single-instance"], 1, "single_instance"),
         (["enqueue", "report", "-Q", "mistyped"], 2, "there is no queue 'mistyped'"),
-        (["claim", "list"], 1, "modest:// has no claims (Capabilities.claims): choose a backend that has them"),
+        (["claim", "list"], 1, "modest:// has no claims (Capabilities.key_store): choose a backend that has them"),
         (["claim", "create", "reports"], 1, "modest:// has no claims"),
         (["message", "post", "reports", "x"], 1, "modest:// has no claims"),
         (["history", "--rollup"], 1, "modest:// keeps no keys (Capabilities.key_store)"),

@@ -17,6 +17,7 @@ from support.modest import Breakable, OwnLeases
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.client import worker as worker_module
 from jobpool.client.jobs import Jobs
@@ -28,7 +29,7 @@ from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.result import Status, WorkerResult
-from jobpool.message.settlement import Settled, Settlement
+from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.retry import RetryPolicy
 from jobpool_backends.memory import MemoryBackend
@@ -68,11 +69,11 @@ class Unsteady(MemoryBackend):
         self.leases = super()._fetch(queue, limit, ttl, fetch_id)
         return self.leases
 
-    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
+    def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         if self.silent_settlements:
             self.silent_settlements -= 1
             raise BackendUnavailable("silent")
-        return super()._settle(settlements, call_id)
+        return super()._settle(settlements, brought, call_id)
 
     def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         self.renewals += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from support.modest import Modest
 from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import MessageFilter, QueueStats, Reaped, ReapPolicy, State
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.master import events as ev
@@ -19,7 +20,6 @@ from jobpool.master.inbox import Inbox
 from jobpool.master.settle_thread import SettleThread, Work
 from jobpool.master.slots import Delivery
 from jobpool.message.definition import JobDefinition
-from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Settled, Settlement
 from jobpool_backends.memory import MemoryBackend
 
@@ -157,11 +157,11 @@ class Refusing(MemoryBackend):
 
     gone = False
 
-    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
+    def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         for lease, settlement in settlements:
             if self.gone or any(message.queue == "nowhere" for message in self.brought_by(lease, settlement)):
                 raise ConfigurationError("there is no queue 'nowhere'")
-        return super()._settle(settlements, call_id)
+        return super()._settle(settlements, brought, call_id)
 
 
 NOWHERE = JobDefinition("report", {}, queue="nowhere")

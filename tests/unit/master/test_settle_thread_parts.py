@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -10,14 +10,14 @@ import pytest
 from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
+from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import Capabilities, Reaped, ReapPolicy
 from jobpool.errors import BackendUnavailable
 from jobpool.master import events as ev
 from jobpool.master.inbox import Inbox
 from jobpool.master.settle_thread import SettleThread
 from jobpool.master.slots import Delivery
-from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Ack, Settled, Settlement
+from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.memory import MemoryBackend
 
 OTHER = "mails"
@@ -28,10 +28,10 @@ class HalfSilent(MemoryBackend):
 
     capabilities: ClassVar[Capabilities] = replace(MemoryBackend.capabilities, atomic_across_queues=False)
 
-    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
+    def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         if any(lease.queue == QUEUE for lease, _ in settlements):
             raise BackendUnavailable("silent")
-        return super()._settle(settlements, call_id)
+        return super()._settle(settlements, brought, call_id)
 
     def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         if queue == QUEUE:

@@ -9,6 +9,7 @@ import pytest
 from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
+from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import ReapPolicy
 from jobpool.errors import AccessRefused, WriteRefused
 from jobpool.master import events as ev
@@ -18,7 +19,7 @@ from jobpool.master.settle_thread import SettleThread, Work
 from jobpool.master.slots import Delivery
 from jobpool.master.threads import RenewThread
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Ack, Nack, Settled, Settlement
+from jobpool.message.settlement import Ack, Nack, Settled
 from jobpool_backends.memory import MemoryBackend
 
 
@@ -29,12 +30,12 @@ class Full(MemoryBackend):
     shut = False
     renewals = 0
 
-    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
+    def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         if self.shut:
             raise AccessRefused("who are you? Mend the password")
         if self.full and any(settlement != Ack() for _, settlement in settlements):
             raise WriteRefused("full")
-        return super()._settle(settlements, call_id)
+        return super()._settle(settlements, brought, call_id)
 
     def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         if self.shut:

@@ -49,7 +49,7 @@ class Recorder(ClaimStore):
         self.asked.append(("pop", queue, limit))
         return []
 
-    def _list(self, queue: str, after: str | None, limit: int, claimed: bool) -> list[QueueMessage]:
+    def _list(self, queue: str, after: int, limit: int, claimed: bool) -> list[QueueMessage]:
         self.asked.append(("list", queue, after, limit, claimed))
         return []
 

@@ -86,7 +86,7 @@ class ListsNoLive:
 
     def __init__(self, backend: QueueBackend) -> None:
         self._backend = backend
-        self.capabilities = replace(backend.capabilities, lists_live=False, deletes_live=False)
+        self.capabilities = replace(backend.capabilities, lists_live=False, keeps_records=False)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)

@@ -66,12 +66,10 @@ def test_an_enqueue_that_took_long_may_have_been_sent_twice(took: float, may_be:
     ("can", "excused"),
     [
         (Capabilities(), set()),
-        (Capabilities(atomic_nack=False), {"nacked"}),
-        (Capabilities(known_ids=False), {"slow"}),
-        (Capabilities(atomic_nack=False, native_reap=True, exact_crashes=False), {"nacked"}),
-        (Capabilities(atomic_nack=False, native_reap=True), {"nacked", "held"}),
+        (Capabilities(keeps_records=False, exact_counts=False), {"nacked", "slow"}),
+        (Capabilities(keeps_records=False), {"nacked", "slow", "held"}),
     ],
-    ids=["none", "copies", "knows no ids", "counts not exactly", "charges by a copy"],
+    ids=["none", "copies, and counts not exactly", "charges by a copy"],
 )
 def test_only_what_a_broker_cannot_do_is_excused(can: Capabilities, excused: set[str]) -> None:
     story = [

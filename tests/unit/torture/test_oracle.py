@@ -13,8 +13,8 @@ from jobpool_torture.account import Account
 from jobpool_torture.ledger import Line
 from jobpool_torture.oracle import count
 
-COPYING = Capabilities(atomic_nack=False, idempotent_settle=False)
-INEXACT = Capabilities(atomic_nack=False, exact_crashes=False)
+COPYING = Capabilities(keeps_records=False)
+INEXACT = Capabilities(keeps_records=False, exact_counts=False)
 
 COUNTS = (
     *("lost", "ghosts", "double_settles", "reruns", "fences", "wrong_attempts", "wrong_crashes"),
@@ -295,7 +295,7 @@ def test_a_follow_up_of_a_run_that_was_not_acked_is_a_ghost() -> None:
 
 def test_a_follow_up_of_a_refused_ack_may_be_there_where_it_is_put_first() -> None:
     lines = [*parent(*settled(1, "ack", "expired")), *of_child(ran(1))]
-    account = counted(lines, [kept(State.DELAYED, 1, 1)], can=replace(COPYING, atomic_follow_ups=False))
+    account = counted(lines, [kept(State.DELAYED, 1, 1)], can=replace(COPYING, atomic_across_queues=False))
     assert account.ghosts == set()
     assert account.lost == set()
     assert counted(lines, [kept(State.DELAYED, 1, 1)]).ghosts == {"child"}

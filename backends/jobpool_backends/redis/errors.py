@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import errno
 import re
-import socket
 import ssl
 from dataclasses import dataclass
 from typing import Protocol
 
 from redis.exceptions import ConnectionError, InvalidResponse, RedisError, TimeoutError
 
-from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
+from jobpool.errors import JobpoolError
+from jobpool_backends.errors import HUNG_UP, Meaning, mend, take_no_writes, unreached, wait
 
 
 class Place(Protocol):
@@ -33,8 +33,8 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
-    """The meaning of an error.
+class Explained:
+    """An error, explained.
 
     Attributes:
         error: The error to raise; None = the original.
@@ -47,66 +47,38 @@ class Meaning:
     hung_up: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    kind: type[JobpoolError]
-    text: str
-    sound: bool = False
-
-
-def _wait(text: str) -> _Refusal:
-    """Refuse for now: the server cannot, and the connection is as good as before."""
-    return _Refusal(BackendUnavailable, text, sound=True)
-
-
-def _turn_away(text: str) -> _Refusal:
-    """Refuse for another server, which may be the right one by now, or for a new connection to this one."""
-    return _Refusal(BackendUnavailable, text)
-
-
-def _mend(text: str) -> _Refusal:
-    return _Refusal(AccessRefused, text)
-
-
-def _take_no_writes(text: str) -> _Refusal:
-    """Refuse writes only: the server answers, and calls that need no room may go on."""
-    return _Refusal(WriteRefused, text, sound=True)
-
-
-_GRANT = _mend("does not allow this user what jobpool needs: grant it the commands and the keys")
-_TAKE_OUT_THE_PASSWORD = _mend("has no password set, yet one was given: leave it out, or set one there")
-_TOO_OLD = _mend("does not know a command that jobpool needs: it must be Redis 6.2 or later, with no command renamed")
-_MOVING = _wait("is moving these keys to another node: it answers when that is done")
-_WRITE_CLUSTER = _mend("is a node of a cluster: write redis+cluster:// instead")
+_GRANT = mend("does not allow this user what jobpool needs: grant it the commands and the keys")
+_TAKE_OUT_THE_PASSWORD = mend("has no password set, yet one was given: leave it out, or set one there")
+_TOO_OLD = mend("does not know a command that jobpool needs: it must be Redis 6.2 or later, with no command renamed")
+_MOVING = wait("is moving these keys to another node: it answers when that is done", sound=True)
+_WRITE_CLUSTER = mend("is a node of a cluster: write redis+cluster:// instead")
 
 _BY_WORD = {
-    "LOADING": _turn_away("is loading its data from disk: it answers when that is done"),
-    "READONLY": _turn_away(
+    "LOADING": wait("is loading its data from disk: it answers when that is done"),
+    "READONLY": wait(
         "is a replica, which takes no writes: after a failover the next call looks for the new master; if there was"
         " none, name the master"
     ),
-    "UNBLOCKED": _turn_away("became a replica while it was waited on: the next call looks for the new master"),
-    "MASTERDOWN": _turn_away("is a replica that has lost its master: bring the master back, or let a failover finish"),
-    "CLUSTERDOWN": _turn_away(
-        "says that its cluster is down: bring the missing nodes back (redis-cli --cluster check)"
-    ),
-    "BUSY": _wait("is busy with a script that does not end: find its caller, or end it with SCRIPT KILL"),
+    "UNBLOCKED": wait("became a replica while it was waited on: the next call looks for the new master"),
+    "MASTERDOWN": wait("is a replica that has lost its master: bring the master back, or let a failover finish"),
+    "CLUSTERDOWN": wait("says that its cluster is down: bring the missing nodes back (redis-cli --cluster check)"),
+    "BUSY": wait("is busy with a script that does not end: find its caller, or end it with SCRIPT KILL", sound=True),
     "TRYAGAIN": _MOVING,
-    "OOM": _take_no_writes(
+    "OOM": take_no_writes(
         "refuses to grow, for the server's memory is full (maxmemory is reached): raise maxmemory, or remove what is"
         " not needed; nothing was changed"
     ),
-    "MISCONF": _take_no_writes("refuses writes because it cannot save to its disk: see its log, and free some space"),
-    "NOREPLICAS": _take_no_writes(
+    "MISCONF": take_no_writes("refuses writes because it cannot save to its disk: see its log, and free some space"),
+    "NOREPLICAS": take_no_writes(
         "refuses writes because too few of its replicas are connected (min-replicas-to-write): bring them back"
     ),
-    "NOAUTH": _mend(
+    "NOAUTH": mend(
         "wants a password: write it into the URL, redis://user:password@host, or into the option password (a sentinel's"
         " into sentinel_password)"
     ),
-    "WRONGPASS": _mend("refuses this user name or password: mend them in the URL or in the options"),
+    "WRONGPASS": mend("refuses this user name or password: mend them in the URL or in the options"),
     "NOPERM": _GRANT,
-    "DENIED": _mend(
+    "DENIED": mend(
         "is in protected mode and takes connections from its own machine only: give it a password, or bind it to an"
         " address on purpose"
     ),
@@ -114,14 +86,14 @@ _BY_WORD = {
 }
 
 _BY_PHRASE = {  # as Redis 6, Redis 7 and Valkey say it
-    "max number of clients reached": _turn_away(
+    "max number of clients reached": wait(
         "has no connection left (maxclients): close some clients, or raise maxclients"
     ),
-    "DB index is out of range": _mend(
+    "DB index is out of range": mend(
         "has no database of this number: choose one below its setting `databases` (16 unless it was changed)"
     ),
     "SELECT is not allowed in cluster mode": _WRITE_CLUSTER,
-    "cluster support disabled": _mend("is no node of a cluster: write redis:// instead"),
+    "cluster support disabled": mend("is no node of a cluster: write redis:// instead"),
     "unknown command": _TOO_OLD,
     "Unknown Redis command called from": _TOO_OLD,
     "Unknown command called from": _TOO_OLD,
@@ -135,34 +107,30 @@ _BY_PHRASE = {  # as Redis 6, Redis 7 and Valkey say it
 _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -?([A-Z]+) ")
 """Redis 6 puts the refusal of a command behind the place in the script that sent it."""
 
-_HUNG_UP = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ESHUTDOWN, errno.ENOTCONN, errno.EBADF})
-
-_UNREACHABLE = {
-    errno.ECONNREFUSED: "refuses connections: nothing listens there. Start Redis, or mend the address",
+_NO_SOCKET = {
     errno.ENOENT: "is not there: start Redis with this `unixsocket`, or mend the path",
     errno.EACCES: "may not be used by this user: mend `unixsocketperm`, or join the socket's group",
     errno.ENOTSOCK: "is no socket: mend the path",
-    errno.EHOSTUNREACH: "cannot be reached from here: mend the host, the route or the firewall",
-    errno.ENETUNREACH: "cannot be reached from here: mend the host, the route or the firewall",
-    errno.EMFILE: "cannot be reached, because this process has no file descriptor left: raise `ulimit -n`",
 }
 
 
-def explain(error: RedisError, place: Place) -> Meaning:
+def explain(error: RedisError, place: Place) -> Explained:
     """Explain `error`, which came from `place`."""
-    refusal = _refusal(error)
-    if refusal is not None:
-        return Meaning(_say(refusal.kind, place, refusal.text), sound=refusal.sound)
+    meaning = _meaning(error)
+    if meaning is not None:
+        return Explained(meaning.told(place.title), sound=meaning.sound)
     if isinstance(error, InvalidResponse):
-        return Meaning(_unavailable(place, "does not speak Redis's protocol; if the port wants TLS, write rediss://"))
+        return Explained(
+            wait("does not speak Redis's protocol; if the port wants TLS, write rediss://").told(place.title)
+        )
     if isinstance(error, TimeoutError):
-        return Meaning(_unavailable(place, _slow(error, place)))
+        return Explained(wait(_slow(error, place)).told(place.title))
     if isinstance(error, ConnectionError):
         return _broken(error, place)
-    return Meaning(None, sound=True)
+    return Explained(None, sound=True)
 
 
-def _refusal(error: RedisError) -> _Refusal | None:
+def _meaning(error: RedisError) -> Meaning | None:
     text = str(error)
     word = getattr(error, "status_code", None) or text.partition(" ")[0]  # redis-py cuts the words that it knows
     known = _BY_WORD.get(word)
@@ -171,7 +139,7 @@ def _refusal(error: RedisError) -> _Refusal | None:
     in_script = _IN_SCRIPT.search(text)
     if in_script is not None and in_script[1] in _BY_WORD:
         return _BY_WORD[in_script[1]]
-    return next((refusal for phrase, refusal in _BY_PHRASE.items() if phrase in text), None)
+    return next((meaning for phrase, meaning in _BY_PHRASE.items() if phrase in text), None)
 
 
 def _slow(error: TimeoutError, place: Place) -> str:
@@ -184,17 +152,16 @@ def _slow(error: TimeoutError, place: Place) -> str:
     return f"took no connection in time: see whether it runs and no firewall swallows packets{tls}"
 
 
-def _broken(error: ConnectionError, place: Place) -> Meaning:
+def _broken(error: ConnectionError, place: Place) -> Explained:
     cause = _beneath(error)
     if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return Meaning(_tls_trouble(cause, place))
-    if isinstance(cause, socket.gaierror):
-        return Meaning(_unavailable(place, "cannot be found: mend the host name, or the name service of this machine"))
-    if cause is not None and cause.errno in _UNREACHABLE:
-        return Meaning(_unavailable(place, _UNREACHABLE[cause.errno]))
-    if cause is None or cause.errno in _HUNG_UP or isinstance(cause, ssl.SSLError):
-        return Meaning(_unavailable(place, _hung_up(place)), hung_up=True)
-    return Meaning(_unavailable(place, f"cannot be reached: {cause.strerror or cause}"))
+        return Explained(_tls_trouble(cause, place))
+    if cause is None or cause.errno in HUNG_UP or isinstance(cause, ssl.SSLError):
+        return Explained(wait(_hung_up(place)).told(place.title), hung_up=True)
+    way = (
+        unreached(cause, "Redis") or _NO_SOCKET.get(cause.errno or 0) or f"cannot be reached: {cause.strerror or cause}"
+    )
+    return Explained(wait(way).told(place.title))
 
 
 def _hung_up(place: Place) -> str:
@@ -218,7 +185,7 @@ def _tls_trouble(error: ssl.SSLError, place: Place) -> JobpoolError:
         text = f"does not accept our certificate ({reason}): mend the options ssl_certfile and ssl_keyfile"
     else:
         text = f"does not agree on TLS ({reason or error}): mend the ssl_… options, or the server's tls-… settings"
-    return _say(AccessRefused, place, text)
+    return mend(text).told(place.title)
 
 
 def _beneath(error: BaseException) -> OSError | None:
@@ -227,11 +194,3 @@ def _beneath(error: BaseException) -> OSError | None:
     while current is not None and not isinstance(current, OSError):
         current = current.__cause__ or current.__context__
     return current
-
-
-def _unavailable(place: Place, what: str) -> JobpoolError:
-    return _say(BackendUnavailable, place, what)
-
-
-def _say(kind: type[JobpoolError], place: Place, what: str) -> JobpoolError:
-    return kind(f"{place.title} {what}")

@@ -8,52 +8,37 @@ table turns the others into `WriteRefused` (wait, or mend the server), `Configur
 from __future__ import annotations
 
 import errno
-import socket
 
 import greenstalk
 
-from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError, WriteRefused
+from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError
 from jobpool_backends.beanstalk.address import Address
+from jobpool_backends.errors import HUNG_UP, Meaning, take_no_writes, unreached
 
-_UNREACHABLE = {
-    errno.ECONNREFUSED: "refuses connections: nothing listens there. Start beanstalkd, or mend the address",
-    errno.EHOSTUNREACH: "cannot be reached from here: mend the host, the route or the firewall",
-    errno.ENETUNREACH: "cannot be reached from here: mend the host, the route or the firewall",
-    errno.EMFILE: "cannot be reached, because this process has no file descriptor left: raise `ulimit -n`",
-    errno.ENFILE: "cannot be reached, because this machine has no file descriptor left: raise fs.file-max",
-    errno.EADDRNOTAVAIL: "cannot be reached, because this machine has no free port left: close some connections",
-}
-
-_HUNG_UP = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ESHUTDOWN, errno.ENOTCONN, errno.EBADF})
-
-_REFUSALS: dict[type[greenstalk.Error], tuple[type[JobpoolError], str]] = {
-    greenstalk.DrainingError: (
-        WriteRefused,
+_MEANINGS = {
+    greenstalk.DrainingError: take_no_writes(
         "is in drain mode, and takes no jobs until it is restarted: somebody sent it SIGUSR1. Restart it, or name"
-        " another server",
+        " another server"
     ),
-    greenstalk.OutOfMemoryError: (
-        WriteRefused,
-        "is out of memory or disk: give it more, or let the queues drain; nothing was changed",
+    greenstalk.OutOfMemoryError: take_no_writes(
+        "is out of memory or disk: give it more, or let the queues drain; nothing was changed"
     ),
-    greenstalk.BuriedError: (
-        WriteRefused,
-        "is out of memory, and buried a job that it could not place in its queue: give it more, then kick it",
+    greenstalk.BuriedError: take_no_writes(
+        "is out of memory, and buried a job that it could not place in its queue: give it more, then kick it"
     ),
-    greenstalk.InternalError: (
-        WriteRefused,
-        "reports an internal error, as a rule a binlog that cannot be written: check its disk and its log",
+    greenstalk.InternalError: take_no_writes(
+        "reports an internal error, as a rule a binlog that cannot be written: check its disk and its log"
     ),
-    greenstalk.JobTooBigError: (
+    greenstalk.JobTooBigError: Meaning(
         InvalidJob,
         "does not take a job as big as this: make its payload smaller, or start the server with a larger -z",
     ),
-    greenstalk.BadFormatError: (
+    greenstalk.BadFormatError: Meaning(
         ConfigurationError,
         "does not take a command as jobpool writes it: check the option tube_prefix, and that it is beanstalkd 1.12"
         " or later",
     ),
-    greenstalk.UnknownCommandError: (
+    greenstalk.UnknownCommandError: Meaning(
         ConfigurationError,
         "does not know a command that jobpool needs (reserve-job): upgrade it to beanstalkd 1.12 or later",
     ),
@@ -78,8 +63,8 @@ def explain_unreached(error: OSError, address: Address) -> BackendUnavailable:
 
 def refusal(error: greenstalk.Error, address: Address) -> JobpoolError | None:
     """Explain a refusal; None for an ordinary answer."""
-    known = _REFUSALS.get(type(error))
-    return known[0](f"{address.title} {known[1]}") if known else None
+    known = _MEANINGS.get(type(error))
+    return known.told(address.title) if known else None
 
 
 def _why(error: BaseException, address: Address) -> str:
@@ -88,13 +73,8 @@ def _why(error: BaseException, address: Address) -> str:
             f"did not answer within {address.timeout:g} s: see whether it runs, is stopped or is behind a firewall, or"
             " raise the option timeout"
         )
-    if isinstance(error, socket.gaierror):
-        return "cannot be found: mend the host name, or the name service of this machine"
     if not isinstance(error, OSError):
         return "does not speak beanstalkd's protocol: mend the host or the port"
-    number = error.errno or errno.ECONNRESET  # greenstalk raises ConnectionError without one
-    if number in _UNREACHABLE:
-        return _UNREACHABLE[number]
-    if number in _HUNG_UP:
+    if (error.errno or errno.ECONNRESET) in HUNG_UP:  # greenstalk raises ConnectionError without one
         return "closed the connection: it was stopped or restarted, or has no file descriptor left (ulimit -n)"
-    return f"cannot be reached: {error.strerror or error}"
+    return unreached(error, "beanstalkd") or f"cannot be reached: {error.strerror or error}"

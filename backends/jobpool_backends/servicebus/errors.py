@@ -16,6 +16,7 @@ from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import exceptions as sdk
 
 from jobpool.errors import AccessRefused, BackendUnavailable, InvalidJob, JobpoolError, WriteRefused
+from jobpool_backends.errors import mend, unreached
 from jobpool_backends.servicebus.address import Address
 
 LOST = (sdk.MessageLockLostError, sdk.MessageAlreadySettled, sdk.MessageNotFoundError)
@@ -50,7 +51,6 @@ _UNREACHABLE = {
     errno.ECONNREFUSED: "refuses connections: nothing listens there. Mend the address, or start the emulator",
     errno.EHOSTUNREACH: "cannot be reached from here: mend the host, the route or the firewall (ports 5671 and 5672)",
     errno.ENETUNREACH: "cannot be reached from here: mend the host, the route or the firewall (ports 5671 and 5672)",
-    errno.EMFILE: "cannot be reached, because this process has no file descriptor left: raise `ulimit -n`",
 }
 _REFUSED_KEY = (
     "refuses the key: mend SharedAccessKeyName and SharedAccessKey in the connection string (the Azure portal shows"
@@ -73,7 +73,7 @@ def explain(error: BaseException, address: Address, queue: str, timeout: float) 
     if missing is not None:
         return missing
     if any(isinstance(each, ClientAuthenticationError) for each in _wrapped(error)):
-        return AccessRefused(f"{address.title} {_NOBODY}")
+        return mend(_NOBODY).told(address.title)
     match error:
         case sdk.MessagingEntityDisabledError():
             return WriteRefused(f"{address.title}: queue {queue!r} is disabled: enable it there (status Active)")
@@ -130,8 +130,8 @@ def _network(error: BaseException, timeout: float) -> str:
         )
     if isinstance(beneath, socket.gaierror):
         return "cannot be found: mend the name of the namespace, or the name service of this machine"
-    if isinstance(beneath, OSError) and beneath.errno in _UNREACHABLE:
-        return _UNREACHABLE[beneath.errno]
+    if beneath is not None and (way := _UNREACHABLE.get(beneath.errno or 0) or unreached(beneath, "it")):
+        return way
     if isinstance(error, TimeoutError | asyncio.TimeoutError | sdk.OperationTimeoutError):
         return (
             f"did not answer within {timeout:g} s: see whether it is up and no firewall swallows packets, or raise the"

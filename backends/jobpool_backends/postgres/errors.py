@@ -10,7 +10,8 @@ from typing import NoReturn
 
 import psycopg
 
-from jobpool.errors import AccessRefused, BackendUnavailable, WriteRefused
+from jobpool.errors import JobpoolError
+from jobpool_backends.errors import Meaning, mend, take_no_writes, wait
 from jobpool_backends.postgres.address import Address
 from jobpool_backends.postgres.connection import AnswerTimeout
 
@@ -32,7 +33,6 @@ _UNAVAILABLE = {
     "25P03": "ended the session, which was idle in a transaction for too long: try again",
     "40001": "could not put this transaction in an order with others, again and again: look for long transactions",
     "40P01": "found dead-locks, again and again: look for other programs that lock jobpool's tables",
-    "53100": "has a full disk: free some space there",
     "53200": "is out of memory: give it more, or lower work_mem and max_connections",
     "53300": "has no connection left: raise max_connections, or put a pooler in front",
     "53400": "has reached a configured limit: look into its log",
@@ -47,9 +47,6 @@ _UNAVAILABLE = {
     "XX001": "reports damaged data: check its disk, restore a copy",
     "XX002": "reports a damaged index: check its disk, then REINDEX",
 }
-_FULL = {"53100"}
-"""A statement that needs no room may still be done."""
-
 _REFUSED = {
     "28000": "refuses this user: check the user in the URL and the server's pg_hba.conf",
     "28P01": "refuses the password: check the user and the password in the URL",
@@ -91,8 +88,19 @@ _UNWELCOME = {
 }
 """The same, when it does not help."""
 
-
-_STATEMENT_MODE = "is behind a pooler that allows no transactions: set pool_mode = transaction in pgbouncer.ini"
+_BY_CODE = {
+    "53100": take_no_writes("has a full disk: free some space there"),
+    **{code: wait(text) for code, text in _UNAVAILABLE.items()},
+    **{code: mend(text) for code, text in _REFUSED.items()},
+}
+_BY_WORDS = {
+    **{pattern: wait(text) for pattern, text in _UNREACHED.items()},
+    **{pattern: mend(text) for pattern, text in _UNWELCOME.items()},
+}
+_SILENT = wait("does not answer: check the network and the server's load")
+_STATEMENT_MODE = mend("is behind a pooler that allows no transactions: set pool_mode = transaction in pgbouncer.ini")
+_CLOSED = wait("closed the connection: try again when it is up")
+_ELSE = wait("cannot be reached")
 
 
 def is_conflict(error: psycopg.Error) -> bool:
@@ -110,44 +118,30 @@ def is_stale(error: psycopg.Error) -> bool:
 
 def raise_explained(error: psycopg.Error, address: Address) -> NoReturn:
     """Raise what the error of a statement means. One that is not in the tables is a fault in jobpool, and stays."""
-    code = error.sqlstate
+    meaning = _meaning(error)
+    if meaning is None:
+        raise error
+    raise _said(error, address, meaning) from error
+
+
+def _meaning(error: psycopg.Error) -> Meaning | None:
     if isinstance(error, AnswerTimeout):
-        _unavailable(error, address, "does not answer: check the network and the server's load")
-    if code in _FULL:
-        raise WriteRefused(_sentence(error, address, _UNAVAILABLE[code])) from error
-    if code in _UNAVAILABLE:
-        _unavailable(error, address, _UNAVAILABLE[code])
-    if code in _REFUSED:
-        _refused(error, address, _REFUSED[code].format(schema=address.schema))
+        return _SILENT
+    if (meaning := _BY_CODE.get(error.sqlstate or "")) is not None:
+        return meaning
     if "statement pooling mode" in str(error):
-        _refused(error, address, _STATEMENT_MODE)
-    if is_stale(error):
-        _unavailable(error, address, "closed the connection: try again when it is up")
-    raise error
+        return _STATEMENT_MODE
+    return _CLOSED if is_stale(error) else None
 
 
 def raise_unreached(error: psycopg.Error, address: Address) -> NoReturn:
     """Raise what an error while connecting means."""
     if error.sqlstate is not None:
         raise_explained(error, address)
-    text = str(error)
-    for pattern, meaning in _UNREACHED.items():
-        if re.search(pattern, text):
-            _unavailable(error, address, meaning)
-    for pattern, meaning in _UNWELCOME.items():
-        if re.search(pattern, text):
-            _refused(error, address, meaning)
-    _unavailable(error, address, "cannot be reached")
+    meanings = (meaning for pattern, meaning in _BY_WORDS.items() if re.search(pattern, str(error)))
+    raise _said(error, address, next(meanings, _ELSE)) from error
 
 
-def _unavailable(error: psycopg.Error, address: Address, meaning: str) -> NoReturn:
-    raise BackendUnavailable(_sentence(error, address, meaning)) from error
-
-
-def _refused(error: psycopg.Error, address: Address, meaning: str) -> NoReturn:
-    raise AccessRefused(_sentence(error, address, meaning)) from error
-
-
-def _sentence(error: psycopg.Error, address: Address, meaning: str) -> str:
+def _said(error: psycopg.Error, address: Address, meaning: Meaning) -> JobpoolError:
     words = re.sub(r"^connection (failed|is bad): ", "", str(error).strip().partition("\n")[0])
-    return f"Postgres at {address.where} {meaning} ({words})"
+    return meaning.kind(f"Postgres at {address.where} {meaning.text.format(schema=address.schema)} ({words})")

@@ -1,0 +1,53 @@
+"""The parts that a backend is put together from. `QueueBackend` checks arguments, and hands them to these.
+
+Each call is one atomic step. Times are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from jobpool.broker.values import Existing, Message, MessageFilter, NewMessage, QueueStats, Reaped, ReapPolicy, Verb
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Settled, Settlement
+
+Settlements = Sequence[tuple[JobLease, Settlement]]
+
+Brought = dict[int, list[NewMessage]]
+"""Messages that the settlements of a call add to queues, by the place of the settlement in it."""
+
+Enqueue = Callable[[Sequence[NewMessage]], Existing | None]
+"""Add those that are not known; for each left out because its unique key is known: its id → the known id."""
+
+Fetch = Callable[[str, int, float, str], list[JobLease]]
+"""Of a queue, a limit, a ttl and a fetch id."""
+
+WaitAny = Callable[[Sequence[str], float], str | None]
+"""Of queues and a timeout."""
+
+Settle = Callable[[Settlements, Brought, str], list[Settled]]
+"""The last argument is the call id."""
+
+Renew = Callable[[Sequence[JobLease], float], list[JobLease | None]]
+
+Reap = Callable[[str, ReapPolicy, float | None], list[Reaped]]
+"""Of a queue, a policy and a visibility timeout."""
+
+Bulk = Callable[[MessageFilter, Verb, int], int]
+"""Of a filter, a verb and a limit."""
+
+
+class Inspector(Protocol):
+    """The part that looks at messages and changes none. See the methods of `QueueBackend`."""
+
+    def stats(self, queue: str) -> QueueStats: ...
+
+    def queues(self) -> list[str]: ...
+
+    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
+        """Return up to `limit` messages after the one whose cursor says `after`; 0 = from the first."""
+
+    def count(self, where: MessageFilter, cap: int) -> int: ...
+
+    def inspect(self, ident: str) -> Message | None: ...
