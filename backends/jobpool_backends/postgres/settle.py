@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from jobpool.broker.values import NewMessage
+from jobpool.broker.parts import Brought, Settlements
 from jobpool.clock import Clock
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
@@ -47,8 +47,6 @@ _ANSWERS = {
     "w": Settled.NOT_OWNER,
 }
 
-Settlements = Sequence[tuple[JobLease, Settlement]]
-
 
 class _Term(NamedTuple):
     """A settlement that goes by itself, as the columns of the function `settle`."""
@@ -72,7 +70,7 @@ class Settler:
         self._sweeper = sweeper
         self._enqueuer = enqueuer
 
-    def settle(self, settlements: Settlements, brought: dict[int, list[NewMessage]], call_id: str) -> list[Settled]:
+    def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         """Return the answers. `brought`: what each settlement adds to queues, by its place."""
         acks, rest = _sort_out(settlements)
         sql, asked = _ACK, {"call": call_id} | lease_columns([settlements[place][0] for place in acks], "ack_")
@@ -98,9 +96,7 @@ class Settler:
         [(letters,)] = self._database.run(_RENEW, lease_columns(leases) | {"length": micros(ttl)})
         return [_renewed(lease, letter, before + ttl) for lease, letter in zip(leases, letters, strict=True)]
 
-    def _with_pasts(
-        self, connection: psycopg.Connection[Any], settlements: Settlements, brought: dict[int, list[NewMessage]]
-    ) -> dict[int, list[NewMessage]]:
+    def _with_pasts(self, connection: psycopg.Connection[Any], settlements: Settlements, brought: Brought) -> Brought:
         """Return `brought`, with the last error and cause of messages that move without new ones."""
         whole = dict(brought)
         for place, messages in brought.items():
@@ -117,7 +113,7 @@ class Settler:
         sql: str,
         asked: dict[str, Any],
         order: list[int],
-        brought: dict[int, list[NewMessage]],
+        brought: Brought,
     ) -> list[Settled]:
         answers = _in_order(connection.execute(sql, asked).fetchall(), order)
         new = [message for place, messages in brought.items() if answers[place] is Settled.OK for message in messages]

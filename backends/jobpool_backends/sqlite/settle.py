@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import NewMessage
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
@@ -54,7 +55,6 @@ _UNCOUNT = "DELETE FROM starts WHERE queue = ? AND name = ? AND token = ?"
 _LETTERS = {Settled.OK: "o", Settled.NOT_IN_FLIGHT: "n", Settled.EXPIRED: "e", Settled.NOT_OWNER: "w"}
 _REPEATED = {letter: answer for answer, letter in _LETTERS.items()} | {"o": Settled.ALREADY}
 
-Settlements = Sequence[tuple[JobLease, Settlement]]
 Row = tuple[int | str | None, ...]
 
 
@@ -66,9 +66,7 @@ class Settler:
         self._sweeper = sweeper
         self._caps = caps
 
-    def settle(
-        self, settlements: Settlements, brought: dict[int, list[NewMessage]], call_id: str
-    ) -> tuple[list[Settled], bool]:
+    def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> tuple[list[Settled], bool]:
         """Return the answers, and whether somebody who waits should look. `brought` by the place of the settlement."""
         with self._database.write() as step:
             answered = settle_within(step, settlements, brought, call_id, self._caps)
@@ -91,7 +89,7 @@ class Settler:
 
 
 def settle_within(
-    step: Step, settlements: Settlements, brought: dict[int, list[NewMessage]], call_id: str, caps: DeadCaps
+    step: Step, settlements: Settlements, brought: Brought, call_id: str, caps: DeadCaps
 ) -> tuple[list[Settled], bool]:
     """Settle as `Settler.settle`, within a write transaction."""
     call = f"settle:{call_id}"
@@ -140,7 +138,7 @@ def judge(fact: Fact | None, lease: JobLease, now: Moment) -> Settled:
     return Settled.OK if lease.owner_token == owner_token(fact.holder, fact.seq) else Settled.NOT_OWNER
 
 
-def _judge_all(changes: _Changes, settlements: Settlements, brought: dict[int, list[NewMessage]]) -> list[Settled]:
+def _judge_all(changes: _Changes, settlements: Settlements, brought: Brought) -> list[Settled]:
     now = changes.step.now
     facts = read_facts(changes.step, [lease for lease, _ in settlements])
     answers = []
