@@ -1,7 +1,7 @@
 """The contract between jobpool and a broker. Its docstrings are the specification; one suite tests them all.
 
-`QueueBackend` is a template: the public methods check their arguments, mint ids and wait, once for all brokers. A
-broker fills in the underscored steps, each one atomic. Times are seconds. Wall-clock times are Unix time on the
+`QueueBackend` is put together from parts (parts.py). Its methods check their arguments, mint ids and wait, once for all
+brokers; the parts do the rest, each call in one atomic step. Times are seconds. Wall-clock times are Unix time on the
 *broker's* clock and say so; lease deadlines are on this machine's CLOCK_BOOTTIME.
 
 A message is at every moment in exactly one state:
@@ -18,18 +18,20 @@ from __future__ import annotations
 
 import secrets
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from abc import ABC
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Self
 
 from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.claim_store import ClaimStore
 from jobpool.broker.finding import Finding, cautions_of
 from jobpool.broker.key_store import KeyStore
 from jobpool.broker.packing import ids_of, moved, packed, under_once_id
+from jobpool.broker.parts import Brought, Bulk, Enqueue, Fetch, Inspector, Reap, Renew, Settle, Settlements, WaitAny
 from jobpool.broker.values import ENQUEUE_MEMORY as ENQUEUE_MEMORY
 from jobpool.broker.values import (
     MAX_FETCH,
+    MAX_PAGE,
     YEAR_S,
     Capabilities,
     Existing,
@@ -43,6 +45,7 @@ from jobpool.broker.values import (
     Verb,
     check_ttl,
     once_id,
+    read_cursor,
     settle_delay,
 )
 from jobpool.broker.values import REMEMBER_CALLS as REMEMBER_CALLS
@@ -58,8 +61,10 @@ from jobpool.message.signing import EnvelopeSigner
 from jobpool.message.units import check_count, check_number
 
 
-class QueueBackend(ABC):
+class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend counts as one
     """A broker. Safe to share between threads; never across a fork: open one after the fork.
+
+    A subclass sets the parts in its `__init__`, or defines them as methods.
 
     Args:
         signer: Signs what is enqueued; None = unsigned.
@@ -74,10 +79,50 @@ class QueueBackend(ABC):
     capabilities: ClassVar[Capabilities]
     credential_variables: tuple[str, ...] = ()
 
+    _enqueue: Enqueue
+    _fetch: Fetch
+    _wait_any: WaitAny
+    _settle: Settle
+    _renew: Renew
+    _reap: Reap
+    _inspector: Inspector
+    _bulk: Bulk
+    _evicted: Callable[[str], int] | None = None
+    """None: dead letters are not capped."""
+    _keys: KeyStore | None = None
+    _claims: ClaimStore | None = None
+    _closers: Sequence[Callable[[], object]] = ()
+    """Called in this order by `close`."""
+
     def __init__(self, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:
         self.signer = signer or EnvelopeSigner()
         self.clock: Clock = clock or SystemClock()
         self.time = BrokerTime(self.broker_time, self.clock)
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        signer: EnvelopeSigner | None = None,
+        clock: Clock | None = None,
+        runner: Any = None,
+        **options: object,
+    ) -> Self:
+        """Open what `url` names; options there (`?timeout=5`) or by keyword, which win.
+
+        Raises:
+            ConfigurationError: The URL or an option cannot be right, or the server is not one that can be used. The
+                text names the mend, and never a password.
+            BackendUnavailable: The broker does not answer, if it is asked.
+        """
+        del runner  # only sync:// has a use for one
+        return cls._open(url, options, signer=signer, clock=clock)
+
+    @classmethod
+    def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
+        """Open it; `common`: arguments of `QueueBackend`."""
+        raise NotImplementedError
 
     # --- producing ---------------------------------------------------------------------------------
 
@@ -137,14 +182,14 @@ class QueueBackend(ABC):
             connection: To the broker's database, of the kind that the backend documents.
 
         Raises:
-            Unsupported: `capabilities.enqueue_in_transaction` is False.
+            Unsupported: `capabilities.transactions` is False.
             ConfigurationError: It is not a connection of that kind, or leads to another database.
             InvalidJob: As `enqueue_many`.
 
         Errors of the database are raised as its driver raises them, for the transaction is the caller's. Blocks for one
         round trip.
         """
-        if not self.capabilities.enqueue_in_transaction:
+        if not self.capabilities.transactions:
             raise Unsupported(f"{self.scheme}:// cannot enqueue within a transaction of yours: leave `connection` out")
         messages = self._pack_all(definitions)
         return ids_of(messages, self._enqueue_in(connection, messages) if messages else None)
@@ -265,7 +310,7 @@ class QueueBackend(ABC):
     def forfeit(self, lease: JobLease, cause: str) -> Settled:
         """End the lease now without a verdict, and keep `cause` beside it; the reaper does the rest.
 
-        Raises `Unsupported` where `capabilities.forfeit` is False.
+        Raises `Unsupported` where `capabilities.leases` is `Leases.NONE`.
         """
         return self._settle_one(lease, Forfeit(cause))
 
@@ -288,15 +333,22 @@ class QueueBackend(ABC):
         """
         if not settlements:
             return []
-        return self._settle(settlements, call_id or secrets.token_hex(8))
+        return self._settle(settlements, self._brought(settlements), call_id or secrets.token_hex(8))
+
+    def _brought(self, settlements: Settlements) -> Brought:
+        """Return the messages that settlements add, by their place; most add none, at almost no cost."""
+        return {
+            place: self.brought_by(lease, settlement)
+            for place, (lease, settlement) in enumerate(settlements)
+            if _brings(settlement)
+        }
 
     def _settle_one(self, lease: JobLease, settlement: Settlement) -> Settled:
         verb = type(settlement).__name__.lower()
         return self.settle_many([(lease, settlement)], call_id=f"{verb}:{lease.owner_token}")[0]
 
     def ticket(self, lease: JobLease) -> Ticket:
-        """Return what a child needs to ack this one message in a transaction of its handler's own, no more: also
-        the idempotency key of a guarded lease, which that ack marks done.
+        """Return what a child needs to ack this one message in a transaction of its handler's own, no more.
 
         It includes the idempotency key of a guarded lease, which that ack marks done. JSON-able. Its `ack` names a
         function `module:name`, which takes the handler's connection, the ticket and follow-up messages (`NewMessage`).
@@ -304,7 +356,7 @@ class QueueBackend(ABC):
         token>`, so that a later `ack(lease)` is answered ALREADY. It raises `LeaseLost` when the lease has ended, so
         that the transaction rolls back. It returns a function that tells whether the transaction is still open.
 
-        Raises `Unsupported` where `capabilities.ack_in_transaction` is False.
+        Raises `Unsupported` where `capabilities.transactions` is False.
         """
         del lease
         raise Unsupported(f"{self.scheme}:// cannot ack within a transaction of yours: leave ack_in_transaction out")
@@ -340,7 +392,7 @@ class QueueBackend(ABC):
 
         They go to their old place, after the policy's back-off, or to the dead letters past `max_crashes` with reason
         `crash-limit`. Safe with any number of reapers; the condition is repeated in the write. At most 1,000 a call.
-        Where `capabilities.native_reap` is True the same happens to each such message when it is fetched next.
+        Where the broker frees leases itself (`Leases.BROKER`) the same happens to each message when it is fetched next.
         """
         return self._reap(check_queue(queue), policy or ReapPolicy(), None)
 
@@ -356,7 +408,8 @@ class QueueBackend(ABC):
     def lost(self) -> list[JobLease]:
         """Return leases that ended early since the last call, because the connection that owned them broke.
 
-        Nothing where `capabilities.lasting_leases` is True. No I/O; a pool asks often, and ends the attempts.
+        None but where leases are of a connection (`Leases.CONNECTION`). No I/O; a pool asks often, and ends the
+        attempts.
         """
         return []
 
@@ -366,45 +419,61 @@ class QueueBackend(ABC):
 
         Raises `Unsupported` where `capabilities.key_store` is False.
         """
-        raise Unsupported(f"{self.scheme}:// keeps no keys (Capabilities.key_store): choose a backend with a key store")
+        if self._keys is None:
+            why = f"{self.scheme}:// keeps no keys (Capabilities.key_store): choose a backend with a key store"
+            raise Unsupported(why)
+        return self._keys
 
     @property
     def claims(self) -> ClaimStore:
         """The broker's part for claims and posted messages.
 
-        Raises `Unsupported` where `capabilities.claims` is False.
+        Raises `Unsupported` where `capabilities.key_store` is False.
         """
-        raise Unsupported(f"{self.scheme}:// has no claims (Capabilities.claims): choose a backend that has them")
+        if self._claims is None:
+            why = f"{self.scheme}:// has no claims (Capabilities.key_store): choose a backend that has them"
+            raise Unsupported(why)
+        return self._claims
 
     # --- looking and tending -----------------------------------------------------------------------
 
-    @abstractmethod
     def stats(self, queue: str) -> QueueStats:
         """Return counts of one queue; O(1), or capped."""
+        return self._inspector.stats(queue)
 
-    @abstractmethod
     def queues(self) -> list[str]:
         """Return the names of all queues that hold a message, sorted."""
+        return self._inspector.queues()
 
-    @abstractmethod
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
     ) -> list[Message]:
-        """Return one page of messages in enqueue order, `limit` 1..1000; go on with the last one's `cursor` as
+        """Return one page of messages in enqueue order, `limit` 1 to 1,000; go on with the last one's `cursor` as
         `after`.
+
+        Raises `ValueError`: the limit is out of bounds, or `after` is not a cursor.
         """
+        first = read_cursor(after)
+        return self._inspector.page(where or MessageFilter(), first, check_count(limit, "limit", 1, MAX_PAGE))
 
-    @abstractmethod
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
-        """Return how many messages match, counted up to `cap`: an answer of `cap` means "at least"."""
+        """Return how many messages match, counted up to `cap` (from 1): an answer of `cap` means "at least"."""
+        return self._inspector.count(where, check_count(cap, "cap", 1, sys.maxsize))
 
-    @abstractmethod
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
-        """Do `verb` to up to `limit` matching messages, oldest first; how many it changed. Call again until 0."""
+        """Do `verb` to up to `limit` (from 1) matching messages, oldest first; return how many it changed.
 
-    @abstractmethod
+        Call again until 0.
+        """
+        return self._bulk(where, verb, check_count(limit, "limit", 1, sys.maxsize))
+
     def inspect(self, ident: str) -> Message | None:
         """Return the message with this id, live or dead; None when it is gone or never was."""
+        return self._inspector.inspect(ident)
+
+    def evicted(self, queue: str) -> int:
+        """Return how many dead letters of a queue its caps (`dead_max`, `dead_max_age`) have removed, ever."""
+        return self._evicted(queue) if self._evicted else 0
 
     def ping(self) -> None:
         """Ask the broker for a sign of life. Raises BackendUnavailable. Blocks for one round trip."""
@@ -437,29 +506,20 @@ class QueueBackend(ABC):
         """
         return None
 
-    def close(self) -> None:  # noqa: B027 - a backend without connections has nothing to close
-        """Close every connection; safe to call twice. Leases are left to expire; threads that wait come back."""
+    def close(self) -> None:
+        """Close every connection; safe to call twice. Leases are left to expire.
 
-    # --- for a broker to fill in: each one atomic step, arguments already checked --------------------
-
-    @abstractmethod
-    def _enqueue(self, messages: Sequence[NewMessage]) -> Existing | None:
-        """Add those that are not known; for each left out because its unique key is known: its id → the known id."""
+        Threads that wait come back within half a second.
+        """
+        for close in self._closers:
+            close()
 
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing | None:
-        raise NotImplementedError  # filled in by brokers that set `enqueue_in_transaction`
+        raise NotImplementedError  # filled in by brokers that have `transactions`
 
-    @abstractmethod
-    def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]: ...
 
-    @abstractmethod
-    def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None: ...
-
-    @abstractmethod
-    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]: ...
-
-    @abstractmethod
-    def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]: ...
-
-    @abstractmethod
-    def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]: ...
+def _brings(settlement: Settlement) -> bool:
+    kind = type(settlement)
+    if kind is Ack or kind is Abandon:
+        return bool(settlement.follow_ups)  # type: ignore[union-attr]
+    return kind is Move
