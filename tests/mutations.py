@@ -42,7 +42,7 @@ class Mutation(NamedTuple):
 MUTATIONS = [
     Mutation(
         "sqlite: the fence is not checked",
-        f"{BACKENDS}/sqlite/facts.py",
+        f"{BACKENDS}/sqlite/settle.py",
         "return Settled.OK if lease.owner_token == owner_token(fact.holder, fact.seq) else Settled.NOT_OWNER",
         "return Settled.OK",
         f"{LAWS}/test_settle_law.py {LAWS}/test_renew_law.py",
@@ -141,14 +141,14 @@ MUTATIONS = [
     ),
     Mutation(
         "sqlite: a unique key is not honoured",
-        f"{BACKENDS}/sqlite/producing.py",
-        "existing = _leave_out(connection, fresh, now)",
+        f"{BACKENDS}/sqlite/enqueue.py",
+        "existing = _leave_out_unique(step, fresh)",
         "existing: dict[str, str] = {}",
         f"{LAWS}/test_unique_law.py",
     ),
     Mutation(
         "sqlite: a rate allows one start more",
-        f"{BACKENDS}/sqlite/rates.py",
+        f"{BACKENDS}/sqlite/keys.py",
         "rate.most - counted",
         "rate.most + 1 - counted",
         f"{LAWS}/test_rate_law.py {LAWS}/test_guard_law.py",
@@ -169,9 +169,9 @@ MUTATIONS = [
     ),
     Mutation(
         "sqlite: a repeated call is settled again",
-        f"{BACKENDS}/sqlite/settling.py",
-        "    if known is not None:\n        return calls.repeat",
-        "    if known is None and known:\n        return calls.repeat",
+        f"{BACKENDS}/sqlite/settle.py",
+        "    if known is not None:\n        return [_REPEATED",
+        "    if known is None and known:\n        return [_REPEATED",
         f"{LAWS}/test_settle_law.py {LAWS}/test_follow_up_law.py",
     ),
     Mutation(

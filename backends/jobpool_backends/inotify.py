@@ -1,6 +1,6 @@
-"""A bell between processes: ring it by touching a file, hear it through inotify.
+"""Wake-ups between processes: one touches a file, others hear it through inotify.
 
-Ringing sets the file's times, nothing else, and costs two microseconds; a thread that listens sleeps in `poll`. Linux
+Waking sets the file's times, nothing else, and costs two microseconds; a thread that listens sleeps in `poll`. Linux
 only, as the pool is. The kernel limits the listeners of a user (fs.inotify.max_user_instances, 128 by default). Beyond
 that `OSError` is raised, and the caller looks at intervals instead.
 """
@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Listener:
-    """A listener for `ring(path)` from any process. For one thread at a time; close it.
+    """A listener for `wake(path)` from any process. For one thread at a time; close it.
 
     Raises:
         OSError: The file is not there, or the kernel's limit of listeners is reached.
@@ -38,14 +38,14 @@ class Listener:
             raise
 
     def wait(self, timeout: float) -> bool:
-        """Sleep until the bell rings, `timeout` seconds at most; whether it rang since the last call."""
+        """Sleep until `wake`, `timeout` seconds at most; return whether it was called since the last time."""
         heard = bool(self._poll.poll(timeout * 1000.0))
         if heard:
             self.clear()
         return heard
 
     def clear(self) -> None:
-        """Forget what rang until now. Does not block."""
+        """Forget the wake-ups until now. Does not block."""
         try:
             while len(os.read(self._fd, _PLENTY)) == _PLENTY:
                 pass
@@ -59,7 +59,7 @@ class Listener:
             self._fd = -1
 
 
-def ring(path: str) -> None:
+def wake(path: str) -> None:
     """Wake every listener of `path`. A missing file has none, and raises nothing."""
     try:
         os.utime(path)

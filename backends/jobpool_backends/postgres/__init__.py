@@ -1,13 +1,12 @@
 """`postgresql://`: one database for pools on many machines, reached through psycopg 3.
 
-* `address`, `link`, `database`, `trouble`: from a URL to connections, and what their errors mean
-* `schema`, `migrating`, `literals`: the tables and functions, how older ones become current, and what goes into SQL
-* `producing`, `fetching`, `settling`, `reaping`, `calls`: the life of a message
-* `keys`: idempotency keys, places, rates; records and logs
-* `looking`, `tending`, `capping`: the administrator's side; a bound on dead letters
-* `bell`, `waiting`: sleep until something is there
-* `checks`: what the server's settings can lose
-* `intransaction`: jobs enqueued, and messages acked, in a transaction of the caller's
+* `address`, `connection`, `database`, `errors`: from a URL to connections, and what their errors mean
+* `schema`, `migrate`: the tables and functions, and how older ones become current
+* `retention`: outdated rows are swept, dead letters capped
+* `enqueue`, `fetch`, `settle`, `reap`, `wait`: the life of a message
+* `keys`, `claims`: the key store and the claim store
+* `in_transaction`: jobs enqueued, and messages acked, in a transaction of the caller's
+* `inspect`, `bulk`, `checks`: the administrator's side, and what the server's settings can lose
 * `backend`: the class that puts them together
 """
 

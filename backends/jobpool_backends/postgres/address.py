@@ -111,7 +111,7 @@ def _environment() -> dict[str, str]:
 def _defaults(timeout: float) -> dict[str, str]:
     """Return our own defaults for libpq, above all timers that notice a dead network.
 
-    `timeout` bounds the wait for an answer (see `link`). The kernel's timers end other connections: idle ones, and
+    `timeout` bounds the wait for an answer (see `Connection`). The kernel ends other connections: idle ones, and
     those closed with data still to be sent.
     """
     return {

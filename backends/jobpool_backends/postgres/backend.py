@@ -13,20 +13,20 @@ from jobpool.clock import Clock
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Settled
 from jobpool.message.signing import EnvelopeSigner
-from jobpool_backends.postgres import checks, intransaction
+from jobpool_backends.postgres import checks, in_transaction
 from jobpool_backends.postgres.address import Address, read_address
-from jobpool_backends.postgres.calls import Sweeper
-from jobpool_backends.postgres.capping import Caps
-from jobpool_backends.postgres.claiming import PostgresClaims
+from jobpool_backends.postgres.bulk import BulkChanges
+from jobpool_backends.postgres.claims import PostgresClaims
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.fetching import Fetcher, holder_of, number_of
+from jobpool_backends.postgres.enqueue import Enqueuer
+from jobpool_backends.postgres.fetch import Fetcher, holder_of
+from jobpool_backends.postgres.inspect import Inspector
 from jobpool_backends.postgres.keys import PostgresKeys
-from jobpool_backends.postgres.looking import Looker
-from jobpool_backends.postgres.producing import Producer
-from jobpool_backends.postgres.reaping import Reaper
-from jobpool_backends.postgres.settling import Settler, to_be_done
-from jobpool_backends.postgres.tending import Tender
-from jobpool_backends.postgres.waiting import Waiter
+from jobpool_backends.postgres.reap import Reaper
+from jobpool_backends.postgres.retention import Caps, Sweeper
+from jobpool_backends.postgres.settle import Settler, to_be_done
+from jobpool_backends.postgres.wait import Waiter
+from jobpool_backends.sql import number_of
 
 
 class PostgresBackend(QueueBackend):
@@ -55,20 +55,20 @@ class PostgresBackend(QueueBackend):
             self.credential_variables = ("PGPASSWORD",)
         self._database = Database(address)
         sweeper = Sweeper(self._database)
-        producer = Producer(self._database)
+        enqueuer = Enqueuer(self._database)
         self._fetcher = Fetcher(self._database, self.clock, sweeper, self.scheme)
-        self._settler = Settler(self._database, self.clock, sweeper, producer)
+        self._settler = Settler(self._database, self.clock, sweeper, enqueuer)
         self._reaper = Reaper(self._database)
         self._caps = Caps(self._database)
         self._keys = self._key_store = PostgresKeys(self._database, sweeper)
         self._claims = PostgresClaims(self._database, sweeper)
-        self._inspector = inspector = Looker(self._database)
+        self._inspector = inspector = Inspector(self._database)
         self._waiter = Waiter(self._database, listen=address.listen)
-        self._enqueue = producer.add
+        self._enqueue = enqueuer.add
         self._fetch = self._fetcher.fetch
         self._renew = self._settler.renew
         self._wait_any = self._waiter.wait_any
-        self._bulk = Tender(self._database, inspector).bulk
+        self._bulk = BulkChanges(self._database, inspector).bulk
         self._evicted = self._caps.evicted
         self._closers = (self._database.close, self._waiter.close)
 
@@ -97,7 +97,7 @@ class PostgresBackend(QueueBackend):
 
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing | None:
         self._database.ensure_current()
-        return intransaction.enqueue(connection, self._database.schema, messages)
+        return in_transaction.enqueue(connection, self._database.schema, messages)
 
     def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         answers = self._settler.settle(settlements, brought, call_id)
@@ -112,7 +112,7 @@ class PostgresBackend(QueueBackend):
     def ticket(self, lease: JobLease) -> Ticket:
         """Return what `ctx.ack` needs to ack this message on a psycopg 3 connection to the queue's database."""
         key, keep = to_be_done(lease.guards)
-        return intransaction.make_ticket(
+        return in_transaction.make_ticket(
             self._database.schema,
             ident=lease.id,
             queue=lease.queue,

@@ -20,7 +20,7 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)b AND c.relkind = 'r' ORDER BY c.relname
 """
 
-_LARGE = 16 * 1024 * 1024
+_LARGE_TABLE_BYTES = 16 * 1024 * 1024
 """Bytes of a table that was never analysed, from which on the server's guesses about it hurt."""
 
 _HOLDERS = """
@@ -32,59 +32,33 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
 ORDER BY xact_start LIMIT 10
 """
 
-LONG_TRANSACTION = 300.0
+LONG_TRANSACTION_S = 300.0
 """Seconds for which somebody's transaction may be open before it is told."""
 
+_UNSWEPT = "dead rows pile up, and fetching slows down within minutes under load"
+_LOST = "jobs that were enqueued are lost, and acked ones run again"
+_COLLIDE = "jobpool's transactions collide and are tried again"
 _MISTAKES = {
     ("synchronous_commit", "off"): (
-        Level.PROBLEM,
-        "a crash of the server forgets what it answered in its last second: jobs that were enqueued are lost, and acked"
-        " ones run again",
+        f"a crash of the server forgets what it answered in its last second: {_LOST}",
         "set it to 'on' for this user or database",
     ),
     ("synchronous_commit", "local"): (
-        Level.PROBLEM,
-        "a failover forgets what the standby had not received yet: jobs that were enqueued are lost, and acked ones run"
-        " again",
+        f"a failover forgets what the standby had not received yet: {_LOST}",
         "set it to 'on' for this user or database",
     ),
-    ("fsync", "off"): (
-        Level.PROBLEM,
-        "a crash of the server's machine can destroy the whole database",
-        "set it to 'on'",
-    ),
+    ("fsync", "off"): ("a crash of the server's machine can destroy the whole database", "set it to 'on'"),
     ("full_page_writes", "off"): (
-        Level.PROBLEM,
         "a crash of the server's machine can damage tables, unless its file system never tears a page",
         "set it to 'on'",
     ),
-    ("autovacuum", "off"): (
-        Level.PROBLEM,
-        "dead rows pile up, and fetching slows down within minutes under load",
-        "set it to 'on'",
-    ),
-    ("track_counts", "off"): (
-        Level.PROBLEM,
-        "autovacuum does nothing without it, and fetching slows down",
-        "set it to 'on'",
-    ),
-    ("default_transaction_isolation", "serializable"): (
-        Level.WARNING,
-        "jobpool's transactions collide and are tried again",
-        "set it to 'read committed' for this user",
-    ),
-    ("default_transaction_isolation", "repeatable read"): (
-        Level.WARNING,
-        "jobpool's transactions collide and are tried again",
-        "set it to 'read committed' for this user",
-    ),
-    ("default_transaction_read_only", "on"): (
-        Level.PROBLEM,
-        "nothing can be enqueued or fetched",
-        "set it to 'off' for this user",
-    ),
+    ("autovacuum", "off"): (_UNSWEPT, "set it to 'on'"),
+    ("track_counts", "off"): ("autovacuum does nothing without it, and fetching slows down", "set it to 'on'"),
+    ("default_transaction_isolation", "serializable"): (_COLLIDE, "set it to 'read committed' for this user"),
+    ("default_transaction_isolation", "repeatable read"): (_COLLIDE, "set it to 'read committed' for this user"),
+    ("default_transaction_read_only", "on"): ("nothing can be enqueued or fetched", "set it to 'off' for this user"),
 }
-"""Wrong values of settings, each with its consequence."""
+"""Wrong values of settings, each with its consequence and mend."""
 
 _NAMES = tuple(dict.fromkeys(name for name, _ in _MISTAKES))
 
@@ -112,11 +86,8 @@ _POOLED = Finding(
 _DIRECT = Finding("postgres.pooler", Level.OK, "no pooler in between")
 
 
-def diagnose(database: Database, *, long_transaction: float = LONG_TRANSACTION) -> list[Finding]:
-    """Return the findings, check by check.
-
-    Args:
-        long_transaction: Seconds, >= 0: an open transaction that is older is told.
+def diagnose(database: Database, *, long_transaction: float = LONG_TRANSACTION_S) -> list[Finding]:
+    """Return the findings, check by check; open transactions that are older than `long_transaction` seconds are told.
 
     Raises BackendUnavailable. Blocks for a few round trips.
     """
@@ -150,22 +121,21 @@ def _of_setting(name: str, value: str | None) -> Finding:
     check = f"postgres.{name}"
     if value is None:
         return Finding(check, Level.NOTE, f"{name} is not known to this server")
-    level, why, mend = _MISTAKES.get((name, value), (Level.OK, "", ""))
+    why, mend = _MISTAKES.get((name, value), ("", ""))
+    level = Level.OK if not why else Level.WARNING if why is _COLLIDE else Level.PROBLEM
     return Finding(check, level, f"{name} is {value!r}", why, mend)
 
 
 def _of_tables(database: Database) -> Iterator[Finding]:
     found = []
-    for name, unswept, unknown in database.run(_TABLES, {"schema": database.schema, "large": _LARGE}):
+    for name, unswept, unknown in database.run(_TABLES, {"schema": database.schema, "large": _LARGE_TABLE_BYTES}):
         table = f"{database.schema}.{name}"
         if unswept:
-            why = "dead rows pile up, and fetching slows down within minutes under load"
-            mend = f"run ALTER TABLE {table} RESET (autovacuum_enabled)"
-            found.append(Finding("postgres.tables", Level.PROBLEM, f"autovacuum is off for table {table}", why, mend))
+            told, mend = f"autovacuum is off for table {table}", f"run ALTER TABLE {table} RESET (autovacuum_enabled)"
+            found.append(Finding("postgres.tables", Level.PROBLEM, told, _UNSWEPT, mend))
         if unknown:
-            why = "the server guesses how to fetch"
-            mend = f"run ANALYZE {table}"
-            found.append(Finding("postgres.tables", Level.WARNING, f"table {table} was never analysed", why, mend))
+            told, why = f"table {table} was never analysed", "the server guesses how to fetch"
+            found.append(Finding("postgres.tables", Level.WARNING, told, why, f"run ANALYZE {table}"))
     yield from found or [Finding("postgres.tables", Level.OK, f"the tables of schema {database.schema} are swept")]
 
 

@@ -1,79 +1,68 @@
 """Connections to one database, and recovery when they break.
 
-Each call has a connection of its own, in autocommit: one statement is one transaction. Idle connections wait on a stack
-for the next call, whatever thread makes it; none crosses a fork. If a connection broke while it was idle (the server
-was restarted), a call goes on with a new one, once and at once. Every call of the contract can be repeated without
-harm.
+Each call has a connection of its own, in autocommit: one statement is one transaction. If a connection broke while it
+was idle (the server was restarted), a call goes on with a new one, once and at once. Every call of the contract can be
+repeated without harm.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.postgres.address import Address
+from jobpool_backends.postgres.connection import Connection, connect
 from jobpool_backends.postgres.errors import HIDDEN_POOLER, is_conflict, is_stale, raise_explained, raise_unreached
-from jobpool_backends.postgres.link import Link, connect
-from jobpool_backends.postgres.migrating import check_current
-from jobpool_backends.postgres.schema import WRONG_ISOLATION
+from jobpool_backends.postgres.migrate import check_current
+from jobpool_backends.postgres.schema import WRONG_ISOLATION, fill
+from jobpool_backends.sql import IdleConnections
 
-MOST_IDLE = 8
+MAX_IDLE_CONNECTIONS = 8
 """Connections kept for later calls; a server has few, and each is a process there."""
 
-_SHORTEST_NAP = 0.001
-_LONGEST_NAP = 0.1
-_MOST_TRIES = 20
+_MIN_NAP_S = 0.001
+_MAX_NAP_S = 0.1
+_MAX_TRIES = 20
 """After a serialization failure or a dead-lock: naps of 1 ms to 100 ms, twice as long each time, with full jitter."""
 
 Parameters = Sequence[Any] | Mapping[str, Any]
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 
-class Database:
+class Database(IdleConnections[Connection]):
     """One database of a server, safe to share between threads. Connects when it is first asked.
-
-    Args:
-        address: Where it is.
 
     Attributes:
         schema: The name of our schema, unquoted.
         pooled: True once connections turned out to lead through a pooler. Then statements are not prepared, sessions
             are not ours, and LISTEN would hear nothing.
-        closed: True once `close` was called.
     """
 
     def __init__(self, address: Address) -> None:
+        super().__init__(f"Postgres at {address.where}")
         self.address = address
         self.schema = address.schema
         self.pooled = False
-        self.closed = False
-        self._pid = os.getpid()
-        self._idle: list[Link] = []
+        self._filled: dict[str, str] = {}
         self._current = False
         self._isolated = False
         self._checking = threading.Lock()
 
-    @property
-    def prepares(self) -> bool:
-        """True if statements are prepared."""
-        return not self.pooled
+    def fill(self, sql: str) -> str:
+        """Return a statement with the name of the schema for `{schema}`. Call it with few texts: they are kept."""
+        filled = self._filled.get(sql)
+        if filled is None:
+            filled = self._filled[sql] = fill(sql, self.schema)
+        return filled
 
     def run(
-        self,
-        sql: str,
-        parameters: Parameters | None = None,
-        *,
-        prepare: bool | None = None,
-        repeatable: bool = True,
+        self, sql: str, parameters: Parameters | None = None, *, prepare: bool | None = None, repeatable: bool = True
     ) -> list[tuple[Any, ...]]:
         """Return the rows that one statement gives: one transaction, one round trip. Results travel in binary.
 
@@ -81,13 +70,11 @@ class Database:
         `prepare=False` plans the statement anew for the current tables; else its plan is kept. A statement that is not
         `repeatable` is sent again after a break only if the server has undone it.
 
-        Raises:
-            BackendUnavailable: Nothing is known; safe to call again.
-            AccessRefused: The server refuses us; the text names the mend.
-
-        Blocks for `timeout`, and as long again as it takes to connect; a little longer when transactions collide.
+        Raises `BackendUnavailable` (nothing is known; safe to call again) or `AccessRefused`. Blocks for `timeout`, and
+        as long again as it takes to connect; a little longer when transactions collide.
         """
-        return self._call(lambda link: run_on(link, sql, parameters, prepare), repeatable)
+        filled = self.fill(sql)
+        return self._call(lambda connection: _run_on(connection, filled, parameters, prepare), repeatable)
 
     def run_committed(self, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
         """Run as `run`, under READ COMMITTED; with another isolation level in three statements, and two trips.
@@ -101,20 +88,15 @@ class Database:
                 if error.sqlstate != WRONG_ISOLATION:
                     raise
                 self._isolated = True
-        return self.transaction(lambda link: _run_committed(link, sql, parameters))
+        return self.transaction(lambda connection: _run_committed(connection, self.fill(sql), parameters))
 
-    def transaction(self, work: Callable[[Link], T], *, pipelined: bool = True, patience: float | None = None) -> T:
+    def transaction(self, work: Callable[[Connection], Result], *, pipelined: bool = True) -> Result:
         """Return the result of `work(connection)` in one transaction: committed when it returns, undone when it raises.
 
-        Args:
-            work: Only statements on the connection, because it may be called again.
-            pipelined: Send statements without waiting for answers that `work` does not look at, the first together with
-                BEGIN. COPY is not possible then. Ignored with a pooler.
-            patience: Seconds for each answer; None = `timeout`.
-
-        Raises as `run`.
+        `work` may be called again. `pipelined`: send statements without waiting for answers that `work` does not look
+        at, the first together with BEGIN. COPY is not possible then. Ignored with a pooler. Raises as `run`.
         """
-        return self._call(lambda link: _in_transaction(link, work, pipelined, patience))
+        return self._call(lambda connection: _in_transaction(connection, work, pipelined))
 
     def prepare(self) -> None:
         """Make the schema current, or see that it is. Safe to call again, and in several processes. Raises as `run`."""
@@ -126,143 +108,98 @@ class Database:
         if not self._current:
             self.prepare()
 
-    def connect(self) -> Link:
-        """Return a new connection that the caller owns and closes; the schema has been checked.
-
-        Raises as `run`.
-        """
+    def connect(self) -> Connection:
+        """Return a new connection that the caller owns and closes; the schema has been checked. Raises as `run`."""
         self.check_usable()
         try:
-            link = connect(self.address)
+            connection = connect(self.address)
         except psycopg.Error as error:
             raise_unreached(error, self.address)
         try:
-            self._greet(link)
+            self._greet(connection)
         except psycopg.Error as error:
-            link.close()
+            connection.close()
             raise_explained(error, self.address)
         except BaseException:
-            link.close()
+            connection.close()
             raise
-        return link
-
-    def check_usable(self) -> None:
-        """Raise when this database was closed, or inherited by a fork."""
-        if self.closed:
-            raise BackendUnavailable(f"Postgres at {self.address.where} was closed here: open the backend again")
-        if os.getpid() != self._pid:
-            raise ConfigurationError(
-                f"the connections to Postgres at {self.address.where} were made by process {self._pid}, before a fork,"
-                " and do not survive that: open the backend after the fork, in the process that uses it"
-            )
-
-    def close(self) -> None:
-        """Close the connections; one that is in use is closed when its user is done with it. Safe to call twice."""
-        self.closed = True
-        if os.getpid() == self._pid:
-            self._close_idle()
+        return connection
 
     # --- calls -------------------------------------------------------------------------------------
 
-    def _call(self, step: Callable[[Link], T], repeatable: bool = True) -> T:
+    def _call(self, step: Callable[[Connection], Result], repeatable: bool = True) -> Result:
         """Do one transaction, and again when the server made it give way to another."""
         self.check_usable()
         give_up = time.monotonic() + self.address.timeout
-        nap = _SHORTEST_NAP
+        nap = _MIN_NAP_S
         tries = 1
         while True:
             try:
                 return self._once(step, repeatable)
             except psycopg.Error as error:
-                if not is_conflict(error) or tries >= _MOST_TRIES or time.monotonic() >= give_up:
+                if not is_conflict(error) or tries >= _MAX_TRIES or time.monotonic() >= give_up:
                     raise_explained(error, self.address)
             tries += 1
             time.sleep(random.uniform(0.0, nap))
-            nap = min(nap * 2, _LONGEST_NAP)
+            nap = min(nap * 2, _MAX_NAP_S)
 
-    def _once(self, step: Callable[[Link], T], repeatable: bool) -> T:
-        link = self._idle_one()
-        if link is not None:
+    def _once(self, step: Callable[[Connection], Result], repeatable: bool) -> Result:
+        connection = self.take()
+        if connection is not None:
             try:
-                return self._use(link, step)
+                return self._use(connection, step)
             except psycopg.Error as error:
-                if link.closed:
+                if connection.closed:
                     self._close_idle()  # the others have most likely broken too
                 if not is_stale(error) or not (repeatable or error.sqlstate):
                     raise
                 self.pooled = self.pooled or error.sqlstate in HIDDEN_POOLER
         return self._use(self.connect(), step)
 
-    def _use(self, link: Link, step: Callable[[Link], T]) -> T:
+    def _use(self, connection: Connection, step: Callable[[Connection], Result]) -> Result:
         try:
-            return step(link)
+            return step(connection)
         except psycopg.Error as error:
             if is_stale(error):
-                link.close()
+                connection.close()
             raise
         finally:
-            self._give_back(link)
+            self.give_back(connection)
 
     # --- connections -------------------------------------------------------------------------------
 
-    def _idle_one(self) -> Link | None:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
-
-    def _give_back(self, link: Link) -> None:
+    def give_back(self, connection: Connection) -> None:
         """Keep it for the next call, if it is at rest: what was interrupted, or timed out, is closed."""
-        if link.pgconn.transaction_status != TransactionStatus.IDLE or len(self._idle) >= MOST_IDLE:
-            link.close()
+        if connection.pgconn.transaction_status != TransactionStatus.IDLE or len(self._idle) >= MAX_IDLE_CONNECTIONS:
+            connection.close()
             return
-        self._idle.append(link)
-        if self.closed:
-            self._close_idle()
+        super().give_back(connection)
 
-    def _close_idle(self) -> None:
-        with suppress(IndexError):  # several threads may close: each pops its own
-            while True:
-                self._idle.pop().close()
-
-    def _greet(self, link: Link) -> None:
-        self.pooled = self.pooled or link.pooled
+    def _greet(self, connection: Connection) -> None:
+        self.pooled = self.pooled or connection.pooled
         if self.pooled:
-            link.prepare_threshold = None
+            connection.prepare_threshold = None
         if not self._current:
             with self._checking:
-                check_current(link, self.schema)
+                check_current(connection, self.schema)
             self._current = True
 
 
-def run_on(
-    link: Link, sql: str, parameters: Parameters | None = None, prepare: bool | None = None
+def _run_on(
+    connection: Connection, sql: str, parameters: Parameters | None, prepare: bool | None
 ) -> list[tuple[Any, ...]]:
-    """Return the rows that one statement gives on this connection; none for one that gives no rows."""
-    cursor = link.execute(sql, parameters, prepare=prepare, binary=True)
+    cursor = connection.execute(sql, parameters, prepare=prepare, binary=True)
     return cursor.fetchall() if cursor.description else []
 
 
-def _run_committed(link: Link, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
-    link.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", prepare=False)
-    return link.execute(sql, parameters, binary=True).fetchall()
+def _run_committed(connection: Connection, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
+    connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", prepare=False)
+    return connection.execute(sql, parameters, binary=True).fetchall()
 
 
-def _in_transaction(link: Link, work: Callable[[Link], T], pipelined: bool, patience: float | None) -> T:
-    usual = link.patience
-    link.patience = patience or usual
-    try:
-        if not pipelined or link.pooled:
-            with link.transaction():
-                _be_patient(link, patience)
-                return work(link)
-        with link.pipeline(), link.transaction():
-            _be_patient(link, patience)
-            return work(link)
-    finally:
-        link.patience = usual
-
-
-def _be_patient(link: Link, patience: float | None) -> None:
-    if patience is not None:
-        link.execute("SELECT set_config('statement_timeout', %s, true)", (str(round(patience * 1000)),))
+def _in_transaction(connection: Connection, work: Callable[[Connection], Result], pipelined: bool) -> Result:
+    if not pipelined or connection.pooled:
+        with connection.transaction():
+            return work(connection)
+    with connection.pipeline(), connection.transaction():
+        return work(connection)

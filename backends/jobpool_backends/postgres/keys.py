@@ -13,13 +13,12 @@ from jobpool.errors import BackendUnavailable
 from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.names import storable
-from jobpool_backends.postgres.calls import Sweeper
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.fetching import holder_of, number_of
-from jobpool_backends.postgres.literals import fill, names, numbers
+from jobpool_backends.postgres.fetch import lease_columns
+from jobpool_backends.postgres.retention import Sweeper
 from jobpool_backends.shared import KEY_PLACE, MICRO, micros
 
-MOST_LOGS = 10_000
+MAX_LISTED_LOGS = 10_000
 
 _BEGIN = """
 SELECT * FROM {schema}.begin_leases(%(queues)s, %(seqs)s, %(holders)s, %(wants)b::text[], %(scopes)b::text[],
@@ -69,7 +68,7 @@ class PostgresKeys(KeyStore):
         if not left:
             return
         leases = [lease for lease, _ in left]
-        asked = _handles(leases) | {"names": [name for _, name in left]}
+        asked = lease_columns(leases) | {"names": [name for _, name in left]}
         with contextlib.suppress(BackendUnavailable):  # the settlements were answered; the sweep has the places later
             self._run(_LEAVE, asked)
 
@@ -124,25 +123,25 @@ class PostgresKeys(KeyStore):
         return [line for (line,) in self._run(_READ, {"space": space, "name": storable(name), "most": limit})]
 
     def _list_logs(self, space: str) -> list[str]:
-        return list(self._one(_LOGS, space=space, most=MOST_LOGS))
+        return list(self._one(_LOGS, space=space, most=MAX_LISTED_LOGS))
 
     # --- asking --------------------------------------------------------------------------------------
 
     def _run(self, sql: str, asked: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        return self._database.run(fill(sql, self._database.schema), asked)
+        return self._database.run(sql, asked)
 
     def _one(self, sql: str, **asked: Any) -> Any:
         [(answer,)] = self._run(sql, asked)
         return answer
 
     def _decide(self, sql: str, asked: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        return self._database.run_committed(fill(sql, self._database.schema), asked)
+        return self._database.run_committed(sql, asked)
 
 
 def _wanted(asked: _Asked) -> dict[str, Any]:
     """Return the parameters of the function `begin_leases`."""
     fulls, rates = _fulls(asked), _rates(asked)
-    return _handles([lease for lease, _ in asked]) | {
+    return lease_columns([lease for lease, _ in asked]) | {
         "rate_scopes": [queue for queue, _ in rates],
         "rate_names": [name for _, name in rates],
         "rate_fulls": [full for full, _ in rates.values()],
@@ -178,14 +177,6 @@ def _rates(asked: _Asked) -> dict[tuple[str, str], tuple[int, int]]:
     return {
         place: (min(rate.most for rate in rates) - len(rates) + 1, micros(max(rate.window for rate in rates)))
         for place, rates in wanted.items()
-    }
-
-
-def _handles(leases: Sequence[JobLease]) -> dict[str, Any]:
-    return {
-        "queues": names([lease.queue for lease in leases]),
-        "seqs": numbers([number_of(lease) for lease in leases]),
-        "holders": numbers([holder_of(lease) for lease in leases]),
     }
 
 

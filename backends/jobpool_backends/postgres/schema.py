@@ -102,7 +102,7 @@ holds locks the row first; see `sql/holding.sql`. Messages name their claim.
 `uniques`, `done`, `holds`, `starts` and `records` are swept like `calls`. Decisions about keys, places and rates take
 advisory locks first, see `take_turns` in `sql/guarding.sql`.
 
-`migrations` belongs to `migrating`.
+`migrations` belongs to `migrate`.
 
 Functions that others call: moment, begin_enqueue, enqueue, enqueue_one, bring, finish_enqueue, lease, is_ready, settle,
 renew, reap, stats, queue_names, look_through, look_up, discard, retry, resume, evict, evicted, begin_leases,
@@ -151,18 +151,17 @@ WINDOW = 20_000
 _FLOOR_STEP = 1000
 """Sequence numbers that a fetch may walk over in vain before the floor follows: some ten index pages."""
 
-_FLOOR_RESET = 60 * MICRO
+_FLOOR_RESET_US = 60 * MICRO
 
-# A plan is made once a session, often while the tables are empty or before the server has looked what is in them, and
-# must still be right when they are full. So every statement is written to leave one index that gives its order, and
-# whatever would be cheaper only for a few rows is off. Without `jit = off`, the high costs by which the server avoids
-# what is off, where it cannot be avoided (a sort of a page), would make it compile.
+# A plan is made once a session, often while the tables are empty, and must still be right when they are full. So every
+# statement is written to leave one index that gives its order, and plans that are cheaper only for a few rows are off.
+# Where such a plan cannot be avoided (a sort of a page), its high cost would make the server compile: `jit = off`.
 _PLANNER = """
     SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 """
 
-_PATIENCE = "500 milliseconds"
+_ROW_LOCK_TIMEOUT = "500 milliseconds"
 """How long a settlement waits for messages of its own that another transaction has locked."""
 
 _TURNS = 256
@@ -171,7 +170,7 @@ _TURNS = 256
 WRONG_ISOLATION = "JP001"
 """The server's word for it, when what needs READ COMMITTED is asked for under another isolation level."""
 
-_LOOK_AGAIN = 60 * MICRO
+_LOOK_AGAIN_US = 60 * MICRO
 """After which a place whose lease goes on is looked at again, whether it can be forgotten."""
 
 _KEEPS_SHORT = {
@@ -243,7 +242,7 @@ _WORDS = {
     "{body}": _BODY,
     "{planner}": " ".join(_PLANNER.split()),
     "{no_lease}": _NO_LEASE,
-    "{patience}": _PATIENCE,
+    "{row_lock_timeout}": _ROW_LOCK_TIMEOUT,
     "{wanted}": " ".join(_WANTED.split()),
     "{shown}": ", ".join(_SHOWN.values()),
     "{shown_columns}": ", ".join(["seq bigint", *_SHOWN]),
@@ -260,14 +259,14 @@ _WORDS = {
     "{promote_limit}": str(PROMOTE_LIMIT),
     "{window}": str(WINDOW),
     "{floor_step}": str(_FLOOR_STEP),
-    "{floor_reset}": str(_FLOOR_RESET),
+    "{floor_reset}": str(_FLOOR_RESET_US),
     "{remember_calls}": str(micros(REMEMBER_CALLS)),
     "{enqueue_memory}": str(micros(ENQUEUE_MEMORY)),
     "{unique_memory}": str(micros(IDEMPOTENCY_TTL)),
     "{keeps_short}": ", ".join(f"{name} = {value}" for name, value in _KEEPS_SHORT.items()),
     "{turns}": str(_TURNS),
     "{wrong_isolation}": WRONG_ISOLATION,
-    "{look_again}": str(_LOOK_AGAIN),
+    "{look_again}": str(_LOOK_AGAIN_US),
 }
 
 
@@ -298,6 +297,17 @@ _FUNCTIONS = (
     "deleting",
     "listing",
 )
+
+
+def quoted(schema: str) -> str:
+    """Return the schema's name as it stands in SQL. It has been checked: there is no quote in it."""
+    return f'"{schema}"'
+
+
+def fill(sql: str, schema: str) -> str:
+    """Fill in the quoted name of the schema for `{schema}`."""
+    return sql.replace("{schema}", quoted(schema))
+
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (_read("tables"),),

@@ -1,17 +1,11 @@
 """`sqlite:///file`: the embedded default. One file, no server; any number of processes of one machine share it.
 
-* `schema`: the tables, their versions and their indexes
-* `database`: connections, transactions, and the meaning of SQLite's errors
-* `moment`: the time, for leases that outlive a reboot
-* `tally`, `calls`: counts a queue, and the memory of calls
-* `producing`, `fetching`, `settling`, `reaping`, `removing`: the life of a message
-* `facts`, `changes`: what a call of settlements reads, and what it writes
-* `claims`: the claim store, made of `posting`, `claiming`, `deleting`, `ending` and `claimed`, each of which does its
-  part of a `step`
-* `keys`: the key store, made of `guarding` (grants to leases), `places`, `rates` and `notes`
-* `intransaction`: enqueue and ack within a transaction of the caller's own
-* `looking`, `tending`, `filters`: the administrator's side
-* `waiting`: sleep until something is there
+* `schema`, `database`, `errors`: the tables and their versions, connections, the meaning of SQLite's errors
+* `step`, `retention`: a write transaction with its time and counts; what is remembered, swept and deleted
+* `enqueue`, `fetch`, `settle`, `reap`, `wait`: the life of a message
+* `keys`, `claims`: the key store and the claim store; `claim_rows` reads claims, and clears those that have ended
+* `in_transaction`: enqueue and ack within a transaction of the caller's own
+* `inspect`, `bulk`, `checks`: the administrator's side
 * `backend`: the class that puts them together
 """
 

@@ -16,26 +16,25 @@ from jobpool.errors import ConfigurationError
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
-from jobpool_backends.inotify import ring
 from jobpool_backends.options import DEAD_CAPS, read_options, seconds, split_query, take_caps
-from jobpool_backends.shared import DeadCaps, micros
-from jobpool_backends.sqlite import checks, intransaction, producing
-from jobpool_backends.sqlite.calls import Sweeper
+from jobpool_backends.shared import DeadCaps
+from jobpool_backends.sqlite import checks, in_transaction
+from jobpool_backends.sqlite.bulk import BulkChanges
 from jobpool_backends.sqlite.claims import SqliteClaims
 from jobpool_backends.sqlite.database import PRAGMAS, Database
-from jobpool_backends.sqlite.fetching import Fetcher
+from jobpool_backends.sqlite.enqueue import add
+from jobpool_backends.sqlite.fetch import Fetcher
+from jobpool_backends.sqlite.inspect import Inspector
 from jobpool_backends.sqlite.keys import SqliteKeys
-from jobpool_backends.sqlite.looking import Looker
-from jobpool_backends.sqlite.moment import this_boot
-from jobpool_backends.sqlite.reaping import Reaper
-from jobpool_backends.sqlite.settling import Settler
-from jobpool_backends.sqlite.tally import Tally
-from jobpool_backends.sqlite.tending import Tender
-from jobpool_backends.sqlite.waiting import Waiter
+from jobpool_backends.sqlite.reap import Reaper
+from jobpool_backends.sqlite.retention import Sweeper
+from jobpool_backends.sqlite.settle import Settler
+from jobpool_backends.sqlite.step import this_boot
+from jobpool_backends.sqlite.wait import Waiter
 
-DEFAULT_TIMEOUT = 5.0
+DEFAULT_TIMEOUT_S = 5.0
 
-OPTIONS = (seconds("timeout", DEFAULT_TIMEOUT), *DEAD_CAPS)
+OPTIONS = (seconds("timeout", DEFAULT_TIMEOUT_S), *DEAD_CAPS)
 
 
 class SqliteBackend(QueueBackend):
@@ -67,7 +66,7 @@ class SqliteBackend(QueueBackend):
         self,
         path: str,
         *,
-        timeout: float = DEFAULT_TIMEOUT,
+        timeout: float = DEFAULT_TIMEOUT_S,
         signer: EnvelopeSigner | None = None,
         clock: Clock | None = None,
         boot: int | None = None,
@@ -79,16 +78,16 @@ class SqliteBackend(QueueBackend):
         caps = caps or DeadCaps()
         sweeper = Sweeper({"calls": "id", "ended": "id"})
         of_keys = Sweeper({"done": "queue, key", "starts": "queue, name, token", "records": "number"})
-        self._database = Database(path, timeout=timeout, pragmas=pragmas)
-        self._settler = Settler(self._database, self.clock, boot, sweeper, caps)
-        self._reaper = Reaper(self._database, self.clock, boot, caps)
-        self._keys = SqliteKeys(self._database, self.clock, boot, of_keys)
-        self._claims = SqliteClaims(self._database, self.clock, boot, sweeper, caps, self._ring)
-        self._inspector = inspector = Looker(self._database, self.clock)
+        self._database = Database(path, self.clock, boot, timeout=timeout, pragmas=pragmas)
+        self._settler = Settler(self._database, sweeper, caps)
+        self._reaper = Reaper(self._database, caps)
+        self._keys = SqliteKeys(self._database, of_keys)
+        self._claims = SqliteClaims(self._database, sweeper, caps)
+        self._inspector = inspector = Inspector(self._database)
         self._evicted = inspector.evicted
-        self._mover = Tender(self._database, self.clock, inspector)
-        waiter = Waiter(self._database, self.clock)
-        self._fetch = Fetcher(self._database, self.clock, boot, sweeper, self.scheme).fetch
+        self._bulk_changes = BulkChanges(self._database, inspector)
+        waiter = Waiter(self._database)
+        self._fetch = Fetcher(self._database, sweeper, self.scheme).fetch
         self._renew = self._settler.renew
         self._wait_any = waiter.wait_any
         self._closers = (self._database.close, waiter.close)
@@ -106,42 +105,37 @@ class SqliteBackend(QueueBackend):
     # --- the life of a message -----------------------------------------------------------------------
 
     def _enqueue(self, messages: Sequence[NewMessage]) -> Existing:
-        with self._database.write() as connection:
-            tally = Tally()
-            existing = producing.add(connection, messages, micros(self.clock.wall()), tally)
-            tally.write(connection)
-        self._ring()
+        with self._database.write() as step:
+            existing = add(step, messages)
+        self._database.wake()
         return existing
 
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing:
-        return intransaction.enqueue(connection, self._database.path, messages, self.clock)
+        return in_transaction.enqueue(connection, self._database.path, messages, self.clock)
 
     def ticket(self, lease: JobLease) -> Ticket:
         """Return what a child needs to ack in its handler's own transaction, on an `sqlite3` connection to this
         file.
         """
-        return intransaction.make_ticket(lease, self._database.path, self._boot)
+        return in_transaction.make_ticket(lease, self._database.path, self._boot)
 
     def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         answers, brings_work = self._settler.settle(settlements, brought, call_id)
         if brings_work:
-            self._ring()
+            self._database.wake()
         return answers
 
     def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         reaped, brings_work = self._reaper.reap(queue, policy, visibility_timeout)
         if brings_work:
-            self._ring()
+            self._database.wake()
         return reaped
 
     def _bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
-        changed = self._mover.bulk(where, verb, limit)
+        changed = self._bulk_changes.bulk(where, verb, limit)
         if changed and verb is not Verb.DELETE:
-            self._ring()
+            self._database.wake()
         return changed
-
-    def _ring(self) -> None:
-        ring(self._database.path)
 
 
 def _split(url: str) -> tuple[str, dict[str, object]]:

@@ -1,7 +1,4 @@
-"""Checks of a database file's place and settings: journal, disk, file system, free space, readers.
-
-The looks at the machine are arguments, because no test can mount a network file system.
-"""
+"""Checks of a database file's place and settings: journal, disk, file system, free space, readers."""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ NETWORK = re.compile(r"nfs\d?|cifs|smb\w*|9p|afs|ncpfs?|ceph|gfs2?|ocfs2|lustre|
 
 IN_MEMORY = re.compile(r"tmpfs|ramfs")
 
-LEAST_FREE = 64 * 2**20
+LEAST_FREE_BYTES = 64 * 2**20
 """Bytes: about what the write-ahead log may grow to."""
 
-LITTLE_FREE = 512 * 2**20
+LITTLE_FREE_BYTES = 512 * 2**20
 
 _SYNCHRONOUS = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
 _ESCAPED = re.compile(r"\\(\d{3})")
@@ -39,11 +36,7 @@ class Mount:
 
 
 def diagnose(database: Database, *, mounts: Path = MOUNTS) -> list[Finding]:
-    """Return the findings, check by check. Raises BackendUnavailable. Blocks for no longer than a read.
-
-    Args:
-        mounts: The kernel's table of file systems.
-    """
+    """Return the findings, check by check. Raises BackendUnavailable. `mounts`: the kernel's table of file systems."""
     with database.session() as connection:
         [(mode,)] = connection.execute("PRAGMA journal_mode").fetchall()
         [(synchronous,)] = connection.execute("PRAGMA synchronous").fetchall()
@@ -104,10 +97,10 @@ def judge_place(path: str, mount: Mount | None) -> Finding:
 def judge_space(path: str, free: int) -> Finding:
     """Judge the free bytes that this user may still write there."""
     found = f"{free / 2**20:,.0f} MiB are free for {path}"
-    if free >= LITTLE_FREE:
+    if free >= LITTLE_FREE_BYTES:
         return Finding("sqlite.space", Level.OK, found)
     why = "on a full disk nothing can be enqueued or settled, and what ran meanwhile runs again"
-    level = Level.PROBLEM if free < LEAST_FREE else Level.WARNING
+    level = Level.PROBLEM if free < LEAST_FREE_BYTES else Level.WARNING
     return Finding("sqlite.space", level, found, why, "free some space, or purge dead letters (`jobpool dead purge`)")
 
 

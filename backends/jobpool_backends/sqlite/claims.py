@@ -1,22 +1,95 @@
-"""The claim store: transactions, the time, and who is asked."""
+"""The claim store: taking what is free, holding it longer, deleting it.
+
+Free jobs and free posts have an index each, in the order of the queue. A claim walks along both at once, merges them,
+and stops when it has enough: what else is in the queue costs nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
+from jobpool.broker.claim_store import (
+    CLAIM_LIMIT,
+    MOST_LIFE,
+    ClaimStats,
+    ClaimStore,
+    Deleted,
+    HeldClaim,
+    NewPost,
+    QueueMessage,
+)
 from jobpool.broker.values import MessageFilter, State
-from jobpool.clock import Clock
-from jobpool_backends.shared import MICRO, DeadCaps
-from jobpool_backends.sqlite import claimed, claiming, deleting, ending, posting
-from jobpool_backends.sqlite.calls import Sweeper
+from jobpool_backends.shared import DeadCaps, micros
+from jobpool_backends.sqlite import claim_rows
+from jobpool_backends.sqlite.claim_rows import COLUMNS, LIVING, Claim, read_live
 from jobpool_backends.sqlite.database import Database
-from jobpool_backends.sqlite.filters import search
-from jobpool_backends.sqlite.looking import find
-from jobpool_backends.sqlite.moment import Moment, read_moment
-from jobpool_backends.sqlite.step import Step
+from jobpool_backends.sqlite.enqueue import post
+from jobpool_backends.sqlite.fetch import PROMOTE_LIMIT, promote
+from jobpool_backends.sqlite.inspect import find, search
+from jobpool_backends.sqlite.retention import Sweeper, delete, evict, remember_ended
+from jobpool_backends.sqlite.schema import DEAD, LEASED, POST_DELAYED, POSTED, WAITING
+from jobpool_backends.sqlite.step import Moment, Step, counted_as
 
+BURY_LIMIT = 1000
+"""Messages that one call makes dead letters because they were claimed too often."""
+
+_FURTHER_MESSAGES = 200
+"""Messages looked at in each step after the first."""
+
+_BEFORE_ALL = (-(2**63), 0)
+
+_PROMOTE = f"""
+UPDATE messages SET state = 4 WHERE seq IN (
+    SELECT seq FROM messages INDEXED BY messages_posts_due
+    WHERE queue = ? AND state = 5 AND available_at <= ? ORDER BY available_at LIMIT {PROMOTE_LIMIT}
+)
+"""
+_BEHIND = "queue = :queue AND (priority, seq) > (:priority, :seq)"
+_LOOK = f"""
+SELECT priority, seq, claims, handler FROM messages INDEXED BY messages_ready WHERE state = 0 AND {_BEHIND}
+UNION ALL
+SELECT priority, seq, claims, handler FROM messages INDEXED BY messages_posts WHERE state = 4 AND {_BEHIND} AND {LIVING}
+ORDER BY priority, seq LIMIT :limit
+"""
+# The end is the claim's, in its row; here it is shown. Without a boot no reap of leases comes by.
+_LEASE = "deadline_wall = :deadline_wall, ends_at = CASE WHEN ends_at IS NOT NULL THEN max(ends_at, :life) END"
+_TAKE = f"""
+UPDATE messages
+SET state = 2, holder = :claim, claim = :claim, deliveries = deliveries + 1, claims = claims + 1, {_LEASE}
+WHERE seq IN (SELECT value FROM json_each(:numbers)) RETURNING {COLUMNS}
+"""
+_BURY = f"""
+UPDATE messages SET state = 3, reason = '{CLAIM_LIMIT}', died_at = ?, ends_at = NULL
+WHERE seq IN (SELECT value FROM json_each(?))
+"""
+_KEEP = """
+INSERT INTO claims (queue, id, ttl, grace, empty, boot, deadline, deadline_wall)
+VALUES (:queue, :claim, :ttl, :grace, 0, :boot, :deadline, :deadline_wall)
+"""
+_KEEP_LONGER = """
+UPDATE claims SET ttl = :ttl, grace = :grace, boot = :boot, deadline = :deadline, deadline_wall = :deadline_wall
+WHERE queue = :queue AND id = :claim
+"""
+_HOLD_LONGER = f"""
+UPDATE messages INDEXED BY messages_claimed SET {_LEASE}
+WHERE queue = :queue AND claim = :claim AND {LIVING} RETURNING {COLUMNS}
+"""
+_FACTS = "id, seq, state, handler, given, claim"
+_NAMED = f"""
+SELECT {_FACTS} FROM messages INDEXED BY messages_by_id
+WHERE id IN (SELECT value FROM json_each(:ids)) AND queue = :queue AND state <> 3 AND {LIVING}
+"""
+_NUMBERED = f"""
+SELECT {_FACTS}, {COLUMNS} FROM messages WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY priority, seq
+"""
+_MARK_EMPTY = """
+UPDATE claims SET empty = 1 WHERE queue = :queue AND id = :claim AND NOT EXISTS (
+    SELECT 1 FROM messages INDEXED BY messages_claimed WHERE queue = :queue AND claim = :claim
+)
+"""
 _WORTH_A_TRANSACTION = f"""
 SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_ready WHERE queue = :queue AND state = 0)
     OR EXISTS (SELECT 1 FROM messages INDEXED BY messages_posts WHERE queue = :queue AND state = 4)
@@ -25,95 +98,86 @@ SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_ready WHERE queue = :q
     OR EXISTS (SELECT 1 FROM messages INDEXED BY messages_posts_due
                WHERE queue = :queue AND state = 5 AND available_at <= :wall)
     OR EXISTS (SELECT 1 FROM claims WHERE queue = :queue AND id = :claim)
-    OR {ending.ANY_ENDED}
+    OR {claim_rows.ANY_ENDED}
 """
 _FREE, _FREE_OR_HELD = (State.WAITING,), (State.WAITING, State.LEASED)
 
+Row = tuple[Any, ...]
+
 
 class SqliteClaims(ClaimStore):
-    """The claims of one database; the calls that would meet ended ones clear them.
+    """The claims of one database; the calls that would meet ended ones clear them."""
 
-    Args:
-        ring: Wakes the threads that wait for jobs.
-    """
-
-    def __init__(
-        self, database: Database, clock: Clock, boot: int, sweeper: Sweeper, caps: DeadCaps, ring: Callable[[], None]
-    ) -> None:
+    def __init__(self, database: Database, sweeper: Sweeper, caps: DeadCaps) -> None:
         self._database = database
-        self._clock = clock
-        self._boot = boot
         self._sweeper = sweeper
         self._caps = caps
-        self._ring = ring
 
     # --- transactions --------------------------------------------------------------------------------
 
-    def _now(self) -> Moment:
-        return read_moment(self._clock, self._boot)
-
     @contextmanager
-    def _write(self, queue: str) -> Iterator[Step]:
-        with self._database.write() as connection:
-            step = Step(connection, queue, self._now())
+    def _write(self) -> Iterator[Step]:
+        with self._database.write() as step:
             yield step
-            step.tally.write(connection)
-            self._sweeper.sweep(connection, step.now.wall)
+            self._sweeper.sweep(step)
         if step.frees_jobs:
-            self._ring()
+            self._database.wake()
 
     @contextmanager
     def _write_cleared(self, queue: str) -> Iterator[Step]:
-        with self._write(queue) as step:
-            step.frees_jobs = ending.clear(step.connection, queue, step.now, step.tally)
+        with self._write() as step:
+            claim_rows.clear(step, queue)
             yield step
 
     @contextmanager
     def _read_cleared(self, queue: str) -> Iterator[Step]:
         """Yield a read transaction; if something has ended, a write transaction that has cleared it."""
         with self._database.read() as connection:
-            step = Step(connection, queue, self._now())
-            if not ending.is_any(connection, queue, step.now):
+            step = Step(connection, self._database.moment())
+            if not claim_rows.is_any_ended(connection, queue, step.now):
                 yield step
                 return
         with self._write_cleared(queue) as step:
-            step.tally.write(step.connection)
+            step.counts.write(step.connection)
             yield step
 
     def _has_work(self, queue: str, claim_id: str = "") -> bool:
         """Look without the lock if there is work: an empty queue costs no write transaction."""
         with self._database.read() as connection:
-            asked = self._now().arguments(queue) | {"claim": claim_id}
+            asked = self._database.moment().arguments(queue) | {"claim": claim_id}
             return bool(connection.execute(_WORTH_A_TRANSACTION, asked).fetchone()[0])
 
     # --- messages ------------------------------------------------------------------------------------
 
     def _post(self, queue: str, posts: Sequence[NewPost]) -> None:
-        with self._write(queue) as step:
-            posting.add(step.connection, queue, posts, step.now.wall, step.tally)
+        with self._write() as step:
+            post(step, queue, posts)
 
     def _delete(self, queue: str, idents: Sequence[str], claim_id: str | None) -> list[Deleted] | None:
-        with self._write(queue) as step:
-            if claim_id is not None and not claimed.read_live(step.connection, queue, claim_id, step.now):
+        with self._write() as step:
+            if claim_id is not None and not read_live(step.connection, queue, claim_id, step.now):
                 return None
-            return deleting.delete(step, idents, claim_id)
+            return _delete(step, queue, idents, claim_id)
 
     def _pop(self, queue: str, limit: int) -> list[QueueMessage]:
         if not self._has_work(queue):
             return []
         with self._write_cleared(queue) as step:
-            return deleting.pop(step, limit)
+            _promote_all(step, queue)
+            found = _numbers(_look(step, queue, limit))
+            rows = step.connection.execute(_NUMBERED, (found,)).fetchall()
+            _remove(step, queue, [_Fact._make(row[:_WIDTH]) for row in rows])
+        return [claim_rows.message(queue, row[_WIDTH:]) for row in rows]
 
     def _list(self, queue: str, after: int, limit: int, with_held: bool) -> list[QueueMessage]:
         with self._read_cleared(queue) as step:
             where = MessageFilter(queue=queue, states=_FREE_OR_HELD if with_held else _FREE)
-            wanted = search(where, [], step.now.wall)
-            rows = find(step.connection, wanted, claimed.LISTED, after, limit)
-        return [claimed.message(row) for row in rows]
+            rows = find(step.connection, search(where, [], step.now.wall), claim_rows.LISTED, after, limit)
+        return [claim_rows.message(queue, row) for row in rows]
 
     def _stats(self, queue: str) -> ClaimStats:
         with self._read_cleared(queue) as step:
-            return claimed.count(step.connection, queue, step.now)
+            return claim_rows.count(step.connection, queue, step.now)
 
     # --- claims --------------------------------------------------------------------------------------
 
@@ -123,36 +187,175 @@ class SqliteClaims(ClaimStore):
         if not self._has_work(queue, claim_id):
             return None
         with self._write_cleared(queue) as step:
-            known = claimed.read(step.connection, queue, claim_id)
+            known = claim_rows.read(step.connection, queue, claim_id)
             if known and known.lives(step.now):
-                return claimed.show(step.connection, queue, known, step.now)
+                return claim_rows.show(step.connection, queue, known, step.now)
             if known:  # ended, and not cleared, because there was so much
-                ending.free(step.connection, queue, [claim_id], step.tally, step.now)
-            claim = claiming.begin(claim_id, ttl, grace, step.now)
-            return claiming.take(step, claim, limit, max_claims, self._caps)
+                claim_rows.free(step, queue, [claim_id])
+            return self._take(step, queue, _begin(claim_id, ttl, micros(grace), step.now), limit, max_claims)
+
+    def _take(self, step: Step, queue: str, claim: Claim, limit: int, max_claims: int) -> HeldClaim | None:
+        """Make this claim of what is free; None when nothing is."""
+        _promote_all(step, queue)
+        taken, over = _choose(step, queue, limit, max_claims)
+        if over:
+            _bury(step, queue, over)
+            evict(step, [queue], self._caps)
+        if not taken:
+            return None
+        terms = _terms(queue, claim, step.now)
+        rows = step.connection.execute(_TAKE, terms | {"numbers": _numbers(taken)}).fetchall()
+        step.connection.execute(_KEEP, terms)
+        for message in taken:
+            step.counts.move(queue, message.state, counted_as(LEASED, message.handler))
+        return claim_rows.held(queue, claim, _in_order(rows), step.now)
 
     def _get(self, queue: str, claim_id: str) -> HeldClaim | None:
         with self._database.read() as connection:
-            now = self._now()
-            claim = claimed.read_live(connection, queue, claim_id, now)
-            return claimed.show(connection, queue, claim, now) if claim else None
+            now = self._database.moment()
+            claim = read_live(connection, queue, claim_id, now)
+            return claim_rows.show(connection, queue, claim, now) if claim else None
 
     def _renew(self, queue: str, claim_id: str, ttl: float, grace: float | None) -> HeldClaim | None:
-        with self._write(queue) as step:
-            old = claimed.read_live(step.connection, queue, claim_id, step.now)
+        with self._write() as step:
+            old = read_live(step.connection, queue, claim_id, step.now)
             if old is None:
                 return None
-            grace = old.grace / MICRO if grace is None else grace
-            return claiming.prolong(step, claiming.begin(claim_id, ttl, grace, step.now))
+            claim = _begin(claim_id, ttl, old.grace if grace is None else micros(grace), step.now)
+            terms = _terms(queue, claim, step.now)
+            step.connection.execute(_KEEP_LONGER, terms)
+            rows = step.connection.execute(_HOLD_LONGER, terms).fetchall()
+            return claim_rows.held(queue, claim, _in_order(rows), step.now)
 
     def _release(self, queue: str, claim_id: str) -> int:
-        with self._write(queue) as step:
-            if not claimed.read_live(step.connection, queue, claim_id, step.now):
+        with self._write() as step:
+            if not read_live(step.connection, queue, claim_id, step.now):
                 return 0
-            freed = ending.free(step.connection, queue, [claim_id], step.tally, step.now)
-            step.frees_jobs = any(message.is_job for message in freed)
-            return sum(message.lives(step.now) for message in freed)
+            ends = claim_rows.free(step, queue, [claim_id])
+            return sum(ends_at is None or ends_at > step.now.wall for ends_at in ends)
 
     def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]:
         with self._read_cleared(queue) as step:
-            return claimed.page(step.connection, queue, after, limit, step.now)
+            return claim_rows.page(step.connection, queue, after, limit, step.now)
+
+
+# --- taking ----------------------------------------------------------------------------------------
+
+
+class _Free(NamedTuple):
+    """A message that may be claimed."""
+
+    priority: int
+    seq: int
+    claims: int
+    handler: str
+
+    @property
+    def state(self) -> int:
+        return WAITING if self.handler else POSTED
+
+
+def _begin(ident: str, ttl: float, grace: int, now: Moment) -> Claim:
+    """Return a claim that is made, or renewed, now."""
+    length = micros(ttl)
+    return Claim(ident, length, grace, now.boot, now.boottime + length, now.wall + length)
+
+
+def _promote_all(step: Step, queue: str) -> None:
+    """Let due messages, jobs and posts, join the others."""
+    promote(step, queue)
+    due = step.connection.execute(_PROMOTE, (queue, step.now.wall)).rowcount
+    step.counts.move(queue, POST_DELAYED, POSTED, due)
+
+
+def _look(step: Step, queue: str, limit: int, behind: tuple[int, int] = _BEFORE_ALL) -> list[_Free]:
+    """Return the first free messages after this place in the queue."""
+    priority, seq = behind
+    asked = {"queue": queue, "wall": step.now.wall, "priority": priority, "seq": seq, "limit": limit}
+    return [_Free._make(row) for row in step.connection.execute(_LOOK, asked)]
+
+
+def _choose(step: Step, queue: str, limit: int, max_claims: int) -> tuple[list[_Free], list[_Free]]:
+    """Return the first that may be taken, and those before them that were claimed too often."""
+    taken: list[_Free] = []
+    over: list[_Free] = []
+    behind, size = _BEFORE_ALL, limit
+    while True:
+        found = _look(step, queue, size, behind)
+        for message in found:
+            is_over = 0 < max_claims <= message.claims
+            if is_over and len(over) == BURY_LIMIT:
+                return taken, over
+            (over if is_over else taken).append(message)
+            if len(taken) == limit:
+                return taken, over
+        if len(found) < size:
+            return taken, over
+        behind, size = (found[-1].priority, found[-1].seq), _FURTHER_MESSAGES
+
+
+def _bury(step: Step, queue: str, over: list[_Free]) -> None:
+    step.connection.execute(_BURY, (step.now.wall, _numbers(over)))
+    for message in over:
+        step.counts.move(queue, message.state, DEAD)
+
+
+def _terms(queue: str, claim: Claim, now: Moment) -> dict[str, Any]:
+    """Return the claim as the statements want it, and until when the messages in it live at least."""
+    life = min(claim.deadline_wall + claim.grace, now.wall + micros(MOST_LIFE))
+    return {**claim._asdict(), "claim": claim.id, "queue": queue, "life": life, "wall": now.wall}
+
+
+def _numbers(messages: Iterable[_Free]) -> str:
+    return json.dumps([message.seq for message in messages])
+
+
+def _in_order(rows: list[Row]) -> list[Row]:
+    """Return rows of `COLUMNS` in the order of the queue: RETURNING promises none."""
+    return sorted(rows, key=lambda row: (row[4], row[0]))
+
+
+# --- deleting --------------------------------------------------------------------------------------
+
+
+class _Fact(NamedTuple):
+    """A living message."""
+
+    id: str
+    seq: int
+    state: int
+    handler: str
+    given: int
+    claim: str | None
+
+
+_WIDTH = len(_Fact._fields)
+
+
+def _delete(step: Step, queue: str, idents: Sequence[str], claim_id: str | None) -> list[Deleted]:
+    """Delete what may be deleted. The claim lives."""
+    asked = {"ids": json.dumps(idents), "queue": queue, "wall": step.now.wall}
+    there = [_Fact._make(row) for row in step.connection.execute(_NAMED, asked)]
+    kept = {fact.id for fact in there if not _may_go(step, queue, fact, claim_id)}
+    _remove(step, queue, [fact for fact in there if fact.id not in kept])
+    if claim_id is not None:
+        step.connection.execute(_MARK_EMPTY, {"queue": queue, "claim": claim_id})
+    return [Deleted.FORBIDDEN if ident in kept else Deleted.DONE for ident in idents]
+
+
+def _may_go(step: Step, queue: str, fact: _Fact, claim_id: str | None) -> bool:
+    """Return whether the holder of this live claim, or of none, may delete it."""
+    if claim_id is not None:
+        return fact.claim == claim_id
+    if fact.state != LEASED:
+        return True
+    return fact.claim is not None and not read_live(step.connection, queue, fact.claim, step.now)
+
+
+def _remove(step: Step, queue: str, gone: list[_Fact]) -> None:
+    if not gone:
+        return
+    delete(step.connection, [fact.seq for fact in gone])
+    remember_ended(step, [fact.id for fact in gone if fact.given])
+    for fact in gone:
+        step.counts.remove(queue, counted_as(fact.state, fact.handler))

@@ -1,8 +1,8 @@
 """Connections to one database file, and transactions on them.
 
-A connection is used by one thread at a time, and goes back to a stack when its transaction has ended; none crosses a
-fork. Threads of this process take turns by a lock, because waiting for SQLite's own means sleeping and trying again;
-that is left for other processes.
+A connection is used by one thread at a time, and goes back to a stack when its transaction has ended. Threads of this
+process take turns by a lock, because waiting for SQLite's own means sleeping and trying again; that is left for other
+processes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.shared import contains
+from jobpool_backends.inotify import wake
+from jobpool_backends.shared import contains, micros
+from jobpool_backends.sql import IdleConnections
 from jobpool_backends.sqlite.errors import LOCKED, is_locked, raise_explained
 from jobpool_backends.sqlite.schema import is_current, migrate
+from jobpool_backends.sqlite.step import Moment, Step, read_moment
 
 PRAGMAS = (
     "synchronous = FULL",  # a commit is on the disk before it is answered
@@ -32,42 +36,42 @@ PRAGMAS = (
 OLDEST_SQLITE = (3, 35, 0)
 """The first that has RETURNING."""
 
-P = ParamSpec("P")
-T = TypeVar("T")
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
 
 _GONE = (
     "database file {path} was removed or replaced while it was in use: what is written now, others do not see. Stop all"
     " that use the database, then start them again"
 )
 
-_SHORTEST_NAP = 0.0002
-_LONGEST_NAP = 0.005
+_MIN_NAP_S = 0.0002
+_MAX_NAP_S = 0.005
 
 
-class Database:
-    """One file.
+class Database(IdleConnections[sqlite3.Connection]):
+    """One file, created for this user alone when it is not there; its directory is not.
 
     Args:
-        path: Of the file; it is created for this user alone when it is not there, its directory is not.
+        boot: Names the boot in which `clock.boot()` counts.
         timeout: Seconds that a transaction waits for its turn.
         pragmas: Run on each new connection.
 
     Attributes:
         found_journal: The journal mode in which the file was when it was opened; `wal` for a new one.
 
-    Raises:
-        ConfigurationError: The directory is missing, the path does not name a file, or the tables are not ours.
-        BackendUnavailable: SQLite cannot open it; the text says why and what to do.
+    Raises `ConfigurationError` or `BackendUnavailable`; the text says why and what to do.
     """
 
-    def __init__(self, path: str, *, timeout: float, pragmas: tuple[str, ...] = PRAGMAS) -> None:
+    def __init__(
+        self, path: str, clock: Clock, boot: int, *, timeout: float, pragmas: tuple[str, ...] = PRAGMAS
+    ) -> None:
         self.path = path = os.path.abspath(path)  # a later change of the working directory must not change the file
+        super().__init__(f"database {path}")
+        self.clock = clock
+        self._boot = boot
         self._timeout = timeout
         self._pragmas = pragmas
-        self._pid = os.getpid()
-        self._idle: list[sqlite3.Connection] = []
         self._writing = threading.Lock()
-        self.closed = False
         self.found_journal = "wal"
         _check_library()
         _check_place(path)
@@ -77,16 +81,16 @@ class Database:
         self._files = {name: os.stat(name).st_ino for name in (path, f"{real}-wal", f"{real}-shm")}
 
     @contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
+    def write(self) -> Iterator[Step]:
         """Yield a write transaction: committed to the disk when the block ends, undone when it raises.
 
-        Raises:
-            BackendUnavailable: No turn within the time limit, or SQLite failed. Unless a commit failed, nothing was
-                changed.
+        Raises `BackendUnavailable`: no turn in time, or SQLite failed. Unless a commit failed, nothing was changed.
         """
-        self._check_usable()  # before the lock: after a fork it may be held by a thread that is not there
+        self.check_usable()  # before the lock: after a fork it may be held by a thread that is not there
         with self._turn(), self.session() as connection, self._transaction(connection, "BEGIN IMMEDIATE"):
-            yield connection
+            step = Step(connection, self.moment())
+            yield step
+            step.counts.write(connection)
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
@@ -97,9 +101,9 @@ class Database:
     @contextmanager
     def session(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection for this thread alone, outside any transaction."""
-        self._check_usable()
+        self.check_usable()
         try:
-            connection = self._idle_one() or self._connect()
+            connection = self.take() or self._connect()
         except sqlite3.Error as error:
             raise_explained(error, self.path, self._timeout)
         try:
@@ -107,24 +111,23 @@ class Database:
         except sqlite3.Error as error:
             raise_explained(error, self.path, self._timeout)
         finally:
-            self._give_back(connection)
+            self.give_back(connection)
 
-    def close(self) -> None:
-        """Close the connections; one that is in use is closed when its user is done with it. Safe to call twice."""
-        self.closed = True
-        if os.getpid() == self._pid:
-            self._close_idle()
+    def moment(self) -> Moment:
+        return read_moment(self.clock, self._boot)
+
+    def wall(self) -> int:
+        return micros(self.clock.wall())
+
+    def wake(self) -> None:
+        """Wake the threads of all processes that wait for this database."""
+        wake(self.path)
 
     # --- connections -------------------------------------------------------------------------------
 
-    def _check_usable(self) -> None:
-        if self.closed:
-            raise BackendUnavailable(f"database {self.path} was closed: open the backend again")
-        if os.getpid() != self._pid:
-            raise ConfigurationError(
-                f"database {self.path} was opened by process {self._pid}, before a fork: SQLite's connections do not"
-                " survive that. Open the backend after the fork, in the process that uses it"
-            )
+    def check_usable(self) -> None:
+        """Raise when this database was closed or inherited by a fork, or its files are not there."""
+        super().check_usable()
         for name, inode in self._files.items():
             try:
                 same = os.stat(name).st_ino == inode
@@ -133,29 +136,13 @@ class Database:
             if not same:
                 raise BackendUnavailable(_GONE.format(path=name))
 
-    def _idle_one(self) -> sqlite3.Connection | None:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
-
-    def _give_back(self, connection: sqlite3.Connection) -> None:
-        self._idle.append(connection)
-        if self.closed:
-            self._close_idle()
-
-    def _close_idle(self) -> None:
-        with suppress(IndexError):  # several threads may close: each pops its own
-            while True:
-                self._idle.pop().close()
-
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
             self.path, timeout=0.0, isolation_level=None, check_same_thread=False, cached_statements=256
         )
         try:
             for pragma in self._pragmas:
-                self.patiently(connection.execute, f"PRAGMA {pragma}")
+                self.retry_locked(connection.execute, f"PRAGMA {pragma}")
             connection.create_function("jobpool_contains", -1, contains, deterministic=True)
         except BaseException:
             connection.close()
@@ -169,8 +156,8 @@ class Database:
         except sqlite3.Error as error:
             raise_explained(error, self.path, self._timeout)
         try:
-            self.patiently(self._switch_to_wal, connection)
-            if not self.patiently(is_current, connection, self.path):
+            self.retry_locked(self._switch_to_wal, connection)
+            if not self.retry_locked(is_current, connection, self.path):
                 with self._transaction(connection, "BEGIN IMMEDIATE"):
                     migrate(connection, self.path)
         except sqlite3.Error as error:
@@ -205,7 +192,7 @@ class Database:
 
     @contextmanager
     def _transaction(self, connection: sqlite3.Connection, begin: str) -> Iterator[None]:
-        self.patiently(_begin, connection, begin)
+        self.retry_locked(_begin, connection, begin)
         try:
             yield
             connection.execute("COMMIT")
@@ -214,10 +201,10 @@ class Database:
                 connection.execute("ROLLBACK")
             raise
 
-    def patiently(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def retry_locked(self, step: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs) -> Result:
         """Do `step`, again and again while another process holds the lock, within the time limit."""
         give_up = time.monotonic() + self._timeout
-        nap = _SHORTEST_NAP
+        nap = _MIN_NAP_S
         while True:
             try:
                 return step(*args, **kwargs)
@@ -225,7 +212,7 @@ class Database:
                 if not is_locked(error) or time.monotonic() >= give_up:
                     raise
             time.sleep(nap * random.uniform(0.5, 1.5))
-            nap = min(nap * 1.5, _LONGEST_NAP)
+            nap = min(nap * 1.5, _MAX_NAP_S)
 
 
 def _begin(connection: sqlite3.Connection, begin: str) -> None:

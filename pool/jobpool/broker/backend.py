@@ -515,7 +515,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
             close()
 
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing | None:
-        raise NotImplementedError  # filled in by brokers that set `enqueue_in_transaction`
+        raise NotImplementedError  # filled in by brokers that have `transactions`
 
 
 def _brings(settlement: Settlement) -> bool:

@@ -20,7 +20,7 @@ from support.servers import fresh_name, shared_postgres
 PATIENCE = 30.0
 """Seconds that a live client waits for a statement: a crowd keeps all cores busy."""
 
-_TURNED = """
+TURNED = """
     CREATE TABLE {schema}.turned (moment bigint NOT NULL);
     INSERT INTO {schema}.turned VALUES (0);
     CREATE OR REPLACE FUNCTION {schema}.moment() RETURNS bigint LANGUAGE sql VOLATILE
@@ -59,7 +59,7 @@ class _TurnedSchema:
             backend.prepare()
         self._connection = self._connect()
         atexit.register(lambda: self._connection.close())
-        self._do(_TURNED)
+        self._do(TURNED)
         self._empty = "; ".join(f"DELETE FROM {{schema}}.{table}" for table in self._tables() if table not in _KEPT)
 
     def clear(self) -> None:

@@ -19,7 +19,7 @@ from support.jobs import QUEUE, a_job, numbered
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import HeldClaim
 from jobpool.broker.values import MessageFilter, State, Verb
-from jobpool_backends.postgres.link import Link
+from jobpool_backends.postgres.connection import Connection
 
 pytestmark = pytest.mark.xdist_group("postgres-million")  # one load after the other
 
@@ -175,9 +175,9 @@ def test_a_call_is_one_round_trip_and_no_more_statements_than_ever(
     empty: Explained, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     backend, waits = empty.backend, [0]
-    wait = Link.wait
+    wait = Connection.wait
 
-    def counted(link: Link, *arguments: Any, **named: Any) -> Any:
+    def counted(link: Connection, *arguments: Any, **named: Any) -> Any:
         waits[0] += 1
         return wait(link, *arguments, **named)
 
@@ -199,7 +199,7 @@ def test_a_call_is_one_round_trip_and_no_more_statements_than_ever(
         empty.plans.clear()
         waits[0] = 0
         with monkeypatch.context() as patch:
-            patch.setattr(Link, "wait", counted)
+            patch.setattr(Connection, "wait", counted)
             step()
         assert (name, waits[0]) == (name, 1)
         assert len(empty.plans) <= STATEMENTS[name], name

@@ -23,9 +23,9 @@ from jobpool.broker.claim_store import CLAIM_LIMIT, Deleted, HeldClaim
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import BackendUnavailable, ClaimNotFound, LeaseLost
 from jobpool.message.settlement import Ack, Nack, Release
-from jobpool_backends.postgres import PostgresBackend, claiming, intransaction
-from jobpool_backends.postgres.bell import channel
+from jobpool_backends.postgres import PostgresBackend, claims, in_transaction
 from jobpool_backends.postgres.schema import PAGE_BYTES, TIDY_LIMIT
+from jobpool_backends.postgres.wait import channel
 
 Connection = psycopg.Connection[Any]
 
@@ -74,7 +74,7 @@ def lock(rig: Rig, connection: Connection, ident: str) -> None:
 def impatient(rig: Rig, backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for long in vain."""
     del backend
-    monkeypatch.setattr(claiming, "PATIENCE", 0.02)
+    monkeypatch.setattr(claims, "BUSY_RETRY_S", 0.02)
     for name in ("lock_held", "delete_messages"):
         [(definition,)] = rig.ask("SELECT pg_get_functiondef(%s::regproc)", f'"{rig.schema}".{name}')
         assert "500 milliseconds" in definition
@@ -111,10 +111,10 @@ def test_what_somebody_has_a_hand_on_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    monkeypatch.setattr(claiming, "PATIENCE", 60.0)
+    monkeypatch.setattr(claims, "BUSY_RETRY_S", 60.0)
     looks: list[object] = []
-    is_busy = claiming._is_busy
-    monkeypatch.setattr(claiming, "_is_busy", lambda rows: looks.append(rows) or is_busy(rows))
+    is_busy = claims._is_busy
+    monkeypatch.setattr(claims, "_is_busy", lambda rows: looks.append(rows) or is_busy(rows))
     if kind == "job":
         ident = backend.enqueue(a_job())
     else:
@@ -204,7 +204,7 @@ def claimed_behind_a_late_handler(backend: PostgresBackend, connection: Connecti
     [posted] = post(backend)
     held = claim(backend, ttl=60.0)
     with pytest.raises(LeaseLost):
-        intransaction.ack(connection, backend.ticket(lease))
+        in_transaction.ack(connection, backend.ticket(lease))
     return held, job, posted
 
 
@@ -451,7 +451,7 @@ def test_a_page_of_free_messages_is_bounded_in_bytes(backend: PostgresBackend) -
 
 
 def test_very_many_are_posted_all_or_none(rig: Rig, backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobpool_backends.postgres.producing._PIECE_MESSAGES", 10)
+    monkeypatch.setattr("jobpool_backends.postgres.enqueue._PIECE_MESSAGES", 10)
     known = post(backend, *[b"x"] * 35)
     assert ids(backend.claims.list_free(QUEUE)) == known
     rig.ask("ALTER TABLE {schema}.messages ADD CHECK (body <> 'bad')")

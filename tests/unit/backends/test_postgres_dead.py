@@ -12,7 +12,7 @@ from jobpool.broker.values import ReapPolicy
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Settled
-from jobpool_backends.postgres import PostgresBackend, capping
+from jobpool_backends.postgres import PostgresBackend, retention
 from jobpool_backends.postgres.address import read_address
 from jobpool_backends.shared import DeadCaps
 
@@ -76,7 +76,7 @@ def test_the_crash_limit_buries_under_the_same_caps(rig: Rig) -> None:
 
 def test_a_cap_that_is_set_late_is_reached_piece_by_piece(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     bury(rig.open(), 40)
-    monkeypatch.setattr(capping, "_BATCH", 3)
+    monkeypatch.setattr(retention, "_EVICT_BATCH_MESSAGES", 3)
     capped = rig.open(dead_max=4)
     capped.reap(QUEUE)
     assert (capped.stats(QUEUE).dead, capped.evicted(QUEUE)) == (25, 15)

@@ -19,7 +19,7 @@ from jobpool.message.guards import Guards, Hold
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settlement
 from jobpool_backends.postgres import PostgresBackend
-from jobpool_backends.postgres.link import Link
+from jobpool_backends.postgres.connection import Connection
 
 Call = Callable[[PostgresBackend, Iterator[JobLease]], object]
 
@@ -73,15 +73,15 @@ def test_a_call_that_asks_for_nothing_runs_no_more_statements_than_ever(
 def trips(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> int:
     """How often `work` waits for the server."""
     waits = 0
-    wait = Link.wait
+    wait = Connection.wait
 
-    def count(link: Link, *arguments: Any, **named: Any) -> Any:
+    def count(link: Connection, *arguments: Any, **named: Any) -> Any:
         nonlocal waits
         waits += 1
         return wait(link, *arguments, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Link, "wait", count)
+        patch.setattr(Connection, "wait", count)
         work()
     return waits
 

@@ -18,8 +18,8 @@ from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 from jobpool_backends.postgres import PostgresBackend, keys
-from jobpool_backends.postgres.fetching import number_of
-from jobpool_backends.postgres.intransaction import ack
+from jobpool_backends.postgres.in_transaction import ack
+from jobpool_backends.sql import number_of
 
 PATIENCE = 30
 """Seconds that a busy machine may take for a statement."""

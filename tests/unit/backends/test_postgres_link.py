@@ -15,10 +15,10 @@ from support.servers import PostgresServer
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.postgres import link as link_module
+from jobpool_backends.postgres import connection as connection_module
 from jobpool_backends.postgres.address import read_address
-from jobpool_backends.postgres.database import MOST_IDLE, Database
-from jobpool_backends.postgres.link import Link
+from jobpool_backends.postgres.connection import Connection
+from jobpool_backends.postgres.database import MAX_IDLE_CONNECTIONS, Database
 
 SLACK = 1.0
 """Seconds that a busy machine may add."""
@@ -72,7 +72,7 @@ def test_a_transaction_is_done_whole_or_not_at_all(rig: Rig, pipelined: bool) ->
     database = rig.database()
     database.run(f"CREATE TABLE {rig.schema}.things (name text UNIQUE)")
 
-    def work(link: Link) -> int:
+    def work(link: Connection) -> int:
         for name in names:
             link.execute(f"INSERT INTO {rig.schema}.things VALUES (%s)", [name])
         return len(names)
@@ -85,22 +85,16 @@ def test_a_transaction_is_done_whole_or_not_at_all(rig: Rig, pipelined: bool) ->
     assert database.run(f"SELECT name FROM {rig.schema}.things ORDER BY name") == [("one",), ("two",)]
 
 
-def test_a_transaction_may_be_given_more_patience(rig: Rig) -> None:
-    database = rig.database(timeout=0.3)
-    database.transaction(lambda link: link.execute("SELECT pg_sleep(0.5)"), patience=10.0)
-    assert database.run("SHOW statement_timeout") == [("270ms",)]
-
-
 def test_statements_are_prepared_and_connections_kept(rig: Rig) -> None:
     database = rig.database()
-    assert database.prepares
+    assert not database.pooled
     assert len({session(database) for _ in range(5)}) == 1
     assert database.run("SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%%backend_pid()'") == [(1,)]
 
 
 def test_eight_threads_have_a_connection_each_and_leave_few(rig: Rig) -> None:
     database = rig.database()
-    everybody = threading.Barrier(MOST_IDLE + 4)
+    everybody = threading.Barrier(MAX_IDLE_CONNECTIONS + 4)
 
     def work(number: int) -> None:
         del number
@@ -109,8 +103,8 @@ def test_eight_threads_have_a_connection_each_and_leave_few(rig: Rig) -> None:
         database.transaction(lambda link: (link.execute("SELECT 1").fetchone(), everybody.wait(20.0)))
         session(database)
 
-    together(MOST_IDLE + 4, work)
-    assert 1 <= len(database._idle) <= MOST_IDLE
+    together(MAX_IDLE_CONNECTIONS + 4, work)
+    assert 1 <= len(database._idle) <= MAX_IDLE_CONNECTIONS
 
 
 # --- limits ------------------------------------------------------------------------------------------------
@@ -296,7 +290,7 @@ def test_a_refusal_is_explained(strict: Rig, user: str, place: str, kind: type[E
 
 
 def test_an_old_server_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "OLDEST_SERVER", 990000)
+    monkeypatch.setattr(connection_module, "OLDEST_SERVER", 990000)
     with pytest.raises(ConfigurationError, match=r"is Postgres \d+, and postgresql:// needs 99 or later: upgrade it"):
         session(rig.database())
 
@@ -316,7 +310,7 @@ def counter(rig: Rig) -> Database:
 def test_transactions_that_cannot_be_put_in_an_order_are_tried_again(rig: Rig, counter: Database) -> None:
     tries = []
 
-    def add(link: Link) -> None:
+    def add(link: Connection) -> None:
         tries.append(1)
         [(value,)] = link.execute(f"SELECT value FROM {rig.schema}.numbers WHERE name = 'a'").fetchall()
         link.execute(f"UPDATE {rig.schema}.numbers SET value = %s WHERE name = 'a'", [value + 1])
@@ -333,7 +327,7 @@ def test_a_dead_lock_is_tried_again(rig: Rig, counter: Database) -> None:
     def add(order: str) -> None:
         first, second = order
 
-        def work(link: Link) -> None:
+        def work(link: Connection) -> None:
             sql = f"UPDATE {rig.schema}.numbers SET value = value + 1 WHERE name = %s RETURNING value"
             link.execute(sql, [first]).fetchone()
             tries.append(order)
@@ -378,7 +372,7 @@ def test_prepared_statements_that_vanish_give_a_pooler_away(rig: Rig) -> None:
     [link] = database._idle
     link.pgconn.exec_(b"DEALLOCATE ALL")  # as when another session is lent, unseen by psycopg
     session(database)
-    assert not database.prepares
+    assert database.pooled
     for _ in range(5):
         session(database)
     assert database.run("SELECT count(*) FROM pg_prepared_statements") == [(0,)]
@@ -407,7 +401,7 @@ def test_a_hundred_reconnects_leave_nothing_behind(rig: Rig) -> None:
         if number % 2:
             rig.ask("SELECT pg_terminate_backend(%s, 5000)", link.info.backend_pid)
         else:
-            link.patience = 0.0
+            link.answer_timeout = 0.0
             with pytest.raises(BackendUnavailable):
                 database.run("SELECT pg_sleep(0.02)")
         session(database)
@@ -421,7 +415,7 @@ def test_a_hundred_reconnects_leave_nothing_behind(rig: Rig) -> None:
 def test_what_is_interrupted_is_closed(rig: Rig) -> None:
     database = rig.database()
 
-    def interrupted(link: Link) -> None:
+    def interrupted(link: Connection) -> None:
         link.execute("SELECT 1").fetchone()
         raise KeyboardInterrupt
 
@@ -444,7 +438,7 @@ def test_a_connection_in_use_is_closed_when_its_user_is_done(rig: Rig) -> None:
     database = rig.database(application_name=rig.schema)
     inside, closed = threading.Event(), threading.Event()
 
-    def work(link: Link) -> None:
+    def work(link: Connection) -> None:
         link.execute("SELECT 1").fetchone()
         inside.set()
         closed.wait(10.0)

@@ -7,8 +7,8 @@ import pytest
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.postgres.address import Address, read_address
+from jobpool_backends.postgres.connection import AnswerTimeout
 from jobpool_backends.postgres.errors import is_conflict, is_stale, raise_explained, raise_unreached
-from jobpool_backends.postgres.link import AnswerTimeout
 
 ADDRESS: Address = read_address("postgresql://jo:s3cret@db.example:6432/jobs?schema=mine")
 

@@ -15,8 +15,8 @@ from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Guards
 from jobpool.message.settlement import Settled
-from jobpool_backends.postgres import migrating
-from jobpool_backends.postgres.migrating import VERSION
+from jobpool_backends.postgres import migrate
+from jobpool_backends.postgres.migrate import VERSION
 
 
 @pytest.fixture
@@ -134,12 +134,12 @@ def test_the_last_step_replaces_all_functions_by_those_of_today(rig: Rig) -> Non
 def test_an_older_schema_is_migrated_with_what_is_missing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.open().enqueue(a_job())
     newer = (
-        *migrating.MIGRATIONS,
+        *migrate.MIGRATIONS,
         ("CREATE TABLE {schema}.extra (n int)", "ALTER TABLE {schema}.messages ADD COLUMN extra text DEFAULT '100 %'"),
         ("INSERT INTO {schema}.extra SELECT count(*) FROM {schema}.messages",),
     )
-    monkeypatch.setattr(migrating, "MIGRATIONS", newer)
-    monkeypatch.setattr(migrating, "VERSION", len(newer))
+    monkeypatch.setattr(migrate, "MIGRATIONS", newer)
+    monkeypatch.setattr(migrate, "VERSION", len(newer))
     rig.open().enqueue(a_job())
     assert versions(rig) == list(range(1, VERSION + 3))
     assert rig.ask("SELECT n FROM {schema}.extra") == [(1,)]
@@ -230,9 +230,9 @@ def test_a_pool_of_version_1_that_is_connected_goes_on_with_the_current_schema(r
 
 def test_a_migration_that_fails_leaves_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.open().prepare()
-    broken = (*migrating.MIGRATIONS, ("CREATE TABLE {schema}.extra (n int)",), ("SELECT 1 / 0",))
-    monkeypatch.setattr(migrating, "MIGRATIONS", broken)
-    monkeypatch.setattr(migrating, "VERSION", len(broken))
+    broken = (*migrate.MIGRATIONS, ("CREATE TABLE {schema}.extra (n int)",), ("SELECT 1 / 0",))
+    monkeypatch.setattr(migrate, "MIGRATIONS", broken)
+    monkeypatch.setattr(migrate, "VERSION", len(broken))
     with pytest.raises(Exception, match="division by zero"):
         rig.database().prepare()
     assert versions(rig) == list(range(1, VERSION + 1))

@@ -20,9 +20,8 @@ from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
 from jobpool.message.settlement import Ack, Move, Release, Settled
 from jobpool_backends.postgres import PostgresBackend
-from jobpool_backends.postgres.bell import channel
-from jobpool_backends.postgres.link import Link
-from jobpool_backends.postgres.waiting import WITHOUT_BELL
+from jobpool_backends.postgres.connection import Connection
+from jobpool_backends.postgres.wait import UNNOTIFIED_LOOK_INTERVAL_S, channel
 
 SLACK = 0.5
 """Seconds that a busy machine may add."""
@@ -50,7 +49,7 @@ def test_a_pooler_is_recognised_and_nothing_prepared(rig: Rig, pooler: Pgbouncer
     for database in (direct, through):
         for _ in range(5):
             database.run("SELECT 'how often'")
-    assert (direct.prepares, through.prepares) == (True, False)
+    assert (direct.pooled, through.pooled) == (False, True)
     assert through.run("SELECT count(*) FROM pg_prepared_statements") == [(0,)]
 
 
@@ -132,7 +131,7 @@ def test_transactions_of_several_statements_are_not_torn_apart(rig: Rig, pooler:
     database.run(f"CREATE TABLE {rig.schema}.numbers (value int)")
     database.run(f"INSERT INTO {rig.schema}.numbers VALUES (0)")
 
-    def add(link: Link) -> None:
+    def add(link: Connection) -> None:
         [(value,)] = link.execute(f"SELECT value FROM {rig.schema}.numbers FOR UPDATE").fetchall()
         link.execute(f"UPDATE {rig.schema}.numbers SET value = %s", [value + 1])
 
@@ -163,7 +162,7 @@ def test_an_enqueue_is_found_half_a_second_late_at_most(rig: Rig, backend: Postg
             started = time.monotonic()
             producer.enqueue(a_job())
             assert found.result(10.0) == QUEUE
-            assert time.monotonic() - started < WITHOUT_BELL + SLACK
+            assert time.monotonic() - started < UNNOTIFIED_LOOK_INTERVAL_S + SLACK
             producer.fetch_many(QUEUE, limit=1)
 
 
@@ -176,7 +175,7 @@ def test_a_delay_is_slept_out_to_the_moment(backend: PostgresBackend) -> None:
         late.append(time.time() - due)
         assert len(backend.fetch_many(QUEUE, limit=1)) == 1
     assert 0 <= min(late) < 0.05
-    assert max(late) < WITHOUT_BELL + SLACK
+    assert max(late) < UNNOTIFIED_LOOK_INTERVAL_S + SLACK
 
 
 def test_nobody_lies_down_where_nothing_is_heard(rig: Rig, backend: PostgresBackend) -> None:
@@ -232,7 +231,7 @@ def test_a_pooler_that_is_full_is_given_up_in_time(rig: Rig, tmp_path: Path) -> 
         backend.ping()
         inside, done = threading.Event(), threading.Event()
 
-        def hold(link: Link) -> None:
+        def hold(link: Connection) -> None:
             link.execute("SELECT 1").fetchone()
             inside.set()
             done.wait(10.0)

@@ -20,10 +20,10 @@ from support.waiting import wait_until
 from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
-from jobpool_backends.postgres import PostgresBackend, looking, producing
-from jobpool_backends.postgres.calls import Sweeper
+from jobpool_backends.postgres import PostgresBackend, enqueue, inspect
+from jobpool_backends.postgres.bulk import BulkChanges
+from jobpool_backends.postgres.retention import Sweeper
 from jobpool_backends.postgres.schema import PROMOTE_LIMIT
-from jobpool_backends.postgres.tending import Tender
 
 Connection = psycopg.Connection[Any]
 
@@ -197,7 +197,7 @@ def test_a_message_that_changed_after_somebody_looked_is_left_alone(backend: Pos
     found = list(backend._inspector.search(where, limit=3))
     [lease] = backend.fetch_many(QUEUE, limit=1)
     backend.release(lease)
-    assert Tender(backend._database, backend._inspector)._change(Verb.DELETE, found) == 2
+    assert BulkChanges(backend._database, backend._inspector)._change(Verb.DELETE, found) == 2
     assert [message.id for message in backend.list_messages()] == [lease.id]
 
 
@@ -410,16 +410,16 @@ SETTLEMENTS: list[Settlement] = [Ack(), Nack(0.0, "boom"), Nack(0.01), Abandon("
 def test_many_go_in_their_order_whatever_is_in_pieces(
     monkeypatch: pytest.MonkeyPatch, rig: Rig, backend: PostgresBackend
 ) -> None:
-    monkeypatch.setattr(producing, "_PIECE_MESSAGES", 70)
+    monkeypatch.setattr(enqueue, "_PIECE_MESSAGES", 70)
     known = backend.enqueue_many(numbered(500))
     assert [message.id for message in backend.list_messages(limit=1000)] == known
-    monkeypatch.setattr(producing, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(enqueue, "_PIECE_BYTES", 1000)
     backend.enqueue_many(numbered(100))
     assert drain(backend) == [*range(500), *range(100)]
     assert rig.ask("SELECT count(*) FROM {schema}.messages") == [(0,)]
 
 
-@pytest.mark.parametrize("count", [1, 2, producing.COPY_FROM, 200])
+@pytest.mark.parametrize("count", [1, 2, enqueue.COPY_FROM, 200])
 def test_an_id_that_is_known_is_left_alone_among_any_number(backend: PostgresBackend, count: int) -> None:
     backend.enqueue(a_job("live", identifier="live"))
     backend.enqueue(a_job("gone", identifier="gone", queue="mails"))
@@ -563,7 +563,7 @@ def test_a_filter_that_few_match_is_answered_in_order_and_whole(
     monkeypatch: pytest.MonkeyPatch, backend: PostgresBackend, share: int
 ) -> None:
     """Whatever number of messages each statement looks at."""
-    monkeypatch.setattr(looking, "WINDOW", share)
+    monkeypatch.setattr(inspect, "WINDOW", share)
     jobs = [
         a_job(number, queue=f"q{number % 3}", handler="rare" if number % 41 == 0 else "usual") for number in range(900)
     ]

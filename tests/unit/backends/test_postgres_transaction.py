@@ -23,8 +23,8 @@ from jobpool.errors import ConfigurationError, InvalidJob, LeaseLost
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Nack, Settled
 from jobpool_backends.postgres import PostgresBackend
-from jobpool_backends.postgres.intransaction import ack
-from jobpool_backends.postgres.waiting import LOOK_AGAIN
+from jobpool_backends.postgres.in_transaction import ack
+from jobpool_backends.postgres.wait import LOOK_INTERVAL_S
 
 Connection = psycopg.Connection[Any]
 
@@ -95,14 +95,14 @@ def test_the_commit_wakes_whoever_waits(rig: Rig, backend: PostgresBackend, conn
         for _ in range(3):
             found = threads.submit(backend.wait_any, [QUEUE], 30.0)
             wait_until(lambda: rig.ask("SELECT queue FROM {schema}.sleepers"), what="it sleeps")
-            assert backend.wait_any([QUEUE], LOOK_AGAIN) is None  # so long that it looks seldom
+            assert backend.wait_any([QUEUE], LOOK_INTERVAL_S) is None  # so long that it looks seldom
             backend.enqueue_in(connection, [a_job()])
             started = time.monotonic()
             connection.commit()
             assert found.result(10.0) == QUEUE
             took.append(time.monotonic() - started)
             assert len(backend.fetch_many(QUEUE, limit=5)) == 1
-    assert min(took) < LOOK_AGAIN / 10
+    assert min(took) < LOOK_INTERVAL_S / 10
 
 
 def test_an_open_transaction_keeps_nobody_from_ringing(
@@ -410,5 +410,5 @@ print(sorted(name for name in sys.modules if name.startswith(("jobpool_backends"
 def test_a_child_that_acks_stays_small(backend: PostgresBackend) -> None:
     function = str(backend.ticket(a_lease(backend))["ack"])
     told = subprocess.run([sys.executable, "-c", SMALL, function], capture_output=True, text=True, check=True).stdout
-    own = ["", ".postgres", ".postgres.intransaction", ".shared"]
+    own = ["", ".postgres", ".postgres.in_transaction", ".shared"]
     assert told.strip() == str([f"jobpool_backends{name}" for name in own])

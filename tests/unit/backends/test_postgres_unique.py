@@ -18,8 +18,8 @@ from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Settled
-from jobpool_backends.postgres import PostgresBackend, producing
-from jobpool_backends.postgres.intransaction import ack
+from jobpool_backends.postgres import PostgresBackend, enqueue
+from jobpool_backends.postgres.in_transaction import ack
 
 PATIENCE = 30
 
@@ -185,7 +185,7 @@ def test_a_known_key_ends_at_its_time_to_the_microsecond(rig: Rig, backend: Post
 def test_many_at_once_are_all_or_none_however_they_travel(
     backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch, pieces: int
 ) -> None:
-    monkeypatch.setattr(producing, "_PIECE_MESSAGES", 500 // pieces)
+    monkeypatch.setattr(enqueue, "_PIECE_MESSAGES", 500 // pieces)
     known = backend.enqueue(unique("order-250"))
     ids = backend.enqueue_many([unique(f"order-{number}") for number in range(500)])
     assert ids[250] == known

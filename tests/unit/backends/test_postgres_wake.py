@@ -17,8 +17,7 @@ from support.waiting import wait_until
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.postgres import PostgresBackend
-from jobpool_backends.postgres.bell import channel
-from jobpool_backends.postgres.waiting import LOOK_AGAIN, WITHOUT_BELL
+from jobpool_backends.postgres.wait import LOOK_INTERVAL_S, UNNOTIFIED_LOOK_INTERVAL_S, channel
 
 SLACK = 0.5
 """Seconds that a busy machine may add."""
@@ -60,7 +59,7 @@ def test_an_enqueue_wakes_at_once(rig: Rig, threads: ThreadPoolExecutor) -> None
         assert found.result(10.0) == QUEUE
         delays.append(time.monotonic() - started)
         assert len(producer.fetch_many(QUEUE, limit=5)) == 1
-    assert sorted(delays)[7] < LOOK_AGAIN / 10
+    assert sorted(delays)[7] < LOOK_INTERVAL_S / 10
 
 
 @pytest.mark.parametrize("verb", ["enqueue_many", "release", "nack", "retry of a dead letter", "reap"])
@@ -82,7 +81,7 @@ def test_whatever_makes_a_message_fetchable_wakes(rig: Rig, threads: ThreadPoolE
         "reap": lambda: other.reap(QUEUE),
     }[verb]()
     assert found.result(10.0) == QUEUE
-    assert time.monotonic() - started < LOOK_AGAIN + SLACK
+    assert time.monotonic() - started < LOOK_INTERVAL_S + SLACK
 
 
 def test_nobody_rings_while_nobody_sleeps(rig: Rig) -> None:
@@ -108,7 +107,7 @@ def test_threads_that_wait_share_one_connection(rig: Rig, threads: ThreadPoolExe
         started = time.monotonic()
         producer.enqueue(a_job(queue=queue))
         assert waiting.result(10.0) == queue
-        assert time.monotonic() - started < LOOK_AGAIN + SLACK
+        assert time.monotonic() - started < LOOK_INTERVAL_S + SLACK
     assert not any(waiting.running() for waiting in found)
 
 
@@ -141,7 +140,7 @@ def test_what_came_while_nobody_listened_is_found(rig: Rig, threads: ThreadPoolE
     rig.ask("SELECT pg_terminate_backend(%s)", old)
     producer.enqueue(a_job())
     assert found.result(10.0) == QUEUE
-    assert time.monotonic() - started < LOOK_AGAIN + SLACK
+    assert time.monotonic() - started < LOOK_INTERVAL_S + SLACK
 
 
 def test_a_message_for_which_nobody_rang_is_found_soon(rig: Rig, threads: ThreadPoolExecutor) -> None:
@@ -154,7 +153,7 @@ def test_a_message_for_which_nobody_rang_is_found_soon(rig: Rig, threads: Thread
         other.commit()
         producer.enqueue(a_job())
     assert found.result(10.0) == QUEUE
-    assert time.monotonic() - started < LOOK_AGAIN + SLACK
+    assert time.monotonic() - started < LOOK_INTERVAL_S + SLACK
 
 
 def test_an_enqueue_that_saw_nobody_asleep_is_found_soon(rig: Rig, threads: ThreadPoolExecutor) -> None:
@@ -162,7 +161,7 @@ def test_an_enqueue_that_saw_nobody_asleep_is_found_soon(rig: Rig, threads: Thre
     backend, other = rig.open(), rig.connect()
     took = []
     for number in range(3):
-        backend.wait_any([QUEUE], LOOK_AGAIN + 0.1)
+        backend.wait_any([QUEUE], LOOK_INTERVAL_S + 0.1)
         rig.ask("DELETE FROM {schema}.sleepers")
         parameters = (f"late-{number}", QUEUE)
         other.execute(f"SELECT {rig.schema}.enqueue_one(%s, true, %s, 'report', 5::smallint, NULL, '')", parameters)
@@ -172,7 +171,7 @@ def test_an_enqueue_that_saw_nobody_asleep_is_found_soon(rig: Rig, threads: Thre
         assert found.result(10.0) == QUEUE
         took.append(time.monotonic() - started)
         assert len(backend.fetch_many(QUEUE, limit=1)) == 1
-    assert min(took) < LOOK_AGAIN / 5
+    assert min(took) < LOOK_INTERVAL_S / 5
 
 
 def test_to_lie_down_waits_for_no_disk(rig: Rig) -> None:
@@ -192,7 +191,7 @@ def test_who_may_not_listen_finds_it_all_the_same(rig: Rig, threads: ThreadPoolE
     started = time.monotonic()
     producer.enqueue(a_job())
     assert found.result(10.0) == QUEUE
-    assert time.monotonic() - started < WITHOUT_BELL + SLACK
+    assert time.monotonic() - started < UNNOTIFIED_LOOK_INTERVAL_S + SLACK
     assert listeners(rig) == []
 
 
@@ -226,7 +225,7 @@ def test_a_delay_is_slept_out_to_the_moment(rig: Rig, listen: str) -> None:
         late.append(time.time() - due)
         assert len(backend.fetch_many(QUEUE, limit=1)) == 1
     assert 0 <= min(late) < 0.05
-    assert max(late) < LOOK_AGAIN + SLACK
+    assert max(late) < LOOK_INTERVAL_S + SLACK
 
 
 def test_traffic_of_other_queues_wakes_nobody(rig: Rig, threads: ThreadPoolExecutor) -> None:
@@ -310,7 +309,7 @@ def test_closing_ends_the_wait_and_leaves_no_connection(rig: Rig, threads: Threa
     backend.close()
     for waiting in found:
         assert waiting.exception(10.0) is not None or waiting.result() is None
-    assert time.monotonic() - started < LOOK_AGAIN + SLACK
+    assert time.monotonic() - started < LOOK_INTERVAL_S + SLACK
     count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
     wait_until(lambda: rig.ask(count, rig.schema) == [(0,)], what="no connection is left")
 
@@ -337,7 +336,7 @@ def test_a_server_that_stands_still_is_told_in_time(tmp_path: Path) -> None:
         server.pause()
         started = time.monotonic()
         assert isinstance(found.exception(10.0), BackendUnavailable)
-        assert time.monotonic() - started < LOOK_AGAIN + 0.5 + SLACK
+        assert time.monotonic() - started < LOOK_INTERVAL_S + 0.5 + SLACK
         server.resume()
         rig.open().enqueue(a_job())
         assert threads.submit(backend.wait_any, [QUEUE], 30.0).result(10.0) == QUEUE

@@ -15,8 +15,8 @@ from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.clock import ManualClock
 from jobpool.message.settlement import Ack, Nack
 from jobpool_backends.sqlite import SqliteBackend
-from jobpool_backends.sqlite.claiming import BURY_LIMIT
-from jobpool_backends.sqlite.ending import CLEAR_LIMIT
+from jobpool_backends.sqlite.claim_rows import CLEAR_LIMIT
+from jobpool_backends.sqlite.claims import BURY_LIMIT
 
 Open = Callable[..., SqliteBackend]
 

@@ -17,8 +17,8 @@ from jobpool.message.guards import Begin, Guards, Hold, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.sqlite import SqliteBackend
-from jobpool_backends.sqlite.intransaction import ack
-from jobpool_backends.sqlite.places import PAGE
+from jobpool_backends.sqlite.in_transaction import ack
+from jobpool_backends.sqlite.keys import HOLD_SWEEP_PAGE
 
 Open = Callable[..., SqliteBackend]
 
@@ -196,7 +196,7 @@ def test_a_reap_takes_the_holds_of_those_who_died(open_sqlite: Open) -> None:
 def test_holds_of_leases_that_were_settled_without_a_word_of_them_are_swept(open_sqlite: Open) -> None:
     clock = ManualClock()
     backend = open_sqlite(clock=clock)
-    count = 2 * PAGE + 50
+    count = 2 * HOLD_SWEEP_PAGE + 50
     backend.enqueue_many(numbered(count + 1))
     [alive, *leases] = backend.fetch_many(QUEUE, limit=count + 1, ttl=1000.0)
     assert all(backend.keys.begin_many([(lease, Guards(key=lease.id)) for lease in (alive, *leases)]))

@@ -11,9 +11,9 @@ from support.jobs import QUEUE, a_job, at, numbered
 from jobpool.clock import ManualClock
 from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.sqlite import SqliteBackend
-from jobpool_backends.sqlite.fetching import PROMOTE_LIMIT
-from jobpool_backends.sqlite.looking import STATS_CAP
-from jobpool_backends.sqlite.moment import this_boot
+from jobpool_backends.sqlite.fetch import PROMOTE_LIMIT
+from jobpool_backends.sqlite.inspect import STATS_CAP
+from jobpool_backends.sqlite.step import this_boot
 
 Open = Callable[..., SqliteBackend]
 

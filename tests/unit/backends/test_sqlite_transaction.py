@@ -17,7 +17,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sqlite import SqliteBackend
-from jobpool_backends.sqlite.intransaction import ack
+from jobpool_backends.sqlite.in_transaction import ack
 
 
 @pytest.fixture

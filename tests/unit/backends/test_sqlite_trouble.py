@@ -272,7 +272,7 @@ def test_a_backend_is_not_used_across_a_fork(open_sqlite: Open) -> None:
         try:
             backend.stats(QUEUE)
         except ConfigurationError as error:
-            os._exit(0 if "Open the backend after the fork" in str(error) else 2)
+            os._exit(0 if "open the backend after the fork" in str(error) else 2)
         finally:
             os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
@@ -286,9 +286,9 @@ DIE_IN_A_TRANSACTION = """
 import sys, os, signal
 from jobpool_backends.sqlite import SqliteBackend
 backend = SqliteBackend(sys.argv[1])
-with backend._database.write() as connection:
-    connection.execute("DELETE FROM messages")
-    connection.execute("UPDATE queues SET waiting = 0")
+with backend._database.write() as step:
+    step.connection.execute("DELETE FROM messages")
+    step.connection.execute("UPDATE queues SET waiting = 0")
     os.kill(os.getpid(), signal.SIGKILL)
 """
 

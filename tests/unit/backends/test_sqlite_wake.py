@@ -14,9 +14,9 @@ import pytest
 from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
-from jobpool_backends.inotify import Listener, ring
+from jobpool_backends.inotify import Listener, wake
 from jobpool_backends.sqlite import SqliteBackend
-from jobpool_backends.sqlite.waiting import LOOK_AGAIN, Waiter
+from jobpool_backends.sqlite.wait import LOOK_INTERVAL_S, Waiter
 
 Open = Callable[..., SqliteBackend]
 
@@ -35,8 +35,8 @@ def test_a_ring_is_heard(path: Path) -> None:
     path.touch()
     listener = Listener(str(path))
     assert not listener.wait(0.0)
-    ring(str(path))
-    ring(str(path))
+    wake(str(path))
+    wake(str(path))
     assert listener.wait(5.0)
     assert not listener.wait(0.0)
     listener.close()
@@ -52,10 +52,10 @@ def test_reading_and_writing_the_file_rings_no_bell(path: Path) -> None:
     listener.close()
 
 
-def test_a_file_that_is_not_there_is_an_error_to_hear_and_none_to_ring(path: Path) -> None:
+def test_a_file_that_is_not_there_is_an_error_to_hear_and_none_to_wake(path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Listener(str(path))
-    ring(str(path))
+    wake(str(path))
 
 
 def test_a_commit_of_another_process_wakes_at_once(path: Path, open_sqlite: Open) -> None:
@@ -76,7 +76,7 @@ def test_a_commit_of_another_process_wakes_at_once(path: Path, open_sqlite: Open
             committed = float(producer.stdout.readline())
             delays.append(found.result(10.0) - committed)
         producer.stdin.close()
-    assert sorted(delays)[3] < LOOK_AGAIN / 4
+    assert sorted(delays)[3] < LOOK_INTERVAL_S / 4
 
 
 def _wait_and_take(backend: SqliteBackend) -> float:

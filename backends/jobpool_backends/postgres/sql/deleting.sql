@@ -5,7 +5,7 @@ CREATE OR REPLACE FUNCTION {schema}.delete_messages(name text, ids text[], ident
 RETURNS text LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     now bigint := {schema}.moment();
-    give_up timestamptz := clock_timestamp() + interval '{patience}';
+    give_up timestamptz := clock_timestamp() + interval '{row_lock_timeout}';
     free smallint[] := '{0, 1, 4, 5, 7}';
     held smallint[] := '{2, 6}';
     ends bigint;

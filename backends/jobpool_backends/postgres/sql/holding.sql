@@ -57,7 +57,7 @@ END $$;
 CREATE OR REPLACE FUNCTION {schema}.lock_held(name text, ident text, held smallint[], numbers bigint[])
 RETURNS tid[] LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    give_up timestamptz := clock_timestamp() + interval '{patience}';
+    give_up timestamptz := clock_timestamp() + interval '{row_lock_timeout}';
     places tid[];
 BEGIN
     LOOP

@@ -14,7 +14,7 @@ CREATE OR REPLACE FUNCTION {schema}.settle(
 ) RETURNS text LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     now bigint := {schema}.moment();
-    give_up timestamptz := clock_timestamp() + interval '{patience}';
+    give_up timestamptz := clock_timestamp() + interval '{row_lock_timeout}';
     known_as text := 'settle:' || call;
     answers text := (SELECT CASE WHEN c.until > now THEN c.answer END FROM {schema}.calls c WHERE c.id = known_as);
     answer text;

@@ -1,0 +1,116 @@
+"""Messages on their way in: one, a few by arrays, many by COPY."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import psycopg
+
+from jobpool.broker.claim_store import NewPost
+from jobpool.broker.values import Existing, NewMessage
+from jobpool_backends.postgres.database import Database
+from jobpool_backends.postgres.in_transaction import BRING, ENQUEUE, all_columns, columns, is_plain
+from jobpool_backends.shared import micros
+
+COPY_FROM = 50
+"""Messages in one call from which on COPY is cheaper, though it takes three round trips more."""
+
+_PIECE_MESSAGES = 10_000
+_PIECE_BYTES = 16 * 1024 * 1024
+"""The most in one statement, so that each is answered in time; all are one transaction."""
+
+_ONE = """
+SELECT {schema}.enqueue_one(
+    %(ids)b, %(given)b, %(queues)b, %(handlers)b, %(priorities)b::smallint, %(dues)b::bigint, %(bodies)b)
+"""
+_FEW = ENQUEUE.replace("{eager}", "")
+_BRING = BRING.replace("{eager}", "")
+_BEGIN = "SELECT {schema}.begin_enqueue()"
+_COPY = """
+COPY {schema}.messages (enqueued_at, available_at, priority, state, given, fresh, id, queue, handler, body)
+FROM STDIN (FORMAT BINARY)
+"""
+_TYPES = ("int8", "int8", "int2", "int2", "bool", "bool", "text", "text", "text", "bytea")
+_FINISH = "SELECT {schema}.finish_enqueue(%(given)b::text[], %(ready)b::text[], %(now)b::bigint)"
+
+Sized = TypeVar("Sized", NewMessage, NewPost)
+
+
+class Enqueuer:
+    """The adder of messages to one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, messages: Sequence[NewMessage]) -> Existing | None:
+        """Add those whose id or unique key is not known yet, in their order, all or none; what is known instead."""
+        if not all(map(is_plain, messages)):
+            return self._add_unique(messages)
+        if len(messages) == 1:
+            self._database.run(_ONE, {name: value for name, [value] in columns(messages).items()})
+        elif len(messages) < COPY_FROM:
+            self._database.run(_FEW, columns(messages))
+        else:
+            self._add_many(messages)
+        return None
+
+    def add_on(self, connection: psycopg.Connection[Any], messages: Sequence[NewMessage]) -> Existing:
+        """Return the same within a transaction that is open on this connection, a few in a statement."""
+        known: dict[str, str] = {}
+        for piece in in_pieces(messages):
+            if all(map(is_plain, piece)):
+                connection.execute(self._database.fill(_FEW), columns(piece))
+            else:
+                known.update(connection.execute(self._database.fill(_BRING), all_columns(piece)).fetchall())
+        return known
+
+    def _add_unique(self, messages: Sequence[NewMessage]) -> Existing:
+        """Enqueue a pool's own messages: one statement, unless they are very many."""
+        pieces = list(in_pieces(messages))
+        if len(pieces) == 1:
+            return dict(self._database.run(_BRING, all_columns(messages)))
+        return self._database.transaction(lambda connection: self.add_on(connection, messages))
+
+    def _add_many(self, messages: Sequence[NewMessage]) -> None:
+        """Enqueue by COPY, which has no exceptions: a known id undoes it, and then each message is added by itself."""
+        by_id: dict[str, NewMessage] = {}
+        for message in messages:
+            by_id.setdefault(message.id, message)
+        distinct = list(by_id.values())
+        try:
+            self._database.transaction(lambda connection: self._copy_on(connection, distinct), pipelined=False)
+        except psycopg.errors.UniqueViolation:
+            self._database.transaction(lambda connection: self.add_on(connection, distinct))
+
+    def _copy_on(self, connection: psycopg.Connection[Any], messages: Sequence[NewMessage]) -> None:
+        with psycopg.Cursor(connection) as cursor:
+            [(now,)] = cursor.execute(self._database.fill(_BEGIN)).fetchall()
+            ready: set[str] = set()
+            for piece in in_pieces(messages):
+                with cursor.copy(self._database.fill(_COPY)) as copy:
+                    copy.set_types(_TYPES)
+                    for message in piece:
+                        due = now if message.due is None else micros(message.due)
+                        copy.write_row(_row(message, due, now))
+                        if due <= now:
+                            ready.add(message.queue)
+            given = [message.id for message in messages if message.given]
+            cursor.execute(self._database.fill(_FINISH), {"given": given, "ready": sorted(ready), "now": now})
+
+
+def _row(message: NewMessage, due: int, now: int) -> tuple[Any, ...]:
+    later = due > now
+    names = message.id, message.queue, message.handler
+    return now, due if later else now, message.priority, int(later), message.given, not later, *names, message.body
+
+
+def in_pieces(messages: Sequence[Sized]) -> Iterator[Sequence[Sized]]:
+    """Yield slices, each small enough for one statement."""
+    first = size = 0
+    for place, message in enumerate(messages):
+        if place - first >= _PIECE_MESSAGES or (size and size + len(message.body) > _PIECE_BYTES):
+            yield messages[first:place]
+            first, size = place, 0
+        size += len(message.body)
+    yield messages[first:]

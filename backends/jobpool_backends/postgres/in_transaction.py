@@ -1,0 +1,179 @@
+"""Within a transaction of the caller's own: enqueueing, and a handler's ack of its own message.
+
+Works on a connection of psycopg 3 to the queue's database. Nothing is committed here, and nothing about the connection
+is changed. In autocommit with no transaction open, each call is a transaction of its own. A handler imports this module
+in a child, and the child stays small: nothing else of the backend comes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from jobpool.broker.values import NewMessage, Ticket
+from jobpool.errors import ConfigurationError, LeaseLost
+from jobpool.message.names import storable
+from jobpool_backends.shared import micros
+
+ENQUEUE = """
+SELECT {schema}.enqueue(%(ids)b::text[], %(given)b::boolean[], %(queues)b::text[], %(handlers)b::text[],
+    %(priorities)b::smallint[], %(dues)b::bigint[], %(bodies)b::bytea[]{eager})
+"""
+BRING = """
+SELECT * FROM {schema}.bring(%(ids)b::text[], %(given)b::boolean[], %(queues)b::text[], %(handlers)b::text[],
+    %(priorities)b::smallint[], %(dues)b::bigint[], %(bodies)b::bytea[], %(unique_keys)b::text[],
+    %(attempts)b::integer[], %(crashes)b::integer[], %(deliveries)b::bigint[], %(errors)b::text[],
+    %(causes)b::text[]{eager})
+"""
+_EAGER = ", eager => true"
+_ACK = """
+SELECT {schema}.settle(%(call)b::text, ARRAY[%(queue)b::text], ARRAY[%(seq)b::bigint], ARRAY[%(holder)b::bigint])
+"""
+_ACK_GUARDED = """
+SELECT {schema}.settle(%(call)b::text, '{}', '{}', '{}', ARRAY[%(queue)b::text], ARRAY[%(seq)b::bigint],
+    ARRAY[%(holder)b::bigint], 'a', ARRAY[-1], keys => ARRAY[%(key)b::text], keeps => ARRAY[%(keep)b::bigint])
+"""
+_SNAPSHOT = (
+    "jobpool: the lease was renewed after this transaction had taken its snapshot. Ack in a transaction with isolation"
+    " level READ COMMITTED, or ack first"
+)
+_FIELDS = {"ids": "id", "queues": "queue", "handlers": "handler", "priorities": "priority", "bodies": "body"}
+_ANSWERS = {"n": "not in flight", "e": "expired", "w": "not the owner"}
+
+
+def enqueue(connection: object, schema: str, messages: Sequence[NewMessage]) -> dict[str, str]:
+    """Add messages on the caller's connection; return the ids left out because of a unique key → the ids that have it.
+
+    The commit wakes waiters. Waits for another transaction that has claimed such a key, as with any unique index.
+    Raises `ConfigurationError`, or what psycopg raises.
+    """
+    if all(map(is_plain, messages)):
+        _ask(connection, schema, ENQUEUE.replace("{eager}", _EAGER), columns(messages))
+        return {}
+    return dict(_ask(connection, schema, BRING.replace("{eager}", _EAGER), all_columns(messages)))
+
+
+def make_ticket(
+    schema: str,
+    *,
+    ident: str,
+    queue: str,
+    seq: int,
+    holder: int,
+    owner: str,
+    key: str | None = None,
+    keep: int | None = None,
+) -> Ticket:
+    """Return the ticket that `ack` needs; see `QueueBackend.ticket`.
+
+    `holder`: as the table has it. `key` is marked done for `keep` microseconds, for which a unique key is known, too.
+    """
+    guards: dict[str, str | int | None] = {"key": key, "keep": keep}
+    return {name: value for name, value in guards.items() if value is not None} | {
+        "ack": f"{__name__}:{ack.__name__}",
+        "schema": schema,
+        "id": ident,
+        "queue": queue,
+        "seq": seq,
+        "holder": holder,
+        "owner": owner,
+    }
+
+
+def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ()) -> Callable[[], bool]:
+    """Ack the ticket's message on the handler's connection, and enqueue its follow-ups; see `QueueBackend.ticket`.
+
+    From here to its end the transaction locks the message: renewals and reaps pass it by.
+
+    Raises `LeaseLost`, `ConfigurationError` for a connection that leads elsewhere, or what psycopg raises. Above READ
+    COMMITTED that is a `SerializationFailure` when the lease was renewed since the transaction began.
+    """
+    schema = str(ticket["schema"])
+    lease = {"call": f"ack:{ticket['owner']}", "key": None, **ticket}
+    try:
+        [(answer,)] = _ask(connection, schema, _ACK_GUARDED if "keep" in ticket else _ACK, lease)
+    except psycopg.errors.SerializationFailure as error:
+        error.add_note(_SNAPSHOT)
+        raise
+    if answer in _ANSWERS:
+        raise LeaseLost(
+            f"the lease of message {ticket['id']} in queue {ticket['queue']!r} has ended: {_ANSWERS[answer]}"
+        )
+    if messages and answer == "o":  # else this is the second time within the transaction
+        enqueue(connection, schema, messages)
+    return lambda: _is_open(connection)
+
+
+def _is_open(connection: Any) -> bool:
+    """Return whether its transaction has yet to be committed; a lost connection's status is unknown, and it is over."""
+    status = connection.info.transaction_status
+    return status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+
+
+def columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
+    """Return the parameters of the function `enqueue`."""
+    found = {name: [getattr(message, field) for message in messages] for name, field in _FIELDS.items()}
+    found["given"] = [message.given for message in messages]
+    return found | {"dues": [None if message.due is None else micros(message.due) for message in messages]}
+
+
+def is_plain(message: NewMessage) -> bool:
+    """Return whether `columns` says all there is to say: it claims no key, and does not come from another queue."""
+    return message.unique_key is None and message.deliveries == message.attempts == message.crashes == 0
+
+
+def all_columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
+    """Return the parameters of the function `bring`."""
+    texts = {"unique_keys": "unique_key", "errors": "last_error", "causes": "cause"}
+    found = columns(messages)
+    for name in ("attempts", "crashes", "deliveries"):
+        found[name] = [getattr(message, name) for message in messages]
+    for name, field in texts.items():
+        values = [getattr(message, field) for message in messages]
+        found[name] = [None if text is None else storable(text) for text in values]
+    return found
+
+
+def _ask(connection: object, schema: str, sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return the rows of one statement, through a cursor of our own making."""
+    own = _check(connection)
+    try:
+        with psycopg.Cursor(own, row_factory=tuple_row) as cursor:
+            cursor.execute(sql.replace("{schema}", f'"{schema}"'), parameters, prepare=False)
+            return cursor.fetchall()
+    except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction) as error:
+        raise ConfigurationError(
+            f"the connection leads to database {own.info.dbname!r} on {own.info.host}:{own.info.port}, which has no"
+            f" current schema {schema!r} of jobpool's: connect to the queue's database, or run `jobpool init` on it"
+        ) from error
+
+
+def _check(connection: object) -> psycopg.Connection[Any]:
+    if isinstance(connection, psycopg.Connection):
+        return connection
+    kind = type(connection)
+    raise ConfigurationError(
+        "postgresql:// needs a connection of psycopg 3 (psycopg.Connection), not a"
+        f" {kind.__module__}.{kind.__qualname__}: {_mend(kind)}"
+    )
+
+
+def _mend(kind: type) -> str:
+    match kind.__module__.partition(".")[0]:
+        case "sqlalchemy":
+            return (
+                "with an engine of postgresql+psycopg://, pass connection.connection.driver_connection; of a session,"
+                " session.connection().connection.driver_connection"
+            )
+        case "django":
+            return "with psycopg 3 installed, pass django.db.connection.connection"
+        case "psycopg2" | "asyncpg" | "pg8000" | "aiopg":
+            return "open one with psycopg.connect(), and do in its transaction what must go together"
+        case "psycopg":
+            return "pass the connection itself, and not an asynchronous one"
+        case _:
+            return "pass the one that psycopg.connect() gave"

@@ -1,0 +1,151 @@
+"""The administrator's view: counts, lists, single messages.
+
+The server goes through messages in enqueue order, a bounded number in each statement, so that each is answered in time.
+It finds a queue and a state by index; a handler, a reason or an age message by message. Texts are compared here,
+because Python decides for all backends alike which letters are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from jobpool.broker.values import Message, MessageFilter, QueueStats, State
+from jobpool_backends.postgres.database import Database
+from jobpool_backends.postgres.schema import (
+    DEAD,
+    DELAYED,
+    LEASED,
+    POSTED,
+    POSTED_AGAIN,
+    POSTED_HELD,
+    POSTED_LATER,
+    WAITING,
+    WINDOW,
+)
+from jobpool_backends.shared import MICRO, contains, micros
+from jobpool_backends.sql import read_message
+
+STATS_CAP = 10_000
+"""Messages of each state that are counted. Exact counts would be rows that every fetch and settlement changes, and
+those of all pools would wait for each other's commits."""
+
+_TEXT_WINDOW_MESSAGES = 256
+"""Messages, with their bodies, that are fetched at once to look for a text in them."""
+
+_STATS = """
+SELECT s.*, {schema}.count_posted(%(queue)b, %(most)b) FROM {schema}.stats(%(queue)b, %(most)b) s
+"""
+_QUEUES = "SELECT {schema}.queue_names()"
+_FILTER = """
+    %(queues)b::text[], %(kinds)b::smallint[], %(due)b, %(later)b, %(handler)b::text, %(reason)b::text,
+    %(older)b::bigint, %(newer)b::bigint, %(behind)b::bigint, %(most)b, %(bodies)b
+"""
+_PLACE = "seq, place"
+_SHOWN = """
+    seq, id, queue, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at, body, reason,
+    last_error, coalesce(nullif(forfeited, ''), cause), died_at, deadline, claim, claims, ends_at, cause, state, place
+"""
+_THROUGH, _THROUGH_WHOLE = (
+    f"SELECT {columns} FROM {{schema}}.look_through({_FILTER}, %(share)b)" for columns in (_PLACE, _SHOWN)
+)
+_UP, _UP_WHOLE = (
+    f"SELECT {columns} FROM {{schema}}.look_up(%(ids)b::text[], {_FILTER})" for columns in (_PLACE, _SHOWN)
+)
+
+_STORED = {
+    State.WAITING: (WAITING, POSTED, POSTED_AGAIN),
+    State.DELAYED: (DELAYED, POSTED_LATER),
+    State.LEASED: (LEASED, POSTED_HELD),
+    State.DEAD: (DEAD,),
+}
+_STATES = {number: state for state, numbers in _STORED.items() for number in numbers}
+
+Row = tuple[Any, ...]
+
+
+class Inspector:
+    """The view of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def stats(self, queue: str) -> QueueStats:
+        [row] = self._database.run(_STATS, {"queue": queue, "most": STATS_CAP})
+        waiting, due, delayed, leased, dead, age, posted = row
+        counts = (min(waiting + due, STATS_CAP), delayed, leased, dead)
+        return QueueStats(
+            *counts,
+            oldest=None if age is None else max(0, age) / MICRO,
+            cap=STATS_CAP if STATS_CAP in (*counts, posted) else None,
+            posted=posted,
+        )
+
+    def queues(self) -> list[str]:
+        [(names,)] = self._database.run(_QUEUES)
+        return list(names)
+
+    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
+        found = self.search(where, behind=after, limit=limit, whole=True)
+        return [_message(row) for row in islice(found, limit)]
+
+    def count(self, where: MessageFilter, cap: int) -> int:
+        return sum(1 for _ in islice(self.search(where, limit=cap), cap))
+
+    def inspect(self, ident: str) -> Message | None:
+        found = self.search(MessageFilter(ids=(ident,)), limit=1, whole=True)
+        return next(map(_message, found), None)
+
+    def search(self, where: MessageFilter, *, limit: int, behind: int = 0, whole: bool = False) -> Iterator[Row]:
+        """Yield the messages that match, in enqueue order, from the one after number `behind` on.
+
+        Rows are of `_SHOWN` if `whole`, or if the filter asks for a text; else of `_PLACE`. More than `limit` may come.
+        """
+        if where.text is None:
+            yield from self._search(where, behind, min(limit, WINDOW), whole)
+            return
+        for row in self._search(where, behind, _TEXT_WINDOW_MESSAGES, True):
+            if _mentions(row, where.text):
+                yield row
+
+    def _search(self, where: MessageFilter, behind: int, limit: int, whole: bool) -> Iterator[Row]:
+        asked = _arguments(where) | {"most": limit, "bodies": whole}
+        up, through = (_UP_WHOLE, _THROUGH_WHOLE) if whole else (_UP, _THROUGH)
+        sql = up if where.ids else through
+        on: int | None = behind
+        share = limit  # enough where each message matches; where few do, more are looked at from time to time
+        while on is not None:
+            rows = self._database.run(sql, asked | {"behind": on, "share": share})
+            on = _last(rows, limit) if where.ids else rows.pop()[0]
+            share = min(share * 4, WINDOW)
+            yield from rows
+
+
+def _arguments(where: MessageFilter) -> dict[str, Any]:
+    states = [State(state) for state in dict.fromkeys(where.states)] or list(State)
+    return {
+        "ids": list(where.ids),
+        "queues": None if where.queue is None else [where.queue],
+        "kinds": [number for state in states for number in _STORED[state]],
+        "due": State.WAITING in states and State.DELAYED not in states,
+        "later": State.DELAYED in states and State.WAITING not in states,
+        "handler": where.handler,
+        "reason": where.reason,
+        "older": None if where.older_than is None else micros(where.older_than),
+        "newer": None if where.newer_than is None else micros(where.newer_than),
+    }
+
+
+def _last(rows: list[Row], limit: int) -> int | None:
+    """Return the message after which to go on; None when these were all."""
+    return rows[-1][0] if len(rows) == limit else None
+
+
+def _mentions(row: Row, text: str) -> bool:
+    body, last_error, shown_cause, cause = row[10], row[12], row[13], row[19]
+    return contains(text, body, last_error, shown_cause, cause)
+
+
+def _message(row: Row) -> Message:
+    return read_message(row, _STATES[row[20]], row[16])

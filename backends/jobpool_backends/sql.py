@@ -1,0 +1,135 @@
+"""Shared parts of the SQLite and Postgres backends: rows of messages, leases as rows, connections at rest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from jobpool.broker.claim_store import QueueMessage
+from jobpool.broker.values import Message, MessageFilter, NewMessage, State, Verb
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.message.lease import JobLease
+from jobpool_backends.shared import MICRO, TOUCHABLE
+
+
+class Closable(Protocol):
+    """A connection."""
+
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closable)
+
+
+class IdleConnections(Generic[C]):
+    """The connections of one process that wait for their next use, by whatever thread; none crosses a fork.
+
+    Args:
+        place: Names the database in errors.
+
+    Attributes:
+        closed: True once `close` was called.
+    """
+
+    def __init__(self, place: str) -> None:
+        self.closed = False
+        self._place = place
+        self._pid = os.getpid()
+        self._idle: list[C] = []
+
+    def check_usable(self) -> None:
+        """Raise when this database was closed, or inherited by a fork."""
+        if self.closed:
+            raise BackendUnavailable(f"{self._place} was closed here: open the backend again")
+        if os.getpid() != self._pid:
+            raise ConfigurationError(
+                f"{self._place} was opened by process {self._pid}, before a fork, and connections do not survive"
+                " that: open the backend after the fork, in the process that uses it"
+            )
+
+    def close(self) -> None:
+        """Close the connections; one that is in use is closed when its user is done with it. Safe to call twice."""
+        self.closed = True
+        if os.getpid() == self._pid:
+            self._close_idle()
+
+    def take(self) -> C | None:
+        """Return an idle connection, None if there is none."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def give_back(self, connection: C) -> None:
+        """Keep it for its next use."""
+        self._idle.append(connection)
+        if self.closed:
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):  # several threads may close: each pops its own
+            while True:
+                self._idle.pop().close()
+
+
+def number_of(lease: JobLease) -> int:
+    """Return the message's sequence number; 0, which no message has, for a lease of another backend."""
+    return lease.token if isinstance(lease.token, int) else 0
+
+
+def touchable(where: MessageFilter, verb: Verb) -> MessageFilter | None:
+    """Return the filter without the states in which a verb may not meet a message; None if none are left."""
+    states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
+    return replace(where, states=states) if states else None
+
+
+def with_past(message: NewMessage, past: Sequence[str | None]) -> NewMessage:
+    """Return a message that moves with the last error and cause that it has, unless it brings newer ones."""
+    error, cause = past
+    return replace(
+        message,
+        last_error=error if message.last_error is None else message.last_error,
+        cause=cause if message.cause is None else message.cause,
+    )
+
+
+def read_message(row: Sequence[Any], state: State, claim: str | None) -> Message:
+    """Return the message of a row that has the columns below, in this order."""
+    (seq, ident, queue, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at) = row[:10]
+    (body, reason, last_error, cause, died_at, deadline, _, claims, ends_at) = row[10:19]
+    return Message(
+        id=ident,
+        queue=queue,
+        state=state,
+        handler=handler,
+        priority=priority,
+        attempts=attempts,
+        crashes=crashes,
+        deliveries=deliveries,
+        enqueued_at=enqueued_at / MICRO,
+        available_at=available_at / MICRO,
+        body=body,
+        reason=reason,
+        last_error=last_error,
+        cause=cause,
+        died_at=_seconds(died_at),
+        expires_at=_seconds(deadline),
+        claim=claim,
+        claims=claims,
+        ends_at=_seconds(ends_at),
+        cursor=str(seq),
+    )
+
+
+def read_queue_message(queue: str, claim: str | None, row: Sequence[Any], body: bytes) -> QueueMessage:
+    """Return the message of a row that has the columns below, in this order; its body is read by the caller."""
+    seq, ident, _, handler, priority, enqueued_at, claims, ends_at = row[:8]
+    enqueued, ends = enqueued_at / MICRO, _seconds(ends_at)
+    return QueueMessage(ident, queue, body, handler, priority, enqueued, claims, claim, ends, str(seq))
+
+
+def _seconds(time: int | None) -> float | None:
+    return None if time is None else time / MICRO

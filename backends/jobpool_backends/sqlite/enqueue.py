@@ -1,0 +1,148 @@
+"""Messages on their way in: jobs, and posted messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from jobpool.broker.claim_store import POST_PRIORITY, NewPost
+from jobpool.broker.values import NewMessage
+from jobpool_backends.shared import delay_micros, micros
+from jobpool_backends.sqlite.claim_rows import EndedPost, remove_posts
+from jobpool_backends.sqlite.retention import sweeping
+from jobpool_backends.sqlite.schema import DELAYED, POST_DELAYED, POSTED, WAITING
+from jobpool_backends.sqlite.step import Step
+
+_LIVE_OR_DEAD = """
+SELECT seq, queue, state, id, given, ends_at FROM messages WHERE id IN (SELECT value FROM json_each(?))
+"""
+_ENDED = "SELECT id FROM ended WHERE id IN (SELECT value FROM json_each(?)) AND until > ?"
+_LAST_SEQ = "SELECT seq FROM sqlite_sequence WHERE name = 'messages'"
+_INSERT = """
+INSERT INTO messages (seq, id, given, queue, handler, priority, state, enqueued_at, available_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_INSERT_POST = f"""
+INSERT INTO messages (seq, id, given, queue, handler, priority, state, enqueued_at, available_at, ends_at)
+VALUES (?, ?, ?, ?, '', {POST_PRIORITY}, ?, ?, ?, ?)
+"""
+_INSERT_BODY = "INSERT INTO bodies (seq, body) VALUES (?, ?)"
+_ENDOW = """
+UPDATE messages
+SET unique_key = ?, attempts = ?, crashes = ?, deliveries = ?, last_error = ?, cause = ?, last_crash = ?
+WHERE seq = ?
+"""
+_ASKED = "json_each(:keys) AS asked CROSS JOIN"
+_HAS_KEY = f"""
+SELECT asked.key, messages.id FROM {_ASKED} messages INDEXED BY messages_unique
+    ON queue = json_extract(asked.value, '$[0]') AND unique_key = json_extract(asked.value, '$[1]')
+UNION ALL
+SELECT asked.key, spent.id FROM {_ASKED} spent
+    ON queue = json_extract(asked.value, '$[0]') AND spent.key = json_extract(asked.value, '$[1]') AND until > :now
+"""
+# A call with such keys also drops those that need not be remembered any longer, a piece at a time.
+_SWEEP = sweeping("spent", "queue, key")
+
+New = TypeVar("New", NewMessage, NewPost)
+
+
+def add(step: Step, messages: Sequence[NewMessage]) -> dict[str, str]:
+    """Insert those that are not known yet, in their order; the id of each whose unique key is known → who has it."""
+    fresh = _leave_out_known(step, messages)
+    existing = _leave_out_unique(step, fresh)
+    insert(step, list(fresh.values()))
+    return existing
+
+
+def insert(step: Step, messages: Sequence[NewMessage]) -> None:
+    """Insert these, even if their ids are known."""
+    first, now = _next_seq(step), step.now.wall
+    rows = [_row(seq, message, now) for seq, message in enumerate(messages, first)]
+    step.connection.executemany(_INSERT, rows)
+    step.connection.executemany(_INSERT_BODY, [(seq, message.body) for seq, message in enumerate(messages, first)])
+    endowed = [_endowment(seq, message, now) for seq, message in enumerate(messages, first) if _is_endowed(message)]
+    if endowed:
+        step.connection.executemany(_ENDOW, endowed)
+    for row in rows:
+        step.counts.add(row[3], row[6])
+
+
+def post(step: Step, queue: str, posts: Sequence[NewPost]) -> None:
+    """Insert those that are not known yet, in their order."""
+    fresh = list(_leave_out_known(step, posts).values())
+    now = step.now.wall
+    for seq, new in enumerate(fresh, _next_seq(step)):
+        delay = delay_micros(new.delay)
+        state = POST_DELAYED if delay else POSTED
+        ends_at = None if new.life is None else now + micros(new.life)
+        step.connection.execute(_INSERT_POST, (seq, new.id, new.given, queue, state, now, now + delay, ends_at))
+        step.connection.execute(_INSERT_BODY, (seq, new.body))
+        step.counts.add(queue, state)
+
+
+def _next_seq(step: Step) -> int:
+    row = step.connection.execute(_LAST_SEQ).fetchone()
+    return row[0] + 1 if row else 1
+
+
+def _row(seq: int, message: NewMessage, now: int) -> tuple[int, str, bool, str, str, int, int, int, int]:
+    due = micros(message.due) if message.due is not None else now
+    state, available_at = (DELAYED, due) if due > now else (WAITING, now)
+    return seq, message.id, message.given, message.queue, message.handler, message.priority, state, now, available_at
+
+
+def _is_endowed(message: NewMessage) -> bool:
+    """Return whether it brings what few messages have: a key, or a past."""
+    return bool(
+        message.unique_key is not None
+        or message.deliveries
+        or message.attempts
+        or message.crashes
+        or message.last_error is not None
+        or message.cause is not None
+    )
+
+
+def _endowment(seq: int, message: NewMessage, now: int) -> tuple[str | int | None, ...]:
+    counters = message.attempts, message.crashes, message.deliveries
+    last_crash = now if message.crashes else None  # crashes that come with it count from here on
+    return message.unique_key, *counters, message.last_error, message.cause, last_crash, seq
+
+
+def _leave_out_known(step: Step, messages: Iterable[New]) -> dict[str, New]:
+    """Return the messages whose id is not known, by their ids."""
+    by_id: dict[str, New] = {}
+    for message in messages:
+        by_id.setdefault(message.id, message)
+    now = step.now.wall
+    rows = step.connection.execute(_LIVE_OR_DEAD, (json.dumps(list(by_id)),)).fetchall()
+    ended = [EndedPost._make(row) for row in rows if row[5] is not None and row[5] <= now]
+    remove_posts(step, ended)
+    known = {row[3] for row in rows} - {gone.id for gone in ended}
+    given = [message.id for message in by_id.values() if message.given]
+    if given:
+        known.update(row[0] for row in step.connection.execute(_ENDED, (json.dumps(given), now)))
+    for ident in known:
+        del by_id[ident]
+    return by_id
+
+
+def _leave_out_unique(step: Step, fresh: dict[str, NewMessage]) -> dict[str, str]:
+    """Take out of `fresh` what has the unique key of another; those ids → the ids that have the keys."""
+    asking = [message for message in fresh.values() if message.unique_key is not None]
+    if not asking:
+        return {}
+    now = step.now.wall
+    step.connection.execute(_SWEEP, (now,))
+    keys = [(message.queue, message.unique_key) for message in asking]
+    rows = step.connection.execute(_HAS_KEY, {"keys": json.dumps(keys), "now": now})
+    known = {keys[place]: ident for place, ident in rows}
+    existing = {}
+    for message, key in zip(asking, keys, strict=True):
+        if key in known:
+            existing[message.id] = known[key]
+            del fresh[message.id]
+        else:
+            known[key] = message.id
+    return existing

@@ -1,0 +1,142 @@
+"""Leasing: messages that have fallen due join the others, then the first ones in order get a holder and a deadline.
+
+The order of a queue is that of an index, (priority, seq) over waiting messages only. A delayed message enters it when a
+fetch finds it due. At most `PROMOTE_LIMIT` do so in one fetch, so that a million due at once do not hold the lock for
+seconds. The order holds among those that have joined.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+from typing import Any
+
+from jobpool.message.envelope import MAX_BODY_BYTES
+from jobpool.message.lease import JobLease, make_lease
+from jobpool_backends.shared import MICRO, micros, stand_in
+from jobpool_backends.sqlite.database import Database
+from jobpool_backends.sqlite.retention import Sweeper, recall, remember
+from jobpool_backends.sqlite.schema import DELAYED, LEASED, WAITING
+from jobpool_backends.sqlite.step import Step
+
+PROMOTE_LIMIT = 5000
+
+_WORTH_A_TRANSACTION = """
+SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_ready WHERE queue = :queue AND state = 0)
+    OR EXISTS (SELECT 1 FROM messages INDEXED BY messages_due
+               WHERE queue = :queue AND state = 1 AND available_at <= :wall)
+    OR EXISTS (SELECT 1 FROM calls WHERE id = :call)
+"""
+_PROMOTE = f"""
+UPDATE messages SET state = 0 WHERE seq IN (
+    SELECT seq FROM messages INDEXED BY messages_due
+    WHERE queue = ? AND state = 1 AND available_at <= ? ORDER BY available_at LIMIT {PROMOTE_LIMIT}
+)
+"""
+BODY = f"""
+(SELECT CASE WHEN typeof(body) <> 'blob' THEN x'' WHEN length(body) > {MAX_BODY_BYTES} THEN length(body) ELSE body END
+ FROM bodies WHERE bodies.seq = messages.seq)
+"""
+"""A message's body, for `stand_in`. The length of a blob is known without reading it; text was never ours."""
+
+_COLUMNS = f"""
+seq, priority, id, {BODY},
+attempts, crashes, deliveries, enqueued_at, begun, deadline
+"""
+_TAKE = f"""
+UPDATE messages
+SET state = 2, holder = ?, boot = ?, deadline = ?, deadline_wall = ?, ttl = ?, deliveries = deliveries + 1
+WHERE seq IN (
+    SELECT seq FROM messages INDEXED BY messages_ready WHERE queue = ? AND state = 0 ORDER BY priority, seq LIMIT ?
+)
+RETURNING {_COLUMNS}
+"""
+_STILL_HELD = f"""
+SELECT {_COLUMNS} FROM messages
+WHERE seq IN (SELECT value FROM json_each(?)) AND state = 2 AND holder = ? AND boot = ? AND deadline > ?
+"""
+
+
+class Fetcher:
+    """Leases messages of one database."""
+
+    def __init__(self, database: Database, sweeper: Sweeper, scheme: str) -> None:
+        self._database = database
+        self._sweeper = sweeper
+        self._scheme = scheme
+
+    def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+        call = f"fetch:{queue}:{fetch_id}"
+        before = self._database.clock.boot()
+        if not self._has_work(queue, call):
+            return []
+        with self._database.write() as step:
+            known = recall(step, call)
+            if known is not None:
+                return self._fetch_again(step, queue, known)
+            holder = secrets.token_hex(8)
+            rows = _take(step, queue, limit, micros(ttl), holder)
+            if rows:
+                remember(step, call, f"{holder} {json.dumps([row[0] for row in rows])}")
+                self._sweeper.sweep(step)
+        return self._leases(queue, holder, rows, before + ttl)
+
+    def _has_work(self, queue: str, call: str) -> bool:
+        """Look without the lock if there is work: an empty queue costs no transaction."""
+        arguments = {"queue": queue, "wall": self._database.wall(), "call": call}
+        with self._database.session() as connection:
+            return bool(self._database.retry_locked(_first, connection, _WORTH_A_TRANSACTION, arguments))
+
+    def _fetch_again(self, step: Step, queue: str, known: str) -> list[JobLease]:
+        holder, _, sequence = known.partition(" ")
+        asked = (sequence, holder, step.now.boot, step.now.boottime)
+        return self._leases(queue, holder, step.connection.execute(_STILL_HELD, asked).fetchall(), None)
+
+    def _leases(self, queue: str, holder: str, rows: list[tuple[Any, ...]], expires_at: float | None) -> list[JobLease]:
+        rows.sort(key=_place)  # RETURNING promises no order
+        scheme = self._scheme
+        return [
+            make_lease(
+                ident,
+                queue,
+                body if type(body) is bytes else stand_in(body),
+                seq,
+                owner_token(holder, seq),
+                deadline / MICRO if expires_at is None else expires_at,
+                scheme,
+                attempts,
+                crashes,
+                deliveries,
+                enqueued_at / MICRO,
+                bool(begun),
+            )
+            for seq, _, ident, body, attempts, crashes, deliveries, enqueued_at, begun, deadline in rows
+        ]
+
+
+def promote(step: Step, queue: str) -> None:
+    """Let due jobs join the others."""
+    step.counts.move(queue, DELAYED, WAITING, step.connection.execute(_PROMOTE, (queue, step.now.wall)).rowcount)
+
+
+def owner_token(holder: str, seq: int) -> str:
+    """Return 32 hex characters: one random half for each fetch, and the message's number, so that no two are alike."""
+    return f"{holder}{seq:016x}"
+
+
+def _take(step: Step, queue: str, limit: int, ttl: int, holder: str) -> list[tuple[Any, ...]]:
+    promote(step, queue)
+    now = step.now
+    asked = (holder, now.boot, now.boottime + ttl, now.wall + ttl, ttl, queue, limit)
+    rows = step.connection.execute(_TAKE, asked).fetchall()
+    step.counts.move(queue, WAITING, LEASED, len(rows))
+    return rows
+
+
+def _first(connection: sqlite3.Connection, sql: str, arguments: dict[str, object]) -> Any:
+    return connection.execute(sql, arguments).fetchone()[0]
+
+
+def _place(row: tuple[Any, ...]) -> tuple[int, int]:
+    return row[1], row[0]

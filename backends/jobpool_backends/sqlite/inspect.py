@@ -1,0 +1,238 @@
+"""The administrator's view: counts, lists, single messages. Reads only, and never waits for a writer.
+
+A filter becomes SQL and index ranges. A range is read in enqueue order, and bounded by the page. So a page of queues
+and states costs the same at any length of the queue. A handler, an age or a text is looked for message by message.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobpool.broker.values import Message, MessageFilter, QueueStats, State
+from jobpool_backends.shared import MICRO, micros
+from jobpool_backends.sql import read_message
+from jobpool_backends.sqlite.database import Database
+from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, POST_DELAYED, POSTED, WAITING
+
+STATS_CAP = 10_000
+"""Limit of delayed messages counted one by one that fell due while nobody fetched."""
+
+_COUNTS = "SELECT waiting, delayed, leased, dead, posts + posts_delayed + posts_claimed FROM queues WHERE name = ?"
+_EVICTED = "SELECT evicted FROM queues WHERE name = ?"
+_FALLEN_DUE = f"""
+SELECT count(*), min(seq) FROM (
+    SELECT seq FROM messages INDEXED BY messages_due
+    WHERE queue = ? AND state = 1 AND available_at <= ? LIMIT {STATS_CAP}
+)
+"""
+_FIRST_WAITING = "SELECT min(seq) FROM messages INDEXED BY messages_listed WHERE queue = ? AND state = 0"
+_ENQUEUED_AT = "SELECT enqueued_at FROM messages WHERE seq = ?"
+_QUEUES = "SELECT name FROM queues ORDER BY name"
+_ENDING = "SELECT 1 FROM messages INDEXED BY messages_ending WHERE queue = name AND ends_at"
+# A queue that holds only posts is busy when one of them lives: look for one that ends later, or count those that ended.
+_BUSY_QUEUES = f"""
+SELECT name FROM queues WHERE waiting + delayed + leased + dead > 0 OR CASE
+    WHEN posts + posts_delayed + posts_claimed = 0 THEN 0
+    WHEN EXISTS ({_ENDING} > :now) THEN 1
+    ELSE posts + posts_delayed + posts_claimed > (SELECT count(*) FROM ({_ENDING} <= :now)) END
+ORDER BY name
+"""
+_ENDED = f"""
+SELECT count(*) FROM (SELECT 1 FROM messages INDEXED BY messages_ending WHERE queue = ? AND ends_at <= ?
+                      LIMIT {STATS_CAP})
+"""
+
+
+def living(now: str) -> str:
+    """Return SQL that holds for messages without an end, or not yet at it."""
+    return f"(ends_at IS NULL OR ends_at > {now})"
+
+
+LIVING = living(":now")
+"""Left out where only jobs or dead letters can be met, so that these are counted without a look at each."""
+_COLUMNS = """
+seq, id, queue, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at,
+(SELECT body FROM bodies WHERE bodies.seq = messages.seq), reason, last_error, coalesce(nullif(forfeited, ''), cause),
+died_at, deadline_wall, claim, claims, ends_at, state
+"""
+_INSPECT = f"SELECT {_COLUMNS} FROM messages WHERE id = :id AND {LIVING}"
+_STORED = {
+    State.WAITING: (WAITING, POSTED),
+    State.DELAYED: (DELAYED, POST_DELAYED),
+    State.LEASED: (LEASED,),
+    State.DEAD: (DEAD,),
+}
+_STATES = {number: state for state, numbers in _STORED.items() for number in numbers}
+_CAN_END = (POSTED, POST_DELAYED, LEASED)
+_CONDITIONS = {
+    State.WAITING: "(state IN (0, 4) OR (state IN (1, 5) AND available_at <= :now))",
+    State.DELAYED: "(state IN (1, 5) AND available_at > :now)",
+    State.LEASED: "state = 2",
+    State.DEAD: "state = 3",
+}
+
+
+class Inspector:
+    """The view of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def stats(self, queue: str) -> QueueStats:
+        with self._database.read() as connection:
+            row = connection.execute(_COUNTS, (queue,)).fetchone()
+            if row is None:
+                return QueueStats()
+            now = self._database.wall()
+            due, first_due = connection.execute(_FALLEN_DUE, (queue, now)).fetchone()
+            oldest = _oldest(connection, queue, first_due)
+            waiting, delayed, leased, dead, posted = row
+            ended = connection.execute(_ENDED, (queue, now)).fetchone()[0] if posted else 0
+        return QueueStats(
+            waiting=waiting + due,
+            delayed=delayed - due,
+            leased=leased,
+            dead=dead,
+            oldest=max(0, now - oldest) / MICRO if oldest is not None else None,
+            cap=waiting + due if due == STATS_CAP else None,
+            posted=posted - ended,
+        )
+
+    def evicted(self, queue: str) -> int:
+        with self._database.read() as connection:
+            row = connection.execute(_EVICTED, (queue,)).fetchone()
+        return row[0] if row else 0
+
+    def queues(self) -> list[str]:
+        with self._database.read() as connection:
+            return [name for (name,) in connection.execute(_BUSY_QUEUES, {"now": self._database.wall()})]
+
+    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
+        with self._database.read() as connection:
+            now = self._database.wall()
+            rows = find(connection, self.search(connection, where, now), _COLUMNS, after, limit)
+        return [_message(row, now) for row in rows]
+
+    def count(self, where: MessageFilter, cap: int) -> int:
+        with self._database.read() as connection:
+            wanted = self.search(connection, where, self._database.wall())
+            found = 0
+            for source in wanted.ranges:
+                sql = f"SELECT count(*) FROM (SELECT 1 FROM {source} {wanted.where} LIMIT :left)"
+                found += connection.execute(sql, wanted.arguments | {"left": cap - found}).fetchone()[0]
+        return found
+
+    def inspect(self, ident: str) -> Message | None:
+        with self._database.read() as connection:
+            now = self._database.wall()
+            row = connection.execute(_INSPECT, {"id": ident, "now": now}).fetchone()
+        return _message(row, now) if row else None
+
+    def search(self, connection: sqlite3.Connection, where: MessageFilter, now: int) -> Search:
+        queues = [name for (name,) in connection.execute(_QUEUES)] if where.queue is None else []
+        return search(where, queues, now)
+
+
+def find(connection: sqlite3.Connection, wanted: Search, columns: str, first: int, limit: int) -> list[tuple[Any, ...]]:
+    """Return the first `limit` messages after sequence number `first`; `columns` begin with seq."""
+    arguments = wanted.arguments | {"first": first, "limit": limit}
+    rows: list[tuple[Any, ...]] = []
+    for source in wanted.ranges:
+        sql = f"SELECT {columns} FROM {source} {wanted.where} AND seq > :first ORDER BY seq LIMIT :limit"
+        rows += connection.execute(sql, arguments).fetchall()
+    rows.sort(key=lambda row: row[0])
+    return rows[:limit]
+
+
+def _oldest(connection: sqlite3.Connection, queue: str, first_due: int | None) -> int | None:
+    """Return when the waiting message that was enqueued first was enqueued."""
+    (first,) = connection.execute(_FIRST_WAITING, (queue,)).fetchone()
+    candidates = [seq for seq in (first, first_due) if seq is not None]
+    if not candidates:
+        return None
+    enqueued_at: int = connection.execute(_ENQUEUED_AT, (min(candidates),)).fetchone()[0]
+    return enqueued_at
+
+
+def _message(row: tuple[Any, ...], now: int) -> Message:
+    *columns, stored = row
+    state, available_at, deadline, claim = _STATES[stored], row[9], row[15], row[16]
+    if state is State.DELAYED and available_at <= now:
+        state = State.WAITING
+    return read_message(columns, state, claim if claim is not None and now < deadline else None)
+
+
+_ASKED = {
+    "queue": "queue = :queue",
+    "handler": "handler = :handler",
+    "reason": "reason = :reason",
+    "older_than": "coalesce(died_at, enqueued_at) <= :now - :older_than",
+    "newer_than": "coalesce(died_at, enqueued_at) >= :now - :newer_than",
+    "ids": "id IN (SELECT value FROM json_each(:ids))",
+    "text": "jobpool_contains(:text, (SELECT body FROM bodies WHERE bodies.seq = messages.seq), last_error, cause,"
+    " forfeited)",
+}
+"""Conditions of a filter's fields."""
+
+_CONVERTED: dict[str, Callable[[Any], object]] = {"older_than": micros, "newer_than": micros, "ids": json.dumps}
+
+
+@dataclass(slots=True)
+class Search:
+    """`where` holds for each living message that is wanted; `ranges` are FROM clauses that together hold them all."""
+
+    where: str
+    ranges: list[str]
+    arguments: dict[str, object] = field(default_factory=dict)
+
+
+def search(wanted: MessageFilter, queues: list[str], now: int) -> Search:
+    """Return the search for `wanted`; `queues`: all there are, for a filter that names none."""
+    arguments: dict[str, object] = {"now": now}
+    conditions = list(_conditions(wanted, arguments))
+    return Search(" AND ".join(["1", *conditions]), _ranges(wanted, queues, arguments), arguments)
+
+
+def _conditions(wanted: MessageFilter, arguments: dict[str, object]) -> Iterator[str]:
+    """Yield the conditions of the filter, and add their arguments."""
+    if wanted.states:
+        yield "(" + " OR ".join(_CONDITIONS[State(state)] for state in wanted.states) + ")"
+    for name, condition in _ASKED.items():
+        value = getattr(wanted, name)
+        if value is not None and value != ():
+            convert = _CONVERTED.get(name)
+            arguments[name] = convert(value) if convert else value
+            yield condition
+
+
+def _ranges(wanted: MessageFilter, queues: list[str], arguments: dict[str, object]) -> list[str]:
+    if wanted.ids:
+        return [f"messages INDEXED BY messages_by_id WHERE {LIVING} AND"]
+    if wanted.queue is None and not wanted.states:
+        return [f"messages NOT INDEXED WHERE {LIVING} AND"]
+    ranges = []
+    for number, queue in enumerate(queues if wanted.queue is None else [wanted.queue]):
+        name = f"range{number}"
+        arguments[name] = queue
+        ranges += [source.format(name=name) for source in _sources(wanted.states or tuple(State))]
+    return ranges
+
+
+def _sources(states: tuple[State, ...]) -> list[str]:
+    sources = [_listed(stored) for state in dict.fromkeys(states) for stored in _STORED[State(state)]]
+    if State.WAITING in states and State.DELAYED not in states:  # delayed, fallen due, and not fetched since
+        sources += [
+            "messages INDEXED BY messages_due WHERE queue = :{name} AND state = 1 AND available_at <= :now AND",
+            "messages INDEXED BY messages_posts_due WHERE queue = :{name} AND state = 5 AND available_at <= :now"
+            f" AND {LIVING} AND",
+        ]
+    return sources
+
+
+def _listed(stored: int) -> str:
+    living = f"{LIVING} AND" if stored in _CAN_END else ""
+    return f"messages INDEXED BY messages_listed WHERE queue = :{{name}} AND state = {stored} AND {living}"

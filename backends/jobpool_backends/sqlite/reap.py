@@ -1,0 +1,124 @@
+"""Take back messages whose lease or claim has expired; an expired claim charges nothing. Ended posts are removed.
+
+The candidates are read without the lock, so that a reaper that finds nothing disturbs nobody. The write transaction
+then reads them again under the same condition, and charges those that still meet it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jobpool.broker.values import Reaped, ReapPolicy
+from jobpool_backends.shared import DeadCaps, delay_micros, micros, more_than
+from jobpool_backends.sqlite.claim_rows import ANY_ENDED, clear
+from jobpool_backends.sqlite.database import Database
+from jobpool_backends.sqlite.retention import evict, is_over
+from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, NO_LEASE, WAITING
+from jobpool_backends.sqlite.step import Step
+
+REAP_LIMIT = 1000
+UNKNOWN_CAUSE = "lease expired"
+
+_HELD = "SELECT seq FROM messages INDEXED BY messages_held WHERE queue = :queue AND state = 2"
+_SOMETHING_TO_CLEAR = 0
+"""Found beside the candidates: a number that no message has."""
+
+_CLEAR = f"SELECT {_SOMETHING_TO_CLEAR} AS seq WHERE {ANY_ENDED}"
+# Leases of this boot by its own clock, in the order of their deadlines; those of another boot by the wall clock.
+# Claimed messages have no boot, and are not among them.
+_EXPIRED = f"""
+{_CLEAR}
+UNION ALL SELECT seq FROM ({_HELD} AND boot = :boot AND deadline <= :boottime ORDER BY deadline LIMIT {REAP_LIMIT})
+UNION ALL SELECT seq FROM ({_HELD} AND boot < :boot AND deadline_wall <= :wall LIMIT {REAP_LIMIT})
+UNION ALL SELECT seq FROM ({_HELD} AND boot > :boot AND deadline_wall <= :wall LIMIT {REAP_LIMIT})
+LIMIT {REAP_LIMIT} + 1
+"""
+# A person's call, not the pool's: it walks over all leases of the queue.
+_TAKEN_LONG_AGO = f"""
+{_CLEAR}
+UNION ALL
+{_HELD} AND boot IS NOT NULL
+    AND CASE WHEN boot = :boot THEN deadline <= :boottime OR deadline - ttl <= :boottime - :visibility
+             ELSE deadline_wall <= :wall OR deadline_wall - ttl <= :wall - :visibility END
+LIMIT {REAP_LIMIT} + 1
+"""
+_STILL = f"""
+SELECT seq, id, crashes, last_crash, forfeited FROM messages
+WHERE seq IN (SELECT value FROM json_each(:candidates)) AND state = 2 AND boot IS NOT NULL AND CASE
+    WHEN boot = :boot THEN deadline <= :boottime OR deadline - ttl <= :boottime - :visibility
+    ELSE deadline_wall <= :wall OR deadline_wall - ttl <= :wall - :visibility END
+ORDER BY deadline, seq LIMIT {REAP_LIMIT}
+"""
+_RECOVER = f"""
+UPDATE messages SET state = ?, available_at = ?, crashes = ?, last_crash = ?, cause = ?, {NO_LEASE} WHERE seq = ?
+"""
+_BURY = f"""
+UPDATE messages SET state = 3, died_at = ?, reason = 'crash-limit', crashes = ?, last_crash = ?, cause = ?, {NO_LEASE}
+WHERE seq = ?
+"""
+_LEAVE = "DELETE FROM holds WHERE seq IN (SELECT value FROM json_each(?))"
+_NEVER_US = 2**61
+"""Microseconds: longer ago than any lease was taken."""
+
+
+class _Expired(NamedTuple):
+    seq: int
+    id: str
+    crashes: int
+    last_crash: int | None
+    forfeited: str | None
+
+
+class Reaper:
+    """The reaper of one database's queues."""
+
+    def __init__(self, database: Database, caps: DeadCaps) -> None:
+        self._database = database
+        self._caps = caps
+        self._random = random.SystemRandom()
+
+    def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> tuple[list[Reaped], bool]:
+        """Return the charged messages, and whether a waiter should look."""
+        visibility = {"visibility": _NEVER_US if visibility_timeout is None else more_than(visibility_timeout)}
+        sql = _EXPIRED if visibility_timeout is None else _TAKEN_LONG_AGO
+        with self._database.read() as connection:
+            now = self._database.moment()
+            candidates = [row[0] for row in connection.execute(sql, now.arguments(queue) | visibility)]
+            over = bool(self._caps) and is_over(connection, queue, self._caps, now.wall)
+        if not candidates and not over:
+            return [], False
+        with self._database.write() as step:
+            arguments = step.now.arguments(queue) | visibility | {"candidates": json.dumps(candidates)}
+            expired = [_Expired._make(row) for row in step.connection.execute(_STILL, arguments)]
+            reaped = self._charge(step, queue, expired, policy)
+            clear(step, queue, REAP_LIMIT - len(reaped))
+            evict(step, [queue], self._caps)
+        return reaped, step.frees_jobs or not all(message.dead for message in reaped)
+
+    def _charge(self, step: Step, queue: str, expired: Sequence[_Expired], policy: ReapPolicy) -> list[Reaped]:
+        step.connection.execute(_LEAVE, (json.dumps([message.seq for message in expired]),))
+        now = step.now.wall
+        reaped = []
+        for message in expired:
+            crashes = _count(message, policy, now)
+            cause = message.forfeited or UNKNOWN_CAUSE
+            dead = policy.is_over(crashes)
+            if dead:
+                step.connection.execute(_BURY, (now, crashes, now, cause, message.seq))
+                step.counts.move(queue, LEASED, DEAD)
+            else:
+                delay = delay_micros(self._random.uniform(0.0, policy.ceiling(crashes)))
+                state = DELAYED if delay else WAITING
+                step.connection.execute(_RECOVER, (state, now + delay, crashes, now, cause, message.seq))
+                step.counts.move(queue, LEASED, state)
+            reaped.append(Reaped(message.id, queue, crashes, cause, dead))
+        return reaped
+
+
+def _count(message: _Expired, policy: ReapPolicy, now: int) -> int:
+    """Return how many crashes this one makes: those before the window are forgotten."""
+    long_ago = message.last_crash is not None and now - message.last_crash > micros(policy.window)
+    return 1 if long_ago else message.crashes + 1

@@ -1,0 +1,237 @@
+"""Ending leases, and holding them longer.
+
+A call reads its messages, judges each and writes what changed, all within one write transaction: nothing can come
+between the judgement and the write. It writes verb by verb, not message by message, and what few messages need (guarded
+leases, unique keys, moves) only if there are any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from jobpool.broker.parts import Brought, Settlements
+from jobpool.broker.values import NewMessage
+from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool_backends.shared import DeadCaps, delay_micros, micros
+from jobpool_backends.sql import number_of, with_past
+from jobpool_backends.sqlite import enqueue
+from jobpool_backends.sqlite.database import Database
+from jobpool_backends.sqlite.fetch import owner_token
+from jobpool_backends.sqlite.retention import Sweeper, delete, evict, recall, remember, remember_ended
+from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, NO_LEASE, WAITING
+from jobpool_backends.sqlite.step import Moment, Step
+
+_RENEW = "UPDATE messages SET boot = ?, deadline = ?, deadline_wall = ?, ttl = ? WHERE seq = ?"
+_FACTS = """
+SELECT seq, state, holder, boot, deadline, deadline_wall, given, queue, unique_key
+FROM messages WHERE seq IN (SELECT value FROM json_each(?))
+"""
+_NACK = f"""
+UPDATE messages
+SET state = ?, available_at = ?, attempts = attempts + 1, last_error = coalesce(?, last_error),
+    cause = coalesce(?, cause), {NO_LEASE}
+WHERE seq = ?
+"""
+_RELEASE = f"UPDATE messages SET state = ?, available_at = ?, begun = begun OR ?, {NO_LEASE} WHERE seq = ?"
+_ABANDON = f"""
+UPDATE messages
+SET state = 3, reason = ?, attempts = attempts + ?, last_error = coalesce(?, last_error), cause = coalesce(?, cause),
+    died_at = ?, {NO_LEASE}
+WHERE seq = ?
+"""
+_FORFEIT = "UPDATE messages SET boot = ?, deadline = ?, deadline_wall = ?, forfeited = ? WHERE seq = ?"
+_PAST = "SELECT last_error, cause FROM messages WHERE seq = ?"
+_SPEND = "INSERT OR REPLACE INTO spent VALUES (?, ?, ?, ?)"
+_DONE = "INSERT OR REPLACE INTO done VALUES (?, ?, ?)"
+_LEAVE = "DELETE FROM holds WHERE seq = ?"
+_UNCOUNT = "DELETE FROM starts WHERE queue = ? AND name = ? AND token = ?"
+
+_LETTERS = {Settled.OK: "o", Settled.NOT_IN_FLIGHT: "n", Settled.EXPIRED: "e", Settled.NOT_OWNER: "w"}
+_REPEATED = {letter: answer for answer, letter in _LETTERS.items()} | {"o": Settled.ALREADY}
+
+Row = tuple[int | str | None, ...]
+
+
+class Settler:
+    """The settler and renewer of one database's leases."""
+
+    def __init__(self, database: Database, sweeper: Sweeper, caps: DeadCaps) -> None:
+        self._database = database
+        self._sweeper = sweeper
+        self._caps = caps
+
+    def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> tuple[list[Settled], bool]:
+        """Return the answers, and whether somebody who waits should look. `brought` by the place of the settlement."""
+        with self._database.write() as step:
+            answered = settle_within(step, settlements, brought, call_id, self._caps)
+            self._sweeper.sweep(step)
+        return answered
+
+    def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
+        before = self._database.clock.boot()
+        length = micros(ttl)
+        with self._database.write() as step:
+            now, facts = step.now, read_facts(step, leases)
+            answers = [judge(facts.get(number_of(lease)), lease, now) for lease in leases]
+            deadlines = (now.boot, now.boottime + length, now.wall + length, length)
+            renewed = [(*deadlines, lease.token) for lease, answer in zip(leases, answers, strict=True) if answer]
+            step.connection.executemany(_RENEW, renewed)
+        return [
+            replace(lease, expires_at=before + ttl) if answer else None
+            for lease, answer in zip(leases, answers, strict=True)
+        ]
+
+
+def settle_within(
+    step: Step, settlements: Settlements, brought: Brought, call_id: str, caps: DeadCaps
+) -> tuple[list[Settled], bool]:
+    """Settle as `Settler.settle`, within a write transaction."""
+    call = f"settle:{call_id}"
+    known = recall(step, call)
+    if known is not None:
+        return [_REPEATED[letter] for letter in known], False
+    changes = _Changes(step)
+    answers = _judge_all(changes, settlements, brought)
+    changes.write(caps)
+    remember(step, call, "".join([_LETTERS[answer] for answer in answers]))
+    return answers, changes.bring_work
+
+
+class Fact(NamedTuple):
+    """The state of a message when a call begins.
+
+    The lease's columns are None in a message that is not leased; boot and deadline also in one that a claim holds.
+    """
+
+    seq: int
+    state: int
+    holder: str
+    boot: int
+    deadline: int
+    deadline_wall: int
+    given: int
+    queue: str
+    unique_key: str | None
+
+    def forfeited(self, now: Moment) -> Fact:
+        return self._replace(boot=now.boot, deadline=now.boottime, deadline_wall=now.wall)
+
+
+def read_facts(step: Step, leases: Sequence[JobLease]) -> dict[int, Fact | None]:
+    """Return the messages of these leases, by sequence number."""
+    sequence = json.dumps([number_of(lease) for lease in leases])
+    return {row[0]: Fact._make(row) for row in step.connection.execute(_FACTS, (sequence,))}
+
+
+def judge(fact: Fact | None, lease: JobLease, now: Moment) -> Settled:
+    """Return whether this lease may settle, by the contract's order of refusals."""
+    if fact is None or fact.state != LEASED:
+        return Settled.NOT_IN_FLIGHT
+    if now.is_past(fact.boot, fact.deadline, fact.deadline_wall):
+        return Settled.EXPIRED
+    return Settled.OK if lease.owner_token == owner_token(fact.holder, fact.seq) else Settled.NOT_OWNER
+
+
+def _judge_all(changes: _Changes, settlements: Settlements, brought: Brought) -> list[Settled]:
+    now = changes.step.now
+    facts = read_facts(changes.step, [lease for lease, _ in settlements])
+    answers = []
+    for place, (lease, settlement) in enumerate(settlements):
+        fact = facts.get(number_of(lease))
+        answer = judge(fact, lease, now)
+        answers.append(answer)
+        if fact is None or answer is not Settled.OK:
+            continue
+        if type(settlement) is Ack:
+            changes.ack(fact, lease)
+        else:
+            changes.add(fact.seq, fact.queue, settlement)
+        if lease.guards is not None:
+            changes.unguard(fact, lease.guards, lease.owner_token, settlement)
+        if type(settlement) is Move:
+            changes.moved.append((fact.seq, brought[place][0]))
+        else:
+            changes.new += brought.get(place, ())
+        # The next settlement of this message in the same call meets its new state.
+        facts[fact.seq] = fact.forfeited(now) if type(settlement) is Forfeit else None
+    return answers
+
+
+@dataclass(slots=True)
+class _Changes:
+    """Writes of one call, verb by verb."""
+
+    step: Step
+    acked: list[int] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    rows: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
+    moved: list[tuple[int, NewMessage]] = field(default_factory=list)
+    new: list[NewMessage] = field(default_factory=list)
+    buried_in: set[str] = field(default_factory=set)
+
+    @property
+    def bring_work(self) -> bool:
+        """True if somebody who waits for messages should look."""
+        return bool(self.rows[_NACK] or self.rows[_RELEASE] or self.new or self.moved)
+
+    def ack(self, fact: Fact, lease: JobLease) -> None:
+        self.acked.append(fact.seq)
+        self.step.counts.remove(fact.queue, LEASED)
+        if fact.given:
+            self.ended.append(lease.id)
+        if fact.unique_key is not None:
+            keep = lease.guards.keep if lease.guards else IDEMPOTENCY_TTL
+            self.rows[_SPEND].append((fact.queue, fact.unique_key, lease.id, self.step.now.wall + micros(keep)))
+
+    def add(self, seq: int, queue: str, settlement: Settlement) -> None:
+        now = self.step.now
+        match settlement:
+            case Nack(delay, error, cause):
+                self.rows[_NACK].append((*self._place(queue, delay), error, cause, seq))
+            case Release(delay, begun):
+                self.rows[_RELEASE].append((*self._place(queue, delay), begun, seq))
+            case Abandon(reason, error, cause):
+                self.rows[_ABANDON].append((reason, settlement.attempts, error, cause, now.wall, seq))
+                self.buried_in.add(queue)
+                self.step.counts.move(queue, LEASED, DEAD)
+            case Forfeit(cause):
+                self.rows[_FORFEIT].append((now.boot, now.boottime, now.wall, cause, seq))
+            case Move():
+                self.step.counts.remove(queue, LEASED)
+
+    def _place(self, queue: str, delay: float) -> tuple[int, int]:
+        later = delay_micros(delay)
+        state = DELAYED if later else WAITING
+        self.step.counts.move(queue, LEASED, state)
+        return state, self.step.now.wall + later
+
+    def unguard(self, fact: Fact, guards: Guards, owner_token: str, settlement: Settlement) -> None:
+        """End the grants to this lease; an ack leaves its key done."""
+        self.rows[_LEAVE].append((fact.seq,))
+        if guards.key is not None and type(settlement) is Ack:
+            self.rows[_DONE].append((fact.queue, guards.key, self.step.now.wall + micros(guards.keep)))
+        if type(settlement) is Release and not settlement.begun:
+            self.rows[_UNCOUNT] += [(fact.queue, rate.name, owner_token) for rate in guards.rates]
+
+    def write(self, caps: DeadCaps) -> None:
+        step = self.step
+        if self.acked:
+            delete(step.connection, self.acked)
+        if self.ended:
+            remember_ended(step, self.ended)
+        for sql, rows in self.rows.items():
+            step.connection.executemany(sql, rows)
+        if self.moved:  # even under known ids: a message that moves is never lost
+            moved = [with_past(new, step.connection.execute(_PAST, (seq,)).fetchone()) for seq, new in self.moved]
+            delete(step.connection, [seq for seq, _ in self.moved])
+            enqueue.insert(step, moved)
+        if self.buried_in:
+            evict(step, sorted(self.buried_in), caps)
+        if self.new:
+            enqueue.add(step, self.new)

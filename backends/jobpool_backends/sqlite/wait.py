@@ -1,0 +1,124 @@
+"""Sleep until a queue may have something, without polling.
+
+A producer wakes waiters after its commit (see `jobpool_backends.inotify`). The write-ahead log is not watched instead.
+Its last write comes before the sync that makes the commit visible, so a waiter would look too early. SQLite's own
+change counter is looked at as well, for commits of other programs, and for when the kernel has no listener left.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Sequence
+
+from jobpool.errors import BackendUnavailable
+from jobpool_backends.inotify import Listener
+from jobpool_backends.shared import MICRO
+from jobpool_backends.sql import IdleConnections
+from jobpool_backends.sqlite.database import Database
+
+LOOK_INTERVAL_S = 0.5
+"""Between two looks when nothing wakes us."""
+
+UNNOTIFIED_LOOK_INTERVAL_S = 0.02
+"""The same, where there is no listener."""
+
+_MIN_REST_S = 0.001
+_MAX_REST_S = 0.008
+"""Rest after wake-ups that brought nothing for us: other queues' traffic must not keep this thread busy."""
+
+_STATE = """
+SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_ready WHERE queue = :queue AND state = 0),
+    (SELECT available_at FROM messages INDEXED BY messages_due
+     WHERE queue = :queue AND state = 1 ORDER BY available_at LIMIT 1)
+"""
+
+
+class Waiter:
+    """The wait on one database; any number of threads at once."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._listeners = IdleConnections[Listener](database.path)
+
+    def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
+        """See `QueueBackend.wait_any`."""
+        give_up = time.monotonic() + timeout
+        listener = self._listeners.take() or self._listen()
+        try:
+            with self._database.session() as connection:
+                return self._wait(connection, listener, queues, give_up)
+        except BackendUnavailable:
+            if self._database.closed:  # here, just before the session
+                return None
+            raise
+        finally:
+            if listener:
+                self._listeners.give_back(listener)
+
+    def close(self) -> None:
+        """Close the listeners that nobody uses; one in use is closed when its user is done."""
+        self._listeners.close()
+
+    def _wait(
+        self, connection: sqlite3.Connection, listener: Listener | None, queues: Sequence[str], give_up: float
+    ) -> str | None:
+        seen = due = None
+        rest = 0.0
+        while not self._database.closed:
+            version = self._database.retry_locked(_change_counter, connection)
+            if version != seen or (due is not None and due <= self._database.wall()):
+                seen = version
+                ready, due = self._look(connection, queues)
+                if ready:
+                    return ready
+            remaining = give_up - time.monotonic()
+            if remaining <= 0:
+                return None
+            rest = _sleep(listener, min(remaining, self._until(due)), rest)
+        return None
+
+    def _look(self, connection: sqlite3.Connection, queues: Sequence[str]) -> tuple[str | None, int | None]:
+        """Return a queue that has something now, or None and when the next message falls due."""
+        now = self._database.wall()
+        next_due = None
+        for queue in queues:
+            ready, due = self._database.retry_locked(_state, connection, queue)
+            if ready or (due is not None and due <= now):
+                return queue, None
+            if due is not None:
+                next_due = min(due, next_due or due)
+        return None, next_due
+
+    def _until(self, due: int | None) -> float:
+        return LOOK_INTERVAL_S if due is None else max(0.0, (due - self._database.wall()) / MICRO)
+
+    def _listen(self) -> Listener | None:
+        try:
+            return Listener(self._database.path)
+        except OSError:
+            return None
+
+
+def _sleep(listener: Listener | None, seconds: float, rest: float) -> float:
+    """Sleep until woken or for `seconds`; return the rest after the next wake-up, if this one brings nothing."""
+    if listener is None:
+        time.sleep(min(seconds, UNNOTIFIED_LOOK_INTERVAL_S))
+        return 0.0
+    if not listener.wait(min(seconds, LOOK_INTERVAL_S)):
+        return 0.0
+    if rest:
+        time.sleep(rest)
+        listener.clear()
+    return min(_MAX_REST_S, rest * 2 or _MIN_REST_S)
+
+
+def _change_counter(connection: sqlite3.Connection) -> int:
+    """Return a counter that changes whenever another connection, of any process, has committed."""
+    version: int = connection.execute("PRAGMA data_version").fetchone()[0]
+    return version
+
+
+def _state(connection: sqlite3.Connection, queue: str) -> tuple[int, int | None]:
+    ready, due = connection.execute(_STATE, {"queue": queue}).fetchone()
+    return ready, due

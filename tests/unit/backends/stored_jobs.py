@@ -1,0 +1,195 @@
+"""Queues with messages in every state, written once by an older jobpool: what `test_stored_queues.py` opens.
+
+The files in `stored/` were written by the code of commit 1c838de:
+
+    git worktree add --detach OLD 1c838de && (cd OLD && scripts/setup)
+    PYTHONPATH=OLD/tests OLD/.venv/bin/python tests/unit/backends/stored_jobs.py tests/unit/backends/stored
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import redis
+from support.harnesses.postgres import PostgresHarness
+from support.harnesses.redis import RedisHarness
+from support.jobs import QUEUE, a_job, at
+from support.servers import BeanstalkServer, shared_postgres
+
+from jobpool import JobLease, QueueBackend
+from jobpool.clock import ManualClock
+from jobpool_backends.beanstalk import BeanstalkBackend
+from jobpool_backends.redis import RedisBackend
+from jobpool_backends.sqlite import SqliteBackend
+
+try:
+    from jobpool.broker.claim_store import NewPost
+    from jobpool.broker.values import ReapPolicy
+    from jobpool.message.guards import Guards, Hold, Rate
+    from jobpool.message.settlement import Abandon, Ack, Nack
+except ModuleNotFoundError:  # the code that wrote the files
+    from jobpool.backend import ReapPolicy
+    from jobpool.claimstore import NewPost
+    from jobpool.guards import Guards, Hold, Rate
+    from jobpool.settlement import Abandon, Ack, Nack
+
+POSTS = "posts"
+CLAIM = "0123456789abcdef" * 2
+CALL, FETCH = "stored-call", "stored-fetch"
+GUARDS = Guards(key="order-3", keep=3600.0, holds=(Hold("printer", 1),), rates=(Rate("mail", 2, 60.0),))
+START = ManualClock().wall()
+BOOT = 7
+"""The boot in which the SQLite file was written."""
+
+RECORDS = {"one": b"1", "bytes": bytes(range(256))}
+
+
+def fill(backend: QueueBackend) -> dict[str, JobLease]:
+    """Bring messages into every state; return the leases that are still held (beanstalkd keeps none)."""
+
+    def take(name: str, ttl: float = 600.0, **fields: Any) -> JobLease:
+        backend.enqueue(a_job({"name": name}, identifier=name, **fields))
+        [lease] = backend.fetch_many(QUEUE, limit=1, ttl=ttl, fetch_id=FETCH if name == "refetched" else None)
+        assert lease.id == name
+        return lease
+
+    assert backend.settle_many([(take("dead"), Abandon("failed", "boom", "exit status 3"))]) != []
+    backend.settle_many([(take("retried"), Nack(5.0, "not yet"))])
+    backend.forfeit(take("crashed", priority=200), "signal 11")
+    assert len(backend.reap(QUEUE, ReapPolicy(back_off=0.0))) == 1
+    backend.enqueue(a_job({"text": "Grüße"}, identifier="waiting", priority=9, meta={"trace": "abc"}))
+    backend.enqueue(a_job(identifier="delayed", scheduled_at=at(START + 60)))
+    if not backend.capabilities.key_store:
+        return {}
+    backend.settle_many([(take("acked", unique=True, idempotency_key="order-1"), Ack())])
+    held = {"answered": take("answered")}
+    backend.settle_many([(held["answered"], Ack())], call_id=CALL)
+    guarded = take("guarded").guarded(GUARDS)
+    backend.keys.begin_many([(guarded, GUARDS)])
+    held |= {"guarded": guarded, "leased": take("leased"), "refetched": take("refetched"), "lost": take("lost", 10.0)}
+    backend.enqueue(a_job(identifier="unique", priority=10, unique=True, idempotency_key="order-2"))
+    assert backend.keys.first_run(QUEUE, "seen", 3600.0)
+    backend.keys.put_records("pool", RECORDS, 3600.0)
+    backend.keys.append_log("pool", [("log", b"first"), ("log", b"second")], 10)
+    backend.enqueue(a_job(identifier="claimed-job", queue=POSTS))
+    backend.claims.post(POSTS, [NewPost("claimed-post", True, b"claimed")])
+    assert backend.claims.claim(POSTS, limit=2, ttl=600, grace=600, claim_id=CLAIM) is not None
+    posts = (NewPost("free", True, b"\0free"), NewPost("later", True, b"later", None, 60.0))
+    backend.claims.post(POSTS, [*posts, NewPost("ending", True, b"ending", 120.0)])
+    return held
+
+
+def snapshot(backend: QueueBackend) -> dict[str, Any]:
+    """Return all that a person can see of it, as JSON has it."""
+    seen = {
+        "queues": backend.queues(),
+        "messages": {message.id: _plain(message) for message in backend.list_messages(limit=1000)},
+        "stats": {queue: _plain(backend.stats(queue)) for queue in (QUEUE, POSTS)},
+    }
+    if backend.capabilities.key_store:
+        seen |= _kept(backend)
+    found: dict[str, Any] = json.loads(json.dumps(seen, default=_encoded))
+    return found
+
+
+def _kept(backend: QueueBackend) -> dict[str, Any]:
+    keys, claims = backend.keys, backend.claims
+    return {
+        "claim": _plain(claims.get(POSTS, CLAIM)),
+        "claims": [_plain(claim) for claim in claims.list_claims(POSTS)],
+        "free": [_plain(message) for message in claims.list_free(POSTS, claimed=True)],
+        "claim stats": _plain(claims.stats(POSTS)),
+        "holders": keys.holders(QUEUE, "printer"),
+        "records": keys.list_records("pool"),
+        "log": keys.read_log("pool", "log"),
+        "logs": keys.list_logs("pool"),
+    }
+
+
+def leases(stored: dict[str, Any]) -> dict[str, JobLease]:
+    """Return the leases of `fill`, as a pool that was stopped meanwhile has them."""
+    held = {name: JobLease(**{**lease, "body": base64.b64decode(lease["body"])}) for name, lease in stored.items()}
+    return held | {"guarded": held["guarded"].guarded(GUARDS)}
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return asdict(value)
+
+
+def _encoded(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else base64.b64encode(value).decode()
+
+
+def _described(backend: QueueBackend) -> str:
+    held = fill(backend)
+    names = [field.name for field in fields(JobLease) if field.name not in ("_envelope", "guards")]
+    stored = {ident: {name: getattr(lease, name) for name in names} for ident, lease in held.items()}
+    return json.dumps({"leases": stored, "seen": snapshot(backend)}, default=_encoded, indent=1) + "\n"
+
+
+def _write_sqlite(folder: Path) -> str:
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch, "jobs.db")
+        with closing(SqliteBackend(str(path), clock=ManualClock(), boot=BOOT)) as backend:
+            found = _described(backend)
+        (folder / "sqlite.db.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+    return found
+
+
+def _write_postgres(folder: Path) -> str:
+    with tempfile.TemporaryDirectory() as scratch, closing(PostgresHarness(Path(scratch))) as harness:
+        found = _described(harness.open())
+        schema = harness._schema.name
+        command = ["pg_dump", "--no-owner", "--no-privileges", "--rows-per-insert=100", "-t", f"{schema}.*"]
+        dump = subprocess.run([*command, shared_postgres().url()], check=True, capture_output=True, text=True).stdout
+    (folder / "postgres.sql").write_text("\n".join(_statements(dump.replace(schema, "{schema}"))) + "\n")
+    return found
+
+
+def _statements(dump: str) -> Iterator[str]:
+    for line in dump.splitlines():
+        if line and not line.startswith(("--", "\\", "SET ", "SELECT pg_catalog.set_config")):
+            yield line
+
+
+def _write_redis(folder: Path) -> str:
+    with tempfile.TemporaryDirectory() as scratch, closing(RedisHarness(Path(scratch))) as harness:
+        server = harness._server
+        with closing(RedisBackend.from_url(server.url, clock=harness.clock, prefix="stored")) as backend:
+            found = _described(backend)
+        with closing(redis.Redis.from_url(server.url)) as client:
+            keys = sorted(client.keys("*stored*"))
+            rows = [[key.decode(), client.pttl(key), base64.b64encode(client.dump(key)).decode()] for key in keys]
+    (folder / "redis.json").write_text(json.dumps(rows, indent=1) + "\n")
+    return found
+
+
+def _write_beanstalk(folder: Path) -> str:
+    with tempfile.TemporaryDirectory() as scratch:
+        with BeanstalkServer(Path(scratch), turned=True, binlog=True) as server:
+            with closing(BeanstalkBackend.from_url(server.url, clock=ManualClock())) as backend:
+                found = _described(backend)
+            server.kill()
+        binlog = Path(scratch, "binlog", "binlog.1").read_bytes()
+    (folder / "beanstalk.binlog.gz").write_bytes(gzip.compress(binlog, mtime=0))
+    return found
+
+
+WRITERS = {"sqlite": _write_sqlite, "postgres": _write_postgres, "redis": _write_redis, "beanstalk": _write_beanstalk}
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    folder.mkdir(exist_ok=True)
+    for broker, write in WRITERS.items():
+        (folder / f"{broker}.seen.json").write_text(write(folder))

@@ -1,0 +1,195 @@
+"""A store that an older jobpool wrote is opened with all that is in it, and goes on where that one stopped.
+
+`stored_jobs.py` tells what is in it, and how it was made.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+from stored_jobs import BOOT, CALL, CLAIM, FETCH, GUARDS, POSTS, START, leases, snapshot
+from support.harnesses.postgres import TURNED
+from support.harnesses.redis import RedisHarness
+from support.jobs import QUEUE, a_job
+from support.servers import BeanstalkServer, fresh_name, shared_postgres
+
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import MessageFilter, State, Verb
+from jobpool.clock import ManualClock
+from jobpool.message.guards import Begin
+from jobpool.message.settlement import Ack, Settled
+from jobpool_backends.beanstalk import BeanstalkBackend
+from jobpool_backends.postgres import PostgresBackend
+from jobpool_backends.redis import RedisBackend
+from jobpool_backends.sqlite import SqliteBackend
+
+STORED = Path(__file__).parent / "stored"
+
+Advance = Callable[[float], None]
+Opened = tuple[QueueBackend, Advance]
+
+
+@contextmanager
+def open_sqlite(folder: Path) -> Iterator[Opened]:
+    path, clock = folder / "jobs.db", ManualClock()
+    path.write_bytes(gzip.decompress((STORED / "sqlite.db.gz").read_bytes()))
+    with closing(SqliteBackend(str(path), clock=clock, boot=BOOT)) as backend:
+        yield backend, clock.advance
+
+
+@contextmanager
+def open_postgres(folder: Path) -> Iterator[Opened]:
+    """The functions are not stored: as after an upgrade, the last migration brings those of today."""
+    del folder
+    clock, schema = ManualClock(), fresh_name()
+    with psycopg.connect(shared_postgres().url(), autocommit=True) as connection:
+
+        def do(sql: str) -> None:
+            connection.execute(sql.replace("{schema}", schema).encode())
+
+        def advance(seconds: float) -> None:
+            clock.advance(seconds)
+            do(f"UPDATE {{schema}}.turned SET moment = {round(clock.wall() * 1e6)}")
+
+        do("CREATE SCHEMA {schema}")
+        do((STORED / "postgres.sql").read_text())
+        do("DELETE FROM {schema}.migrations WHERE version = (SELECT max(version) FROM {schema}.migrations)")
+        with closing(PostgresBackend.from_url(shared_postgres().url(), clock=clock, schema=schema)) as backend:
+            backend.prepare()
+            do("DROP TABLE {schema}.turned")
+            do(TURNED)
+            advance(0.0)
+            yield backend, advance
+
+
+@contextmanager
+def open_redis(folder: Path) -> Iterator[Opened]:
+    with closing(RedisHarness(folder)) as harness:
+        url = harness._server.url
+        with closing(redis.Redis.from_url(url)) as client:
+            for key, milliseconds, value in json.loads((STORED / "redis.json").read_text()):
+                client.restore(key, max(0, milliseconds), base64.b64decode(value))
+        with closing(RedisBackend.from_url(url, clock=harness.clock, prefix="stored")) as backend:
+            yield backend, harness.advance
+
+
+@contextmanager
+def open_beanstalk(folder: Path) -> Iterator[Opened]:
+    clock = ManualClock()
+    (folder / "binlog").mkdir()
+    (folder / "binlog" / "binlog.1").write_bytes(gzip.decompress((STORED / "beanstalk.binlog.gz").read_bytes()))
+    with (
+        BeanstalkServer(folder, turned=True, binlog=True) as server,
+        closing(BeanstalkBackend.from_url(server.url, clock=clock)) as backend,
+    ):
+
+        def advance(seconds: float) -> None:
+            clock.advance(seconds)
+            server.turn_to(clock.wall())
+
+        yield backend, advance
+
+
+OPENERS = {"sqlite": open_sqlite, "postgres": open_postgres, "redis": open_redis, "beanstalk": open_beanstalk}
+with_keys = pytest.mark.parametrize("stored", ["sqlite", "postgres", "redis"], indirect=True)
+"""beanstalkd has neither keys nor claims, and a lease ends with its connection."""
+
+
+@pytest.fixture(params=OPENERS)
+def stored(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What the code that wrote the store said about it."""
+    found: dict[str, Any] = json.loads((STORED / f"{request.param}.seen.json").read_text())
+    return found | {"broker": request.param}
+
+
+@pytest.fixture
+def opened(stored: dict[str, Any], tmp_path: Path) -> Iterator[Opened]:
+    with OPENERS[stored["broker"]](tmp_path) as opened:
+        yield opened
+
+
+def test_everything_is_shown_as_it_was(stored: dict[str, Any], opened: Opened) -> None:
+    seen = snapshot(opened[0])
+    assert {name: part for name, part in seen.items() if name != "messages"} == {
+        name: part for name, part in stored["seen"].items() if name != "messages"
+    }
+    assert seen["messages"] == stored["seen"]["messages"]
+
+
+@with_keys
+def test_what_a_pool_held_is_settled_and_what_it_asked_is_remembered(stored: dict[str, Any], opened: Opened) -> None:
+    backend, _ = opened
+    held = leases(stored["leases"])
+    assert backend.settle_many([(held["answered"], Ack())], call_id=CALL) == [Settled.ALREADY]
+    [again] = backend.fetch_many(QUEUE, limit=1, ttl=600.0, fetch_id=FETCH)
+    assert (again.id, again.owner_token, again.body) == (
+        "refetched",
+        held["refetched"].owner_token,
+        held["refetched"].body,
+    )
+    assert backend.renew(held["leased"], 600.0).owner_token == held["leased"].owner_token
+    names = ("leased", "refetched", "guarded", "lost")
+    assert backend.settle_many([(held[name], Ack()) for name in names]) == [Settled.OK] * 4
+    assert backend.settle_many([(held["leased"], Ack())]) == [Settled.NOT_IN_FLIGHT]
+    assert backend.keys.holders(QUEUE, "printer") == []
+
+
+@with_keys
+def test_keys_rates_and_ids_are_still_known(stored: dict[str, Any], opened: Opened) -> None:
+    backend, _ = opened
+    [known, spent, fresh] = backend.enqueue_many(
+        [a_job(unique=True, idempotency_key=f"order-{number}") for number in (2, 1, 9)]
+    )
+    assert (known, spent) == ("unique", "acked")
+    backend.enqueue_many([a_job(identifier=name) for name in ("waiting", "leased", "dead", "acked", "claimed-job")])
+    assert not backend.keys.first_run(QUEUE, "seen", 3600.0)
+    guarded = leases(stored["leases"])["guarded"]
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    assert lease.id == fresh
+    assert [begun.answer for begun in backend.keys.begin_many([(lease, GUARDS)])] == [Begin.HELD]
+    assert backend.ack(guarded) is Settled.OK
+    assert [begun.answer for begun in backend.keys.begin_many([(lease, GUARDS)])] == [Begin.DONE]
+    assert backend.keys.take(QUEUE, GUARDS.rates[0], "another") == 0.0
+    assert backend.keys.take(QUEUE, GUARDS.rates[0], "one more") > 0.0
+
+
+@with_keys
+def test_claims_and_posts_go_on(opened: Opened) -> None:
+    backend, advance = opened
+    held = backend.claims.renew(POSTS, CLAIM, ttl=60.0)
+    assert [message.id for message in held.messages] == ["claimed-job", "claimed-post"]
+    advance(60.0)
+    assert [message.id for message in backend.claims.list_free(POSTS)] == [
+        "claimed-job", "claimed-post", "free", "later", "ending",
+    ]  # fmt: skip
+    advance(60.0)
+    assert backend.claims.stats(POSTS).expired == 1
+    assert {message.id: message.body for message in backend.claims.pop(POSTS, limit=4)}["free"] == b"\0free"
+    assert backend.claims.stats(POSTS).total == 0
+
+
+def test_all_jobs_are_run_and_the_dead_raised(stored: dict[str, Any], opened: Opened) -> None:
+    backend, advance = opened
+    held = set(stored["leases"]) - {"answered"}
+    advance(600.0)
+    assert {message.id: message.crashes for message in backend.reap(QUEUE)} == dict.fromkeys(held, 1)
+    assert backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.RETRY) == 1
+    advance(60.0)
+    found = {lease.id: lease for lease in backend.fetch_many(QUEUE, limit=100)}
+    others = {"unique"} if held else set()
+    assert set(found) == {"dead", "retried", "crashed", "waiting", "delayed"} | held | others
+    assert (found["retried"].attempts, found["retried"].deliveries, found["crashed"].crashes) == (1, 2, 1)
+    assert {found[name].deliveries for name in held} <= {2}
+    assert found["waiting"].envelope.payload == {"text": "Grüße"}
+    assert found["waiting"].enqueued_at == START
+    assert backend.settle_many([(lease, Ack()) for lease in found.values()]) == [Settled.OK] * len(found)
+    assert (backend.stats(QUEUE).waiting, backend.stats(QUEUE).leased, backend.stats(QUEUE).dead) == (0, 0, 0)
