@@ -8,10 +8,10 @@ import subprocess
 import time
 from pathlib import Path
 
-END_LIMIT = 10.0
+END_LIMIT_S = 10.0
 """Seconds that a command has which still runs when the torture is over: a broker shall not be left half-way."""
 
-TERM_LIMIT = 2.0
+TERM_LIMIT_S = 2.0
 """Seconds from the TERM that it gets then to the KILL."""
 
 
@@ -60,7 +60,7 @@ class BrokerRestart:
         """Wait for it; end it, and what it has started in its process group, if that takes too long."""
         if self._process is None:
             return
-        for limit, number in ((END_LIMIT, signal.SIGTERM), (TERM_LIMIT, signal.SIGKILL)):
+        for limit, number in ((END_LIMIT_S, signal.SIGTERM), (TERM_LIMIT_S, signal.SIGKILL)):
             try:
                 self._process.wait(limit)
                 break

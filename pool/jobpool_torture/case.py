@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jobpool.broker.values import Capabilities, Message
-from jobpool_torture.chain import Story
+from jobpool_torture.message_history import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Case:
         witnessed: All pools ran under a witness.
     """
 
-    story: Story
+    history: History
     kept: tuple[Message, ...]
     promised: bool
     tried: bool
@@ -30,7 +30,7 @@ class Case:
     @property
     def copies(self) -> int:
         """How many more of it there may be than were enqueued."""
-        return 0 if self.can.atomic_nack else self.story.copies()
+        return 0 if self.can.atomic_nack else self.history.copies()
 
 
 Rule = Callable[[Case], str]

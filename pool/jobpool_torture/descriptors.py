@@ -18,14 +18,14 @@ MEMORY = "/memfd:"
 FILE = "file"
 """Files of all names together; and a connection to a database that is one."""
 
-TOLERATED = {SOCKET: 8, UNIX_SOCKET: 8, FILE: 4}
+MAX_MORE_CONNECTIONS = {SOCKET: 8, UNIX_SOCKET: 8, FILE: 4}
 """Kind of the connections to the broker → how many more a master may have.
 
 It opens a connection when a call finds all others in use, and keeps a few of them. (One to a database in a file takes
 two.) A leak with every fault soon is more than that. Of all other kinds none is allowed, except files.
 """
 
-FILES_TOLERATED = 2
+MAX_MORE_FILES = 2
 """Files that a master may have more than before, if its connections are not files."""
 
 
@@ -63,7 +63,7 @@ def grown(changes: Mapping[str, Mapping[str, int]], connections: str = SOCKET) -
 
 
 def _too_many(changes: Mapping[str, int], connections: str) -> dict[str, int]:
-    allowed = {FILE: FILES_TOLERATED, connections: TOLERATED[connections]}
+    allowed = {FILE: MAX_MORE_FILES, connections: MAX_MORE_CONNECTIONS[connections]}
     files = {kind: change for kind, change in changes.items() if is_file(kind)}
     if sum(files.values()) <= allowed[FILE]:
         allowed |= files

@@ -9,15 +9,15 @@ from dataclasses import asdict, replace
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import MessageFilter, QueueStats, State, Verb
 from jobpool_torture.ledger import Line
-from jobpool_torture.remains import PAGE, pages
+from jobpool_torture.leftovers import PAGE_MESSAGES, pages
 
-MOST = 1000
+MAX_DELETED_MESSAGES = 1000
 """Messages that one call deletes."""
 
-NAMED = 5
+SHOWN_IDS = 5
 """Ids of strangers' messages that are told."""
 
-BETWEEN = 0.5
+LOOK_EVERY_S = 0.5
 """Seconds between two looks at what is held."""
 
 UNHELD = (State.WAITING, State.DELAYED)
@@ -56,7 +56,7 @@ def empty(backend: QueueBackend, queue: str, ours: Collection[str], rest: Callab
         stats = backend.stats(queue)
         if not stats.leased or time.monotonic() >= give_up:
             return _left(queue, stats, strangers)
-        rest(BETWEEN)
+        rest(LOOK_EVERY_S)
         backend.reap_expired(queue)
 
 
@@ -68,13 +68,13 @@ def _delete(backend: QueueBackend, queue: str, ours: Collection[str]) -> list[st
         where = MessageFilter(queue=queue, states=(State.DEAD,))
     found = [message.id for message in pages(backend, where) if message.state is not State.LEASED]
     own = [ident for ident in found if ident in ours]
-    for start in range(0, len(own), PAGE):
-        _delete_all(backend, replace(where, ids=tuple(own[start : start + PAGE])))
+    for start in range(0, len(own), PAGE_MESSAGES):
+        _delete_all(backend, replace(where, ids=tuple(own[start : start + PAGE_MESSAGES])))
     return [ident for ident in found if ident not in ours]
 
 
 def _delete_all(backend: QueueBackend, where: MessageFilter) -> None:
-    while backend.bulk(where, Verb.DELETE, limit=MOST):
+    while backend.bulk(where, Verb.DELETE, limit=MAX_DELETED_MESSAGES):
         pass
 
 
@@ -83,5 +83,5 @@ def _left(queue: str, stats: QueueStats, strangers: list[str]) -> str:
     if not counts:
         return ""
     told = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    whose = f", {len(strangers):,} of them not this run's ({', '.join(strangers[:NAMED])})" if strangers else ""
+    whose = f", {len(strangers):,} of them not this run's ({', '.join(strangers[:SHOWN_IDS])})" if strangers else ""
     return f"queue {queue} still holds {told}{whose}: `jobpool purge -Q {queue}` deletes what nobody holds"

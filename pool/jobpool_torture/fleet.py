@@ -26,10 +26,10 @@ from jobpool_torture.pool import Pool
 PROGRAM = (sys.executable, "-m", "jobpool_torture.pool_process")
 MARK = "TORTURE_MARK"
 """The environment variable by which a fleet knows its own: the pid of who runs it, and what nobody else has."""
-AGAIN = 1.0
+RESTART_PAUSE_S = 1.0
 """Seconds until a pool is started again that has ended by itself."""
-PAUSE = 0.02
-KILL_LIMIT = 10.0
+LOOK_PAUSE_S = 0.02
+KILL_LIMIT_S = 10.0
 """Seconds for killed processes to be gone."""
 
 
@@ -125,7 +125,7 @@ class Fleet:
             waiting = [pool for pool in self.pools if not (pool.pid and pool.is_ready())]
             if time.monotonic() >= give_up or not any(pool.pid for pool in waiting):
                 return [pool.name for pool in waiting]
-            time.sleep(PAUSE)
+            time.sleep(LOOK_PAUSE_S)
 
     def revive(self, now: float) -> list[str]:
         """Start the pools whose time has come (CLOCK_MONOTONIC); a sentence each. Raises OSError."""
@@ -172,7 +172,7 @@ class Fleet:
                 pool.is_ready()
             if ended := pool.collect():
                 fresh.append(self._judge(pool, *ended))
-                pool.start_at = time.monotonic() + (pool.away if pool.awaited else AGAIN)
+                pool.start_at = time.monotonic() + (pool.away if pool.awaited else RESTART_PAUSE_S)
         self.ends += fresh
         self._untold += fresh
 
@@ -201,7 +201,7 @@ class Fleet:
         give_up = time.monotonic() + limit
         while any(pool.pid for pool in running.values()) and time.monotonic() < give_up:
             self._look()
-            time.sleep(PAUSE)
+            time.sleep(LOOK_PAUSE_S)
         statuses: dict[str, int | None] = {end.pool: end.status for end in self.ends[before:]}
         late = [pool for pool in running.values() if pool.pid]
         for pool in late:
@@ -212,7 +212,7 @@ class Fleet:
 
     def kill_all(self) -> None:
         """Kill and collect everything that belongs to the fleet; block for up to 10 s. Safe at any time."""
-        give_up = time.monotonic() + KILL_LIMIT
+        give_up = time.monotonic() + KILL_LIMIT_S
         while time.monotonic() < give_up:
             left = self.processes()
             for pid in left:
@@ -222,7 +222,7 @@ class Fleet:
             self._look()
             if not left and not any(pool.pid for pool in self.pools):
                 break
-            time.sleep(PAUSE)
+            time.sleep(LOOK_PAUSE_S)
         for pool in self.pools:
             pool.start_at = None
             pool.close_log()

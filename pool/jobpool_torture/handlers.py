@@ -22,11 +22,11 @@ from jobpool.message.definition import JobDefinition
 from jobpool_torture import spoiling
 from jobpool_torture.ledger import LASTS, LEDGER, Line, append
 
-DEPTH = 100
-ROOM = 1 << 20
+PLAIN_DEPTH = 100
+PLAIN_BYTES = 1 << 20
 """Calls and bytes that a plain job needs."""
 
-FOREVER = 3600 + round(float(os.environ.get(LASTS, "0")))
+FOREVER_S = 3600 + round(float(os.environ.get(LASTS, "0")))
 """Seconds: longer than a run, at whose end somebody looks for what was left behind."""
 
 
@@ -54,8 +54,8 @@ def work(ctx: jobpool.JobContext, seconds: float) -> None:
     """Do things that many jobs do and a process must allow after others; then sleep."""
     note(ctx, "start")
     importlib.util.find_spec("this")
-    _go_down(DEPTH)
-    bytearray(ROOM)
+    _go_down(PLAIN_DEPTH)
+    bytearray(PLAIN_BYTES)
     with open(os.devnull, "rb"):
         time.sleep(seconds)
     note(ctx, "end")
@@ -70,7 +70,7 @@ def _go_down(calls: int) -> None:
 def _obey(ctx: jobpool.JobContext) -> None:
     """Take the order to spoil this process, if there is one; what the system does not allow is not done."""
     pool = os.path.basename(os.environ["JOBPOOL_RUNTIME_DIR"])
-    if way := spoiling.take(Path(os.environ[spoiling.FOLDER]), pool):
+    if way := spoiling.take(Path(os.environ[spoiling.ORDERS_FOLDER]), pool):
         note(ctx, "spoilt", way)
         with contextlib.suppress(OSError, ValueError):
             spoiling.spoil(way)
@@ -165,7 +165,7 @@ def crash(ctx: jobpool.JobContext, how: str, times: int) -> None:
 def _die(how: str) -> NoReturn:
     if how != "exit":
         os.kill(os.getpid(), signal.Signals[how])
-        time.sleep(FOREVER)
+        time.sleep(FOREVER_S)
     os._exit(0)
 
 
@@ -176,7 +176,7 @@ def hang(ctx: jobpool.JobContext, how: str) -> None:
     if how == "in C":
         sum(range(10**11))
     if how == "sleep":
-        time.sleep(FOREVER)
+        time.sleep(FOREVER_S)
     while True:
         with contextlib.suppress(BaseException):
             time.sleep(0.01)
@@ -192,7 +192,7 @@ def leave(ctx: jobpool.JobContext, how: str) -> None:
 
 
 def _start(new_session: bool) -> int:
-    return subprocess.Popen(["sleep", str(FOREVER)], start_new_session=new_session).pid
+    return subprocess.Popen(["sleep", str(FOREVER_S)], start_new_session=new_session).pid
 
 
 def _double_fork() -> int:
@@ -205,7 +205,7 @@ def _double_fork() -> int:
         if last:
             os.write(writing, str(last).encode())
             os._exit(0)
-        os.execvp("sleep", ["sleep", str(FOREVER)])
+        os.execvp("sleep", ["sleep", str(FOREVER_S)])
     os.waitpid(between, 0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:

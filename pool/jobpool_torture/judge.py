@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from jobpool.broker.values import Message, State
-from jobpool_torture.chain import ACCEPTED
-from jobpool_torture.excuses import Window
-from jobpool_torture.keys import key_of, stories_of
+from jobpool_torture.keys import histories_of, key_of
 from jobpool_torture.ledger import Line
-from jobpool_torture.workload import DIES_OF, TIMEOUT, Item
+from jobpool_torture.message_history import ACCEPTED
+from jobpool_torture.tolerated import Window
+from jobpool_torture.workload import DIES_OF, HANG_TIMEOUT_S, Item
 
-FAR_OUT = 5.0
+FAR_OUT_S = 5.0
 """Seconds beyond timeout and grace that no loaded machine explains."""
 
 CRASH_LIMIT = "crash-limit"
@@ -25,7 +25,7 @@ KILLING = ("child.kill", "forkserver.", "master.", "group.", "pool.")
 DYING = ("crash", "poison", "hang")
 """Kinds of job that end without a word of their own."""
 
-JUST_NOW = 2.0
+DEATH_SEEN_S = 2.0
 """Seconds after such a fault within which the death of a child is seen to."""
 
 
@@ -45,7 +45,7 @@ def overruns(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence
         begun = started[delivery]
         is_verdict = line.verb in ("nack", "abandon")
         if is_verdict and not any(window.covers(line.pool, begun, line.at) for window in windows):
-            found[line.id] = max(found.get(line.id, 0.0), line.at - begun - TIMEOUT)
+            found[line.id] = max(found.get(line.id, 0.0), line.at - begun - HANG_TIMEOUT_S)
     return found
 
 
@@ -56,8 +56,8 @@ def unpoisoned(lines: Iterable[Line], items: Mapping[str, Item], max_crashes: in
     """
     poison = {ident: item for ident, item in items.items() if item.kind == "poison"}
     runs = {
-        story.id: sum(bool(one.wrote("start")) and not one.known.may_be("release") for one in story.deliveries)
-        for story in stories_of(lines, poison)
+        history.id: sum(bool(one.wrote("start")) and not one.known.may_be("release") for one in history.deliveries)
+        for history in histories_of(lines, poison)
     }
     return {ident: f"it ran {number} times" for ident, number in runs.items() if number > max_crashes + 1}
 
@@ -139,7 +139,7 @@ def _dies(item: Item | None) -> bool:
 
 def _may_be_killed(line: Line, begun: float, killing: Iterable[Window]) -> bool:
     return any(
-        window.pool in ("", line.pool) and window.begun <= line.at and begun <= window.ended + JUST_NOW
+        window.pool in ("", line.pool) and window.begun <= line.at and begun <= window.ended + DEATH_SEEN_S
         for window in killing
     )
 

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jobpool.broker.values import Capabilities
-from jobpool_torture.chain import Delivery, Story
 from jobpool_torture.ledger import Line
+from jobpool_torture.message_history import Delivery, History
 from jobpool_torture.workload import Item
 
 DOUBTFUL = Capabilities(idempotent_settle=False)
@@ -23,21 +23,21 @@ Run = tuple[str, str, Delivery]
 
 def broken(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:
     """Return jobs that ran, were skipped or were enqueued as no job with their key should be → why."""
-    story = list(lines)
-    stories = list(stories_of(story, {ident: item for ident, item in items.items() if shared(item)}))
-    runs = [(shared(items[one.id]), one.id, delivery) for one in stories for delivery in one.deliveries]
+    history = list(lines)
+    histories = list(histories_of(history, {ident: item for ident, item in items.items() if shared(item)}))
+    runs = [(shared(items[one.id]), one.id, delivery) for one in histories for delivery in one.deliveries]
     keyed = [run for run in runs if key_of(items[run[1]])]
-    second = _second_of_unique(story, items)
+    second = _second_of_unique(history, items)
     return _skipped_for_nothing(keyed) | _beside_another(runs) | _begun_after_done(keyed) | second
 
 
-def stories_of(lines: Iterable[Line], items: Mapping[str, Item]) -> Iterator[Story]:
-    """Yield the story of each of these jobs of which there is a line."""
+def histories_of(lines: Iterable[Line], items: Mapping[str, Item]) -> Iterator[History]:
+    """Yield the history of each of these jobs of which there is a line."""
     by_id: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         if line.id in items:
             by_id[line.id].append(line)
-    return (Story(ident, told, DOUBTFUL) for ident, told in by_id.items())
+    return (History(ident, told, DOUBTFUL) for ident, told in by_id.items())
 
 
 def key_of(item: Item | None) -> str:

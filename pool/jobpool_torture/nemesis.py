@@ -19,17 +19,17 @@ from jobpool_torture.broker_restart import BrokerRestart
 from jobpool_torture.clocks import PoolClock
 from jobpool_torture.fleet import Fleet
 from jobpool_torture.network import NetworkFailed, Proxy
+from jobpool_torture.network_state import NetworkState
 from jobpool_torture.pool import Pool
 from jobpool_torture.record import Record
 from jobpool_torture.schedule import KINDS, Fault
-from jobpool_torture.stalls import FROZEN_LIMIT_S, Stalls
+from jobpool_torture.stalls import FROZEN_LIMIT_S, PoolStalls
 from jobpool_torture.stops import Stops
-from jobpool_torture.weather import Weather
 
-PASSES = 5
+MAX_STOP_PASSES = 5
 """Looks at a pool that is to be stopped whole: what it forks between two of them is found by the next."""
 
-PAUSE = 0.02
+HEAL_PAUSE_S = 0.02
 
 HEAL_LIMIT_S = FROZEN_LIMIT_S + 30.0
 """Seconds: a fork server that was stopped last is judged as all are."""
@@ -90,7 +90,7 @@ class Nemesis:
             no_network, no_clock: Why there is none, as half a sentence.
         """
         self._fleet = fleet
-        self._weather = [Weather(proxy) for proxy in networks if proxy is not None]
+        self._weather = [NetworkState(proxy) for proxy in networks if proxy is not None]
         self._clocks = [clock for clock in clocks if clock is not None]
         self._reasons = {
             "net": "" if len(self._weather) == len(fleet.pools) else no_network or "no network was given",
@@ -104,7 +104,7 @@ class Nemesis:
         self._record = Record(record)
         self._restart = BrokerRestart(restart_broker, record.with_suffix(".broker.log"))
         self._stops = Stops()
-        self._stalls = Stalls(self._stops, self._holds_up)
+        self._stalls = PoolStalls(self._stops, self._holds_up)
         self._pending: dict[int, tuple[float, Fault]] = {}
         self.problems: list[str] = []
         fleet.excuse = self._excuse
@@ -237,7 +237,7 @@ class Nemesis:
         """Stop the master first, so that it forks nothing more; its fork servers may have, until they stand."""
         master = _there(pool)
         stopped: list[int] = []
-        for _ in range(PASSES):
+        for _ in range(MAX_STOP_PASSES):
             fresh = [pid for pid in processes.tree_of(master) if pid not in stopped]
             if not fresh:
                 break
@@ -345,7 +345,7 @@ class Nemesis:
         self._fleet.hurry()
         while self._is_ailing() and time.monotonic() < give_up:
             told += self.due()
-            time.sleep(PAUSE)
+            time.sleep(HEAL_PAUSE_S)
         told += [self._say("over", said) for said in self._stalls.look(self._fleet.pools, give_up=True)]
         self._stops.go_all()
         if limit and self._restart.is_under_way:

@@ -18,10 +18,10 @@ from typing import Any, Literal
 from jobpool.errors import JobpoolError
 from jobpool_torture.network_process import Counts
 
-LIMIT = 10.0
+ORDER_LIMIT_S = 10.0
 """Seconds for an order to be carried out."""
 
-TASTE = 2.0
+CONNECT_LIMIT_S = 2.0
 """Seconds for one of several addresses to take a connection."""
 
 PROGRAM = Path(__file__).with_name("network_process.py")
@@ -46,7 +46,7 @@ class Proxy:
 
         Raises:
             OSError: The name cannot be found, or there is no process or socket to be had.
-            NetworkFailed: The proxy's process did not come up within `LIMIT`.
+            NetworkFailed: The proxy's process did not come up within `ORDER_LIMIT_S`.
         """
         address = _address(host, port)
         ours, theirs = socket.socketpair()
@@ -55,7 +55,7 @@ class Proxy:
             self._process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], process_group=0
             )
-        ours.settimeout(LIMIT)
+        ours.settimeout(ORDER_LIMIT_S)
         self._socket = ours
         self._orders = ours.makefile("rw")
         self.port = 0
@@ -139,7 +139,7 @@ class Proxy:
             self._orders.close()
         self._socket.close()
         try:
-            self._process.wait(LIMIT)
+            self._process.wait(ORDER_LIMIT_S)
         except subprocess.TimeoutExpired:  # it is stopped, or hangs: there is nothing in it to lose
             self._process.kill()
             self._process.wait()
@@ -156,7 +156,7 @@ class Proxy:
         try:
             answer = self._orders.readline()
         except TimeoutError as error:
-            raise NetworkFailed(f"the proxy on port {self.port} does not answer within {LIMIT:g} s") from error
+            raise NetworkFailed(f"the proxy on port {self.port} does not answer within {ORDER_LIMIT_S:g} s") from error
         except OSError as error:  # its end, or a late answer to an order that was given up
             raise NetworkFailed(f"the proxy on port {self.port} cannot be heard: {error}") from error
         if not answer:
@@ -172,7 +172,7 @@ def _address(host: str, port: int) -> str:
 
 
 def _takes_connections(address: str, port: int) -> bool:
-    with suppress(OSError), socket.create_connection((address, port), TASTE):
+    with suppress(OSError), socket.create_connection((address, port), CONNECT_LIMIT_S):
         return True
     return False
 

@@ -24,12 +24,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-CHUNK = 256 * 1024
-MOST_PENDING = 1 << 20
+CHUNK_BYTES = 256 * 1024
+MAX_PENDING_BYTES = 1 << 20
 """Bytes that wait for a slow reader before its writer is no longer read."""
 
 BACKLOG = 128
-QUIET = 0.2
+DRAIN_SILENCE_S = 0.2
 """Seconds of silence after which the rest of a dropped reply has surely come."""
 
 FATAL = select.EPOLLHUP | select.EPOLLERR
@@ -218,7 +218,7 @@ class Carrier:
                 self.watch(end.fileno(), lambda mask, end=end: self._happened(link, end, mask), mask)  # type: ignore[misc]
 
     def _may_read(self, link: Link, flow: Flow) -> bool:
-        return not (flow.ended or flow.size >= MOST_PENDING or self._is_stopped(link, flow))
+        return not (flow.ended or flow.size >= MAX_PENDING_BYTES or self._is_stopped(link, flow))
 
     def _may_write(self, link: Link, flow: Flow) -> bool:
         return not (link.gone or self._direction(link, flow) in self._stopped)
@@ -261,7 +261,7 @@ class Carrier:
             self._arm(link)
 
     def _read(self, link: Link, flow: Flow) -> None:
-        data = flow.source.recv(CHUNK)
+        data = flow.source.recv(CHUNK_BYTES)
         if not data:
             flow.ended = True
             link.gone = link.gone or self._is_losing(link, flow)
@@ -279,7 +279,7 @@ class Carrier:
         link.gone = True
         self.counts.bytes_lost += len(data)
         if link.drained_at:
-            link.drained_at = time.monotonic() + QUIET
+            link.drained_at = time.monotonic() + DRAIN_SILENCE_S
 
     def _carry_up(self, link: Link, data: bytes) -> None:
         if link.answered:
@@ -304,7 +304,9 @@ class Carrier:
         if self.drops.cut:
             self._end(link.client, reset=True)
             link.up.ended = True
-            link.drained_at = time.monotonic() + QUIET  # until then it may be at work on the rest of its reply
+            link.drained_at = (
+                time.monotonic() + DRAIN_SILENCE_S
+            )  # until then it may be at work on the rest of its reply
 
     def _fail(self, link: Link, flow: Flow) -> None:
         """Reset the other side too, after one side has reset its connection, unless nothing travels between them."""

@@ -16,8 +16,8 @@ from jobpool.broker.values import Capabilities, Message
 from jobpool_torture import counters, ends
 from jobpool_torture.account import Account
 from jobpool_torture.case import Case, Rule
-from jobpool_torture.chain import ACCEPTED, Delivery, Story
 from jobpool_torture.ledger import Line
+from jobpool_torture.message_history import ACCEPTED, Delivery, History
 
 ALL = Capabilities()
 
@@ -59,30 +59,30 @@ def count(
     for message in kept:
         kept_by_id[message.id].append(message)
     if witnessed is None:
-        witnessed = any(line.event == "fetched" for story in by_id.values() for line in story)
-    stories = {ident: Story(ident, by_id.get(ident, ()), can) for ident in {*by_id, *kept_by_id, *enqueued}}
-    promised, tried = _known_ids(by_id, enqueued, stories, can, witnessed)
-    stories |= {ident: Story(ident, (), can) for ident in promised - stories.keys()}  # follow-ups nobody has seen
-    account = Account(messages=len(stories))
-    for ident, story in stories.items():
+        witnessed = any(line.event == "fetched" for history in by_id.values() for line in history)
+    histories = {ident: History(ident, by_id.get(ident, ()), can) for ident in {*by_id, *kept_by_id, *enqueued}}
+    promised, tried = _known_ids(by_id, enqueued, histories, can, witnessed)
+    histories |= {ident: History(ident, (), can) for ident in promised - histories.keys()}  # follow-ups nobody has seen
+    account = Account(messages=len(histories))
+    for ident, history in histories.items():
         found = tuple(kept_by_id.get(ident, ()))
-        _judge(Case(story, found, ident in promised, ident in tried, can, witnessed), account)
+        _judge(Case(history, found, ident in promised, ident in tried, can, witnessed), account)
     return account
 
 
 def _known_ids(
     by_id: dict[str, list[Line]],
     enqueued: Collection[str],
-    stories: dict[str, Story],
+    histories: dict[str, History],
     can: Capabilities,
     witnessed: bool,
 ) -> tuple[set[str], set[str]]:
     """Return ids whose enqueue was answered, and ids whose enqueue was tried."""
-    promised = {*enqueued, *(ident for ident, story in by_id.items() if any(line.event == "enq" for line in story))}
-    tried = promised | {ident for ident, story in by_id.items() if any(line.event == "try" for line in story)}
-    for story in stories.values():
-        for follow in story.wrote("follow"):
-            delivery = story.at(follow.fence)
+    promised = {*enqueued, *(ident for ident, history in by_id.items() if any(line.event == "enq" for line in history))}
+    tried = promised | {ident for ident, history in by_id.items() if any(line.event == "try" for line in history)}
+    for history in histories.values():
+        for follow in history.wrote("follow"):
+            delivery = history.at(follow.fence)
             if not witnessed or delivery is None or delivery.known.may_be("ack"):
                 tried.add(follow.tag)
             elif not can.atomic_follow_ups and any(call.verb == "ack" for call in delivery.calls):
@@ -99,12 +99,12 @@ def _is_each_run_acked(delivery: Delivery) -> bool:
 
 
 def _judge(case: Case, account: Account) -> None:
-    ident = case.story.id
+    ident = case.history.id
     for attribute, rule in RULES.items():
         if reason := rule(case):
             account.note(attribute, ident, reason)
     if case.copies:
         account.note("excused", ident, f"{case.copies} unanswered calls may have left a copy of it")
-    starts = case.story.wrote("start")
+    starts = case.history.wrote("start")
     if starts:
         account.crashes[ident] = starts[-1].crashes

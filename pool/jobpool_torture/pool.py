@@ -16,7 +16,7 @@ from jobpool_torture import processes
 from jobpool_torture.clocks import PoolClock, clear
 from jobpool_torture.logpipe import LogPipe
 
-LOG_END = 3000
+LOG_END_CHARS = 3000
 """Characters of a log that a report shows."""
 
 
@@ -165,5 +165,5 @@ class Pool:
     def log_end(self) -> str:
         """Return the end of its log."""
         with contextlib.suppress(OSError):
-            return self.log_path.read_text(errors="replace")[-LOG_END:]
+            return self.log_path.read_text(errors="replace")[-LOG_END_CHARS:]
         return ""

@@ -18,10 +18,10 @@ from jobpool.message.definition import JobDefinition
 from jobpool_torture.ledger import Line, append
 from jobpool_torture.workload import Item, smaller
 
-BATCH = 50
+MAX_BATCH_JOBS = 50
 """Jobs in one call, at most, where one call is all or none and may be repeated."""
 
-PAUSE = 0.2
+RETRY_PAUSE_S = 0.2
 """Seconds between two tries."""
 
 
@@ -93,7 +93,7 @@ class Producer:
         try:
             while place < len(items) and not self._stop.is_set():
                 passed = time.monotonic() - begun
-                due = [item for item in items[place : place + BATCH] if item.at <= passed]
+                due = [item for item in items[place : place + MAX_BATCH_JOBS] if item.at <= passed]
                 if due:
                     place += self._send(due)
                 else:
@@ -110,7 +110,7 @@ class Producer:
                 backend = self._backend = self._backend or self._connect()
                 return self._call(backend, due, tried)
             except BackendUnavailable:
-                time.sleep(PAUSE)
+                time.sleep(RETRY_PAUSE_S)
             except InvalidJob:
                 if (fitting := list(map(smaller, due))) == due:
                     raise

@@ -16,15 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-VERSION = 1
+SCHEDULE_VERSION = 1
 """Of the schedule file."""
 
-HOUR = 3600.0
-LARGEST_PICK = 1 << 16
-LARGEST = 1e9
+HOUR_S = 3600.0
+MAX_PICK = 1 << 16
+MAX_NUMBER = 1e9
 """No number of a schedule file is beyond it: seconds, or a pick."""
 
-AMOUNTS = {"net.delay": (0.0, 60.0), "net.drop": (0.0, 1.0), "clock.jump": (-24 * HOUR, 24 * HOUR)}
+AMOUNTS = {"net.delay": (0.0, 60.0), "net.drop": (0.0, 1.0), "clock.jump": (-24 * HOUR_S, 24 * HOUR_S)}
 """Allowed amounts of a schedule file, by kind; see `Fault`."""
 
 
@@ -71,7 +71,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "access.deny": Kind("the pools' user may not log in, or do nothing; allowed again later", 2, (0.2, 1.2)),
     "broker.restart": Kind("the broker restarted by the command that was given", 1),
-    "clock.jump": Kind("a pool's wall clock set, and set back later", 2, (0.5, 4.0), (-HOUR, HOUR)),
+    "clock.jump": Kind("a pool's wall clock set, and set back later", 2, (0.5, 4.0), (-HOUR_S, HOUR_S)),
 }
 """Every kind, in the order in which they are shown."""
 
@@ -151,7 +151,7 @@ def _fault(number: int, at: float, kinds: Sequence[str], pools: int, ttl: float,
         at=round(at, 3),
         kind=name,
         pool=int(where * pools),
-        pick=int(pick * LARGEST_PICK),
+        pick=int(pick * MAX_PICK),
         seconds=round(_between(kind.lasts, lasts) * ttl, 3),
         amount=round(_between(kind.amount, amount), 3),
     )
@@ -180,7 +180,8 @@ def dump(faults: Sequence[Fault], about: Mapping[str, Any]) -> str:
         about: Facts that a replay must know beside the faults: seed, pools, ttl, …; anything that JSON can hold.
     """
     lines = ",\n".join(f"    {json.dumps(asdict(fault))}" for fault in faults)
-    return f'{{\n  "version": {VERSION},\n  "about": {json.dumps(dict(about))},\n  "faults": [\n{lines}\n  ]\n}}\n'
+    head = f'"version": {SCHEDULE_VERSION},\n  "about": {json.dumps(dict(about))}'
+    return f'{{\n  {head},\n  "faults": [\n{lines}\n  ]\n}}\n'
 
 
 def load(text: str) -> tuple[list[Fault], dict[str, Any]]:
@@ -195,8 +196,10 @@ def load(text: str) -> tuple[list[Fault], dict[str, Any]]:
         raise ValueError(f"it is no schedule: not JSON ({error})") from error
     if not isinstance(read, dict) or "version" not in read or not isinstance(read.get("about"), dict):
         raise ValueError('it is no schedule: it has no "version", "about" and "faults"')
-    if read["version"] != VERSION:
-        raise ValueError(f"it is a schedule of version {str(read['version'])[:20]}, and this jobpool reads {VERSION}")
+    if read["version"] != SCHEDULE_VERSION:
+        raise ValueError(
+            f"it is a schedule of version {str(read['version'])[:20]}, and this jobpool reads {SCHEDULE_VERSION}"
+        )
     faults = list(_faults(read.get("faults")))
     if len({fault.number for fault in faults}) < len(faults):
         raise ValueError("two faults of the schedule have one number, by which each is undone")
@@ -223,7 +226,7 @@ def _read(entry: object) -> Fault | None:
     numbers = [value for name, value in entry.items() if name != "kind"]
     if any(isinstance(value, bool) or not isinstance(value, int | float) for value in numbers):
         return None
-    if not all(-LARGEST <= value <= LARGEST for value in numbers):  # not even NaN is
+    if not all(-MAX_NUMBER <= value <= MAX_NUMBER for value in numbers):  # not even NaN is
         return None
     fault = Fault(**entry)
     whole = all(isinstance(value, int) and value >= 0 for value in (fault.number, fault.pool, fault.pick))

@@ -14,15 +14,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-FOLDER = "TORTURE_ORDERS"
+ORDERS_FOLDER = "TORTURE_ORDERS"
 """The environment variable that names the folder of the orders."""
 
-NOBODY = 65534
+NOBODY_ID = 65534
 
-SMALL = 1 << 20
+SMALL_MEMORY_BYTES = 1 << 20
 """Bytes of address space: less than any interpreter has."""
 
-SHALLOW = 8
+SHALLOW_CALLS = 8
 """Calls below the one that spoils: enough for it to return, too few for another job."""
 
 
@@ -38,7 +38,7 @@ def _shallow() -> None:
     depth, frame = 0, sys._getframe().f_back
     while frame is not None:
         depth, frame = depth + 1, frame.f_back
-    sys.setrecursionlimit(depth + SHALLOW)
+    sys.setrecursionlimit(depth + SHALLOW_CALLS)
 
 
 def _block_signals() -> None:
@@ -52,8 +52,8 @@ def _leave() -> None:
 
 def _become_nobody() -> None:
     os.setgroups([])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
+    os.setgid(NOBODY_ID)
+    os.setuid(NOBODY_ID)
 
 
 def _change_root() -> None:
@@ -63,7 +63,7 @@ def _change_root() -> None:
 
 WAYS: dict[str, Callable[[], None]] = {
     "files may not grow": lambda: _limit(resource.RLIMIT_FSIZE, 0),
-    "no memory": lambda: _limit(resource.RLIMIT_AS, SMALL),
+    "no memory": lambda: _limit(resource.RLIMIT_AS, SMALL_MEMORY_BYTES),
     "no more descriptors": lambda: _limit(resource.RLIMIT_NOFILE, 3),
     "alarms": lambda: _alarm(signal.ITIMER_REAL, 0.02),
     "alarms by CPU time": lambda: _alarm(signal.ITIMER_PROF, 0.02),

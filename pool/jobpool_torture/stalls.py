@@ -30,7 +30,7 @@ class Frozen:
     since: float
 
 
-class Stalls:
+class PoolStalls:
     """The watch over them. For one thread.
 
     Args:

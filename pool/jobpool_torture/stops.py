@@ -20,10 +20,10 @@ from pathlib import Path
 from jobpool_torture import processes
 
 PROGRAM = Path(__file__).with_name("stops_process.py")
-PATIENCE = 10.0
+END_LIMIT_S = 10.0
 """Seconds for what was let go to end by itself, once the process that had stopped it is gone."""
 
-TOLD_LIMIT = 5.0
+TELL_LIMIT_S = 5.0
 """Seconds for the keeper to take what it is told."""
 
 
@@ -59,9 +59,9 @@ class _Keeper:
 
     def _start(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.settimeout(TOLD_LIMIT)
+        self._socket.settimeout(TELL_LIMIT_S)
         with theirs:
-            words = [sys.executable, "-ISs", str(PROGRAM), str(theirs.fileno()), str(PATIENCE)]
+            words = [sys.executable, "-ISs", str(PROGRAM), str(theirs.fileno()), str(END_LIMIT_S)]
             nothing = subprocess.DEVNULL
             self._process = subprocess.Popen(
                 words, stdin=nothing, stdout=nothing, stderr=nothing, pass_fds=[theirs.fileno()], start_new_session=True

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jobpool_torture.chain import ACCEPTED
 from jobpool_torture.ledger import Ledger, Line
+from jobpool_torture.message_history import ACCEPTED
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Tally:
         self.dead += verb == "abandon"
 
 
-class Tallier:
+class LedgerTally:
     """A tally that follows a ledger."""
 
     def __init__(self, ledger: Ledger) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from jobpool.broker.values import Capabilities, Message
-from jobpool_torture import excuses, judge, keys, oracle, remains
-from jobpool_torture.chain import ACCEPTED
+from jobpool_torture import judge, keys, oracle
+from jobpool_torture import leftovers as remains
+from jobpool_torture import tolerated as excuses
 from jobpool_torture.ledger import Line
+from jobpool_torture.message_history import ACCEPTED
 from jobpool_torture.result import Result
 from jobpool_torture.workload import Item
 
@@ -44,7 +46,7 @@ def reach(
     result.take(account, excuses.doubled(lines, windows, can))
     late = judge.overruns(lines, items, windows)
     result.late = sorted(late.values())
-    bound = kill_grace + judge.FAR_OUT
+    bound = kill_grace + judge.FAR_OUT_S
     result.add("LATE", [f"{ident}: {seconds:.1f} s" for ident, seconds in late.items() if seconds > bound])
     ours = [message for message in kept if message.id not in account.ghosts]
     _tell(result, "LOST", judge.unrun(lines, items))

@@ -24,20 +24,20 @@ from jobpool_torture.result import MEANINGS, quantiles
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from jobpool_torture.conduct import Plan
-    from jobpool_torture.pace import Moment
+    from jobpool_torture.entry_point import Plan
+    from jobpool_torture.phases import Snapshot
     from jobpool_torture.result import Result
 
-EVERY = 10.0
+PROGRESS_EVERY_S = 10.0
 """Seconds between two lines of progress in a pipe."""
 
-SHOWN = 10
+SHOWN_IDS = 10
 """Ids of one count that are shown; --json has them all."""
 
-SCHEDULED = 200
+SHOWN_FAULTS = 200
 """Faults of the schedule that are shown."""
 
-LINE = 110
+SCHEDULE_LINE_CHARS = 110
 """Characters of a line of the schedule."""
 
 
@@ -94,19 +94,19 @@ class Progress:
             if self._live is not None:
                 self._live.stop()
 
-    def tell(self, moment: Moment) -> None:
+    def tell(self, moment: Snapshot) -> None:
         """Show the newest moment."""
         with suppress(OSError):
             self._tell(moment)
 
-    def _tell(self, moment: Moment) -> None:
+    def _tell(self, moment: Snapshot) -> None:
         if sys.stderr.isatty():
             self._show(moment)
-        elif moment.phase != self._phase or time.monotonic() - self._written >= EVERY:
+        elif moment.phase != self._phase or time.monotonic() - self._written >= PROGRESS_EVERY_S:
             self._written, self._phase = time.monotonic(), moment.phase
             note(line(moment))
 
-    def _show(self, moment: Moment) -> None:
+    def _show(self, moment: Snapshot) -> None:
         from rich.console import Console
         from rich.live import Live
         from rich.text import Text
@@ -118,7 +118,7 @@ class Progress:
         self._live.update(Text(printable(text), no_wrap=True, overflow="ellipsis"), refresh=True)
 
 
-def line(moment: Moment) -> str:
+def line(moment: Snapshot) -> str:
     """Return one moment in one line."""
     tally = moment.tally
     left = "" if moment.left is None else f" {format_duration(moment.left)} left"
@@ -138,10 +138,10 @@ def report(plan: Plan, result: Result, folder: Path | None, shortest: Path | Non
     columns = [Column("COUNT"), Column("", right=True), Column("MEANS", flexible=True)]
     table(columns, [[name, str(len(result.counts.get(name, ()))), means] for name, means in MEANINGS.items()])
     for name, found in result.counts.items():
-        for each in found[:SHOWN]:
+        for each in found[:SHOWN_IDS]:
             say(f"{name}: {each}")
-        if len(found) > SHOWN:
-            say(f"{name}: … and {len(found) - SHOWN} more")
+        if len(found) > SHOWN_IDS:
+            say(f"{name}: … and {len(found) - SHOWN_IDS} more")
     for text in _figures(plan, result):
         say(text)
     for text in _schedule(plan):
@@ -179,11 +179,11 @@ def _figures(plan: Plan, result: Result) -> Iterator[str]:
 
 def _schedule(plan: Plan) -> list[str]:
     """Return the planned faults, and their times, as lines."""
-    moments = [f"{fault.at:.1f} s {fault.kind} pool{fault.pool + 1}" for fault in plan.faults[:SCHEDULED]]
+    moments = [f"{fault.at:.1f} s {fault.kind} pool{fault.pool + 1}" for fault in plan.faults[:SHOWN_FAULTS]]
     more = len(plan.faults) - len(moments)
     if more:
         moments.append(f"and {more} more: see -v, --json or schedule.json")
-    return textwrap.wrap(f"schedule: {', '.join(moments) or 'nothing'}", LINE, subsequent_indent="  ")
+    return textwrap.wrap(f"schedule: {', '.join(moments) or 'nothing'}", SCHEDULE_LINE_CHARS, subsequent_indent="  ")
 
 
 def _verdict(result: Result) -> str:

@@ -23,10 +23,10 @@ from jobpool_torture.failpoint import FailPoint, FailPoints, parse_points
 from jobpool_torture.ledger import LEDGER, Line, append, open_ledger
 
 FAILPOINT = "JOBPOOL_FAILPOINT"
-NAME = "JOBPOOL_NAME"
+POOL_NAME = "JOBPOOL_NAME"
 """Environment variables: fail-points; the pool's name, as a pool reads it itself."""
 
-LONGEST_CAUSE = 100
+MAX_CAUSE_CHARS = 100
 """Characters of a cause of death that are written: a stack is the log's business."""
 
 
@@ -160,7 +160,7 @@ class Witness:
     def _of_reaped(self, reaped: Reaped) -> Line:
         answer = "dead" if reaped.dead else "back"
         return self._line(
-            "reaped", reaped.id, crashes=reaped.crashes, answer=answer, tag=(reaped.cause or "")[:LONGEST_CAUSE]
+            "reaped", reaped.id, crashes=reaped.crashes, answer=answer, tag=(reaped.cause or "")[:MAX_CAUSE_CHARS]
         )
 
     def _line(self, event: str, ident: str, **more: Any) -> Line:
@@ -174,7 +174,7 @@ QueueBackend.register(Witness)  # so that checks for the class of a backend acce
 
 
 def watched(backend: QueueBackend, environ: Mapping[str, str]) -> QueueBackend:
-    """Return the backend under a witness, as the environment asks for it (`LEDGER`, `FAILPOINT`, `NAME`).
+    """Return the backend under a witness, as the environment asks for it (`LEDGER`, `FAILPOINT`, `POOL_NAME`).
 
     Raises:
         ConfigurationError: There is no ledger in the environment, it cannot be opened, or a fail-point is unknown.
@@ -184,7 +184,7 @@ def watched(backend: QueueBackend, environ: Mapping[str, str]) -> QueueBackend:
         raise ConfigurationError(f"set {LEDGER} to the file that the witness writes")
     points = parse_points(environ.get(FAILPOINT, ""))
     try:
-        witness = Witness(backend, path, points, environ.get(NAME, ""))
+        witness = Witness(backend, path, points, environ.get(POOL_NAME, ""))
     except OSError as error:
         raise ConfigurationError(f"the ledger {path} cannot be opened: {error.strerror}") from error
     return cast(QueueBackend, witness)

@@ -18,13 +18,13 @@ from jobpool.message.definition import JobDefinition
 
 APP = "jobpool_torture.handlers"
 
-TIMEOUT = 1.0
+HANG_TIMEOUT_S = 1.0
 """Seconds that a job which hangs is given."""
 
-BIG = 100_000
+BIG_BYTES = 100_000
 """Bytes of a big payload."""
 
-SMALL = 1000
+MIN_BIG_BYTES = 1000
 """Bytes that a big payload has at least."""
 
 DEATHS = ("SIGSEGV", "SIGKILL", "SIGABRT", "exit")
@@ -32,7 +32,7 @@ HANGS = ("sleep", "swallow", "in C")
 GRANDCHILDREN = ("child", "new session", "double fork")
 
 KEYS = 3
-SPAN = 300
+KEY_SPAN_JOBS = 300
 """Of this many jobs in a row, those that have a key have one of `KEYS`: about four share one."""
 
 
@@ -67,9 +67,9 @@ class Item:
 
 
 def smaller(item: Item) -> Item:
-    """Halve its payload, if that is big: some brokers take no message of `BIG` bytes."""
+    """Halve its payload, if that is big: some brokers take no message of `BIG_BYTES` bytes."""
     size = item.payload.get("size", 0) // 2
-    if size < SMALL:
+    if size < MIN_BIG_BYTES:
         return item
     return replace(item, payload={"filling": item.payload["filling"][:size], "size": size})
 
@@ -194,7 +194,12 @@ def _poison(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
 
 def _hang(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
     how = rng.choice(HANGS)
-    return {"handler": "torture.hang", "payload": {"how": how}, "max_retries": rng.randint(0, 1), "timeout": TIMEOUT}
+    return {
+        "handler": "torture.hang",
+        "payload": {"how": how},
+        "max_retries": rng.randint(0, 1),
+        "timeout": HANG_TIMEOUT_S,
+    }
 
 
 def _leave(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
@@ -208,11 +213,14 @@ def _follow(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
 def _keyed(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
     """Draw a keyed job. One in three crashes in its first run: if its key was done by then, nobody would ever do it."""
     made = _crash if rng.random() < 1 / 3 else _work
-    return {**made(rng, number, ttl), "idempotency_key": f"key-{rng.randrange(1 << 20) % KEYS}-{number // SPAN}"}
+    return {
+        **made(rng, number, ttl),
+        "idempotency_key": f"key-{rng.randrange(1 << 20) % KEYS}-{number // KEY_SPAN_JOBS}",
+    }
 
 
 def _unique(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
-    key = f"unique-{rng.randrange(1 << 20) % KEYS}-{number // SPAN}"
+    key = f"unique-{rng.randrange(1 << 20) % KEYS}-{number // KEY_SPAN_JOBS}"
     return {**_work(rng, number, ttl), "idempotency_key": key, "unique": True}
 
 
@@ -221,7 +229,7 @@ def _single(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
 
 
 def _big(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
-    return {"handler": "torture.weigh", "payload": {"filling": rng.randbytes(BIG // 2).hex(), "size": BIG}}
+    return {"handler": "torture.weigh", "payload": {"filling": rng.randbytes(BIG_BYTES // 2).hex(), "size": BIG_BYTES}}
 
 
 def _loud(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:

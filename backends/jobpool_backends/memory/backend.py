@@ -34,9 +34,9 @@ from jobpool.message.settlement import Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.memory.checks import PLACE
 from jobpool_backends.memory.claims import MemoryClaims
-from jobpool_backends.memory.ending import Ending
+from jobpool_backends.memory.expiry import Expiring
 from jobpool_backends.memory.keys import MemoryKeys
-from jobpool_backends.memory.settling import Settler
+from jobpool_backends.memory.settle import Settler
 from jobpool_backends.memory.store import Store
 from jobpool_backends.memory.values import Entry, judge, shown
 from jobpool_backends.shared import (
@@ -81,8 +81,8 @@ class MemoryBackend(QueueBackend):
         self._settler = Settler(self._store)
         self._keys = MemoryKeys(self._store, self.clock, self._changed)
         self._claims = MemoryClaims(self._store, self.clock, self._changed)
-        self._calls: Ending[list[Settled]] = Ending()
-        self._fetches: Ending[list[int]] = Ending()
+        self._calls: Expiring[list[Settled]] = Expiring()
+        self._fetches: Expiring[list[int]] = Expiring()
         self._random = random.SystemRandom()
         self._closings = 0
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from jobpool_backends.memory.ending import Ending
+from jobpool_backends.memory.expiry import Expiring
 
-MOST_LOGS = 10_000
+MAX_LISTED_LOGS = 10_000
 """Names in one list of logs."""
 
 
@@ -15,7 +15,7 @@ class Notes:
     """The notes of all spaces."""
 
     def __init__(self) -> None:
-        self._records: Ending[bytes] = Ending()
+        self._records: Expiring[bytes] = Expiring()
         self._logs: dict[tuple[str, str], deque[bytes]] = {}
 
     def put(self, space: str, records: Mapping[str, bytes], until: int) -> None:
@@ -45,4 +45,4 @@ class Notes:
         return [log[-place] for place in range(1, min(limit, len(log)) + 1)]
 
     def logs(self, space: str) -> list[str]:
-        return sorted(name for where, name in self._logs if where == space)[:MOST_LOGS]
+        return sorted(name for where, name in self._logs if where == space)[:MAX_LISTED_LOGS]

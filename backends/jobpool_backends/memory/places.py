@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 
 from jobpool.broker.values import REMEMBER_CALLS
 from jobpool.message.guards import Begin, Begun, Guards, Rate
-from jobpool_backends.memory.ending import Ending
+from jobpool_backends.memory.expiry import Expiring
 from jobpool_backends.memory.values import Entry
 from jobpool_backends.shared import KEY_PLACE, MICRO, longest_windows, micros
 
@@ -21,7 +21,7 @@ class Places:
     """The places of all queues. `now` is Unix time, `boot` CLOCK_BOOTTIME, both in microseconds."""
 
     def __init__(self) -> None:
-        self.done: Ending[bool] = Ending()
+        self.done: Expiring[bool] = Expiring()
         """By queue and key."""
         self._held: dict[tuple[str, str], dict[int, Entry]] = defaultdict(dict)
         """By queue and name: the messages by their sequence number."""

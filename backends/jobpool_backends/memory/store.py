@@ -15,7 +15,7 @@ from itertools import count, islice
 
 from jobpool.broker.claim_store import POST_PRIORITY, NewPost
 from jobpool.broker.values import ENQUEUE_MEMORY, MessageFilter, NewMessage, State
-from jobpool_backends.memory.ending import Ending
+from jobpool_backends.memory.expiry import Expiring
 from jobpool_backends.memory.places import Places
 from jobpool_backends.memory.values import Entry, Line, Queue, matches
 from jobpool_backends.shared import DeadCaps, delay_micros, micros
@@ -29,10 +29,10 @@ class Store:
         self.by_id: dict[str, Entry] = {}
         self.queues: dict[str, Queue] = defaultdict(Queue)
         self.places = Places()
-        self.ended: Ending[bool] = Ending()
+        self.ended: Expiring[bool] = Expiring()
         self.unique: dict[tuple[str, str], Entry] = {}
         """By queue and unique key: who is live or dead."""
-        self.acked: Ending[str] = Ending()
+        self.acked: Expiring[str] = Expiring()
         """The same: the id of who was acked."""
         self._sequence = count(1)
         self._caps = caps

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
-from jobpool_backends.memory.ending import Ends
+from jobpool_backends.memory.expiry import Expiries
 from jobpool_backends.shared import MICRO, contains, micros
 
 
@@ -89,8 +89,8 @@ class Queue:
     dead: list[tuple[int, int]] = field(default_factory=list)
     """By time of death; filled where dead letters are capped."""
     claims: dict[str, Claim] = field(default_factory=dict)
-    claim_ends: Ends[str] = field(default_factory=Ends)
-    life_ends: Ends[int] = field(default_factory=Ends)
+    claim_ends: Expiries[str] = field(default_factory=Expiries)
+    life_ends: Expiries[int] = field(default_factory=Expiries)
     """Of posted messages, by sequence number."""
     evicted: int = 0
     expired: int = 0

@@ -13,13 +13,13 @@ The SDK's asynchronous client, on one thread and event loop of the backend's own
 | `version` | the SDK's version |
 | `internals` | the few internals of the SDK that this package needs |
 | `credit` | fetching and waiting with no credit left at the broker |
-| `dispositions`, `verdicts` | settling on the link that received, many at once |
-| `hub`, `station` | all channels of a namespace; those of one queue |
-| `taker` | one receiver of a queue: it fetches, waits and settles, one thing at a time |
+| `dispositions`, `dispositions` | settling on the link that received, many at once |
+| `namespace`, `client` | all channels of a namespace; those of one queue |
+| `receiver` | one receiver of a queue: it fetches, waits and settles, one thing at a time |
 | `sending` | batches by size, scheduled by annotation |
 | `fetching`, `waiting` | from messages to leases; waiting on several queues at once |
 | `locks` | the end of a lease, by this machine's clock |
-| `holdings` | the leases of this client: refusals that need no broker |
+| `leases` | the leases of this client: refusals that need no broker |
 | `settling`, `renewing` | ending a lease; holding it longer |
 | `charging` | crashes, their policy, and those charged since the last reap |
 | `peeking`, `sights`, `looking`, `sifting`, `tending` | the administrator's part |
@@ -31,8 +31,8 @@ from __future__ import annotations
 
 import azure.servicebus
 
-from jobpool_backends.servicebus.version import check
+from jobpool_backends.servicebus.version import check_sdk_version
 
-check(azure.servicebus.__version__)
+check_sdk_version(azure.servicebus.__version__)
 
 from jobpool_backends.servicebus.backend import ServiceBusBackend as ServiceBusBackend  # noqa: E402 - after the check

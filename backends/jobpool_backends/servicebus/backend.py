@@ -14,30 +14,30 @@ from jobpool.message.settlement import Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.servicebus import checks
 from jobpool_backends.servicebus.address import read_address
-from jobpool_backends.servicebus.charging import Charges
-from jobpool_backends.servicebus.fetching import Fetcher
-from jobpool_backends.servicebus.holdings import Holdings
-from jobpool_backends.servicebus.hub import Access, Hub
+from jobpool_backends.servicebus.bulk import BulkChanger
+from jobpool_backends.servicebus.enqueue import Producer
+from jobpool_backends.servicebus.fetch import Fetcher
 from jobpool_backends.servicebus.identity import CREDENTIAL_VARIABLES, require
+from jobpool_backends.servicebus.inspect import Inspector
+from jobpool_backends.servicebus.leases import HeldLeases
 from jobpool_backends.servicebus.locks import Locks
-from jobpool_backends.servicebus.looking import Looker
+from jobpool_backends.servicebus.namespace import Access, Namespace
+from jobpool_backends.servicebus.reap import Charges
 from jobpool_backends.servicebus.renewing import Renewer
-from jobpool_backends.servicebus.sending import Producer
-from jobpool_backends.servicebus.settling import Settler
-from jobpool_backends.servicebus.tending import Tender
-from jobpool_backends.servicebus.waiting import Waiter
+from jobpool_backends.servicebus.settle import Settler
+from jobpool_backends.servicebus.wait import Waiter
 from jobpool_backends.shared import brought_by_each, refuse_options
 
 
 class ServiceBusBackend(QueueBackend):
     """Messages in the queues of one Service Bus namespace, which must have been made there.
 
-    Every call is handed to a thread with an event loop of the hub's own, started by the first one. A call takes at most
-    the address's `timeout` (and a settlement no longer than its leases run), then it raises BackendUnavailable.
+    Every call is handed to a thread with an event loop of the namespace's own, started by the first one. A call takes
+    at most the address's `timeout` (and a settlement no longer than its leases run), then it raises BackendUnavailable.
 
     Args:
-        hub: All connections to the namespace.
-        owns: Close the hub with this; else it is somebody else's, and other backends may use it at the same time.
+        namespace: All connections to the namespace.
+        owns: Close the namespace with this; else it is somebody else's, and other backends may use it at the same time.
         signer: Signs what is enqueued; None = unsigned.
         clock: For lease deadlines and delays; None = the machine's.
     """
@@ -70,28 +70,28 @@ class ServiceBusBackend(QueueBackend):
 
     def __init__(
         self,
-        hub: Hub,
+        namespace: Namespace,
         *,
         owns: bool = True,
         signer: EnvelopeSigner | None = None,
         clock: Clock | None = None,
     ) -> None:
         super().__init__(signer=signer, clock=clock)
-        if hub.address.connection_string is None:
+        if namespace.address.connection_string is None:
             self.credential_variables = CREDENTIAL_VARIABLES
-        self.hub = hub
-        access = Access(hub, owns=owns)
+        self.namespace = namespace
+        access = Access(namespace, owns=owns)
         self._access = access
-        self.holdings = Holdings(self.clock)
-        self._locks = Locks(hub.address, self.clock)
+        self.leases = HeldLeases(self.clock)
+        self._locks = Locks(namespace.address, self.clock)
         self._charges = Charges()
         self._producer = Producer(access, self.clock)
-        self._fetcher = Fetcher(access, self.holdings, self._locks, self.scheme)
+        self._fetcher = Fetcher(access, self.leases, self._locks, self.scheme)
         self._waiter = Waiter(access)
-        self._settler = Settler(access, self.holdings, self._producer, self._charges, self.clock)
-        self._renewer = Renewer(access, self.holdings, self._locks, self.clock)
-        self._looker = Looker(access, self.holdings, self.clock)
-        self._tender = Tender(access, self._looker)
+        self._settler = Settler(access, self.leases, self._producer, self._charges, self.clock)
+        self._renewer = Renewer(access, self.leases, self._locks, self.clock)
+        self._inspector = Inspector(access, self.leases, self.clock)
+        self._tender = BulkChanger(access, self._inspector)
 
     @classmethod
     def from_url(
@@ -116,7 +116,7 @@ class ServiceBusBackend(QueueBackend):
         refuse_options(cls.scheme, left)
         if address.connection_string is None:
             require()
-        return cls(Hub(address), signer=signer, clock=clock)
+        return cls(Namespace(address), signer=signer, clock=clock)
 
     def close(self) -> None:
         """Close all connections, when they are this backend's own. Leases are left to expire. Safe to call twice.
@@ -124,7 +124,7 @@ class ServiceBusBackend(QueueBackend):
         Blocks for some seconds, at most 15: the SDK closes slowly.
         """
         self._waiter.close()
-        self.holdings.clear()
+        self.leases.clear()
         self._access.close()
 
     def ping(self) -> None:
@@ -163,21 +163,21 @@ class ServiceBusBackend(QueueBackend):
 
     def stats(self, queue: str) -> QueueStats:
         """Return counts of one queue, by looking through it: capped."""
-        return self._looker.stats(queue)
+        return self._inspector.stats(queue)
 
     def queues(self) -> list[str]:
         """Return the queues named to this backend that hold a message, sorted."""
-        return self._looker.queues()
+        return self._inspector.queues()
 
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
     ) -> list[Message]:
         """Return one page in enqueue order, of the queues named to this backend."""
-        return self._looker.page(where or MessageFilter(), after, limit)
+        return self._inspector.page(where or MessageFilter(), after, limit)
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
         """Return how many messages match, up to `cap`."""
-        return self._looker.count(where, cap)
+        return self._inspector.count(where, cap)
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
         """Do `verb` to up to `limit` matching messages."""
@@ -185,4 +185,4 @@ class ServiceBusBackend(QueueBackend):
 
     def inspect(self, ident: str) -> Message | None:
         """Return the message with this id, live or dead, in the queues named to this backend."""
-        return self._looker.inspect(ident)
+        return self._inspector.inspect(ident)

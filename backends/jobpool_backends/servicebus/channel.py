@@ -21,19 +21,19 @@ from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.internals import connections_of, cut_off, is_broken, remember_clients
 from jobpool_backends.servicebus.trouble import FINAL, LOST, NOT_LET_IN, SOUND, explain, words
 
-MOST_OPERATIONS = 5000
+MAX_OPERATIONS = 5000
 """Calls a handler: the SDK gives its management link credit for 10,000 replies, and never more."""
 
-OLDEST = 1500.0
+MAX_HANDLER_AGE_S = 1500.0
 """Seconds: before the token's renewal and the service's own limits come into play."""
 
-FRESH = 5.0
+STALE_AFTER_S = 5.0
 """Seconds without use after which a handler may have been detached by the other side without a word."""
 
-PAUSE = 0.02
+CHECK_AFTER_S = 0.02
 """Seconds without use after which it is looked whether the other side has ended the connection."""
 
-CLOSING = 5.0
+CLOSE_LIMIT_S = 5.0
 """Seconds for a handler to close."""
 
 H = TypeVar("H", bound=ServiceBusSender | ServiceBusReceiver)
@@ -43,7 +43,7 @@ log = logging.getLogger("jobpool.servicebus")
 
 
 class Channel(Generic[H]):
-    """A channel, as the module describes it. Only for coroutines on the hub's loop.
+    """A channel, as the module describes it. Only for coroutines on the namespace's loop.
 
     Args:
         make: Makes a handler; no I/O.
@@ -52,7 +52,7 @@ class Channel(Generic[H]):
         most: Largest number of calls of one handler.
     """
 
-    def __init__(self, make: Callable[[], H], address: Address, queue: str, *, most: int = MOST_OPERATIONS) -> None:
+    def __init__(self, make: Callable[[], H], address: Address, queue: str, *, most: int = MAX_OPERATIONS) -> None:
         self._make = make
         self._address = address
         self._queue = queue
@@ -139,19 +139,19 @@ class Channel(Generic[H]):
             self._close(handler, self._clients)
 
     async def close(self) -> None:
-        """Close the handler, for good, and wait for those that are closing. Bounded by `CLOSING` and a little."""
+        """Close the handler, for good, and wait for those that are closing. Bounded by `CLOSE_LIMIT_S` and a little."""
         self._closed = True
         self.recycle()
         if self._closing:
-            await asyncio.wait(list(self._closing), timeout=CLOSING + 1)
+            await asyncio.wait(list(self._closing), timeout=CLOSE_LIMIT_S + 1)
 
     def _is_stale(self) -> bool:
-        return self._handler is not None and time.monotonic() - self._used > FRESH
+        return self._handler is not None and time.monotonic() - self._used > STALE_AFTER_S
 
     async def _get(self) -> H:
         if self._closed:
             raise BackendUnavailable(f"{self._address.title}: this backend was closed: open another")
-        if time.monotonic() - self._used > PAUSE:
+        if time.monotonic() - self._used > CHECK_AFTER_S:
             await _hear_news()
         if self._handler is not None and self._is_worn(self._handler):
             self.recycle()
@@ -161,7 +161,7 @@ class Channel(Generic[H]):
         return self._handler
 
     def _is_worn(self, handler: H) -> bool:
-        return is_broken(handler) or self._operations >= self._most or time.monotonic() - self._born > OLDEST
+        return is_broken(handler) or self._operations >= self._most or time.monotonic() - self._born > MAX_HANDLER_AGE_S
 
     async def _open(self) -> H:
         handler = self._make()
@@ -207,7 +207,7 @@ async def _hear_news() -> None:
 async def _bid_farewell(handler: ServiceBusSender | ServiceBusReceiver, clients: list[Any]) -> None:
     connections = connections_of(clients)
     try:
-        async with asyncio.timeout(CLOSING):
+        async with asyncio.timeout(CLOSE_LIMIT_S):
             await handler.close()
     except Exception as error:  # noqa: BLE001 - after any error it is cut off
         log.debug("closing: %r", error)

@@ -12,13 +12,13 @@ from types import MappingProxyType
 from jobpool.broker.finding import Finding, Level
 from jobpool.errors import ConfigurationError
 from jobpool_backends.servicebus import settings
-from jobpool_backends.servicebus.hub import Hub
-from jobpool_backends.servicebus.locks import TOLERANCE, Noticed
+from jobpool_backends.servicebus.locks import CLOCK_TOLERANCE_S, ShortLock
+from jobpool_backends.servicebus.namespace import Namespace
 from jobpool_backends.servicebus.peeking import peek
-from jobpool_backends.servicebus.settings import WORKS, Facts
+from jobpool_backends.servicebus.settings import ACTIVE, Facts
 from jobpool_backends.servicebus.trouble import missing_queue
 
-SHORT_LOCK = 10.0
+SHORT_LOCK_S = 10.0
 """Seconds; below, a renewal that fails once may come too late."""
 
 FEW_DELIVERIES = 100
@@ -29,54 +29,56 @@ _LOCK, _DELIVERIES, _EXPIRY = "servicebus.lock", "servicebus.deliveries", "servi
 _DUPLICATES = "servicebus.duplicates"
 
 
-def ping(hub: Hub) -> None:
+def ping(namespace: Namespace) -> None:
     """Ask the service for a sign of life. To be told that a queue is not there is one.
 
     Raises BackendUnavailable, or ConfigurationError when it does not let us in.
     """
-    queue = hub.address.only or next(iter(hub.told()), "default")
+    queue = namespace.address.only or next(iter(namespace.named_queues()), "default")
     try:
-        _look(hub, queue)
+        _look(namespace, queue)
     except ConfigurationError as error:
-        if error.__cause__ is None or missing_queue(error.__cause__, hub.address, queue) is None:
+        if error.__cause__ is None or missing_queue(error.__cause__, namespace.address, queue) is None:
             raise
 
 
-def diagnose(hub: Hub, noticed: Mapping[str, Noticed] = MappingProxyType({})) -> list[Finding]:
+def diagnose(namespace: Namespace, noticed: Mapping[str, ShortLock] = MappingProxyType({})) -> list[Finding]:
     """Check each queue that this client was told of; `noticed`: its locks, if they were short.
 
     Raises BackendUnavailable. Blocks for a round trip a queue, and some more where its settings are told.
     """
-    found = [finding for queue in hub.told() for finding in _diagnose(hub, queue, noticed.get(queue))]
+    found = [
+        finding for queue in namespace.named_queues() for finding in _diagnose(namespace, queue, noticed.get(queue))
+    ]
     return found or [Finding(_QUEUE, Level.NOTE, "no queue has been named yet, so none was looked at")]
 
 
-def _diagnose(hub: Hub, queue: str, noticed: Noticed | None) -> Iterator[Finding]:
+def _diagnose(namespace: Namespace, queue: str, noticed: ShortLock | None) -> Iterator[Finding]:
     name = f"queue {queue!r}"
     try:
-        _look(hub, queue)
+        _look(namespace, queue)
     except ConfigurationError as error:
         found, _, mend = str(error).partition(": ")
         yield Finding(_QUEUE, Level.PROBLEM, found, "nothing can be enqueued or fetched", mend)
         return
     yield Finding(_QUEUE, Level.OK, f"{name} is there")
-    facts = settings.ask(hub.address, queue)
+    facts = settings.ask(namespace.address, queue)
     if isinstance(facts, str):
         yield Finding(_SETTINGS, Level.NOTE, f"the settings of {name} could not be looked at: {facts}")
         if noticed:
-            yield judge_lock(name, hub.address.lock, round(noticed.shortest, 1), blur=TOLERANCE)
+            yield judge_lock(name, namespace.address.lock, round(noticed.shortest, 1), blur=CLOCK_TOLERANCE_S)
     else:
-        yield from judge(queue, hub.address.lock, facts)
+        yield from judge(queue, namespace.address.lock, facts)
 
 
-def _look(hub: Hub, queue: str) -> None:
-    next(peek(hub, queue, dead=False, piece=1), None)
+def _look(namespace: Namespace, queue: str) -> None:
+    next(peek(namespace, queue, dead=False, piece=1), None)
 
 
 def judge(queue: str, declared: float, facts: Facts) -> Iterator[Finding]:
     """Judge the settings of a queue; `declared`: seconds, the option `lock`."""
     name = f"queue {queue!r}"
-    if facts.status != WORKS:
+    if facts.status != ACTIVE:
         why = "messages are not taken, or not given out"
         yield Finding(_QUEUE, Level.PROBLEM, f"{name} is {facts.status}", why, "set its status to Active")
     if facts.sessions:
@@ -95,7 +97,7 @@ def judge_lock(name: str, declared: float, real: float, *, blur: float = 0.0) ->
         found = f"{found}, and option lock says {declared:g} s"
         why = "messages are given to others while they still run here"
         return Finding(_LOCK, Level.PROBLEM, found, why, f"set lock={real:g}, or LockDuration to {declared:g} s")
-    if real + blur < SHORT_LOCK:
+    if real + blur < SHORT_LOCK_S:
         why = "a renewal that fails once may come too late, so that a job runs twice"
         return Finding(_LOCK, Level.WARNING, found, why, "set LockDuration to 30 s or more")
     return Finding(_LOCK, Level.OK, found)

@@ -17,12 +17,12 @@ from typing import Any
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusReceiver
 
-from jobpool_backends.servicebus.internals import Ear, ear_of, read_until, ready_client
+from jobpool_backends.servicebus.internals import LinkListener, listener_of, read_until, ready_client
 
-LATE_ECHO = 0.25
+LATE_ECHO_LIMIT_S = 0.25
 """Seconds for the broker to say that credit is used up that its messages have used up."""
 
-READ = 1.0
+WAIT_READ_S = 1.0
 """Seconds that one read waits: what comes in it is taken to have been locked at its start."""
 
 _LOCKED_UNTIL = b"x-opt-locked-until"
@@ -34,13 +34,13 @@ async def draw(receiver: ServiceBusReceiver, most: int) -> list[ServiceBusReceiv
     Raises TimeoutError when the broker does not say that this is all, and what the SDK raises of broken links.
     """
     client = await ready_client(receiver)
-    ear = ear_of(receiver)
+    listener = listener_of(receiver)
     receiver._receive_context.set()
     try:
-        await ear.give_credit(most, drain=True)
-        await read_until(client, lambda: ear.drained or client._received_messages.qsize() >= most)
-        if not ear.drained:
-            await _hear_late_echo(client, ear)
+        await listener.give_credit(most, drain=True)
+        await read_until(client, lambda: listener.drained or client._received_messages.qsize() >= most)
+        if not listener.drained:
+            await _hear_late_echo(client, listener)
         return _buffered(receiver)
     finally:
         receiver._receive_context.clear()
@@ -54,20 +54,20 @@ async def wait(
     The time is `time.monotonic()`'s. No credit is left behind; what came while it was taken back is returned as well.
     """
     client = await ready_client(receiver)
-    ear = ear_of(receiver)
+    listener = listener_of(receiver)
     receiver._receive_context.set()
     try:
-        await ear.give_credit(1, drain=False)
+        await listener.give_credit(1, drain=False)
         began = await _read_unless(client, stop, time.monotonic() + seconds)
         if client._received_messages.empty():
-            await ear.give_credit(0, drain=True)
-            await read_until(client, lambda: ear.drained)
+            await listener.give_credit(0, drain=True)
+            await read_until(client, lambda: listener.drained)
         return _buffered(receiver), began
     finally:
         receiver._receive_context.clear()
 
 
-def salvage(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
+def received_before_break(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
     """Return messages that had arrived before their connection broke: the locks are ours, and hold without it."""
     return [] if receiver._handler is None else _buffered(receiver)
 
@@ -78,11 +78,11 @@ async def take(receiver: ServiceBusReceiver, count: int, seconds: float) -> list
     if not messages and seconds > 0:
         messages, _ = await wait(receiver, asyncio.Event(), seconds)
     for message in messages:
-        disarm(message)
+        pop_lock_end(message)
     return messages
 
 
-def disarm(message: ServiceBusReceivedMessage) -> float | None:
+def pop_lock_end(message: ServiceBusReceivedMessage) -> float | None:
     """Take the end of the lock off the message, and return it: Unix time on the broker's clock.
 
     Else the SDK compares it with this machine's clock, and refuses to settle a message whose lock has ended by that.
@@ -92,12 +92,12 @@ def disarm(message: ServiceBusReceivedMessage) -> float | None:
     return None if until is None else until / 1000
 
 
-async def _hear_late_echo(client: Any, ear: Ear) -> None:
+async def _hear_late_echo(client: Any, listener: LinkListener) -> None:
     """Take the late answer, so that the next one is not mistaken for it; a broker may send none."""
     try:
-        await read_until(client, lambda: ear.drained, LATE_ECHO)
+        await read_until(client, lambda: listener.drained, LATE_ECHO_LIMIT_S)
     except TimeoutError:
-        ear.drained = True
+        listener.drained = True
 
 
 async def _read_unless(client: Any, stop: asyncio.Event, give_up: float) -> float:
@@ -109,7 +109,7 @@ async def _read_unless(client: Any, stop: asyncio.Event, give_up: float) -> floa
             left = give_up - began
             if left <= 0 or stop.is_set() or not client._received_messages.empty():
                 return began
-            await _first(client._connection.listen(wait=min(left, READ)), stopped)
+            await _first(client._connection.listen(wait=min(left, WAIT_READ_S)), stopped)
             client._link.get_state()  # raises its error, if any
             if not client._received_messages.empty():
                 return began

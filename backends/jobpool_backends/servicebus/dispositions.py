@@ -16,8 +16,8 @@ from azure.servicebus._pyamqp.error import AMQPError
 from azure.servicebus._pyamqp.outcomes import Accepted, Modified, Rejected, Released
 from azure.servicebus.aio import ServiceBusReceiver
 
-from jobpool_backends.servicebus.internals import client_of, ear_of, read_until, ready_client
-from jobpool_backends.servicebus.verdicts import Verdict
+from jobpool_backends.servicebus.internals import client_of, listener_of, read_until, ready_client
+from jobpool_backends.servicebus.verdicts import Disposition
 
 Answer = BaseException | None
 """None: it is so. A `trouble.LOST`: the lock was gone. A TimeoutError: nobody knows."""
@@ -31,7 +31,7 @@ _DESCRIPTION = "DeadLetterErrorDescription"
 
 async def settle(
     receiver: ServiceBusReceiver,
-    verdicts: Sequence[tuple[ServiceBusReceivedMessage, Verdict]],
+    dispositions: Sequence[tuple[ServiceBusReceivedMessage, Disposition]],
     seconds: float | None = None,
 ) -> list[Answer]:
     """Settle messages that this receiver received; an answer each. One round trip, for which it waits so long.
@@ -39,19 +39,19 @@ async def settle(
     Raises what the SDK raises of broken links; nothing is known then.
     """
     client = await ready_client(receiver)
-    ear = ear_of(receiver)
-    ear.expect([message._delivery_id for message, _ in verdicts])
-    for message, verdict in verdicts:
+    listener = listener_of(receiver)
+    listener.expect([message._delivery_id for message, _ in dispositions])
+    for message, disposition in dispositions:
         await client._link.send_disposition(
             first_delivery_id=message._delivery_id,
             delivery_tag=message._delivery_tag,
             settled=False,
-            delivery_state=_outcome(verdict),
+            delivery_state=_outcome(disposition),
         )
     with suppress(TimeoutError):  # told one by one
-        await read_until(client, lambda: not ear.pending, seconds)
-    ear.pending = 0
-    return [_judge(ear.outcomes[message._delivery_id], verdict) for message, verdict in verdicts]
+        await read_until(client, lambda: not listener.pending, seconds)
+    listener.pending = 0
+    return [_judge(listener.outcomes[message._delivery_id], disposition) for message, disposition in dispositions]
 
 
 def settles_here(receiver: ServiceBusReceiver, message: ServiceBusReceivedMessage) -> bool:
@@ -59,13 +59,15 @@ def settles_here(receiver: ServiceBusReceiver, message: ServiceBusReceivedMessag
     return message._delivery_tag in client_of(receiver)._link._received_delivery_tags
 
 
-async def settle_by_token(receiver: ServiceBusReceiver, message: ServiceBusReceivedMessage, verdict: Verdict) -> None:
+async def settle_by_token(
+    receiver: ServiceBusReceiver, message: ServiceBusReceivedMessage, disposition: Disposition
+) -> None:
     """Settle what another connection received, one round trip. Raises as the SDK does."""
-    match verdict.kind:
+    match disposition.kind:
         case "accepted":
             await receiver.complete_message(message)
         case "rejected":
-            await receiver.dead_letter_message(message, verdict.reason, verdict.description)
+            await receiver.dead_letter_message(message, disposition.reason, disposition.description)
         case _:
             await receiver.abandon_message(message)
 
@@ -76,8 +78,8 @@ async def is_there(receiver: ServiceBusReceiver, sequence: int) -> bool:
     return bool(found) and found[0].sequence_number == sequence
 
 
-def _outcome(verdict: Verdict) -> Any:
-    match verdict.kind:
+def _outcome(disposition: Disposition) -> Any:
+    match disposition.kind:
         case "accepted":
             return Accepted()
         case "released":
@@ -85,18 +87,18 @@ def _outcome(verdict: Verdict) -> Any:
         case "modified":
             return Modified(delivery_failed=True, undeliverable_here=False, message_annotations=None)
         case _:
-            told = {_REASON: verdict.reason, _DESCRIPTION: verdict.description}
-            return Rejected(AMQPError(condition=_DEAD_LETTER, description=verdict.description, info=told))
+            told = {_REASON: disposition.reason, _DESCRIPTION: disposition.description}
+            return Rejected(AMQPError(condition=_DEAD_LETTER, description=disposition.description, info=told))
 
 
-def _judge(outcome: dict[str, Any] | None, verdict: Verdict) -> Answer:
+def _judge(outcome: dict[str, Any] | None, disposition: Disposition) -> Answer:
     if outcome is None:
         return TimeoutError("the broker did not say what became of the message")
     name = next(iter(outcome), "")
     refusal = _refusal(outcome) if name == "rejected" else None
-    if refusal is not None or name == verdict.kind:
+    if refusal is not None or name == disposition.kind:
         return refusal
-    return sdk.ServiceBusError(f"the broker answered {name or 'nothing'} to {verdict.kind}")
+    return sdk.ServiceBusError(f"the broker answered {name or 'nothing'} to {disposition.kind}")
 
 
 def _refusal(outcome: dict[str, Any]) -> Answer:

@@ -14,21 +14,21 @@ from typing import Any
 from azure.servicebus import exceptions as sdk
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 
-SLICE = 0.1
+READ_SLICE_S = 0.1
 """Seconds of reading before it is looked whether somebody else has read what is waited for."""
 
-ROUND_TRIP = 5.0
+ROUND_TRIP_LIMIT_S = 5.0
 """Seconds for the broker to answer; beyond them the handler is in doubt."""
 
-MOST_AT_ONCE = 10_000
+MAX_DISPOSITIONS = 10_000
 """Dispositions that one frame may tell of."""
 
 
-class Ear:
+class LinkListener:
     """A listener on a receiver's link for events that the SDK ignores: used-up credit, and the ends of dispositions.
 
     Args:
-        link: The SDK's `ReceiverLink`; the ear puts itself in front of it.
+        link: The SDK's `ReceiverLink`; the listener puts itself in front of it.
     """
 
     def __init__(self, link: Any) -> None:
@@ -64,20 +64,20 @@ class Ear:
     async def _hear_disposition(self, frame: Any) -> None:
         role, first, last, settled, outcome = frame[:5]
         if not role and settled and self.pending:
-            for delivery in range(first, min(last or first, first + MOST_AT_ONCE) + 1):
+            for delivery in range(first, min(last or first, first + MAX_DISPOSITIONS) + 1):
                 if delivery in self.outcomes and self.outcomes[delivery] is None:
                     self.outcomes[delivery] = outcome or {}
                     self.pending -= 1
         await self._next_disposition(frame)
 
 
-def ear_of(receiver: ServiceBusReceiver) -> Ear:
-    """Return the ear at the receiver's link; it gets one with its first use."""
+def listener_of(receiver: ServiceBusReceiver) -> LinkListener:
+    """Return the listener at the receiver's link; it gets one with its first use."""
     link = client_of(receiver)._link
-    ear: Ear | None = getattr(link, "_jobpool_ear", None)
-    if ear is None:
-        ear = link._jobpool_ear = Ear(link)
-    return ear
+    listener: LinkListener | None = getattr(link, "_jobpool_ear", None)
+    if listener is None:
+        listener = link._jobpool_ear = LinkListener(link)
+    return listener
 
 
 def client_of(receiver: ServiceBusReceiver) -> Any:
@@ -91,20 +91,20 @@ def client_of(receiver: ServiceBusReceiver) -> Any:
 async def ready_client(receiver: ServiceBusReceiver) -> Any:
     """Return the same, with a token that is valid and a link that is attached."""
     client = client_of(receiver)
-    async with asyncio.timeout(ROUND_TRIP):
+    async with asyncio.timeout(ROUND_TRIP_LIMIT_S):
         while not await client.client_ready_async():
             await asyncio.sleep(0.01)
     return client
 
 
 async def read_until(client: Any, done: Callable[[], bool], seconds: float | None = None) -> None:
-    """Read frames until it is done; TimeoutError when it is not within so long (None = `ROUND_TRIP`)."""
-    give_up = time.monotonic() + (ROUND_TRIP if seconds is None else seconds)
+    """Read frames until it is done; TimeoutError when it is not within so long (None = `ROUND_TRIP_LIMIT_S`)."""
+    give_up = time.monotonic() + (ROUND_TRIP_LIMIT_S if seconds is None else seconds)
     while not done():
         left = give_up - time.monotonic()
         if left <= 0:
             raise TimeoutError("the broker did not answer")
-        await client._connection.listen(wait=min(SLICE, left))
+        await client._connection.listen(wait=min(READ_SLICE_S, left))
         client._link.get_state()  # raises its error, if any
 
 

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from jobpool.clock import Clock
 from jobpool_backends.servicebus.address import Address
 
-TOLERANCE = 1.0
+CLOCK_TOLERANCE_S = 1.0
 """Seconds by which clocks may differ before it is worth a word."""
 
-QUIET = 600.0
+WARNING_PAUSE_S = 600.0
 """Seconds between two warnings about a queue."""
 
 log = logging.getLogger("jobpool.servicebus")
 
 
 @dataclass(frozen=True, slots=True)
-class Noticed:
+class ShortLock:
     """About the locks of a queue: the shortest time that one had left when it was given, by our clock, and when."""
 
     shortest: float
@@ -32,17 +32,17 @@ class Noticed:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestTime:
     """The time of a request, by the backend's clock and by `time.monotonic()`."""
 
     boot: float
     wall: float
     mono: float
 
-    def earlier(self, mono: float) -> Asked:
+    def earlier(self, mono: float) -> RequestTime:
         """Return the same for what was asked for before this already; itself for what was asked for since."""
         back = max(0.0, self.mono - mono)
-        return Asked(self.boot - back, self.wall - back, mono) if back else self
+        return RequestTime(self.boot - back, self.wall - back, mono) if back else self
 
 
 class Locks:
@@ -56,17 +56,17 @@ class Locks:
         self._address = address
         self._clock = clock
         self._warned: dict[str, float] = {}
-        self.noticed: dict[str, Noticed] = {}
+        self.noticed: dict[str, ShortLock] = {}
         """By queue."""
 
-    def now(self) -> Asked:
+    def now(self) -> RequestTime:
         """Return the time, to be taken before a request."""
-        return Asked(self._clock.boot(), self._clock.wall(), time.monotonic())
+        return RequestTime(self._clock.boot(), self._clock.wall(), time.monotonic())
 
-    def end(self, queue: str, asked: Asked, locked_until: float | None) -> float:
+    def end(self, queue: str, asked: RequestTime, locked_until: float | None) -> float:
         """Return when a lease ends on the backend's clock; `locked_until` on the broker's, None = it did not say."""
         length = self._address.lock
-        if locked_until is not None and locked_until - asked.wall < length - TOLERANCE:
+        if locked_until is not None and locked_until - asked.wall < length - CLOCK_TOLERANCE_S:
             left = locked_until - asked.wall
             self._notice(queue, left)
             length = left if left > 0 else length
@@ -76,8 +76,8 @@ class Locks:
         now = time.monotonic()
         known = self.noticed.get(queue)
         if known is None or left < known.shortest:
-            self.noticed[queue] = Noticed(left, now)
-        if now - self._warned.get(queue, -QUIET) >= QUIET:
+            self.noticed[queue] = ShortLock(left, now)
+        if now - self._warned.get(queue, -WARNING_PAUSE_S) >= WARNING_PAUSE_S:
             self._warned[queue] = now
             log.warning(
                 "%s: queue %s locked a message for %.1f s instead of %g s: set the option lock to what the queue's lock"

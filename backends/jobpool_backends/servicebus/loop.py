@@ -17,13 +17,13 @@ from jobpool.errors import BackendUnavailable
 
 T = TypeVar("T")
 
-THREAD = "jobpool-servicebus"
+LOOP_THREAD_NAME = "jobpool-servicebus"
 """The thread's name."""
 
 _INHERITED: list[object] = []
 """Objects that came over a fork: kept, so that nothing of them is ever closed by being forgotten."""
 
-_STOP = 5.0
+_STOP_LIMIT_S = 5.0
 """Seconds that the thread may take to end."""
 
 
@@ -78,7 +78,7 @@ class LoopThread:
         if loop is None or thread is None or self.inherited:
             return
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(_STOP)
+        thread.join(_STOP_LIMIT_S)
 
     def leave_behind(self, *what: object) -> None:
         """Keep what a fork brought along out of the way, and begin anew."""
@@ -93,7 +93,7 @@ class LoopThread:
                 raise BackendUnavailable(f"{self._name}: this backend was closed: open another")
             if self._loop is None:
                 loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_run, args=(loop,), name=THREAD, daemon=True)
+                self._thread = threading.Thread(target=_run, args=(loop,), name=LOOP_THREAD_NAME, daemon=True)
                 self._thread.start()
                 self._loop = loop
             return self._loop

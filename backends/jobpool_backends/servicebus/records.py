@@ -30,18 +30,18 @@ from jobpool.broker.values import NewMessage
 from jobpool.message.names import IDENTIFIER
 from jobpool_backends.shared import MICRO, micros
 
-VERSION = 1
+HEADER_VERSION = 1
 
-LONGEST_TEXT = 16_384
+MAX_TEXT_CHARS = 16_384
 """Characters of an error or a cause in a header; more is cut in the middle."""
 
-LONGEST_EPITAPH = 4096
+MAX_EPITAPH_CHARS = 4096
 """Characters that the broker keeps of a reason or a description."""
 
 REASONS = {"MaxDeliveryCountExceeded": "crash-limit", "TTLExpiredException": "expired"}
 """The broker's names of deaths that it causes itself, and jobpool's word for each."""
 
-LONGEST_MESSAGE_ID = 128
+MAX_MESSAGE_ID_CHARS = 128
 """Characters that the broker takes."""
 
 _START = b'{"jobpool":'
@@ -82,7 +82,7 @@ class Record:
     def write(self) -> bytes:
         """Return the body of a message that carries this, without fields that only a dead letter has."""
         header: dict[str, Any] = {
-            "jobpool": VERSION,
+            "jobpool": HEADER_VERSION,
             "id": self.id,
             "at": self.enqueued_at,
             "job": self.handler,
@@ -127,28 +127,28 @@ class Record:
         """Return this with its texts cut, so that the whole is at most `limit` bytes, as far as cutting them helps."""
         fitting = self
         for longest in (4096, 1024, 256, 0):
-            if fitting.size + OVERHEAD <= limit:
+            if fitting.size + OVERHEAD_BYTES <= limit:
                 break
             fitting = replace(self, last_error=cut(self.last_error, longest), cause=cut(self.cause, longest))
         return fitting
 
     def epitaph(self, error: str | None, cause: str | None, died_at: int) -> str:
-        """Return the description of the dead letter that this becomes: one line of JSON, at most `LONGEST_EPITAPH`
+        """Return the description of the dead letter that this becomes: one line of JSON, at most `MAX_EPITAPH_CHARS`
         long.
         """
         facts = {"died_at": died_at, "attempts": self.attempts, "crashes": self.crashes}
-        for longest in (LONGEST_EPITAPH, 1600, 800, 250, 0):
+        for longest in (MAX_EPITAPH_CHARS, 1600, 800, 250, 0):
             texts = {"error": cut(error, longest), "cause": cut(cause, longest)}
             told = orjson.dumps({**{name: text for name, text in texts.items() if text}, **facts}).decode()
-            if len(told) <= LONGEST_EPITAPH:
+            if len(told) <= MAX_EPITAPH_CHARS:
                 break
         return told
 
 
-OVERHEAD = 320
+OVERHEAD_BYTES = 320
 """Bytes of properties and annotations around a body, at most."""
 
-GROWTH = 256
+COPY_GROWTH_BYTES = 256
 """Bytes by which the header of a copy may be longer than that of the first message, without its texts."""
 
 
@@ -182,12 +182,12 @@ def copy_id(ident: str, place: str, sequence: int) -> str:
     tells the numbers of a queue and of its dead letters apart.
     """
     tail = f"#{place}{sequence}"
-    if len(ident) + len(tail) <= LONGEST_MESSAGE_ID:
+    if len(ident) + len(tail) <= MAX_MESSAGE_ID_CHARS:
         return ident + tail
     return hashlib.sha256(ident.encode()).hexdigest() + tail
 
 
-def cut(text: str | None, longest: int = LONGEST_TEXT) -> str | None:
+def cut(text: str | None, longest: int = MAX_TEXT_CHARS) -> str | None:
     """Return the text, without its middle when it is too long, and with what UTF-8 cannot carry written out."""
     if not text:
         return None
@@ -222,10 +222,10 @@ def _read_body(message: ServiceBusReceivedMessage) -> Record:
     return Record(ident, micros(sent.timestamp()) if sent else 0, raw)
 
 
-_MOST = 2**31
+_MAX_COUNT = 2**31
 """Beyond any counter, and below what a frame to a child can carry."""
 
-_LATEST = 253402300799 * 10**6
+_MAX_MOMENT_US = 253402300799 * 10**6
 """Microseconds: the end of the year 9999."""
 
 
@@ -267,11 +267,11 @@ def _checked(record: Record) -> Record:
 
 
 def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < _MOST
+    return type(value) is int and 0 <= value < _MAX_COUNT
 
 
 def _is_moment(value: object) -> bool:
-    return type(value) is int and 0 <= value <= _LATEST
+    return type(value) is int and 0 <= value <= _MAX_MOMENT_US
 
 
 def body_of(message: ServiceBusReceivedMessage) -> bytes:
@@ -315,7 +315,7 @@ def _read_epitaph(told: str) -> dict[str, Any] | None:
     return facts if isinstance(facts, dict) and "died_at" in facts else None
 
 
-class Numbers:
+class EnqueueTimes:
     """Moments of enqueue: the clock's microseconds, and never the same one twice."""
 
     def __init__(self) -> None:

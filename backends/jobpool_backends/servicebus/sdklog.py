@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 
-from jobpool_backends.servicebus.loop import THREAD
+from jobpool_backends.servicebus.loop import LOOP_THREAD_NAME
 
-TOLD = {
+FILTERED_LINES = {
     "azure.servicebus.aio._base_handler_async": "Unexpected error occurred",
     "azure.servicebus._pyamqp.aio._connection_async": "Connection closed with error",
     "azure.servicebus._pyamqp.aio._management_operation_async": "Failed to complete management operation",
@@ -17,11 +17,11 @@ TOLD = {
 """By logger: how the text begins."""
 
 
-def leave_out() -> None:
+def install_log_filter() -> None:
     """Install the filter. May be called any number of times."""
-    for name in TOLD:
+    for name in FILTERED_LINES:
         logging.getLogger(name).addFilter(_is_news)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    return record.threadName != THREAD or not str(record.msg).startswith(TOLD[record.name])
+    return record.threadName != LOOP_THREAD_NAME or not str(record.msg).startswith(FILTERED_LINES[record.name])

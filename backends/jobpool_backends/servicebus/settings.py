@@ -13,16 +13,16 @@ from jobpool_backends.servicebus.address import Address
 if TYPE_CHECKING:
     from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient
 
-FOREVER = 10 * 365 * 86400.0
+FOREVER_S = 10 * 365 * 86400.0
 """Seconds; the service says some ten million days for "never"."""
 
-USUAL_LOCK = 60.0
-USUAL_DELIVERIES = 10
-USUAL_WINDOW = 600.0
-WORKS = "Active"
+DEFAULT_LOCK_S = 60.0
+DEFAULT_DELIVERIES = 10
+DEFAULT_WINDOW_S = 600.0
+ACTIVE = "Active"
 """The service's value if nothing was set."""
 
-PATIENCE = 5.0
+SETTINGS_TIMEOUT_S = 5.0
 """Seconds for one answer."""
 
 
@@ -37,16 +37,16 @@ class Facts:
         ttl: DefaultMessageTimeToLive; infinite when nothing expires.
         keeps_expired: True if an expired message becomes a dead letter.
         sessions: True if it takes only messages with a session.
-        status: `WORKS` when it works.
+        status: `ACTIVE` when it works.
     """
 
-    lock: float = USUAL_LOCK
-    deliveries: int = USUAL_DELIVERIES
+    lock: float = DEFAULT_LOCK_S
+    deliveries: int = DEFAULT_DELIVERIES
     duplicates: float = 0.0
     ttl: float = float("inf")
     keeps_expired: bool = False
     sessions: bool = False
-    status: str = WORKS
+    status: str = ACTIVE
 
 
 def ask(address: Address, queue: str) -> Facts | str:
@@ -64,23 +64,27 @@ def ask(address: Address, queue: str) -> Facts | str:
 
 def read(properties: QueueProperties) -> Facts:
     """Return the settings that jobpool needs; missing ones have the service's default."""
-    ttl = _seconds(properties.default_message_time_to_live, FOREVER)
-    window = _seconds(properties.duplicate_detection_history_time_window, USUAL_WINDOW)
+    ttl = _seconds(properties.default_message_time_to_live, FOREVER_S)
+    window = _seconds(properties.duplicate_detection_history_time_window, DEFAULT_WINDOW_S)
     return Facts(
-        lock=_seconds(properties.lock_duration, USUAL_LOCK),
-        deliveries=properties.max_delivery_count or USUAL_DELIVERIES,
+        lock=_seconds(properties.lock_duration, DEFAULT_LOCK_S),
+        deliveries=properties.max_delivery_count or DEFAULT_DELIVERIES,
         duplicates=window if properties.requires_duplicate_detection else 0.0,
-        ttl=ttl if ttl < FOREVER else float("inf"),
+        ttl=ttl if ttl < FOREVER_S else float("inf"),
         keeps_expired=bool(properties.dead_lettering_on_message_expiration),
         sessions=bool(properties.requires_session),
-        status=str(getattr(properties.status, "value", properties.status) or WORKS),
+        status=str(getattr(properties.status, "value", properties.status) or ACTIVE),
     )
 
 
 def _client(address: Address) -> ServiceBusAdministrationClient:
     from azure.servicebus.management import ServiceBusAdministrationClient  # slow to import, and seldom asked
 
-    options: dict[str, Any] = {"retry_total": 0, "connection_timeout": PATIENCE, "read_timeout": PATIENCE}
+    options: dict[str, Any] = {
+        "retry_total": 0,
+        "connection_timeout": SETTINGS_TIMEOUT_S,
+        "read_timeout": SETTINGS_TIMEOUT_S,
+    }
     if address.connection_string is not None:
         return ServiceBusAdministrationClient.from_connection_string(address.connection_string, **options)
     from azure.identity import DefaultAzureCredential

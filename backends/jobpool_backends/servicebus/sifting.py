@@ -16,15 +16,15 @@ from jobpool.errors import Unsupported
 from jobpool_backends.servicebus.credit import take
 from jobpool_backends.servicebus.dispositions import settle
 from jobpool_backends.servicebus.trouble import LOST
-from jobpool_backends.servicebus.verdicts import COMPLETE, RELEASE, Verdict
+from jobpool_backends.servicebus.verdicts import COMPLETE, RELEASE, Disposition
 
-PIECE = 250
+RECEIVE_MESSAGES = 250
 """Messages received at once."""
 
-MOST_HELD = 2000
+MAX_LOCKED_MESSAGES = 2000
 """Dead letters that are kept locked; the broker gives about 5,000 to one connection."""
 
-PATIENCE = 1.0
+RECEIVE_TIMEOUT_S = 1.0
 """Seconds to wait for messages that were there a moment ago. Others may be at work on them."""
 
 Messages = Sequence[ServiceBusReceivedMessage]
@@ -32,7 +32,7 @@ Before = Callable[[Messages], Awaitable[None]]
 """A step for wanted messages, which are locked, before they are removed."""
 
 
-class Sieve:
+class DeadLetterSearch:
     """One search. It can be run again with another receiver when one fails.
 
     Args:
@@ -55,7 +55,7 @@ class Sieve:
         """
         others: list[ServiceBusReceivedMessage] = []
         try:
-            while self._wanted and (some := await take(receiver, PIECE, PATIENCE)):
+            while self._wanted and (some := await take(receiver, RECEIVE_MESSAGES, RECEIVE_TIMEOUT_S)):
                 meant = [message for message in some if message.sequence_number in self._wanted]
                 others += [message for message in some if message.sequence_number not in self._wanted]
                 await self._remove(receiver, meant)
@@ -70,9 +70,9 @@ class Sieve:
             self._wanted.difference_update(message.sequence_number or 0 for message in meant)
 
     def _check(self, others: int) -> None:
-        if self._wanted and others >= MOST_HELD:
+        if self._wanted and others >= MAX_LOCKED_MESSAGES:
             raise Unsupported(
-                f"servicebus:// finds dead letters only among the first {MOST_HELD:,} of a queue, and"
+                f"servicebus:// finds dead letters only among the first {MAX_LOCKED_MESSAGES:,} of a queue, and"
                 f" {len(self._wanted):,} of those meant come later: raise or purge what comes before them first"
             )
 
@@ -96,5 +96,5 @@ async def give_back(receiver: ServiceBusReceiver, messages: Messages) -> None:
             await settle(receiver, _each(messages, RELEASE))
 
 
-def _each(messages: Messages, verdict: Verdict) -> list[tuple[ServiceBusReceivedMessage, Verdict]]:
-    return [(message, verdict) for message in messages]
+def _each(messages: Messages, disposition: Disposition) -> list[tuple[ServiceBusReceivedMessage, Disposition]]:
+    return [(message, disposition) for message in messages]

@@ -17,7 +17,7 @@ from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.clock import Clock
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.envelope import decode
-from jobpool_backends.servicebus.holdings import Held
+from jobpool_backends.servicebus.leases import Held
 from jobpool_backends.servicebus.records import Record, as_seconds, read
 from jobpool_backends.shared import MICRO, contains
 
@@ -25,19 +25,19 @@ _TIES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Now:
     """Now. `wall`: Unix time; `boot`: CLOCK_BOOTTIME. Seconds."""
 
     wall: float
     boot: float
 
     @classmethod
-    def of(cls, clock: Clock) -> Moment:
+    def of(cls, clock: Clock) -> Now:
         return cls(clock.wall(), clock.boot())
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class Found:
     """One message. `sequence`: the broker's number for it, in its queue or in that one's dead letters."""
 
     message: Message
@@ -49,7 +49,7 @@ class Sight:
         return int(self.message.cursor)
 
 
-def see(queue: str, peeked: ServiceBusReceivedMessage, held: Mapping[int, Held], now: Moment, *, dead: bool) -> Sight:
+def see(queue: str, peeked: ServiceBusReceivedMessage, held: Mapping[int, Held], now: Now, *, dead: bool) -> Found:
     """Return the sight of a peeked message or dead letter; `held`: the leases of this client on the queue, by
     number.
     """
@@ -78,7 +78,7 @@ def see(queue: str, peeked: ServiceBusReceivedMessage, held: Mapping[int, Held],
         expires_at=now.wall + holding.expires_at - now.boot if holding else None,
         cursor=_cursor(record),
     )
-    return Sight(message, sequence)
+    return Found(message, sequence)
 
 
 def delivered(record: Record, message: ServiceBusReceivedMessage) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Disposition:
     """One of them.
 
     Attributes:
@@ -19,16 +19,16 @@ class Verdict:
     description: str = ""
 
 
-COMPLETE = Verdict("accepted")
+COMPLETE = Disposition("accepted")
 """Done with: it goes."""
 
-ABANDON = Verdict("modified")
+ABANDON = Disposition("modified")
 """Back to the queue at once; counted as a delivery."""
 
-RELEASE = Verdict("released")
+RELEASE = Disposition("released")
 """Back to the queue at once, as if it had not been looked at."""
 
 
-def bury(reason: str, description: str) -> Verdict:
+def bury(reason: str, description: str) -> Disposition:
     """Move it to the dead letters."""
-    return Verdict("rejected", reason, description)
+    return Disposition("rejected", reason, description)

@@ -60,7 +60,7 @@ def keeper_now() -> int:
 def test_a_keeper_that_was_killed_is_replaced_and_the_new_one_knows_all(
     sleepers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stops, "PATIENCE", 0.2)
+    monkeypatch.setattr(stops, "END_LIMIT_S", 0.2)
     held = Stops()
     with closing(held):
         assert held.stop(0, sleepers[:1], lambda _: True) == sleepers[:1]
@@ -91,7 +91,7 @@ def test_its_end_lets_all_go_and_harms_none(sleepers: list[int]) -> None:
 def test_a_restart_command_that_never_ends_is_ended_with_what_it_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_restart, "END_LIMIT", 0.1)
+    monkeypatch.setattr(broker_restart, "END_LIMIT_S", 0.1)
     restart = broker_restart.BrokerRestart("sleep 600; true", tmp_path / "log")
     pid = restart.begin()
     wait_until(lambda: len(processes.tree_of(pid)) == 2, what="it has begun")

@@ -9,8 +9,8 @@ import pytest
 from stories import ID, asked, cut_short, failed, fetched, kept, ran, settled, unknown
 
 from jobpool.broker.values import Capabilities, Message, State
-from jobpool_torture.chain import CRASHED, Known, Link, Story, known_of, links, steps_of
 from jobpool_torture.ledger import Line
+from jobpool_torture.message_history import CRASHED, CounterStep, History, Known, counter_steps, known_of, steps_of
 
 CAN = Capabilities()
 
@@ -88,36 +88,36 @@ def test_nothing_known_is_nothing_done() -> None:
     assert (Known().verb, Known().may_be("ack")) == ("", False)
 
 
-# --- links -------------------------------------------------------------------------------------------------------
+# --- counters --------------------------------------------------------------------------------------------------------
 
 
-def fits(link: Link, *, exact: bool = True) -> tuple[bool, bool]:
+def fits(link: CounterStep, *, exact: bool = True) -> tuple[bool, bool]:
     return link.attempts_fit(), link.crashes_fit(exact=exact)
 
 
 @pytest.mark.parametrize(
     ("link", "fit"),
     [
-        pytest.param(Link(2, (1, 0), frozenset({(1, 0)}), 0), (True, True), id="as settled"),
-        pytest.param(Link(2, (0, 0), frozenset({(1, 0)}), 0), (False, False), id="a failure forgotten"),
-        pytest.param(Link(2, (2, 0), frozenset({(1, 0)}), 0), (False, False), id="a failure too many"),
-        pytest.param(Link(2, (0, 0), frozenset({CRASHED}), 0), (True, False), id="a crash forgotten"),
-        pytest.param(Link(2, (0, 2), frozenset({CRASHED}), 0), (True, False), id="a crash too many"),
-        pytest.param(Link(2, (1, 0), frozenset({CRASHED}), 0), (False, False), id="a crash taken for a failure"),
-        pytest.param(Link(2, (1, 1), frozenset({(1, 0), CRASHED}), 0), (True, False), id="both of two"),
-        pytest.param(Link(4, (0, 3), frozenset({CRASHED}), 2), (True, True), id="two unseen that crashed"),
-        pytest.param(Link(4, (0, 1), frozenset({CRASHED}), 2), (True, True), id="two unseen that were released"),
-        pytest.param(Link(4, (0, 4), frozenset({CRASHED}), 2), (True, False), id="more than the unseen"),
-        pytest.param(Link(4, (1, 1), frozenset({CRASHED}), 2), (False, False), id="an unseen one cannot fail"),
+        pytest.param(CounterStep(2, (1, 0), frozenset({(1, 0)}), 0), (True, True), id="as settled"),
+        pytest.param(CounterStep(2, (0, 0), frozenset({(1, 0)}), 0), (False, False), id="a failure forgotten"),
+        pytest.param(CounterStep(2, (2, 0), frozenset({(1, 0)}), 0), (False, False), id="a failure too many"),
+        pytest.param(CounterStep(2, (0, 0), frozenset({CRASHED}), 0), (True, False), id="a crash forgotten"),
+        pytest.param(CounterStep(2, (0, 2), frozenset({CRASHED}), 0), (True, False), id="a crash too many"),
+        pytest.param(CounterStep(2, (1, 0), frozenset({CRASHED}), 0), (False, False), id="a crash taken for a failure"),
+        pytest.param(CounterStep(2, (1, 1), frozenset({(1, 0), CRASHED}), 0), (True, False), id="both of two"),
+        pytest.param(CounterStep(4, (0, 3), frozenset({CRASHED}), 2), (True, True), id="two unseen that crashed"),
+        pytest.param(CounterStep(4, (0, 1), frozenset({CRASHED}), 2), (True, True), id="two unseen that were released"),
+        pytest.param(CounterStep(4, (0, 4), frozenset({CRASHED}), 2), (True, False), id="more than the unseen"),
+        pytest.param(CounterStep(4, (1, 1), frozenset({CRASHED}), 2), (False, False), id="an unseen one cannot fail"),
     ],
 )
-def test_whether_counters_fit(link: Link, fit: tuple[bool, bool]) -> None:
+def test_whether_counters_fit(link: CounterStep, fit: tuple[bool, bool]) -> None:
     assert fits(link) == fit
 
 
 def test_a_broker_that_is_not_exact_may_charge_less_and_never_more() -> None:
-    assert fits(Link(2, (0, 0), frozenset({CRASHED}), 0), exact=False) == (True, True)
-    assert fits(Link(2, (0, 2), frozenset({CRASHED}), 0), exact=False) == (True, False)
+    assert fits(CounterStep(2, (0, 0), frozenset({CRASHED}), 0), exact=False) == (True, True)
+    assert fits(CounterStep(2, (0, 2), frozenset({CRASHED}), 0), exact=False) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_broker_that_is_not_exact_may_charge_less_and_never_more() -> None:
     ],
 )
 def test_the_chain_of_counters(lines: list[Line], message: Message | None, wrong: list[int]) -> None:
-    found = links(Story(ID, lines, CAN), message)
+    found = counter_steps(History(ID, lines, CAN), message)
 
     assert [link.fence for link in found if fits(link) != (True, True)] == wrong
 
@@ -157,7 +157,7 @@ def test_the_chain_of_counters(lines: list[Line], message: Message | None, wrong
 
 
 def copies(lines: Sequence[Line]) -> int:
-    return Story(ID, lines, CAN).copies()
+    return History(ID, lines, CAN).copies()
 
 
 def test_what_may_have_been_left_half_done() -> None:
@@ -167,6 +167,6 @@ def test_what_may_have_been_left_half_done() -> None:
 
 
 def test_deliveries_are_in_the_order_of_their_numbers_whoever_wrote_first() -> None:
-    story = Story(ID, [*ran(2), *cut_short(1)], CAN)
+    story = History(ID, [*ran(2), *cut_short(1)], CAN)
 
     assert [delivery.fence for delivery in story.deliveries] == [1, 2]

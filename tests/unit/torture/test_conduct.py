@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from jobpool_torture import conduct
-from jobpool_torture.conduct import SHORTEST, Watcher, find_shorter, read_schedule
+from jobpool_torture import entry_point
+from jobpool_torture.entry_point import SHORTEST, Watcher, find_shorter, read_schedule
 from jobpool_torture.options import Options
 from jobpool_torture.result import Result
 from jobpool_torture.schedule import Fault
@@ -28,7 +28,7 @@ def broken(**more: Any) -> Result:
 
 
 def searched(monkeypatch: pytest.MonkeyPatch, folder: Path, judge: Judge) -> Path | None:
-    monkeypatch.setattr(conduct, "conduct", lambda _options, _folder, _watcher, faults: judge(faults))
+    monkeypatch.setattr(entry_point, "run_once", lambda _options, _folder, _watcher, faults: judge(faults))
     return find_shorter(OPTIONS, folder, FAULTS, WATCHER, lambda _: None)
 
 

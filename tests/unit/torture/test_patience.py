@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jobpool.broker.values import QueueStats
-from jobpool_torture.patience import Patience
+from jobpool_torture.stall_detector import DrainStall
 
 SECONDS = 60.0
 STEP = 50.0
@@ -48,6 +48,6 @@ def left(count: int) -> QueueStats:
     ],
 )
 def test_it_is_over_when_no_look_found_less(looks: list[tuple[QueueStats | None, int]], over_after: int | None) -> None:
-    patience = Patience(SECONDS, 0.0)
+    patience = DrainStall(SECONDS, 0.0)
     over = [patience.is_over(number * STEP, *look) for number, look in enumerate(looks, start=1)]
     assert over == [number == over_after for number in range(1, len(looks) + 1)]

@@ -47,7 +47,7 @@ class LosesAnswers:
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[QueueBackend]:
-    monkeypatch.setattr(producer, "PAUSE", 0.001)
+    monkeypatch.setattr(producer, "RETRY_PAUSE_S", 0.001)
     backend = open_backend("memory://")
     yield backend
     backend.close()

@@ -10,7 +10,7 @@ import pytest
 from jobpool.telemetry.metrics.probes import LOOP_LIMIT
 from jobpool_torture import stalls
 from jobpool_torture.pool import Pool
-from jobpool_torture.stalls import FROZEN_LIMIT_S, Stalls
+from jobpool_torture.stalls import FROZEN_LIMIT_S, PoolStalls
 from jobpool_torture.stops import Stops
 
 
@@ -28,7 +28,7 @@ class Scene:
         self.acted, self.pool = acted, cast(Pool, acted)
         monkeypatch.setattr(stalls, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(stalls.processes, "is_alive", lambda _: self.alive)
-        self.stalls = Stalls(cast(Stops, SimpleNamespace(go=self.gone_on.append)), lambda _: self.held)
+        self.stalls = PoolStalls(cast(Stops, SimpleNamespace(go=self.gone_on.append)), lambda _: self.held)
 
     def look(self, *, give_up: bool = False) -> list[str]:
         return self.stalls.look([self.pool], give_up=give_up)

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 from jobpool_torture import descriptors
 from jobpool_torture.fleet import Fleet
-from jobpool_torture.pace import Pace
+from jobpool_torture.phases import Phases
 from jobpool_torture.pool import Pool
 from jobpool_torture.result import Result
 
-REST_LIMIT = 30.0
+REST_LIMIT_S = 30.0
 """Seconds for pools without a job to have all their children, and for what their masters have open to be closed."""
 
 Open = dict[str, Counter[str]]
 """How many descriptors of each kind each master has open, by the pool's name."""
 
 
-class AtRest:
+class Baseline:
     """A look at the masters of a run. A missing comparison is a problem of the result.
 
     Args:
@@ -26,7 +26,7 @@ class AtRest:
         connections: The kind of descriptor that a connection to the broker is.
     """
 
-    def __init__(self, fleet: Fleet, workers: int, connections: str, pace: Pace, result: Result) -> None:
+    def __init__(self, fleet: Fleet, workers: int, connections: str, pace: Phases, result: Result) -> None:
         self._fleet = fleet
         self._workers = workers
         self._connections = connections
@@ -34,16 +34,16 @@ class AtRest:
         self._result = result
 
     def look(self) -> Open | None:
-        """Count the open descriptors; block for `REST_LIMIT` seconds at most. None: a pool lacks children, or an
+        """Count the open descriptors; block for `REST_LIMIT_S` seconds at most. None: a pool lacks children, or an
         interrupt.
         """
-        if self._pace.wait(lambda: self._result.interrupted or not self._short(), REST_LIMIT):
+        if self._pace.wait(lambda: self._result.interrupted or not self._short(), REST_LIMIT_S):
             return None if self._result.interrupted else self._fleet.descriptors()
         self._note_short()
         return None
 
     def compare(self, before: Open) -> None:
-        """Fill in FD, and how the descriptors have changed. Blocks for `REST_LIMIT` seconds at most."""
+        """Fill in FD, and how the descriptors have changed. Blocks for `REST_LIMIT_S` seconds at most."""
 
         def is_as_before() -> bool:
             if self._short():
@@ -51,7 +51,7 @@ class AtRest:
             self._result.descriptors = descriptors.difference(before, self._fleet.descriptors())
             return not self._grown()
 
-        if self._pace.wait(is_as_before, REST_LIMIT) or not self._short():
+        if self._pace.wait(is_as_before, REST_LIMIT_S) or not self._short():
             self._result.add("FD", self._grown())
         else:
             self._note_short()
@@ -66,6 +66,6 @@ class AtRest:
     def _note_short(self) -> None:
         names = " and ".join(pool.name for pool in self._short())
         self._result.problems.append(
-            f"descriptors were not compared: after {REST_LIMIT:g} s without a job {names or 'a pool'} had more or"
+            f"descriptors were not compared: after {REST_LIMIT_S:g} s without a job {names or 'a pool'} had more or"
             f" fewer than {self._workers} ready children"
         )

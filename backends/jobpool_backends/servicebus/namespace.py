@@ -1,7 +1,7 @@
-"""The hub: everything that is open towards one namespace. Several backends may share it.
+"""The namespace: all connections to it. Several backends may share them.
 
-It has one thread with an event loop, one client of the SDK, and a station for each queue that was named. Nothing of it
-is made before the first call, and in a process that was forked since, everything is made anew.
+It has one thread with an event loop, one client of the SDK, and a queue client for each queue that was named. Nothing
+of it is made before the first call, and in a process that was forked since, everything is made anew.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from azure.servicebus.aio import ServiceBusClient
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.servicebus.address import Address
-from jobpool_backends.servicebus.channel import CLOSING
+from jobpool_backends.servicebus.channel import CLOSE_LIMIT_S
 from jobpool_backends.servicebus.identity import credential
 from jobpool_backends.servicebus.loop import LoopThread
-from jobpool_backends.servicebus.sdklog import leave_out
-from jobpool_backends.servicebus.station import Station
+from jobpool_backends.servicebus.queue_client import QueueClient
+from jobpool_backends.servicebus.sdklog import install_log_filter
 
 T = TypeVar("T")
 
-SPARE = 2.0
+CALL_SPARE_S = 2.0
 """Seconds that a caller waits beyond what the work on the loop was allowed."""
 
-TRY = 5.0
+ATTEMPT_LIMIT_S = 5.0
 """Seconds that one attempt of the SDK may take; it is far below the shortest lock."""
 
 
-class Hub:
+class Namespace:
     """All connections to a namespace.
 
     Args:
@@ -43,25 +43,25 @@ class Hub:
         self._loop = LoopThread(address.title)
         self._lock = threading.Lock()
         self._client: ServiceBusClient | None = None
-        self._stations: dict[str, Station] = {}
+        self._queues: dict[str, QueueClient] = {}
         self._closed = False
 
-    def queue(self, name: str) -> Station:
-        """Return the station of a queue. No I/O.
+    def queue(self, name: str) -> QueueClient:
+        """Return the queue_client of a queue. No I/O.
 
         Raises:
             ConfigurationError: The connection string is good for another queue only.
         """
         if self._loop.inherited:
             self._begin_anew()
-        station = self._stations.get(name)
-        return station or self._make_station(name)
+        queue_client = self._queues.get(name)
+        return queue_client or self._make_queue(name)
 
     def call(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
         """Do it on the loop; for callers on other threads. Blocks for `limit` seconds (None = the address's timeout).
 
         Raises:
-            BackendUnavailable: It took longer, or the hub is closed.
+            BackendUnavailable: It took longer, or the namespace is closed.
             Whatever it raises.
         """
         if self._loop.inherited:
@@ -69,11 +69,11 @@ class Hub:
         if self._closed:
             work.close()
             raise BackendUnavailable(f"{self.address.title}: this backend was closed: open another")
-        return self._loop.run(work, (self.address.timeout if limit is None else limit) + SPARE)
+        return self._loop.run(work, (self.address.timeout if limit is None else limit) + CALL_SPARE_S)
 
-    def told(self) -> list[str]:
+    def named_queues(self) -> list[str]:
         """Return the queues that were named so far, sorted."""
-        return sorted(self._stations)
+        return sorted(self._queues)
 
     def close(self) -> None:
         """Close all connections and end the thread. Safe to call twice. Blocks for some 15 seconds at most."""
@@ -83,15 +83,15 @@ class Hub:
             self._closed = True
         if not self._loop.inherited and self._client is not None:
             with suppress(BackendUnavailable):  # the rest ends with the thread
-                self._loop.run(self._close_all(), CLOSING + SPARE)
+                self._loop.run(self._close_all(), CLOSE_LIMIT_S + CALL_SPARE_S)
             self._loop.stop()
 
     async def _close_all(self) -> None:
-        await asyncio.gather(*(station.close() for station in self._stations.values()), return_exceptions=True)
+        await asyncio.gather(*(queue_client.close() for queue_client in self._queues.values()), return_exceptions=True)
         if self._client is not None:
             await self._client.close()
 
-    def _make_station(self, name: str) -> Station:
+    def _make_queue(self, name: str) -> QueueClient:
         only = self.address.only
         if only is not None and only != name:
             raise ConfigurationError(
@@ -99,14 +99,14 @@ class Hub:
                 " shared access policy of the namespace"
             )
         with self._lock:
-            if name not in self._stations:
-                self._stations[name] = Station(name, self.address, self._get_client())
-            return self._stations[name]
+            if name not in self._queues:
+                self._queues[name] = QueueClient(name, self.address, self._get_client())
+            return self._queues[name]
 
     def _get_client(self) -> ServiceBusClient:
         if self._client is None:
-            leave_out()
-            options: dict[str, Any] = {"retry_total": 0, "try_timeout": TRY}
+            install_log_filter()
+            options: dict[str, Any] = {"retry_total": 0, "try_timeout": ATTEMPT_LIMIT_S}
             if self.address.connection_string is None:
                 self._client = ServiceBusClient(self.address.host, credential(), **options)
             else:
@@ -115,36 +115,36 @@ class Hub:
 
     def _begin_anew(self) -> None:
         """Start anew in a forked child: the parent's connections are neither used nor closed nor forgotten."""
-        self._loop.leave_behind(self._client, self._stations, self._lock)
+        self._loop.leave_behind(self._client, self._queues, self._lock)
         self._lock = threading.Lock()
         self._client = None
-        self._stations = {}
+        self._queues = {}
 
 
-class Access(Hub):
-    """One backend's access to a hub that it may share with others: it knows which queues were named to *it*.
+class Access(Namespace):
+    """One backend's access to a namespace that it may share with others: it knows which queues were named to *it*.
 
     Args:
-        owns: Closing this closes the hub.
+        owns: Closing this closes the namespace.
     """
 
-    def __init__(self, hub: Hub, *, owns: bool) -> None:
-        self.address = hub.address
-        self._hub = hub
+    def __init__(self, namespace: Namespace, *, owns: bool) -> None:
+        self.address = namespace.address
+        self._namespace = namespace
         self._owns = owns
         self._named: set[str] = set()
 
-    def queue(self, name: str) -> Station:
-        station = self._hub.queue(name)
+    def queue(self, name: str) -> QueueClient:
+        queue_client = self._namespace.queue(name)
         self._named.add(name)
-        return station
+        return queue_client
 
     def call(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
-        return self._hub.call(work, limit)
+        return self._namespace.call(work, limit)
 
-    def told(self) -> list[str]:
+    def named_queues(self) -> list[str]:
         return sorted(self._named)
 
     def close(self) -> None:
         if self._owns:
-            self._hub.close()
+            self._namespace.close()

@@ -1,7 +1,7 @@
 """Waiting on several queues at once: one receiver of each waits for a message, and the first that gets one ends all
 waits.
 
-The message is kept for the fetch that follows (station.py). A queue that is missing does not stop the wait for the
+The message is kept for the fetch that follows (client.py). A queue that is missing does not stop the wait for the
 others. If none of them is there, that is an error, and for some seconds the next wait raises it at once.
 """
 
@@ -13,21 +13,21 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.servicebus.hub import Hub
-from jobpool_backends.servicebus.station import GIVING_BACK, Station
+from jobpool_backends.servicebus.namespace import Namespace
+from jobpool_backends.servicebus.queue_client import GIVE_BACK_LIMIT_S, QueueClient
 
-ALIVE = 10.0
+RECEIVER_CHECK_S = 10.0
 """Seconds after which a receiver that waits is asked for an answer: one that is deaf is found out then."""
 
-MISSING = 5.0
+MISSING_KEPT_S = 5.0
 """Seconds for which a queue that was not there is not looked for."""
 
 
 class Waiter:
     """The wait for messages."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
         self._missing: dict[str, tuple[float, ConfigurationError]] = {}
         self._waited: set[str] = set()
         self._closed = False
@@ -39,12 +39,14 @@ class Waiter:
             ConfigurationError: None of the queues is there.
             BackendUnavailable: The broker cannot be asked.
         """
-        stations = [self._hub.queue(queue) for queue in dict.fromkeys(queues)]
+        clients = [self._namespace.queue(queue) for queue in dict.fromkeys(queues)]
         self._waited.update(queues)
         if self._closed:
             return None
         limit = max(0.0, timeout)
-        return self._hub.call(self._wait_any(stations, time.monotonic() + limit), limit + self._hub.address.timeout)
+        return self._namespace.call(
+            self._wait_any(clients, time.monotonic() + limit), limit + self._namespace.address.timeout
+        )
 
     def close(self) -> None:
         """End the waits of others; what came for them and was never fetched goes back to its queue. No more waits."""
@@ -52,27 +54,27 @@ class Waiter:
         waited, self._waited = self._waited, set()
         if waited:
             with suppress(BackendUnavailable):
-                self._hub.call(self._leave([self._hub.queue(name) for name in waited]), GIVING_BACK)
+                self._namespace.call(self._leave([self._namespace.queue(name) for name in waited]), GIVE_BACK_LIMIT_S)
 
-    async def _leave(self, stations: Sequence[Station]) -> None:
-        for station in stations:
-            station.stop_waiting()
-        await asyncio.gather(*(station.give_back() for station in stations), return_exceptions=True)
+    async def _leave(self, clients: Sequence[QueueClient]) -> None:
+        for client in clients:
+            client.stop_waiting()
+        await asyncio.gather(*(client.give_back() for client in clients), return_exceptions=True)
 
-    async def _wait_any(self, stations: Sequence[Station], deadline: float) -> str | None:
-        there = self._without_missing(stations)
+    async def _wait_any(self, clients: Sequence[QueueClient], deadline: float) -> str | None:
+        there = self._without_missing(clients)
         stop = asyncio.Event()
         tasks = {asyncio.ensure_future(self._wait_one(each, deadline, stop)): each for each in there}
         try:
             return await self._first(tasks)
         finally:
             stop.set()
-            for task, station in tasks.items():
+            for task, client in tasks.items():
                 if not task.done():
-                    station.stop_waiting()
+                    client.stop_waiting()
                     task.add_done_callback(_ignore)
 
-    async def _first(self, tasks: dict[asyncio.Task[bool], Station]) -> str | None:
+    async def _first(self, tasks: dict[asyncio.Task[bool], QueueClient]) -> str | None:
         waiting = set(tasks)
         trouble: BaseException | None = None
         while waiting:
@@ -90,26 +92,26 @@ class Waiter:
             raise trouble
         return None
 
-    async def _wait_one(self, station: Station, deadline: float, stop: asyncio.Event) -> bool:
+    async def _wait_one(self, client: QueueClient, deadline: float, stop: asyncio.Event) -> bool:
         def unwanted() -> bool:
-            return stop.is_set() or self._closed or station.closed
+            return stop.is_set() or self._closed or client.closed
 
         while not unwanted():
             now = time.monotonic()
-            if await station.wait(min(deadline, now + ALIVE), unwanted):
+            if await client.wait(min(deadline, now + RECEIVER_CHECK_S), unwanted):
                 return True
             if time.monotonic() >= deadline:
                 return False
             await asyncio.sleep(0)  # a caller that wanted the receiver goes first
         return False
 
-    def _without_missing(self, stations: Sequence[Station]) -> list[Station]:
-        """Return the stations, but for those that were missing just now. Raises when that is all of them."""
+    def _without_missing(self, clients: Sequence[QueueClient]) -> list[QueueClient]:
+        """Return the clients, but for those that were missing just now. Raises when that is all of them."""
         now = time.monotonic()
-        recent = {name: error for name, (at, error) in self._missing.items() if now - at < MISSING}
-        there = [station for station in stations if station.name not in recent]
-        if not there and stations:
-            raise recent[stations[0].name]
+        recent = {name: error for name, (at, error) in self._missing.items() if now - at < MISSING_KEPT_S}
+        there = [client for client in clients if client.name not in recent]
+        if not there and clients:
+            raise recent[clients[0].name]
         return there
 
 

@@ -24,7 +24,7 @@ def is_silent(pick: int) -> bool:
     return pick % 2 == 1
 
 
-class Weather:
+class NetworkState:
     """The faults that are in force on one proxy. Every method blocks for the proxy's answer, some milliseconds.
 
     All of them raise `NetworkFailed` when the proxy is not there any more.

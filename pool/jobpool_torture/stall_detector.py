@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobpool.broker.values import QueueStats
 
 
-class Patience:
+class DrainStall:
     """The patience with one drain, in which no job arrives but follow-ups.
 
     Progress means that fewer jobs are left than ever before. So a drain of any length is waited for, and jobs that

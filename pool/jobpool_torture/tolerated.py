@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jobpool.broker.values import Capabilities
-from jobpool_torture.chain import ACCEPTED
 from jobpool_torture.ledger import Line
+from jobpool_torture.message_history import ACCEPTED
 
-AFTER = 10.0
+TOLERATED_AFTER_S = 10.0
 """Seconds after its end for which a fault excuses what is late."""
 
-SOON = 1.0
+SPOILT_CONNECTION_S = 1.0
 """Seconds after its end within which a call may still meet a connection that a fault has spoilt."""
 
-QUICK = 0.2
+QUICK_ENQUEUE_S = 0.2
 """Seconds of an enqueue in which no connection is made anew, and so nothing sent again."""
 
 HARMLESS = ("child.kill", "child.stop", "child.spoil", "log.block")
@@ -32,7 +32,7 @@ class Window:
     begun: float
     ended: float
 
-    def covers(self, pool: str, begun: float, ended: float, after: float = AFTER) -> bool:
+    def covers(self, pool: str, begun: float, ended: float, after: float = TOLERATED_AFTER_S) -> bool:
         """Return whether something in that pool and between these moments was disturbed, or within `after` seconds of
         it.
         """
@@ -60,16 +60,16 @@ def copied(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
     These are messages settled by a copy, and follow-ups put with an ack, while the pool had no good way to the broker.
     An unanswered put of a copy is repeated, within the call.
     """
-    story = list(lines)
+    history = list(lines)
     follow_ups = defaultdict(set)
-    for line in story:
+    for line in history:
         if line.event == "follow":
             follow_ups[line.id, line.fence].add(line.tag)
     bad = [window for window in windows if window.kind.startswith(("net.", "broker."))]
     found: set[str] = set()
-    for line in story:
+    for line in history:
         settled = line.event in ("settled", "unknown")
-        if settled and any(window.covers(line.pool, line.since, line.at, SOON) for window in bad):
+        if settled and any(window.covers(line.pool, line.since, line.at, SPOILT_CONNECTION_S) for window in bad):
             found |= follow_ups[line.id, line.fence] if line.verb == "ack" else {line.id}
     return found
 
@@ -78,9 +78,11 @@ def repeated(lines: Iterable[Line]) -> set[str]:
     """Return messages whose enqueue took so long that the client may have sent them twice, if the broker knows no
     ids.
     """
-    story = [line for line in lines if line.event in ("try", "enq")]
-    tried = {line.id: line.at for line in story if line.event == "try"}
-    return {line.id for line in story if line.event == "enq" and line.at - tried.get(line.id, line.at) > QUICK}
+    history = [line for line in lines if line.event in ("try", "enq")]
+    tried = {line.id: line.at for line in history if line.event == "try"}
+    return {
+        line.id for line in history if line.event == "enq" and line.at - tried.get(line.id, line.at) > QUICK_ENQUEUE_S
+    }
 
 
 def recounted(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
@@ -90,21 +92,25 @@ def recounted(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
     Between two fetches a delivery had ended without a verdict, and some pool was cut off, stopped or killed. It may
     have put the copy and not deleted the original. A restart of such a broker forgets deliveries that no copy counts.
     """
-    story = sorted((line for line in lines if line.event in ("try", "fetched", "settled")), key=lambda line: line.at)
+    history = sorted((line for line in lines if line.event in ("try", "fetched", "settled")), key=lambda line: line.at)
     bad = [window for window in windows if window.kind.startswith(("net.", "broker.", "master.", "group."))]
     restarts = [window for window in bad if window.kind == "broker.restart"]
     held: dict[str, _Held] = {}
     found: set[str] = set()
-    for line in story:
+    for line in history:
         now = held.setdefault(line.id, _Held(line.at))
         if line.event == "settled":
             now.settle(line)
         elif line.event == "fetched":
             disturbed = bad if now.is_open or line.crashes > now.crashes else restarts if now.is_released else []
-            found |= {line.id for window in disturbed if window.covers(window.pool, now.since, line.at, SOON)}
+            found |= {
+                line.id for window in disturbed if window.covers(window.pool, now.since, line.at, SPOILT_CONNECTION_S)
+            }
             held[line.id] = _Held(line.since, line.crashes, is_open=True)
     ends = ((ident, now.since) for ident, now in held.items() if now.is_open)
-    return found.union(ident for ident, since in ends if any(since <= window.ended + SOON for window in bad))
+    return found.union(
+        ident for ident, since in ends if any(since <= window.ended + SPOILT_CONNECTION_S for window in bad)
+    )
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""One message's story: its deliveries, the known facts of each settlement, and the counters that could follow.
+"""One message's history: its deliveries, the known facts of each settlement, and the counters that could follow.
 
 Two pools write to one ledger, and either may be stopped between an answer and its line. So the order of lines of two
 pools proves nothing. Three things count: the broker's own numbers of a message's deliveries, the order of one
@@ -21,7 +21,7 @@ HANDLERS = ("start", "end", "fail", "effect", "left", "follow")
 ACCEPTED = (Settled.OK.value, Settled.ALREADY.value)
 """Answers of a broker to a settlement that is in force."""
 
-REMEMBERED = 50.0
+CALL_REMEMBERED_S = 50.0
 """Seconds for which a broker surely knows a call again; less than the contract's 60, for clocks."""
 
 Step = tuple[int, int]
@@ -83,7 +83,7 @@ def known_of(calls: Iterable[Line], *, idempotent: bool = True) -> Known:
             accepted = line
             done += [line] if line.answer == Settled.OK.value else []
         elif line.event == "settled" and idempotent:
-            unknown = [call for call in unknown if line.at - call.since > REMEMBERED]
+            unknown = [call for call in unknown if line.at - call.since > CALL_REMEMBERED_S]
     if asked is not None:
         unknown.append(asked)
         unanswered.append(asked)
@@ -109,7 +109,7 @@ class Delivery:
         return [line for line in self.run if line.event == event]
 
 
-class Story:
+class History:
     """The lines of one message, in the ledger's order."""
 
     def __init__(self, ident: str, lines: Iterable[Line], can: Capabilities) -> None:
@@ -177,7 +177,7 @@ def _step(call: Line) -> Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class CounterStep:
     """A step from one delivery, or the enqueue, to the next that was seen, or to the kept message.
 
     Attributes:
@@ -204,14 +204,14 @@ class Link:
         return any((crashes if exact else -math.inf) <= self.added[1] <= crashes + self.unseen for crashes in fitting)
 
 
-def links(story: Story, kept: Message | None) -> list[Link]:
+def counter_steps(history: History, kept: Message | None) -> list[CounterStep]:
     """Return the chain of counters: of the deliveries whose `fetched` line is there, and of the message that is kept.
 
     It ends with an accepted ack: a delivery after that is another fault.
     """
-    found: list[Link] = []
+    found: list[CounterStep] = []
     before, told, steps, ended = 0, (0, 0), frozenset({(0, 0)}), ""
-    for delivery in story.deliveries:
+    for delivery in history.deliveries:
         if delivery.fetched:
             line = delivery.fetched[0]
             now = (line.attempt - 1, line.crashes)
@@ -225,7 +225,7 @@ def links(story: Story, kept: Message | None) -> list[Link]:
     return found
 
 
-def _to_kept(kept: Message, before: int, told: Step, steps: frozenset[Step], ended: str) -> Link:
+def _to_kept(kept: Message, before: int, told: Step, steps: frozenset[Step], ended: str) -> CounterStep:
     """Return the last link. A running lease has added nothing yet; nor has a forfeited one, until it is reaped."""
     runs = kept.state is State.LEASED
     unseen = kept.deliveries - before
@@ -234,5 +234,5 @@ def _to_kept(kept: Message, before: int, told: Step, steps: frozenset[Step], end
     return _link(kept.deliveries, (kept.attempts, kept.crashes), told, steps, unseen - (runs and unseen > 0))
 
 
-def _link(fence: int, now: Step, told: Step, steps: frozenset[Step], unseen: int) -> Link:
-    return Link(fence, (now[0] - told[0], now[1] - told[1]), steps, max(0, unseen))
+def _link(fence: int, now: Step, told: Step, steps: frozenset[Step], unseen: int) -> CounterStep:
+    return CounterStep(fence, (now[0] - told[0], now[1] - told[1]), steps, max(0, unseen))

@@ -19,10 +19,17 @@ from jobpool.broker.values import NewMessage
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.message.definition import LONGEST
-from jobpool_backends.servicebus.hub import Hub
 from jobpool_backends.servicebus.internals import largest_message
-from jobpool_backends.servicebus.records import GROWTH, OVERHEAD, Numbers, Record, copy_id, new_record
-from jobpool_backends.servicebus.station import Station
+from jobpool_backends.servicebus.namespace import Namespace
+from jobpool_backends.servicebus.queue_client import QueueClient
+from jobpool_backends.servicebus.records import (
+    COPY_GROWTH_BYTES,
+    OVERHEAD_BYTES,
+    EnqueueTimes,
+    Record,
+    copy_id,
+    new_record,
+)
 from jobpool_backends.servicebus.trouble import too_large
 
 
@@ -48,10 +55,10 @@ class Producer:
         clock: The backend's.
     """
 
-    def __init__(self, hub: Hub, clock: Clock) -> None:
-        self._hub = hub
+    def __init__(self, namespace: Namespace, clock: Clock) -> None:
+        self._namespace = namespace
         self._clock = clock
-        self._numbers = Numbers()
+        self._numbers = EnqueueTimes()
         self._lock = threading.Lock()
 
     def add(self, messages: Sequence[NewMessage]) -> None:
@@ -61,7 +68,7 @@ class Producer:
             InvalidJob: One is too large for its queue; of that queue's none was sent.
             BackendUnavailable: The text says how many were sent before.
         """
-        self._hub.call(self.send([self.outgoing(message) for message in messages]))
+        self._namespace.call(self.send([self.outgoing(message) for message in messages]))
 
     def outgoing(self, message: NewMessage, copy_of: str | None = None) -> Outgoing:
         """Return a new message as it is sent; with `copy_of`, its message id."""
@@ -77,7 +84,7 @@ class Producer:
         return Outgoing(queue, record, due, copy_id(record.id, "q", sequence))
 
     async def send(self, outgoing: Sequence[Outgoing], *, patiently: bool = False) -> None:
-        """Send these, queue by queue. On the hub's loop; raises as `add`.
+        """Send these, queue by queue. On the namespace's loop; raises as `add`.
 
         With `patiently` a batch whose connection broke is sent again, though it may have arrived: for copies, which a
         repeated settlement would send again anyway.
@@ -88,25 +95,25 @@ class Producer:
         sent = 0
         for queue, theirs in by_queue.items():
             try:
-                await _send_outgoing(self._hub.queue(queue), theirs, patiently)
+                await _send_outgoing(self._namespace.queue(queue), theirs, patiently)
             except BackendUnavailable as error:
                 raise _say_how_many(error, sent, len(outgoing)) from error
             sent += len(theirs)
 
 
-async def send(station: Station, messages: Sequence[ServiceBusMessage]) -> None:
+async def send(client: QueueClient, messages: Sequence[ServiceBusMessage]) -> None:
     """Send messages to a queue, in batches by their sizes.
 
     Raises InvalidJob, BackendUnavailable, ConfigurationError.
     """
     progress = _Progress(len(messages))
-    deadline = time.monotonic() + station.address.timeout
-    await station.sending.run(lambda sender: _send_from(sender, messages, progress), deadline, patiently=False)
+    deadline = time.monotonic() + client.address.timeout
+    await client.sending.run(lambda sender: _send_from(sender, messages, progress), deadline, patiently=False)
 
 
-async def _send_outgoing(station: Station, outgoing: Sequence[Outgoing], patiently: bool) -> None:
+async def _send_outgoing(client: QueueClient, outgoing: Sequence[Outgoing], patiently: bool) -> None:
     progress = _Progress(len(outgoing))
-    deadline = time.monotonic() + station.address.timeout
+    deadline = time.monotonic() + client.address.timeout
 
     async def work(sender: ServiceBusSender) -> None:
         limit = largest_message(sender)
@@ -114,7 +121,7 @@ async def _send_outgoing(station: Station, outgoing: Sequence[Outgoing], patient
         await _send_from(sender, messages, progress)
 
     try:
-        await station.sending.run(work, deadline, patiently=patiently)
+        await client.sending.run(work, deadline, patiently=patiently)
     except BackendUnavailable as error:
         raise _say_how_many(error, progress.sent, len(outgoing)) from error
 
@@ -159,7 +166,7 @@ def _write(outgoing: Outgoing, limit: int) -> ServiceBusMessage:
     """Return the message; a new one leaves room for the header of its copies, or it could not be retried."""
     is_copy = outgoing.message_id is not None
     record = outgoing.record.fits(limit) if is_copy else outgoing.record
-    size = record.size + OVERHEAD + (0 if is_copy else GROWTH)
+    size = record.size + OVERHEAD_BYTES + (0 if is_copy else COPY_GROWTH_BYTES)
     if size > limit:
         raise InvalidJob(too_large(outgoing.queue, size, limit))
     return record.message(message_id=outgoing.message_id, due=outgoing.due)

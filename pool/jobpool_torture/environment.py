@@ -29,12 +29,12 @@ TOLD_MOMENTS = ("servicebus",)
 UNIX_SCHEMES = ("redis+unix", "postgresql", "postgres")
 """Schemes whose servers may be reached by a Unix socket; no proxy stands there then."""
 
-KILL_GRACE = 1.0
-STOP_GRACE = 5.0
+KILL_GRACE_S = 1.0
+STOP_GRACE_S = 5.0
 KEYS_KEPT = "3h"
 """How long done keys are known: longer than any clock is set ahead."""
 
-LOST_REPLIES = 0.05
+LOST_REPLIES_SHARE = 0.05
 """Share of the broker's replies that the producer never gets while faults strike."""
 
 
@@ -46,7 +46,7 @@ def connections(url: str) -> str:
     return UNIX_SOCKET if scheme in UNIX_SCHEMES and isinstance(find_route(url), str) else SOCKET
 
 
-class Place:
+class Environment:
     """Made for one run; `close` ends every process.
 
     Attributes:
@@ -59,7 +59,7 @@ class Place:
         wanted: Kinds of fault that the run may strike: what only others need is not built.
     """
 
-    kill_grace = KILL_GRACE
+    kill_grace = KILL_GRACE_S
 
     def __init__(self, options: Options, folder: Path, backend: QueueBackend, wanted: Collection[str]) -> None:
         self.options = options
@@ -138,15 +138,15 @@ class Place:
         keys = ("--idempotency-ttl", KEYS_KEPT, "--rollups", "0") if self.capabilities.key_store else ()
         return [
             *("-A", APP, "-Q", options.queue, "-w", str(options.workers), "--ttl", f"{options.ttl:g}"),
-            *("--broker-timeout", f"{options.timeout:g}", "--kill-grace", f"{KILL_GRACE:g}"),
-            *("--stop-grace", f"{STOP_GRACE:g}", "--retry", "fixed base=200ms"),
+            *("--broker-timeout", f"{options.timeout:g}", "--kill-grace", f"{KILL_GRACE_S:g}"),
+            *("--stop-grace", f"{STOP_GRACE_S:g}", "--retry", "fixed base=200ms"),
             *("--max-crashes", str(MAX_CRASHES), "--log-format", "json"),
             *keys,
         ]
 
     def _environment(self) -> dict[str, str]:
         lasts = f"{self.options.seconds:g}"
-        orders = {spoiling.FOLDER: str(self._orders)}
+        orders = {spoiling.ORDERS_FOLDER: str(self._orders)}
         return {LEDGER: str(self.ledger), LASTS: lasts, "JOBPOOL_SIGNING_KEY": self._key, **orders}
 
     def connect(self) -> QueueBackend:
@@ -156,7 +156,8 @@ class Place:
     def disturb_producer(self) -> None:
         """Lose answers to some of the producer's enqueues from now on."""
         self._order(
-            [self._producer_network], lambda network: network.drop_replies(share=LOST_REPLIES, seed=self.options.seed)
+            [self._producer_network],
+            lambda network: network.drop_replies(share=LOST_REPLIES_SHARE, seed=self.options.seed),
         )
 
     def soothe_producer(self) -> None:

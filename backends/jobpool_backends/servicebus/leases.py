@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from jobpool.clock import Clock
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
+from jobpool_backends.servicebus.receiver import Delivery
 from jobpool_backends.servicebus.records import Record
-from jobpool_backends.servicebus.taker import Delivery
 
-REMEMBER = 60.0
+EXPIRED_KEPT_S = 60.0
 """Seconds for which a lease that ran out is known as one that did."""
 
 
@@ -44,7 +44,7 @@ class Held:
     lost: bool = False
 
 
-class Holdings:
+class HeldLeases:
     """The leases of one backend. Safe to share between threads."""
 
     def __init__(self, clock: Clock) -> None:
@@ -66,7 +66,7 @@ class Holdings:
             old = leases.get(held.sequence)
             leases[held.sequence] = held
         if old is not None:
-            old.delivery.taker.forget(1)
+            old.delivery.receiver.forget(1)
 
     def put_back(self, held: Held) -> None:
         """Hold again a lease that was taken and not settled; unless its message was fetched again meanwhile."""
@@ -74,7 +74,7 @@ class Holdings:
             leases = self._held.setdefault(held.queue, {})
             superseded = leases.setdefault(held.sequence, held) is not held
         if superseded:
-            held.delivery.taker.forget(1)
+            held.delivery.receiver.forget(1)
 
     def find(self, lease: JobLease) -> Held | Settled:
         """Return the lease's entry, or the refusal if there is none."""
@@ -95,18 +95,18 @@ class Holdings:
             if self._held.get(held.queue, {}).get(held.sequence) is not held:
                 return
             del self._held[held.queue][held.sequence]
-        held.delivery.taker.forget(1)
+        held.delivery.receiver.forget(1)
 
     def prune(self, queue: str) -> None:
         """Forget what ran out a while ago, and tell its receiver."""
-        long_ago = self._clock.boot() - REMEMBER
+        long_ago = self._clock.boot() - EXPIRED_KEPT_S
         with self._lock:
             leases = self._held.get(queue, {})
             gone = [held for held in leases.values() if held.expires_at < long_ago]
             for held in gone:
                 del leases[held.sequence]
         for held in gone:
-            held.delivery.taker.forget(1)
+            held.delivery.receiver.forget(1)
 
     def clear(self) -> list[Held]:
         """Forget everything; what that was."""

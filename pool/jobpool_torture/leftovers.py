@@ -10,7 +10,7 @@ from typing import Any
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Message, MessageFilter, State
 
-PAGE = 500
+PAGE_MESSAGES = 500
 
 LIVE = (State.WAITING, State.DELAYED, State.LEASED)
 
@@ -27,7 +27,7 @@ def kept(backend: QueueBackend, queue: str) -> list[Message]:
 def pages(backend: QueueBackend, where: MessageFilter) -> Iterator[Message]:
     """Yield all messages that the filter finds. Raises `BackendUnavailable`. Blocks for a round trip a page."""
     after: str | None = None
-    while page := backend.list_messages(where, after=after, limit=PAGE):
+    while page := backend.list_messages(where, after=after, limit=PAGE_MESSAGES):
         yield from page
         after = page[-1].cursor
 

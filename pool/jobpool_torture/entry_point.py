@@ -13,9 +13,9 @@ from jobpool.broker.finding import Finding
 from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool_torture import schedule
+from jobpool_torture.environment import Environment
 from jobpool_torture.options import FAULTS_A_SECOND, Options, check_broker, check_kinds
-from jobpool_torture.pace import Moment
-from jobpool_torture.place import Place
+from jobpool_torture.phases import Snapshot
 from jobpool_torture.result import Result
 from jobpool_torture.run import Run
 from jobpool_torture.schedule import KINDS, Fault
@@ -25,10 +25,10 @@ SCHEDULE = "schedule.json"
 SHORTEST = "shortest.json"
 """Files of a run's folder: the schedule; and the shortest part of it that has failed too."""
 
-SHRINK_RUNS = 20
+MAX_SHRINK_RUNS = 20
 """Runs, at most, that look for a shorter schedule."""
 
-SHRINK_TAIL = 3.0
+SHRINK_TAIL_S = 3.0
 """Seconds for which jobs still arrive after the last fault of a shorter schedule."""
 
 REPLAYED = {"seed": int, "seconds": int | float, "pools": int, "workers": int, "ttl": int | float, "rate": int | float}
@@ -57,11 +57,11 @@ class Watcher:
 
     planned: Callable[[Plan], None]
     begun: Callable[[Run], None]
-    tell: Callable[[Moment], None]
+    tell: Callable[[Snapshot], None]
     over: Callable[[], None] = lambda: None
 
 
-def conduct(options: Options, folder: Path, watcher: Watcher, faults: Sequence[Fault] | None = None) -> Result:
+def run_once(options: Options, folder: Path, watcher: Watcher, faults: Sequence[Fault] | None = None) -> Result:
     """Run once. Blocks for as long as that takes; no process is left afterwards.
 
     Args:
@@ -80,7 +80,7 @@ def conduct(options: Options, folder: Path, watcher: Watcher, faults: Sequence[F
             check_broker(backend, options)
             options = options.on_its_queue()
             told = [str(finding) for finding in backend.diagnose() if _is_worth_telling(finding)]
-            place = Place(options, folder, backend, wanted)
+            place = Environment(options, folder, backend, wanted)
         finally:
             backend.close()
         stack.callback(place.close)
@@ -99,7 +99,7 @@ def _is_worth_telling(finding: Finding) -> bool:
     return finding.is_bad or finding.check.endswith(".server")
 
 
-def _plan(options: Options, place: Place) -> list[Fault]:
+def _plan(options: Options, place: Environment) -> list[Fault]:
     there = place.nemesis.kinds()
     kinds = [kind for kind in options.faults or there if kind in there]
     if not kinds:
@@ -142,7 +142,7 @@ def read_schedule(path: Path) -> tuple[list[Fault], dict[str, Any]]:
     for name, kinds in REPLAYED.items():
         if isinstance(told.get(name), bool) or not isinstance(told.get(name), kinds):
             raise ConfigurationError(f"--replay {path}: it does not say the {name} of its run")
-        if name != "seed" and not -schedule.LARGEST <= told[name] <= schedule.LARGEST:
+        if name != "seed" and not -schedule.MAX_NUMBER <= told[name] <= schedule.MAX_NUMBER:
             raise ConfigurationError(f"--replay {path}: no run has such a number of {name}")
     if outside := [fault for fault in faults if fault.pool >= told["pools"]]:
         raise ConfigurationError(f"--replay {path}: fault {outside[0].number} strikes a pool that is not there")
@@ -164,7 +164,7 @@ def find_shorter(
         folder: Of that run; the runs' folders are made in it.
         tell: Called with a line before and after each run.
 
-    Blocks for `SHRINK_RUNS` runs at most, each as long as its last fault needs. The file is there from the first
+    Blocks for `MAX_SHRINK_RUNS` runs at most, each as long as its last fault needs. The file is there from the first
     failing part on, however the search ends.
     """
     tried = 0
@@ -179,10 +179,10 @@ def find_shorter(
         path.write_text(schedule.dump(part, about(replace(options, seconds=_seconds(part)))))
         return True
 
-    longest = SHRINK_RUNS * _seconds(faults) / 60
-    tell(f"looking for a shorter schedule: at most {SHRINK_RUNS} runs, of {longest:.0f} minutes of faults in all")
+    longest = MAX_SHRINK_RUNS * _seconds(faults) / 60
+    tell(f"looking for a shorter schedule: at most {MAX_SHRINK_RUNS} runs, of {longest:.0f} minutes of faults in all")
     with suppress(KeyboardInterrupt):
-        shrink(list(faults), fails, most=SHRINK_RUNS)
+        shrink(list(faults), fails, most=MAX_SHRINK_RUNS)
     return path if path.exists() else None
 
 
@@ -191,7 +191,7 @@ def _fails(options: Options, folder: Path, part: list[Fault], watcher: Watcher, 
     begun = time.monotonic()
     tell(f"{len(part)} faults in {_seconds(part):.0f} s")
     try:
-        result = conduct(replace(options, seconds=_seconds(part)), folder, watcher, part)
+        result = run_once(replace(options, seconds=_seconds(part)), folder, watcher, part)
     except JobpoolError as error:
         tell(f"did not come to its end: {error}")
         return False
@@ -203,4 +203,4 @@ def _fails(options: Options, folder: Path, part: list[Fault], watcher: Watcher, 
 
 
 def _seconds(faults: Sequence[Fault]) -> float:
-    return max((fault.ends for fault in faults), default=0.0) + SHRINK_TAIL
+    return max((fault.ends for fault in faults), default=0.0) + SHRINK_TAIL_S

@@ -16,36 +16,38 @@ from itertools import islice
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError
-from jobpool_backends.servicebus.holdings import Holdings
-from jobpool_backends.servicebus.hub import Hub
+from jobpool_backends.servicebus.leases import HeldLeases
+from jobpool_backends.servicebus.namespace import Namespace
 from jobpool_backends.servicebus.peeking import peek, peek_first
-from jobpool_backends.servicebus.sights import Moment, Sight, matches, see
+from jobpool_backends.servicebus.sights import Found, Now, matches, see
 from jobpool_backends.shared import check_page, check_positive, read_cursor
 
-STATS_CAP = 500
+MAX_STATS_MESSAGES = 500
 """Messages of a queue, and dead letters, that `stats` looks at."""
 
 LIVE = frozenset({State.WAITING, State.DELAYED, State.LEASED})
 
 
-class Looker:
+class Inspector:
     """The view of queues."""
 
-    def __init__(self, hub: Hub, holdings: Holdings, clock: Clock) -> None:
-        self._hub = hub
-        self._holdings = holdings
+    def __init__(self, namespace: Namespace, leases: HeldLeases, clock: Clock) -> None:
+        self._namespace = namespace
+        self._leases = leases
         self._clock = clock
 
     # --- counts ------------------------------------------------------------------------------------
 
     def stats(self, queue: str) -> QueueStats:
-        now = Moment.of(self._clock)
-        live, dead = peek_first(self._hub, queue, STATS_CAP)
-        held = self._holdings.of(queue)
+        now = Now.of(self._clock)
+        live, dead = peek_first(self._namespace, queue, MAX_STATS_MESSAGES)
+        held = self._leases.of(queue)
         return tally([see(queue, peeked, held, now, dead=False).message for peeked in live], len(dead), now.wall)
 
     def queues(self) -> list[str]:
-        return [queue for queue in self._hub.told() if next(self.search(MessageFilter(queue=queue)), None)]
+        return [
+            queue for queue in self._namespace.named_queues() if next(self.search(MessageFilter(queue=queue)), None)
+        ]
 
     def count(self, where: MessageFilter, cap: int) -> int:
         check_positive(cap, "cap")
@@ -62,7 +64,7 @@ class Looker:
         found = next(self.search(MessageFilter(ids=(ident,))), None)
         return found.message if found else None
 
-    def search(self, where: MessageFilter) -> Iterator[Sight]:
+    def search(self, where: MessageFilter) -> Iterator[Found]:
         """Yield the messages that the filter finds, in no order: of each queue first the live ones, then its dead
         letters.
 
@@ -72,7 +74,7 @@ class Looker:
             yield from self._search(where.queue, where)
             return
         troubles: list[ConfigurationError] = []
-        queues = self._hub.told()
+        queues = self._namespace.named_queues()
         for queue in queues:
             try:
                 yield from self._search(queue, where)
@@ -81,19 +83,19 @@ class Looker:
         if troubles and len(troubles) == len(queues):
             raise troubles[0]
 
-    def _search(self, queue: str, where: MessageFilter) -> Iterator[Sight]:
-        now = Moment.of(self._clock)
+    def _search(self, queue: str, where: MessageFilter) -> Iterator[Found]:
+        now = Now.of(self._clock)
         for dead in sides(where):
             for sight in self._see(queue, now, dead=dead):
                 if matches(sight.message, where, now.wall):
                     yield sight
 
-    def _see(self, queue: str, now: Moment, *, dead: bool) -> Iterator[Sight]:
-        held = self._holdings.of(queue)
-        return (see(queue, peeked, held, now, dead=dead) for peeked in peek(self._hub, queue, dead=dead))
+    def _see(self, queue: str, now: Now, *, dead: bool) -> Iterator[Found]:
+        held = self._leases.of(queue)
+        return (see(queue, peeked, held, now, dead=dead) for peeked in peek(self._namespace, queue, dead=dead))
 
 
-def oldest(found: Iterable[Sight], limit: int, behind: int = 0) -> list[Sight]:
+def oldest(found: Iterable[Found], limit: int, behind: int = 0) -> list[Found]:
     """Return the first `limit` in the order of their enqueue after this place. Keeps no more than that many."""
     return heapq.nsmallest(limit, (sight for sight in found if sight.place > behind), key=lambda sight: sight.place)
 
@@ -108,8 +110,8 @@ def sides(where: MessageFilter) -> list[bool]:
 def tally(live: list[Message], dead: int, now: float) -> QueueStats:
     """Return the counts. Where there was more to see, `cap` is the smallest count that may be too small."""
     counts = Counter(message.state for message in live)
-    unsure = [count for count in counts.values() if len(live) >= STATS_CAP]
-    if dead >= STATS_CAP:
+    unsure = [count for count in counts.values() if len(live) >= MAX_STATS_MESSAGES]
+    if dead >= MAX_STATS_MESSAGES:
         unsure.append(dead)
     waiting = [message.enqueued_at for message in live if message.state is State.WAITING]
     return QueueStats(

@@ -1,4 +1,4 @@
-"""A taker: one receiver of a queue, which fetches, waits and settles what it fetched, one thing at a time.
+"""A receiver: one receiver of a queue, which fetches, waits and settles what it fetched, one thing at a time.
 
 A wait gives way to a fetch or a settlement. Settlements go over the link that received; those of an earlier link go by
 the lock's token. If an answer was lost, it is asked for once more in that way. If the lock is gone then, perhaps the
@@ -20,12 +20,12 @@ from jobpool_backends.servicebus import credit, dispositions
 from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.dispositions import Answer
 from jobpool_backends.servicebus.trouble import LOST
-from jobpool_backends.servicebus.verdicts import Verdict
+from jobpool_backends.servicebus.verdicts import Disposition
 
-MOST_STRAYS = 1000
+MAX_UNSETTLED = 1000
 """Deliveries never settled on their link, after which it gets another: the session has room for some 5,000."""
 
-MOST_AT_ONCE = 500
+MAX_SETTLEMENTS = 500
 """Settlements on their way together."""
 
 
@@ -41,7 +41,7 @@ class Delivery:
     """
 
     message: ServiceBusReceivedMessage
-    taker: Taker
+    receiver: QueueReceiver
     generation: int
     received: float
     locked_until: float | None
@@ -56,20 +56,20 @@ class Doubt(Exception):
 class _Batch:
     """Settlements on their way, and what was answered."""
 
-    verdicts: Sequence[tuple[Delivery, Verdict]]
+    dispositions: Sequence[tuple[Delivery, Disposition]]
     answers: dict[int, Answer] = field(default_factory=dict)
 
     @property
     def open(self) -> list[int]:
-        return [place for place in range(len(self.verdicts)) if place not in self.answers]
+        return [place for place in range(len(self.dispositions)) if place not in self.answers]
 
     def answer(self, place: int, answer: Answer) -> None:
-        doubtful = isinstance(answer, LOST) and self.verdicts[place][0].asked
+        doubtful = isinstance(answer, LOST) and self.dispositions[place][0].asked
         self.answers[place] = Doubt() if doubtful else answer
 
 
-class Taker:
-    """One receiver of a queue. Only on the hub's loop."""
+class QueueReceiver:
+    """One receiver of a queue. Only on the namespace's loop."""
 
     def __init__(self, channel: Channel[ServiceBusReceiver]) -> None:
         self.channel = channel
@@ -104,13 +104,15 @@ class Taker:
         """End the wait."""
         self._nudge.set()
 
-    async def settle(self, verdicts: Sequence[tuple[Delivery, Verdict]], deadline: float) -> list[Answer | Doubt]:
+    async def settle(
+        self, dispositions: Sequence[tuple[Delivery, Disposition]], deadline: float
+    ) -> list[Answer | Doubt]:
         """Return an answer each, in order. One round trip, as a rule.
 
         Raises JobpoolError: not all were answered by the deadline; `settle` again is safe.
         """
-        batch = _Batch(verdicts)
-        self.load -= len(verdicts)
+        batch = _Batch(dispositions)
+        self.load -= len(dispositions)
         async with _Want(self):
             try:
                 await self.channel.run(lambda receiver: self._settle(receiver, batch), deadline)
@@ -120,7 +122,7 @@ class Taker:
                     raise
                 for place in batch.open:
                     batch.answers[place] = TimeoutError("the broker did not say what became of the message")
-        return [batch.answers[place] for place in range(len(verdicts))]
+        return [batch.answers[place] for place in range(len(dispositions))]
 
     def forget(self, deliveries: int) -> None:
         """Count deliveries that will never be settled."""
@@ -128,14 +130,14 @@ class Taker:
         self._strays += deliveries
 
     async def _draw(self, receiver: ServiceBusReceiver, most: int) -> list[Delivery]:
-        if self._strays > MOST_STRAYS:
+        if self._strays > MAX_UNSETTLED:
             self._strays = 0
             raise ConnectionResetError("too many deliveries were never settled: the receiver is replaced")
         before = time.monotonic()
         try:
             messages = await credit.draw(receiver, most)
         except Exception:
-            messages = credit.salvage(receiver)
+            messages = credit.received_before_break(receiver)
             if not messages:
                 raise
             self.channel.recycle()
@@ -151,7 +153,7 @@ class Taker:
         try:
             messages, before = await credit.wait(receiver, self._nudge, max(0.0, deadline - before))
         except Exception:
-            messages = credit.salvage(receiver)
+            messages = credit.received_before_break(receiver)
             if not messages:
                 raise
             self.channel.recycle()
@@ -160,12 +162,12 @@ class Taker:
     def _deliveries(self, messages: Sequence[ServiceBusReceivedMessage], before: float) -> list[Delivery]:
         self.load += len(messages)
         generation = self.channel.generation
-        return [Delivery(each, self, generation, before, credit.disarm(each)) for each in messages]
+        return [Delivery(each, self, generation, before, credit.pop_lock_end(each)) for each in messages]
 
     async def _settle(self, receiver: ServiceBusReceiver, batch: _Batch) -> None:
         here, elsewhere = self._split(receiver, batch)
-        for start in range(0, len(here), MOST_AT_ONCE):
-            await self._settle_here(receiver, batch, here[start : start + MOST_AT_ONCE])
+        for start in range(0, len(here), MAX_SETTLEMENTS):
+            await self._settle_here(receiver, batch, here[start : start + MAX_SETTLEMENTS])
         for place in elsewhere:
             await self._settle_by_token(receiver, batch, place)
 
@@ -173,7 +175,7 @@ class Taker:
         here: list[int] = []
         elsewhere: list[int] = []
         for place in batch.open:
-            delivery = batch.verdicts[place][0]
+            delivery = batch.dispositions[place][0]
             fits = delivery.generation == self.channel.generation and dispositions.settles_here(
                 receiver, delivery.message
             )
@@ -181,23 +183,25 @@ class Taker:
         return here, elsewhere
 
     async def _settle_here(self, receiver: ServiceBusReceiver, batch: _Batch, places: Sequence[int]) -> None:
-        part = [batch.verdicts[place] for place in places]
+        part = [batch.dispositions[place] for place in places]
         before = [delivery.asked for delivery, _ in part]
         for delivery, _ in part:
             delivery.asked = True
-        answers = await dispositions.settle(receiver, [(delivery.message, verdict) for delivery, verdict in part])
+        answers = await dispositions.settle(
+            receiver, [(delivery.message, disposition) for delivery, disposition in part]
+        )
         for place, asked, answer in zip(places, before, answers, strict=True):
             if answer is None or isinstance(answer, LOST):
-                batch.verdicts[place][0].asked = asked
+                batch.dispositions[place][0].asked = asked
                 batch.answer(place, answer)
         if any(place not in batch.answers for place in places):
             raise TimeoutError("the broker did not say what became of a message")
 
     async def _settle_by_token(self, receiver: ServiceBusReceiver, batch: _Batch, place: int) -> None:
-        delivery, verdict = batch.verdicts[place]
+        delivery, disposition = batch.dispositions[place]
         self.channel.count(1)
         try:
-            await dispositions.settle_by_token(receiver, delivery.message, verdict)
+            await dispositions.settle_by_token(receiver, delivery.message, disposition)
         except LOST as error:
             batch.answer(place, error)
         except BaseException:
@@ -210,12 +214,12 @@ class Taker:
 class _Want:
     """While it lasts, somebody wants the receiver for something else than waiting."""
 
-    def __init__(self, taker: Taker) -> None:
-        self._taker = taker
+    def __init__(self, receiver: QueueReceiver) -> None:
+        self._receiver = receiver
 
     async def __aenter__(self) -> None:
-        self._taker._wanted += 1
-        self._taker._nudge.set()
+        self._receiver._wanted += 1
+        self._receiver._nudge.set()
 
     async def __aexit__(self, *about: object) -> None:
-        self._taker._wanted -= 1
+        self._receiver._wanted -= 1

@@ -1,4 +1,4 @@
-"""The station: all channels of one queue, and the messages that were received while waiting.
+"""The client: all channels of one queue, and the messages that were received while waiting.
 
 Three connections for each queue, opened when they are needed. One sends, one (or more) fetches and settles, one renews
 and peeks, and is never given credit. A fourth, for the dead letters, is opened once somebody counts or looks at them.
@@ -19,13 +19,13 @@ from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBu
 
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.channel import Channel
-from jobpool_backends.servicebus.taker import Delivery, Taker
+from jobpool_backends.servicebus.receiver import Delivery, QueueReceiver
 from jobpool_backends.servicebus.verdicts import RELEASE
 
-PATIENCE = 1.0
+PREFETCH_KEPT_S = 1.0
 """Seconds that a message which came while somebody waited is kept for the fetch that follows."""
 
-GIVING_BACK = 3.0
+GIVE_BACK_LIMIT_S = 3.0
 """Seconds to give such messages back; their locks run out in any case."""
 
 log = logging.getLogger("jobpool.servicebus")
@@ -33,12 +33,12 @@ log = logging.getLogger("jobpool.servicebus")
 _HANDLER: dict[str, Any] = {"timeout": 5, "socket_timeout": 0.2}
 
 
-class Station:
-    """The channels of one queue. All but the constructor only on the hub's loop.
+class QueueClient:
+    """The channels of one queue. All but the constructor only on the namespace's loop.
 
     Args:
         name: Of the queue.
-        client: The hub's.
+        client: The namespace's.
     """
 
     def __init__(self, name: str, address: Address, client: ServiceBusClient) -> None:
@@ -52,7 +52,7 @@ class Station:
         self.dead: Channel[ServiceBusReceiver] = Channel(
             partial(receiver, sub_queue=ServiceBusSubQueue.DEAD_LETTER), address, name
         )
-        self.takers = [Taker(Channel(receiver, address, name, most=10**9)) for _ in range(address.receivers)]
+        self.receivers = [QueueReceiver(Channel(receiver, address, name, most=10**9)) for _ in range(address.receivers)]
         self._kept: deque[Delivery] = deque()
         self._giving_back: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
@@ -61,16 +61,16 @@ class Station:
     @property
     def receiving(self) -> Channel[ServiceBusReceiver]:
         """The first receiver's channel."""
-        return self.takers[0].channel
+        return self.receivers[0].channel
 
     async def take(self, most: int, deadline: float) -> list[Delivery]:
         """Return the messages of the queue now, `most` at most; first those that came during a wait. One round trip."""
         taken = [self._kept.popleft() for _ in range(min(most, len(self._kept)))]
         if len(taken) == most:
             return taken
-        taker = min(self.takers, key=lambda each: each.load)
+        receiver = min(self.receivers, key=lambda each: each.load)
         try:
-            return taken + await taker.take(most - len(taken), deadline)
+            return taken + await receiver.take(most - len(taken), deadline)
         except BaseException:
             self.keep(taken)
             raise
@@ -87,28 +87,28 @@ class Station:
             return bool(self._kept)
         try:
             if not (self._kept or unwanted()):
-                taker = min(self.takers, key=lambda each: each.load)
-                self.keep(await taker.wait(deadline, unwanted))
+                receiver = min(self.receivers, key=lambda each: each.load)
+                self.keep(await receiver.wait(deadline, unwanted))
         finally:
             self._turn.release()
         return bool(self._kept)
 
     def stop_waiting(self) -> None:
         """End the waits on this queue."""
-        for taker in self.takers:
-            taker.nudge()
+        for receiver in self.receivers:
+            receiver.nudge()
 
     def keep(self, deliveries: list[Delivery]) -> None:
-        """Keep these for the next `take`; when none comes within `PATIENCE`, they go back to the queue."""
+        """Keep these for the next `take`; when none comes within `PREFETCH_KEPT_S`, they go back to the queue."""
         self._kept.extend(deliveries)
         if self._kept and self._giving_back is None:
             self._giving_back = asyncio.ensure_future(self._give_back_later())
 
     async def give_back(self) -> None:
-        """Give the kept ones back now. Blocks for `GIVING_BACK` seconds at most; what is not done by then, runs out."""
+        """Give the kept ones back now. Blocks for `GIVE_BACK_LIMIT_S` at most; locks of the rest run out."""
         kept, self._kept = list(self._kept), deque()
-        deadline = time.monotonic() + min(GIVING_BACK, self.address.timeout)
-        parts = [[each for each in kept if each.taker is taker] for taker in self.takers]
+        deadline = time.monotonic() + min(GIVE_BACK_LIMIT_S, self.address.timeout)
+        parts = [[each for each in kept if each.receiver is receiver] for receiver in self.receivers]
         await asyncio.gather(*(self._give_back(mine, deadline) for mine in parts if mine))
 
     async def close(self) -> None:
@@ -119,13 +119,13 @@ class Station:
         self.stop_waiting()
         await self.give_back()
         channels: list[Channel[Any]] = [self.sending, self.management, self.dead]
-        channels += [taker.channel for taker in self.takers]
+        channels += [receiver.channel for receiver in self.receivers]
         await asyncio.gather(*(channel.close() for channel in channels))
 
     async def _give_back_later(self) -> None:
         try:
             while self._kept:
-                left = self._kept[0].received + PATIENCE - time.monotonic()
+                left = self._kept[0].received + PREFETCH_KEPT_S - time.monotonic()
                 if left <= 0:
                     await self.give_back()
                 else:
@@ -134,11 +134,11 @@ class Station:
             self._giving_back = None
 
     async def _give_back(self, deliveries: list[Delivery], deadline: float) -> None:
-        """Give back these messages of one taker."""
-        taker = deliveries[0].taker
+        """Give back these messages of one receiver."""
+        receiver = deliveries[0].receiver
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-                await taker.settle([(delivery, RELEASE) for delivery in deliveries], deadline)
+                await receiver.settle([(delivery, RELEASE) for delivery in deliveries], deadline)
         except Exception as error:  # noqa: BLE001 - after any error their locks run out
-            taker.forget(len(deliveries))
+            receiver.forget(len(deliveries))
             log.info("%s, queue %s: messages were not given back: %r", self.address.title, self.name, error)

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 from jobpool_torture.nemesis import Nemesis
 from jobpool_torture.result import Result
-from jobpool_torture.tally import Tallier, Tally
+from jobpool_torture.tally import LedgerTally, Tally
 
-TURN = 0.05
+TURN_S = 0.05
 """Seconds between two looks at the nemesis and the clock."""
 
-LOOK = 0.5
+REPORT_EVERY_S = 0.5
 """Seconds between two words to who watches."""
 
-REMEMBERED = 5
+SHOWN_SENTENCES = 5
 """Sentences of the nemesis that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Snapshot:
     """A moment of a run, for its watchers.
 
     Attributes:
@@ -43,14 +43,16 @@ class Moment:
     last: tuple[str, ...] = ()
 
 
-class Pace:
+class Phases:
     """The pace of one run, in one thread.
 
     Attributes:
         pending: Shown with each moment; set by the caller that asks the broker.
     """
 
-    def __init__(self, nemesis: Nemesis, tallier: Tallier, result: Result, tell: Callable[[Moment], None]) -> None:
+    def __init__(
+        self, nemesis: Nemesis, tallier: LedgerTally, result: Result, tell: Callable[[Snapshot], None]
+    ) -> None:
         self._nemesis = nemesis
         self._tallier = tallier
         self._result = result
@@ -58,7 +60,7 @@ class Pace:
         self._phase = ""
         self._until: float | None = None
         self._told = 0.0
-        self._last: deque[str] = deque(maxlen=REMEMBERED)
+        self._last: deque[str] = deque(maxlen=SHOWN_SENTENCES)
         self.pending: int | None = None
 
     @contextmanager
@@ -75,11 +77,11 @@ class Pace:
         self._last.extend(said)
 
     def turn(self) -> None:
-        """Undo expired faults, record ended pools, report progress; block for `TURN` seconds."""
+        """Undo expired faults, record ended pools, report progress; block for `TURN_S` seconds."""
         self.note(self._nemesis.due())
-        if time.monotonic() - self._told >= LOOK:
+        if time.monotonic() - self._told >= REPORT_EVERY_S:
             self._say()
-        time.sleep(TURN)
+        time.sleep(TURN_S)
 
     def wait(self, is_so: Callable[[], bool], limit: float | None = None) -> bool:
         """Turn until it is so; False: it was not within `limit` seconds."""
@@ -98,4 +100,4 @@ class Pace:
         self._told = time.monotonic()
         left = None if self._until is None else max(0.0, self._until - self._told)
         struck = sum(self._result.struck.values())
-        self._tell(Moment(self._phase, left, self._tallier.look(), self.pending, struck, tuple(self._last)))
+        self._tell(Snapshot(self._phase, left, self._tallier.look(), self.pending, struck, tuple(self._last)))

@@ -20,28 +20,28 @@ from azure.servicebus.exceptions import MessageNotFoundError
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool_backends.servicebus.channel import Channel
-from jobpool_backends.servicebus.hub import Hub
-from jobpool_backends.servicebus.looking import Looker, oldest
+from jobpool_backends.servicebus.enqueue import send
+from jobpool_backends.servicebus.inspect import Inspector, oldest
+from jobpool_backends.servicebus.namespace import Namespace
+from jobpool_backends.servicebus.queue_client import QueueClient
 from jobpool_backends.servicebus.records import copy_id, read
-from jobpool_backends.servicebus.sending import send
-from jobpool_backends.servicebus.sifting import PIECE, Messages, Sieve
-from jobpool_backends.servicebus.sights import Sight, raised
-from jobpool_backends.servicebus.station import Station
+from jobpool_backends.servicebus.sifting import RECEIVE_MESSAGES, DeadLetterSearch, Messages
+from jobpool_backends.servicebus.sights import Found, raised
 from jobpool_backends.servicebus.verdicts import COMPLETE
 from jobpool_backends.shared import TOUCHABLE, check_positive
 
 T = TypeVar("T")
 
-LIMIT = 60.0
+BULK_STEP_LIMIT_S = 60.0
 """Seconds for one step: a thousand messages take one."""
 
 
-class Tender:
+class BulkChanger:
     """The bulk changes of queues."""
 
-    def __init__(self, hub: Hub, looker: Looker) -> None:
-        self._hub = hub
-        self._looker = looker
+    def __init__(self, namespace: Namespace, inspector: Inspector) -> None:
+        self._namespace = namespace
+        self._inspector = inspector
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         """Change the matching messages. Raises `Unsupported` for a filter by which this broker cannot delete."""
@@ -53,10 +53,10 @@ class Tender:
         return changed
 
     def _bulk(self, where: MessageFilter, state: State, verb: Verb, limit: int) -> int:
-        found = by_queue(oldest(self._looker.search(where), limit))
+        found = by_queue(oldest(self._inspector.search(where), limit))
         return sum(self._change(queue, some, state, verb) for queue, some in found.items())
 
-    def _change(self, queue: str, some: list[Sight], state: State, verb: Verb) -> int:
+    def _change(self, queue: str, some: list[Found], state: State, verb: Verb) -> int:
         match state:
             case State.DEAD:
                 return self._sift(queue, some, verb)
@@ -67,42 +67,44 @@ class Tender:
 
     # --- dead letters --------------------------------------------------------------------------------
 
-    def _sift(self, queue: str, some: list[Sight], verb: Verb) -> int:
-        station = self._hub.queue(queue)
-        before = nothing if verb is Verb.DELETE else _Raising(station, afresh=verb is Verb.RETRY).send
-        sieve = Sieve({sight.sequence for sight in some}, before)
-        self._ask(station.dead, sieve.run)
-        return sieve.done
+    def _sift(self, queue: str, some: list[Found], verb: Verb) -> int:
+        client = self._namespace.queue(queue)
+        before = nothing if verb is Verb.DELETE else _Raising(client, afresh=verb is Verb.RETRY).send
+        search = DeadLetterSearch({sight.sequence for sight in some}, before)
+        self._ask(client.dead, search.run)
+        return search.done
 
     # --- living ones ---------------------------------------------------------------------------------
 
-    def _cancel(self, queue: str, some: list[Sight]) -> int:
+    def _cancel(self, queue: str, some: list[Found]) -> int:
         numbers = iter([sight.sequence for sight in some])
         cancelled = 0
-        while piece := list(islice(numbers, PIECE)):
-            cancelled += self._ask(self._hub.queue(queue).sending, canceller(piece))
+        while piece := list(islice(numbers, RECEIVE_MESSAGES)):
+            cancelled += self._ask(self._namespace.queue(queue).sending, canceller(piece))
         return cancelled
 
     def _take(self, queue: str, count: int) -> int:
         """Delete `count` of the waiting messages, whichever come."""
-        return self._hub.call(delete(self._hub.queue(queue), count, time.monotonic() + LIMIT), LIMIT)
+        return self._namespace.call(
+            delete(self._namespace.queue(queue), count, time.monotonic() + BULK_STEP_LIMIT_S), BULK_STEP_LIMIT_S
+        )
 
     def _ask(self, channel: Channel[Any], step: Callable[[Any], Awaitable[T]]) -> T:
-        return self._hub.call(channel.run(step, time.monotonic() + LIMIT), LIMIT)
+        return self._namespace.call(channel.run(step, time.monotonic() + BULK_STEP_LIMIT_S), BULK_STEP_LIMIT_S)
 
 
 class _Raising:
     """The raising of dead letters of one queue by copies. Remembers those sent, should they be met again."""
 
-    def __init__(self, station: Station, *, afresh: bool) -> None:
-        self._station = station
+    def __init__(self, client: QueueClient, *, afresh: bool) -> None:
+        self._client = client
         self._afresh = afresh
         self._sent: set[int] = set()
 
     async def send(self, meant: Messages) -> None:
         fresh = [message for message in meant if message.sequence_number not in self._sent]
         if fresh:
-            await send(self._station, [self._copy(message) for message in sorted(fresh, key=_age)])
+            await send(self._client, [self._copy(message) for message in sorted(fresh, key=_age)])
         self._sent.update(message.sequence_number or 0 for message in fresh)
 
     def _copy(self, message: ServiceBusReceivedMessage) -> ServiceBusMessage:
@@ -127,20 +129,20 @@ def touched(where: MessageFilter, verb: Verb) -> list[State]:
     return states
 
 
-def by_queue(found: Sequence[Sight]) -> dict[str, list[Sight]]:
-    queues: dict[str, list[Sight]] = {}
+def by_queue(found: Sequence[Found]) -> dict[str, list[Found]]:
+    queues: dict[str, list[Found]] = {}
     for sight in found:
         queues.setdefault(sight.message.queue, []).append(sight)
     return queues
 
 
-async def delete(station: Station, count: int, deadline: float) -> int:
+async def delete(client: QueueClient, count: int, deadline: float) -> int:
     """Fetch and complete what waits, until `count` or none is left; how many it were."""
     deleted = 0
-    while deleted < count and (some := await station.take(min(PIECE, count - deleted), deadline)):
-        for taker in {delivery.taker for delivery in some}:
-            verdicts = [(delivery, COMPLETE) for delivery in some if delivery.taker is taker]
-            answers = await taker.settle(verdicts, deadline)
+    while deleted < count and (some := await client.take(min(RECEIVE_MESSAGES, count - deleted), deadline)):
+        for receiver in {delivery.receiver for delivery in some}:
+            dispositions = [(delivery, COMPLETE) for delivery in some if delivery.receiver is receiver]
+            answers = await receiver.settle(dispositions, deadline)
             deleted += answers.count(None)
     return deleted
 

@@ -17,21 +17,21 @@ from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, WriteRefused
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
-from jobpool_backends.servicebus.charging import Charge, Charges
 from jobpool_backends.servicebus.dispositions import is_there
-from jobpool_backends.servicebus.holdings import Held, Holdings
-from jobpool_backends.servicebus.hub import Hub
+from jobpool_backends.servicebus.enqueue import Outgoing, Producer
+from jobpool_backends.servicebus.leases import Held, HeldLeases
+from jobpool_backends.servicebus.namespace import Namespace
+from jobpool_backends.servicebus.reap import Charge, Charges
+from jobpool_backends.servicebus.receiver import Doubt, QueueReceiver
 from jobpool_backends.servicebus.records import Record, copy_id
-from jobpool_backends.servicebus.sending import Outgoing, Producer
-from jobpool_backends.servicebus.taker import Doubt, Taker
 from jobpool_backends.servicebus.trouble import LOST
-from jobpool_backends.servicebus.verdicts import ABANDON, COMPLETE, Verdict, bury
+from jobpool_backends.servicebus.verdicts import ABANDON, COMPLETE, Disposition, bury
 from jobpool_backends.shared import lifts_expiry, micros
 
 CRASH_LIMIT = "crash-limit"
-EXPIRED = "lease expired"
+LEASE_EXPIRED = "lease expired"
 
-LEAST = 1.0
+MIN_SETTLE_TIME_S = 1.0
 """Seconds to settle in, however little is left of a lease: whether it was too late, the broker knows."""
 
 
@@ -40,7 +40,7 @@ class Plan:
     """The plan of a settlement: the copies to send, and then the order to the broker about the original."""
 
     held: Held
-    verdict: Verdict
+    disposition: Disposition
     copies: list[Outgoing] = field(default_factory=list)
     charged: Charge | None = None
 
@@ -48,13 +48,15 @@ class Plan:
 class Settler:
     """The settler of leases."""
 
-    def __init__(self, hub: Hub, holdings: Holdings, producer: Producer, charges: Charges, clock: Clock) -> None:
-        self._hub = hub
-        self._holdings = holdings
+    def __init__(
+        self, namespace: Namespace, leases: HeldLeases, producer: Producer, charges: Charges, clock: Clock
+    ) -> None:
+        self._namespace = namespace
+        self._leases = leases
         self._producer = producer
         self._charges = charges
         self._clock = clock
-        self._halves = _Halves()
+        self._halves = _PartialAnswers()
 
     def settle(
         self,
@@ -72,7 +74,7 @@ class Settler:
         plans: dict[int, Plan] = {}
         for place, (lease, settlement) in enumerate(settlements):
             if place not in answers:
-                held = self._holdings.take(lease)
+                held = self._leases.take(lease)
                 if isinstance(held, Held):
                     plans[place] = self._plan(held, lease, settlement, brought.get(place, ()))
                 else:
@@ -132,12 +134,12 @@ class Settler:
         record = replace(held.record, attempts=held.record.attempts + abandon.attempts)
         error = abandon.error if abandon.error is not None else record.last_error
         cause = abandon.cause if abandon.cause is not None else record.cause
-        verdict = bury(abandon.reason, record.epitaph(error, cause, micros(self._clock.wall())))
-        return Plan(held, verdict, self._follow_ups(brought))
+        disposition = bury(abandon.reason, record.epitaph(error, cause, micros(self._clock.wall())))
+        return Plan(held, disposition, self._follow_ups(brought))
 
     def _forfeit(self, held: Held, cause: str) -> Plan:
         now = self._clock.wall()
-        charged = self._charges.charge(held.queue, held.record, cause or EXPIRED, now)
+        charged = self._charges.charge(held.queue, held.record, cause or LEASE_EXPIRED, now)
         record = charged.record
         if charged.dead:
             plan = Plan(held, bury(CRASH_LIMIT, record.epitaph(record.last_error, record.cause, micros(now))))
@@ -150,10 +152,10 @@ class Settler:
 
     def _carry_out(self, plans: dict[int, Plan], known: dict[int, Settled], call_id: str) -> dict[int, Settled]:
         left = max(plan.held.expires_at for plan in plans.values()) - self._clock.boot()
-        limit = min(self._hub.address.timeout, max(left, LEAST))
+        limit = min(self._namespace.address.timeout, max(left, MIN_SETTLE_TIME_S))
         answers: dict[int, Settled] = {}
         try:
-            refused = self._hub.call(self._send_and_settle(plans, answers, time.monotonic() + limit), 2 * limit)
+            refused = self._namespace.call(self._send_and_settle(plans, answers, time.monotonic() + limit), 2 * limit)
         finally:
             self._note(plans, answers)
             if len(answers) < len(plans):
@@ -163,8 +165,8 @@ class Settler:
             raise WriteRefused(str(refused), [told.get(place) for place in range(len(known) + len(plans))]) from refused
         if len(answers) < len(plans):
             raise BackendUnavailable(
-                f"{self._hub.address.title} did not say what became of {len(plans) - len(answers)} of {len(plans)}"
-                " messages: settle them again while their leases run"
+                f"{self._namespace.address.title} did not say what became of {len(plans) - len(answers)} of"
+                f" {len(plans)} messages: settle them again while their leases run"
             )
         return answers
 
@@ -172,7 +174,7 @@ class Settler:
         """Keep leases without an answer as held, and report charges."""
         for place, plan in plans.items():
             if place not in answers:
-                self._holdings.put_back(plan.held)
+                self._leases.put_back(plan.held)
             elif plan.charged is not None and answers[place]:
                 self._charges.tell(plan.held.queue, plan.charged)
 
@@ -181,11 +183,13 @@ class Settler:
     ) -> WriteRefused | None:
         """Return why copies of some were refused; what needs none of these is settled."""
         refused = await self._send_copies(list(plans.values()))
-        by_taker: dict[Taker, list[int]] = {}
+        by_receiver: dict[QueueReceiver, list[int]] = {}
         for place, plan in plans.items():
             if not plan.copies or plan.held.copied:
-                by_taker.setdefault(plan.held.delivery.taker, []).append(place)
-        parts = [self._settle_part(taker, plans, places, answers, deadline) for taker, places in by_taker.items()]
+                by_receiver.setdefault(plan.held.delivery.receiver, []).append(place)
+        parts = [
+            self._settle_part(receiver, plans, places, answers, deadline) for receiver, places in by_receiver.items()
+        ]
         if len(parts) == 1:
             await parts[0]
             return refused
@@ -217,10 +221,15 @@ class Settler:
         return refused
 
     async def _settle_part(
-        self, taker: Taker, plans: dict[int, Plan], places: Sequence[int], answers: dict[int, Settled], deadline: float
+        self,
+        receiver: QueueReceiver,
+        plans: dict[int, Plan],
+        places: Sequence[int],
+        answers: dict[int, Settled],
+        deadline: float,
     ) -> None:
-        verdicts = [(plans[place].held.delivery, plans[place].verdict) for place in places]
-        told = await taker.settle(verdicts, deadline)
+        dispositions = [(plans[place].held.delivery, plans[place].disposition) for place in places]
+        told = await receiver.settle(dispositions, deadline)
         for place, answer in zip(places, told, strict=True):
             if answer is None:
                 answers[place] = Settled.OK
@@ -231,14 +240,14 @@ class Settler:
 
     async def _resolve(self, plan: Plan) -> Settled:
         """Look at a message whose lock is gone, perhaps by our own request, whose answer was lost."""
-        if plan.verdict is ABANDON:
+        if plan.disposition is ABANDON:
             return Settled.OK  # it is back in the queue in either case
-        station = self._hub.queue(plan.held.queue)
-        gone = not await station.management.run(lambda receiver: is_there(receiver, plan.held.sequence))
+        client = self._namespace.queue(plan.held.queue)
+        gone = not await client.management.run(lambda receiver: is_there(receiver, plan.held.sequence))
         return Settled.OK if gone else Settled.EXPIRED
 
 
-class _Halves:
+class _PartialAnswers:
     """Answers of calls that were answered in part; kept for a minute."""
 
     def __init__(self) -> None:

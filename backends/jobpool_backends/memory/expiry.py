@@ -11,11 +11,11 @@ V = TypeVar("V")
 Key = Any
 """Strings, or tuples of them: what can be ordered among its like."""
 
-SPARE = 64
+SPARE_HEAP_ENTRIES = 64
 """Ends that were put off since, kept beyond as many as there are keys."""
 
 
-class Ends(Generic[K]):
+class Expiries(Generic[K]):
     """The end of each key, in microseconds; the length is the room that takes."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Ends(Generic[K]):
         """Set the end of a key, whatever it was before."""
         self._until[key] = until
         heappush(self._heap, (until, key))
-        if len(self._heap) > 2 * len(self._until) + SPARE:
+        if len(self._heap) > 2 * len(self._until) + SPARE_HEAP_ENTRIES:
             self._heap = [(end, known) for known, end in self._until.items()]
             heapify(self._heap)
 
@@ -45,12 +45,12 @@ class Ends(Generic[K]):
                 yield key, until
 
 
-class Ending(Generic[V]):
+class Expiring(Generic[V]):
     """Values by key, times in microseconds. At its end a value is gone."""
 
     def __init__(self) -> None:
         self._values: dict[Key, V] = {}
-        self._ends: Ends[Key] = Ends()
+        self._ends: Expiries[Key] = Expiries()
 
     def __len__(self) -> int:
         return len(self._values)
