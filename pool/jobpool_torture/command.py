@@ -195,21 +195,21 @@ class _Face:
 
     def report(self, result: Result, folder: Path | None) -> None:
         """Print the answer. `folder`: None = it is removed."""
-        from jobpool_torture import view as tortureview
+        from jobpool_torture import view
 
         assert self._plan is not None
         again = self._replay_command(folder)
         if self._json:
-            answer_json(tortureview.document(self._plan, result, folder, self._shortest, again))
+            answer_json(view.document(self._plan, result, folder, self._shortest, again))
         else:
-            tortureview.report(self._plan, result, folder, self._shortest, again)
+            view.report(self._plan, result, folder, self._shortest, again)
 
     def _planned(self, plan: Plan) -> None:
-        from jobpool_torture import view as tortureview
+        from jobpool_torture import view
 
         self._plan = plan
         with suppress(OSError):
-            tortureview.head(plan, with_schedule=self._verbose)
+            view.head(plan, with_schedule=self._verbose)
 
     def _watcher(self, planned: Callable[[Plan], None], show: Callable[[Snapshot], None]) -> Watcher:
         from jobpool_torture.entry_point import Watcher

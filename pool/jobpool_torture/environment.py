@@ -11,16 +11,17 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import LOCAL, open_backend, scheme_of
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_torture import spoiling
-from jobpool_torture.access import Access, make_access
+from jobpool_torture.baseline import FILE
+from jobpool_torture.broker_faults import Access, make_access
 from jobpool_torture.clocks import PoolClock, missing
-from jobpool_torture.descriptors import FILE, SOCKET, UNIX_SOCKET
 from jobpool_torture.fleet import Fleet
+from jobpool_torture.judge import MAX_CRASHES
 from jobpool_torture.ledger import LASTS, LEDGER
 from jobpool_torture.nemesis import Nemesis
 from jobpool_torture.network import NetworkFailed, Proxy
 from jobpool_torture.options import Options
+from jobpool_torture.processes import SOCKET, UNIX_SOCKET
 from jobpool_torture.routes import find_route
-from jobpool_torture.verdict import MAX_CRASHES
 from jobpool_torture.workload import APP
 
 OWN_CLOCK = "the broker keeps time by this machine's clock, which no pool has for itself"

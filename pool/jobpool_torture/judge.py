@@ -1,18 +1,29 @@
-"""Judgements of a run beside the oracle's, by its knowledge of each job's purpose and of the faults. Pure.
+"""Judgements of a run, by the oracle, by each job's purpose and by the faults; and of keys, by which jobs share one.
 
-Of keys: keys.py. Excuses by faults: excuses.py.
+No answer tells that a key is done, or held. But only an accepted ack makes a key done, and it is held as long as the
+lease of the delivery it was granted to. If a delivery was settled in the end, its lease had not ended before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
-from jobpool.broker.values import Message, State
-from jobpool_torture.keys import histories_of, key_of
+from jobpool.broker.values import Capabilities, Message, State
+from jobpool_torture import leftovers, oracle, tolerated
 from jobpool_torture.ledger import Line
-from jobpool_torture.message_history import ACCEPTED
+from jobpool_torture.message_history import ACCEPTED, Delivery, History
+from jobpool_torture.result import Result
 from jobpool_torture.tolerated import Window
 from jobpool_torture.workload import DIES_OF, HANG_TIMEOUT_S, Item
+
+DOUBTFUL = Capabilities(idempotent_settle=False)
+"""A call that was not answered may have been carried out, whatever later ones were answered."""
+
+Run = tuple[str, str, Delivery]
+"""A run: its shared key, its job's id, and the delivery."""
 
 FAR_OUT_S = 5.0
 """Seconds beyond timeout and grace that no loaded machine explains."""
@@ -27,6 +38,99 @@ DYING = ("crash", "poison", "hang")
 
 DEATH_SEEN_S = 2.0
 """Seconds after such a fault within which the death of a child is seen to."""
+
+MAX_CRASHES = 5
+"""The pools' `max_crashes`."""
+
+
+def broken(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:
+    """Return jobs that ran, were skipped or were enqueued as no job with their key should be → why."""
+    history = list(lines)
+    histories = list(histories_of(history, {ident: item for ident, item in items.items() if shared(item)}))
+    runs = [(shared(items[one.id]), one.id, delivery) for one in histories for delivery in one.deliveries]
+    keyed = [run for run in runs if key_of(items[run[1]])]
+    second = _second_of_unique(history, items)
+    return _skipped_for_nothing(keyed) | _beside_another(runs) | _begun_after_done(keyed) | second
+
+
+def histories_of(lines: Iterable[Line], items: Mapping[str, Item]) -> Iterator[History]:
+    """Yield the history of each of these jobs of which there is a line."""
+    by_id: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        if line.id in items:
+            by_id[line.id].append(line)
+    return (History(ident, told, DOUBTFUL) for ident, told in by_id.items())
+
+
+def key_of(item: Item | None) -> str:
+    """Return its idempotency key, which nobody else but jobs of this run has; "" = none."""
+    return str(item.options.get("idempotency_key", "")) if item else ""
+
+
+def shared(item: Item) -> str:
+    """Return what only one job may hold at a time: its idempotency key, or the name of a single instance; "" =
+    nothing.
+    """
+    name = item.options.get("name", "") if item.options.get("single_instance") else ""
+    return key_of(item) or str(name)
+
+
+def _skipped_for_nothing(runs: Sequence[Run]) -> dict[str, str]:
+    """Report acks without a run before another job with the key was being acked."""
+    done: dict[str, float] = {}
+    for key, _, delivery in runs:
+        if delivery.wrote("end") and delivery.known.may_be("ack"):
+            first = min(call.at for call in delivery.calls if call.verb == "ack")
+            done[key] = min(done.get(key, first), first)
+    return {
+        ident: f"delivery {delivery.fence} was acked without a run, and nobody had done its key"
+        for key, ident, delivery in runs
+        if delivery.known.verb == "ack" and not delivery.wrote("start")
+        if key not in done or done[key] > delivery.calls[0].at
+    }
+
+
+def _begun_after_done(runs: Iterable[Run]) -> dict[str, str]:
+    """Report starts after another job with the key was acked. One that lost its lease meanwhile may write that late."""
+    runs = [run for run in runs if run[2].wrote("start") and run[2].known.accepted]
+    done: dict[str, tuple[float, str]] = {}
+    for key, ident, delivery in runs:
+        if (ack := delivery.known.accepted) and ack.verb == "ack":
+            done[key] = min(done.get(key, (ack.at, ident)), (ack.at, ident))
+    return {
+        ident: f"delivery {delivery.fence} began after {done[key][1]}, with its key, was acked"
+        for key, ident, delivery in runs
+        if key in done and delivery.wrote("start")[0].at > done[key][0] and ident != done[key][1]
+    }
+
+
+def _beside_another(runs: Iterable[Run]) -> dict[str, str]:
+    """Report starts beside another run of the same: both were settled later, so both leases were live."""
+    found: dict[str, str] = {}
+    last: dict[str, tuple[float, str]] = {}
+    settled = [(d.wrote("start")[0].at, d.calls[0].at, *run) for run in runs if _was_held(d := run[2])]
+    for begun, asked, name, ident, delivery in sorted(settled, key=lambda one: one[:2]):
+        until, other = last.get(name, (begun, ident))
+        if begun < until and ident != other:
+            found[ident] = f"delivery {delivery.fence} began while {other} ran, which shares {name}"
+        last[name] = max((until, other), (asked, ident))
+    return found
+
+
+def _was_held(delivery: Delivery) -> bool:
+    """Return the time for which it was surely held: from its start until its first call."""
+    return bool(delivery.wrote("start") and delivery.known.accepted)
+
+
+def _second_of_unique(lines: Sequence[Line], items: Mapping[str, Item]) -> dict[str, str]:
+    answers: dict[str, str] = {}
+    second = {}
+    for line in lines:
+        if line.event == "enq" and line.tag in items and items[line.tag].kind == "unique":
+            key = key_of(items[line.tag])
+            if (first := answers.setdefault(key, line.id)) != line.id:
+                second[line.id] = f"it was added beside {first}, which has its unique key"
+    return second
 
 
 def overruns(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence[Window]) -> dict[str, float]:
@@ -146,3 +250,65 @@ def _may_be_killed(line: Line, begun: float, killing: Iterable[Window]) -> bool:
 
 def _is(line: Line, items: Mapping[str, Item], kind: str) -> bool:
     return line.id in items and items[line.id].kind == kind
+
+
+def reach(
+    result: Result,
+    lines: Sequence[Line],
+    kept: Sequence[Message],
+    items: Mapping[str, Item],
+    windows: Sequence[tolerated.Window],
+    can: Capabilities,
+    kill_grace: float,
+) -> None:
+    """Fill in the findings of ledger and broker.
+
+    Args:
+        result: Gets counts and figures.
+        lines: The whole ledger.
+        kept: Messages that the broker still has.
+        items: The enqueued jobs, by id.
+        windows: When faults struck which pools.
+        can: Of the broker.
+        kill_grace: Seconds that the pools were given.
+    """
+    result.dead = leftovers.reasons(kept)
+    account = oracle.count(lines, kept=kept, can=can, witnessed=True)
+    if not can.lists_live:
+        account.lost -= _not_listed(lines, account.lost, result.left)
+    result.take(account, tolerated.doubled(lines, windows, can))
+    late = overruns(lines, items, windows)
+    result.late = sorted(late.values())
+    bound = kill_grace + FAR_OUT_S
+    result.add("LATE", [f"{ident}: {seconds:.1f} s" for ident, seconds in late.items() if seconds > bound])
+    ours = [message for message in kept if message.id not in account.ghosts]
+    _tell(result, "LOST", unrun(lines, items))
+    _tell(result, "LOST", swallowed(lines, items))
+    _tell(result, "LOST", undeserved(ours, items, MAX_CRASHES, exact=can.exact_crashes))
+    _tell(result, "BLAMED", blamed(lines, items, windows))
+    _tell(result, "KEY", broken(lines, items))
+    if can.exact_crashes and can.atomic_nack:
+        _tell(result, "POISON", unpoisoned(lines, items, MAX_CRASHES))
+
+
+def _tell(result: Result, count: str, found: Mapping[str, str]) -> None:
+    result.add(count, [f"{ident}: {why}" for ident, why in found.items()])
+
+
+def _not_listed(lines: Sequence[Line], missing: Collection[str], left: int) -> set[str]:
+    """Return the missing ids without an end, if `left` were left when a person ended the drain.
+
+    A broker that lists no live messages tells how many they are, and not which.
+    """
+    ends = ("ack", "abandon")
+    ended = {line.id for line in lines if line.event == "settled" and line.verb in ends and line.answer in ACCEPTED}
+    ended |= {line.id for line in lines if line.event == "reaped" and line.answer == "dead"}
+    open_ = set(missing) - ended
+    return open_ if len(open_) <= left else set()
+
+
+def dump(kept: Sequence[Message], file: Path) -> None:
+    """Write one JSON line a message: purged ones cannot be looked at any more. Raises OSError."""
+    with file.open("w") as stream:
+        for message in kept:
+            stream.write(json.dumps(leftovers.described(message)) + "\n")

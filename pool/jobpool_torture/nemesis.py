@@ -14,17 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobpool_torture import processes, spoiling
-from jobpool_torture.access import Access, AccessFailed
-from jobpool_torture.broker_restart import BrokerRestart
+from jobpool_torture.broker_faults import Access, AccessFailed, BrokerRestart
 from jobpool_torture.clocks import PoolClock
-from jobpool_torture.fleet import Fleet
-from jobpool_torture.network import NetworkFailed, Proxy
-from jobpool_torture.network_state import NetworkState
-from jobpool_torture.pool import Pool
+from jobpool_torture.fleet import Fleet, Pool
+from jobpool_torture.network import NetworkFailed, NetworkState, Proxy
+from jobpool_torture.processes import Stops
 from jobpool_torture.record import Record
 from jobpool_torture.schedule import KINDS, Fault
-from jobpool_torture.stalls import FROZEN_LIMIT_S, PoolStalls
-from jobpool_torture.stops import Stops
+from jobpool_torture.stall_detector import FROZEN_LIMIT_S, PoolStalls
 
 MAX_STOP_PASSES = 5
 """Looks at a pool that is to be stopped whole: what it forks between two of them is found by the next."""

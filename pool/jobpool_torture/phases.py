@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from jobpool_torture.nemesis import Nemesis
-from jobpool_torture.result import Result
-from jobpool_torture.tally import LedgerTally, Tally
+from jobpool_torture.result import LedgerTally, Result, Tally
 
 TURN_S = 0.05
 """Seconds between two looks at the nemesis and the clock."""

@@ -14,8 +14,7 @@ from jobpool.broker.opening import open_backend, scheme_of
 from jobpool.broker.values import QueueStats
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.message.signing import EnvelopeSigner
-from jobpool_torture import emptying, verdict
-from jobpool_torture import leftovers as remains
+from jobpool_torture import judge, leftovers
 from jobpool_torture.baseline import REST_LIMIT_S, Baseline, Open
 from jobpool_torture.environment import Environment
 from jobpool_torture.fleet import End
@@ -23,10 +22,9 @@ from jobpool_torture.ledger import Ledger
 from jobpool_torture.options import Options
 from jobpool_torture.phases import TURN_S, Phases, Snapshot
 from jobpool_torture.producer import Producer
-from jobpool_torture.result import Result
+from jobpool_torture.result import LedgerTally, Result
 from jobpool_torture.schedule import Fault
 from jobpool_torture.stall_detector import DrainStall
-from jobpool_torture.tally import LedgerTally
 from jobpool_torture.tolerated import Window
 from jobpool_torture.workload import taste, workload
 
@@ -211,7 +209,7 @@ class Run:
             if self.result.interrupted:
                 self.result.left = self._pace.pending or 0
             else:
-                self.result.add("STUCK", self._ask(lambda: remains.stuck(backend, self._options.queue)) or ())
+                self.result.add("STUCK", self._ask(lambda: leftovers.stuck(backend, self._options.queue)) or ())
 
     def _idle(self, before: Open | None) -> None:
         """Compare descriptors once nothing runs; an interrupted run may have jobs under way."""
@@ -237,12 +235,12 @@ class Run:
             problems = Counter(self._place.nemesis.problems)
             self.result.problems += [f"{text}{f', {n} times' if n > 1 else ''}" for text, n in problems.items()]
             lines, can, grace = self._ledger.read(), backend.capabilities, self._place.kill_grace
-            kept = self._ask(lambda: remains.kept(backend, self._options.queue))
+            kept = self._ask(lambda: leftovers.kept(backend, self._options.queue))
             if kept is not None:
-                verdict.dump(kept, self._folder / "left.jsonl")
-                verdict.reach(self.result, lines, kept, producer.items, self._disturbed(), can, grace)
+                judge.dump(kept, self._folder / "left.jsonl")
+                judge.reach(self.result, lines, kept, producer.items, self._disturbed(), can, grace)
         if not self._options.keep:
-            self._empty(backend, emptying.own_ids(lines))
+            self._empty(backend, leftovers.own_ids(lines))
 
     def _disturbed(self) -> list[Window]:
         """Return when faults struck which pools; of those that end by themselves only the nemesis knows how long they
@@ -258,7 +256,7 @@ class Run:
         queue, limit = self._options.queue, self._options.ttl + EMPTY_LIMIT_S
         with self._pace.phase("empty", limit):
             try:
-                left = emptying.empty(backend, queue, ours, self._pace.rest, limit)
+                left = leftovers.empty(backend, queue, ours, self._pace.rest, limit)
             except JobpoolError as error:
                 left = f"queue {queue} was not emptied: {error}; `jobpool purge -Q {queue}` does so"
         self.result.problems += [left] if left else []

@@ -18,7 +18,7 @@ from jobpool.broker.opening import redact
 from jobpool.cli.output import Column, note, plural, say, table
 from jobpool.message.printable import printable
 from jobpool.message.units import format_duration
-from jobpool_torture.descriptors import listed
+from jobpool_torture.baseline import listed
 from jobpool_torture.result import MEANINGS, quantiles
 
 if TYPE_CHECKING:

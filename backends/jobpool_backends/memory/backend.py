@@ -34,11 +34,9 @@ from jobpool.message.settlement import Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.memory.checks import PLACE
 from jobpool_backends.memory.claims import MemoryClaims
-from jobpool_backends.memory.expiry import Expiring
 from jobpool_backends.memory.keys import MemoryKeys
-from jobpool_backends.memory.settle import Settler
-from jobpool_backends.memory.store import Store
-from jobpool_backends.memory.values import Entry, judge, shown
+from jobpool_backends.memory.store import Settler, Store
+from jobpool_backends.memory.values import Entry, Expiring, judge, shown
 from jobpool_backends.shared import (
     MICRO,
     TOUCHABLE,

@@ -12,8 +12,7 @@ from heapq import heappop, heappush
 
 from jobpool.broker.values import REMEMBER_CALLS
 from jobpool.message.guards import Begin, Begun, Guards, Rate
-from jobpool_backends.memory.expiry import Expiring
-from jobpool_backends.memory.values import Entry
+from jobpool_backends.memory.values import Entry, Expiring
 from jobpool_backends.shared import KEY_PLACE, MICRO, longest_windows, micros
 
 

@@ -16,16 +16,12 @@ from jobpool_backends.servicebus import checks
 from jobpool_backends.servicebus.address import read_address
 from jobpool_backends.servicebus.bulk import BulkChanger
 from jobpool_backends.servicebus.enqueue import Producer
-from jobpool_backends.servicebus.fetch import Fetcher
-from jobpool_backends.servicebus.identity import CREDENTIAL_VARIABLES, require
+from jobpool_backends.servicebus.fetch import Fetcher, Waiter
 from jobpool_backends.servicebus.inspect import Inspector
-from jobpool_backends.servicebus.leases import HeldLeases
-from jobpool_backends.servicebus.locks import Locks
-from jobpool_backends.servicebus.namespace import Access, Namespace
+from jobpool_backends.servicebus.leases import HeldLeases, Locks
+from jobpool_backends.servicebus.namespace import CREDENTIAL_VARIABLES, Access, Namespace, require
 from jobpool_backends.servicebus.reap import Charges
-from jobpool_backends.servicebus.renewing import Renewer
-from jobpool_backends.servicebus.settle import Settler
-from jobpool_backends.servicebus.wait import Waiter
+from jobpool_backends.servicebus.settle import Renewer, Settler
 from jobpool_backends.shared import brought_by_each, refuse_options
 
 

@@ -1,12 +1,16 @@
 """Bulk changes by an administrator: raise dead letters, delete.
 
 A dead letter is raised by sending a copy to its queue and then completing it among the dead letters. A failure in
-between leaves both, never neither. Delayed messages are found by peeking and cancelled by their numbers. Waiting ones
-can only be taken in their order, and so be deleted only all at once. Leased messages are never touched.
+between leaves both, never neither. The broker gives dead letters in its own order: others stay locked until all wanted
+ones are found, so that they do not come again. Their locks must outlive the search, so the search is bounded.
+
+Delayed messages are cancelled by their numbers. Waiting ones can only be taken in their order, and so be deleted only
+all at once. Leased messages are never touched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -14,26 +18,38 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
-from azure.servicebus.aio import ServiceBusSender
+from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 from azure.servicebus.exceptions import MessageNotFoundError
 
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.enqueue import send
-from jobpool_backends.servicebus.inspect import Inspector, oldest
+from jobpool_backends.servicebus.inspect import Found, Inspector, oldest, raised
+from jobpool_backends.servicebus.internals import COMPLETE, RELEASE, Disposition, settle, take
 from jobpool_backends.servicebus.namespace import Namespace
 from jobpool_backends.servicebus.queue_client import QueueClient
 from jobpool_backends.servicebus.records import copy_id, read
-from jobpool_backends.servicebus.sifting import RECEIVE_MESSAGES, DeadLetterSearch, Messages
-from jobpool_backends.servicebus.sights import Found, raised
-from jobpool_backends.servicebus.verdicts import COMPLETE
+from jobpool_backends.servicebus.trouble import LOST
 from jobpool_backends.shared import TOUCHABLE, check_positive
 
 T = TypeVar("T")
 
 BULK_STEP_LIMIT_S = 60.0
 """Seconds for one step: a thousand messages take one."""
+
+RECEIVE_MESSAGES = 250
+"""Messages received at once."""
+
+MAX_LOCKED_MESSAGES = 2000
+"""Dead letters that are kept locked; the broker gives about 5,000 to one connection."""
+
+RECEIVE_TIMEOUT_S = 1.0
+"""Seconds to wait for messages that were there a moment ago. Others may be at work on them."""
+
+Messages = Sequence[ServiceBusReceivedMessage]
+Before = Callable[[Messages], Awaitable[None]]
+"""A step for wanted messages, which are locked, before they are removed."""
 
 
 class BulkChanger:
@@ -168,3 +184,71 @@ def canceller(numbers: list[int]) -> Callable[[ServiceBusSender], Awaitable[int]
 
 def _age(message: ServiceBusReceivedMessage) -> int:
     return read(message).enqueued_at
+
+
+class DeadLetterSearch:
+    """One search. It can be run again with another receiver when one fails.
+
+    Args:
+        wanted: The broker's numbers of what is meant.
+        before: See `Before`.
+
+    Attributes:
+        done: How many were found and removed.
+    """
+
+    def __init__(self, wanted: set[int], before: Before) -> None:
+        self._wanted = wanted
+        self._before = before
+        self.done = 0
+
+    async def run(self, receiver: ServiceBusReceiver) -> None:
+        """Look until all is found, or nothing comes any more.
+
+        Raises `Unsupported` when too many others come before them; what was found first is done.
+        """
+        others: list[ServiceBusReceivedMessage] = []
+        try:
+            while self._wanted and (some := await take(receiver, RECEIVE_MESSAGES, RECEIVE_TIMEOUT_S)):
+                meant = [message for message in some if message.sequence_number in self._wanted]
+                others += [message for message in some if message.sequence_number not in self._wanted]
+                await self._remove(receiver, meant)
+                self._check(len(others))
+        finally:
+            await give_back(receiver, others)
+
+    async def _remove(self, receiver: ServiceBusReceiver, meant: Messages) -> None:
+        if meant:
+            await self._before(meant)
+            self.done += await remove(receiver, meant)
+            self._wanted.difference_update(message.sequence_number or 0 for message in meant)
+
+    def _check(self, others: int) -> None:
+        if self._wanted and others >= MAX_LOCKED_MESSAGES:
+            raise Unsupported(
+                f"servicebus:// finds dead letters only among the first {MAX_LOCKED_MESSAGES:,} of a queue, and"
+                f" {len(self._wanted):,} of those meant come later: raise or purge what comes before them first"
+            )
+
+
+async def remove(receiver: ServiceBusReceiver, messages: Messages) -> int:
+    """Complete messages, and return how many. Messages whose lock was lost are left out.
+
+    Raises errors that leave a doubt.
+    """
+    answers = await settle(receiver, _each(messages, COMPLETE))
+    for answer in answers:
+        if answer is not None and not isinstance(answer, LOST):
+            raise answer
+    return answers.count(None)
+
+
+async def give_back(receiver: ServiceBusReceiver, messages: Messages) -> None:
+    """Unlock messages. Messages of a broken connection come back when their locks end."""
+    if messages:
+        with contextlib.suppress(Exception):
+            await settle(receiver, _each(messages, RELEASE))
+
+
+def _each(messages: Messages, disposition: Disposition) -> list[tuple[ServiceBusReceivedMessage, Disposition]]:
+    return [(message, disposition) for message in messages]

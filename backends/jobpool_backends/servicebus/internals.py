@@ -1,7 +1,13 @@
-"""Internals of the SDK that this package needs: the first place to look when a new SDK does not work.
+"""Use of the SDK's internals: the first place to look when a new SDK does not work.
 
-credit.py and dispositions.py build on it; everything else uses the SDK's public calls. The range of versions in
-pyproject.toml is as narrow as that asks for.
+Everything else uses the SDK's public calls. The range of versions in pyproject.toml is as narrow as that asks for.
+
+AMQP has what a job queue needs, but the SDK's public calls do not expose it. To ask for the messages of *now*, credit
+is given with the flag `drain`: the broker sends what it has, and says that the rest of the credit is used up. That is
+one round trip. `receive_messages` waits for a time instead, and leaves the rest of its credit with the broker; messages
+pushed later are locked in a receiver that nobody reads. To wait, one credit is given, and taken back in the same way.
+
+Dispositions of a batch are on their way together, where `complete_message` waits for each answer.
 """
 
 from __future__ import annotations
@@ -9,9 +15,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
+from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus import exceptions as sdk
+from azure.servicebus._pyamqp.error import AMQPError
+from azure.servicebus._pyamqp.outcomes import Accepted, Modified, Rejected, Released
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 
 READ_SLICE_S = 0.1
@@ -22,6 +33,23 @@ ROUND_TRIP_LIMIT_S = 5.0
 
 MAX_DISPOSITIONS = 10_000
 """Dispositions that one frame may tell of."""
+
+LATE_ECHO_LIMIT_S = 0.25
+"""Seconds for the broker to say that credit is used up that its messages have used up."""
+
+WAIT_READ_S = 1.0
+"""Seconds that one read waits: what comes in it is taken to have been locked at its start."""
+
+_LOCKED_UNTIL = b"x-opt-locked-until"
+
+Answer = BaseException | None
+"""None: it is so. A `trouble.LOST`: the lock was gone. A TimeoutError: nobody knows."""
+
+LOCK_LOST = "com.microsoft:message-lock-lost"
+
+_DEAD_LETTER = b"com.microsoft:dead-letter"
+_REASON = "DeadLetterReason"
+_DESCRIPTION = "DeadLetterErrorDescription"
 
 
 class LinkListener:
@@ -157,3 +185,232 @@ def cut_off(connection: Any) -> None:
 def connection_of(handler: ServiceBusSender | ServiceBusReceiver) -> Any:
     """Return its connection; None when it has none."""
     return getattr(getattr(handler, "_handler", None), "_connection", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Disposition:
+    """One of them.
+
+    Attributes:
+        kind: AMQP's word for the outcome.
+        reason, description: Of a dead letter.
+    """
+
+    kind: str
+    reason: str = ""
+    description: str = ""
+
+
+COMPLETE = Disposition("accepted")
+"""Done with: it goes."""
+
+ABANDON = Disposition("modified")
+"""Back to the queue at once; counted as a delivery."""
+
+RELEASE = Disposition("released")
+"""Back to the queue at once, as if it had not been looked at."""
+
+
+def bury(reason: str, description: str) -> Disposition:
+    """Move it to the dead letters."""
+    return Disposition("rejected", reason, description)
+
+
+async def draw(receiver: ServiceBusReceiver, most: int) -> list[ServiceBusReceivedMessage]:
+    """Return the messages of the queue now, `most` at most: one round trip.
+
+    Raises TimeoutError when the broker does not say that this is all, and what the SDK raises of broken links.
+    """
+    client = await ready_client(receiver)
+    listener = listener_of(receiver)
+    receiver._receive_context.set()
+    try:
+        await listener.give_credit(most, drain=True)
+        await read_until(client, lambda: listener.drained or client._received_messages.qsize() >= most)
+        if not listener.drained:
+            await _hear_late_echo(client, listener)
+        return _buffered(receiver)
+    finally:
+        receiver._receive_context.clear()
+
+
+async def wait(
+    receiver: ServiceBusReceiver, stop: asyncio.Event, seconds: float
+) -> tuple[list[ServiceBusReceivedMessage], float]:
+    """Wait for one message, until `stop` is set, or so long; and the time before which it was not locked.
+
+    The time is `time.monotonic()`'s. No credit is left behind; what came while it was taken back is returned as well.
+    """
+    client = await ready_client(receiver)
+    listener = listener_of(receiver)
+    receiver._receive_context.set()
+    try:
+        await listener.give_credit(1, drain=False)
+        began = await _read_unless(client, stop, time.monotonic() + seconds)
+        if client._received_messages.empty():
+            await listener.give_credit(0, drain=True)
+            await read_until(client, lambda: listener.drained)
+        return _buffered(receiver), began
+    finally:
+        receiver._receive_context.clear()
+
+
+def received_before_break(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
+    """Return messages that had arrived before their connection broke: the locks are ours, and hold without it."""
+    return [] if receiver._handler is None else _buffered(receiver)
+
+
+async def take(receiver: ServiceBusReceiver, count: int, seconds: float) -> list[ServiceBusReceivedMessage]:
+    """Return at most `count` messages of the queue; if it has none, the first to come within `seconds`."""
+    messages = await draw(receiver, count)
+    if not messages and seconds > 0:
+        messages, _ = await wait(receiver, asyncio.Event(), seconds)
+    for message in messages:
+        pop_lock_end(message)
+    return messages
+
+
+def pop_lock_end(message: ServiceBusReceivedMessage) -> float | None:
+    """Take the end of the lock off the message, and return it: Unix time on the broker's clock.
+
+    Else the SDK compares it with this machine's clock, and refuses to settle a message whose lock has ended by that.
+    """
+    notes: Any = message.raw_amqp_message.annotations
+    until = notes.pop(_LOCKED_UNTIL, None) if notes else None
+    return None if until is None else until / 1000
+
+
+async def _hear_late_echo(client: Any, listener: LinkListener) -> None:
+    """Take the late answer, so that the next one is not mistaken for it; a broker may send none."""
+    try:
+        await read_until(client, lambda: listener.drained, LATE_ECHO_LIMIT_S)
+    except TimeoutError:
+        listener.drained = True
+
+
+async def _read_unless(client: Any, stop: asyncio.Event, give_up: float) -> float:
+    """Read until a message is there, or `stop` is set; when the last read began."""
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        while True:
+            began = time.monotonic()
+            left = give_up - began
+            if left <= 0 or stop.is_set() or not client._received_messages.empty():
+                return began
+            await _first(client._connection.listen(wait=min(left, WAIT_READ_S)), stopped)
+            client._link.get_state()  # raises its error, if any
+            if not client._received_messages.empty():
+                return began
+    finally:
+        stopped.cancel()
+
+
+async def _first(reading: Any, stopped: asyncio.Future[Any]) -> None:
+    """Read, unless that is not wanted any more. A read that is cut short keeps what it has for the next."""
+    task = asyncio.ensure_future(reading)
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
+
+
+def _buffered(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
+    buffer: Any = receiver._handler._received_messages
+    messages = []
+    while not buffer.empty():
+        messages.append(receiver._build_received_message(buffer.get()))
+        buffer.task_done()
+    return messages
+
+
+async def settle(
+    receiver: ServiceBusReceiver,
+    dispositions: Sequence[tuple[ServiceBusReceivedMessage, Disposition]],
+    seconds: float | None = None,
+) -> list[Answer]:
+    """Settle messages that this receiver received; an answer each. One round trip, for which it waits so long.
+
+    Raises what the SDK raises of broken links; nothing is known then.
+    """
+    client = await ready_client(receiver)
+    listener = listener_of(receiver)
+    listener.expect([message._delivery_id for message, _ in dispositions])
+    for message, disposition in dispositions:
+        await client._link.send_disposition(
+            first_delivery_id=message._delivery_id,
+            delivery_tag=message._delivery_tag,
+            settled=False,
+            delivery_state=_outcome(disposition),
+        )
+    with suppress(TimeoutError):  # told one by one
+        await read_until(client, lambda: not listener.pending, seconds)
+    listener.pending = 0
+    return [_judge(listener.outcomes[message._delivery_id], disposition) for message, disposition in dispositions]
+
+
+def settles_here(receiver: ServiceBusReceiver, message: ServiceBusReceivedMessage) -> bool:
+    """Return whether the receiver's link has this delivery as one to settle."""
+    return message._delivery_tag in client_of(receiver)._link._received_delivery_tags
+
+
+async def settle_by_token(
+    receiver: ServiceBusReceiver, message: ServiceBusReceivedMessage, disposition: Disposition
+) -> None:
+    """Settle what another connection received, one round trip. Raises as the SDK does."""
+    match disposition.kind:
+        case "accepted":
+            await receiver.complete_message(message)
+        case "rejected":
+            await receiver.dead_letter_message(message, disposition.reason, disposition.description)
+        case _:
+            await receiver.abandon_message(message)
+
+
+async def is_there(receiver: ServiceBusReceiver, sequence: int) -> bool:
+    """Return whether the queue still has the message with this number, locked or not. One round trip."""
+    found = await receiver.peek_messages(max_message_count=1, sequence_number=sequence)
+    return bool(found) and found[0].sequence_number == sequence
+
+
+def _outcome(disposition: Disposition) -> Any:
+    match disposition.kind:
+        case "accepted":
+            return Accepted()
+        case "released":
+            return Released()
+        case "modified":
+            return Modified(delivery_failed=True, undeliverable_here=False, message_annotations=None)
+        case _:
+            told = {_REASON: disposition.reason, _DESCRIPTION: disposition.description}
+            return Rejected(AMQPError(condition=_DEAD_LETTER, description=disposition.description, info=told))
+
+
+def _judge(outcome: dict[str, Any] | None, disposition: Disposition) -> Answer:
+    if outcome is None:
+        return TimeoutError("the broker did not say what became of the message")
+    name = next(iter(outcome), "")
+    refusal = _refusal(outcome) if name == "rejected" else None
+    if refusal is not None or name == disposition.kind:
+        return refusal
+    return sdk.ServiceBusError(f"the broker answered {name or 'nothing'} to {disposition.kind}")
+
+
+def _refusal(outcome: dict[str, Any]) -> Answer:
+    """Return the error that a rejection carries; one without is only the echo of a dead letter."""
+    fields = outcome["rejected"]
+    error = fields[0] if fields else None
+    if not error:
+        return None
+    condition = _text(error[0])
+    description = _text(error[1]) if len(error) > 1 and error[1] else condition
+    if condition == LOCK_LOST:
+        return sdk.MessageLockLostError(message=description)
+    return sdk.ServiceBusError(description, condition=condition)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,24 +1,38 @@
-"""The leases of this client, so that it refuses by itself what the broker could not refuse exactly.
+"""The leases of this client, and when they end.
 
 The broker knows a lock only by its token. So a settlement that is late by our own clock, or comes from another owner,
-never reaches it.
+never reaches it. A lease ends by this machine's clock, counted from before the request. The broker tells the end of a
+lock on *its* clock. A sooner end than expected means that the queue's locks are shorter than the option `lock` says, or
+that the clocks differ. The sooner end is taken then: a lease that ends too soon costs a renewal, and one that ends too
+late costs a job that runs twice.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jobpool.clock import Clock
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
+from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.receiver import Delivery
 from jobpool_backends.servicebus.records import Record
 
 EXPIRED_KEPT_S = 60.0
 """Seconds for which a lease that ran out is known as one that did."""
+
+CLOCK_TOLERANCE_S = 1.0
+"""Seconds by which clocks may differ before it is worth a word."""
+
+WARNING_PAUSE_S = 600.0
+"""Seconds between two warnings about a queue."""
+
+log = logging.getLogger("jobpool.servicebus")
 
 
 @dataclass(slots=True, eq=False)
@@ -125,3 +139,69 @@ class HeldLeases:
         if self._clock.boot() >= held.expires_at:
             return Settled.EXPIRED
         return held if held.owner_token == lease.owner_token else Settled.NOT_OWNER
+
+
+@dataclass(frozen=True, slots=True)
+class ShortLock:
+    """About the locks of a queue: the shortest time that one had left when it was given, by our clock, and when."""
+
+    shortest: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTime:
+    """The time of a request, by the backend's clock and by `time.monotonic()`."""
+
+    boot: float
+    wall: float
+    mono: float
+
+    def earlier(self, mono: float) -> RequestTime:
+        """Return the same for what was asked for before this already; itself for what was asked for since."""
+        back = max(0.0, self.mono - mono)
+        return RequestTime(self.boot - back, self.wall - back, mono) if back else self
+
+
+class Locks:
+    """The clock that computes ends of leases.
+
+    Args:
+        clock: The backend's.
+    """
+
+    def __init__(self, address: Address, clock: Clock) -> None:
+        self._address = address
+        self._clock = clock
+        self._warned: dict[str, float] = {}
+        self.noticed: dict[str, ShortLock] = {}
+        """By queue."""
+
+    def now(self) -> RequestTime:
+        """Return the time, to be taken before a request."""
+        return RequestTime(self._clock.boot(), self._clock.wall(), time.monotonic())
+
+    def end(self, queue: str, asked: RequestTime, locked_until: float | None) -> float:
+        """Return when a lease ends on the backend's clock; `locked_until` on the broker's, None = it did not say."""
+        length = self._address.lock
+        if locked_until is not None and locked_until - asked.wall < length - CLOCK_TOLERANCE_S:
+            left = locked_until - asked.wall
+            self._notice(queue, left)
+            length = left if left > 0 else length
+        return asked.boot + length
+
+    def _notice(self, queue: str, left: float) -> None:
+        now = time.monotonic()
+        known = self.noticed.get(queue)
+        if known is None or left < known.shortest:
+            self.noticed[queue] = ShortLock(left, now)
+        if now - self._warned.get(queue, -WARNING_PAUSE_S) >= WARNING_PAUSE_S:
+            self._warned[queue] = now
+            log.warning(
+                "%s: queue %s locked a message for %.1f s instead of %g s: set the option lock to what the queue's lock"
+                " duration is, or set this machine's clock, which is ahead of the service's",
+                self._address.title,
+                queue,
+                left,
+                self._address.lock,
+            )

@@ -1,34 +1,197 @@
 """The namespace: all connections to it. Several backends may share them.
 
 It has one thread with an event loop, one client of the SDK, and a queue client for each queue that was named. Nothing
-of it is made before the first call, and in a process that was forked since, everything is made anew.
+is made before the first call. A forked child has the memory of the parent's loop and connections, but not its thread.
+The sockets are the parent's as well, so the child leaves them alone, for good, and makes everything anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import logging
+import os
 import threading
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from azure.core.credentials import AccessToken
 from azure.servicebus.aio import ServiceBusClient
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.channel import CLOSE_LIMIT_S
-from jobpool_backends.servicebus.identity import credential
-from jobpool_backends.servicebus.loop import LoopThread
 from jobpool_backends.servicebus.queue_client import QueueClient
-from jobpool_backends.servicebus.sdklog import install_log_filter
+
+CREDENTIAL_VARIABLES = ("AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PASSWORD", "AZURE_PASSWORD")
+"""Variables of azure-identity that are secrets by themselves."""
+
+FILTERED_LINES = {
+    "azure.servicebus.aio._base_handler_async": "Unexpected error occurred",
+    "azure.servicebus._pyamqp.aio._connection_async": "Connection closed with error",
+    "azure.servicebus._pyamqp.aio._management_operation_async": "Failed to complete management operation",
+}
+"""By logger: how the text begins."""
 
 T = TypeVar("T")
+
+LOOP_THREAD_NAME = "jobpool-servicebus"
+"""The thread's name."""
+
+_INHERITED: list[object] = []
+"""Objects that came over a fork: kept, so that nothing of them is ever closed by being forgotten."""
+
+_STOP_LIMIT_S = 5.0
+"""Seconds that the thread may take to end."""
 
 CALL_SPARE_S = 2.0
 """Seconds that a caller waits beyond what the work on the loop was allowed."""
 
 ATTEMPT_LIMIT_S = 5.0
 """Seconds that one attempt of the SDK may take; it is far below the shortest lock."""
+
+
+def credential() -> Any:
+    """Return a credential for the SDK. No I/O. Raises as `require`."""
+    require()
+    from azure.identity import DefaultAzureCredential  # an extra
+
+    return _OnAThread(DefaultAzureCredential())
+
+
+def require() -> None:
+    """Check that azure-identity is there.
+
+    Raises:
+        ConfigurationError: It is not installed.
+    """
+    try:
+        import azure.identity  # noqa: F401 - an extra, and slow to import
+    except ImportError as error:
+        raise ConfigurationError(
+            "servicebus://NAME needs the package 'azure-identity', which is not installed: pip install"
+            " 'jobpool[entra]', or use a connection string"
+        ) from error
+
+
+class _OnAThread:
+    """A blocking credential for a client that awaits it: azure-identity's own needs one more HTTP library."""
+
+    def __init__(self, blocking: Any) -> None:
+        self._blocking = blocking
+
+    async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
+        token: AccessToken = await asyncio.to_thread(self._blocking.get_token, *scopes, **options)
+        return token
+
+    async def close(self) -> None:
+        self._blocking.close()
+
+    async def __aenter__(self) -> _OnAThread:
+        return self
+
+    async def __aexit__(self, *about: object) -> None:
+        await self.close()
+
+
+def install_log_filter() -> None:
+    """Install the filter. May be called any number of times."""
+    for name in FILTERED_LINES:
+        logging.getLogger(name).addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return record.threadName != LOOP_THREAD_NAME or not str(record.msg).startswith(FILTERED_LINES[record.name])
+
+
+class LoopThread:
+    """A thread that runs coroutines on one event loop, for callers on any thread.
+
+    Args:
+        name: Purpose of the loop, for error texts.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    @property
+    def inherited(self) -> bool:
+        """True if this was made by a process that this one was forked from."""
+        return self._pid != os.getpid()
+
+    def run(self, work: Coroutine[Any, Any, T], limit: float) -> T:
+        """Do it on the loop, and wait for it, `limit` seconds at most.
+
+        Raises:
+            BackendUnavailable: It is not done by then and was cancelled, or the thread was stopped.
+            Whatever it raises.
+        """
+        try:
+            loop = self._running()
+        except BackendUnavailable:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            return future.result(limit)
+        except concurrent.futures.CancelledError:
+            raise BackendUnavailable(f"{self._name}: this backend was closed meanwhile") from None
+        except concurrent.futures.TimeoutError:  # ours, or one of the work's own
+            raise BackendUnavailable(f"{self._name} did not answer within {limit:g} s") from None
+        finally:
+            future.cancel()  # does nothing to a finished one
+
+    def stop(self) -> None:
+        """End the thread. Nothing when there is none. Blocks for 5 seconds at most."""
+        with self._lock:
+            self._stopped = True
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is None or thread is None or self.inherited:
+            return
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_STOP_LIMIT_S)
+
+    def leave_behind(self, *what: object) -> None:
+        """Keep what a fork brought along out of the way, and begin anew."""
+        _INHERITED.append((self._loop, self._thread, self._lock, *what))
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._loop = self._thread = None
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._stopped:
+                raise BackendUnavailable(f"{self._name}: this backend was closed: open another")
+            if self._loop is None:
+                loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_run, args=(loop,), name=LOOP_THREAD_NAME, daemon=True)
+                self._thread.start()
+                self._loop = loop
+            return self._loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        _end_tasks(loop)
+        loop.close()
+
+
+def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
 
 
 class Namespace:

@@ -19,8 +19,8 @@ from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBu
 
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.channel import Channel
+from jobpool_backends.servicebus.internals import RELEASE
 from jobpool_backends.servicebus.receiver import Delivery, QueueReceiver
-from jobpool_backends.servicebus.verdicts import RELEASE
 
 PREFETCH_KEPT_S = 1.0
 """Seconds that a message which came while somebody waited is kept for the fetch that follows."""

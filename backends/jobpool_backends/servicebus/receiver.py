@@ -16,11 +16,10 @@ from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusReceiver
 
 from jobpool.errors import BackendUnavailable
-from jobpool_backends.servicebus import credit, dispositions
+from jobpool_backends.servicebus import internals
 from jobpool_backends.servicebus.channel import Channel
-from jobpool_backends.servicebus.dispositions import Answer
+from jobpool_backends.servicebus.internals import Answer, Disposition
 from jobpool_backends.servicebus.trouble import LOST
-from jobpool_backends.servicebus.verdicts import Disposition
 
 MAX_UNSETTLED = 1000
 """Deliveries never settled on their link, after which it gets another: the session has room for some 5,000."""
@@ -135,9 +134,9 @@ class QueueReceiver:
             raise ConnectionResetError("too many deliveries were never settled: the receiver is replaced")
         before = time.monotonic()
         try:
-            messages = await credit.draw(receiver, most)
+            messages = await internals.draw(receiver, most)
         except Exception:
-            messages = credit.received_before_break(receiver)
+            messages = internals.received_before_break(receiver)
             if not messages:
                 raise
             self.channel.recycle()
@@ -151,9 +150,9 @@ class QueueReceiver:
             return []
         before = time.monotonic()
         try:
-            messages, before = await credit.wait(receiver, self._nudge, max(0.0, deadline - before))
+            messages, before = await internals.wait(receiver, self._nudge, max(0.0, deadline - before))
         except Exception:
-            messages = credit.received_before_break(receiver)
+            messages = internals.received_before_break(receiver)
             if not messages:
                 raise
             self.channel.recycle()
@@ -162,7 +161,7 @@ class QueueReceiver:
     def _deliveries(self, messages: Sequence[ServiceBusReceivedMessage], before: float) -> list[Delivery]:
         self.load += len(messages)
         generation = self.channel.generation
-        return [Delivery(each, self, generation, before, credit.pop_lock_end(each)) for each in messages]
+        return [Delivery(each, self, generation, before, internals.pop_lock_end(each)) for each in messages]
 
     async def _settle(self, receiver: ServiceBusReceiver, batch: _Batch) -> None:
         here, elsewhere = self._split(receiver, batch)
@@ -176,9 +175,7 @@ class QueueReceiver:
         elsewhere: list[int] = []
         for place in batch.open:
             delivery = batch.dispositions[place][0]
-            fits = delivery.generation == self.channel.generation and dispositions.settles_here(
-                receiver, delivery.message
-            )
+            fits = delivery.generation == self.channel.generation and internals.settles_here(receiver, delivery.message)
             (here if fits else elsewhere).append(place)
         return here, elsewhere
 
@@ -187,9 +184,7 @@ class QueueReceiver:
         before = [delivery.asked for delivery, _ in part]
         for delivery, _ in part:
             delivery.asked = True
-        answers = await dispositions.settle(
-            receiver, [(delivery.message, disposition) for delivery, disposition in part]
-        )
+        answers = await internals.settle(receiver, [(delivery.message, disposition) for delivery, disposition in part])
         for place, asked, answer in zip(places, before, answers, strict=True):
             if answer is None or isinstance(answer, LOST):
                 batch.dispositions[place][0].asked = asked
@@ -201,7 +196,7 @@ class QueueReceiver:
         delivery, disposition = batch.dispositions[place]
         self.channel.count(1)
         try:
-            await dispositions.settle_by_token(receiver, delivery.message, disposition)
+            await internals.settle_by_token(receiver, delivery.message, disposition)
         except LOST as error:
             batch.answer(place, error)
         except BaseException:

@@ -7,7 +7,7 @@ from support.jobs import QUEUE
 
 from jobpool.clock import ManualClock
 from jobpool_backends.memory import MemoryBackend
-from jobpool_backends.memory.expiry import Expiries
+from jobpool_backends.memory.values import Expiries
 
 
 def test_what_ends_is_told_once_and_at_its_last_time() -> None:

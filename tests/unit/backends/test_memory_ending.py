@@ -8,7 +8,7 @@ from jobpool.broker.values import MessageFilter, Verb
 from jobpool.clock import ManualClock
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool_backends.memory import MemoryBackend
-from jobpool_backends.memory.expiry import Expiring
+from jobpool_backends.memory.values import Expiring
 from jobpool_backends.shared import DeadCaps
 
 

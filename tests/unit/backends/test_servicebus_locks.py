@@ -11,8 +11,7 @@ from jobpool.clock import ManualClock
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
 from jobpool_backends.servicebus.address import Address
-from jobpool_backends.servicebus.leases import EXPIRED_KEPT_S, Held, HeldLeases
-from jobpool_backends.servicebus.locks import Locks, RequestTime
+from jobpool_backends.servicebus.leases import EXPIRED_KEPT_S, Held, HeldLeases, Locks, RequestTime
 from jobpool_backends.servicebus.receiver import Delivery
 from jobpool_backends.servicebus.records import Record
 

@@ -16,7 +16,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Level
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import Unsupported
-from jobpool_backends.servicebus import sifting
+from jobpool_backends.servicebus import bulk
 from jobpool_backends.servicebus.enqueue import send
 from jobpool_backends.servicebus.inspect import MAX_STATS_MESSAGES
 
@@ -98,8 +98,8 @@ def test_dead_letters_that_were_not_meant_are_as_before(backend: QueueBackend, c
 def test_what_stands_behind_too_many_others_is_refused_and_nothing_stays_locked(
     backend: QueueBackend, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sifting, "MAX_LOCKED_MESSAGES", 3)
-    monkeypatch.setattr(sifting, "RECEIVE_MESSAGES", 2)
+    monkeypatch.setattr(bulk, "MAX_LOCKED_MESSAGES", 3)
+    monkeypatch.setattr(bulk, "RECEIVE_MESSAGES", 2)
     bury(backend, ["odd"] * 5 + ["even"])
     before = control.messages(DEAD_LETTERS)
     with pytest.raises(Unsupported, match="raise or purge what comes before"):

@@ -7,8 +7,7 @@ import pytest
 from jobpool.broker.values import Message, MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool_backends.servicebus.bulk import touched
-from jobpool_backends.servicebus.inspect import MAX_STATS_MESSAGES, oldest, sides, tally
-from jobpool_backends.servicebus.sights import Found, matches
+from jobpool_backends.servicebus.inspect import MAX_STATS_MESSAGES, Found, matches, oldest, sides, tally
 
 WAITING, DELAYED, LEASED, DEAD = State.WAITING, State.DELAYED, State.LEASED, State.DEAD
 

@@ -35,9 +35,7 @@ from jobpool_backends.servicebus import (
     channel,
     internals,
     queue_client,
-)
-from jobpool_backends.servicebus import (
-    receiver as receiver,
+    receiver,
 )
 from jobpool_backends.servicebus.channel import Channel
 

@@ -18,9 +18,8 @@ from jobpool_torture import view as tortureview
 from jobpool_torture.entry_point import SHORTEST, Plan, Watcher
 from jobpool_torture.options import Options
 from jobpool_torture.phases import Snapshot
-from jobpool_torture.result import Result
+from jobpool_torture.result import Result, Tally
 from jobpool_torture.schedule import Fault
-from jobpool_torture.tally import Tally
 
 MOMENT = Snapshot("drain", None, Tally(), None, 0)
 

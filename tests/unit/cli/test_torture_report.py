@@ -9,9 +9,8 @@ import pytest
 from jobpool_torture.entry_point import Plan
 from jobpool_torture.options import Options
 from jobpool_torture.phases import Snapshot
-from jobpool_torture.result import MEANINGS, Result
+from jobpool_torture.result import MEANINGS, Result, Tally
 from jobpool_torture.schedule import Fault
-from jobpool_torture.tally import Tally
 from jobpool_torture.view import SHOWN_IDS, document, head, line, report
 
 PLAN = Plan(

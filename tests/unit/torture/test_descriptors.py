@@ -9,18 +9,16 @@ from collections import Counter
 import pytest
 
 from jobpool_torture import processes
-from jobpool_torture.descriptors import (
+from jobpool_torture.baseline import (
     FILE,
     MAX_MORE_CONNECTIONS,
     MAX_MORE_FILES,
-    SOCKET,
-    UNIX_SOCKET,
     difference,
     grown,
     listed,
-    unix_sockets,
 )
 from jobpool_torture.environment import connections
+from jobpool_torture.processes import SOCKET, UNIX_SOCKET, unix_sockets
 
 SOCKETS = MAX_MORE_CONNECTIONS[SOCKET]
 BEFORE = Counter({"socket": 10, "unix socket": 12, "pipe": 3, "/jobs.db": 1})

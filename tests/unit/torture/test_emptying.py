@@ -13,9 +13,9 @@ from jobpool.broker.opening import open_backend
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool.message.definition import JobDefinition
-from jobpool_torture import emptying
-from jobpool_torture.emptying import empty, own_ids
+from jobpool_torture import leftovers
 from jobpool_torture.ledger import Line
+from jobpool_torture.leftovers import empty, own_ids
 
 QUEUE = "torture-1"
 OURS = {"a", "b", "c"}
@@ -44,8 +44,8 @@ def test_the_ledger_knows_what_was_enqueued_and_what_has_run() -> None:
 def test_dead_and_waiting_messages_are_deleted_and_other_queues_are_not_touched(
     backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(emptying, "PAGE_MESSAGES", 2)
-    monkeypatch.setattr(emptying, "MAX_DELETED_MESSAGES", 1)
+    monkeypatch.setattr(leftovers, "PAGE_MESSAGES", 2)
+    monkeypatch.setattr(leftovers, "MAX_DELETED_MESSAGES", 1)
     put(backend, *OURS)
     put(backend, "x", queue="other")
     for lease in backend.fetch_many(QUEUE, limit=2):
@@ -71,7 +71,7 @@ def test_the_lease_of_a_pool_that_was_killed_is_waited_for(backend: QueueBackend
     backend.fetch_many(QUEUE, limit=1, ttl=0.2)
     rested: list[float] = []
     assert empty(backend, QUEUE, OURS, rested.append, 30.0) == ""
-    assert set(rested) == {emptying.LOOK_EVERY_S}
+    assert set(rested) == {leftovers.LOOK_EVERY_S}
     assert backend.stats(QUEUE).pending == 0
 
 

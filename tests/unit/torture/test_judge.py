@@ -10,8 +10,7 @@ from stories import kept
 from jobpool.broker.values import Message, State
 from jobpool_torture.judge import DEATH_SEEN_S, blamed, overruns, swallowed, undeserved, unpoisoned, unrun
 from jobpool_torture.ledger import Line
-from jobpool_torture.result import quantiles
-from jobpool_torture.tally import Tally
+from jobpool_torture.result import Tally, quantiles
 from jobpool_torture.tolerated import TOLERATED_AFTER_S, Window
 from jobpool_torture.workload import DIES_OF, HANG_TIMEOUT_S, KINDS, Item
 

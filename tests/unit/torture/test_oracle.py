@@ -9,9 +9,8 @@ import pytest
 from stories import ID, asked, cut_short, enq, failed, fetched, kept, ran, reaped, run, settled, unknown
 
 from jobpool.broker.values import Capabilities, Message, State
-from jobpool_torture.account import Account
 from jobpool_torture.ledger import Line
-from jobpool_torture.oracle import count
+from jobpool_torture.oracle import Account, count
 
 COPYING = Capabilities(atomic_nack=False, idempotent_settle=False)
 INEXACT = Capabilities(atomic_nack=False, exact_crashes=False)
