@@ -109,7 +109,7 @@ def turned_hub() -> Namespace:
 async def _open(clients: Iterable[QueueClient]) -> None:
     channels: list[Channel[Any]] = []
     for client in clients:
-        channels += [client.sending, client.receiving, client.management, client.dead]
+        channels += [client.sending, client.receivers[0].channel, client.management, client.dead]
     await asyncio.gather(*(channel.run(_nothing, time.monotonic() + LIMIT) for channel in channels))
 
 

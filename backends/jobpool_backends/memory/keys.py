@@ -18,50 +18,14 @@ MAX_LISTED_LOGS = 10_000
 """Names in one list of logs."""
 
 
-class Notes:
-    """The notes of all spaces."""
-
-    def __init__(self) -> None:
-        self._records: Expiring[bytes] = Expiring()
-        self._logs: dict[tuple[str, str], deque[bytes]] = {}
-
-    def put(self, space: str, records: Mapping[str, bytes], until: int) -> None:
-        for key, value in records.items():
-            self._records.put((space, key), value, until)
-
-    def get(self, space: str, key: str, now: int) -> bytes | None:
-        return self._records.get((space, key), now)
-
-    def page(self, space: str, prefix: str, after: str, limit: int, now: int) -> list[tuple[str, bytes]]:
-        known = [(key, value) for (where, key), value in self._records.items(now) if where == space]
-        return sorted(pair for pair in known if pair[0].startswith(prefix) and pair[0] > after)[:limit]
-
-    def delete(self, space: str, keys: Sequence[str], now: int) -> None:
-        for key in keys:
-            self._records.pop((space, key), now)
-
-    def append(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None:
-        for name, line in lines:
-            log = self._logs.setdefault((space, name), deque())
-            log.append(line)
-            while len(log) > keep:
-                log.popleft()
-
-    def read(self, space: str, name: str, limit: int) -> list[bytes]:
-        log = self._logs.get((space, name), deque())
-        return [log[-place] for place in range(1, min(limit, len(log)) + 1)]
-
-    def logs(self, space: str) -> list[str]:
-        return sorted(name for where, name in self._logs if where == space)[:MAX_LISTED_LOGS]
-
-
 class MemoryKeys(KeyStore):
     """Keys of one store, under its lock."""
 
     def __init__(self, store: Store, clock: Clock, lock: Condition) -> None:
         self._store = store
         self._places = store.places
-        self._notes = Notes()
+        self._records: Expiring[bytes] = Expiring()
+        self._logs: dict[tuple[str, str], deque[bytes]] = {}
         self._clock = clock
         self._lock = lock
 
@@ -105,34 +69,40 @@ class MemoryKeys(KeyStore):
         with self._lock:
             return self._places.holders(queue, name, self._boot())
 
-    # --- records -----------------------------------------------------------------------------------
+    # --- records and logs --------------------------------------------------------------------------
 
     def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
         with self._lock:
-            self._notes.put(space, records, self._wall() + micros(ttl))
+            until = self._wall() + micros(ttl)
+            for key, value in records.items():
+                self._records.put((space, key), value, until)
 
     def _get_record(self, space: str, key: str) -> bytes | None:
         with self._lock:
-            return self._notes.get(space, key, self._wall())
+            return self._records.get((space, key), self._wall())
 
     def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
         with self._lock:
-            return self._notes.page(space, prefix, after, limit, self._wall())
+            known = [(key, value) for (where, key), value in self._records.items(self._wall()) if where == space]
+            return sorted(pair for pair in known if pair[0].startswith(prefix) and pair[0] > after)[:limit]
 
     def _delete_records(self, space: str, keys: Sequence[str]) -> None:
         with self._lock:
-            self._notes.delete(space, keys, self._wall())
-
-    # --- logs --------------------------------------------------------------------------------------
+            for key in keys:
+                self._records.pop((space, key), self._wall())
 
     def _append_log(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None:
         with self._lock:
-            self._notes.append(space, lines, keep)
+            for name, line in lines:
+                log = self._logs.setdefault((space, name), deque())
+                log.append(line)
+                while len(log) > keep:
+                    log.popleft()
 
     def _read_log(self, space: str, name: str, limit: int) -> list[bytes]:
         with self._lock:
-            return self._notes.read(space, name, limit)
+            return list(reversed(self._logs.get((space, name), ())))[:limit]
 
     def _list_logs(self, space: str) -> list[str]:
         with self._lock:
-            return self._notes.logs(space)
+            return sorted(name for where, name in self._logs if where == space)[:MAX_LISTED_LOGS]

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
-from typing import Any
 
 from jobpool.broker.claim_store import POST_PRIORITY, NewPost
 from jobpool.broker.values import ENQUEUE_MEMORY, MessageFilter, NewMessage, State
@@ -199,7 +198,7 @@ class Store:
         self.live_until(entry, None)
         entry.reason = reason
         entry.died_at = now
-        entry.last_error = error if error is not None else entry.last_error
+        entry.tell(error, None)
         if self._caps:
             self._line_up(self.queues[entry.queue], entry, now)
             self.cap(entry.queue, now)
@@ -291,13 +290,6 @@ class Settler:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._verbs: dict[type, Callable[[Entry, JobLease, Any, int, int], None]] = {
-            Ack: self._ack,
-            Nack: self._nack,
-            Abandon: self._abandon,
-            Release: self._release,
-            Forfeit: self._forfeit,
-        }
 
     def settle(
         self,
@@ -308,43 +300,31 @@ class Settler:
         boot: int,
         now: int,
     ) -> None:
-        """Do it, and add what it brings."""
-        if type(settlement) is Move:
-            self._store.replace(entry, brought[0], now)
-            return
-        self._verbs[type(settlement)](entry, lease, settlement, boot, now)
-        self._store.add(brought, now)
-
-    def _ack(self, entry: Entry, lease: JobLease, ack: Ack, boot: int, now: int) -> None:
-        del ack, boot
-        guards = lease.guards
-        keep = micros(guards.keep if guards else IDEMPOTENCY_TTL)
-        if guards and guards.key is not None:
-            self._store.places.done.put((entry.queue, guards.key), True, now + keep)
-        self._store.finish(entry, keep, now)
-
-    def _nack(self, entry: Entry, lease: JobLease, nack: Nack, boot: int, now: int) -> None:
-        del lease, boot
-        entry.attempts += 1
-        entry.last_error = nack.error if nack.error is not None else entry.last_error
-        entry.cause = nack.cause if nack.cause is not None else entry.cause
-        self._store.place(entry, now + delay_micros(nack.delay), now)
-
-    def _abandon(self, entry: Entry, lease: JobLease, abandon: Abandon, boot: int, now: int) -> None:
-        del lease, boot
-        entry.attempts += abandon.attempts
-        entry.cause = abandon.cause if abandon.cause is not None else entry.cause
-        self._store.bury(entry, abandon.reason, abandon.error, now)
-
-    def _release(self, entry: Entry, lease: JobLease, release: Release, boot: int, now: int) -> None:
-        del boot
-        if lease.guards and not release.begun:
-            self._store.places.give_back(entry, lease.guards)
-        entry.begun |= release.begun
-        self._store.place(entry, now + delay_micros(release.delay), now)
-
-    def _forfeit(self, entry: Entry, lease: JobLease, forfeit: Forfeit, boot: int, now: int) -> None:
-        del lease
-        entry.deadline = boot
-        entry.deadline_wall = now
-        entry.forfeited = forfeit.cause
+        """Carry out a settlement of a judged lease, and add the messages that it brings."""
+        store = self._store
+        match settlement:
+            case Move():
+                store.replace(entry, brought[0], now)
+                return
+            case Ack():
+                guards = lease.guards
+                keep = micros(guards.keep if guards else IDEMPOTENCY_TTL)
+                if guards and guards.key is not None:
+                    store.places.done.put((entry.queue, guards.key), True, now + keep)
+                store.finish(entry, keep, now)
+            case Nack(delay=delay):
+                entry.attempts += 1
+                entry.tell(settlement.error, settlement.cause)
+                store.place(entry, now + delay_micros(delay), now)
+            case Abandon():
+                entry.attempts += settlement.attempts
+                entry.tell(None, settlement.cause)
+                store.bury(entry, settlement.reason, settlement.error, now)
+            case Release(delay=delay):
+                if lease.guards and not settlement.begun:
+                    store.places.give_back(entry, lease.guards)
+                entry.begun |= settlement.begun
+                store.place(entry, now + delay_micros(delay), now)
+            case Forfeit(cause=cause):
+                entry.deadline, entry.deadline_wall, entry.forfeited = boot, now, cause
+        store.add(brought, now)

@@ -126,6 +126,11 @@ class Entry:
     claim: Claim | None = None
     """That holds it."""
 
+    def tell(self, error: str | None, cause: str | None) -> None:
+        """Keep another last error and cause; None = the one it has."""
+        self.last_error = self.last_error if error is None else error
+        self.cause = self.cause if cause is None else cause
+
 
 @dataclass(slots=True)
 class Claim:

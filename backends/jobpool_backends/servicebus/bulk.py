@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from itertools import islice
 from typing import Any, TypeVar
 
-from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
+from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 from azure.servicebus.exceptions import MessageNotFoundError
 
@@ -25,8 +24,8 @@ from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.enqueue import send
-from jobpool_backends.servicebus.inspect import Found, Inspector, oldest, raised
-from jobpool_backends.servicebus.internals import COMPLETE, RELEASE, Disposition, settle, take
+from jobpool_backends.servicebus.inspect import Inspector, oldest, raised
+from jobpool_backends.servicebus.internals import COMPLETE, RELEASE, Messages, receive, settle
 from jobpool_backends.servicebus.namespace import Namespace
 from jobpool_backends.servicebus.queue_client import QueueClient
 from jobpool_backends.servicebus.records import copy_id, read
@@ -35,19 +34,18 @@ from jobpool_backends.shared import TOUCHABLE, check_positive
 
 T = TypeVar("T")
 
-BULK_STEP_LIMIT_S = 60.0
-"""Seconds for one step: a thousand messages take one."""
-
 RECEIVE_MESSAGES = 250
-"""Messages received at once."""
+"""Messages received, or cancelled, at once."""
+
+RECEIVE_TIMEOUT_S = 1.0
+"""Time to wait for messages that were there a moment ago. Others may be at work on them."""
 
 MAX_LOCKED_MESSAGES = 2000
 """Dead letters that are kept locked; the broker gives about 5,000 to one connection."""
 
-RECEIVE_TIMEOUT_S = 1.0
-"""Seconds to wait for messages that were there a moment ago. Others may be at work on them."""
+BULK_STEP_LIMIT_S = 60.0
+"""Limit of one step: a thousand messages take a second."""
 
-Messages = Sequence[ServiceBusReceivedMessage]
 Before = Callable[[Messages], Awaitable[None]]
 """A step for wanted messages, which are locked, before they are removed."""
 
@@ -65,45 +63,25 @@ class BulkChanger:
         changed = 0
         for state in touched(where, verb):
             if changed < limit:
-                changed += self._bulk(replace(where, states=(state,)), state, verb, limit - changed)
+                found = oldest(self._inspector.search(replace(where, states=(state,))), limit - changed)
+                by_queue: dict[str, list[int]] = {}
+                for each in found:
+                    by_queue.setdefault(each.message.queue, []).append(each.sequence)
+                changed += sum(self._change(queue, numbers, state, verb) for queue, numbers in by_queue.items())
         return changed
 
-    def _bulk(self, where: MessageFilter, state: State, verb: Verb, limit: int) -> int:
-        found = by_queue(oldest(self._inspector.search(where), limit))
-        return sum(self._change(queue, some, state, verb) for queue, some in found.items())
-
-    def _change(self, queue: str, some: list[Found], state: State, verb: Verb) -> int:
-        match state:
-            case State.DEAD:
-                return self._sift(queue, some, verb)
-            case State.DELAYED:
-                return self._cancel(queue, some)
-            case _:
-                return self._take(queue, len(some))
-
-    # --- dead letters --------------------------------------------------------------------------------
-
-    def _sift(self, queue: str, some: list[Found], verb: Verb) -> int:
+    def _change(self, queue: str, numbers: list[int], state: State, verb: Verb) -> int:
         client = self._namespace.queue(queue)
-        before = nothing if verb is Verb.DELETE else _Raising(client, afresh=verb is Verb.RETRY).send
-        search = DeadLetterSearch({sight.sequence for sight in some}, before)
-        self._ask(client.dead, search.run)
-        return search.done
-
-    # --- living ones ---------------------------------------------------------------------------------
-
-    def _cancel(self, queue: str, some: list[Found]) -> int:
-        numbers = iter([sight.sequence for sight in some])
-        cancelled = 0
-        while piece := list(islice(numbers, RECEIVE_MESSAGES)):
-            cancelled += self._ask(self._namespace.queue(queue).sending, canceller(piece))
-        return cancelled
-
-    def _take(self, queue: str, count: int) -> int:
-        """Delete `count` of the waiting messages, whichever come."""
-        return self._namespace.call(
-            delete(self._namespace.queue(queue), count, time.monotonic() + BULK_STEP_LIMIT_S), BULK_STEP_LIMIT_S
-        )
+        if state is State.DEAD:
+            before = None if verb is Verb.DELETE else _Raising(client, afresh=verb is Verb.RETRY).send
+            search = DeadLetterSearch(set(numbers), before)
+            self._ask(client.dead, search.run)
+            return search.done
+        if state is State.DELAYED:
+            pages = [numbers[at : at + RECEIVE_MESSAGES] for at in range(0, len(numbers), RECEIVE_MESSAGES)]
+            return sum(self._ask(client.sending, canceller(page)) for page in pages)
+        limit = time.monotonic() + BULK_STEP_LIMIT_S
+        return self._namespace.call(_delete_waiting(client, len(numbers), limit), BULK_STEP_LIMIT_S)
 
     def _ask(self, channel: Channel[Any], step: Callable[[Any], Awaitable[T]]) -> T:
         return self._namespace.call(channel.run(step, time.monotonic() + BULK_STEP_LIMIT_S), BULK_STEP_LIMIT_S)
@@ -118,14 +96,65 @@ class _Raising:
         self._sent: set[int] = set()
 
     async def send(self, meant: Messages) -> None:
-        fresh = [message for message in meant if message.sequence_number not in self._sent]
-        if fresh:
-            await send(self._client, [self._copy(message) for message in sorted(fresh, key=_age)])
-        self._sent.update(message.sequence_number or 0 for message in fresh)
+        fresh = [(read(message), message) for message in meant if message.sequence_number not in self._sent]
+        fresh.sort(key=lambda each: each[0].enqueued_at)
+        copies = [
+            raised(record, message, afresh=self._afresh).message(
+                message_id=copy_id(record.id, "d", message.sequence_number or 0)
+            )
+            for record, message in fresh
+        ]
+        if copies:
+            await send(self._client, copies)
+        self._sent.update(message.sequence_number or 0 for _, message in fresh)
 
-    def _copy(self, message: ServiceBusReceivedMessage) -> ServiceBusMessage:
-        record = raised(read(message), message, afresh=self._afresh)
-        return record.message(message_id=copy_id(record.id, "d", message.sequence_number or 0))
+
+class DeadLetterSearch:
+    """One search for dead letters to be removed. It can be run again with another receiver when one fails.
+
+    Args:
+        wanted: The broker's numbers.
+        before: See `Before`; None = nothing to do.
+
+    Attributes:
+        done: How many were found and removed.
+    """
+
+    def __init__(self, wanted: set[int], before: Before | None) -> None:
+        self._wanted = wanted
+        self._before = before
+        self.done = 0
+
+    async def run(self, receiver: ServiceBusReceiver) -> None:
+        """Look until all is found, or nothing comes any more.
+
+        Raises `Unsupported` when too many others come before them; what was found first is done.
+        """
+        others: list[ServiceBusReceivedMessage] = []
+        try:
+            while self._wanted and (some := await receive(receiver, RECEIVE_MESSAGES, RECEIVE_TIMEOUT_S)):
+                others += [message for message in some if message.sequence_number not in self._wanted]
+                if meant := [message for message in some if message.sequence_number in self._wanted]:
+                    await self._remove(receiver, meant)
+                if self._wanted and len(others) >= MAX_LOCKED_MESSAGES:
+                    raise Unsupported(
+                        f"servicebus:// finds dead letters only among the first {MAX_LOCKED_MESSAGES:,} of a queue, and"
+                        f" {len(self._wanted):,} of those meant come later: raise or purge what comes before them first"
+                    )
+        finally:
+            if others:
+                with contextlib.suppress(Exception):  # of a broken connection they come back when their locks end
+                    await settle(receiver, [(message, RELEASE) for message in others])
+
+    async def _remove(self, receiver: ServiceBusReceiver, meant: Messages) -> None:
+        if self._before:
+            await self._before(meant)
+        answers = await settle(receiver, [(message, COMPLETE) for message in meant])
+        for answer in answers:
+            if answer is not None and not isinstance(answer, LOST):
+                raise answer
+        self.done += answers.count(None)
+        self._wanted.difference_update(message.sequence_number or 0 for message in meant)
 
 
 def touched(where: MessageFilter, verb: Verb) -> list[State]:
@@ -145,26 +174,14 @@ def touched(where: MessageFilter, verb: Verb) -> list[State]:
     return states
 
 
-def by_queue(found: Sequence[Found]) -> dict[str, list[Found]]:
-    queues: dict[str, list[Found]] = {}
-    for sight in found:
-        queues.setdefault(sight.message.queue, []).append(sight)
-    return queues
-
-
-async def delete(client: QueueClient, count: int, deadline: float) -> int:
-    """Fetch and complete what waits, until `count` or none is left; how many it were."""
+async def _delete_waiting(client: QueueClient, count: int, deadline: float) -> int:
+    """Fetch and complete what waits, until `count` or none is left; return how many it were."""
     deleted = 0
     while deleted < count and (some := await client.take(min(RECEIVE_MESSAGES, count - deleted), deadline)):
         for receiver in {delivery.receiver for delivery in some}:
-            dispositions = [(delivery, COMPLETE) for delivery in some if delivery.receiver is receiver]
-            answers = await receiver.settle(dispositions, deadline)
-            deleted += answers.count(None)
+            mine = [(delivery, COMPLETE) for delivery in some if delivery.receiver is receiver]
+            deleted += (await receiver.settle(mine, deadline)).count(None)
     return deleted
-
-
-async def nothing(_: Messages) -> None:
-    """Do nothing with dead letters before they are deleted."""
 
 
 def canceller(numbers: list[int]) -> Callable[[ServiceBusSender], Awaitable[int]]:
@@ -180,75 +197,3 @@ def canceller(numbers: list[int]) -> Callable[[ServiceBusSender], Awaitable[int]
         return len(numbers)
 
     return cancel
-
-
-def _age(message: ServiceBusReceivedMessage) -> int:
-    return read(message).enqueued_at
-
-
-class DeadLetterSearch:
-    """One search. It can be run again with another receiver when one fails.
-
-    Args:
-        wanted: The broker's numbers of what is meant.
-        before: See `Before`.
-
-    Attributes:
-        done: How many were found and removed.
-    """
-
-    def __init__(self, wanted: set[int], before: Before) -> None:
-        self._wanted = wanted
-        self._before = before
-        self.done = 0
-
-    async def run(self, receiver: ServiceBusReceiver) -> None:
-        """Look until all is found, or nothing comes any more.
-
-        Raises `Unsupported` when too many others come before them; what was found first is done.
-        """
-        others: list[ServiceBusReceivedMessage] = []
-        try:
-            while self._wanted and (some := await take(receiver, RECEIVE_MESSAGES, RECEIVE_TIMEOUT_S)):
-                meant = [message for message in some if message.sequence_number in self._wanted]
-                others += [message for message in some if message.sequence_number not in self._wanted]
-                await self._remove(receiver, meant)
-                self._check(len(others))
-        finally:
-            await give_back(receiver, others)
-
-    async def _remove(self, receiver: ServiceBusReceiver, meant: Messages) -> None:
-        if meant:
-            await self._before(meant)
-            self.done += await remove(receiver, meant)
-            self._wanted.difference_update(message.sequence_number or 0 for message in meant)
-
-    def _check(self, others: int) -> None:
-        if self._wanted and others >= MAX_LOCKED_MESSAGES:
-            raise Unsupported(
-                f"servicebus:// finds dead letters only among the first {MAX_LOCKED_MESSAGES:,} of a queue, and"
-                f" {len(self._wanted):,} of those meant come later: raise or purge what comes before them first"
-            )
-
-
-async def remove(receiver: ServiceBusReceiver, messages: Messages) -> int:
-    """Complete messages, and return how many. Messages whose lock was lost are left out.
-
-    Raises errors that leave a doubt.
-    """
-    answers = await settle(receiver, _each(messages, COMPLETE))
-    for answer in answers:
-        if answer is not None and not isinstance(answer, LOST):
-            raise answer
-    return answers.count(None)
-
-
-async def give_back(receiver: ServiceBusReceiver, messages: Messages) -> None:
-    """Unlock messages. Messages of a broken connection come back when their locks end."""
-    if messages:
-        with contextlib.suppress(Exception):
-            await settle(receiver, _each(messages, RELEASE))
-
-
-def _each(messages: Messages, disposition: Disposition) -> list[tuple[ServiceBusReceivedMessage, Disposition]]:
-    return [(message, disposition) for message in messages]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus import exceptions as sdk
@@ -49,11 +50,7 @@ class Outgoing:
 
 
 class Producer:
-    """The adder of messages to queues.
-
-    Args:
-        clock: The backend's.
-    """
+    """The adder of messages to queues."""
 
     def __init__(self, namespace: Namespace, clock: Clock) -> None:
         self._namespace = namespace
@@ -95,7 +92,7 @@ class Producer:
         sent = 0
         for queue, theirs in by_queue.items():
             try:
-                await _send_outgoing(self._namespace.queue(queue), theirs, patiently)
+                await _send(self._namespace.queue(queue), len(theirs), partial(_written, theirs), patiently=patiently)
             except BackendUnavailable as error:
                 raise _say_how_many(error, sent, len(outgoing)) from error
             sent += len(theirs)
@@ -106,60 +103,51 @@ async def send(client: QueueClient, messages: Sequence[ServiceBusMessage]) -> No
 
     Raises InvalidJob, BackendUnavailable, ConfigurationError.
     """
-    progress = _Progress(len(messages))
-    deadline = time.monotonic() + client.address.timeout
-    await client.sending.run(lambda sender: _send_from(sender, messages, progress), deadline, patiently=False)
+    await _send(client, len(messages), lambda _, sent: messages[sent:], patiently=False)
 
 
-async def _send_outgoing(client: QueueClient, outgoing: Sequence[Outgoing], patiently: bool) -> None:
-    progress = _Progress(len(outgoing))
-    deadline = time.monotonic() + client.address.timeout
+async def _send(
+    client: QueueClient,
+    total: int,
+    rest: Callable[[ServiceBusSender, int], Sequence[ServiceBusMessage]],
+    *,
+    patiently: bool,
+) -> None:
+    """Send messages to a queue; `rest` makes those that are left when some were sent."""
+    sent = 0
 
     async def work(sender: ServiceBusSender) -> None:
-        limit = largest_message(sender)
-        messages = [_write(each, limit) for each in outgoing[progress.sent :]]
-        await _send_from(sender, messages, progress)
+        nonlocal sent
+        left = rest(sender, sent)
+        while left:
+            taken = await _send_batch(sender, left)
+            sent += taken
+            left = left[taken:]
 
     try:
-        await client.sending.run(work, deadline, patiently=patiently)
+        await client.sending.run(work, time.monotonic() + client.address.timeout, patiently=patiently)
     except BackendUnavailable as error:
-        raise _say_how_many(error, progress.sent, len(outgoing)) from error
-
-
-class _Progress:
-    """The number of a call's messages that were sent."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.sent = 0
-
-
-async def _send_from(sender: ServiceBusSender, messages: Sequence[ServiceBusMessage], progress: _Progress) -> None:
-    left = messages[len(messages) - (progress.total - progress.sent) :]
-    while left:
-        if len(left) == 1:
-            await sender.send_messages(left[0])
-            taken = 1
-        else:
-            taken = await _send_batch(sender, left)
-        progress.sent += taken
-        left = left[taken:]
+        raise _say_how_many(error, sent, total) from error
 
 
 async def _send_batch(sender: ServiceBusSender, messages: Sequence[ServiceBusMessage]) -> int:
-    """Send as many as fit into a batch; how many."""
-    batch = await sender.create_message_batch()
+    """Send as many as fit into a batch, one at least; return how many."""
     taken = 0
-    try:
-        for message in messages:
-            batch.add_message(message)
-            taken += 1
-    except sdk.MessageSizeExceededError:
-        if not taken:
-            await sender.send_messages(messages[0])  # too large for a batch, and not for a message of its own
-            return 1
-    await sender.send_messages(batch)
-    return taken
+    if len(messages) > 1:
+        batch = await sender.create_message_batch()
+        try:
+            for message in messages:
+                batch.add_message(message)
+                taken += 1
+        except sdk.MessageSizeExceededError:
+            pass  # the first may be too large for a batch, and not for a message of its own
+    await sender.send_messages(batch if taken else messages[0])
+    return taken or 1
+
+
+def _written(outgoing: Sequence[Outgoing], sender: ServiceBusSender, sent: int) -> list[ServiceBusMessage]:
+    limit = largest_message(sender)
+    return [_write(each, limit) for each in outgoing[sent:]]
 
 
 def _write(outgoing: Outgoing, limit: int) -> ServiceBusMessage:

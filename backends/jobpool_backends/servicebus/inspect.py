@@ -29,81 +29,59 @@ from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.leases import Held, HeldLeases
 from jobpool_backends.servicebus.namespace import Namespace
 from jobpool_backends.servicebus.queue_client import QueueClient
-from jobpool_backends.servicebus.records import Record, as_seconds, read
+from jobpool_backends.servicebus.records import Record, read
 from jobpool_backends.shared import MICRO, check_page, check_positive, contains, read_cursor
 
 PEEK_MESSAGES = 250
 """Messages asked for at once."""
-
-_TIES = 1000
 
 MAX_STATS_MESSAGES = 500
 """Messages of a queue, and dead letters, that `stats` looks at."""
 
 LIVE = frozenset({State.WAITING, State.DELAYED, State.LEASED})
 
+_TIES = 1000
+
+
+# --- peeking -----------------------------------------------------------------------------------------
+
 
 def peek(
-    namespace: Namespace, queue: str, *, dead: bool, piece: int = PEEK_MESSAGES
+    namespace: Namespace, queue: str, *, dead: bool, page: int = PEEK_MESSAGES
 ) -> Iterator[ServiceBusReceivedMessage]:
-    """Yield all messages of a queue, or its dead letters; a round trip for each piece, and one more at the end.
+    """Yield all messages of a queue, or its dead letters; a round trip for each page, and one more at the end.
 
-    One that moves meanwhile may be passed over, or be seen twice.
+    The broker may give fewer than asked for; the end is reached only when it gives none. A message that moves meanwhile
+    may be passed over, or be seen twice.
 
     Raises `BackendUnavailable`, or `ConfigurationError` when there is no such queue.
     """
     client = namespace.queue(queue)
     channel = client.dead if dead else client.management
     first = 1
-    while found := namespace.call(_piece(channel, first, piece)):
+    while found := namespace.call(_peek(channel, first, page)):
         yield from found
-        first = _behind(found)
+        first = (found[-1].sequence_number or 0) + 1
 
 
-def peek_first(
-    namespace: Namespace, queue: str, most: int
-) -> tuple[list[ServiceBusReceivedMessage], list[ServiceBusReceivedMessage]]:
-    """Return at most `most` first messages of a queue, and of its dead letters. Raises as `peek`."""
-    return namespace.call(_peek_first(namespace.queue(queue), most))
+async def _peek(channel: Channel[ServiceBusReceiver], first: int, most: int) -> list[ServiceBusReceivedMessage]:
+    return await channel.run(lambda receiver: receiver.peek_messages(most, sequence_number=first))
 
 
-async def _peek_first(
-    client: QueueClient, most: int
-) -> tuple[list[ServiceBusReceivedMessage], list[ServiceBusReceivedMessage]]:
-    live, dead = await asyncio.gather(_collect(client.management, most), _collect(client.dead, most))
-    return live, dead
+async def _peek_both(client: QueueClient) -> list[list[ServiceBusReceivedMessage]]:
+    return await asyncio.gather(*(_peek_first(each, MAX_STATS_MESSAGES) for each in (client.management, client.dead)))
 
 
-async def _collect(channel: Channel[ServiceBusReceiver], most: int) -> list[ServiceBusReceivedMessage]:
+async def _peek_first(channel: Channel[ServiceBusReceiver], most: int) -> list[ServiceBusReceivedMessage]:
     messages: list[ServiceBusReceivedMessage] = []
     first = 1
-    while len(messages) < most and (found := await _piece(channel, first, min(PEEK_MESSAGES, most - len(messages)))):
+    while len(messages) < most and (found := await _peek(channel, first, min(PEEK_MESSAGES, most - len(messages)))):
         messages += found
-        first = _behind(found)
+        first = (found[-1].sequence_number or 0) + 1
     return messages
 
 
-async def _piece(channel: Channel[ServiceBusReceiver], first: int, most: int) -> list[ServiceBusReceivedMessage]:
-    async def ask(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
-        return await receiver.peek_messages(most, sequence_number=first)
-
-    return await channel.run(ask)
-
-
-def _behind(found: list[ServiceBusReceivedMessage]) -> int:
-    return (found[-1].sequence_number or 0) + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Now:
-    """Now. `wall`: Unix time; `boot`: CLOCK_BOOTTIME. Seconds."""
-
-    wall: float
-    boot: float
-
-    @classmethod
-    def of(cls, clock: Clock) -> Now:
-        return cls(clock.wall(), clock.boot())
+# --- one message -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,41 +97,46 @@ class Found:
         return int(self.message.cursor)
 
 
-def see(queue: str, peeked: ServiceBusReceivedMessage, held: Mapping[int, Held], now: Now, *, dead: bool) -> Found:
-    """Return the sight of a peeked message or dead letter; `held`: the leases of this client on the queue, by
-    number.
+def see(
+    queue: str, peeked: ServiceBusReceivedMessage, held: Mapping[int, Held], wall: float, boot: float, *, dead: bool
+) -> Found:
+    """Return a peeked message or dead letter as a person sees it at this time.
+
+    `held`: the leases of this client on the queue, by number.
     """
     record = read(peeked)
     sequence = peeked.sequence_number or 0
     holding = None if dead else held.get(sequence)
-    if holding is not None and holding.expires_at <= now.boot:
+    if holding is not None and holding.expires_at <= boot:
         holding = None  # the broker has it back
-    state = State.DEAD if dead else _state(peeked, holding)
+    due = peeked.scheduled_enqueue_time_utc or peeked.enqueued_time_utc  # stamped anew when it is put off
     message = Message(
         id=record.id,
         queue=queue,
-        state=state,
+        state=State.DEAD if dead else _state(peeked, holding),
         handler=_handler(record),
         priority=record.priority,
         attempts=record.attempts,
         crashes=record.crashes,
         deliveries=holding.deliveries if holding else delivered(record, peeked),
         enqueued_at=record.enqueued_at / MICRO,
-        available_at=_available_at(record, peeked),
+        available_at=due.timestamp() if due else record.enqueued_at / MICRO,
         body=record.body,
         reason=record.reason,
         last_error=record.last_error,
         cause=record.cause,
-        died_at=as_seconds(record.died_at),
-        expires_at=now.wall + holding.expires_at - now.boot if holding else None,
-        cursor=_cursor(record),
+        died_at=None if record.died_at is None else record.died_at / MICRO,
+        expires_at=wall + holding.expires_at - boot if holding else None,
+        # Digits in the order of the first enqueue; two clients may have enqueued in one microsecond.
+        cursor=str(record.enqueued_at * _TIES + zlib.crc32(record.id.encode()) % _TIES),
     )
     return Found(message, sequence)
 
 
 def delivered(record: Record, message: ServiceBusReceivedMessage) -> int:
-    """Return how often it was leased, earlier copies included. The broker counts those that came back, so not the last
-    one of what a settlement made a dead letter.
+    """Return how often it was leased, earlier copies included.
+
+    The broker counts those that came back, so not the last one of what a settlement made a dead letter.
     """
     return record.deliveries + (message.delivery_count or 0) + (record.died_at is not None)
 
@@ -167,7 +150,7 @@ def raised(record: Record, message: ServiceBusReceivedMessage, *, afresh: bool) 
 
 
 def matches(message: Message, where: MessageFilter, now: float) -> bool:
-    """Return whether a person means this one; `now`: Unix time."""
+    """Return whether the filter means this one; `now`: Unix time."""
     age = round(now - (message.enqueued_at if message.died_at is None else message.died_at), 6)
     return (
         (where.queue is None or message.queue == where.queue)
@@ -190,25 +173,15 @@ def _state(peeked: ServiceBusReceivedMessage, holding: Held | None) -> State:
     return State.WAITING
 
 
-def _available_at(record: Record, peeked: ServiceBusReceivedMessage) -> float:
-    """Return when its time comes, or came: the broker stamps anew what it was to keep for later."""
-    moment = peeked.scheduled_enqueue_time_utc or peeked.enqueued_time_utc
-    return moment.timestamp() if moment else record.enqueued_at / MICRO
-
-
 def _handler(record: Record) -> str:
     """Return the handler's name, of another program's message too."""
-    if record.handler:
-        return record.handler
     try:
-        return decode(record.body, attempts=0).job
+        return record.handler or decode(record.body, attempts=0).job
     except MalformedEnvelope:
         return ""
 
 
-def _cursor(record: Record) -> str:
-    """Return digits that grow in the order of the first enqueue; two clients may have enqueued in one microsecond."""
-    return str(record.enqueued_at * _TIES + zlib.crc32(record.id.encode()) % _TIES)
+# --- queues ------------------------------------------------------------------------------------------
 
 
 class Inspector:
@@ -219,13 +192,11 @@ class Inspector:
         self._leases = leases
         self._clock = clock
 
-    # --- counts ------------------------------------------------------------------------------------
-
     def stats(self, queue: str) -> QueueStats:
-        now = Now.of(self._clock)
-        live, dead = peek_first(self._namespace, queue, MAX_STATS_MESSAGES)
+        wall, boot = self._clock.wall(), self._clock.boot()
+        live, dead = self._namespace.call(_peek_both(self._namespace.queue(queue)))
         held = self._leases.of(queue)
-        return tally([see(queue, peeked, held, now, dead=False).message for peeked in live], len(dead), now.wall)
+        return tally([see(queue, peeked, held, wall, boot, dead=False).message for peeked in live], len(dead), wall)
 
     def queues(self) -> list[str]:
         return [
@@ -236,20 +207,17 @@ class Inspector:
         check_positive(cap, "cap")
         return sum(1 for _ in islice(self.search(where), cap))
 
-    # --- messages ----------------------------------------------------------------------------------
-
     def page(self, where: MessageFilter, after: str | None, limit: int) -> list[Message]:
-        behind = read_cursor(after)
+        place = read_cursor(after)
         check_page(limit)
-        return [sight.message for sight in oldest(self.search(where), limit, behind)]
+        return [found.message for found in oldest(self.search(where), limit, place)]
 
     def inspect(self, ident: str) -> Message | None:
         found = next(self.search(MessageFilter(ids=(ident,))), None)
         return found.message if found else None
 
     def search(self, where: MessageFilter) -> Iterator[Found]:
-        """Yield the messages that the filter finds, in no order: of each queue first the live ones, then its dead
-        letters.
+        """Yield the messages that the filter finds: of each queue the live ones, in no order, then its dead letters.
 
         A queue that was not named by the filter and cannot be looked into is left out, unless that is all of them.
         """
@@ -267,20 +235,18 @@ class Inspector:
             raise troubles[0]
 
     def _search(self, queue: str, where: MessageFilter) -> Iterator[Found]:
-        now = Now.of(self._clock)
+        wall, boot = self._clock.wall(), self._clock.boot()
         for dead in sides(where):
-            for sight in self._see(queue, now, dead=dead):
-                if matches(sight.message, where, now.wall):
-                    yield sight
-
-    def _see(self, queue: str, now: Now, *, dead: bool) -> Iterator[Found]:
-        held = self._leases.of(queue)
-        return (see(queue, peeked, held, now, dead=dead) for peeked in peek(self._namespace, queue, dead=dead))
+            held = self._leases.of(queue)
+            for peeked in peek(self._namespace, queue, dead=dead):
+                found = see(queue, peeked, held, wall, boot, dead=dead)
+                if matches(found.message, where, wall):
+                    yield found
 
 
-def oldest(found: Iterable[Found], limit: int, behind: int = 0) -> list[Found]:
+def oldest(found: Iterable[Found], limit: int, after: int = 0) -> list[Found]:
     """Return the first `limit` in the order of their enqueue after this place. Keeps no more than that many."""
-    return heapq.nsmallest(limit, (sight for sight in found if sight.place > behind), key=lambda sight: sight.place)
+    return heapq.nsmallest(limit, (each for each in found if each.place > after), key=lambda each: each.place)
 
 
 def sides(where: MessageFilter) -> list[bool]:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,38 +25,76 @@ from azure.servicebus._pyamqp.error import AMQPError
 from azure.servicebus._pyamqp.outcomes import Accepted, Modified, Rejected, Released
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 
-READ_SLICE_S = 0.1
-"""Seconds of reading before it is looked whether somebody else has read what is waited for."""
-
 ROUND_TRIP_LIMIT_S = 5.0
-"""Seconds for the broker to answer; beyond them the handler is in doubt."""
+"""Time for the broker to answer; beyond it the handler is in doubt."""
+
+READ_SLICE_S = 0.1
+"""Time of one read before a look whether somebody else has read what is waited for."""
+
+WAIT_READ_S = 1.0
+"""Time of one read of a wait: what comes in it is taken to have been locked at its start."""
+
+LATE_ECHO_LIMIT_S = 0.25
+"""Time for the broker to say that credit is used up that its messages have used up."""
 
 MAX_DISPOSITIONS = 10_000
 """Dispositions that one frame may tell of."""
 
-LATE_ECHO_LIMIT_S = 0.25
-"""Seconds for the broker to say that credit is used up that its messages have used up."""
+LOCK_LOST = "com.microsoft:message-lock-lost"
 
-WAIT_READ_S = 1.0
-"""Seconds that one read waits: what comes in it is taken to have been locked at its start."""
-
+_DEAD_LETTER = b"com.microsoft:dead-letter"
 _LOCKED_UNTIL = b"x-opt-locked-until"
+
+Handler = ServiceBusSender | ServiceBusReceiver
+Messages = Sequence[ServiceBusReceivedMessage]
 
 Answer = BaseException | None
 """None: it is so. A `trouble.LOST`: the lock was gone. A TimeoutError: nobody knows."""
 
-LOCK_LOST = "com.microsoft:message-lock-lost"
 
-_DEAD_LETTER = b"com.microsoft:dead-letter"
-_REASON = "DeadLetterReason"
-_DESCRIPTION = "DeadLetterErrorDescription"
+@dataclass(frozen=True, slots=True)
+class Disposition:
+    """An order about a message that we hold: AMQP's outcome `kind`, and the two texts of a dead letter."""
+
+    kind: str
+    reason: str = ""
+    description: str = ""
+
+    def outcome(self) -> Any:
+        """Return it as the SDK sends it."""
+        match self.kind:
+            case "accepted":
+                return Accepted()
+            case "released":
+                return Released()
+            case "modified":
+                return Modified(delivery_failed=True, undeliverable_here=False, message_annotations=None)
+        texts = {"DeadLetterReason": self.reason, "DeadLetterErrorDescription": self.description}
+        return Rejected(AMQPError(condition=_DEAD_LETTER, description=self.description, info=texts))
+
+
+COMPLETE = Disposition("accepted")
+"""Done with: it goes."""
+
+ABANDON = Disposition("modified")
+"""Back to the queue at once; counted as a delivery."""
+
+RELEASE = Disposition("released")
+"""Back to the queue at once, as if it had not been looked at."""
+
+
+def bury(reason: str, description: str) -> Disposition:
+    """Move it to the dead letters."""
+    return Disposition("rejected", reason, description)
+
+
+# --- links -------------------------------------------------------------------------------------------
 
 
 class LinkListener:
     """A listener on a receiver's link for events that the SDK ignores: used-up credit, and the ends of dispositions.
 
-    Args:
-        link: The SDK's `ReceiverLink`; the listener puts itself in front of it.
+    It puts itself in front of `link`, the SDK's `ReceiverLink`.
     """
 
     def __init__(self, link: Any) -> None:
@@ -99,15 +137,6 @@ class LinkListener:
         await self._next_disposition(frame)
 
 
-def listener_of(receiver: ServiceBusReceiver) -> LinkListener:
-    """Return the listener at the receiver's link; it gets one with its first use."""
-    link = client_of(receiver)._link
-    listener: LinkListener | None = getattr(link, "_jobpool_ear", None)
-    if listener is None:
-        listener = link._jobpool_ear = LinkListener(link)
-    return listener
-
-
 def client_of(receiver: ServiceBusReceiver) -> Any:
     """Return the SDK's AMQP client of an open receiver."""
     client: Any = receiver._handler
@@ -116,17 +145,21 @@ def client_of(receiver: ServiceBusReceiver) -> Any:
     return client
 
 
-async def ready_client(receiver: ServiceBusReceiver) -> Any:
-    """Return the same, with a token that is valid and a link that is attached."""
+async def _ready(receiver: ServiceBusReceiver) -> tuple[Any, LinkListener]:
+    """Return the client, with a valid token and an attached link; and the listener there, made with its first use."""
     client = client_of(receiver)
     async with asyncio.timeout(ROUND_TRIP_LIMIT_S):
         while not await client.client_ready_async():
             await asyncio.sleep(0.01)
-    return client
+    link = client_of(receiver)._link
+    listener: LinkListener | None = getattr(link, "_jobpool_listener", None)
+    if listener is None:
+        listener = link._jobpool_listener = LinkListener(link)
+    return client, listener
 
 
-async def read_until(client: Any, done: Callable[[], bool], seconds: float | None = None) -> None:
-    """Read frames until it is done; TimeoutError when it is not within so long (None = `ROUND_TRIP_LIMIT_S`)."""
+async def _read_until(client: Any, done: Callable[[], bool], seconds: float | None = None) -> None:
+    """Read frames until it is done; TimeoutError after `seconds` (None = `ROUND_TRIP_LIMIT_S`)."""
     give_up = time.monotonic() + (ROUND_TRIP_LIMIT_S if seconds is None else seconds)
     while not done():
         left = give_up - time.monotonic()
@@ -136,137 +169,73 @@ async def read_until(client: Any, done: Callable[[], bool], seconds: float | Non
         client._link.get_state()  # raises its error, if any
 
 
-async def renew_locks(receiver: ServiceBusReceiver, tokens: Sequence[Any], seconds: float) -> list[float]:
-    """Hold the locks with these tokens longer, all or none: the Unix times at which they end then. One round trip."""
-    answer = await receiver._renew_locks(*tokens, timeout=seconds)
-    return [moment / 1000 for moment in answer[b"expirations"]]
+# --- receiving ---------------------------------------------------------------------------------------
 
 
-def largest_message(sender: ServiceBusSender) -> int:
-    """Return bytes that an open sender's queue takes as one message."""
-    return int(sender._max_message_size_on_link)
+@asynccontextmanager
+async def _receiving(receiver: ServiceBusReceiver) -> AsyncIterator[tuple[Any, LinkListener]]:
+    ready = await _ready(receiver)
+    receiver._receive_context.set()
+    try:
+        yield ready
+    finally:
+        receiver._receive_context.clear()
 
 
-def is_broken(handler: ServiceBusSender | ServiceBusReceiver) -> bool:
-    """Return whether the other side has ended the connection, as far as is known without asking."""
-    connection = connection_of(handler)
-    reader = getattr(getattr(connection, "_transport", None), "reader", None)
-    return reader is None or reader.at_eof() or reader.exception() is not None
+Received = tuple[list[ServiceBusReceivedMessage], float]
+"""Messages, and the `time.monotonic()` before which none of them was locked."""
 
 
-def remember_clients(handler: ServiceBusSender | ServiceBusReceiver) -> list[Any]:
-    """Return all AMQP clients that it is going to make: it forgets one whose opening was cut short, and leaves it
-    open.
-    """
-    inside: Any = handler
-    made: list[Any] = []
-    create = inside._create_handler
-
-    def create_and_remember(*arguments: Any) -> None:
-        create(*arguments)
-        made.append(inside._handler)
-
-    inside._create_handler = create_and_remember
-    return made
-
-
-def connections_of(clients: Sequence[Any]) -> list[Any]:
-    """Return the clients' open connections, to be cut off later."""
-    return [client._connection for client in clients if client._connection is not None]
-
-
-def cut_off(connection: Any) -> None:
-    """End the connection of a handler that was closed, if closing has not ended it."""
-    writer = getattr(getattr(connection, "_transport", None), "writer", None)
-    if writer is not None:
-        writer.transport.abort()
-
-
-def connection_of(handler: ServiceBusSender | ServiceBusReceiver) -> Any:
-    """Return its connection; None when it has none."""
-    return getattr(getattr(handler, "_handler", None), "_connection", None)
-
-
-@dataclass(frozen=True, slots=True)
-class Disposition:
-    """One of them.
-
-    Attributes:
-        kind: AMQP's word for the outcome.
-        reason, description: Of a dead letter.
-    """
-
-    kind: str
-    reason: str = ""
-    description: str = ""
-
-
-COMPLETE = Disposition("accepted")
-"""Done with: it goes."""
-
-ABANDON = Disposition("modified")
-"""Back to the queue at once; counted as a delivery."""
-
-RELEASE = Disposition("released")
-"""Back to the queue at once, as if it had not been looked at."""
-
-
-def bury(reason: str, description: str) -> Disposition:
-    """Move it to the dead letters."""
-    return Disposition("rejected", reason, description)
-
-
-async def draw(receiver: ServiceBusReceiver, most: int) -> list[ServiceBusReceivedMessage]:
+async def receive_now(receiver: ServiceBusReceiver, most: int) -> Received:
     """Return the messages of the queue now, `most` at most: one round trip.
 
     Raises TimeoutError when the broker does not say that this is all, and what the SDK raises of broken links.
     """
-    client = await ready_client(receiver)
-    listener = listener_of(receiver)
-    receiver._receive_context.set()
-    try:
+    began = time.monotonic()
+    async with _receiving(receiver) as (client, listener):
         await listener.give_credit(most, drain=True)
-        await read_until(client, lambda: listener.drained or client._received_messages.qsize() >= most)
+        await _read_until(client, lambda: listener.drained or client._received_messages.qsize() >= most)
         if not listener.drained:
-            await _hear_late_echo(client, listener)
-        return _buffered(receiver)
-    finally:
-        receiver._receive_context.clear()
+            try:  # take the late echo, so that the next one is not mistaken for it; a broker may send none
+                await _read_until(client, lambda: listener.drained, LATE_ECHO_LIMIT_S)
+            except TimeoutError:
+                listener.drained = True
+        return take_buffered(receiver), began
 
 
-async def wait(
-    receiver: ServiceBusReceiver, stop: asyncio.Event, seconds: float
-) -> tuple[list[ServiceBusReceivedMessage], float]:
-    """Wait for one message, until `stop` is set, or so long; and the time before which it was not locked.
+async def receive_one(receiver: ServiceBusReceiver, stop: asyncio.Event, seconds: float) -> Received:
+    """Wait for one message, `seconds` at most or until `stop` is set.
 
-    The time is `time.monotonic()`'s. No credit is left behind; what came while it was taken back is returned as well.
+    No credit is left with the broker; messages that came while it was taken back are returned as well.
     """
-    client = await ready_client(receiver)
-    listener = listener_of(receiver)
-    receiver._receive_context.set()
-    try:
+    async with _receiving(receiver) as (client, listener):
         await listener.give_credit(1, drain=False)
         began = await _read_unless(client, stop, time.monotonic() + seconds)
         if client._received_messages.empty():
             await listener.give_credit(0, drain=True)
-            await read_until(client, lambda: listener.drained)
-        return _buffered(receiver), began
-    finally:
-        receiver._receive_context.clear()
+            await _read_until(client, lambda: listener.drained)
+        return take_buffered(receiver), began
 
 
-def received_before_break(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
-    """Return messages that had arrived before their connection broke: the locks are ours, and hold without it."""
-    return [] if receiver._handler is None else _buffered(receiver)
-
-
-async def take(receiver: ServiceBusReceiver, count: int, seconds: float) -> list[ServiceBusReceivedMessage]:
+async def receive(receiver: ServiceBusReceiver, count: int, seconds: float) -> list[ServiceBusReceivedMessage]:
     """Return at most `count` messages of the queue; if it has none, the first to come within `seconds`."""
-    messages = await draw(receiver, count)
+    messages, _ = await receive_now(receiver, count)
     if not messages and seconds > 0:
-        messages, _ = await wait(receiver, asyncio.Event(), seconds)
+        messages, _ = await receive_one(receiver, asyncio.Event(), seconds)
     for message in messages:
         pop_lock_end(message)
+    return messages
+
+
+def take_buffered(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
+    """Return messages that have arrived, even if their connection broke: the locks are ours, and hold without it."""
+    if receiver._handler is None:
+        return []
+    buffer: Any = receiver._handler._received_messages
+    messages = []
+    while not buffer.empty():
+        messages.append(receiver._build_received_message(buffer.get()))
+        buffer.task_done()
     return messages
 
 
@@ -280,16 +249,8 @@ def pop_lock_end(message: ServiceBusReceivedMessage) -> float | None:
     return None if until is None else until / 1000
 
 
-async def _hear_late_echo(client: Any, listener: LinkListener) -> None:
-    """Take the late answer, so that the next one is not mistaken for it; a broker may send none."""
-    try:
-        await read_until(client, lambda: listener.drained, LATE_ECHO_LIMIT_S)
-    except TimeoutError:
-        listener.drained = True
-
-
 async def _read_unless(client: Any, stop: asyncio.Event, give_up: float) -> float:
-    """Read until a message is there, or `stop` is set; when the last read began."""
+    """Read until a message is there, or `stop` is set; return when the last read began."""
     stopped = asyncio.ensure_future(stop.wait())
     try:
         while True:
@@ -318,38 +279,29 @@ async def _first(reading: Any, stopped: asyncio.Future[Any]) -> None:
         task.result()
 
 
-def _buffered(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
-    buffer: Any = receiver._handler._received_messages
-    messages = []
-    while not buffer.empty():
-        messages.append(receiver._build_received_message(buffer.get()))
-        buffer.task_done()
-    return messages
+# --- settling and renewing ---------------------------------------------------------------------------
 
 
 async def settle(
-    receiver: ServiceBusReceiver,
-    dispositions: Sequence[tuple[ServiceBusReceivedMessage, Disposition]],
-    seconds: float | None = None,
+    receiver: ServiceBusReceiver, dispositions: Sequence[tuple[ServiceBusReceivedMessage, Disposition]]
 ) -> list[Answer]:
-    """Settle messages that this receiver received; an answer each. One round trip, for which it waits so long.
+    """Settle messages on the link that received them; return an answer each. One round trip.
 
     Raises what the SDK raises of broken links; nothing is known then.
     """
-    client = await ready_client(receiver)
-    listener = listener_of(receiver)
+    client, listener = await _ready(receiver)
     listener.expect([message._delivery_id for message, _ in dispositions])
     for message, disposition in dispositions:
         await client._link.send_disposition(
             first_delivery_id=message._delivery_id,
             delivery_tag=message._delivery_tag,
             settled=False,
-            delivery_state=_outcome(disposition),
+            delivery_state=disposition.outcome(),
         )
     with suppress(TimeoutError):  # told one by one
-        await read_until(client, lambda: not listener.pending, seconds)
+        await _read_until(client, lambda: not listener.pending)
     listener.pending = 0
-    return [_judge(listener.outcomes[message._delivery_id], disposition) for message, disposition in dispositions]
+    return [_answer(listener.outcomes[message._delivery_id], disposition) for message, disposition in dispositions]
 
 
 def settles_here(receiver: ServiceBusReceiver, message: ServiceBusReceivedMessage) -> bool:
@@ -357,60 +309,71 @@ def settles_here(receiver: ServiceBusReceiver, message: ServiceBusReceivedMessag
     return message._delivery_tag in client_of(receiver)._link._received_delivery_tags
 
 
-async def settle_by_token(
-    receiver: ServiceBusReceiver, message: ServiceBusReceivedMessage, disposition: Disposition
-) -> None:
-    """Settle what another connection received, one round trip. Raises as the SDK does."""
-    match disposition.kind:
-        case "accepted":
-            await receiver.complete_message(message)
-        case "rejected":
-            await receiver.dead_letter_message(message, disposition.reason, disposition.description)
-        case _:
-            await receiver.abandon_message(message)
-
-
-async def is_there(receiver: ServiceBusReceiver, sequence: int) -> bool:
-    """Return whether the queue still has the message with this number, locked or not. One round trip."""
-    found = await receiver.peek_messages(max_message_count=1, sequence_number=sequence)
-    return bool(found) and found[0].sequence_number == sequence
-
-
-def _outcome(disposition: Disposition) -> Any:
-    match disposition.kind:
-        case "accepted":
-            return Accepted()
-        case "released":
-            return Released()
-        case "modified":
-            return Modified(delivery_failed=True, undeliverable_here=False, message_annotations=None)
-        case _:
-            told = {_REASON: disposition.reason, _DESCRIPTION: disposition.description}
-            return Rejected(AMQPError(condition=_DEAD_LETTER, description=disposition.description, info=told))
-
-
-def _judge(outcome: dict[str, Any] | None, disposition: Disposition) -> Answer:
+def _answer(outcome: dict[str, Any] | None, disposition: Disposition) -> Answer:
+    """Read an outcome. A rejection may carry an error; one without is only the echo of a dead letter."""
     if outcome is None:
         return TimeoutError("the broker did not say what became of the message")
     name = next(iter(outcome), "")
-    refusal = _refusal(outcome) if name == "rejected" else None
-    if refusal is not None or name == disposition.kind:
-        return refusal
-    return sdk.ServiceBusError(f"the broker answered {name or 'nothing'} to {disposition.kind}")
-
-
-def _refusal(outcome: dict[str, Any]) -> Answer:
-    """Return the error that a rejection carries; one without is only the echo of a dead letter."""
-    fields = outcome["rejected"]
-    error = fields[0] if fields else None
-    if not error:
+    if name == "rejected" and outcome[name] and (error := outcome[name][0]):
+        condition = _text(error[0])
+        description = _text(error[1]) if len(error) > 1 and error[1] else condition
+        if condition == LOCK_LOST:
+            return sdk.MessageLockLostError(message=description)
+        return sdk.ServiceBusError(description, condition=condition)
+    if name == disposition.kind:
         return None
-    condition = _text(error[0])
-    description = _text(error[1]) if len(error) > 1 and error[1] else condition
-    if condition == LOCK_LOST:
-        return sdk.MessageLockLostError(message=description)
-    return sdk.ServiceBusError(description, condition=condition)
+    return sdk.ServiceBusError(f"the broker answered {name or 'nothing'} to {disposition.kind}")
 
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+async def renew_locks(receiver: ServiceBusReceiver, tokens: Sequence[Any], seconds: float) -> list[float]:
+    """Hold the locks with these tokens longer, all or none; return the Unix times of their ends. One round trip."""
+    answer = await receiver._renew_locks(*tokens, timeout=seconds)
+    return [moment / 1000 for moment in answer[b"expirations"]]
+
+
+def largest_message(sender: ServiceBusSender) -> int:
+    """Return bytes that an open sender's queue takes as one message."""
+    return int(sender._max_message_size_on_link)
+
+
+# --- connections -------------------------------------------------------------------------------------
+
+
+def is_broken(handler: Handler) -> bool:
+    """Return whether the other side has ended the connection, as far as is known without asking."""
+    connection = getattr(getattr(handler, "_handler", None), "_connection", None)
+    reader = getattr(getattr(connection, "_transport", None), "reader", None)
+    return reader is None or reader.at_eof() or reader.exception() is not None
+
+
+def remember_clients(handler: Handler) -> list[Any]:
+    """Return a list of all AMQP clients that it is going to make.
+
+    The handler forgets a client whose opening was cut short, and leaves it open.
+    """
+    inside: Any = handler
+    made: list[Any] = []
+    create = inside._create_handler
+
+    def create_and_remember(*arguments: Any) -> None:
+        create(*arguments)
+        made.append(inside._handler)
+
+    inside._create_handler = create_and_remember
+    return made
+
+
+def connections_of(clients: Sequence[Any]) -> list[Any]:
+    """Return the clients' open connections, to be cut off later."""
+    return [client._connection for client in clients if client._connection is not None]
+
+
+def cut_off(connection: Any) -> None:
+    """End the connection of a handler that was closed, if closing has not ended it."""
+    writer = getattr(getattr(connection, "_transport", None), "writer", None)
+    if writer is not None:
+        writer.transport.abort()

@@ -24,13 +24,13 @@ from jobpool_backends.servicebus.receiver import Delivery
 from jobpool_backends.servicebus.records import Record
 
 EXPIRED_KEPT_S = 60.0
-"""Seconds for which a lease that ran out is known as one that did."""
+"""Time for which a lease that ran out is known as one that did."""
 
 CLOCK_TOLERANCE_S = 1.0
-"""Seconds by which clocks may differ before it is worth a word."""
+"""Difference of clocks below which nobody is warned."""
 
 WARNING_PAUSE_S = 600.0
-"""Seconds between two warnings about a queue."""
+"""Time between two warnings about a queue."""
 
 log = logging.getLogger("jobpool.servicebus")
 
@@ -40,7 +40,6 @@ class Held:
     """One lease.
 
     Attributes:
-        owner_token: Of the lease.
         expires_at: On the backend's clock, as the lease's.
         deliveries: All so far, this one included.
         copied: A copy of the message is in a queue already, for a settlement that was not carried out to its end.
@@ -79,16 +78,13 @@ class HeldLeases:
             leases = self._held.setdefault(held.queue, {})
             old = leases.get(held.sequence)
             leases[held.sequence] = held
-        if old is not None:
-            old.delivery.receiver.forget(1)
+        _forget(old)
 
     def put_back(self, held: Held) -> None:
         """Hold again a lease that was taken and not settled; unless its message was fetched again meanwhile."""
         with self._lock:
-            leases = self._held.setdefault(held.queue, {})
-            superseded = leases.setdefault(held.sequence, held) is not held
-        if superseded:
-            held.delivery.receiver.forget(1)
+            superseded = self._held.setdefault(held.queue, {}).setdefault(held.sequence, held) is not held
+        _forget(held if superseded else None)
 
     def find(self, lease: JobLease) -> Held | Settled:
         """Return the lease's entry, or the refusal if there is none."""
@@ -109,7 +105,7 @@ class HeldLeases:
             if self._held.get(held.queue, {}).get(held.sequence) is not held:
                 return
             del self._held[held.queue][held.sequence]
-        held.delivery.receiver.forget(1)
+        _forget(held)
 
     def prune(self, queue: str) -> None:
         """Forget what ran out a while ago, and tell its receiver."""
@@ -120,14 +116,12 @@ class HeldLeases:
             for held in gone:
                 del leases[held.sequence]
         for held in gone:
-            held.delivery.receiver.forget(1)
+            _forget(held)
 
-    def clear(self) -> list[Held]:
-        """Forget everything; what that was."""
+    def clear(self) -> None:
+        """Forget everything."""
         with self._lock:
-            everything = [held for leases in self._held.values() for held in leases.values()]
             self._held.clear()
-        return everything
 
     def _find(self, lease: JobLease) -> Held | Settled:
         if self._pid != os.getpid():  # forked: these are the parent's, and so are the connections that settle them
@@ -141,12 +135,9 @@ class HeldLeases:
         return held if held.owner_token == lease.owner_token else Settled.NOT_OWNER
 
 
-@dataclass(frozen=True, slots=True)
-class ShortLock:
-    """About the locks of a queue: the shortest time that one had left when it was given, by our clock, and when."""
-
-    shortest: float
-    at: float
+def _forget(held: Held | None) -> None:
+    if held is not None:
+        held.delivery.receiver.forget(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,18 +155,14 @@ class RequestTime:
 
 
 class Locks:
-    """The clock that computes ends of leases.
-
-    Args:
-        clock: The backend's.
-    """
+    """The clock that computes ends of leases, from the backend's."""
 
     def __init__(self, address: Address, clock: Clock) -> None:
         self._address = address
         self._clock = clock
         self._warned: dict[str, float] = {}
-        self.noticed: dict[str, ShortLock] = {}
-        """By queue."""
+        self.noticed: dict[str, float] = {}
+        """Of each queue with short locks, the least time that one had left when it was given, by our clock."""
 
     def now(self) -> RequestTime:
         """Return the time, to be taken before a request."""
@@ -186,15 +173,13 @@ class Locks:
         length = self._address.lock
         if locked_until is not None and locked_until - asked.wall < length - CLOCK_TOLERANCE_S:
             left = locked_until - asked.wall
-            self._notice(queue, left)
+            self._warn(queue, left)
             length = left if left > 0 else length
         return asked.boot + length
 
-    def _notice(self, queue: str, left: float) -> None:
+    def _warn(self, queue: str, left: float) -> None:
         now = time.monotonic()
-        known = self.noticed.get(queue)
-        if known is None or left < known.shortest:
-            self.noticed[queue] = ShortLock(left, now)
+        self.noticed[queue] = min(left, self.noticed.get(queue, left))
         if now - self._warned.get(queue, -WARNING_PAUSE_S) >= WARNING_PAUSE_S:
             self._warned[queue] = now
             log.warning(

@@ -27,29 +27,28 @@ from jobpool_backends.servicebus.queue_client import QueueClient
 CREDENTIAL_VARIABLES = ("AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PASSWORD", "AZURE_PASSWORD")
 """Variables of azure-identity that are secrets by themselves."""
 
+LOOP_THREAD_NAME = "jobpool-servicebus"
+THREAD_END_LIMIT_S = 5.0
+CALL_SPARE_S = 2.0
+"""Time that a caller waits beyond the limit of the work on the loop."""
+
+ATTEMPT_LIMIT_S = 5.0
+"""Limit of one attempt of the SDK; it is far below the shortest lock."""
+
 FILTERED_LINES = {
     "azure.servicebus.aio._base_handler_async": "Unexpected error occurred",
     "azure.servicebus._pyamqp.aio._connection_async": "Connection closed with error",
     "azure.servicebus._pyamqp.aio._management_operation_async": "Failed to complete management operation",
 }
-"""By logger: how the text begins."""
+"""By logger, the beginning of lines about breaking connections, which channels recover from and log in one line.
 
-T = TypeVar("T")
-
-LOOP_THREAD_NAME = "jobpool-servicebus"
-"""The thread's name."""
+They come each time as warnings, or as errors with a traceback. They are left out for our own thread only.
+"""
 
 _INHERITED: list[object] = []
 """Objects that came over a fork: kept, so that nothing of them is ever closed by being forgotten."""
 
-_STOP_LIMIT_S = 5.0
-"""Seconds that the thread may take to end."""
-
-CALL_SPARE_S = 2.0
-"""Seconds that a caller waits beyond what the work on the loop was allowed."""
-
-ATTEMPT_LIMIT_S = 5.0
-"""Seconds that one attempt of the SDK may take; it is far below the shortest lock."""
+T = TypeVar("T")
 
 
 def credential() -> Any:
@@ -61,11 +60,7 @@ def credential() -> Any:
 
 
 def require() -> None:
-    """Check that azure-identity is there.
-
-    Raises:
-        ConfigurationError: It is not installed.
-    """
+    """Raise `ConfigurationError` if azure-identity is not installed."""
     try:
         import azure.identity  # noqa: F401 - an extra, and slow to import
     except ImportError as error:
@@ -95,22 +90,12 @@ class _OnAThread:
         await self.close()
 
 
-def install_log_filter() -> None:
-    """Install the filter. May be called any number of times."""
-    for name in FILTERED_LINES:
-        logging.getLogger(name).addFilter(_is_news)
-
-
 def _is_news(record: logging.LogRecord) -> bool:
     return record.threadName != LOOP_THREAD_NAME or not str(record.msg).startswith(FILTERED_LINES[record.name])
 
 
 class LoopThread:
-    """A thread that runs coroutines on one event loop, for callers on any thread.
-
-    Args:
-        name: Purpose of the loop, for error texts.
-    """
+    """A thread that runs coroutines on one event loop, for callers on any thread; `name` is for error texts."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -130,7 +115,7 @@ class LoopThread:
 
         Raises:
             BackendUnavailable: It is not done by then and was cancelled, or the thread was stopped.
-            Whatever it raises.
+            Exception: The work raised it.
         """
         try:
             loop = self._running()
@@ -148,15 +133,14 @@ class LoopThread:
             future.cancel()  # does nothing to a finished one
 
     def stop(self) -> None:
-        """End the thread. Nothing when there is none. Blocks for 5 seconds at most."""
+        """End the thread, if there is one. Blocks for `THREAD_END_LIMIT_S` at most."""
         with self._lock:
             self._stopped = True
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
-        if loop is None or thread is None or self.inherited:
-            return
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(_STOP_LIMIT_S)
+        if loop is not None and thread is not None and not self.inherited:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(THREAD_END_LIMIT_S)
 
     def leave_behind(self, *what: object) -> None:
         """Keep what a fork brought along out of the way, and begin anew."""
@@ -182,24 +166,15 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
     finally:
-        _end_tasks(loop)
+        if left := asyncio.all_tasks(loop):
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         loop.close()
 
 
-def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    left = asyncio.all_tasks(loop)
-    for task in left:
-        task.cancel()
-    if left:
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-
-
 class Namespace:
-    """All connections to a namespace.
-
-    Args:
-        address: Of the namespace.
-    """
+    """All connections to the namespace of an address."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -210,22 +185,21 @@ class Namespace:
         self._closed = False
 
     def queue(self, name: str) -> QueueClient:
-        """Return the queue_client of a queue. No I/O.
+        """Return the client of a queue. No I/O.
 
         Raises:
             ConfigurationError: The connection string is good for another queue only.
         """
         if self._loop.inherited:
             self._begin_anew()
-        queue_client = self._queues.get(name)
-        return queue_client or self._make_queue(name)
+        return self._queues.get(name) or self._make_queue(name)
 
     def call(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
         """Do it on the loop; for callers on other threads. Blocks for `limit` seconds (None = the address's timeout).
 
         Raises:
             BackendUnavailable: It took longer, or the namespace is closed.
-            Whatever it raises.
+            Exception: The work raised it.
         """
         if self._loop.inherited:
             self._begin_anew()
@@ -246,13 +220,12 @@ class Namespace:
             self._closed = True
         if not self._loop.inherited and self._client is not None:
             with suppress(BackendUnavailable):  # the rest ends with the thread
-                self._loop.run(self._close_all(), CLOSE_LIMIT_S + CALL_SPARE_S)
+                self._loop.run(self._close_all(self._client), CLOSE_LIMIT_S + CALL_SPARE_S)
             self._loop.stop()
 
-    async def _close_all(self) -> None:
-        await asyncio.gather(*(queue_client.close() for queue_client in self._queues.values()), return_exceptions=True)
-        if self._client is not None:
-            await self._client.close()
+    async def _close_all(self, client: ServiceBusClient) -> None:
+        await asyncio.gather(*(queue.close() for queue in self._queues.values()), return_exceptions=True)
+        await client.close()
 
     def _make_queue(self, name: str) -> QueueClient:
         only = self.address.only
@@ -268,7 +241,8 @@ class Namespace:
 
     def _get_client(self) -> ServiceBusClient:
         if self._client is None:
-            install_log_filter()
+            for name in FILTERED_LINES:
+                logging.getLogger(name).addFilter(_is_news)
             options: dict[str, Any] = {"retry_total": 0, "try_timeout": ATTEMPT_LIMIT_S}
             if self.address.connection_string is None:
                 self._client = ServiceBusClient(self.address.host, credential(), **options)
@@ -287,8 +261,7 @@ class Namespace:
 class Access(Namespace):
     """One backend's access to a namespace that it may share with others: it knows which queues were named to *it*.
 
-    Args:
-        owns: Closing this closes the namespace.
+    With `owns`, closing this closes the namespace.
     """
 
     def __init__(self, namespace: Namespace, *, owns: bool) -> None:
@@ -298,9 +271,9 @@ class Access(Namespace):
         self._named: set[str] = set()
 
     def queue(self, name: str) -> QueueClient:
-        queue_client = self._namespace.queue(name)
+        client = self._namespace.queue(name)
         self._named.add(name)
-        return queue_client
+        return client
 
     def call(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
         return self._namespace.call(work, limit)

@@ -1,4 +1,4 @@
-"""The client: all channels of one queue, and the messages that were received while waiting.
+"""All channels of one queue, and the messages that were received while waiting.
 
 Three connections for each queue, opened when they are needed. One sends, one (or more) fetches and settles, one renews
 and peeks, and is never given credit. A fourth, for the dead letters, is opened once somebody counts or looks at them.
@@ -23,10 +23,10 @@ from jobpool_backends.servicebus.internals import RELEASE
 from jobpool_backends.servicebus.receiver import Delivery, QueueReceiver
 
 PREFETCH_KEPT_S = 1.0
-"""Seconds that a message which came while somebody waited is kept for the fetch that follows."""
+"""Time that a message which came while somebody waited is kept for the fetch that follows."""
 
 GIVE_BACK_LIMIT_S = 3.0
-"""Seconds to give such messages back; their locks run out in any case."""
+"""Time to give such messages back; their locks run out in any case."""
 
 log = logging.getLogger("jobpool.servicebus")
 
@@ -34,43 +34,30 @@ _HANDLER: dict[str, Any] = {"timeout": 5, "socket_timeout": 0.2}
 
 
 class QueueClient:
-    """The channels of one queue. All but the constructor only on the namespace's loop.
-
-    Args:
-        name: Of the queue.
-        client: The namespace's.
-    """
+    """The channels of one queue. All but the constructor only on the namespace's loop."""
 
     def __init__(self, name: str, address: Address, client: ServiceBusClient) -> None:
         self.name = name
         self.address = address
         receiver = partial(client.get_queue_receiver, name, **_HANDLER)
-        self.sending: Channel[ServiceBusSender] = Channel(
-            partial(client.get_queue_sender, name, **_HANDLER), address, name, most=10**9
-        )
+        sender = partial(client.get_queue_sender, name, **_HANDLER)
+        dead = partial(receiver, sub_queue=ServiceBusSubQueue.DEAD_LETTER)
+        self.sending: Channel[ServiceBusSender] = Channel(sender, address, name, most=10**9)
         self.management: Channel[ServiceBusReceiver] = Channel(receiver, address, name)
-        self.dead: Channel[ServiceBusReceiver] = Channel(
-            partial(receiver, sub_queue=ServiceBusSubQueue.DEAD_LETTER), address, name
-        )
+        self.dead: Channel[ServiceBusReceiver] = Channel(dead, address, name)
         self.receivers = [QueueReceiver(Channel(receiver, address, name, most=10**9)) for _ in range(address.receivers)]
         self._kept: deque[Delivery] = deque()
         self._giving_back: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
         self.closed = False
 
-    @property
-    def receiving(self) -> Channel[ServiceBusReceiver]:
-        """The first receiver's channel."""
-        return self.receivers[0].channel
-
     async def take(self, most: int, deadline: float) -> list[Delivery]:
         """Return the messages of the queue now, `most` at most; first those that came during a wait. One round trip."""
         taken = [self._kept.popleft() for _ in range(min(most, len(self._kept)))]
         if len(taken) == most:
             return taken
-        receiver = min(self.receivers, key=lambda each: each.load)
         try:
-            return taken + await receiver.take(most - len(taken), deadline)
+            return taken + await self._least_loaded().take(most - len(taken), deadline)
         except BaseException:
             self.keep(taken)
             raise
@@ -87,16 +74,18 @@ class QueueClient:
             return bool(self._kept)
         try:
             if not (self._kept or unwanted()):
-                receiver = min(self.receivers, key=lambda each: each.load)
-                self.keep(await receiver.wait(deadline, unwanted))
+                self.keep(await self._least_loaded().wait(deadline, unwanted))
         finally:
             self._turn.release()
         return bool(self._kept)
 
+    def _least_loaded(self) -> QueueReceiver:
+        return min(self.receivers, key=lambda each: each.load)
+
     def stop_waiting(self) -> None:
         """End the waits on this queue."""
         for receiver in self.receivers:
-            receiver.nudge()
+            receiver.stop_waiting()
 
     def keep(self, deliveries: list[Delivery]) -> None:
         """Keep these for the next `take`; when none comes within `PREFETCH_KEPT_S`, they go back to the queue."""

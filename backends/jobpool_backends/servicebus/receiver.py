@@ -1,4 +1,4 @@
-"""A receiver: one receiver of a queue, which fetches, waits and settles what it fetched, one thing at a time.
+"""One receiver of a queue, which fetches, waits and settles what it fetched, one thing at a time.
 
 A wait gives way to a fetch or a settlement. Settlements go over the link that received; those of an earlier link go by
 the lock's token. If an answer was lost, it is asked for once more in that way. If the lock is gone then, perhaps the
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from azure.servicebus import ServiceBusReceivedMessage
@@ -27,15 +28,17 @@ MAX_UNSETTLED = 1000
 MAX_SETTLEMENTS = 500
 """Settlements on their way together."""
 
+NO_ANSWER = "the broker did not say what became of the message"
+
 
 @dataclass(slots=True, eq=False)
 class Delivery:
     """A message whose lock we hold.
 
     Attributes:
+        generation: Of the channel's handler.
         received: `time.monotonic()` from before its lock began.
         locked_until: Unix time on the broker's clock.
-        generation: Of the channel's handler.
         asked: True if it may be settled already: the broker was asked, and did not answer.
     """
 
@@ -53,7 +56,7 @@ class Doubt(Exception):
 
 @dataclass(slots=True)
 class _Batch:
-    """Settlements on their way, and what was answered."""
+    """Settlements on their way, and their answers by place."""
 
     dispositions: Sequence[tuple[Delivery, Disposition]]
     answers: dict[int, Answer] = field(default_factory=dict)
@@ -74,34 +77,44 @@ class QueueReceiver:
         self.channel = channel
         self.load = 0
         """Deliveries that it has and that are not settled yet, as far as we were told."""
-        self._strays = 0
+        self._forgotten = 0
         self._wanted = 0
-        self._nudge = asyncio.Event()
+        self._stop_waiting = asyncio.Event()
 
     async def take(self, most: int, deadline: float) -> list[Delivery]:
         """Return the messages of the queue now. One round trip."""
-        async with _Want(self):
-            return await self.channel.run(lambda receiver: self._draw(receiver, most), deadline)
+
+        async def work(receiver: ServiceBusReceiver) -> list[Delivery]:
+            if self._forgotten > MAX_UNSETTLED:
+                self._forgotten = 0
+                raise ConnectionResetError("too many deliveries were never settled: the receiver is replaced")
+            return await self._receive(receiver, internals.receive_now(receiver, most))
+
+        with self._wants():
+            return await self.channel.run(work, deadline)
 
     async def wait(self, deadline: float, unwanted: Callable[[], bool]) -> list[Delivery]:
-        """Wait for one message, until the deadline, a nudge, or until somebody wants the receiver.
+        """Wait for one message, until the deadline, `stop_waiting`, or until somebody wants the receiver.
 
         A connection that breaks meanwhile, as they do, is replaced without a word; the next one's trouble is told.
         """
-        try:
-            return await self._wait_once(deadline, unwanted)
-        except BackendUnavailable:
-            if unwanted():
+
+        async def work(receiver: ServiceBusReceiver) -> list[Delivery]:
+            self._stop_waiting.clear()
+            if self._wanted or unwanted():
                 return []
-            return await self._wait_once(deadline, unwanted)
+            left = max(0.0, deadline - time.monotonic())
+            return await self._receive(receiver, internals.receive_one(receiver, self._stop_waiting, left))
 
-    async def _wait_once(self, deadline: float, unwanted: Callable[[], bool]) -> list[Delivery]:
         limit = deadline + self.channel.timeout
-        return await self.channel.run(lambda receiver: self._wait(receiver, deadline, unwanted), limit, patiently=False)
+        try:
+            return await self.channel.run(work, limit, patiently=False)
+        except BackendUnavailable:
+            return [] if unwanted() else await self.channel.run(work, limit, patiently=False)
 
-    def nudge(self) -> None:
+    def stop_waiting(self) -> None:
         """End the wait."""
-        self._nudge.set()
+        self._stop_waiting.set()
 
     async def settle(
         self, dispositions: Sequence[tuple[Delivery, Disposition]], deadline: float
@@ -112,91 +125,84 @@ class QueueReceiver:
         """
         batch = _Batch(dispositions)
         self.load -= len(dispositions)
-        async with _Want(self):
+        with self._wants():
             try:
                 await self.channel.run(lambda receiver: self._settle(receiver, batch), deadline)
             except BaseException:
                 self.load += len(batch.open)
                 if not batch.answers:
                     raise
-                for place in batch.open:
-                    batch.answers[place] = TimeoutError("the broker did not say what became of the message")
+                batch.answers |= {place: TimeoutError(NO_ANSWER) for place in batch.open}
         return [batch.answers[place] for place in range(len(dispositions))]
 
     def forget(self, deliveries: int) -> None:
         """Count deliveries that will never be settled."""
         self.load -= deliveries
-        self._strays += deliveries
+        self._forgotten += deliveries
 
-    async def _draw(self, receiver: ServiceBusReceiver, most: int) -> list[Delivery]:
-        if self._strays > MAX_UNSETTLED:
-            self._strays = 0
-            raise ConnectionResetError("too many deliveries were never settled: the receiver is replaced")
-        before = time.monotonic()
+    @contextmanager
+    def _wants(self) -> Iterator[None]:
+        """Ask the wait to give way, for as long as the block lasts."""
+        self._wanted += 1
+        self._stop_waiting.set()
         try:
-            messages = await internals.draw(receiver, most)
-        except Exception:
-            messages = internals.received_before_break(receiver)
-            if not messages:
-                raise
-            self.channel.recycle()
-        return self._deliveries(messages, before)
+            yield
+        finally:
+            self._wanted -= 1
 
-    async def _wait(
-        self, receiver: ServiceBusReceiver, deadline: float, unwanted: Callable[[], bool]
+    async def _receive(
+        self, receiver: ServiceBusReceiver, receiving: Awaitable[tuple[Sequence[ServiceBusReceivedMessage], float]]
     ) -> list[Delivery]:
-        self._nudge.clear()
-        if self._wanted or unwanted():
-            return []
+        """Return the deliveries, also when their connection broke after they had come."""
         before = time.monotonic()
         try:
-            messages, before = await internals.wait(receiver, self._nudge, max(0.0, deadline - before))
+            messages, before = await receiving
         except Exception:
-            messages = internals.received_before_break(receiver)
+            messages = internals.take_buffered(receiver)
             if not messages:
                 raise
             self.channel.recycle()
-        return self._deliveries(messages, before)
-
-    def _deliveries(self, messages: Sequence[ServiceBusReceivedMessage], before: float) -> list[Delivery]:
         self.load += len(messages)
         generation = self.channel.generation
         return [Delivery(each, self, generation, before, internals.pop_lock_end(each)) for each in messages]
 
     async def _settle(self, receiver: ServiceBusReceiver, batch: _Batch) -> None:
-        here, elsewhere = self._split(receiver, batch)
-        for start in range(0, len(here), MAX_SETTLEMENTS):
-            await self._settle_here(receiver, batch, here[start : start + MAX_SETTLEMENTS])
-        for place in elsewhere:
-            await self._settle_by_token(receiver, batch, place)
-
-    def _split(self, receiver: ServiceBusReceiver, batch: _Batch) -> tuple[list[int], list[int]]:
         here: list[int] = []
         elsewhere: list[int] = []
         for place in batch.open:
             delivery = batch.dispositions[place][0]
-            fits = delivery.generation == self.channel.generation and internals.settles_here(receiver, delivery.message)
-            (here if fits else elsewhere).append(place)
-        return here, elsewhere
+            is_here = delivery.generation == self.channel.generation
+            is_here = is_here and internals.settles_here(receiver, delivery.message)
+            (here if is_here else elsewhere).append(place)
+        for start in range(0, len(here), MAX_SETTLEMENTS):
+            await self._settle_here(receiver, batch, here[start : start + MAX_SETTLEMENTS])
+        for place in elsewhere:
+            await self._settle_by_token(receiver, batch, place)
 
     async def _settle_here(self, receiver: ServiceBusReceiver, batch: _Batch, places: Sequence[int]) -> None:
         part = [batch.dispositions[place] for place in places]
         before = [delivery.asked for delivery, _ in part]
         for delivery, _ in part:
             delivery.asked = True
-        answers = await internals.settle(receiver, [(delivery.message, disposition) for delivery, disposition in part])
+        answers = await internals.settle(receiver, [(delivery.message, order) for delivery, order in part])
         for place, asked, answer in zip(places, before, answers, strict=True):
             if answer is None or isinstance(answer, LOST):
                 batch.dispositions[place][0].asked = asked
                 batch.answer(place, answer)
         if any(place not in batch.answers for place in places):
-            raise TimeoutError("the broker did not say what became of a message")
+            raise TimeoutError(NO_ANSWER)
 
     async def _settle_by_token(self, receiver: ServiceBusReceiver, batch: _Batch, place: int) -> None:
-        delivery, disposition = batch.dispositions[place]
+        delivery, order = batch.dispositions[place]
         self.channel.count(1)
         try:
-            await internals.settle_by_token(receiver, delivery.message, disposition)
+            match order.kind:
+                case "accepted":
+                    await receiver.complete_message(delivery.message)
+                case "rejected":
+                    await receiver.dead_letter_message(delivery.message, order.reason, order.description)
+                case _:
+                    await receiver.abandon_message(delivery.message)
         except LOST as error:
             batch.answer(place, error)
         except BaseException:
@@ -204,17 +210,3 @@ class QueueReceiver:
             raise
         else:
             batch.answer(place, None)
-
-
-class _Want:
-    """While it lasts, somebody wants the receiver for something else than waiting."""
-
-    def __init__(self, receiver: QueueReceiver) -> None:
-        self._receiver = receiver
-
-    async def __aenter__(self) -> None:
-        self._receiver._wanted += 1
-        self._receiver._nudge.set()
-
-    async def __aexit__(self, *about: object) -> None:
-        self._receiver._wanted -= 1

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from azure.servicebus.aio import ServiceBusReceiver
 
@@ -21,7 +22,7 @@ from jobpool.errors import BackendUnavailable, WriteRefused
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.servicebus.enqueue import Outgoing, Producer
-from jobpool_backends.servicebus.internals import ABANDON, COMPLETE, Disposition, bury, is_there, renew_locks
+from jobpool_backends.servicebus.internals import ABANDON, COMPLETE, Disposition, bury, renew_locks
 from jobpool_backends.servicebus.leases import Held, HeldLeases, Locks
 from jobpool_backends.servicebus.namespace import ATTEMPT_LIMIT_S, Namespace
 from jobpool_backends.servicebus.reap import Charge, Charges
@@ -33,14 +34,11 @@ from jobpool_backends.shared import lifts_expiry, micros
 CRASH_LIMIT = "crash-limit"
 LEASE_EXPIRED = "lease expired"
 
-MIN_SETTLE_TIME_S = 1.0
-"""Seconds to settle in, however little is left of a lease: whether it was too late, the broker knows."""
+MIN_CALL_TIME_S = 1.0
+"""Time to settle or renew in, however little is left of a lease: the broker knows if it was too late."""
 
 MAX_RENEW_LOCKS = 100
-"""Locks a request."""
-
-MIN_RENEW_TIME_S = 1.0
-"""Seconds to renew in, however little is left: whether it was too late, the broker knows."""
+"""Locks of one request."""
 
 
 @dataclass(slots=True)
@@ -64,7 +62,7 @@ class Settler:
         self._producer = producer
         self._charges = charges
         self._clock = clock
-        self._halves = _PartialAnswers()
+        self._partial = _PartialAnswers()
 
     def settle(
         self,
@@ -78,7 +76,7 @@ class Settler:
             WriteRefused: Copies of some were refused; its `answers` are those of the others.
             BackendUnavailable: Some were not answered; the same call again goes on with those.
         """
-        answers = self._halves.take(call_id)
+        answers = self._partial.take(call_id)
         plans: dict[int, Plan] = {}
         for place, (lease, settlement) in enumerate(settlements):
             if place not in answers:
@@ -94,56 +92,36 @@ class Settler:
     # --- plans ---------------------------------------------------------------------------------------
 
     def _plan(self, held: Held, lease: JobLease, settlement: Settlement, brought: Sequence[NewMessage]) -> Plan:
+        record = held.record
         match settlement:
             case Ack():
-                return Plan(held, COMPLETE, self._follow_ups(brought))
-            case Nack(delay=delay):
-                return self._nack(held, settlement, delay)
+                return Plan(held, COMPLETE, [self._producer.outgoing(message) for message in brought])
+            case Nack(delay=delay, error=error, cause=cause):
+                return self._copied(held, replace(record.with_texts(error, cause), attempts=record.attempts + 1), delay)
             case Release():
-                return self._release(held, lease, settlement)
+                if lifts_expiry(lease, settlement):
+                    return self._copied(held, replace(record, begun=True), settlement.delay)
+                return self._copied(held, record, settlement.delay) if settlement.delay > 0 else Plan(held, ABANDON)
             case Abandon():
-                return self._abandon(held, settlement, brought)
+                died = replace(record, attempts=record.attempts + settlement.attempts)
+                died = died.with_texts(settlement.error, settlement.cause)
+                order = bury(settlement.reason, died.epitaph(died.last_error, died.cause, micros(self._clock.wall())))
+                return Plan(held, order, [self._producer.outgoing(message) for message in brought])
             case Forfeit(cause=cause):
                 return self._forfeit(held, cause)
             case Move():
                 return Plan(held, COMPLETE, [self._moved(held, message) for message in brought])
 
-    def _follow_ups(self, brought: Sequence[NewMessage]) -> list[Outgoing]:
-        return [self._producer.outgoing(message) for message in brought]
-
     def _moved(self, held: Held, message: NewMessage) -> Outgoing:
         outgoing = self._producer.outgoing(message, copy_id(message.id, "m", held.sequence))
         old, new = held.record, outgoing.record
-        error = new.last_error if new.last_error is not None else old.last_error
-        cause = new.cause if new.cause is not None else old.cause
-        kept = replace(new, enqueued_at=old.enqueued_at, crashed_at=old.crashed_at, last_error=error, cause=cause)
+        kept = replace(new, enqueued_at=old.enqueued_at, crashed_at=old.crashed_at)
+        kept = replace(kept, last_error=old.last_error, cause=old.cause).with_texts(new.last_error, new.cause)
         return replace(outgoing, record=kept)
-
-    def _nack(self, held: Held, nack: Nack, delay: float) -> Plan:
-        record = held.record
-        failed = replace(
-            record,
-            attempts=record.attempts + 1,
-            last_error=nack.error if nack.error is not None else record.last_error,
-            cause=nack.cause if nack.cause is not None else record.cause,
-        )
-        return self._copied(held, failed, delay)
-
-    def _release(self, held: Held, lease: JobLease, release: Release) -> Plan:
-        if lifts_expiry(lease, release):
-            return self._copied(held, replace(held.record, begun=True), release.delay)
-        return self._copied(held, held.record, release.delay) if release.delay > 0 else Plan(held, ABANDON)
 
     def _copied(self, held: Held, record: Record, delay: float) -> Plan:
         whole = replace(record, deliveries=held.deliveries)
         return Plan(held, COMPLETE, [self._producer.delayed_copy(held.queue, whole, delay, held.sequence)])
-
-    def _abandon(self, held: Held, abandon: Abandon, brought: Sequence[NewMessage]) -> Plan:
-        record = replace(held.record, attempts=held.record.attempts + abandon.attempts)
-        error = abandon.error if abandon.error is not None else record.last_error
-        cause = abandon.cause if abandon.cause is not None else record.cause
-        disposition = bury(abandon.reason, record.epitaph(error, cause, micros(self._clock.wall())))
-        return Plan(held, disposition, self._follow_ups(brought))
 
     def _forfeit(self, held: Held, cause: str) -> Plan:
         now = self._clock.wall()
@@ -160,14 +138,14 @@ class Settler:
 
     def _carry_out(self, plans: dict[int, Plan], known: dict[int, Settled], call_id: str) -> dict[int, Settled]:
         left = max(plan.held.expires_at for plan in plans.values()) - self._clock.boot()
-        limit = min(self._namespace.address.timeout, max(left, MIN_SETTLE_TIME_S))
+        limit = min(self._namespace.address.timeout, max(left, MIN_CALL_TIME_S))
         answers: dict[int, Settled] = {}
         try:
             refused = self._namespace.call(self._send_and_settle(plans, answers, time.monotonic() + limit), 2 * limit)
         finally:
             self._note(plans, answers)
             if len(answers) < len(plans):
-                self._halves.keep(call_id, known | answers)
+                self._partial.keep(call_id, known | answers)
         if refused is not None:
             told = known | answers
             raise WriteRefused(str(refused), [told.get(place) for place in range(len(known) + len(plans))]) from refused
@@ -195,21 +173,12 @@ class Settler:
         for place, plan in plans.items():
             if not plan.copies or plan.held.copied:
                 by_receiver.setdefault(plan.held.delivery.receiver, []).append(place)
-        parts = [
-            self._settle_part(receiver, plans, places, answers, deadline) for receiver, places in by_receiver.items()
-        ]
-        if len(parts) == 1:
-            await parts[0]
-            return refused
-        troubles = await asyncio.gather(*parts, return_exceptions=True)
-        for trouble in troubles:
-            if isinstance(trouble, BaseException):
-                raise trouble
+        parts = by_receiver.items()
+        await _all([self._settle_part(receiver, plans, places, answers, deadline) for receiver, places in parts])
         return refused
 
     async def _send_copies(self, plans: Sequence[Plan]) -> WriteRefused | None:
-        """Send the copies queue by queue, first to queues that nothing was fetched from: they are more likely to be
-        missing.
+        """Send the copies queue by queue, first to queues more likely to be missing: nothing was fetched from them.
 
         A queue that takes nothing for now holds up no other; why it does not is returned.
         """
@@ -236,8 +205,7 @@ class Settler:
         answers: dict[int, Settled],
         deadline: float,
     ) -> None:
-        dispositions = [(plans[place].held.delivery, plans[place].disposition) for place in places]
-        told = await receiver.settle(dispositions, deadline)
+        told = await receiver.settle([(plans[at].held.delivery, plans[at].disposition) for at in places], deadline)
         for place, answer in zip(places, told, strict=True):
             if answer is None:
                 answers[place] = Settled.OK
@@ -251,8 +219,9 @@ class Settler:
         if plan.disposition is ABANDON:
             return Settled.OK  # it is back in the queue in either case
         client = self._namespace.queue(plan.held.queue)
-        gone = not await client.management.run(lambda receiver: is_there(receiver, plan.held.sequence))
-        return Settled.OK if gone else Settled.EXPIRED
+        sequence = plan.held.sequence
+        found = await client.management.run(lambda receiver: receiver.peek_messages(1, sequence_number=sequence))
+        return Settled.EXPIRED if found and found[0].sequence_number == sequence else Settled.OK
 
 
 class _PartialAnswers:
@@ -297,27 +266,23 @@ class Renewer:
                 by_queue.setdefault(each.queue, []).append(each)
         if by_queue:
             self._namespace.call(self._renew_all(by_queue))
-        return [self._renewed(lease, each) for lease, each in zip(leases, held, strict=True)]
-
-    def _renewed(self, lease: JobLease, held: Held | None) -> JobLease | None:
-        if held is None or held.lost:
-            return None
-        return replace(lease, expires_at=held.expires_at)
+        return [
+            None if each is None or each.lost else replace(lease, expires_at=each.expires_at)
+            for lease, each in zip(leases, held, strict=True)
+        ]
 
     async def _renew_all(self, by_queue: dict[str, list[Held]]) -> None:
-        parts = [
-            self._renew(queue, theirs[start : start + MAX_RENEW_LOCKS])
-            for queue, theirs in by_queue.items()
-            for start in range(0, len(theirs), MAX_RENEW_LOCKS)
-        ]
-        troubles = await asyncio.gather(*parts, return_exceptions=True)
-        for trouble in troubles:
-            if isinstance(trouble, BaseException):
-                raise trouble
+        await _all(
+            [
+                self._renew(queue, theirs[start : start + MAX_RENEW_LOCKS])
+                for queue, theirs in by_queue.items()
+                for start in range(0, len(theirs), MAX_RENEW_LOCKS)
+            ]
+        )
 
     async def _renew(self, queue: str, leases: Sequence[Held]) -> None:
         channel = self._namespace.queue(queue).management
-        left = max(MIN_RENEW_TIME_S, min(held.expires_at for held in leases) - self._clock.boot())
+        left = max(MIN_CALL_TIME_S, min(held.expires_at for held in leases) - self._clock.boot())
         deadline = time.monotonic() + min(left, self._namespace.address.timeout)
 
         async def work(receiver: ServiceBusReceiver) -> None:
@@ -336,3 +301,13 @@ class Renewer:
             else:
                 leases[0].lost = True
                 self._leases.drop(leases[0])
+
+
+async def _all(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Do all, at the same time; raise the first error once all have ended."""
+    if len(parts) == 1:
+        await parts[0]
+        return
+    for trouble in await asyncio.gather(*parts, return_exceptions=True):
+        if isinstance(trouble, BaseException):
+            raise trouble

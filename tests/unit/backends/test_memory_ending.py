@@ -57,7 +57,7 @@ def test_what_has_ended_takes_no_room() -> None:
     places = backend._store.places
     assert (len(places.done), len(places._starts), len(places._held)) == (1, 1, 0)
     assert (len(backend._store.acked), len(backend._store.unique)) == (0, 1)
-    assert len(backend.keys._notes._records) == 0
+    assert len(backend.keys._records) == 0
 
 
 def test_leases_that_were_reaped_leave_no_places() -> None:

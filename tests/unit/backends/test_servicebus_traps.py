@@ -350,7 +350,7 @@ def test_a_token_that_ended_while_this_machine_slept_is_brought_anew(backend: Se
     client = backend.namespace.queue(QUEUE)
 
     def end_tokens() -> None:
-        for opened in (client.sending, client.management, client.receiving):
+        for opened in (client.sending, client.management, client.receivers[0].channel):
             opened._clients[-1]._cbs_authenticator._expires_on = time.time() - 1
 
     end_tokens()

@@ -8,7 +8,7 @@ import azure.servicebus
 import pytest
 
 import jobpool_backends.servicebus
-from jobpool_backends.servicebus.version import check_sdk_version
+from jobpool_backends.servicebus import check_sdk_version
 
 
 @pytest.mark.parametrize("installed", ["7.15", "7.15.0", "7.15.9", "7.15.0b1"])
