@@ -57,12 +57,7 @@ def _without_pids(counts: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]
 
 
 def grown(changes: Mapping[str, Mapping[str, int]], connections: str = SOCKET) -> list[str]:
-    """Return which masters have more descriptors than before, and of what kind; what connections explain left out.
-
-    Args:
-        changes: Of `difference`.
-        connections: The kind that connections to the broker are.
-    """
+    """Return which masters have more descriptors than before, of what kind; what `connections` explain left out."""
     too_many = {pool: _too_many(kinds, connections) for pool, kinds in changes.items()}
     return [f"{pool}: {listed(kinds)}" for pool, kinds in too_many.items() if kinds]
 
@@ -88,9 +83,7 @@ def listed(kinds: Mapping[str, int]) -> str:
 class Baseline:
     """A look at the masters of a run. A missing comparison is a problem of the result.
 
-    Args:
-        workers: Children of each pool when nothing ails it.
-        connections: The kind of descriptor that a connection to the broker is.
+    `connections`: the kind of descriptor that a connection to the broker is.
     """
 
     def __init__(self, fleet: Fleet, workers: int, connections: str, pace: Phases, result: Result) -> None:
@@ -101,9 +94,7 @@ class Baseline:
         self._result = result
 
     def look(self) -> Open | None:
-        """Count the open descriptors; block for `REST_LIMIT_S` seconds at most. None: a pool lacks children, or an
-        interrupt.
-        """
+        """Count the open descriptors, within `REST_LIMIT_S`. None: a pool lacks children, or an interrupt."""
         if self._pace.wait(lambda: self._result.interrupted or not self._short(), REST_LIMIT_S):
             return None if self._result.interrupted else self._fleet.descriptors()
         self._note_short()

@@ -13,14 +13,14 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qsl
 
 from jobpool.broker.opening import scheme_of
 from jobpool.errors import JobpoolError
-from jobpool_torture.routes import Route, find_route
+from jobpool_torture.network import Route, find_route
 from jobpool_torture.schedule import Fault
 
 if TYPE_CHECKING:
@@ -51,15 +51,10 @@ class AccessFailed(JobpoolError):
 
 
 class User(ABC):
-    """One user, of a random name, on one server. Every method blocks for some round trips; raises `AccessFailed`.
-
-    Attributes:
-        name: Of the user.
-        url: The broker's URL, with this user.
-        ways: The ways of `deny`, in a few words each.
-    """
+    """One user, of a random name, on one server. Every method blocks for some round trips; raises `AccessFailed`."""
 
     ways: ClassVar[tuple[str, ...]]
+    """The ways of `deny`, in a few words each."""
     options: ClassVar[tuple[str, ...]]
     """Options of a URL that name a user as well: where one is there, none is made."""
 
@@ -68,9 +63,8 @@ class User(ABC):
         self._password = secrets.token_hex(16)
         scheme, _, rest = url.partition("://")
         place, slash, path = rest.partition("/")
-        host = place.rpartition("@")[2]
         self._own = url
-        self.url = f"{scheme}://{self.name}:{self._password}@{host}{slash}{path}"
+        self.url = f"{scheme}://{self.name}:{self._password}@{place.rpartition('@')[2]}{slash}{path}"
 
     @abstractmethod
     def allow(self) -> None:
@@ -90,23 +84,14 @@ class User(ABC):
 
 
 class Access:
-    """The rights of the user while faults overlap: all of it, once the last is over.
-
-    Attributes:
-        url: The broker's URL, for the pools.
-    """
+    """The rights of the user while faults overlap: all of it, once the last is over. `url`: for the pools."""
 
     def __init__(self, user: User) -> None:
-        """Make the user. Blocks for some round trips.
-
-        Raises:
-            AccessFailed: It cannot be made, or cannot log in; none is left.
-        """
+        """Make the user. Blocks for some round trips. Raises `AccessFailed`: it cannot be had, and none is left."""
         self._user = user
         self._active: dict[int, int] = {}
         self._is_wrong = False
-        self._retry_at = 0.0
-        self._bad_at = 0.0
+        self._retry_at = self._bad_at = 0.0
         self.url = user.url
         try:
             user.allow()
@@ -116,7 +101,7 @@ class Access:
             raise
 
     def begin(self, fault: Fault) -> str:
-        """Lock it out; what was done. Raises `AccessFailed`: nothing was."""
+        """Lock it out; return how. Raises `AccessFailed`: nothing was done."""
         way = fault.pick % len(self._user.ways)
         self._bad_at = time.monotonic()
         self._user.deny(way)
@@ -141,13 +126,11 @@ class Access:
         if not self._is_wrong or now < self._retry_at:
             return
         self._bad_at, self._retry_at = now, now + RETRY_PAUSE_S
-        try:
+        with suppress(AccessFailed):
             self._user.allow()
             for way in self._active.values():
                 self._user.deny(way)
             self._is_wrong = False
-        except AccessFailed:
-            return
 
     @property
     def is_whole(self) -> bool:
@@ -159,7 +142,7 @@ class Access:
         return not self.is_whole or self._bad_at >= moment
 
     def remove(self) -> str:
-        """Delete the user; "" or why it is still there. Safe to call twice."""
+        """Delete the user; return "" or why it is still there. Safe to call twice."""
         try:
             self._user.remove()
         except AccessFailed as error:
@@ -168,9 +151,7 @@ class Access:
 
 
 def make_access(url: str) -> Access | str:
-    """Make a user of its own on the broker of this URL; or return why there can be none, as half a sentence. Blocks for
-    seconds.
-    """
+    """Make a user on the broker of this URL; or return why there can be none, as half a sentence."""
     scheme = scheme_of(url)
     users: dict[str, type[RedisUser | PostgresUser]] = {"redis": RedisUser}
     users |= dict.fromkeys(("postgresql", "postgres"), PostgresUser)
@@ -194,18 +175,13 @@ class RedisUser(User):
     ways = ("off, its connections closed", "another password, its connections closed", "no commands", "no keys")
     options = ("username", "password")
     _rights = "~* &* +@all -@admin -@dangerous +info +role +cluster|slots +client|unblock +config|get"
-    _denials: ClassVar[tuple[tuple[str, ...], ...]] = (
-        ("off",),
-        ("resetpass", ">withdrawn"),
-        ("-@all",),
-        ("resetkeys",),
-    )
+    _denials = ("off", "resetpass >withdrawn", "-@all", "resetkeys")
 
     def allow(self) -> None:
         self._order("ACL", "SETUSER", self.name, "reset", "on", f">{self._password}", *self._rights.split())
 
     def deny(self, way: int) -> None:
-        self._order("ACL", "SETUSER", self.name, *self._denials[way])
+        self._order("ACL", "SETUSER", self.name, *self._denials[way].split())
         if "closed" in self.ways[way]:
             self._order("CLIENT", "KILL", "USER", self.name)
 
@@ -231,6 +207,7 @@ class PostgresUser(User):
 
     ways = ("no login, its connections closed", "another password, its connections closed", "no rights")
     options = ("user", "password", "passfile", "service")
+    _hang_up = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = {text}"
     _ours = ("timeout", "schema", "listen", "dead_max", "dead_max_age")
 
     def allow(self) -> None:
@@ -241,25 +218,20 @@ class PostgresUser(User):
         self._order(make, "ALTER ROLE {name} LOGIN PASSWORD {password}", "GRANT {own} TO {name}")
 
     def deny(self, way: int) -> None:
-        orders = (
-            "ALTER ROLE {name} NOLOGIN",
-            "ALTER ROLE {name} PASSWORD 'withdrawn'",
-            "REVOKE {own} FROM {name}",
-        )
-        hang_up = ("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = {text}",)
-        self._order(orders[way], *(hang_up if "closed" in self.ways[way] else ()))
+        alter = "ALTER ROLE {name} "
+        orders = (alter + "NOLOGIN", alter + "PASSWORD 'withdrawn'", "REVOKE {own} FROM {name}")
+        self._order(orders[way], *((self._hang_up,) if "closed" in self.ways[way] else ()))
 
     def check(self) -> None:
         """Check, before any pool runs, what may be done: end its connection as `deny` does it."""
         with self._connected(self.url):
-            self._order("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = {text}")
+            self._order(self._hang_up)
 
     def remove(self) -> None:
         with self._connected(self._own) as connection:
             if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [self.name]).rowcount:
-                self._execute(connection, "REASSIGN OWNED BY {name} TO {own}")
-                self._execute(connection, "DROP OWNED BY {name}")
-                self._execute(connection, "DROP ROLE {name}")
+                for order in ("REASSIGN OWNED BY {name} TO {own}", "DROP OWNED BY {name}", "DROP ROLE {name}"):
+                    self._execute(connection, order)
 
     def _order(self, *statements: str) -> None:
         with self._connected(self._own) as connection:
@@ -294,17 +266,17 @@ def _first_line(error: Exception) -> str:
 
 
 class BrokerRestart:
-    """A command, and what became of it.
+    """The user's command that restarts the broker: run by the shell, one at a time, and waited for.
 
-    Attributes:
+    Args:
         command: For the shell; "" = there is none.
-        moments: When it was begun, and over, each time (CLOCK_MONOTONIC).
+        log: A file to which its output is appended.
     """
 
     def __init__(self, command: str, log: Path) -> None:
-        """Keep the command. `log`: a file to which its output is appended."""
         self.command = command
         self.moments: list[tuple[float, float]] = []
+        """When it was begun, and over, each time (CLOCK_MONOTONIC)."""
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._begun = 0.0

@@ -84,9 +84,6 @@ def torture(
     ctx.exit(0 if result.is_clean else FAILED)
 
 
-# --- options ------------------------------------------------------------------------------------------------------
-
-
 def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[Options, Sequence[Fault] | None]:
     """Return the options, and the faults of a schedule file. Raises `ConfigurationError` and `click.UsageError`."""
     from jobpool_torture.entry_point import read_schedule
@@ -152,9 +149,6 @@ def _folder(directory: str | None) -> tuple[Path, bool]:
 def _forget(folder: Path, really: bool) -> None:
     if really:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-# --- running, and its display ---------------------------------------------------------------------------------------
 
 
 class _Face:

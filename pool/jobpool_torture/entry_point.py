@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from jobpool.broker.finding import Finding
 from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool_torture import schedule
@@ -45,13 +44,7 @@ REPLAYED = {"seed": int, "seconds": int | float, "pools": int, "workers": int, "
 def shrink(faults: Sequence[T], fails: Callable[[list[T]], bool], *, most: int = 100) -> list[T]:
     """Return a part of `faults`, in their order, for which `fails` was true: as short as `most` runs let it become.
 
-    Args:
-        faults: A schedule that has failed.
-        fails: Runs one, and says whether it failed; it is never asked for the same one twice, nor for all of them.
-        most: Runs, >= 0.
-
-    Returns:
-        `faults` itself when no shorter one failed. Errors of `fails` are passed on.
+    `fails` runs a part, and says whether it failed; it is never asked for the same one twice, nor for all of them.
     """
     asker = _Asker(fails, most)
     kept = list(faults)
@@ -124,24 +117,20 @@ class Watcher:
 
 
 def run_once(options: Options, folder: Path, watcher: Watcher, faults: Sequence[Fault] | None = None) -> Result:
-    """Run once. Blocks for as long as that takes; no process is left afterwards.
-
-    Args:
-        folder: Empty; what the run wrote stays there.
-        faults: To be struck; None = they are planned from the seed.
+    """Run once, in an empty folder; `faults`: None = they are planned from the seed. No process is left afterwards.
 
     Raises:
-        ConfigurationError: Nothing was done; the text has the mend.
-        BackendUnavailable: The broker does not answer; the same.
+        ConfigurationError, BackendUnavailable: Nothing was done; the text has the mend.
         JobpoolError: The pools did not come up, or the torture's own parts failed.
     """
     with ExitStack() as stack:
-        wanted = _wanted(options, faults)
+        wanted = options.faults or tuple(KINDS) if faults is None else {fault.kind for fault in faults}
         backend = open_backend(options.backend, timeout=options.timeout)
         try:
             check_broker(backend, options)
             options = options.on_its_queue()
-            told = [str(finding) for finding in backend.diagnose() if _is_worth_telling(finding)]
+            found = backend.diagnose()
+            told = [str(each) for each in found if each.is_bad or each.check.endswith(".server")]
             place = Environment(options, folder, backend, wanted)
         finally:
             backend.close()
@@ -155,10 +144,6 @@ def run_once(options: Options, folder: Path, watcher: Watcher, faults: Sequence[
         watcher.begun(run)
         stack.callback(watcher.over)
         return run.go()
-
-
-def _is_worth_telling(finding: Finding) -> bool:
-    return finding.is_bad or finding.check.endswith(".server")
 
 
 def _plan(options: Options, place: Environment) -> list[Fault]:
@@ -177,24 +162,13 @@ def _plan(options: Options, place: Environment) -> list[Fault]:
     )
 
 
-def _wanted(options: Options, faults: Sequence[Fault] | None) -> Collection[str]:
-    """Return the kinds of fault that are asked for."""
-    if faults is not None:
-        return {fault.kind for fault in faults}
-    return options.faults or tuple(KINDS)
-
-
 def about(options: Options) -> dict[str, Any]:
     """Return a schedule file's facts about its run."""
     return {name: getattr(options, name) for name in REPLAYED}
 
 
 def read_schedule(path: Path) -> tuple[list[Fault], dict[str, Any]]:
-    """Return the faults of a file, and the options that it brings along.
-
-    Raises:
-        ConfigurationError: It cannot be read, or is not a schedule.
-    """
+    """Return the faults of a file, and the options that it brings along. Raises `ConfigurationError`."""
     try:
         faults, told = schedule.load(path.read_text())
     except OSError as error:
@@ -212,22 +186,13 @@ def read_schedule(path: Path) -> tuple[list[Fault], dict[str, Any]]:
     return faults, {name: told[name] for name in REPLAYED}
 
 
-# --- a shorter one ------------------------------------------------------------------------------------------------
-
-
 def find_shorter(
     options: Options, folder: Path, faults: Sequence[Fault], watcher: Watcher, tell: Callable[[str], None]
 ) -> Path | None:
-    """Replay parts of a schedule that has failed; return the file of the shortest that fails too, None = no shorter one
-    does.
+    """Replay parts of a schedule that has failed; return the file of the shortest that fails too, None = none does.
 
-    Args:
-        options: Of the run that failed, its queue left out where one is made for each.
-        folder: Of that run; the runs' folders are made in it.
-        tell: Called with a line before and after each run.
-
-    Blocks for `MAX_SHRINK_RUNS` runs at most, each as long as its last fault needs. The file is there from the first
-    failing part on, however the search ends.
+    The runs' folders are made in `folder`; `tell` is called with a line before and after each run. The file is there
+    from the first failing part on, however the search ends.
     """
     tried = 0
     path = folder / SHORTEST

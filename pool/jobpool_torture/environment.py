@@ -18,10 +18,9 @@ from jobpool_torture.fleet import Fleet
 from jobpool_torture.judge import MAX_CRASHES
 from jobpool_torture.ledger import LASTS, LEDGER
 from jobpool_torture.nemesis import Nemesis
-from jobpool_torture.network import NetworkFailed, Proxy
+from jobpool_torture.network import NetworkFailed, Proxy, find_route
 from jobpool_torture.options import Options
 from jobpool_torture.processes import SOCKET, UNIX_SOCKET
-from jobpool_torture.routes import find_route
 from jobpool_torture.workload import APP
 
 OWN_CLOCK = "the broker keeps time by this machine's clock, which no pool has for itself"
@@ -48,10 +47,7 @@ def connections(url: str) -> str:
 
 
 class Environment:
-    """Made for one run; `close` ends every process.
-
-    Attributes:
-        connections: See the function.
+    """A run's folder, pools and networks; `close` ends every process.
 
     Args:
         options: With a queue that is named.
@@ -76,7 +72,8 @@ class Environment:
         self._stack = ExitStack()
         with ExitStack() as undo:
             undo.callback(self._stack.close)
-            self._build(self._no_clock(backend, wanted), self._make_access(wanted))
+            access = make_access(options.backend) if "access.deny" in wanted else "it was not asked for"
+            self._build(self._no_clock(backend, wanted), access)
             undo.pop_all()
 
     def _build(self, no_clock: str, access: Access | str) -> None:
@@ -89,7 +86,7 @@ class Environment:
         ways, no_network = self._ways()
         *networks, self._producer_network = self._networks = [network for network, _ in ways]
         *urls, self._producer_url = [url for _, url in ways]
-        clocks = self._clocks(bool(no_clock))
+        clocks = [None if no_clock else PoolClock(self.folder / f"clock{number}") for number in range(options.pools)]
         self.fleet = Fleet(self.folder, urls, self._flags(), environment=self._environment(), clocks=clocks)
         self._stack.callback(self.fleet.kill_all)
         self.nemesis = Nemesis(
@@ -106,9 +103,7 @@ class Environment:
         self._stack.callback(self.nemesis.close)
 
     def _ways(self) -> tuple[list[tuple[Proxy | None, str]], str]:
-        """Return, for each pool and the producer, a network and the URL that leads through it; why there is none, or
-        "".
-        """
+        """Return, for each pool and the producer, a network and the URL through it; and why there is none, or ""."""
         own = self.options.backend
         urls = [self._access.url if isinstance(self._access, Access) else own] * self.options.pools + [own]
         ways: list[tuple[Proxy | None, str]] = []
@@ -121,18 +116,12 @@ class Environment:
             ways.append((network, route.to(network.host, network.port)))
         return ways, ""
 
-    def _make_access(self, wanted: Collection[str]) -> Access | str:
-        return make_access(self.options.backend) if "access.deny" in wanted else "it was not asked for"
-
     def _no_clock(self, backend: QueueBackend, wanted: Collection[str]) -> str:
         if backend.scheme in LOCAL:
             return OWN_CLOCK
         if backend.scheme in TOLD_MOMENTS:
             return MOMENTS
         return missing() if "clock.jump" in wanted else "it was not asked for"
-
-    def _clocks(self, none: bool) -> Sequence[PoolClock | None]:
-        return [None if none else PoolClock(self.folder / f"clock{number}") for number in range(self.options.pools)]
 
     def _flags(self) -> list[str]:
         options = self.options
@@ -146,9 +135,8 @@ class Environment:
         ]
 
     def _environment(self) -> dict[str, str]:
-        lasts = f"{self.options.seconds:g}"
-        orders = {spoiling.ORDERS_FOLDER: str(self._orders)}
-        return {LEDGER: str(self.ledger), LASTS: lasts, "JOBPOOL_SIGNING_KEY": self._key, **orders}
+        own = {LEDGER: str(self.ledger), LASTS: f"{self.options.seconds:g}", "JOBPOOL_SIGNING_KEY": self._key}
+        return {**own, spoiling.ORDERS_FOLDER: str(self._orders)}
 
     def connect(self) -> QueueBackend:
         """Open the broker by the producer's own network. Raises and blocks as `open_backend`."""
@@ -156,10 +144,8 @@ class Environment:
 
     def disturb_producer(self) -> None:
         """Lose answers to some of the producer's enqueues from now on."""
-        self._order(
-            [self._producer_network],
-            lambda network: network.drop_replies(share=LOST_REPLIES_SHARE, seed=self.options.seed),
-        )
+        seed = self.options.seed
+        self._order([self._producer_network], lambda network: network.drop_replies(share=LOST_REPLIES_SHARE, seed=seed))
 
     def soothe_producer(self) -> None:
         """Undo `disturb_producer`."""
@@ -171,10 +157,7 @@ class Environment:
             self.nemesis.problems.append(why)
 
     def hang_up(self) -> None:
-        """Reset all connections through networks: those that have lost something hold leases until somebody does.
-
-        In the world it is a keep-alive that does so, some minutes later.
-        """
+        """Reset all connections through networks, as a keep-alive would: those that lost something hold leases."""
         self._order(self._networks, lambda network: network.cut())
 
     def _order(self, networks: Sequence[Proxy | None], order: Callable[[Proxy], None]) -> None:

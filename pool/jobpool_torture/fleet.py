@@ -39,23 +39,7 @@ KILL_LIMIT_S = 10.0
 
 
 class Pool:
-    """One place for a pool: its program may have ended, and another be started in its place.
-
-    Attributes:
-        number: From 0.
-        name: Given to the program.
-        url: Of the broker, as this pool reaches it.
-        log_path: The log of all its programs.
-        log: The pipe by which it comes; None = no program was started yet, or `close_log` was called.
-        runtime: Its runtime directory.
-        clock: Its own; None = the machine's.
-        runs: How many programs were started here.
-        awaited: Exit statuses that it was ordered to end with; empty = it is to run.
-        away: Seconds until another is started, once it has ended as ordered.
-        begun: When the one that runs was started (CLOCK_MONOTONIC).
-        start_at: When another is to be started; None = it runs, or is to stay away.
-        was_ready: True if the running program has had a ready child.
-    """
+    """One place for a pool: its program may have ended, and another be started in its place."""
 
     def __init__(self, number: int, url: str, directory: Path, clock: PoolClock | None = None) -> None:
         self.number = number
@@ -64,16 +48,19 @@ class Pool:
         self.log_path = directory / f"{self.name}.log"
         self.runtime = directory / "run" / self.name
         self.clock = clock
+        """Its own; None = the machine's."""
         self.log: LogPipe | None = None
+        """None = no program was started yet, or `close_log` was called."""
         self.runs = 0
         self.awaited: set[int] = set()
+        """Exit statuses that it was ordered to end with; empty = it is to run."""
         self.away = 0.0
+        """Seconds until another is started, once it has ended as ordered."""
         self.begun = 0.0
         self.start_at: float | None = None
+        """When another is to be started (CLOCK_MONOTONIC); None = it runs, or is to stay away."""
         self.was_ready = False
         self._process: subprocess.Popen[bytes] | None = None
-
-    # --- its program --------------------------------------------------------------------------------
 
     @property
     def pid(self) -> int:
@@ -122,8 +109,6 @@ class Pool:
     def is_master(self, pid: int) -> bool:
         """Return whether this is its master; for `processes.send`. Its pid is its own until it is collected."""
         return self._process is not None and self._process.pid == pid and processes.parent_of(pid) == os.getpid()
-
-    # --- looking at it --------------------------------------------------------------------------------
 
     def note(self) -> PoolFile | None:
         """Return its note in its runtime directory; None: not yet."""
@@ -189,16 +174,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a pool.
-
-    Attributes:
-        pool: Its name.
-        pid: Of its master.
-        status: Its exit status; negative = by that signal.
-        expected: It was ordered to end so, or could not do otherwise.
-        why: A sentence.
-        log_end: The end of its log, where it was not expected.
-    """
+    """The end of a pool. `expected`: it was ordered to end so, or could not do otherwise."""
 
     pool: str
     pid: int
@@ -209,13 +185,7 @@ class End:
 
 
 class Fleet:
-    """Pools, numbered from 0.
-
-    Attributes:
-        pools: All of them, running or not.
-        ends: Every end of a pool so far.
-        excuse: Asked about a pool that ended before it was ready: why it may ("" = it may not). Set by the nemesis.
-    """
+    """Pools, numbered from 0."""
 
     def __init__(
         self,
@@ -235,7 +205,6 @@ class Fleet:
             flags: Given to all the programs: app, workers, queue, ttl, ….
             environment: On top of the caller's, of which JOBPOOL_* and JOBS_* are left out.
             clocks: By pool; one that is left out has the machine's.
-            program: The command itself.
         """
         self._words = [*program, *flags]
         self._mark = f"{MARK}={os.getpid()}-{secrets.token_hex(8)}"
@@ -250,28 +219,23 @@ class Fleet:
         self.ends: list[End] = []
         self._untold: list[End] = []
         self.excuse: Callable[[Pool], str] = lambda _: ""
+        """Tells why a pool may have ended before it was ready; "" = it may not. Set by the nemesis."""
 
     @property
     def unexpected(self) -> list[End]:
         """The ends that nobody had ordered: faults of the pool."""
         return [end for end in self.ends if not end.expected]
 
-    # --- starting -----------------------------------------------------------------------------------
-
     def start(self, number: int | None = None) -> None:
-        """Start one pool, or all that are not running. Blocks for the start of a process each. Raises OSError.
-
-        A tortured pool is killed when the thread ends that has started it, however that ends.
-        """
+        """Start one pool, or all that are not running. Raises OSError. It is killed when the calling thread ends."""
         for pool in self.pools if number is None else [self.pools[number]]:
             if not pool.pid:
                 pool.start(self._words, self._environment, self._folder)
 
     def wait_ready(self, limit: float) -> list[str]:
-        """Wait until every pool that runs has had a ready child; blocks for up to `limit` seconds.
+        """Wait until every pool that runs has had a ready child, and return the names of those that have not.
 
-        Returns:
-            The names of those that have not; also of those that have ended meanwhile.
+        Blocks for up to `limit` seconds. Pools that have ended meanwhile are named as well.
         """
         give_up = time.monotonic() + limit
         while True:
@@ -296,13 +260,10 @@ class Fleet:
             pool.away = 0.0
             pool.start_at = None if pool.start_at is None else 0.0
 
-    # --- ending -------------------------------------------------------------------------------------
-
     def order_end(self, number: int, how: signal.Signals, away: float) -> int:
-        """Send SIGTERM or SIGKILL to a master; another is started `away` seconds after its end.
+        """Send SIGTERM or SIGKILL to a master, and return its pid; 0 = it is not there.
 
-        Returns:
-            Its pid; 0 = it is not there.
+        Another is started `away` seconds after its end.
         """
         pool = self.pools[number]
         pid = pool.pid
@@ -342,11 +303,9 @@ class Fleet:
         return End(pool.name, pid, status, False, why, pool.log_end())
 
     def stop_all(self, limit: float) -> dict[str, int | None]:
-        """Send SIGTERM to all that run, and wait for their ends; block for up to `limit` seconds, a little more at
-        worst.
+        """Send SIGTERM to all that run, and wait for their ends, `limit` seconds and a little more at worst.
 
-        Returns:
-            Exit statuses by name, of those that ran: 0 = drained. None = it had not ended, and was killed.
+        Returns exit statuses by name, of those that ran: 0 = drained. None = it had not ended, and was killed.
         """
         running = {pool.name: pool for pool in self.pools if pool.pid}
         for pool in running.values():
@@ -380,8 +339,6 @@ class Fleet:
         for pool in self.pools:
             pool.start_at = None
             pool.close_log()
-
-    # --- looking ------------------------------------------------------------------------------------
 
     def processes(self) -> dict[int, str]:
         """Return pid → command of all living processes of the fleet, and of its handlers."""

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 import jobpool
 from jobpool.message.definition import JobDefinition
@@ -32,21 +32,9 @@ FOREVER_S = 3600 + round(float(os.environ.get(LASTS, "0")))
 
 def note(ctx: jobpool.JobContext, event: str, tag: str = "") -> None:
     """Write one line to the ledger."""
-    line = Line(
-        event,
-        ctx.id,
-        fence=ctx.fence,
-        pid=os.getpid(),
-        at=time.monotonic(),
-        wall=time.time(),
-        attempt=ctx.attempt,
-        crashes=ctx.crashes,
-        tag=tag,
-    )
+    told: dict[str, Any] = {"attempt": ctx.attempt, "crashes": ctx.crashes, "pid": os.getpid()}
+    line = Line(event, ctx.id, fence=ctx.fence, at=time.monotonic(), wall=time.time(), tag=tag, **told)
     append(os.environ[LEDGER], [line])
-
-
-# --- those that behave --------------------------------------------------------------------------------------------
 
 
 @jobpool.handler("torture.work")
@@ -124,9 +112,6 @@ def follow(ctx: jobpool.JobContext, jobs: int) -> None:
     note(ctx, "end")
 
 
-# --- those that fail ----------------------------------------------------------------------------------------------
-
-
 @jobpool.handler("torture.fail")
 def fail(ctx: jobpool.JobContext, times: int) -> None:
     """Fail in its first `times` attempts."""
@@ -150,23 +135,16 @@ def ask(ctx: jobpool.JobContext, what: str) -> None:
     note(ctx, "end")
 
 
-# --- those that die, hang or leave something behind -------------------------------------------------------------------
-
-
 @jobpool.handler("torture.crash")
 def crash(ctx: jobpool.JobContext, how: str, times: int) -> None:
     """Die, by a signal or as if nothing was wrong, until it is told of `times` crashes."""
     note(ctx, "start")
     if ctx.crashes < times:
-        _die(how)
+        if how != "exit":
+            os.kill(os.getpid(), signal.Signals[how])
+            time.sleep(FOREVER_S)
+        os._exit(0)
     note(ctx, "end")
-
-
-def _die(how: str) -> NoReturn:
-    if how != "exit":
-        os.kill(os.getpid(), signal.Signals[how])
-        time.sleep(FOREVER_S)
-    os._exit(0)
 
 
 @jobpool.handler("torture.hang")
@@ -186,13 +164,12 @@ def hang(ctx: jobpool.JobContext, how: str) -> None:
 def leave(ctx: jobpool.JobContext, how: str) -> None:
     """Leave a process behind, and succeed."""
     note(ctx, "start")
-    pid = _double_fork() if how == "double fork" else _start(how == "new session")
+    if how == "double fork":
+        pid = _double_fork()
+    else:
+        pid = subprocess.Popen(["sleep", str(FOREVER_S)], start_new_session=how == "new session").pid
     note(ctx, "left", str(pid))
     note(ctx, "end")
-
-
-def _start(new_session: bool) -> int:
-    return subprocess.Popen(["sleep", str(FOREVER_S)], start_new_session=new_session).pid
 
 
 def _double_fork() -> int:

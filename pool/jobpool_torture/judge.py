@@ -26,7 +26,7 @@ Run = tuple[str, str, Delivery]
 """A run: its shared key, its job's id, and the delivery."""
 
 FAR_OUT_S = 5.0
-"""Seconds beyond timeout and grace that no loaded machine explains."""
+"""Time beyond timeout and grace that no loaded machine explains."""
 
 CRASH_LIMIT = "crash-limit"
 
@@ -37,7 +37,7 @@ DYING = ("crash", "poison", "hang")
 """Kinds of job that end without a word of their own."""
 
 DEATH_SEEN_S = 2.0
-"""Seconds after such a fault within which the death of a child is seen to."""
+"""Time after such a fault within which the death of a child is seen to."""
 
 MAX_CRASHES = 5
 """The pools' `max_crashes`."""
@@ -68,9 +68,7 @@ def key_of(item: Item | None) -> str:
 
 
 def shared(item: Item) -> str:
-    """Return what only one job may hold at a time: its idempotency key, or the name of a single instance; "" =
-    nothing.
-    """
+    """Return the idempotency key, or the name of a single instance, that only one job may hold; "" = none."""
     name = item.options.get("name", "") if item.options.get("single_instance") else ""
     return key_of(item) or str(name)
 
@@ -105,21 +103,20 @@ def _begun_after_done(runs: Iterable[Run]) -> dict[str, str]:
 
 
 def _beside_another(runs: Iterable[Run]) -> dict[str, str]:
-    """Report starts beside another run of the same: both were settled later, so both leases were live."""
+    """Report starts beside another run of the same: both were settled later, so held until their first calls."""
     found: dict[str, str] = {}
     last: dict[str, tuple[float, str]] = {}
-    settled = [(d.wrote("start")[0].at, d.calls[0].at, *run) for run in runs if _was_held(d := run[2])]
+    settled = [
+        (d.wrote("start")[0].at, d.calls[0].at, *run)
+        for run in runs
+        if (d := run[2]).wrote("start") and d.known.accepted
+    ]
     for begun, asked, name, ident, delivery in sorted(settled, key=lambda one: one[:2]):
         until, other = last.get(name, (begun, ident))
         if begun < until and ident != other:
             found[ident] = f"delivery {delivery.fence} began while {other} ran, which shares {name}"
         last[name] = max((until, other), (asked, ident))
     return found
-
-
-def _was_held(delivery: Delivery) -> bool:
-    """Return the time for which it was surely held: from its start until its first call."""
-    return bool(delivery.wrote("start") and delivery.known.accepted)
 
 
 def _second_of_unique(lines: Sequence[Line], items: Mapping[str, Item]) -> dict[str, str]:
@@ -136,10 +133,11 @@ def _second_of_unique(lines: Sequence[Line], items: Mapping[str, Item]) -> dict[
 def overruns(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence[Window]) -> dict[str, float]:
     """Return, for each job that hung in a pool that no fault held up, the seconds from its timeout to its verdict.
 
-    The longest, where it hung more than once. The promise is the grace and half a second. The verdict is there when it
-    is first asked for: whether the broker answers, and how often it has to be asked, is not the timeout's business.
+    The longest, where it hung more than once. The verdict is there when it is first asked for: whether the broker
+    answers, and how often it has to be asked, is not the timeout's business.
     """
-    started = {(line.id, line.fence): line.at for line in lines if line.event == "start" and _is(line, items, "hang")}
+    hangs = {ident for ident, item in items.items() if item.kind == "hang"}
+    started = {(line.id, line.fence): line.at for line in lines if line.event == "start" and line.id in hangs}
     first: dict[tuple[str, int], Line] = {}
     for line in lines:
         if line.event == "asked" and (line.id, line.fence) in started:
@@ -154,11 +152,9 @@ def overruns(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence
 
 
 def unpoisoned(lines: Iterable[Line], items: Mapping[str, Item], max_crashes: int) -> dict[str, str]:
-    """Return jobs that crash whenever they run, and ran more often than the crash budget allows → how often.
-
-    A run that a stop ended, and whose message was given back, or may have been, is not charged.
-    """
+    """Return jobs that crash whenever they run, and ran more often than the crash budget allows → how often."""
     poison = {ident: item for ident, item in items.items() if item.kind == "poison"}
+    # A run that a stop ended, and whose message was given back, or may have been, is not charged.
     runs = {
         history.id: sum(bool(one.wrote("start")) and not one.known.may_be("release") for one in history.deliveries)
         for history in histories_of(lines, poison)
@@ -192,11 +188,8 @@ def undeserved(
 ) -> dict[str, str]:
     """Return dead letters of jobs that should not have died, or not of that, or not yet → why.
 
-    Args:
-        kept: Messages that the broker still has.
-        items: The enqueued jobs; any other message is a follow-up, and good work.
-        max_crashes: Any job may die of more crashes than this. The oracle checks their number.
-        exact: False if a broker may give a message up by a count of its own (not `Capabilities.exact_crashes`).
+    A message that is not one of `items` is a follow-up, and good work. Any job may die of more than `max_crashes`, and
+    of fewer unless `exact`, where a broker may give a message up by a count of its own.
     """
     dead = (message for message in kept if message.state is State.DEAD)
     whys = {message.id: _undeserved(message, items.get(message.id), max_crashes, exact) for message in dead}
@@ -220,7 +213,7 @@ def _undeserved(message: Message, item: Item | None, max_crashes: int, exact: bo
 def blamed(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence[Window]) -> dict[str, str]:
     """Return jobs that failed though their handler did not, or whose child died though nothing had killed it → why.
 
-    So it is when a job finds its process spoilt by an earlier one.
+    A job that finds its process spoilt by an earlier one does so.
     """
     excused = {(line.id, line.fence) for line in lines if line.event in ("fail", "spoilt")}
     begun = {(line.id, line.fence): line.at for line in lines if line.event == "start"}
@@ -228,28 +221,23 @@ def blamed(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence[W
     found: dict[str, str] = {}
     for line in lines:
         delivery = (line.id, line.fence)
-        if line.event != "asked" or delivery in excused or _dies(items.get(line.id)):
+        item = items.get(line.id)
+        if (
+            line.event != "asked"
+            or delivery in excused
+            or (item and (item.kind in DYING or item.handler == "torture.crash"))
+        ):
             continue
         if line.verb == "nack" or (line.verb == "abandon" and delivery in begun):
             found[line.id] = f"delivery {line.fence} failed, and its handler had not"
-        elif line.verb == "forfeit" and not _may_be_killed(line, begun.get(delivery, line.at), killing):
+        elif line.verb == "forfeit" and not any(
+            window.pool in ("", line.pool)
+            and window.begun <= line.at
+            and begun.get(delivery, line.at) <= window.ended + DEATH_SEEN_S
+            for window in killing
+        ):
             found[line.id] = f"delivery {line.fence} died, and nothing had killed it"
     return found
-
-
-def _dies(item: Item | None) -> bool:
-    return item is not None and (item.kind in DYING or item.handler == "torture.crash")
-
-
-def _may_be_killed(line: Line, begun: float, killing: Iterable[Window]) -> bool:
-    return any(
-        window.pool in ("", line.pool) and window.begun <= line.at and begun <= window.ended + DEATH_SEEN_S
-        for window in killing
-    )
-
-
-def _is(line: Line, items: Mapping[str, Item], kind: str) -> bool:
-    return line.id in items and items[line.id].kind == kind
 
 
 def reach(
@@ -264,12 +252,10 @@ def reach(
     """Fill in the findings of ledger and broker.
 
     Args:
-        result: Gets counts and figures.
         lines: The whole ledger.
         kept: Messages that the broker still has.
         items: The enqueued jobs, by id.
         windows: When faults struck which pools.
-        can: Of the broker.
         kill_grace: Seconds that the pools were given.
     """
     result.dead = leftovers.reasons(kept)
@@ -282,17 +268,17 @@ def reach(
     bound = kill_grace + FAR_OUT_S
     result.add("LATE", [f"{ident}: {seconds:.1f} s" for ident, seconds in late.items() if seconds > bound])
     ours = [message for message in kept if message.id not in account.ghosts]
-    _tell(result, "LOST", unrun(lines, items))
-    _tell(result, "LOST", swallowed(lines, items))
-    _tell(result, "LOST", undeserved(ours, items, MAX_CRASHES, exact=can.exact_crashes))
-    _tell(result, "BLAMED", blamed(lines, items, windows))
-    _tell(result, "KEY", broken(lines, items))
-    if can.exact_crashes and can.atomic_nack:
-        _tell(result, "POISON", unpoisoned(lines, items, MAX_CRASHES))
-
-
-def _tell(result: Result, count: str, found: Mapping[str, str]) -> None:
-    result.add(count, [f"{ident}: {why}" for ident, why in found.items()])
+    counted = can.exact_crashes and can.atomic_nack
+    found = [
+        ("LOST", unrun(lines, items)),
+        ("LOST", swallowed(lines, items)),
+        ("LOST", undeserved(ours, items, MAX_CRASHES, exact=can.exact_crashes)),
+        ("BLAMED", blamed(lines, items, windows)),
+        ("KEY", broken(lines, items)),
+        ("POISON", unpoisoned(lines, items, MAX_CRASHES) if counted else {}),
+    ]
+    for name, ids in found:
+        result.add(name, [f"{ident}: {why}" for ident, why in ids.items()])
 
 
 def _not_listed(lines: Sequence[Line], missing: Collection[str], left: int) -> set[str]:

@@ -40,19 +40,13 @@ class Line:
     """One event of one message. Unknown fields keep their default, and are not written.
 
     Attributes:
-        event: See the module.
-        id: Of the message.
         fence: The delivery's number; 0 = of no delivery that is known.
-        pool: The pool's name, as far as its writer knows it.
         slot, pid: Of the child, or the pid of the master, or of the producer.
-        at: CLOCK_MONOTONIC seconds.
-        wall: Unix time.
-        since: Of a broker's answer: CLOCK_MONOTONIC seconds, just before it was asked.
+        at, since: CLOCK_MONOTONIC seconds; `since`: just before a broker was asked.
         holds: Of `fetched`: seconds after `since` for which the lease holds, at least; 0 = not known.
         attempt: The number of the attempt that this delivery would be: failures so far, and 1. Of a `move` or an
             `abandon`: the failures that it adds.
         crashes: As the handler, or the pool, was told. Of a `move`: the crashes that it adds.
-        owner: The lease's owner token.
         verb: Of a settlement: `ack`, `nack`, …; how a lease was lost: `renew` or `connection`.
         answer: To a settlement: a `Settled` value, or the error's name; of `reaped`: `dead` or `back`.
         tag: Other facts of the event: a follow-up's id, a cause of death, a queue.
@@ -91,17 +85,12 @@ def _encode(line: Line) -> bytes:
 
 
 def open_ledger(path: str | os.PathLike[str]) -> int:
-    """Return a descriptor to append to; the file is made where it is missing. Not handed on to programs that are
-    started.
-    """
+    """Return a descriptor to append to; the file is made where it is missing. Programs do not inherit it."""
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def append(target: int | str | os.PathLike[str], lines: Sequence[Line]) -> None:
-    """Write these lines in one piece, to a descriptor of `open_ledger` or to the file of that name.
-
-    Raises `OSError`, also where only a part of it was written. Blocks for one write to a file.
-    """
+    """Write these lines in one piece, to a descriptor of `open_ledger` or to a file. Raises `OSError`."""
     if not lines:
         return
     if isinstance(target, int):
@@ -128,14 +117,11 @@ class Ledger:
         self._read = 0
 
     def read(self) -> list[Line]:
-        """Return all whole lines so far, in the order of the writes; none where there is no file yet.
-
-        Raises `LedgerBroken` for a line that is none. Blocks for one read of what is new.
-        """
+        """Return all whole lines so far, in the order of the writes. Raises `LedgerBroken` for a line that is none."""
         return self.after(0)
 
     def after(self, lines: int) -> list[Line]:
-        """Return the same without the first `lines` of them: who looks often wants what is new, and no copy of all."""
+        """Return the same without the first `lines` of them."""
         self._lines += self._new()
         return self._lines[lines:]
 

@@ -34,10 +34,7 @@ not signed with its key, and never begin.
 
 
 def kept(backend: QueueBackend, queue: str) -> list[Message]:
-    """Return all messages that the broker shows of the queue: dead ones, and live ones where it can list them.
-
-    Raises `BackendUnavailable`. Blocks for a round trip a page.
-    """
+    """Return all messages that the broker shows of the queue: dead ones, and live ones where it can list them."""
     states = () if backend.capabilities.lists_live else (State.DEAD,)
     return list(pages(backend, MessageFilter(queue=queue, states=states)))
 
@@ -51,9 +48,7 @@ def pages(backend: QueueBackend, where: MessageFilter) -> Iterator[Message]:
 
 
 def stuck(backend: QueueBackend, queue: str) -> list[str]:
-    """Return the messages that are not done, each with its state and counters; counts alone where it cannot list
-    them.
-    """
+    """Return the messages that are not done, with state and counters; counts alone where they are not listed."""
     if not backend.capabilities.lists_live:
         stats = backend.stats(queue)
         counts = {state.value: getattr(stats, state.value) for state in LIVE}
@@ -88,15 +83,14 @@ def own_ids(lines: Iterable[Line]) -> set[str]:
 
 
 def empty(backend: QueueBackend, queue: str, ours: Collection[str], rest: Callable[[float], None], limit: float) -> str:
-    """Delete a run's messages. Leased ones are waited for: a lease may outlive the pool that was killed with it.
+    """Delete a run's messages; return those still there, as a sentence. Raises `BackendUnavailable`.
+
+    Leased ones are waited for: a lease may outlive the pool that was killed with it.
 
     Args:
         ours: Ids; messages of other ids are left alone where the broker can tell them apart.
         rest: Called between two looks, with seconds to wait.
         limit: Seconds to wait for leases.
-
-    Returns:
-        The messages still there, as a sentence; "" = none. Raises `BackendUnavailable`.
     """
     give_up = time.monotonic() + limit
     while True:

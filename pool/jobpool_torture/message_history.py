@@ -1,8 +1,8 @@
 """One message's history: its deliveries, the known facts of each settlement, and the counters that could follow.
 
 Two pools write to one ledger, and either may be stopped between an answer and its line. So the order of lines of two
-pools proves nothing. Three things count: the broker's own numbers of a message's deliveries, the order of one
-delivery's lines, which one master wrote, and clocks. A call that began after another was answered came after it.
+pools proves nothing. Three things count: the broker's numbers of deliveries, the order of one delivery's lines, and
+clocks. A call that began after another was answered came after it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ACCEPTED = (Settled.OK.value, Settled.ALREADY.value)
 """Answers of a broker to a settlement that is in force."""
 
 CALL_REMEMBERED_S = 50.0
-"""Seconds for which a broker surely knows a call again; less than the contract's 60, for clocks."""
+"""Time for which a broker surely knows a call again; less than the contract's 60, for clocks."""
 
 Step = tuple[int, int]
 """Attempts and crashes that a delivery adds."""
@@ -62,9 +62,7 @@ class Known:
 def known_of(calls: Iterable[Line], *, idempotent: bool = True) -> Known:
     """Read the `asked`, `settled` and `unknown` lines of one delivery, in their order.
 
-    Args:
-        idempotent: The broker knows a repeated call again (`Capabilities.idempotent_settle`): then a refusal tells that
-            the unanswered calls before it had no effect.
+    If settlements are `idempotent`, a refusal tells that the unanswered calls before it had no effect.
     """
     done: list[Line] = []
     accepted: Line | None = None
@@ -147,7 +145,6 @@ class History:
 
     @property
     def is_empty(self) -> bool:
-        """True if nobody has seen anything of it."""
         return not (self._deliveries or self.reaped)
 
     def wrote(self, event: str) -> list[Line]:
@@ -155,14 +152,9 @@ class History:
         return [line for line in self.run if line.event == event]
 
     def copies(self) -> int:
-        """Return how many settlements a broker that copies may have left half done: unanswered, or refused after the
-        copy.
-        """
+        """Return how many settlements may be half done, if a broker copies: unanswered, or refused after the copy."""
         calls = (call for delivery in self.deliveries for call in (*delivery.known.unanswered, *delivery.refused()))
         return sum(call.verb != "ack" for call in calls)
-
-
-# --- counters ---------------------------------------------------------------------------------------------------------
 
 
 def steps_of(known: Known) -> set[Step]:
@@ -197,18 +189,13 @@ class CounterStep:
         return any(self.added[0] == attempts for attempts, _ in self.steps)
 
     def crashes_fit(self, *, exact: bool) -> bool:
-        """Return whether the crashes fit. `exact`: False if the broker may charge less
-        (`Capabilities.exact_crashes`).
-        """
+        """Return whether the crashes fit; unless `exact`, the broker may charge less."""
         fitting = [crashes for attempts, crashes in self.steps if attempts == self.added[0]]
         return any((crashes if exact else -math.inf) <= self.added[1] <= crashes + self.unseen for crashes in fitting)
 
 
 def counter_steps(history: History, kept: Message | None) -> list[CounterStep]:
-    """Return the chain of counters: of the deliveries whose `fetched` line is there, and of the message that is kept.
-
-    It ends with an accepted ack: a delivery after that is another fault.
-    """
+    """Return the steps of deliveries with a `fetched` line, and of the kept message, up to an accepted ack."""
     found: list[CounterStep] = []
     before, told, steps, ended = 0, (0, 0), frozenset({(0, 0)}), ""
     for delivery in history.deliveries:

@@ -69,9 +69,10 @@ class Drops:
 class Flow:
     """One direction. `ended`: the source has said that it is done; `told`: so has the sink been."""
 
-    __slots__ = ("ended", "pending", "sink", "size", "source", "told")
+    __slots__ = ("direction", "ended", "pending", "sink", "size", "source", "told")
 
-    def __init__(self, source: socket.socket, sink: socket.socket) -> None:
+    def __init__(self, direction: str, source: socket.socket, sink: socket.socket) -> None:
+        self.direction = direction
         self.source = source
         self.sink = sink
         self.pending: deque[tuple[float, bytes]] = deque()
@@ -114,8 +115,8 @@ class Link:
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
         self.server = server
-        self.up = Flow(client, server)
-        self.down = Flow(server, client)
+        self.up = Flow("up", client, server)
+        self.down = Flow("down", server, client)
         self.gone = self.dropping = False
         self.answered = True
         self.drained_at = 0.0
@@ -141,8 +142,6 @@ class Carrier:
         self._epoll = select.epoll()
         self._calls: dict[int, Callable[[int], None]] = {}
         self._listen()
-
-    # --- the loop -----------------------------------------------------------------------------------
 
     def watch(self, fd: int, call: Callable[[int], None], mask: int = select.EPOLLIN) -> None:
         """Call `call` with the mask of what happened on `fd`; mask 0 = no longer."""
@@ -181,8 +180,6 @@ class Carrier:
             else:
                 self._move(link)
 
-    # --- links --------------------------------------------------------------------------------------
-
     def _accept(self, _: int) -> None:
         assert self._listener is not None
         with suppress(BlockingIOError):
@@ -218,19 +215,12 @@ class Carrier:
                 self.watch(end.fileno(), lambda mask, end=end: self._happened(link, end, mask), mask)  # type: ignore[misc]
 
     def _may_read(self, link: Link, flow: Flow) -> bool:
-        return not (flow.ended or flow.size >= MAX_PENDING_BYTES or self._is_stopped(link, flow))
+        """Return whether to read; lost bytes are read, and a link that has lost some is read forever."""
+        is_held = flow.direction in self._stopped - self._losing and not link.gone
+        return not (flow.ended or flow.size >= MAX_PENDING_BYTES or is_held)
 
     def _may_write(self, link: Link, flow: Flow) -> bool:
-        return not (link.gone or self._direction(link, flow) in self._stopped)
-
-    def _is_stopped(self, link: Link, flow: Flow) -> bool:
-        """Return whether a hole holds the flow back. Lost bytes are read, and a link that has lost some is read
-        forever.
-        """
-        return self._direction(link, flow) in self._stopped - self._losing and not link.gone
-
-    def _direction(self, link: Link, flow: Flow) -> str:
-        return "up" if flow is link.up else "down"
+        return not (link.gone or flow.direction in self._stopped)
 
     def _happened(self, link: Link, end: socket.socket, mask: int) -> None:
         flow = link.up if end is link.client else link.down
@@ -264,16 +254,13 @@ class Carrier:
         data = flow.source.recv(CHUNK_BYTES)
         if not data:
             flow.ended = True
-            link.gone = link.gone or self._is_losing(link, flow)
-        elif link.gone or self._is_losing(link, flow):
+            link.gone = link.gone or flow.direction in self._losing
+        elif link.gone or flow.direction in self._losing:
             self._lose(link, data)
         elif flow is link.up:
             self._carry_up(link, data)
         else:
             self._carry_down(link, data)
-
-    def _is_losing(self, link: Link, flow: Flow) -> bool:
-        return self._direction(link, flow) in self._losing
 
     def _lose(self, link: Link, data: bytes) -> None:
         link.gone = True
@@ -310,7 +297,7 @@ class Carrier:
 
     def _fail(self, link: Link, flow: Flow) -> None:
         """Reset the other side too, after one side has reset its connection, unless nothing travels between them."""
-        if link.gone or self._is_losing(link, flow):
+        if link.gone or flow.direction in self._losing:
             flow.ended = link.gone = True
         else:
             self._close(link, reset=True)
@@ -327,8 +314,6 @@ class Carrier:
         if reset:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         end.close()
-
-    # --- the listening socket -----------------------------------------------------------------------
 
     def _listen(self) -> None:
         self._strangers = {filler.getsockname() for filler in self._fillers}
@@ -354,8 +339,6 @@ class Carrier:
             self._fillers[-1].setblocking(False)
             self._fillers[-1].connect_ex(("127.0.0.1", self.port))
 
-    # --- orders -------------------------------------------------------------------------------------
-
     def obey(self, order: str, **options: Any) -> dict[str, int]:
         """Carry out one order; the counts after it."""
         getattr(self, f"do_{order}")(**options)
@@ -372,7 +355,7 @@ class Carrier:
         if not keep:
             self._losing |= set(directions)
             for link in self._links:
-                under_way = [flow for flow in (link.up, link.down) if flow.pending and self._is_losing(link, flow)]
+                under_way = [flow for flow in (link.up, link.down) if flow.pending and flow.direction in self._losing]
                 link.gone = link.gone or bool(under_way)
 
     def do_restore(self) -> None:

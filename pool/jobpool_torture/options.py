@@ -39,13 +39,11 @@ BUSY_SCHEMES = ("sync", "memory")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A run.
+    """A run. Raises `ConfigurationError`: one is out of its bounds.
 
     Attributes:
         backend: The broker's URL.
         seconds: For how long faults strike, > 0.
-        seed: Of schedule and workload.
-        pools, workers: How many pools, and children in each.
         queue: Its queue, empty at the start; "" = one of its own name, made by its first job.
         ttl: Seconds of a lease where a pool can choose.
         rate: Jobs a second.
@@ -53,9 +51,6 @@ class Options:
         restart_broker: A command for the shell that restarts the broker; "" = it is left alone.
         keep: Leave folder, jobs and dead letters where they are.
         broker_timeout: Seconds of a call; None = fitting to the ttl.
-
-    Raises:
-        ConfigurationError: One is out of its bounds.
     """
 
     backend: str = field(repr=False)
@@ -118,12 +113,7 @@ def check_kinds(kinds: Sequence[str]) -> None:
 
 
 def check_broker(backend: QueueBackend, options: Options) -> None:
-    """Check that the broker can be tortured, and the queue is there and empty. Blocks for a round trip or two.
-
-    Raises:
-        ConfigurationError: It is not so; with the mend.
-        BackendUnavailable: The broker does not answer.
-    """
+    """Raise `ConfigurationError` unless the broker can be tortured, and the queue is there and empty."""
     if not backend.capabilities.leases:
         raise ConfigurationError(f"{backend.scheme}:// keeps no messages: there is nothing that a pool could lose")
     if not options.queue and not backend.capabilities.makes_queues:
@@ -162,8 +152,7 @@ def check_empty(backend: QueueBackend, queue: str) -> None:
 def check_machine(options: Options, meminfo: Path = Path("/proc/meminfo"), folder: Path | None = None) -> None:
     """Raise `ConfigurationError`: there is too little memory for the processes or jobs, or disk for a ledger.
 
-    Args:
-        folder: Where the run will write, or a folder in which that will be made; None = its disk is not looked at.
+    `folder`: where the run will write, or in which that will be made; None = its disk is not looked at.
     """
     needed = options.pools * (POOL_BYTES + options.workers * CHILD_BYTES)
     free = _available(meminfo)
@@ -202,9 +191,7 @@ def _available(meminfo: Path) -> int | None:
 
 
 def check_folder(directory: Path) -> Path:
-    """Make the folder if it is missing, and return it. Raises `ConfigurationError`: it cannot be had, or is not
-    empty.
-    """
+    """Make the folder if it is missing. Raises `ConfigurationError`: it cannot be had, or is not empty."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(directory.iterdir()):

@@ -49,19 +49,9 @@ RULES: dict[str, Rule] = {
 
 @dataclass(slots=True)
 class Account:
-    """The counts: ids, so that a failure names them.
+    """The counts: ids, so that a failure names them (`rules` has their meaning).
 
     Attributes:
-        lost: Enqueued, and neither acked nor kept; or acked though their handler had not ended; or dead, and gone; or
-            dead, and given up by nobody.
-        ghosts: Delivered, run or kept, and never enqueued.
-        double_settles: Ended more often than once, or settled by one whose lease was over.
-        reruns: Delivered again, or kept alive, after an accepted end; or delivered while another delivery held it.
-        fences: Delivered or begun under a number that had been another's, or that was not above the earlier ones.
-        wrong_attempts: A number of failures other than they had.
-        wrong_crashes: A number of crashes other than their deliveries without a verdict.
-        duplicates: Ended more than once. No fault by itself.
-        overlaps: Ran on after a later delivery had begun. No fault by itself.
         crashes: Per id that has run, as its last run was told.
         excused: Not judged by their counters and numbers, because a broker that copies may have left two of them.
         messages: How many there were.
@@ -99,7 +89,6 @@ class Account:
 
     @property
     def is_clean(self) -> bool:
-        """True if all of them are."""
         return not any(self.violations().values())
 
     def assert_clean(self) -> None:
@@ -130,7 +119,6 @@ def count(
         lines: The whole ledger.
         enqueued: Ids of which an enqueue was answered, besides those that the ledger names.
         kept: All that the broker still has, live or dead.
-        can: Of the broker.
         witnessed: True if every pool ran under a witness; None = if a witness wrote something.
     """
     by_id: dict[str, list[Line]] = defaultdict(list)
@@ -182,7 +170,7 @@ def _is_each_run_acked(delivery: Delivery) -> bool:
 def _judge(case: Case, account: Account) -> None:
     ident = case.history.id
     for attribute, rule in RULES.items():
-        if reason := rule(case):
+        if reason := next(rule(case), ""):
             account.note(attribute, ident, reason)
     if case.copies:
         account.note("excused", ident, f"{case.copies} unanswered calls may have left a copy of it")

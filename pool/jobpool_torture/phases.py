@@ -12,13 +12,9 @@ from jobpool_torture.nemesis import Nemesis
 from jobpool_torture.result import LedgerTally, Result, Tally
 
 TURN_S = 0.05
-"""Seconds between two looks at the nemesis and the clock."""
-
 REPORT_EVERY_S = 0.5
-"""Seconds between two words to who watches."""
-
 SHOWN_SENTENCES = 5
-"""Sentences of the nemesis that are shown."""
+"""Last sentences of the nemesis that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +22,9 @@ class Snapshot:
     """A moment of a run, for its watchers.
 
     Attributes:
-        phase: The current step.
         left: Seconds until the phase ends; None = not known.
-        tally: Counts so far.
         pending: Jobs that are not done yet, when last asked; None = not asked yet, or not answered.
-        faults: Struck so far.
-        last: Faults struck or undone last, newest last.
+        faults: Struck so far; `last`: those struck or undone last.
     """
 
     phase: str
@@ -43,11 +36,7 @@ class Snapshot:
 
 
 class Phases:
-    """The pace of one run, in one thread.
-
-    Attributes:
-        pending: Shown with each moment; set by the caller that asks the broker.
-    """
+    """The phases of one run, in one thread. `pending` is set by the caller that asks the broker."""
 
     def __init__(
         self, nemesis: Nemesis, tallier: LedgerTally, result: Result, tell: Callable[[Snapshot], None]

@@ -33,10 +33,10 @@ FORK_SERVER = "fork server"
 
 KEEPER_PROGRAM = Path(__file__).with_name("stops_process.py")
 LET_GO_LIMIT_S = 10.0
-"""Seconds for what was let go to end by itself, once the process that had stopped it is gone."""
+"""Time for what was let go to end by itself, once the process that had stopped it is gone."""
 
 TELL_LIMIT_S = 5.0
-"""Seconds for the keeper to take what it is told."""
+"""Time for the keeper to take what it is told."""
 
 
 def is_alive(pid: int) -> bool:
@@ -45,9 +45,7 @@ def is_alive(pid: int) -> bool:
 
 
 def state(pid: int) -> str:
-    """Return the letter of proc(5): "R" runs, "S" sleeps, "T" is stopped, "Z" a zombie, …; "" = there is no such
-    process.
-    """
+    """Return the letter of proc(5): "R" runs, "S" sleeps, "T" is stopped, "Z" a zombie, …; "" = it is not there."""
     return _stat(pid)[0]
 
 
@@ -57,9 +55,7 @@ def parent_of(pid: int) -> int:
 
 
 def started_at(pid: int) -> int:
-    """Return when it was started, in clock ticks since boot: tells it from a later one of the same pid; 0 = none is
-    there.
-    """
+    """Return when it was started, in clock ticks since boot: tells it from a later one of the same pid; 0 = gone."""
     return int(_stat(pid)[19])
 
 
@@ -114,32 +110,24 @@ def lives_in(pid: int, directory: Path) -> bool:
 
 
 def works_for_us(pid: int, directory: Path) -> bool:
-    """Return whether it `lives_in` the directory, is no older than this process, and has no terminal.
+    """Return whether it `lives_in` the directory, is no older than this process, and has no terminal. Raises OSError.
 
     Fork servers, and all below them, are in sessions without one. A shell in that directory has one, and is spared.
-
-    Raises OSError: it is gone, or another user's.
     """
     is_ours = started_at(pid) >= started_at(os.getpid()) and terminal_of(pid) == 0
     return is_ours and lives_in(pid, directory)
 
 
 def has_mark(pid: int, mark: str) -> bool:
-    """Return whether it was started with `mark` (NAME=value) in its environment. Raises OSError: it is gone, or not
-    ours.
-    """
+    """Return whether it was started with `mark` (NAME=value) in its environment. Raises OSError, as `lives_in`."""
     return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
 
 
 def marked(mark: str, directory: Path | None = None) -> dict[int, str]:
-    """Return pid → command of all living processes that were started with `mark` (NAME=value) in their environment.
+    """Return pid → command of all living processes but the caller that were started with `mark` (NAME=value).
 
-    Their session and parent do not matter. A program that was started with a clean environment is found by its working
-    directory (see `works_for_us`). The caller itself is left out.
-
-    Args:
-        mark: A unique entry.
-        directory: Processes that work in it or below it count too.
+    Their session and parent do not matter. A program with a clean environment is found by its working `directory` (see
+    `works_for_us`).
     """
     found = {}
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
@@ -151,11 +139,9 @@ def marked(mark: str, directory: Path | None = None) -> dict[int, str]:
 
 
 def descriptors(pid: int) -> Counter[str]:
-    """Return how many descriptors it has open, by kind: "socket", "unix socket", "pipe", "anon_inode:[eventpoll]", or a
-    path.
+    """Return how many descriptors it has open, by kind: "socket", "unix socket", "pipe", "anon_inode:…", or a path.
 
-    Raises:
-        OSError: It is gone, or another user's.
+    Raises OSError: it is gone, or another user's.
     """
     targets = []
     for name in os.listdir(f"/proc/{pid}/fd"):
@@ -178,16 +164,10 @@ def unix_sockets(table: str) -> set[str]:
 
 
 def send(pid: int, number: signal.Signals, is_it: Callable[[int], bool]) -> bool:
-    """Send a signal to a process if it still is the one that was meant.
+    """Send a signal to a process that was picked before, if it is still there; return whether it was sent.
 
-    Args:
-        pid: As it was picked, some time ago.
-        number: SIGKILL, SIGSTOP, …
-        is_it: Asked with the pid once a pidfd is open: whether that is the process. The signal goes to the process that
-            was opened; if the number becomes another's after that, the signal hits nobody.
-
-    Returns:
-        True if it was sent to a living process. Does not block.
+    `is_it` is asked with the pid once a pidfd is open: whether that is the process. The signal goes to the process that
+    was opened; if the number becomes another's after that, the signal hits nobody.
     """
     try:
         descriptor = os.pidfd_open(pid)
@@ -218,9 +198,7 @@ class _Keeper:
         self._socket: socket.socket | None = None
 
     def tell(self, pidfd: int, others: Iterable[int]) -> None:
-        """Announce that this process is about to be stopped; `others` are. Raises OSError: there is no process to be
-        had.
-        """
+        """Announce that this process is about to be stopped; `others` are. Raises OSError: no process can be had."""
         try:
             self._send([pidfd])
         except OSError:
@@ -262,15 +240,9 @@ class Stops:
         self._keeper = _Keeper()
 
     def stop(self, fault: int, pids: Iterable[int], is_it: Callable[[int], bool]) -> list[int]:
-        """Send SIGSTOP to the processes that are alive and still meant; return their pids.
+        """Send SIGSTOP to the processes that are alive and still meant (see `send`); return their pids.
 
-        Args:
-            fault: A number; what `go` is told.
-            pids: As they were picked.
-            is_it: As for `processes.send`.
-
-        Raises:
-            OSError: There is no process to be had that lets them go if this one is killed; they were not stopped.
+        Raises OSError: no process can be had that lets them go if this one is killed; they were not stopped.
         """
         return [pid for pid in pids if self._stop(fault, pid, is_it)]
 

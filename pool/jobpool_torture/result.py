@@ -38,19 +38,7 @@ EVEN_OF_COPIES = ("LOST", "GHOST")
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of events.
-
-    Attributes:
-        enqueued: Jobs whose enqueue was answered.
-        runs: Begun by handlers.
-        done: Acked.
-        failed: Given back as failed attempts.
-        crashed: Taken back by a reaper.
-        dead: Made dead letters.
-        refused: Settlements that came too late.
-        unknown: Settlements to which no answer came.
-        written: Lines of the ledger.
-    """
+    """Counts of events; `refused`: settlements that came too late, `unknown`: those to which no answer came."""
 
     enqueued: int = 0
     runs: int = 0
@@ -75,16 +63,12 @@ class Tally:
                 case "reaped":
                     self.crashed += 1
                     self.dead += line.answer == "dead"
+                case "settled" if line.answer in ACCEPTED:
+                    self.done += line.verb == "ack"
+                    self.failed += line.verb == "nack"
+                    self.dead += line.verb == "abandon"
                 case "settled":
-                    self._settled(line.verb, line.answer)
-
-    def _settled(self, verb: str, answer: str) -> None:
-        if answer not in ACCEPTED:
-            self.refused += 1
-            return
-        self.done += verb == "ack"
-        self.failed += verb == "nack"
-        self.dead += verb == "abandon"
+                    self.refused += 1
 
 
 class LedgerTally:
@@ -106,16 +90,12 @@ class Result:
 
     Attributes:
         counts: Of every count in `MEANINGS` that is not 0: ids, or sentences.
-        duplicates, overlaps: Jobs that ran to their end more than once, or beside themselves: no violation where
-            leases were lost.
+        duplicates, overlaps: Jobs that ended twice, or ran beside themselves: no violation where leases were lost.
         excused: Jobs whose counters were not judged, for the broker may have left a copy (`Capabilities.atomic_nack`).
         late: Seconds from a timeout to its verdict, of all jobs that hung in a pool that was not held up.
-        dead: Dead letters by reason.
         descriptors: By pool, what its master has more open (< 0: less) than after the warm-up, by kind.
-        struck: Faults by kind.
         left_out: Kinds of fault that this run had none of → why.
         problems: Failures of the torture itself, not of the pools.
-        planned: Faults of the schedule.
         interrupted: True if a person ended it before its time; jobs left then are not counted as stuck.
     """
 

@@ -17,16 +17,14 @@ from jobpool.message.signing import EnvelopeSigner
 from jobpool_torture import judge, leftovers
 from jobpool_torture.baseline import REST_LIMIT_S, Baseline, Open
 from jobpool_torture.environment import Environment
-from jobpool_torture.fleet import End
 from jobpool_torture.ledger import Ledger
 from jobpool_torture.options import Options
 from jobpool_torture.phases import TURN_S, Phases, Snapshot
-from jobpool_torture.producer import Producer
 from jobpool_torture.result import LedgerTally, Result
 from jobpool_torture.schedule import Fault
 from jobpool_torture.stall_detector import DrainStall
 from jobpool_torture.tolerated import Window
-from jobpool_torture.workload import taste, workload
+from jobpool_torture.workload import Producer, taste, workload
 
 START_LIMIT_S = 90.0
 WARM_UP_LIMIT_S = 90.0
@@ -34,10 +32,10 @@ STOP_LIMIT_S = 60.0
 """Seconds for these phases, or for a part of them."""
 
 STALL_LIMIT_S = 60.0
-"""Seconds, and six leases at least, within which fewer jobs must be left than ever before."""
+"""Time, and six leases at least, within which fewer jobs must be left than ever before."""
 
 INTERRUPTED_LIMIT_S = 15.0
-"""Seconds for a drain that a person waits for."""
+"""Time for a drain that a person waits for."""
 
 CALM_LOOKS = 3
 """Looks in a row that must find nothing to do: a follow-up may be on its way."""
@@ -63,15 +61,7 @@ LOG_LINE_CHARS = 500
 
 
 class Run:
-    """One run. `interrupt` may be called at any time, by a signal handler too.
-
-    Args:
-        options: With a queue that is named.
-        folder: An empty directory, for everything that is written.
-        place: Pools, networks, clocks and nemesis.
-        faults: The schedule.
-        tell: Called with each new `Snapshot`, about twice a second.
-    """
+    """One run, of a named queue in an empty folder. `interrupt` may be called at any time, by a signal handler too."""
 
     def __init__(
         self,
@@ -100,11 +90,9 @@ class Run:
         self.result.interrupted = True
 
     def go(self) -> Result:
-        """Run all phases. Blocks for the schedule's seconds and about half a minute more, or for as long as a drain
-        takes.
+        """Run all phases: the schedule's seconds and about half a minute more, or as long as a drain takes.
 
-        Raises:
-            JobpoolError: The pools did not come up, or the torture's own parts failed. No process is left.
+        Raises `JobpoolError`: the pools did not come up, or the torture's own parts failed. No process is left.
         """
         with ExitStack() as stack:
             stack.callback(self._place.close)
@@ -122,8 +110,6 @@ class Run:
             self._count(backend, producer)
         return self.result
 
-    # --- the phases -----------------------------------------------------------------------------------
-
     def _start(self) -> None:
         with self._pace.phase("start", START_LIMIT_S):
             fleet = self._fleet
@@ -133,10 +119,7 @@ class Run:
                 raise JobpoolError(f"{' and '.join(missing)} did not come up: {self._log_end(missing[0])}")
 
     def _warm_up(self, backend: QueueBackend, producer: Producer) -> Open | None:
-        """Open every connection, by a job of each kind for each pool; return the descriptors of each master then.
-
-        None: they could not be had.
-        """
+        """Open every connection, by a job of each kind for each pool; return the descriptors of each master, if any."""
         options, can = self._options, self._place.capabilities
         with self._pace.phase("warm up", None):
             producer.start(taste(options.seed, ttl=options.ttl, capabilities=can, times=options.pools))
@@ -162,15 +145,13 @@ class Run:
             self._place.disturb_producer()
             waiting = list(self._faults)
             passed = 0.0
-            while passed < options.seconds and not self._is_over_early(producer):
+            while passed < options.seconds and not (
+                self.result.interrupted or producer.error
+            ):  # no faults without jobs
                 self._pace.turn()
                 passed = time.monotonic() - begun
                 while waiting and waiting[0].at <= passed:
                     self._hit(waiting.pop(0))
-
-    def _is_over_early(self, producer: Producer) -> bool:
-        """Return whether the run is over early: faults without jobs would show nothing."""
-        return self.result.interrupted or producer.error is not None
 
     def _hit(self, fault: Fault) -> None:
         begun = time.monotonic()
@@ -225,7 +206,7 @@ class Run:
             while (left := self._fleet.processes()) and time.monotonic() < give_up:
                 time.sleep(TURN_S)
             self.result.add("ORPHANS", [f"pid {pid}: {command}" for pid, command in left.items()])
-            self.result.add("DIED", map(_told_of, self._fleet.unexpected))
+            self.result.add("DIED", [f"{end.why}: {_last_line(end.log_end)}" for end in self._fleet.unexpected])
             self.result.add("STALLED", self._place.nemesis.stalled)
             self._place.remove_user()
 
@@ -243,9 +224,7 @@ class Run:
             self._empty(backend, leftovers.own_ids(lines))
 
     def _disturbed(self) -> list[Window]:
-        """Return when faults struck which pools; of those that end by themselves only the nemesis knows how long they
-        took.
-        """
+        """Return when faults struck which pools; the nemesis knows how long those took that end by themselves."""
         nemesis = self._place.nemesis
         restarts = [Window("", "broker.restart", *when) for when in nemesis.restarts]
         freezes = [Window(pool, "forkserver.freeze", begun, ended) for pool, begun, ended in nemesis.freezes]
@@ -260,8 +239,6 @@ class Run:
             except JobpoolError as error:
                 left = f"queue {queue} was not emptied: {error}; `jobpool purge -Q {queue}` does so"
         self.result.problems += [left] if left else []
-
-    # --- shared parts ---------------------------------------------------------------------------------
 
     def _is_drained(self, backend: QueueBackend) -> bool:
         """Wait until everything is done; False: what is left will not be, or a person does not wait for it."""
@@ -280,10 +257,7 @@ class Run:
         return True
 
     def _ask(self, call: Callable[[], T]) -> T | None:
-        """Return the answer of the call, repeated while the broker does not answer; block for about `ANSWER_LIMIT_S` s.
-
-        None: it did not answer. The end of the jobs is unknown then, which is a count of its own.
-        """
+        """Return the answer of the call, repeated for about `ANSWER_LIMIT_S`; None, and a count, if there is none."""
         give_up = time.monotonic() + ANSWER_LIMIT_S
         while True:
             try:
@@ -315,10 +289,6 @@ def _stats(backend: QueueBackend, queue: str) -> QueueStats | None:
     with suppress(BackendUnavailable):
         return backend.stats(queue)
     return None
-
-
-def _told_of(end: End) -> str:
-    return f"{end.why}: {_last_line(end.log_end)}"
 
 
 def _last_line(log: str) -> str:

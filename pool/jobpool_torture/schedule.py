@@ -108,9 +108,7 @@ def plan(seed: int, *, seconds: float, pools: int, kinds: Sequence[str], ttl: fl
     """Return the faults of a run, by time.
 
     Args:
-        seed: Any whole number.
         seconds: For how long faults begin, > 0; the last ones may end later.
-        pools: How many pools there are, >= 1.
         kinds: Kinds that may be chosen; their order has no meaning.
         ttl: Seconds of a lease, > 0: faults last for shares and multiples of it.
         rate: Faults a second, on average, > 0.
@@ -170,15 +168,8 @@ def _between(bounds: tuple[float, float], draw: float) -> float:
     return bounds[0] + (bounds[1] - bounds[0]) * draw
 
 
-# --- the file ---------------------------------------------------------------------------------------------------------
-
-
 def dump(faults: Sequence[Fault], about: Mapping[str, Any]) -> str:
-    """Return the text of a schedule file: the options of the run, and a line for each fault.
-
-    Args:
-        about: Facts that a replay must know beside the faults: seed, pools, ttl, …; anything that JSON can hold.
-    """
+    """Return the text of a schedule file: what a replay must know `about` the run (JSON), and a line for each fault."""
     lines = ",\n".join(f"    {json.dumps(asdict(fault))}" for fault in faults)
     head = f'"version": {SCHEDULE_VERSION},\n  "about": {json.dumps(dict(about))}'
     return f'{{\n  {head},\n  "faults": [\n{lines}\n  ]\n}}\n'
@@ -187,8 +178,7 @@ def dump(faults: Sequence[Fault], about: Mapping[str, Any]) -> str:
 def load(text: str) -> tuple[list[Fault], dict[str, Any]]:
     """Return the faults in a schedule file, by time, and what it says `about` the run.
 
-    Raises:
-        ValueError: It is none; one sentence for the user.
+    Raises `ValueError`: it is none; one sentence for the user.
     """
     try:
         read = json.loads(text)

@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ORDERS_FOLDER = "TORTURE_ORDERS"
@@ -24,14 +25,6 @@ SMALL_MEMORY_BYTES = 1 << 20
 
 SHALLOW_CALLS = 8
 """Calls below the one that spoils: enough for it to return, too few for another job."""
-
-
-def _limit(which: int, value: int) -> None:
-    resource.setrlimit(which, (value, value))
-
-
-def _alarm(which: int, seconds: float) -> None:
-    signal.setitimer(which, seconds, seconds)
 
 
 def _shallow() -> None:
@@ -61,12 +54,12 @@ def _change_root() -> None:
     os.chdir("/")
 
 
-WAYS: dict[str, Callable[[], None]] = {
-    "files may not grow": lambda: _limit(resource.RLIMIT_FSIZE, 0),
-    "no memory": lambda: _limit(resource.RLIMIT_AS, SMALL_MEMORY_BYTES),
-    "no more descriptors": lambda: _limit(resource.RLIMIT_NOFILE, 3),
-    "alarms": lambda: _alarm(signal.ITIMER_REAL, 0.02),
-    "alarms by CPU time": lambda: _alarm(signal.ITIMER_PROF, 0.02),
+WAYS: dict[str, Callable[[], object]] = {
+    "files may not grow": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    "no memory": lambda: resource.setrlimit(resource.RLIMIT_AS, (SMALL_MEMORY_BYTES,) * 2),
+    "no more descriptors": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)),
+    "alarms": partial(signal.setitimer, signal.ITIMER_REAL, 0.02, 0.02),
+    "alarms by CPU time": partial(signal.setitimer, signal.ITIMER_PROF, 0.02, 0.02),
     "all signals blocked": _block_signals,
     "a shallow stack": _shallow,
     "nothing to import from": sys.path.clear,
@@ -74,7 +67,7 @@ WAYS: dict[str, Callable[[], None]] = {
 }
 """Ways open to any user."""
 
-OF_ROOT: dict[str, Callable[[], None]] = {"another user": _become_nobody, "another root": _change_root}
+OF_ROOT: dict[str, Callable[[], object]] = {"another user": _become_nobody, "another root": _change_root}
 """Ways open to root only."""
 
 

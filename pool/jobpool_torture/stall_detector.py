@@ -16,11 +16,11 @@ from jobpool_torture.fleet import Pool
 from jobpool_torture.processes import Stops
 
 FROZEN_LIMIT_S = 60.0
-"""Seconds within which a pool must have ended a fork server that stands still: far more than it waits itself."""
+"""Time within which a pool must have ended a fork server that stands still: far more than it waits itself."""
 
 
 class DrainStall:
-    """The patience with one drain, in which no job arrives but follow-ups.
+    """The detector of one drain, in which no job arrives but follow-ups, and in which nothing becomes less.
 
     Progress means that fewer jobs are left than ever before. So a drain of any length is waited for, and jobs that
     circle forever are found out.
@@ -39,10 +39,8 @@ class DrainStall:
     def is_over(self, now: float, stats: QueueStats | None, lines: int) -> bool:
         """Return whether it is to be given up.
 
-        Args:
-            now: Of the same clock.
-            stats: The broker's counts; None = it did not answer, which does not count as progress.
-            lines: Of the ledger: progress while the queue is so long that the broker does not count it to its end.
+        No answer (`stats`: None) does not count as progress. Lines of the ledger do while the queue is so long that the
+        broker does not count it to its end.
         """
         if stats is not None and self._is_progress(stats, lines):
             self._moved = now
@@ -71,15 +69,9 @@ class Frozen:
 
 
 class PoolStalls:
-    """The watch over them. For one thread.
+    """The watch over pools that are held up by what must not hold them. For one thread.
 
-    Args:
-        stops: By which fork servers were stopped.
-        is_held: Tells if another fault holds that pool up.
-
-    Attributes:
-        found: Violations: a sentence each.
-        moments: Pool, begin and end (CLOCK_MONOTONIC) of each time that a fork server stood still.
+    `is_held` tells if another fault holds that pool up.
     """
 
     def __init__(self, stops: Stops, is_held: Callable[[Pool], bool]) -> None:
@@ -88,7 +80,9 @@ class PoolStalls:
         self._frozen: list[Frozen] = []
         self._held_at: dict[int, float] = {}
         self.found: list[str] = []
+        """Violations: a sentence each."""
         self.moments: list[tuple[str, float, float]] = []
+        """Pool, begin and end (CLOCK_MONOTONIC) of each time that a fork server stood still."""
 
     def freeze(self, fault: int, pool: Pool, pid: int) -> None:
         """Record that this fork server of the pool stands still from now on."""

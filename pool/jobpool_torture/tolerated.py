@@ -11,13 +11,13 @@ from jobpool_torture.ledger import Line
 from jobpool_torture.message_history import ACCEPTED
 
 TOLERATED_AFTER_S = 10.0
-"""Seconds after its end for which a fault excuses what is late."""
+"""Time after its end for which a fault excuses what is late."""
 
 SPOILT_CONNECTION_S = 1.0
-"""Seconds after its end within which a call may still meet a connection that a fault has spoilt."""
+"""Time after its end within which a call may still meet a connection that a fault has spoilt."""
 
 QUICK_ENQUEUE_S = 0.2
-"""Seconds of an enqueue in which no connection is made anew, and so nothing sent again."""
+"""Time of an enqueue in which no connection is made anew, and so nothing sent again."""
 
 HARMLESS = ("child.kill", "child.stop", "child.spoil", "log.block")
 """Faults that hold up no timeout: a child that is stopped is killed all the same."""
@@ -33,19 +33,14 @@ class Window:
     ended: float
 
     def covers(self, pool: str, begun: float, ended: float, after: float = TOLERATED_AFTER_S) -> bool:
-        """Return whether something in that pool and between these moments was disturbed, or within `after` seconds of
-        it.
-        """
+        """Return whether that pool was disturbed between these moments, or up to `after` seconds before."""
         if self.kind in HARMLESS or self.pool not in ("", pool):
             return False
         return self.begun <= ended and begun <= self.ended + after
 
 
 def doubled(lines: Sequence[Line], windows: Sequence[Window], can: Capabilities) -> set[str]:
-    """Return all messages that are not judged by their counters and numbers, for what this broker cannot do.
-
-    Beside those of which the oracle itself sees, by their calls, that a copy may be left (`Case.copies`).
-    """
+    """Return messages that are not judged by their counters and numbers, beside those that the oracle itself leaves."""
     found = set() if can.atomic_nack else copied(lines, windows)
     found |= set() if can.known_ids else repeated(lines)
     if can.native_reap and can.exact_crashes and not can.atomic_nack:
@@ -54,11 +49,10 @@ def doubled(lines: Sequence[Line], windows: Sequence[Window], can: Capabilities)
 
 
 def copied(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
-    """Return the messages of which a copy too many may be left if a broker copies (`Capabilities.atomic_nack` is
-    False).
+    """Return the messages of which a copy too many may be left if a broker copies (not `Capabilities.atomic_nack`).
 
-    These are messages settled by a copy, and follow-ups put with an ack, while the pool had no good way to the broker.
-    An unanswered put of a copy is repeated, within the call.
+    These were settled by a copy, or put with an ack, while the pool had no good way to the broker. An unanswered put of
+    a copy is repeated, within the call.
     """
     history = list(lines)
     follow_ups = defaultdict(set)
@@ -75,9 +69,7 @@ def copied(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
 
 
 def repeated(lines: Iterable[Line]) -> set[str]:
-    """Return messages whose enqueue took so long that the client may have sent them twice, if the broker knows no
-    ids.
-    """
+    """Return messages whose enqueue took so long that they may be there twice, if the broker knows no ids."""
     history = [line for line in lines if line.event in ("try", "enq")]
     tried = {line.id: line.at for line in history if line.event == "try"}
     return {
@@ -88,7 +80,6 @@ def repeated(lines: Iterable[Line]) -> set[str]:
 def recounted(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
     """Return the messages whose crashes may have been charged by half, if a fetch charges them by a copy.
 
-    That is a broker that counts deliveries itself (`Capabilities.native_reap` and `exact_crashes`, not `atomic_nack`).
     Between two fetches a delivery had ended without a verdict, and some pool was cut off, stopped or killed. It may
     have put the copy and not deleted the original. A restart of such a broker forgets deliveries that no copy counts.
     """

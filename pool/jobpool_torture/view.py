@@ -41,9 +41,6 @@ SCHEDULE_LINE_CHARS = 110
 """Characters of a line of the schedule."""
 
 
-# --- head ---------------------------------------------------------------------------------------------------------
-
-
 def head(plan: Plan, *, with_schedule: bool) -> None:
     """Show the plan, on stderr."""
     options = plan.options
@@ -71,9 +68,6 @@ def left_out(plan: Plan) -> Iterator[str]:
         by_reason.setdefault(why, []).append(kind)
     for why, kinds in by_reason.items():
         yield f"left out: {', '.join(kinds)}: {why}"
-
-
-# --- progress -----------------------------------------------------------------------------------------------------
 
 
 class Progress:
@@ -130,9 +124,6 @@ def line(moment: Snapshot) -> str:
     )
 
 
-# --- report -------------------------------------------------------------------------------------------------------
-
-
 def report(plan: Plan, result: Result, folder: Path | None, shortest: Path | None, again: str) -> None:
     """Print the report for people, on stdout."""
     columns = [Column("COUNT"), Column("", right=True), Column("MEANS", flexible=True)]
@@ -142,13 +133,13 @@ def report(plan: Plan, result: Result, folder: Path | None, shortest: Path | Non
             say(f"{name}: {each}")
         if len(found) > SHOWN_IDS:
             say(f"{name}: … and {len(found) - SHOWN_IDS} more")
-    for text in _figures(plan, result):
+    for text in (*_figures(plan, result), *_schedule(plan)):
         say(text)
-    for text in _schedule(plan):
-        say(text)
-    say(f"{_verdict(result)}  {_versions()}")
-    for text in _places(folder, shortest):
-        say(text)
+    say(f"{_verdict(result)}  jobpool {version('jobpool')}, Python {python_version()}")
+    if folder is not None:
+        say(f"ledger, logs, schedule.json, strikes.jsonl and left.jsonl: {folder}")
+    if shortest is not None:
+        say(f"the shortest schedule that failed too: {shortest}")
     say(f"again: {again}")
 
 
@@ -195,28 +186,13 @@ def _verdict(result: Result) -> str:
     return f"clean, as far as it came{left}." if result.interrupted else "clean."
 
 
-def _versions() -> str:
-    return f"jobpool {version('jobpool')}, Python {python_version()}"
-
-
-def _places(folder: Path | None, shortest: Path | None) -> Iterator[str]:
-    if folder is not None:
-        yield f"ledger, logs, schedule.json, strikes.jsonl and left.jsonl: {folder}"
-    if shortest is not None:
-        yield f"the shortest schedule that failed too: {shortest}"
-
-
 def document(plan: Plan, result: Result, folder: Path | None, shortest: Path | None, again: str) -> dict[str, Any]:
     """Return the report for programs."""
     options = plan.options
+    told = ("queue", "seed", "pools", "workers", "ttl", "rate")
     return {
         "backend": redact(options.backend),
-        "queue": options.queue,
-        "seed": options.seed,
-        "pools": options.pools,
-        "workers": options.workers,
-        "ttl": options.ttl,
-        "rate": options.rate,
+        **{name: getattr(options, name) for name in told},
         "minutes": options.seconds / 60,
         **result.to_dict(),
         "schedule": [asdict(fault) for fault in plan.faults],

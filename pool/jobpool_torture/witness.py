@@ -99,16 +99,7 @@ class Witness:
     """A `QueueBackend` that wraps another one: all that it does not watch is the backend's own.
 
     Lines are written before the caller gets the answer. One call is one write, so it costs some microseconds a message.
-    `reap_expired`, which no pool calls, is not watched: it tells no ids.
-
-    Args:
-        backend: Of any kind. `close` closes it.
-        ledger: The file, made where it is missing.
-        points: Where to die.
-        pool: The name that is written.
-
-    Raises:
-        OSError: The file cannot be opened.
+    `reap_expired`, which no pool calls, is not watched: it tells no ids. Raises OSError: the ledger cannot be opened.
     """
 
     def __init__(
@@ -121,8 +112,6 @@ class Witness:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
-
-    # --- the watched calls --------------------------------------------------------------------------
 
     def fetch_many(
         self, queue: str, *, limit: int, ttl: float = 30.0, wait: float = 0.0, fetch_id: str | None = None
@@ -192,8 +181,6 @@ class Witness:
     def close(self) -> None:
         """Close the backend. The ledger stays open: a thread that still waits in the backend may yet write."""
         self._backend.close()
-
-    # --- lines --------------------------------------------------------------------------------------
 
     def _of_lease(self, event: str, lease: JobLease, **more: Any) -> Line:
         told = {"attempt": lease.attempts + 1, "crashes": lease.crashes, "owner": lease.owner_token}
