@@ -11,12 +11,8 @@ from jobpool_torture.phases import Phases
 from jobpool_torture.processes import SOCKET, UNIX_SOCKET
 from jobpool_torture.result import Result
 
-MEMORY = "/memfd:"
-"""How a piece of shared memory is named among descriptors."""
-
-FILE = "file"
-"""Files of all names together; and a connection to a database that is one."""
-
+MEMORY = "/memfd:"  # how a piece of shared memory is named among descriptors
+FILE = "file"  # files of all names together; and a connection to a database that is one
 MAX_MORE_CONNECTIONS = {SOCKET: 8, UNIX_SOCKET: 8, FILE: 4}
 """Kind of the connections to the broker → how many more a master may have.
 
@@ -24,8 +20,7 @@ It opens a connection when a call finds all others in use, and keeps a few of th
 two.) A leak with every fault soon is more than that. Of all other kinds none is allowed, except files.
 """
 
-MAX_MORE_FILES = 2
-"""Files that a master may have more than before, if its connections are not files."""
+MAX_MORE_FILES = 2  # files that a master may have more than before, if its connections are not files
 
 
 _PID = re.compile(r"(?<=[._])\d+(?=[. ]|$)")
@@ -34,8 +29,7 @@ _PID = re.compile(r"(?<=[._])\d+(?=[. ]|$)")
 REST_LIMIT_S = 30.0
 """Seconds for pools without a job to have all their children, and for what their masters have open to be closed."""
 
-Open = dict[str, Counter[str]]
-"""How many descriptors of each kind each master has open, by the pool's name."""
+Open = dict[str, Counter[str]]  # how many descriptors of each kind each master has open, by the pool's name
 
 
 def difference(before: Mapping[str, Counter[str]], now: Mapping[str, Counter[str]]) -> dict[str, dict[str, int]]:

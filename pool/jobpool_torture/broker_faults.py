@@ -27,11 +27,7 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
 CALL_LIMIT_S = 2
-"""Seconds for the broker to carry out an order."""
-
 RETRY_PAUSE_S = 0.2
-"""Seconds from an order that was not carried out to the next try."""
-
 NO_USERS = "{scheme}:// has no users that could be locked out"
 _REASONS = {
     "servicebus": "its keys belong to the whole namespace",
@@ -42,8 +38,7 @@ _REASONS = {
 END_LIMIT_S = 10.0
 """Seconds that a command has which still runs when the torture is over: a broker shall not be left half-way."""
 
-TERM_LIMIT_S = 2.0
-"""Seconds from the TERM that it gets then to the KILL."""
+TERM_LIMIT_S = 2.0  # seconds from the TERM that it gets then to the KILL
 
 
 class AccessFailed(JobpoolError):
@@ -53,10 +48,8 @@ class AccessFailed(JobpoolError):
 class User(ABC):
     """One user, of a random name, on one server. Every method blocks for some round trips; raises `AccessFailed`."""
 
-    ways: ClassVar[tuple[str, ...]]
-    """The ways of `deny`, in a few words each."""
-    options: ClassVar[tuple[str, ...]]
-    """Options of a URL that name a user as well: where one is there, none is made."""
+    ways: ClassVar[tuple[str, ...]]  # the ways of `deny`, in a few words each
+    options: ClassVar[tuple[str, ...]]  # options of a URL that name a user as well: where one is there, none is made
 
     def __init__(self, url: str) -> None:
         self.name = f"torture-{secrets.token_hex(4)}"
@@ -275,8 +268,7 @@ class BrokerRestart:
 
     def __init__(self, command: str, log: Path) -> None:
         self.command = command
-        self.moments: list[tuple[float, float]] = []
-        """When it was begun, and over, each time (CLOCK_MONOTONIC)."""
+        self.moments: list[tuple[float, float]] = []  # when it was begun, and over, each time (CLOCK_MONOTONIC)
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._begun = 0.0

@@ -265,9 +265,7 @@ def _told(text: str) -> None:
 
 @contextmanager
 def _interrupts(handle: Callable[[int], None]) -> Iterator[None]:
-    """Let Ctrl-C, TERM, and HUP of a closed terminal call `handle` within the block, unless they are ignored
-    (nohup).
-    """
+    """Let Ctrl-C, TERM, and HUP of a closed terminal call `handle`, unless they are ignored (nohup)."""
     heard = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
     old = {number: signal.signal(number, lambda number, _: handle(number)) for number in heard}
     try:

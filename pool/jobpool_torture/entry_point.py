@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError, JobpoolError
@@ -26,17 +26,12 @@ from jobpool_torture.run import Run
 from jobpool_torture.schedule import KINDS, Fault
 
 T = TypeVar("T")
-
 SCHEDULE = "schedule.json"
 SHORTEST = "shortest.json"
 """Files of a run's folder: the schedule; and the shortest part of it that has failed too."""
 
 MAX_SHRINK_RUNS = 20
-"""Runs, at most, that look for a shorter schedule."""
-
-SHRINK_TAIL_S = 3.0
-"""Seconds for which jobs still arrive after the last fault of a shorter schedule."""
-
+SHRINK_TAIL_S = 3.0  # seconds for which jobs still arrive after the last fault of a shorter schedule
 REPLAYED = {"seed": int, "seconds": int | float, "pools": int, "workers": int, "ttl": int | float, "rate": int | float}
 """Options that a schedule file brings along → what they must be."""
 
@@ -46,11 +41,19 @@ def shrink(faults: Sequence[T], fails: Callable[[list[T]], bool], *, most: int =
 
     `fails` runs a part, and says whether it failed; it is never asked for the same one twice, nor for all of them.
     """
-    asker = _Asker(fails, most)
+    known: set[tuple[int, ...]] = set()
     kept = list(faults)
     pieces = 2
-    while kept and not asker.is_done:
-        shorter = next((part for part in _without_one(kept, pieces) if asker.ask(part)), None)
+
+    def ask(part: list[T]) -> bool:
+        key = tuple(map(id, part))
+        if len(known) >= most or key in known:
+            return False
+        known.add(key)
+        return fails(part)
+
+    while kept and len(known) < most:
+        shorter = next((part for part in _without_one(kept, pieces) if ask(part)), None)
         if shorter is not None:
             kept, pieces = shorter, max(2, pieces - 1)
         elif pieces >= len(kept):
@@ -58,28 +61,6 @@ def shrink(faults: Sequence[T], fails: Callable[[list[T]], bool], *, most: int =
         else:
             pieces = min(len(kept), 2 * pieces)
     return kept
-
-
-class _Asker(Generic[T]):
-    """A limited number of calls of `fails`, whose answers it remembers."""
-
-    def __init__(self, fails: Callable[[list[T]], bool], most: int) -> None:
-        self._fails = fails
-        self._left = most
-        self._known: set[tuple[int, ...]] = set()
-
-    @property
-    def is_done(self) -> bool:
-        return self._left <= 0
-
-    def ask(self, part: list[T]) -> bool:
-        """Return whether it fails; False where that was asked before, for it did not then."""
-        key = tuple(map(id, part))
-        if self.is_done or key in self._known:
-            return False
-        self._known.add(key)
-        self._left -= 1
-        return self._fails(part)
 
 
 def _without_one(items: list[T], pieces: int) -> Iterator[list[T]]:

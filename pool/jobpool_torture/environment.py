@@ -34,8 +34,7 @@ STOP_GRACE_S = 5.0
 KEYS_KEPT = "3h"
 """How long done keys are known: longer than any clock is set ahead."""
 
-LOST_REPLIES_SHARE = 0.05
-"""Share of the broker's replies that the producer never gets while faults strike."""
+LOST_REPLIES_SHARE = 0.05  # share of the broker's replies that the producer never gets while faults strike
 
 
 def connections(url: str) -> str:

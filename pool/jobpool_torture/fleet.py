@@ -26,16 +26,12 @@ from jobpool_torture.clocks import PoolClock, clear
 from jobpool_torture.logpipe import LogPipe
 
 LOG_END_CHARS = 3000
-"""Characters of a log that a report shows."""
-
 PROGRAM = (sys.executable, "-m", "jobpool_torture.pool_process")
 MARK = "TORTURE_MARK"
 """The environment variable by which a fleet knows its own: the pid of who runs it, and what nobody else has."""
 RESTART_PAUSE_S = 1.0
-"""Seconds until a pool is started again that has ended by itself."""
 LOOK_PAUSE_S = 0.02
 KILL_LIMIT_S = 10.0
-"""Seconds for killed processes to be gone."""
 
 
 class Pool:
@@ -47,15 +43,11 @@ class Pool:
         self.url = url
         self.log_path = directory / f"{self.name}.log"
         self.runtime = directory / "run" / self.name
-        self.clock = clock
-        """Its own; None = the machine's."""
-        self.log: LogPipe | None = None
-        """None = no program was started yet, or `close_log` was called."""
+        self.clock = clock  # its own; None = the machine's
+        self.log: LogPipe | None = None  # None = no program was started yet, or `close_log` was called
         self.runs = 0
-        self.awaited: set[int] = set()
-        """Exit statuses that it was ordered to end with; empty = it is to run."""
-        self.away = 0.0
-        """Seconds until another is started, once it has ended as ordered."""
+        self.awaited: set[int] = set()  # exit statuses that it was ordered to end with; empty = it is to run
+        self.away = 0.0  # seconds until another is started, once it has ended as ordered
         self.begun = 0.0
         self.start_at: float | None = None
         """When another is to be started (CLOCK_MONOTONIC); None = it runs, or is to stay away."""

@@ -22,25 +22,16 @@ from jobpool_torture.workload import DIES_OF, HANG_TIMEOUT_S, Item
 DOUBTFUL = Capabilities(idempotent_settle=False)
 """A call that was not answered may have been carried out, whatever later ones were answered."""
 
-Run = tuple[str, str, Delivery]
-"""A run: its shared key, its job's id, and the delivery."""
+Run = tuple[str, str, Delivery]  # A run: its shared key, its job's id, and the delivery
 
-FAR_OUT_S = 5.0
-"""Time beyond timeout and grace that no loaded machine explains."""
-
+FAR_OUT_S = 5.0  # time beyond timeout and grace that no loaded machine explains
 CRASH_LIMIT = "crash-limit"
-
 KILLING = ("child.kill", "forkserver.", "master.", "group.", "pool.")
 """Faults by which a child may die, whatever its job does."""
 
-DYING = ("crash", "poison", "hang")
-"""Kinds of job that end without a word of their own."""
-
-DEATH_SEEN_S = 2.0
-"""Time after such a fault within which the death of a child is seen to."""
-
+DYING = ("crash", "poison", "hang")  # kinds of job that end without a word of their own
+DEATH_SEEN_S = 2.0  # time after such a fault within which the death of a child is seen to
 MAX_CRASHES = 5
-"""The pools' `max_crashes`."""
 
 
 def broken(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:

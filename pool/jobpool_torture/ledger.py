@@ -24,11 +24,8 @@ import orjson
 
 from jobpool.errors import JobpoolError
 
-LEDGER = "JOBPOOL_LEDGER"
-"""The environment variable that holds the file's path."""
-
-LASTS = "TORTURE_LASTS"
-"""The environment variable that says for how many seconds faults strike."""
+LEDGER = "JOBPOOL_LEDGER"  # the environment variable that holds the file's path
+LASTS = "TORTURE_LASTS"  # the environment variable that says for how many seconds faults strike
 
 
 class LedgerBroken(JobpoolError):

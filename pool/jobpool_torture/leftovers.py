@@ -13,20 +13,11 @@ from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Ver
 from jobpool_torture.ledger import Line
 
 PAGE_MESSAGES = 500
-
 LIVE = (State.WAITING, State.DELAYED, State.LEASED)
-
 MAX_DELETED_MESSAGES = 1000
-"""Messages that one call deletes."""
-
 SHOWN_IDS = 5
-"""Ids of strangers' messages that are told."""
-
 LOOK_EVERY_S = 0.5
-"""Seconds between two looks at what is held."""
-
 UNHELD = (State.WAITING, State.DELAYED)
-
 OURS = ("try", "enq", "start")
 """Events of messages that this run has enqueued, or whose handlers it has run. Jobs that others put into its queue are
 not signed with its key, and never begin.

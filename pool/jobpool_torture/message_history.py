@@ -15,20 +15,13 @@ from jobpool.broker.values import Capabilities, Message, State
 from jobpool.message.settlement import Settled
 from jobpool_torture.ledger import Line
 
-HANDLERS = ("start", "end", "fail", "effect", "left", "follow")
-"""Events that a run of the handler writes."""
+HANDLERS = ("start", "end", "fail", "effect", "left", "follow")  # events that a run of the handler writes
+ACCEPTED = (Settled.OK.value, Settled.ALREADY.value)  # answers of a broker to a settlement that is in force
+CALL_REMEMBERED_S = 50.0  # time for which a broker surely knows a call again; less than the contract's 60, for clocks
 
-ACCEPTED = (Settled.OK.value, Settled.ALREADY.value)
-"""Answers of a broker to a settlement that is in force."""
-
-CALL_REMEMBERED_S = 50.0
-"""Time for which a broker surely knows a call again; less than the contract's 60, for clocks."""
-
-Step = tuple[int, int]
-"""Attempts and crashes that a delivery adds."""
+Step = tuple[int, int]  # attempts and crashes that a delivery adds
 
 CRASHED: Step = (0, 1)
-
 STEPS: dict[str, Step] = {"nack": (1, 0), "release": (0, 0), "forfeit": CRASHED}
 """By an accepted settlement. A `move` or `abandon` says itself what it adds; after an ack nothing follows."""
 

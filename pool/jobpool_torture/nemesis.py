@@ -96,8 +96,7 @@ class Nemesis:
         self._stops = Stops()
         self._stalls = PoolStalls(self._stops, self._holds_up)
         self._pending: dict[int, tuple[float, Fault]] = {}
-        self.problems: list[str] = []
-        """Failures of the nemesis' own means: a command that failed, a proxy that died."""
+        self.problems: list[str] = []  # failures of the nemesis' own means: a command that failed, a proxy that died
         self.restarts: Sequence[tuple[float, float]] = self._restart.moments
         """When the broker's restarts had been ordered, and were over (CLOCK_MONOTONIC)."""
         self.freezes: Sequence[tuple[str, float, float]] = self._stalls.moments

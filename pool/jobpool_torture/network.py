@@ -27,7 +27,6 @@ from jobpool_torture.schedule import Fault
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|([A-Za-z0-9._-]+))(?::(\d{1,5}))?")
 _ENDPOINT = re.compile(r"(?i)(?<=Endpoint=sb://)[^;/?]+")
-
 _ONE_SERVER = {"redis": 6379, "beanstalk": 11300, "postgresql": 5432, "postgres": 5432}
 """Scheme → port of what is written as scheme://[login@]host[:port][/…][?…]."""
 
@@ -47,11 +46,7 @@ _REASONS = {
 }
 
 ORDER_LIMIT_S = 10.0
-"""Seconds for an order to be carried out."""
-
-CONNECT_LIMIT_S = 2.0
-"""Seconds for one of several addresses to take a connection."""
-
+CONNECT_LIMIT_S = 2.0  # seconds for one of several addresses to take a connection
 PROGRAM = Path(__file__).with_name("network_process.py")
 Direction = Literal["up", "down"]
 """`up`: from the clients to the server."""
@@ -82,23 +77,13 @@ class Route:
 
 
 def through(url: str, host: str, port: int) -> tuple[str, str]:
-    """Return the URL of the same broker, reached at another address.
-
-    Args:
-        url: `scheme://…`, or an Azure connection string.
-        host, port: Where a proxy listens.
-
-    Returns:
-        The URL, and ""; or "", and why that broker cannot be had through a proxy, as half a sentence.
-    """
+    """Return the URL of the same broker through a proxy, and ""; or "" and why there is none, as half a sentence."""
     route = find_route(url)
     return ("", route) if isinstance(route, str) else (route.to(host, port), "")
 
 
 def find_route(url: str) -> Route | str:
-    """Return where the server stands in the URL; or why no proxy can be put before it. No text holds a piece of the
-    URL.
-    """
+    """Return where the server stands in the URL; or why no proxy can be put before it, without a piece of the URL."""
     try:
         scheme = scheme_of(url)
     except ConfigurationError:
@@ -126,9 +111,7 @@ def _one_server(url: str, scheme: str) -> Route | str:
 
 
 def _postgres(rest: str, hosts: str) -> str:
-    """Return why not; "" = nothing is against it. TLS is, where libpq compares the certificate's name with the
-    host's.
-    """
+    """Return why not, or "". TLS is, where libpq compares the certificate's name with the host's."""
     options = dict(parse_qsl(rest.partition("?")[2]))
     if not hosts or hosts.lower().startswith(("%2f", ":")):
         return "the URL names no host, so the connection is by a Unix socket, or to what PGHOST names"

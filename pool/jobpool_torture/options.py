@@ -18,23 +18,14 @@ from jobpool.message.units import format_size
 from jobpool_torture.schedule import KINDS
 
 FAULTS_A_SECOND = 0.5
-"""How often a fault strikes, on average."""
-
 POOL_BYTES = 90 << 20
 CHILD_BYTES = 12 << 20
 """Memory of a pool with its fork server, and of each of its children; measured, rounded up."""
 
-JOB_BYTES = 16 << 10
-"""Of memory, that the count takes for each job."""
-
-FOLDER_BYTES = 2 << 10
-"""Of the folder's disk, that each job takes, in the ledger above all; measured, rounded up."""
-
-CAPS = ("dead_max", "dead_max_age")
-"""Options of a URL by which the broker throws dead letters away."""
-
-BUSY_SCHEMES = ("sync", "memory")
-"""Brokers that live in one process: no second pool can reach them."""
+JOB_BYTES = 16 << 10  # of memory, that the count takes for each job
+FOLDER_BYTES = 2 << 10  # of the folder's disk, that each job takes, in the ledger above all; measured, rounded up
+CAPS = ("dead_max", "dead_max_age")  # options of a URL by which the broker throws dead letters away
+BUSY_SCHEMES = ("sync", "memory")  # brokers that live in one process: no second pool can reach them
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,7 @@ VIOLATIONS = {
 }
 """The counts that must be 0, by the names that the documents use → attributes of an `Account`."""
 
-MULTIPLE = {"DUP": "duplicates", "OVERLAP": "overlaps"}
-"""Counts of what may be, where leases were lost."""
-
+MULTIPLE = {"DUP": "duplicates", "OVERLAP": "overlaps"}  # counts of what may be, where leases were lost
 ALL = Capabilities()
 
 RULES: dict[str, Rule] = {

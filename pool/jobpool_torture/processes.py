@@ -22,21 +22,14 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SOCKET = "socket"
-"""Of any family but the next: connections to servers."""
-
-UNIX_SOCKET = "unix socket"
-"""Of the Unix family: what a master has to its children and fork servers."""
-
-FORK_SERVER = "fork server"
-"""Words in the command line of a pool's fork server."""
-
+SOCKET = "socket"  # of any family but the next: connections to servers
+UNIX_SOCKET = "unix socket"  # of the Unix family: what a master has to its children and fork servers
+FORK_SERVER = "fork server"  # words in the command line of a pool's fork server
 KEEPER_PROGRAM = Path(__file__).with_name("stops_process.py")
 LET_GO_LIMIT_S = 10.0
 """Time for what was let go to end by itself, once the process that had stopped it is gone."""
 
-TELL_LIMIT_S = 5.0
-"""Time for the keeper to take what it is told."""
+TELL_LIMIT_S = 5.0  # time for the keeper to take what it is told
 
 
 def is_alive(pid: int) -> bool:

@@ -9,8 +9,7 @@ from itertools import pairwise, product
 from jobpool.broker.values import Capabilities, Message, State
 from jobpool_torture.message_history import CounterStep, Delivery, History, counter_steps
 
-CLOCK_TOLERANCE_S = 0.1
-"""Time by which a broker's clock may run ahead of this machine's within one lease."""
+CLOCK_TOLERANCE_S = 0.1  # time by which a broker's clock may run ahead of this machine's within one lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,7 @@ class Case:
         return 0 if self.can.atomic_nack else self.history.copies()
 
 
-Rule = Callable[[Case], Iterator[str]]
-"""Yields sentences that say what is wrong; the first one counts."""
+Rule = Callable[[Case], Iterator[str]]  # yields sentences that say what is wrong; the first one counts
 
 
 def lost(case: Case) -> Iterator[str]:

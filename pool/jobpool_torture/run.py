@@ -31,33 +31,21 @@ WARM_UP_LIMIT_S = 90.0
 STOP_LIMIT_S = 60.0
 """Seconds for these phases, or for a part of them."""
 
-STALL_LIMIT_S = 60.0
-"""Time, and six leases at least, within which fewer jobs must be left than ever before."""
-
-INTERRUPTED_LIMIT_S = 15.0
-"""Time for a drain that a person waits for."""
-
-CALM_LOOKS = 3
-"""Looks in a row that must find nothing to do: a follow-up may be on its way."""
-
+STALL_LIMIT_S = 60.0  # time, and six leases at least, within which fewer jobs must be left than ever before
+INTERRUPTED_LIMIT_S = 15.0  # time for a drain that a person waits for
+CALM_LOOKS = 3  # looks in a row that must find nothing to do: a follow-up may be on its way
 LOOK_EVERY_S = 0.25
 ORPHANS_LIMIT_S = 1.0
 ANSWER_LIMIT_S = 30.0
 """Seconds in which a broker may come back that is asked for what it has."""
 
-EMPTY_LIMIT_S = 10.0
-"""Seconds, beyond a lease, for the leases of pools that were killed to end."""
-
-OF_ALL = ("broker.restart", "access.deny")
-"""Faults that hold up every pool."""
-
+EMPTY_LIMIT_S = 10.0  # seconds, beyond a lease, for the leases of pools that were killed to end
+OF_ALL = ("broker.restart", "access.deny")  # faults that hold up every pool
 OF_ALL_IN_ONE_FILE = (*OF_ALL, "master.stop", "group.stop")
 """The same on SQLite: a pool that is stopped in the middle of a write keeps the lock that all others wait for."""
 
 T = TypeVar("T")
-
 LOG_LINE_CHARS = 500
-"""Characters of a log's last line that are shown."""
 
 
 class Run:

@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 SCHEDULE_VERSION = 1
-"""Of the schedule file."""
-
 HOUR_S = 3600.0
 MAX_PICK = 1 << 16
 MAX_NUMBER = 1e9

@@ -15,16 +15,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-ORDERS_FOLDER = "TORTURE_ORDERS"
-"""The environment variable that names the folder of the orders."""
-
+ORDERS_FOLDER = "TORTURE_ORDERS"  # the environment variable that names the folder of the orders
 NOBODY_ID = 65534
-
-SMALL_MEMORY_BYTES = 1 << 20
-"""Bytes of address space: less than any interpreter has."""
-
-SHALLOW_CALLS = 8
-"""Calls below the one that spoils: enough for it to return, too few for another job."""
+SMALL_MEMORY_BYTES = 1 << 20  # bytes of address space: less than any interpreter has
+SHALLOW_CALLS = 8  # calls below the one that spoils: enough for it to return, too few for another job
 
 
 def _shallow() -> None:

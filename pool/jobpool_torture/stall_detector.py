@@ -79,8 +79,7 @@ class PoolStalls:
         self._is_held = is_held
         self._frozen: list[Frozen] = []
         self._held_at: dict[int, float] = {}
-        self.found: list[str] = []
-        """Violations: a sentence each."""
+        self.found: list[str] = []  # violations: a sentence each
         self.moments: list[tuple[str, float, float]] = []
         """Pool, begin and end (CLOCK_MONOTONIC) of each time that a fork server stood still."""
 

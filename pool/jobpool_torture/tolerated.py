@@ -10,15 +10,9 @@ from jobpool.broker.values import Capabilities
 from jobpool_torture.ledger import Line
 from jobpool_torture.message_history import ACCEPTED
 
-TOLERATED_AFTER_S = 10.0
-"""Time after its end for which a fault excuses what is late."""
-
-SPOILT_CONNECTION_S = 1.0
-"""Time after its end within which a call may still meet a connection that a fault has spoilt."""
-
-QUICK_ENQUEUE_S = 0.2
-"""Time of an enqueue in which no connection is made anew, and so nothing sent again."""
-
+TOLERATED_AFTER_S = 10.0  # time after its end for which a fault excuses what is late
+SPOILT_CONNECTION_S = 1.0  # time after its end within which a call may still meet a connection that a fault has spoilt
+QUICK_ENQUEUE_S = 0.2  # time of an enqueue in which no connection is made anew, and so nothing sent again
 HARMLESS = ("child.kill", "child.stop", "child.spoil", "log.block")
 """Faults that hold up no timeout: a child that is stopped is killed all the same."""
 

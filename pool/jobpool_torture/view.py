@@ -29,16 +29,9 @@ if TYPE_CHECKING:
     from jobpool_torture.result import Result
 
 PROGRESS_EVERY_S = 10.0
-"""Seconds between two lines of progress in a pipe."""
-
 SHOWN_IDS = 10
-"""Ids of one count that are shown; --json has them all."""
-
 SHOWN_FAULTS = 200
-"""Faults of the schedule that are shown."""
-
 SCHEDULE_LINE_CHARS = 110
-"""Characters of a line of the schedule."""
 
 
 def head(plan: Plan, *, with_schedule: bool) -> None:

@@ -31,17 +31,13 @@ POINTS = tuple(f"{when}-{what}" for what in ("fetch", "settle", "renew", "reap")
 """After a fetch or a reap: one that brought something. Before it, or at a renewal: every one."""
 
 VERBS = ("ack", "nack", "abandon", "release", "forfeit", "move")
-
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-
 _FORM = re.compile(r"(?P<point>[a-z-]+)(/(?P<verb>[a-z]+))?(:(?P<number>[1-9][0-9]*))?(=(?P<action>kill|stop))?")
-
 FAILPOINT = "JOBPOOL_FAILPOINT"
 POOL_NAME = "JOBPOOL_NAME"
 """Environment variables: fail-points; the pool's name, as a pool reads it itself."""
 
-MAX_CAUSE_CHARS = 100
-"""Characters of a cause of death that are written: a stack is the log's business."""
+MAX_CAUSE_CHARS = 100  # characters of a cause of death that are written: a stack is the log's business
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,7 @@ from jobpool.message.definition import JobDefinition
 from jobpool_torture.ledger import Line, append
 
 APP = "jobpool_torture.handlers"
-
 HANG_TIMEOUT_S = 1.0
-"""Timeout of a job that hangs."""
-
 BIG_BYTES = 100_000
 MIN_BIG_BYTES = 1000
 """Sizes of a big payload: the first that is tried, and the least."""
@@ -38,17 +35,12 @@ MIN_BIG_BYTES = 1000
 DEATHS = ("SIGSEGV", "SIGKILL", "SIGABRT", "exit")
 HANGS = ("sleep", "swallow", "in C")
 GRANDCHILDREN = ("child", "new session", "double fork")
-
 KEYS = 3
 KEY_SPAN_JOBS = 300
 """Of this many jobs in a row, those that have a key have one of `KEYS`: about four share one."""
 
-KEYED = ("idempotency_key", "name")
-"""Options that are names shared by jobs of one run, and by no others on the broker."""
-
-MAX_BATCH_JOBS = 50
-"""Jobs in one call, at most, where one call is all or none and may be repeated."""
-
+KEYED = ("idempotency_key", "name")  # options that are names shared by jobs of one run, and by no others on the broker
+MAX_BATCH_JOBS = 50  # jobs in one call, at most, where one call is all or none and may be repeated
 RETRY_PAUSE_S = 0.2
 
 
@@ -230,9 +222,7 @@ KINDS: dict[str, Kind] = {
 }
 """The kinds of jobs: 40 of a hundred only sleep for up to 50 ms."""
 
-SLOW = ("long", "poison")
-"""Kinds that take longer than a warm-up should."""
-
+SLOW = ("long", "poison")  # kinds that take longer than a warm-up should
 DIES_OF = {"doomed": "failed", "hang": "timeout", "unrecoverable": "unrecoverable"}
 """Kinds that become dead letters, when their retries are spent → the reason. Any job may die of too many crashes."""
 
@@ -254,12 +244,9 @@ class Producer:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._give_up = float("inf")
-        self.items: dict[str, Item] = {}
-        """Every id that was tried → what it was for."""
-        self.enqueued = 0
-        """Calls answered, by jobs."""
-        self.error: Exception | None = None
-        """The error that ended the thread before it was told to."""
+        self.items: dict[str, Item] = {}  # every id that was tried → what it was for
+        self.enqueued = 0  # calls answered, by jobs
+        self.error: Exception | None = None  # the error that ended the thread before it was told to
 
     def start(self, items: Sequence[Item]) -> None:
         """Begin: the items' times count from now. Not while another start is under way."""

@@ -15,7 +15,6 @@ from jobpool_backends.memory.values import Expiring, judge
 from jobpool_backends.shared import MICRO, micros
 
 MAX_LISTED_LOGS = 10_000
-"""Names in one list of logs."""
 
 
 class MemoryKeys(KeyStore):
@@ -34,8 +33,6 @@ class MemoryKeys(KeyStore):
 
     def _boot(self) -> int:
         return micros(self._clock.boot())
-
-    # --- guards ------------------------------------------------------------------------------------
 
     def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
         with self._lock:
@@ -68,8 +65,6 @@ class MemoryKeys(KeyStore):
     def _holders(self, queue: str, name: str) -> list[str]:
         with self._lock:
             return self._places.holders(queue, name, self._boot())
-
-    # --- records and logs --------------------------------------------------------------------------
 
     def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
         with self._lock:

@@ -32,14 +32,10 @@ class Store:
         self.queues: dict[str, Queue] = defaultdict(Queue)
         self.places = Places()
         self.ended: Expiring[bool] = Expiring()
-        self.unique: dict[tuple[str, str], Entry] = {}
-        """By queue and unique key: who is live or dead."""
-        self.acked: Expiring[str] = Expiring()
-        """The same: the id of who was acked."""
+        self.unique: dict[tuple[str, str], Entry] = {}  # by queue and unique key: who is live or dead
+        self.acked: Expiring[str] = Expiring()  # the same: the id of who was acked
         self._sequence = count(1)
         self._caps = caps
-
-    # --- in ----------------------------------------------------------------------------------------
 
     def add(self, messages: Sequence[NewMessage], now: int) -> dict[str, str]:
         """Add those that are not known; the id of each whose unique key is known → the id that has it."""
@@ -98,8 +94,6 @@ class Store:
         self.queues[entry.queue].line(entry).counts[State.WAITING] += 1
         self.place(entry, entry.available_at, now)
 
-    # --- out ---------------------------------------------------------------------------------------
-
     def finish(self, entry: Entry, keep: int, now: int) -> None:
         """Finish an acked message: its unique key is known for `keep` longer."""
         if entry.unique_key is not None:
@@ -127,8 +121,6 @@ class Store:
         del self.entries[entry.seq], self.by_id[entry.id]
         if entry.unique_key is not None:
             del self.unique[entry.queue, entry.unique_key]
-
-    # --- from state to state -----------------------------------------------------------------------
 
     def take(self, name: str, limit: int, length: int, call: str, boot: int, now: int) -> list[Entry]:
         """Lease the first `limit` in order."""
@@ -253,8 +245,6 @@ class Store:
         if entry.claim:
             del entry.claim.entries[entry.seq]
             entry.claim = None
-
-    # --- looking -----------------------------------------------------------------------------------
 
     def has_ready(self, name: str, now: int) -> bool:
         queue = self.queues.get(name)

@@ -18,8 +18,7 @@ V = TypeVar("V")
 Key = Any
 """Strings, or tuples of them: what can be ordered among its like."""
 
-SPARE_HEAP_ENTRIES = 64
-"""Ends that were put off since, kept beyond as many as there are keys."""
+SPARE_HEAP_ENTRIES = 64  # ends that were put off since, kept beyond as many as there are keys
 
 
 class Expiries(Generic[K]):
@@ -116,15 +115,11 @@ class Entry:
     died_at: int | None = None
     last_crash: int | None = None
     unique_key: str | None = None
-    places: set[str] = field(default_factory=set)
-    """Names under which its current lease holds places."""
-    posted: bool = False
-    """No job: no pool fetches it."""
-    ends_at: int | None = None
-    """When the life of a posted message ends."""
+    places: set[str] = field(default_factory=set)  # names under which its current lease holds places
+    posted: bool = False  # no job: no pool fetches it
+    ends_at: int | None = None  # when the life of a posted message ends
     claims: int = 0
-    claim: Claim | None = None
-    """That holds it."""
+    claim: Claim | None = None  # that holds it
 
     def tell(self, error: str | None, cause: str | None) -> None:
         """Keep another last error and cause; None = the one it has."""
@@ -163,14 +158,11 @@ class Queue:
 
     jobs: Line = field(default_factory=Line)
     posts: Line = field(default_factory=Line)
-    leased: dict[int, Entry] = field(default_factory=dict)
-    """Messages that pools hold, by sequence number."""
-    dead: list[tuple[int, int]] = field(default_factory=list)
-    """By time of death; filled where dead letters are capped."""
+    leased: dict[int, Entry] = field(default_factory=dict)  # messages that pools hold, by sequence number
+    dead: list[tuple[int, int]] = field(default_factory=list)  # by time of death; filled where dead letters are capped
     claims: dict[str, Claim] = field(default_factory=dict)
     claim_ends: Expiries[str] = field(default_factory=Expiries)
-    life_ends: Expiries[int] = field(default_factory=Expiries)
-    """Of posted messages, by sequence number."""
+    life_ends: Expiries[int] = field(default_factory=Expiries)  # of posted messages, by sequence number
     evicted: int = 0
     expired: int = 0
 

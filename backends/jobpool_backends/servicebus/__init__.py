@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import azure.servicebus
 
-KNOWN_SDK_VERSION = "7.15"
-"""As in pyproject.toml; `internals` rests on it."""
+KNOWN_SDK_VERSION = "7.15"  # as in pyproject.toml; `internals` rests on it
 
 
 def check_sdk_version(installed: str) -> None:

@@ -33,21 +33,12 @@ from jobpool_backends.servicebus.trouble import LOST
 from jobpool_backends.shared import TOUCHABLE, check_positive
 
 T = TypeVar("T")
-
-RECEIVE_MESSAGES = 250
-"""Messages received, or cancelled, at once."""
-
-RECEIVE_TIMEOUT_S = 1.0
-"""Time to wait for messages that were there a moment ago. Others may be at work on them."""
-
-MAX_LOCKED_MESSAGES = 2000
-"""Dead letters that are kept locked; the broker gives about 5,000 to one connection."""
-
+RECEIVE_MESSAGES = 250  # messages received, or cancelled, at once
+RECEIVE_TIMEOUT_S = 1.0  # time to wait for messages that were there a moment ago. Others may be at work on them.
+MAX_LOCKED_MESSAGES = 2000  # dead letters that are kept locked; the broker gives about 5,000 to one connection
 BULK_STEP_LIMIT_S = 60.0
-"""Limit of one step: a thousand messages take a second."""
 
-Before = Callable[[Messages], Awaitable[None]]
-"""A step for wanted messages, which are locked, before they are removed."""
+Before = Callable[[Messages], Awaitable[None]]  # A step for wanted messages, which are locked, before they are removed
 
 
 class BulkChanger:

@@ -24,17 +24,10 @@ from jobpool_backends.servicebus.trouble import FINAL, LOST, NOT_LET_IN, SOUND, 
 MAX_OPERATIONS = 5000
 """Calls of one handler: the SDK gives its management link credit for 10,000 replies, and never more."""
 
-MAX_HANDLER_AGE_S = 1500.0
-"""Before the token's renewal and the service's own limits come into play."""
-
-STALE_AFTER_S = 5.0
-"""Time without use after which a handler may have been detached by the other side without a word."""
-
-CHECK_AFTER_S = 0.02
-"""Time without use after which to look whether the other side has ended the connection."""
-
+MAX_HANDLER_AGE_S = 1500.0  # before the token's renewal and the service's own limits come into play
+STALE_AFTER_S = 5.0  # time without use after which a handler may have been detached by the other side without a word
+CHECK_AFTER_S = 0.02  # time without use after which to look whether the other side has ended the connection
 CLOSE_LIMIT_S = 5.0
-
 H = TypeVar("H", bound=ServiceBusSender | ServiceBusReceiver)
 T = TypeVar("T")
 
@@ -64,8 +57,7 @@ class Channel(Generic[H]):
         self._closed = False
         self.lock = asyncio.Lock()
         self.timeout = address.timeout
-        self.generation = 0
-        """Which handler it is: deliveries of one cannot be settled on another's link."""
+        self.generation = 0  # which handler it is: deliveries of one cannot be settled on another's link
 
     @property
     def is_open(self) -> bool:

@@ -25,15 +25,9 @@ from jobpool_backends.servicebus.trouble import missing_queue
 if TYPE_CHECKING:
     from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient
 
-SHORT_LOCK_S = 10.0
-"""Below, a renewal that fails once may come too late."""
-
-FEW_DELIVERIES = 100
-"""Below, what is released or crashes for other reasons than its own can become a dead letter."""
-
-FOREVER_S = 10 * 365 * 86400.0
-"""The service says some ten million days for "never"."""
-
+SHORT_LOCK_S = 10.0  # below, a renewal that fails once may come too late
+FEW_DELIVERIES = 100  # below, what is released or crashes for other reasons than its own can become a dead letter
+FOREVER_S = 10 * 365 * 86400.0  # the service says some ten million days for "never"
 DEFAULT_LOCK_S = 60.0
 DEFAULT_DELIVERIES = 10
 DEFAULT_WINDOW_S = 600.0
@@ -115,9 +109,6 @@ def _look(namespace: Namespace, queue: str) -> None:
     next(peek(namespace, queue, dead=False, page=1), None)
 
 
-# --- judging -----------------------------------------------------------------------------------------
-
-
 def judge(queue: str, declared: float, facts: Facts) -> Iterator[Finding]:
     """Judge the settings of a queue; `declared`: seconds, the option `lock`."""
     name = f"queue {queue!r}"
@@ -166,9 +157,6 @@ def _judge_expiry(name: str, facts: Facts) -> Finding:
         return Finding(_EXPIRY, Level.OK, f"{found}, and become dead letters")
     mend = "let expired messages be dead-lettered, or set DefaultMessageTimeToLive to its maximum"
     return Finding(_EXPIRY, Level.PROBLEM, found, "they vanish unseen, run or not", mend)
-
-
-# --- asking the service ------------------------------------------------------------------------------
 
 
 def ask(address: Address, queue: str) -> Facts | str:

@@ -28,8 +28,7 @@ MAX_FETCH_MESSAGES = 2000
 RECEIVER_CHECK_S = 10.0
 """Seconds after which a receiver that waits is asked for an answer: one that is deaf is found out then."""
 
-MISSING_KEPT_S = 5.0
-"""Seconds for which a queue that was not there is not looked for."""
+MISSING_KEPT_S = 5.0  # seconds for which a queue that was not there is not looked for
 
 
 class Fetcher:

@@ -33,17 +33,9 @@ from jobpool_backends.servicebus.records import Record, read
 from jobpool_backends.shared import MICRO, check_page, check_positive, contains, read_cursor
 
 PEEK_MESSAGES = 250
-"""Messages asked for at once."""
-
-MAX_STATS_MESSAGES = 500
-"""Messages of a queue, and dead letters, that `stats` looks at."""
-
+MAX_STATS_MESSAGES = 500  # messages of a queue, and dead letters, that `stats` looks at
 LIVE = frozenset({State.WAITING, State.DELAYED, State.LEASED})
-
 _TIES = 1000
-
-
-# --- peeking -----------------------------------------------------------------------------------------
 
 
 def peek(
@@ -79,9 +71,6 @@ async def _peek_first(channel: Channel[ServiceBusReceiver], most: int) -> list[S
         messages += found
         first = (found[-1].sequence_number or 0) + 1
     return messages
-
-
-# --- one message -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +168,6 @@ def _handler(record: Record) -> str:
         return record.handler or decode(record.body, attempts=0).job
     except MalformedEnvelope:
         return ""
-
-
-# --- queues ------------------------------------------------------------------------------------------
 
 
 class Inspector:

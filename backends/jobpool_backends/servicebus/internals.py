@@ -25,31 +25,19 @@ from azure.servicebus._pyamqp.error import AMQPError
 from azure.servicebus._pyamqp.outcomes import Accepted, Modified, Rejected, Released
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 
-ROUND_TRIP_LIMIT_S = 5.0
-"""Time for the broker to answer; beyond it the handler is in doubt."""
-
-READ_SLICE_S = 0.1
-"""Time of one read before a look whether somebody else has read what is waited for."""
-
-WAIT_READ_S = 1.0
-"""Time of one read of a wait: what comes in it is taken to have been locked at its start."""
-
-LATE_ECHO_LIMIT_S = 0.25
-"""Time for the broker to say that credit is used up that its messages have used up."""
-
+ROUND_TRIP_LIMIT_S = 5.0  # time for the broker to answer; beyond it the handler is in doubt
+READ_SLICE_S = 0.1  # time of one read before a look whether somebody else has read what is waited for
+WAIT_READ_S = 1.0  # time of one read of a wait: what comes in it is taken to have been locked at its start
+LATE_ECHO_LIMIT_S = 0.25  # time for the broker to say that credit is used up that its messages have used up
 MAX_DISPOSITIONS = 10_000
-"""Dispositions that one frame may tell of."""
-
 LOCK_LOST = "com.microsoft:message-lock-lost"
-
 _DEAD_LETTER = b"com.microsoft:dead-letter"
 _LOCKED_UNTIL = b"x-opt-locked-until"
 
 Handler = ServiceBusSender | ServiceBusReceiver
 Messages = Sequence[ServiceBusReceivedMessage]
 
-Answer = BaseException | None
-"""None: it is so. A `trouble.LOST`: the lock was gone. A TimeoutError: nobody knows."""
+Answer = BaseException | None  # None: it is so. A `trouble.LOST`: the lock was gone. A TimeoutError: nobody knows.
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +61,9 @@ class Disposition:
         return Rejected(AMQPError(condition=_DEAD_LETTER, description=self.description, info=texts))
 
 
-COMPLETE = Disposition("accepted")
-"""Done with: it goes."""
-
-ABANDON = Disposition("modified")
-"""Back to the queue at once; counted as a delivery."""
-
-RELEASE = Disposition("released")
-"""Back to the queue at once, as if it had not been looked at."""
+COMPLETE = Disposition("accepted")  # done with: it goes
+ABANDON = Disposition("modified")  # back to the queue at once; counted as a delivery
+RELEASE = Disposition("released")  # back to the queue at once, as if it had not been looked at
 
 
 def bury(reason: str, description: str) -> Disposition:
@@ -101,10 +84,8 @@ class LinkListener:
         self._link = link
         self._next_flow = link._incoming_flow
         self._next_disposition = link._incoming_disposition
-        self.drained = True
-        """The broker has said that none of the credit is left."""
-        self.outcomes: dict[int, Any] = {}
-        """By delivery id: None while nothing was heard, then how it ended."""
+        self.drained = True  # the broker has said that none of the credit is left
+        self.outcomes: dict[int, Any] = {}  # by delivery id: None while nothing was heard, then how it ended
         self.pending = 0
         link._incoming_flow = self._hear_flow
         link._incoming_disposition = self._hear_disposition

@@ -23,14 +23,9 @@ from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.receiver import Delivery
 from jobpool_backends.servicebus.records import Record
 
-EXPIRED_KEPT_S = 60.0
-"""Time for which a lease that ran out is known as one that did."""
-
-CLOCK_TOLERANCE_S = 1.0
-"""Difference of clocks below which nobody is warned."""
-
+EXPIRED_KEPT_S = 60.0  # time for which a lease that ran out is known as one that did
+CLOCK_TOLERANCE_S = 1.0  # difference of clocks below which nobody is warned
 WARNING_PAUSE_S = 600.0
-"""Time between two warnings about a queue."""
 
 log = logging.getLogger("jobpool.servicebus")
 

@@ -32,8 +32,7 @@ THREAD_END_LIMIT_S = 5.0
 CALL_SPARE_S = 2.0
 """Time that a caller waits beyond the limit of the work on the loop."""
 
-ATTEMPT_LIMIT_S = 5.0
-"""Limit of one attempt of the SDK; it is far below the shortest lock."""
+ATTEMPT_LIMIT_S = 5.0  # limit of one attempt of the SDK; it is far below the shortest lock
 
 FILTERED_LINES = {
     "azure.servicebus.aio._base_handler_async": "Unexpected error occurred",

@@ -22,11 +22,8 @@ from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.internals import RELEASE
 from jobpool_backends.servicebus.receiver import Delivery, QueueReceiver
 
-PREFETCH_KEPT_S = 1.0
-"""Time that a message which came while somebody waited is kept for the fetch that follows."""
-
-GIVE_BACK_LIMIT_S = 3.0
-"""Time to give such messages back; their locks run out in any case."""
+PREFETCH_KEPT_S = 1.0  # time that a message which came while somebody waited is kept for the fetch that follows
+GIVE_BACK_LIMIT_S = 3.0  # time to give such messages back; their locks run out in any case
 
 log = logging.getLogger("jobpool.servicebus")
 

@@ -26,8 +26,6 @@ MAX_UNSETTLED = 1000
 """Deliveries never settled on their link, after which it gets another: the session has room for some 5,000."""
 
 MAX_SETTLEMENTS = 500
-"""Settlements on their way together."""
-
 NO_ANSWER = "the broker did not say what became of the message"
 
 
@@ -75,8 +73,7 @@ class QueueReceiver:
 
     def __init__(self, channel: Channel[ServiceBusReceiver]) -> None:
         self.channel = channel
-        self.load = 0
-        """Deliveries that it has and that are not settled yet, as far as we were told."""
+        self.load = 0  # deliveries that it has and that are not settled yet, as far as we were told
         self._forgotten = 0
         self._wanted = 0
         self._stop_waiting = asyncio.Event()

@@ -31,22 +31,13 @@ from jobpool.message.names import IDENTIFIER
 from jobpool_backends.shared import micros
 
 HEADER_VERSION = 1
-
-MAX_TEXT_CHARS = 16_384
-"""Characters of an error or a cause in a header; more is cut in the middle."""
-
-MAX_EPITAPH_CHARS = 4096
-"""Characters that the broker keeps of a reason or a description."""
-
+MAX_TEXT_CHARS = 16_384  # characters of an error or a cause in a header; more is cut in the middle
+MAX_EPITAPH_CHARS = 4096  # characters that the broker keeps of a reason or a description
 REASONS = {"MaxDeliveryCountExceeded": "crash-limit", "TTLExpiredException": "expired"}
 """The broker's names of deaths that it causes itself, and jobpool's word for each."""
 
-MAX_MESSAGE_ID_CHARS = 128
-"""Characters that the broker takes."""
-
-OVERHEAD_BYTES = 320
-"""Bytes of properties and annotations around a body, at most."""
-
+MAX_MESSAGE_ID_CHARS = 128  # characters that the broker takes
+OVERHEAD_BYTES = 320  # bytes of properties and annotations around a body, at most
 COPY_GROWTH_BYTES = 256
 """Bytes by which the header of a copy may be longer than that of the first message, without its texts."""
 
@@ -56,8 +47,7 @@ _CUT = " … "
 _MAX_COUNT = 2**31 - 1
 """Beyond any counter, and what a frame to a child can carry."""
 
-_MAX_MOMENT_US = 253402300799 * 10**6
-"""The end of the year 9999."""
+_MAX_MOMENT_US = 253402300799 * 10**6  # the end of the year 9999
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +124,7 @@ class Record:
         return fitting
 
     def epitaph(self, error: str | None, cause: str | None, died_at: int) -> str:
-        """Return the description of the dead letter that this becomes: one line of JSON, at most `MAX_EPITAPH_CHARS`
-        long.
-        """
+        """Return the description of the dead letter that this becomes: one line of JSON, short enough."""
         facts = {"died_at": died_at, "attempts": self.attempts, "crashes": self.crashes}
         for longest in (MAX_EPITAPH_CHARS, 1600, 800, 250, 0):
             texts = {"error": cut(error, longest), "cause": cut(cause, longest)}

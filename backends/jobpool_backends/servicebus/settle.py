@@ -33,12 +33,10 @@ from jobpool_backends.shared import lifts_expiry, micros
 
 CRASH_LIMIT = "crash-limit"
 LEASE_EXPIRED = "lease expired"
-
 MIN_CALL_TIME_S = 1.0
 """Time to settle or renew in, however little is left of a lease: the broker knows if it was too late."""
 
 MAX_RENEW_LOCKS = 100
-"""Locks of one request."""
 
 
 @dataclass(slots=True)
@@ -89,8 +87,6 @@ class Settler:
             answers |= self._carry_out(plans, answers, call_id)
         return [answers[place] for place in range(len(settlements))]
 
-    # --- plans ---------------------------------------------------------------------------------------
-
     def _plan(self, held: Held, lease: JobLease, settlement: Settlement, brought: Sequence[NewMessage]) -> Plan:
         record = held.record
         match settlement:
@@ -133,8 +129,6 @@ class Settler:
             plan = self._copied(held, record, charged.delay)
         plan.charged = charged
         return plan
-
-    # --- carrying out --------------------------------------------------------------------------------
 
     def _carry_out(self, plans: dict[int, Plan], known: dict[int, Settled], call_id: str) -> dict[int, Settled]:
         left = max(plan.held.expires_at for plan in plans.values()) - self._clock.boot()
