@@ -73,18 +73,13 @@ def _without_one(items: list[T], pieces: int) -> Iterator[list[T]]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a run.
-
-    Attributes:
-        left_out: Kinds that were asked for and are impossible → why.
-        broker: The broker's own facts: its version, if it tells, and settings that can lose jobs.
-    """
+    """The plan of a run."""
 
     options: Options
     folder: Path
     faults: Sequence[Fault]
-    left_out: Mapping[str, str]
-    broker: Sequence[str] = ()
+    left_out: Mapping[str, str]  # kinds that were asked for and are impossible → why
+    broker: Sequence[str] = ()  # the broker's own facts: its version, if it tells, and settings that can lose jobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,34 +37,26 @@ class Line:
     """One event of one message. Unknown fields keep their default, and are not written.
 
     Attributes:
-        fence: The delivery's number; 0 = of no delivery that is known.
-        slot, pid: Of the child, or the pid of the master, or of the producer.
-        at, since: CLOCK_MONOTONIC seconds; `since`: just before a broker was asked.
-        holds: Of `fetched`: seconds after `since` for which the lease holds, at least; 0 = not known.
         attempt: The number of the attempt that this delivery would be: failures so far, and 1. Of a `move` or an
             `abandon`: the failures that it adds.
-        crashes: As the handler, or the pool, was told. Of a `move`: the crashes that it adds.
-        verb: Of a settlement: `ack`, `nack`, …; how a lease was lost: `renew` or `connection`.
-        answer: To a settlement: a `Settled` value, or the error's name; of `reaped`: `dead` or `back`.
-        tag: Other facts of the event: a follow-up's id, a cause of death, a queue.
     """
 
     event: str
     id: str
-    fence: int = 0
+    fence: int = 0  # the delivery's number; 0 = of no delivery that is known
     pool: str = ""
-    slot: int = -1
+    slot: int = -1  # of the child, as `pid`, which may be a master's or the producer's too
     pid: int = 0
-    at: float = 0.0
+    at: float = 0.0  # CLOCK_MONOTONIC seconds, as `since`, which is just before a broker was asked
     wall: float = 0.0
     since: float = 0.0
-    holds: float = 0.0
+    holds: float = 0.0  # of `fetched`: seconds after `since` for which the lease holds, at least; 0 = not known
     attempt: int = 0
-    crashes: int = 0
+    crashes: int = 0  # as the handler, or the pool, was told. Of a `move`: the crashes that it adds.
     owner: str = ""
-    verb: str = ""
-    answer: str = ""
-    tag: str = ""
+    verb: str = ""  # of a settlement: `ack`, `nack`, …; how a lease was lost: `renew` or `connection`
+    answer: str = ""  # to a settlement: a `Settled` value, or the error's name; of `reaped`: `dead` or `back`
+    tag: str = ""  # other facts of the event: a follow-up's id, a cause of death, a queue
 
 
 _DEFAULTS = tuple((field.name, None if field.default is MISSING else field.default) for field in fields(Line))

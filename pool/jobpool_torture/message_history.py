@@ -32,15 +32,12 @@ class Known:
 
     Attributes:
         done: Calls that the broker answered with OK: it changed something; more than one is a fault.
-        accepted: The last call that was answered OK or ALREADY.
-        unknown: Calls that may have been carried out, and of which no later answer tells.
-        unanswered: All calls that were not answered, those included of which a later answer told.
     """
 
     done: tuple[Line, ...] = ()
-    accepted: Line | None = None
-    unknown: tuple[Line, ...] = ()
-    unanswered: tuple[Line, ...] = ()
+    accepted: Line | None = None  # the last call that was answered OK or ALREADY
+    unknown: tuple[Line, ...] = ()  # calls that may have been carried out, and of which no later answer tells
+    unanswered: tuple[Line, ...] = ()  # all calls that were not answered, those included of which a later answer told
 
     @property
     def verb(self) -> str:
@@ -163,19 +160,12 @@ def _step(call: Line) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class CounterStep:
-    """A step from one delivery, or the enqueue, to the next that was seen, or to the kept message.
+    """A step from one delivery, or the enqueue, to the next that was seen, or to the kept message."""
 
-    Attributes:
-        fence: Of the second.
-        added: Its attempts and crashes minus those of the first.
-        steps: Steps that the first can have added.
-        unseen: Deliveries between the two, which nobody saw: each crashed, or was given back.
-    """
-
-    fence: int
-    added: Step
-    steps: frozenset[Step]
-    unseen: int
+    fence: int  # of the second
+    added: Step  # its attempts and crashes minus those of the first
+    steps: frozenset[Step]  # steps that the first can have added
+    unseen: int  # deliveries between the two, which nobody saw: each crashed, or was given back
 
     def attempts_fit(self) -> bool:
         """Return whether the attempts fit: no unseen delivery has failed."""

@@ -59,15 +59,10 @@ _HOLES: tuple[tuple[tuple[Direction, ...], bool], ...] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A URL, cut where its server stands.
+    """A URL, cut where its server stands."""
 
-    Attributes:
-        before, after: The text around the server's `host:port`.
-        host, port: Of the server; without the brackets of an IPv6 address.
-    """
-
-    before: str
-    host: str
+    before: str  # the text around the server's `host:port`, as `after`
+    host: str  # of the server, as `port`; without the brackets of an IPv6 address
     port: int
     after: str
 

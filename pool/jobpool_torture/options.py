@@ -30,32 +30,20 @@ BUSY_SCHEMES = ("sync", "memory")  # brokers that live in one process: no second
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A run. Raises `ConfigurationError`: one is out of its bounds.
+    """A run. Raises `ConfigurationError`: one is out of its bounds."""
 
-    Attributes:
-        backend: The broker's URL.
-        seconds: For how long faults strike, > 0.
-        queue: Its queue, empty at the start; "" = one of its own name, made by its first job.
-        ttl: Seconds of a lease where a pool can choose.
-        rate: Jobs a second.
-        faults: Kinds; empty = all that can be had.
-        restart_broker: A command for the shell that restarts the broker; "" = it is left alone.
-        keep: Leave folder, jobs and dead letters where they are.
-        broker_timeout: Seconds of a call; None = fitting to the ttl.
-    """
-
-    backend: str = field(repr=False)
-    seconds: float = 300.0
+    backend: str = field(repr=False)  # the broker's URL
+    seconds: float = 300.0  # for how long faults strike, > 0
     seed: int = 0
     pools: int = 3
     workers: int = 4
-    queue: str = ""
-    ttl: float = 5.0
-    rate: float = 20.0
-    faults: tuple[str, ...] = ()
-    restart_broker: str = ""
-    keep: bool = False
-    broker_timeout: float | None = None
+    queue: str = ""  # its queue, empty at the start; "" = one of its own name, made by its first job
+    ttl: float = 5.0  # seconds of a lease where a pool can choose
+    rate: float = 20.0  # jobs a second
+    faults: tuple[str, ...] = ()  # kinds; empty = all that can be had
+    restart_broker: str = ""  # A command for the shell that restarts the broker; "" = it is left alone
+    keep: bool = False  # leave folder, jobs and dead letters where they are
+    broker_timeout: float | None = None  # seconds of a call; None = fitting to the ttl
 
     def __post_init__(self) -> None:
         _between("the run", self.seconds, 1.0, 7 * 86400.0, "seconds")

@@ -50,9 +50,7 @@ class Account:
     """The counts: ids, so that a failure names them (`rules` has their meaning).
 
     Attributes:
-        crashes: Per id that has run, as its last run was told.
         excused: Not judged by their counters and numbers, because a broker that copies may have left two of them.
-        messages: How many there were.
         reasons: By attribute and id, the fault, or why it was excused: half a sentence.
     """
 
@@ -65,9 +63,9 @@ class Account:
     wrong_crashes: set[str] = field(default_factory=set)
     duplicates: set[str] = field(default_factory=set)
     overlaps: set[str] = field(default_factory=set)
-    crashes: dict[str, int] = field(default_factory=dict)
+    crashes: dict[str, int] = field(default_factory=dict)  # per id that has run, as its last run was told
     excused: set[str] = field(default_factory=set)
-    messages: int = 0
+    messages: int = 0  # how many there were
     reasons: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def note(self, attribute: str, ident: str, reason: str) -> None:

@@ -19,19 +19,13 @@ SHOWN_SENTENCES = 5
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A moment of a run, for its watchers.
-
-    Attributes:
-        left: Seconds until the phase ends; None = not known.
-        pending: Jobs that are not done yet, when last asked; None = not asked yet, or not answered.
-        faults: Struck so far; `last`: those struck or undone last.
-    """
+    """A moment of a run, for its watchers."""
 
     phase: str
-    left: float | None
+    left: float | None  # seconds until the phase ends; None = not known
     tally: Tally
-    pending: int | None
-    faults: int
+    pending: int | None  # jobs that are not done yet, when last asked; None = not asked yet, or not answered
+    faults: int  # struck so far; `last`: those struck or undone last
     last: tuple[str, ...] = ()
 
 

@@ -14,21 +14,14 @@ CLOCK_TOLERANCE_S = 0.1  # time by which a broker's clock may run ahead of this 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The knowledge about one message.
-
-    Attributes:
-        kept: Messages that the broker still has under its id; mostly one or none.
-        promised: An enqueue was answered.
-        tried: An enqueue was tried, at least.
-        witnessed: All pools ran under a witness.
-    """
+    """The knowledge about one message."""
 
     history: History
-    kept: tuple[Message, ...]
-    promised: bool
-    tried: bool
+    kept: tuple[Message, ...]  # messages that the broker still has under its id; mostly one or none
+    promised: bool  # an enqueue was answered
+    tried: bool  # an enqueue was tried, at least
     can: Capabilities
-    witnessed: bool
+    witnessed: bool  # all pools ran under a witness
 
     @property
     def copies(self) -> int:

@@ -28,19 +28,12 @@ AMOUNTS = {"net.delay": (0.0, 60.0), "net.drop": (0.0, 1.0), "clock.jump": (-24 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of fault.
+    """One kind of fault."""
 
-    Attributes:
-        about: Its effect, in a few words.
-        weight: How often it is chosen, compared with others.
-        lasts: For how long, from and to, in leases (ttl); 0 = it is over at once.
-        amount: From and to; the unit is the kind's own, see `Fault`.
-    """
-
-    about: str
-    weight: float
-    lasts: tuple[float, float] = (0.0, 0.0)
-    amount: tuple[float, float] = (0.0, 0.0)
+    about: str  # its effect, in a few words
+    weight: float  # how often it is chosen, compared with others
+    lasts: tuple[float, float] = (0.0, 0.0)  # for how long, from and to, in leases (ttl); 0 = it is over at once
+    amount: tuple[float, float] = (0.0, 0.0)  # from and to; the unit is the kind's own, see `Fault`
 
 
 KINDS: Mapping[str, Kind] = {
@@ -79,21 +72,15 @@ class Fault:
     """One fault.
 
     Attributes:
-        number: From 0; kept when a schedule is shrunk, so that it names the same fault.
-        at: Seconds since the faults began, >= 0.
-        kind: One of `KINDS`.
-        pool: Which pool, from 0.
-        pick: >= 0; which child, direction or way: taken modulo what is there.
-        seconds: For how long, or how long the ended pool stays away; 0 = it is over at once.
         amount: `net.delay`: seconds; `net.drop`: share of the replies, 0 to 1; `clock.jump`: seconds, < 0 is back.
     """
 
-    number: int
-    at: float
-    kind: str
-    pool: int = 0
-    pick: int = 0
-    seconds: float = 0.0
+    number: int  # from 0; kept when a schedule is shrunk, so that it names the same fault
+    at: float  # seconds since the faults began, >= 0
+    kind: str  # one of `KINDS`
+    pool: int = 0  # which pool, from 0
+    pick: int = 0  # >= 0; which child, direction or way: taken modulo what is there
+    seconds: float = 0.0  # for how long, or how long the ended pool stays away; 0 = it is over at once
     amount: float = 0.0
 
     @property

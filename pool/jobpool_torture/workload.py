@@ -46,22 +46,15 @@ RETRY_PAUSE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One job to enqueue.
-
-    Attributes:
-        at: Seconds after the beginning at which it is enqueued.
-        kind: One of `KINDS`.
-        delay: Seconds from its enqueue until it may run; 0 = at once.
-        options: Other fields of its definition.
-    """
+    """One job to enqueue."""
 
     number: int
-    at: float
-    kind: str
+    at: float  # seconds after the beginning at which it is enqueued
+    kind: str  # one of `KINDS`
     handler: str
     payload: dict[str, Any]
-    delay: float = 0.0
-    options: dict[str, Any] = field(default_factory=dict)
+    delay: float = 0.0  # seconds from its enqueue until it may run; 0 = at once
+    options: dict[str, Any] = field(default_factory=dict)  # other fields of its definition
 
     def definition(self, queue: str, ident: str, now: datetime | None = None) -> JobDefinition:
         """Return the job, under this id. `now`: the time that a delay counts from; None = now."""

@@ -43,25 +43,15 @@ _DUPLICATES = "servicebus.duplicates"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Settings of one queue. Times are seconds.
+    """Settings of one queue. Times are seconds."""
 
-    Attributes:
-        lock: LockDuration.
-        deliveries: MaxDeliveryCount.
-        duplicates: Window of duplicate detection; 0 = off.
-        ttl: DefaultMessageTimeToLive; infinite when nothing expires.
-        keeps_expired: True if an expired message becomes a dead letter.
-        sessions: True if it takes only messages with a session.
-        status: `ACTIVE` when it works.
-    """
-
-    lock: float = DEFAULT_LOCK_S
-    deliveries: int = DEFAULT_DELIVERIES
-    duplicates: float = 0.0
-    ttl: float = float("inf")
-    keeps_expired: bool = False
-    sessions: bool = False
-    status: str = ACTIVE
+    lock: float = DEFAULT_LOCK_S  # LockDuration
+    deliveries: int = DEFAULT_DELIVERIES  # MaxDeliveryCount
+    duplicates: float = 0.0  # window of duplicate detection; 0 = off
+    ttl: float = float("inf")  # DefaultMessageTimeToLive; infinite when nothing expires
+    keeps_expired: bool = False  # True if an expired message becomes a dead letter
+    sessions: bool = False  # True if it takes only messages with a session
+    status: str = ACTIVE  # `ACTIVE` when it works
 
 
 def ping(namespace: Namespace) -> None:

@@ -36,17 +36,12 @@ from jobpool_backends.servicebus.trouble import too_large
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A record on its way to a queue.
-
-    Attributes:
-        due: Unix time on the broker's clock; None = now.
-        message_id: None = the job's own.
-    """
+    """A record on its way to a queue."""
 
     queue: str
     record: Record
-    due: float | None = None
-    message_id: str | None = None
+    due: float | None = None  # Unix time on the broker's clock; None = now
+    message_id: str | None = None  # None = the job's own
 
 
 class Producer:

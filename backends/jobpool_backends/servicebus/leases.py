@@ -35,10 +35,7 @@ class Held:
     """One lease.
 
     Attributes:
-        expires_at: On the backend's clock, as the lease's.
-        deliveries: All so far, this one included.
         copied: A copy of the message is in a queue already, for a settlement that was not carried out to its end.
-        lost: The broker said that the lock is gone.
     """
 
     delivery: Delivery
@@ -46,10 +43,10 @@ class Held:
     queue: str
     sequence: int
     owner_token: str
-    expires_at: float
-    deliveries: int
+    expires_at: float  # on the backend's clock, as the lease's
+    deliveries: int  # all so far, this one included
     copied: bool = False
-    lost: bool = False
+    lost: bool = False  # the broker said that the lock is gone
 
 
 class HeldLeases:

@@ -31,21 +31,14 @@ NO_ANSWER = "the broker did not say what became of the message"
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """A message whose lock we hold.
-
-    Attributes:
-        generation: Of the channel's handler.
-        received: `time.monotonic()` from before its lock began.
-        locked_until: Unix time on the broker's clock.
-        asked: True if it may be settled already: the broker was asked, and did not answer.
-    """
+    """A message whose lock we hold."""
 
     message: ServiceBusReceivedMessage
     receiver: QueueReceiver
-    generation: int
-    received: float
-    locked_until: float | None
-    asked: bool = False
+    generation: int  # of the channel's handler
+    received: float  # `time.monotonic()` from before its lock began
+    locked_until: float | None  # Unix time on the broker's clock
+    asked: bool = False  # True if it may be settled already: the broker was asked, and did not answer
 
 
 class Doubt(Exception):

@@ -52,32 +52,21 @@ _MAX_MOMENT_US = 253402300799 * 10**6  # the end of the year 9999
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One message, whatever carried it. Times are whole microseconds on the Unix clock.
-
-    Attributes:
-        id: The job's id.
-        enqueued_at: Of the first enqueue.
-        body: The envelope, as it was signed.
-        handler: "" when another program put it there.
-        deliveries: Of earlier copies; those of this one are the broker's to count.
-        crashed_at: Of the last crash; None = none yet.
-        begun: As in a lease.
-        reason, died_at: Of a dead letter.
-    """
+    """One message, whatever carried it. Times are whole microseconds on the Unix clock."""
 
     id: str
-    enqueued_at: int
-    body: bytes
-    handler: str = ""
+    enqueued_at: int  # of the first enqueue
+    body: bytes  # the envelope, as it was signed
+    handler: str = ""  # "" when another program put it there
     priority: int = 5
     attempts: int = 0
     crashes: int = 0
-    crashed_at: int | None = None
-    deliveries: int = 0
+    crashed_at: int | None = None  # of the last crash; None = none yet
+    deliveries: int = 0  # of earlier copies; those of this one are the broker's to count
     last_error: str | None = None
     cause: str | None = None
-    begun: bool = False
-    reason: str | None = None
+    begun: bool = False  # as in a lease
+    reason: str | None = None  # of a dead letter, as `died_at`
     died_at: int | None = None
 
     def write(self) -> bytes:
