@@ -6,7 +6,7 @@ and the kernel's times of files stay as they are.
 
 Facts about libfaketime 0.9.10 that this stands on: `FAKETIME_*` and LD_PRELOAD are inherited by forks and through exec.
 The first process makes a piece of shared memory and a semaphore, named by its pid, and leaves them behind when it is
-killed; a later process with that pid and a libfaketime would refuse to start: hence `clear`. Reading a shift that is
+killed. A later process with that pid and a libfaketime would refuse to start: hence `clear`. Reading a shift that is
 written "+SECONDS" needs no lock. Its clock_nanosleep answers EINVAL to every sleep until a monotonic time, which is how
 Python sleeps since 3.11: hence `SLEEP`.
 """

@@ -1,7 +1,7 @@
 """From options to a result: the checks, the folder's files, the environment, the schedule, the run; and shorter runs.
 
 A failing schedule is shortened by delta debugging (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing
-Input", 2002): ever smaller pieces are left out, and a schedule that still fails without a piece stays without it. Runs
+Input", 2002). Ever smaller pieces are left out; a schedule that still fails without a piece stays without it. Runs
 under real processes do not repeat exactly. The result is short and has failed; it need not be minimal.
 """
 

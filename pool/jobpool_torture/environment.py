@@ -1,4 +1,4 @@
-"""Where a run takes place: a folder, and for each pool a network and a clock of its own, as far as they can be had."""
+"""A run's folder, its pools, and a network and a clock for each of them, as far as they can be had."""
 
 from __future__ import annotations
 

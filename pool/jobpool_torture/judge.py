@@ -124,8 +124,8 @@ def _second_of_unique(lines: Sequence[Line], items: Mapping[str, Item]) -> dict[
 def overruns(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence[Window]) -> dict[str, float]:
     """Return, for each job that hung in a pool that no fault held up, the seconds from its timeout to its verdict.
 
-    The longest, where it hung more than once. The verdict is there when it is first asked for: whether the broker
-    answers, and how often it has to be asked, is not the timeout's business.
+    The longest, where it hung more than once. The verdict is there when it is first asked for: the answers of the
+    broker are not the timeout's business.
     """
     hangs = {ident for ident, item in items.items() if item.kind == "hang"}
     started = {(line.id, line.fence): line.at for line in lines if line.event == "start" and line.id in hangs}
@@ -179,8 +179,8 @@ def undeserved(
 ) -> dict[str, str]:
     """Return dead letters of jobs that should not have died, or not of that, or not yet → why.
 
-    A message that is not one of `items` is a follow-up, and good work. Any job may die of more than `max_crashes`, and
-    of fewer unless `exact`, where a broker may give a message up by a count of its own.
+    A message that is not one of `items` is a follow-up, and good work. Any job may die of more than `max_crashes`. If
+    not `exact`, a broker may give a message up by a count of its own.
     """
     dead = (message for message in kept if message.state is State.DEAD)
     whys = {message.id: _undeserved(message, items.get(message.id), max_crashes, exact) for message in dead}

@@ -103,23 +103,17 @@ class Flow:
 
 
 class Link:
-    """One client's way to the server.
-
-    Attributes:
-        gone: Half-open: whatever either side says is lost, for good, and neither hears that the other has closed.
-        answered: The server has spoken since the client's last word: what the client says next is a new request.
-        dropping: The reply to this request is to be lost.
-        drained_at: When the server's side is closed, unless it goes on speaking; 0 = not at all.
-    """
+    """One client's way to the server."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
         self.server = server
         self.up = Flow("up", client, server)
         self.down = Flow("down", server, client)
-        self.gone = self.dropping = False
-        self.answered = True
-        self.drained_at = 0.0
+        self.gone = False  # half-open: all that either side says is lost, and neither hears that the other has closed
+        self.dropping = False  # the reply to this request is to be lost
+        self.answered = True  # the server has spoken: what the client says next is a new request
+        self.drained_at = 0.0  # when the server's side is closed, unless it goes on speaking; 0 = not at all
 
 
 class Carrier:

@@ -1,8 +1,8 @@
 """Processes as /proc shows them, and signals that can hit nobody else: looked at through a pidfd first, then sent.
 
 A pid is a number that is used again: between the look that picks a process and the signal, it may have become a
-stranger's. A pidfd names the process itself. So the descriptor is opened first, then it is asked whether the process
-is still what it was picked for, and the signal goes through the descriptor.
+stranger's. A pidfd names the process itself. So the descriptor is opened first, then the process is looked at again,
+and the signal goes through the descriptor.
 
 `Stops` holds processes by SIGSTOP, for faults that may overlap: one goes on when the last fault that holds it is over.
 A process of its own (see `jobpool_torture.stops_process`) has their pidfds too, and continues all if this one is

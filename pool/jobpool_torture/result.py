@@ -1,4 +1,4 @@
-"""The result of a run: counts that must be 0, with their messages; figures; and everything needed to repeat it."""
+"""The result of a run: counts that must be 0 with their messages, figures, and everything needed to repeat it."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ from a random generator of its own: so it is the same job in a longer run. On a 
 impossible kinds are missing.
 
 The producer repeats every job until the broker has answered. The ledger gets `try` before each call, with the requested
-id, and `enq` once it is answered, with the id of the answer. If a run is interrupted between the two, it is not known
-whether that job exists; it then counts neither as lost nor as out of nowhere.
+id, and `enq` once it is answered, with the id of the answer. A job whose enqueue was
+interrupted between the two counts neither as lost nor as out of nowhere.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Everything else uses the SDK's public calls. The range of versions in pyproject.toml is as narrow as that asks for.
 
 AMQP has what a job queue needs, but the SDK's public calls do not expose it. To ask for the messages of *now*, credit
-is given with the flag `drain`: the broker sends what it has, and says that the rest of the credit is used up. That is
-one round trip. `receive_messages` waits for a time instead, and leaves the rest of its credit with the broker; messages
-pushed later are locked in a receiver that nobody reads. To wait, one credit is given, and taken back in the same way.
+is given with the flag `drain`. The broker sends what it has, and says that the rest is used up: one round trip.
+`receive_messages` waits for a time instead, and leaves the rest of its credit with the broker. Messages pushed later
+are locked in a receiver that nobody reads. To wait, one credit is given, and taken back in the same way.
 
 Dispositions of a batch are on their way together, where `complete_message` waits for each answer.
 """

@@ -3,8 +3,8 @@
 The broker knows a lock only by its token. So a settlement that is late by our own clock, or comes from another owner,
 never reaches it. A lease ends by this machine's clock, counted from before the request. The broker tells the end of a
 lock on *its* clock. A sooner end than expected means that the queue's locks are shorter than the option `lock` says, or
-that the clocks differ. The sooner end is taken then: a lease that ends too soon costs a renewal, and one that ends too
-late costs a job that runs twice.
+that the clocks differ. The sooner end is taken then: it costs a renewal at most. A lease that ends too late costs a job
+that runs twice.
 """
 
 from __future__ import annotations
