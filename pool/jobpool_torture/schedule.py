@@ -199,9 +199,7 @@ def _read(entry: object) -> Fault | None:
     if entry["kind"] not in list(KINDS):  # a list: the value read may be anything, and a key must be hashable
         return None
     numbers = [value for name, value in entry.items() if name != "kind"]
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in numbers):
-        return None
-    if not all(-MAX_NUMBER <= value <= MAX_NUMBER for value in numbers):  # not even NaN is
+    if not all(type(value) in (int, float) and -MAX_NUMBER <= value <= MAX_NUMBER for value in numbers):  # no NaN
         return None
     fault = Fault(**entry)
     whole = all(isinstance(value, int) and value >= 0 for value in (fault.number, fault.pool, fault.pick))

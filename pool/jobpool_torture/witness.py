@@ -5,7 +5,7 @@ those with an unknown result. It changes no answer, and of the calls only one th
 for which tests would wait.
 
 Fail-points kill or stop the master at a chosen call, such as `after-fetch:3` or `before-settle/ack:1=stop`. They name
-name a point, the verb that a settle call must hold (optional), the number of that call, and the action (`kill`).
+a point, the verb that a settle call must hold (optional), the number of that call, and the action (`kill`).
 """
 
 from __future__ import annotations
@@ -77,10 +77,9 @@ class FailPoints:
 
     def at(self, point: str, verbs: Collection[str] = ()) -> None:
         """Act if the program is to end at `point`, with these verbs in the call."""
+        me = threading.get_ident()  # sent to the process, it may hit this thread late
         for action in self._reached(point, verbs) if self._left else ():
-            signal.pthread_kill(
-                threading.get_ident(), _SIGNALS[action]
-            )  # sent to the process, it may hit this thread late
+            signal.pthread_kill(me, _SIGNALS[action])
 
     def _reached(self, point: str, verbs: Collection[str]) -> list[str]:
         """Return the actions that are due now."""
@@ -117,12 +116,9 @@ class Witness:
         leases = self._backend.fetch_many(queue, limit=limit, ttl=ttl, wait=wait, fetch_id=fetch_id)
         if leases:
             begun = time.clock_gettime(time.CLOCK_BOOTTIME) - (time.monotonic() - since)
-            self._write(
-                [
-                    self._of_lease("fetched", lease, since=since, holds=max(0.0, lease.expires_at - begun), tag=queue)
-                    for lease in leases
-                ]
-            )
+            holds = [max(0.0, lease.expires_at - begun) for lease in leases]
+            pairs = zip(leases, holds, strict=True)
+            self._write([self._of_lease("fetched", one, since=since, holds=held, tag=queue) for one, held in pairs])
             self._points.at("after-fetch")
         return leases
 

@@ -71,8 +71,7 @@ class Store:
 
     def insert(self, new: NewMessage, now: int) -> None:
         """Add this one, whatever is known."""
-        available = max(now, micros(new.due)) if new.due is not None else now
-        seq = next(self._sequence)
+        seq, available = next(self._sequence), max(now, micros(new.due)) if new.due is not None else now
         entry = Entry(seq, new.id, new.given, new.queue, new.handler, new.priority, new.body, now, available)
         entry.attempts, entry.crashes, entry.deliveries = new.attempts, new.crashes, new.deliveries
         entry.last_error, entry.cause = new.last_error, new.cause
@@ -109,9 +108,8 @@ class Store:
     def replace(self, entry: Entry, new: NewMessage, now: int) -> None:
         """Replace the message by another one, in another queue."""
         self._take_out(entry)
-        error = new.last_error if new.last_error is not None else entry.last_error
-        cause = new.cause if new.cause is not None else entry.cause
-        self.insert(replace(new, last_error=error, cause=cause), now)
+        entry.tell(new.last_error, new.cause)
+        self.insert(replace(new, last_error=entry.last_error, cause=entry.cause), now)
 
     def _take_out(self, entry: Entry) -> None:
         self._unlease(entry)
@@ -167,11 +165,10 @@ class Store:
     def live_until(self, entry: Entry, end: int | None) -> None:
         """Let the life of a posted message end then; None = never."""
         entry.ends_at = end
-        ends = self.queues[entry.queue].life_ends
         if end is None:
-            ends.forget(entry.seq)
+            self.queues[entry.queue].life_ends.forget(entry.seq)
         else:
-            ends.put(entry.seq, end)
+            self.queues[entry.queue].life_ends.put(entry.seq, end)
 
     def place(self, entry: Entry, available_at: int, now: int) -> None:
         """Put it in its place in the queue: waiting, or delayed until then."""
@@ -247,11 +244,10 @@ class Store:
             entry.claim = None
 
     def has_ready(self, name: str, now: int) -> bool:
-        queue = self.queues.get(name)
-        if queue is None:
+        if name not in self.queues:
             return False
-        self.tend(queue, now)
-        return queue.jobs.counts[State.WAITING] > 0
+        self.tend(self.queues[name], now)
+        return self.queues[name].jobs.counts[State.WAITING] > 0
 
     def next_due(self, names: Sequence[str]) -> int | None:
         """Return when the next delayed job of these queues falls due."""
@@ -282,13 +278,7 @@ class Settler:
         self._store = store
 
     def settle(
-        self,
-        entry: Entry,
-        lease: JobLease,
-        settlement: Settlement,
-        brought: Sequence[NewMessage],
-        boot: int,
-        now: int,
+        self, entry: Entry, lease: JobLease, settlement: Settlement, brought: Sequence[NewMessage], boot: int, now: int
     ) -> None:
         """Carry out a settlement of a judged lease, and add the messages that it brings."""
         store = self._store

@@ -40,7 +40,6 @@ class Channel(Generic[H]):
     Args:
         make: Makes a handler; no I/O.
         address: Its `timeout` bounds calls without another deadline.
-        queue: For error texts.
         most: Largest number of calls of one handler.
     """
 

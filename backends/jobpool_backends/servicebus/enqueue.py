@@ -56,9 +56,8 @@ class Producer:
     def add(self, messages: Sequence[NewMessage]) -> None:
         """Send new jobs, queue by queue.
 
-        Raises:
-            InvalidJob: One is too large for its queue; of that queue's none was sent.
-            BackendUnavailable: The text says how many were sent before.
+        Raises `InvalidJob`: one is too large for its queue, and of that queue's none was sent. Raises
+        `BackendUnavailable`, whose text says how many were sent before.
         """
         self._namespace.call(self.send([self.outgoing(message) for message in messages]))
 

@@ -45,9 +45,8 @@ class Fetcher:
         self._leases.prune(queue)
         client = self._namespace.queue(queue)
         asked = self._locks.now()
-        deliveries = self._namespace.call(
-            client.take(min(limit, MAX_FETCH_MESSAGES), asked.mono + self._namespace.address.timeout)
-        )
+        deadline = asked.mono + self._namespace.address.timeout
+        deliveries = self._namespace.call(client.take(min(limit, MAX_FETCH_MESSAGES), deadline))
         return [self._lease(queue, delivery, asked) for delivery in deliveries]
 
     def _lease(self, queue: str, delivery: Delivery, asked: RequestTime) -> JobLease:
@@ -87,18 +86,14 @@ class Waiter:
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """Return the first of these that has something to take; None when none has within `timeout` seconds.
 
-        Raises:
-            ConfigurationError: None of the queues is there.
-            BackendUnavailable: The broker cannot be asked.
+        Raises `BackendUnavailable`, or `ConfigurationError` if none of the queues is there.
         """
         clients = [self._namespace.queue(queue) for queue in dict.fromkeys(queues)]
         self._waited.update(queues)
         if self._closed:
             return None
-        limit = max(0.0, timeout)
-        return self._namespace.call(
-            self._wait_any(clients, time.monotonic() + limit), limit + self._namespace.address.timeout
-        )
+        limit, spare = max(0.0, timeout), self._namespace.address.timeout
+        return self._namespace.call(self._wait_any(clients, time.monotonic() + limit), limit + spare)
 
     def close(self) -> None:
         """End the waits of others; what came for them and was never fetched goes back to its queue. No more waits."""

@@ -29,9 +29,7 @@ CREDENTIAL_VARIABLES = ("AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PASSWOR
 
 LOOP_THREAD_NAME = "jobpool-servicebus"
 THREAD_END_LIMIT_S = 5.0
-CALL_SPARE_S = 2.0
-"""Time that a caller waits beyond the limit of the work on the loop."""
-
+CALL_SPARE_S = 2.0  # time that a caller waits beyond the limit of the work on the loop
 ATTEMPT_LIMIT_S = 5.0  # limit of one attempt of the SDK; it is far below the shortest lock
 
 FILTERED_LINES = {
@@ -112,9 +110,7 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, T], limit: float) -> T:
         """Do it on the loop, and wait for it, `limit` seconds at most.
 
-        Raises:
-            BackendUnavailable: It is not done by then and was cancelled, or the thread was stopped.
-            Exception: The work raised it.
+        Raises `BackendUnavailable`: it is cancelled then, or the thread was stopped; and errors of the work.
         """
         try:
             loop = self._running()
@@ -184,11 +180,7 @@ class Namespace:
         self._closed = False
 
     def queue(self, name: str) -> QueueClient:
-        """Return the client of a queue. No I/O.
-
-        Raises:
-            ConfigurationError: The connection string is good for another queue only.
-        """
+        """Return the client of a queue. Raises `ConfigurationError`: the connection string is good for another only."""
         if self._loop.inherited:
             self._begin_anew()
         return self._queues.get(name) or self._make_queue(name)
@@ -196,9 +188,7 @@ class Namespace:
     def call(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
         """Do it on the loop; for callers on other threads. Blocks for `limit` seconds (None = the address's timeout).
 
-        Raises:
-            BackendUnavailable: It took longer, or the namespace is closed.
-            Exception: The work raised it.
+        Raises `BackendUnavailable`: it took longer, or the namespace is closed; and errors of the work.
         """
         if self._loop.inherited:
             self._begin_anew()

@@ -33,9 +33,7 @@ from jobpool_backends.shared import lifts_expiry, micros
 
 CRASH_LIMIT = "crash-limit"
 LEASE_EXPIRED = "lease expired"
-MIN_CALL_TIME_S = 1.0
-"""Time to settle or renew in, however little is left of a lease: the broker knows if it was too late."""
-
+MIN_CALL_TIME_S = 1.0  # however little is left of a lease: the broker knows if it was too late
 MAX_RENEW_LOCKS = 100
 
 
