@@ -56,18 +56,10 @@ def clear(pid: int) -> None:
 
 
 class PoolClock:
-    """The wall clock of one pool's processes; right until it is shifted.
-
-    Attributes:
-        shifted: Seconds that it is ahead of the machine's; < 0: behind.
-    """
+    """The wall clock of one pool's processes, ahead of the machine's by `shifted` seconds; < 0: behind."""
 
     def __init__(self, file: Path) -> None:
-        """Make `file`, in a folder that exists; it belongs to this clock, and so does `file`.site beside it.
-
-        Raises:
-            FileNotFoundError: libfaketime is not installed; see `missing`.
-        """
+        """Make `file` and `file`.site, which belong to this clock. Raises FileNotFoundError without libfaketime."""
         library = find_library()
         if library is None:
             raise FileNotFoundError(missing())

@@ -194,9 +194,7 @@ class Fleet:
         Args:
             directory: For logs (`pool1.log`, …), runtime directories and the working folder; exists.
             urls: One pool each; handed over in the environment, where `ps` does not show them.
-            flags: Given to all the programs: app, workers, queue, ttl, ….
             environment: On top of the caller's, of which JOBPOOL_* and JOBS_* are left out.
-            clocks: By pool; one that is left out has the machine's.
         """
         self._words = [*program, *flags]
         self._mark = f"{MARK}={os.getpid()}-{secrets.token_hex(8)}"

@@ -240,15 +240,7 @@ def reach(
     can: Capabilities,
     kill_grace: float,
 ) -> None:
-    """Fill in the findings of ledger and broker.
-
-    Args:
-        lines: The whole ledger.
-        kept: Messages that the broker still has.
-        items: The enqueued jobs, by id.
-        windows: When faults struck which pools.
-        kill_grace: Seconds that the pools were given.
-    """
+    """Fill in the findings of the whole ledger, and of the messages that the broker still has (`kept`)."""
     result.dead = leftovers.reasons(kept)
     account = oracle.count(lines, kept=kept, can=can, witnessed=True)
     if not can.lists_live:

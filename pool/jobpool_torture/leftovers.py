@@ -76,12 +76,8 @@ def own_ids(lines: Iterable[Line]) -> set[str]:
 def empty(backend: QueueBackend, queue: str, ours: Collection[str], rest: Callable[[float], None], limit: float) -> str:
     """Delete a run's messages; return those still there, as a sentence. Raises `BackendUnavailable`.
 
-    Leased ones are waited for: a lease may outlive the pool that was killed with it.
-
-    Args:
-        ours: Ids; messages of other ids are left alone where the broker can tell them apart.
-        rest: Called between two looks, with seconds to wait.
-        limit: Seconds to wait for leases.
+    Messages of other ids than `ours` are left alone where the broker can tell them apart. Leased ones are waited for,
+    `limit` seconds at most: a lease may outlive the pool that was killed with it. `rest` waits between two looks.
     """
     give_up = time.monotonic() + limit
     while True:

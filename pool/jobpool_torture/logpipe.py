@@ -20,11 +20,7 @@ FILLING = b" " * 127 + b"\n"
 
 
 class LogPipe:
-    """A pipe whose `writer` is copied to the end of a file, until `close`.
-
-    Attributes:
-        writer: A descriptor, for the standard output and error of a program.
-    """
+    """A pipe whose `writer`, a descriptor for a program's output, is copied to the end of a file until `close`."""
 
     def __init__(self, path: Path) -> None:
         """Open the file and the pipe. Raises OSError: the file cannot be opened, or there are no descriptors left."""

@@ -73,11 +73,9 @@ class Nemesis:
         Args:
             fleet: Its `excuse` is set here: a pool may fail to come up while its broker is out of reach.
             networks, clocks: By pool; empty, or None among them = no such fault can strike.
-            restart_broker: A command for the shell; "" = the broker is left alone.
             record: A file; one JSON line is appended for each thing that happens.
             access: The user by whom the pools log in; or why there is none of their own, as half a sentence.
             orders: A folder that the pools' jobs look into, see `spoiling`; None = they do not.
-            no_network, no_clock: Why there is none, as half a sentence.
         """
         self._fleet = fleet
         self._weather = [NetworkState(proxy) for proxy in networks if proxy is not None]

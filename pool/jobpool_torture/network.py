@@ -139,10 +139,7 @@ class Proxy:
         """Start the proxy's process. `host`, `port`: of the server, which need not run yet.
 
         A name is looked up once. Of several addresses it is the first that takes a connection now, else the first.
-
-        Raises:
-            OSError: The name cannot be found, or there is no process or socket to be had.
-            NetworkFailed: The proxy's process did not come up within `ORDER_LIMIT_S`.
+        Raises OSError: the name cannot be found; `NetworkFailed`: the process did not come up.
         """
         address = _address(host, port)
         ours, theirs = socket.socketpair()

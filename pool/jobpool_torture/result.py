@@ -86,35 +86,26 @@ class LedgerTally:
 
 @dataclass(slots=True)
 class Result:
-    """The findings of a run.
+    """The findings of a run."""
 
-    Attributes:
-        counts: Of every count in `MEANINGS` that is not 0: ids, or sentences.
-        duplicates, overlaps: Jobs that ended twice, or ran beside themselves: no violation where leases were lost.
-        excused: Jobs whose counters were not judged, for the broker may have left a copy (`Capabilities.atomic_nack`).
-        late: Seconds from a timeout to its verdict, of all jobs that hung in a pool that was not held up.
-        descriptors: By pool, what its master has more open (< 0: less) than after the warm-up, by kind.
-        left_out: Kinds of fault that this run had none of → why.
-        problems: Failures of the torture itself, not of the pools.
-        interrupted: True if a person ended it before its time; jobs left then are not counted as stuck.
-    """
-
-    counts: dict[str, list[str]] = field(default_factory=dict)
+    counts: dict[str, list[str]] = field(default_factory=dict)  # of every count that is not 0: ids, or sentences
     tally: Tally = field(default_factory=Tally)
-    duplicates: int = 0
+    duplicates: int = 0  # jobs that ended twice, or (overlaps) ran beside themselves: allowed where leases were lost
     overlaps: int = 0
-    excused: int = 0
-    late: list[float] = field(default_factory=list)
+    excused: int = 0  # jobs whose counters were not judged, for the broker may have left a copy
+    late: list[float] = field(default_factory=list)  # seconds from a timeout to its verdict, in pools not held up
     dead: dict[str, int] = field(default_factory=dict)
-    descriptors: dict[str, dict[str, int]] = field(default_factory=dict)
+    descriptors: dict[str, dict[str, int]] = field(
+        default_factory=dict
+    )  # by pool and kind, more (< 0: less) than before
     struck: dict[str, int] = field(default_factory=dict)
     missed: int = 0
-    left_out: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)  # kinds of fault that this run had none of → why
+    problems: list[str] = field(default_factory=list)  # failures of the torture itself, not of the pools
     seconds: dict[str, float] = field(default_factory=dict)
     left: int = 0
     planned: int = 0
-    interrupted: bool = False
+    interrupted: bool = False  # a person ended it before its time; jobs left then are not counted as stuck
 
     def add(self, count: str, found: Iterable[str]) -> None:
         """Add to a count of `MEANINGS`; nothing where nothing was found."""
@@ -154,18 +145,13 @@ class Result:
             "counts": {count: len(self.counts.get(count, ())) for count in MEANINGS},
             "violations": self.counts,
             "jobs": asdict(self.tally),
-            "duplicates": self.duplicates,
-            "overlaps": self.overlaps,
-            "excused": self.excused,
+            **{name: getattr(self, name) for name in ("duplicates", "overlaps", "excused")},
             "late": quantiles(self.late),
-            "dead": self.dead,
-            "descriptors": self.descriptors,
+            **{name: getattr(self, name) for name in ("dead", "descriptors")},
             "faults": {"struck": sum(self.struck.values()), "missed": self.missed, "by_kind": self.struck},
-            "left_out": self.left_out,
-            "problems": self.problems,
+            **{name: getattr(self, name) for name in ("left_out", "problems")},
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.seconds.items()},
-            "left": self.left,
-            "interrupted": self.interrupted,
+            **{name: getattr(self, name) for name in ("left", "interrupted")},
         }
 
 

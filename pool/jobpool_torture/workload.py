@@ -74,13 +74,9 @@ def smaller(item: Item) -> Item:
 
 
 def workload(seed: int, *, seconds: float, rate: float, ttl: float, capabilities: Capabilities) -> list[Item]:
-    """Return the jobs of a run, in the order in which they are enqueued.
+    """Return the jobs of a run, in the order in which they are enqueued: `rate` a second, at random moments.
 
-    Args:
-        seconds: For how long jobs arrive, > 0.
-        rate: Jobs a second on average, > 0; they come at random moments.
-        ttl: Seconds that a lease lasts: some jobs run for longer.
-        capabilities: Of the broker: only possible kinds are used.
+    Some of them run for longer than `ttl`, a lease. Only kinds that the broker can have are used.
     """
     usable = _usable(capabilities)
     items = []
