@@ -42,9 +42,8 @@ def difference(before: Mapping[str, Counter[str]], now: Mapping[str, Counter[str
 
 def _without_pids(counts: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]:
     """Drop pids from names: another master has files of other names."""
-    found: dict[str, Counter[str]] = {}
+    found: dict[str, Counter[str]] = {pool: Counter() for pool in counts}
     for pool, kinds in counts.items():
-        found[pool] = Counter()
         for kind, count in kinds.items():
             found[pool][_PID.sub("PID", kind)] += count
     return found
@@ -81,11 +80,8 @@ class Baseline:
     """
 
     def __init__(self, fleet: Fleet, workers: int, connections: str, pace: Phases, result: Result) -> None:
-        self._fleet = fleet
-        self._workers = workers
-        self._connections = connections
-        self._pace = pace
-        self._result = result
+        self._fleet, self._workers, self._connections = fleet, workers, connections
+        self._pace, self._result = pace, result
 
     def look(self) -> Open | None:
         """Count the open descriptors, within `REST_LIMIT_S`. None: a pool lacks children, or an interrupt."""

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -162,19 +162,25 @@ def send(pid: int, number: signal.Signals, is_it: Callable[[int], bool]) -> bool
     `is_it` is asked with the pid once a pidfd is open: whether that is the process. The signal goes to the process that
     was opened; if the number becomes another's after that, the signal hits nobody.
     """
+    with _opened(pid, is_it) as descriptor:
+        return descriptor is not None and _send(descriptor, number)
+
+
+@contextlib.contextmanager
+def _opened(pid: int, is_it: Callable[[int], bool]) -> Iterator[int | None]:
+    """Yield a pidfd of the process; None: it is gone, or not the one that was meant."""
     try:
         descriptor = os.pidfd_open(pid)
-    except OSError:  # it is gone; or no process has this number
-        return False
+    except OSError:
+        yield None
+        return
     try:
-        if not (is_alive(pid) and is_it(pid)):
-            return False
-        signal.pidfd_send_signal(descriptor, number)
-    except (ProcessLookupError, PermissionError):
-        return False
+        is_meant = False
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            is_meant = is_alive(pid) and is_it(pid)
+        yield descriptor if is_meant else None
     finally:
         os.close(descriptor)
-    return True
 
 
 @dataclass(slots=True)
@@ -240,15 +246,11 @@ class Stops:
         return [pid for pid in pids if self._stop(fault, pid, is_it)]
 
     def _stop(self, fault: int, pid: int, is_it: Callable[[int], bool]) -> bool:
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
-            return False
-        key = (pid, started_at(pid))
-        held = self._held.get(key)
-        try:
-            if not (is_alive(pid) and is_it(pid)):
+        with _opened(pid, is_it) as pidfd:
+            if pidfd is None:
                 return False
+            key = (pid, started_at(pid))
+            held = self._held.get(key)
             if held is None:
                 self._keeper.tell(pidfd, [other.pidfd for other in self._held.values()])
             if not _send(pidfd, signal.SIGSTOP):
@@ -257,8 +259,6 @@ class Stops:
                 held = self._held[key] = _Held(os.dup(pidfd))
             held.faults.add(fault)
             return True
-        finally:
-            os.close(pidfd)
 
     def go(self, fault: int) -> list[int]:
         """End that fault: SIGCONT to processes that no other holds; return the pids that went on."""
@@ -274,9 +274,8 @@ class Stops:
 
     def go_all(self) -> list[int]:
         """Send SIGCONT to everything; return the pids that went on."""
-        return [
-            pid for fault in {fault for held in self._held.values() for fault in held.faults} for pid in self.go(fault)
-        ]
+        faults = {fault for held in self._held.values() for fault in held.faults}
+        return [pid for fault in faults for pid in self.go(fault)]
 
     def close(self) -> None:
         """Continue all, and end the keeper. Safe to call twice."""
