@@ -103,7 +103,8 @@ def test_stops_in_a_stream_of_short_jobs_lose_and_repeat_none(rig: Rig, figure: 
             assert leaving.stop() == 0
             took = time.monotonic() - asked
         figure("a stop in a stream", took, "s")
-        assert took < AT_ONCE + 0.5 + stalls.seconds
+        # Its processes share the machine with the stream of the other pools until they have ended: 0.2 s of work each.
+        assert took < AT_ONCE + 1.5 + stalls.seconds
         assert not open_deliveries(rig, leaving)
         if number == 1:
             pools.append(rig.start_pool())
