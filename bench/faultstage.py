@@ -21,11 +21,9 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.message.definition import JobDefinition
 from jobpool_torture import processes
-from jobpool_torture.fleet import Fleet
+from jobpool_torture.fleet import Fleet, Pool
 from jobpool_torture.ledger import LEDGER, Ledger, Line
-from jobpool_torture.network import Proxy
-from jobpool_torture.pool import Pool
-from jobpool_torture.routes import through
+from jobpool_torture.network import Proxy, through
 
 WORKERS = 2
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from bench.faultstage import WORKERS, Stage
 from bench.livepool import death_of, wait_for
+from jobpool_torture.fleet import Pool
 from jobpool_torture.ledger import Line
-from jobpool_torture.pool import Pool
 
 Strike = Callable[[Stage], dict[str, float]]
 """Seconds by what they are to. Everything is as before when it returns."""

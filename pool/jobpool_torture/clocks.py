@@ -4,12 +4,11 @@ The number in a file is added to Unix time, and every reading of the clock reads
 see a jump at the same moment, as on a machine whose clock is set. The monotonic clocks (and CLOCK_BOOTTIME), time-outs
 and the kernel's times of files stay as they are.
 
-Facts about libfaketime 0.9.10 that this stands on: `FAKETIME_*` and LD_PRELOAD are inherited by forks and through exec;
-a reading costs some 15 µs. The first process makes a piece of shared memory and a semaphore, named by its pid, and
-leaves them behind when it is killed. A later process with that pid and a libfaketime would refuse to start: hence
-`clear`. Reading a shift that is written "+SECONDS" needs no lock. A program takes the semaphore for a moment when it is
-executed; killed in that moment, it would hold up the next one. Its clock_nanosleep answers EINVAL to every sleep until
-a monotonic time, which is how Python sleeps since 3.11: hence `SLEEP`.
+Facts about libfaketime 0.9.10 that this stands on: `FAKETIME_*` and LD_PRELOAD are inherited by forks and through exec.
+The first process makes a piece of shared memory and a semaphore, named by its pid, and leaves them behind when it is
+killed. A later process with that pid and a libfaketime would refuse to start: hence `clear`. Reading a shift that is
+written "+SECONDS" needs no lock. Its clock_nanosleep answers EINVAL to every sleep until a monotonic time, which is how
+Python sleeps since 3.11: hence `SLEEP`.
 """
 
 from __future__ import annotations
@@ -57,18 +56,10 @@ def clear(pid: int) -> None:
 
 
 class PoolClock:
-    """The wall clock of one pool's processes; right until it is shifted.
-
-    Attributes:
-        shifted: Seconds that it is ahead of the machine's; < 0: behind.
-    """
+    """The wall clock of one pool's processes, ahead of the machine's by `shifted` seconds; < 0: behind."""
 
     def __init__(self, file: Path) -> None:
-        """Make `file`, in a folder that exists; it belongs to this clock, and so does `file`.site beside it.
-
-        Raises:
-            FileNotFoundError: libfaketime is not installed; see `missing`.
-        """
+        """Make `file` and `file`.site, which belong to this clock. Raises FileNotFoundError without libfaketime."""
         library = find_library()
         if library is None:
             raise FileNotFoundError(missing())

@@ -20,9 +20,9 @@ from jobpool.cli.output import answer_json, note
 from jobpool.cli.session import Session
 
 if TYPE_CHECKING:
-    from jobpool_torture.conduct import Plan, Watcher
+    from jobpool_torture.entry_point import Plan, Watcher
     from jobpool_torture.options import Options
-    from jobpool_torture.pace import Moment
+    from jobpool_torture.phases import Snapshot
     from jobpool_torture.result import Result
     from jobpool_torture.run import Run
     from jobpool_torture.schedule import Fault
@@ -90,12 +90,9 @@ def torture(
     ctx.exit(0 if result.is_clean else FAILED)
 
 
-# --- options ------------------------------------------------------------------------------------------------------
-
-
 def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[Options, Sequence[Fault] | None]:
     """Return the options, and the faults of a schedule file. Raises `ConfigurationError` and `click.UsageError`."""
-    from jobpool_torture.conduct import read_schedule
+    from jobpool_torture.entry_point import read_schedule
     from jobpool_torture.options import Options, absolute, check_machine
 
     settings = session.settings()
@@ -160,9 +157,6 @@ def _forget(folder: Path, really: bool) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# --- running, and its display ---------------------------------------------------------------------------------------
-
-
 class _Face:
     """The user's view of runs, and their interruption."""
 
@@ -180,15 +174,15 @@ class _Face:
 
     def run(self, options: Options, faults: Sequence[Fault] | None) -> Result:
         """Make the requested run, with its progress shown."""
-        from jobpool_torture.conduct import conduct
+        from jobpool_torture.entry_point import run_once
         from jobpool_torture.view import Progress
 
         with _interrupts(self._interrupt), Progress() as progress:
-            return conduct(options, self._folder, self._watcher(self._planned, progress.tell), faults)
+            return run_once(options, self._folder, self._watcher(self._planned, progress.tell), faults)
 
     def shrink(self, options: Options) -> None:
         """Run shorter ones, and print a line for each. Findings are reported, however the search ends."""
-        from jobpool_torture.conduct import SHORTEST, find_shorter
+        from jobpool_torture.entry_point import SHORTEST, find_shorter
 
         assert self._plan is not None
         quiet = self._watcher(lambda _: None, lambda _: None)
@@ -201,31 +195,31 @@ class _Face:
 
     def report(self, result: Result, folder: Path | None) -> None:
         """Print the answer. `folder`: None = it is removed."""
-        from jobpool_torture import view as tortureview
+        from jobpool_torture import view
 
         assert self._plan is not None
         again = self._replay_command(folder)
         if self._json:
-            answer_json(tortureview.document(self._plan, result, folder, self._shortest, again))
+            answer_json(view.document(self._plan, result, folder, self._shortest, again))
         else:
-            tortureview.report(self._plan, result, folder, self._shortest, again)
+            view.report(self._plan, result, folder, self._shortest, again)
 
     def _planned(self, plan: Plan) -> None:
-        from jobpool_torture import view as tortureview
+        from jobpool_torture import view
 
         self._plan = plan
         with suppress(OSError):
-            tortureview.head(plan, with_schedule=self._verbose)
+            view.head(plan, with_schedule=self._verbose)
 
-    def _watcher(self, planned: Callable[[Plan], None], show: Callable[[Moment], None]) -> Watcher:
-        from jobpool_torture.conduct import Watcher
+    def _watcher(self, planned: Callable[[Plan], None], show: Callable[[Snapshot], None]) -> Watcher:
+        from jobpool_torture.entry_point import Watcher
 
         return Watcher(planned, self._begun, partial(self._tell, show), self._over)
 
     def _begun(self, run: Run) -> None:
         self._run, self._has_said = run, False
 
-    def _tell(self, show: Callable[[Moment], None], moment: Moment) -> None:
+    def _tell(self, show: Callable[[Snapshot], None], moment: Snapshot) -> None:
         if self._run is not None and self._run.result.interrupted and not self._has_said:
             self._has_said = True
             _told("\ninterrupted: healing, draining for a short time, and counting; again = give up")
@@ -251,7 +245,7 @@ class _Face:
     def _replay_command(self, folder: Path | None) -> str:
         """Return the command that strikes the same faults again: of the file if it is kept, else of the seed."""
         from jobpool.broker.opening import redact
-        from jobpool_torture.conduct import SCHEDULE
+        from jobpool_torture.entry_point import SCHEDULE
 
         assert self._plan is not None
         options = self._plan.options
@@ -277,9 +271,7 @@ def _told(text: str) -> None:
 
 @contextmanager
 def _interrupts(handle: Callable[[int], None]) -> Iterator[None]:
-    """Let Ctrl-C, TERM, and HUP of a closed terminal call `handle` within the block, unless they are ignored
-    (nohup).
-    """
+    """Let Ctrl-C, TERM, and HUP of a closed terminal call `handle`, unless they are ignored (nohup)."""
     heard = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
     old = {number: signal.signal(number, lambda number, _: handle(number)) for number in heard}
     try:

@@ -1,9 +1,7 @@
 """Several pools on one queue, as real programs in one folder: started, ended, counted, and killed at the last.
 
 All processes of a fleet work in a folder of its own, of a unique name, by which they are found in any session. (An
-environment does not tell: a process title is written over it.)
-
-Methods are for one thread, and do not block unless they say so.
+environment does not tell: a process title is written over it.) Methods do not block unless they say so.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import contextlib
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -19,32 +18,155 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobpool.ipc.board_views import ChildState, HeaderView
+from jobpool.ipc.scoreboard import Scoreboard
+from jobpool.ops.runtime_dir import PoolFile, discover
 from jobpool_torture import processes
-from jobpool_torture.clocks import PoolClock
-from jobpool_torture.pool import Pool
+from jobpool_torture.clocks import PoolClock, clear
+from jobpool_torture.logpipe import LogPipe
 
+LOG_END_CHARS = 3000
 PROGRAM = (sys.executable, "-m", "jobpool_torture.pool_process")
 MARK = "TORTURE_MARK"
 """The environment variable by which a fleet knows its own: the pid of who runs it, and what nobody else has."""
-AGAIN = 1.0
-"""Seconds until a pool is started again that has ended by itself."""
-PAUSE = 0.02
-KILL_LIMIT = 10.0
-"""Seconds for killed processes to be gone."""
+RESTART_PAUSE_S = 1.0
+LOOK_PAUSE_S = 0.02
+KILL_LIMIT_S = 10.0
+
+
+class Pool:
+    """One place for a pool: its program may have ended, and another be started in its place."""
+
+    def __init__(self, number: int, url: str, directory: Path, clock: PoolClock | None = None) -> None:
+        self.number = number
+        self.name = f"pool{number + 1}"
+        self.url = url
+        self.log_path = directory / f"{self.name}.log"
+        self.runtime = directory / "run" / self.name
+        self.clock = clock  # its own; None = the machine's
+        self.log: LogPipe | None = None  # None = no program was started yet, or `close_log` was called
+        self.runs = 0
+        self.awaited: set[int] = set()  # exit statuses that it was ordered to end with; empty = it is to run
+        self.away = 0.0  # seconds until another is started, once it has ended as ordered
+        self.begun = 0.0
+        self.start_at: float | None = None
+        """When another is to be started (CLOCK_MONOTONIC); None = it runs, or is to stay away."""
+        self.was_ready = False
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of its master, which may have ended but was not collected yet; 0 = there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    def start(self, words: Sequence[str], environment: Mapping[str, str], directory: Path) -> None:
+        """Start a program here; there must be none. Raises OSError."""
+        if self._process is not None:
+            raise RuntimeError(f"{self.name} runs already, as pid {self.pid}")
+        env = dict(environment) | {"JOBPOOL_RUNTIME_DIR": str(self.runtime), "JOBPOOL_BACKEND": self.url}
+        env["JOBPOOL_NAME"] = self.name  # the witness reads it there
+        self.log = self.log or LogPipe(self.log_path)
+        self._process = subprocess.Popen(
+            [*words, "-n", self.name],
+            cwd=directory,
+            env=self.clock.environment(env) if self.clock else env,
+            stdin=subprocess.DEVNULL,
+            stdout=self.log.writer,
+            stderr=self.log.writer,
+            process_group=0,  # a Ctrl-C at the terminal is for the fleet's process
+        )
+        self.runs += 1
+        self.begun = time.monotonic()
+        self.awaited = set()
+        self.start_at = None
+        self.was_ready = False
+
+    def collect(self) -> tuple[int, int] | None:
+        """Collect its program if it has ended since the last call; return pid and exit status."""
+        if self._process is None or (status := self._process.poll()) is None:
+            return None
+        ended, self._process = self._process.pid, None
+        if self.log:
+            self.log.drain()
+        if self.clock:
+            clear(ended)
+        return ended, status
+
+    def close_log(self) -> None:
+        """Copy the rest of what was written; nobody writes any more. Safe to call twice."""
+        if self.log:
+            self.log.close()
+        self.log = None
+
+    def is_master(self, pid: int) -> bool:
+        """Return whether this is its master; for `processes.send`. Its pid is its own until it is collected."""
+        return self._process is not None and self._process.pid == pid and processes.parent_of(pid) == os.getpid()
+
+    def note(self) -> PoolFile | None:
+        """Return its note in its runtime directory; None: not yet."""
+        return next((found for found in discover(self.runtime) if found.pid == self.pid), None)
+
+    def _board(self) -> Scoreboard | None:
+        note = self.note() if self.pid else None
+        with contextlib.suppress(OSError, ValueError):
+            return Scoreboard.open(note.board) if note and note.board else None
+        return None
+
+    def header(self) -> HeaderView | None:
+        """Return its master's header; None: nothing yet."""
+        board = self._board()
+        if board is None:
+            return None
+        with board:
+            return board.header.read()
+
+    def ready(self) -> int:
+        """Return how many children are ready."""
+        header = self.header()
+        return header.ready if header else 0
+
+    def is_full(self, workers: int) -> bool:
+        """Return whether it has `workers` children, all of them ready, and no other."""
+        return self.ready() == len(self.children()) == workers
+
+    def is_ready(self) -> bool:
+        """Return whether it has had a ready child since it was started, and so takes signals as a pool does."""
+        self.was_ready = self.was_ready or self.ready() > 0
+        return self.was_ready
+
+    def generation(self) -> int:
+        """Return the generation of its newest fork server; 0 = none yet."""
+        header = self.header()
+        return header.generation if header else 0
+
+    def fork_servers(self) -> list[int]:
+        """Return its living fork servers, the newest generation last."""
+        return processes.fork_servers_of(self.pid) if self.pid else []
+
+    def children(self) -> list[int]:
+        """Return the living children of all its fork servers, by pid."""
+        return sorted(processes.pool_children_of(self.pid)) if self.pid else []
+
+    def busy(self) -> list[int]:
+        """Return those of its children that were at work a moment ago."""
+        board = self._board()
+        if board is None:
+            return []
+        with board:
+            views = [board.slot(index).child.read() for index in range(board.slots)]
+        busy = {view.pid for view in views if view.state is ChildState.BUSY}
+        return [child for child in self.children() if child in busy]
+
+    def log_end(self) -> str:
+        """Return the end of its log."""
+        with contextlib.suppress(OSError):
+            return self.log_path.read_text(errors="replace")[-LOG_END_CHARS:]
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a pool.
-
-    Attributes:
-        pool: Its name.
-        pid: Of its master.
-        status: Its exit status; negative = by that signal.
-        expected: It was ordered to end so, or could not do otherwise.
-        why: A sentence.
-        log_end: The end of its log, where it was not expected.
-    """
+    """The end of a pool. `expected`: it was ordered to end so, or could not do otherwise."""
 
     pool: str
     pid: int
@@ -55,13 +177,7 @@ class End:
 
 
 class Fleet:
-    """Pools, numbered from 0.
-
-    Attributes:
-        pools: All of them, running or not.
-        ends: Every end of a pool so far.
-        excuse: Asked about a pool that ended before it was ready: why it may ("" = it may not). Set by the nemesis.
-    """
+    """Pools, numbered from 0."""
 
     def __init__(
         self,
@@ -78,10 +194,7 @@ class Fleet:
         Args:
             directory: For logs (`pool1.log`, …), runtime directories and the working folder; exists.
             urls: One pool each; handed over in the environment, where `ps` does not show them.
-            flags: Given to all the programs: app, workers, queue, ttl, ….
             environment: On top of the caller's, of which JOBPOOL_* and JOBS_* are left out.
-            clocks: By pool; one that is left out has the machine's.
-            program: The command itself.
         """
         self._words = [*program, *flags]
         self._mark = f"{MARK}={os.getpid()}-{secrets.token_hex(8)}"
@@ -96,28 +209,23 @@ class Fleet:
         self.ends: list[End] = []
         self._untold: list[End] = []
         self.excuse: Callable[[Pool], str] = lambda _: ""
+        """Tells why a pool may have ended before it was ready; "" = it may not. Set by the nemesis."""
 
     @property
     def unexpected(self) -> list[End]:
         """The ends that nobody had ordered: faults of the pool."""
         return [end for end in self.ends if not end.expected]
 
-    # --- starting -----------------------------------------------------------------------------------
-
     def start(self, number: int | None = None) -> None:
-        """Start one pool, or all that are not running. Blocks for the start of a process each. Raises OSError.
-
-        A tortured pool is killed when the thread ends that has started it, however that ends.
-        """
+        """Start one pool, or all that are not running. Raises OSError. It is killed when the calling thread ends."""
         for pool in self.pools if number is None else [self.pools[number]]:
             if not pool.pid:
                 pool.start(self._words, self._environment, self._folder)
 
     def wait_ready(self, limit: float) -> list[str]:
-        """Wait until every pool that runs has had a ready child; blocks for up to `limit` seconds.
+        """Wait until every pool that runs has had a ready child, and return the names of those that have not.
 
-        Returns:
-            The names of those that have not; also of those that have ended meanwhile.
+        Blocks for up to `limit` seconds. Pools that have ended meanwhile are named as well.
         """
         give_up = time.monotonic() + limit
         while True:
@@ -125,7 +233,7 @@ class Fleet:
             waiting = [pool for pool in self.pools if not (pool.pid and pool.is_ready())]
             if time.monotonic() >= give_up or not any(pool.pid for pool in waiting):
                 return [pool.name for pool in waiting]
-            time.sleep(PAUSE)
+            time.sleep(LOOK_PAUSE_S)
 
     def revive(self, now: float) -> list[str]:
         """Start the pools whose time has come (CLOCK_MONOTONIC); a sentence each. Raises OSError."""
@@ -142,13 +250,10 @@ class Fleet:
             pool.away = 0.0
             pool.start_at = None if pool.start_at is None else 0.0
 
-    # --- ending -------------------------------------------------------------------------------------
-
     def order_end(self, number: int, how: signal.Signals, away: float) -> int:
-        """Send SIGTERM or SIGKILL to a master; another is started `away` seconds after its end.
+        """Send SIGTERM or SIGKILL to a master, and return its pid; 0 = it is not there.
 
-        Returns:
-            Its pid; 0 = it is not there.
+        Another is started `away` seconds after its end.
         """
         pool = self.pools[number]
         pid = pool.pid
@@ -172,7 +277,7 @@ class Fleet:
                 pool.is_ready()
             if ended := pool.collect():
                 fresh.append(self._judge(pool, *ended))
-                pool.start_at = time.monotonic() + (pool.away if pool.awaited else AGAIN)
+                pool.start_at = time.monotonic() + (pool.away if pool.awaited else RESTART_PAUSE_S)
         self.ends += fresh
         self._untold += fresh
 
@@ -188,11 +293,9 @@ class Fleet:
         return End(pool.name, pid, status, False, why, pool.log_end())
 
     def stop_all(self, limit: float) -> dict[str, int | None]:
-        """Send SIGTERM to all that run, and wait for their ends; block for up to `limit` seconds, a little more at
-        worst.
+        """Send SIGTERM to all that run, and wait for their ends, `limit` seconds and a little more at worst.
 
-        Returns:
-            Exit statuses by name, of those that ran: 0 = drained. None = it had not ended, and was killed.
+        Returns exit statuses by name, of those that ran: 0 = drained. None = it had not ended, and was killed.
         """
         running = {pool.name: pool for pool in self.pools if pool.pid}
         for pool in running.values():
@@ -201,7 +304,7 @@ class Fleet:
         give_up = time.monotonic() + limit
         while any(pool.pid for pool in running.values()) and time.monotonic() < give_up:
             self._look()
-            time.sleep(PAUSE)
+            time.sleep(LOOK_PAUSE_S)
         statuses: dict[str, int | None] = {end.pool: end.status for end in self.ends[before:]}
         late = [pool for pool in running.values() if pool.pid]
         for pool in late:
@@ -212,7 +315,7 @@ class Fleet:
 
     def kill_all(self) -> None:
         """Kill and collect everything that belongs to the fleet; block for up to 10 s. Safe at any time."""
-        give_up = time.monotonic() + KILL_LIMIT
+        give_up = time.monotonic() + KILL_LIMIT_S
         while time.monotonic() < give_up:
             left = self.processes()
             for pid in left:
@@ -222,12 +325,10 @@ class Fleet:
             self._look()
             if not left and not any(pool.pid for pool in self.pools):
                 break
-            time.sleep(PAUSE)
+            time.sleep(LOOK_PAUSE_S)
         for pool in self.pools:
             pool.start_at = None
             pool.close_log()
-
-    # --- looking ------------------------------------------------------------------------------------
 
     def processes(self) -> dict[int, str]:
         """Return pid → command of all living processes of the fleet, and of its handlers."""

@@ -15,38 +15,26 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 import jobpool
 from jobpool.message.definition import JobDefinition
 from jobpool_torture import spoiling
 from jobpool_torture.ledger import LASTS, LEDGER, Line, append
 
-DEPTH = 100
-ROOM = 1 << 20
+PLAIN_DEPTH = 100
+PLAIN_BYTES = 1 << 20
 """Calls and bytes that a plain job needs."""
 
-FOREVER = 3600 + round(float(os.environ.get(LASTS, "0")))
+FOREVER_S = 3600 + round(float(os.environ.get(LASTS, "0")))
 """Seconds: longer than a run, at whose end somebody looks for what was left behind."""
 
 
 def note(ctx: jobpool.JobContext, event: str, tag: str = "") -> None:
     """Write one line to the ledger."""
-    line = Line(
-        event,
-        ctx.id,
-        fence=ctx.fence,
-        pid=os.getpid(),
-        at=time.monotonic(),
-        wall=time.time(),
-        attempt=ctx.attempt,
-        crashes=ctx.crashes,
-        tag=tag,
-    )
+    told: dict[str, Any] = {"attempt": ctx.attempt, "crashes": ctx.crashes, "pid": os.getpid()}
+    line = Line(event, ctx.id, fence=ctx.fence, at=time.monotonic(), wall=time.time(), tag=tag, **told)
     append(os.environ[LEDGER], [line])
-
-
-# --- those that behave --------------------------------------------------------------------------------------------
 
 
 @jobpool.handler("torture.work")
@@ -54,8 +42,8 @@ def work(ctx: jobpool.JobContext, seconds: float) -> None:
     """Do things that many jobs do and a process must allow after others; then sleep."""
     note(ctx, "start")
     importlib.util.find_spec("this")
-    _go_down(DEPTH)
-    bytearray(ROOM)
+    _go_down(PLAIN_DEPTH)
+    bytearray(PLAIN_BYTES)
     with open(os.devnull, "rb"):
         time.sleep(seconds)
     note(ctx, "end")
@@ -70,7 +58,7 @@ def _go_down(calls: int) -> None:
 def _obey(ctx: jobpool.JobContext) -> None:
     """Take the order to spoil this process, if there is one; what the system does not allow is not done."""
     pool = os.path.basename(os.environ["JOBPOOL_RUNTIME_DIR"])
-    if way := spoiling.take(Path(os.environ[spoiling.FOLDER]), pool):
+    if way := spoiling.take(Path(os.environ[spoiling.ORDERS_FOLDER]), pool):
         note(ctx, "spoilt", way)
         with contextlib.suppress(OSError, ValueError):
             spoiling.spoil(way)
@@ -124,9 +112,6 @@ def follow(ctx: jobpool.JobContext, jobs: int) -> None:
     note(ctx, "end")
 
 
-# --- those that fail ----------------------------------------------------------------------------------------------
-
-
 @jobpool.handler("torture.fail")
 def fail(ctx: jobpool.JobContext, times: int) -> None:
     """Fail in its first `times` attempts."""
@@ -150,23 +135,16 @@ def ask(ctx: jobpool.JobContext, what: str) -> None:
     note(ctx, "end")
 
 
-# --- those that die, hang or leave something behind -------------------------------------------------------------------
-
-
 @jobpool.handler("torture.crash")
 def crash(ctx: jobpool.JobContext, how: str, times: int) -> None:
     """Die, by a signal or as if nothing was wrong, until it is told of `times` crashes."""
     note(ctx, "start")
     if ctx.crashes < times:
-        _die(how)
+        if how != "exit":
+            os.kill(os.getpid(), signal.Signals[how])
+            time.sleep(FOREVER_S)
+        os._exit(0)
     note(ctx, "end")
-
-
-def _die(how: str) -> NoReturn:
-    if how != "exit":
-        os.kill(os.getpid(), signal.Signals[how])
-        time.sleep(FOREVER)
-    os._exit(0)
 
 
 @jobpool.handler("torture.hang")
@@ -176,7 +154,7 @@ def hang(ctx: jobpool.JobContext, how: str) -> None:
     if how == "in C":
         sum(range(10**11))
     if how == "sleep":
-        time.sleep(FOREVER)
+        time.sleep(FOREVER_S)
     while True:
         with contextlib.suppress(BaseException):
             time.sleep(0.01)
@@ -186,13 +164,12 @@ def hang(ctx: jobpool.JobContext, how: str) -> None:
 def leave(ctx: jobpool.JobContext, how: str) -> None:
     """Leave a process behind, and succeed."""
     note(ctx, "start")
-    pid = _double_fork() if how == "double fork" else _start(how == "new session")
+    if how == "double fork":
+        pid = _double_fork()
+    else:
+        pid = subprocess.Popen(["sleep", str(FOREVER_S)], start_new_session=how == "new session").pid
     note(ctx, "left", str(pid))
     note(ctx, "end")
-
-
-def _start(new_session: bool) -> int:
-    return subprocess.Popen(["sleep", str(FOREVER)], start_new_session=new_session).pid
 
 
 def _double_fork() -> int:
@@ -205,7 +182,7 @@ def _double_fork() -> int:
         if last:
             os.write(writing, str(last).encode())
             os._exit(0)
-        os.execvp("sleep", ["sleep", str(FOREVER)])
+        os.execvp("sleep", ["sleep", str(FOREVER_S)])
     os.waitpid(between, 0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:

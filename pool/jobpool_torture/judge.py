@@ -1,41 +1,134 @@
-"""Judgements of a run beside the oracle's, by its knowledge of each job's purpose and of the faults. Pure.
+"""Judgements of a run, by the oracle, by each job's purpose and by the faults; and of keys, by which jobs share one.
 
-Of keys: keys.py. Excuses by faults: excuses.py.
+No answer tells that a key is done, or held. But only an accepted ack makes a key done, and it is held as long as the
+lease of the delivery it was granted to. If a delivery was settled in the end, its lease had not ended before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
-from jobpool.broker.values import Message, State
-from jobpool_torture.chain import ACCEPTED
-from jobpool_torture.excuses import Window
-from jobpool_torture.keys import key_of, stories_of
+from jobpool.broker.values import Capabilities, Message, State
+from jobpool_torture import leftovers, oracle, tolerated
 from jobpool_torture.ledger import Line
-from jobpool_torture.workload import DIES_OF, TIMEOUT, Item
+from jobpool_torture.message_history import ACCEPTED, Delivery, History
+from jobpool_torture.result import Result
+from jobpool_torture.tolerated import Window
+from jobpool_torture.workload import DIES_OF, HANG_TIMEOUT_S, Item
 
-FAR_OUT = 5.0
-"""Seconds beyond timeout and grace that no loaded machine explains."""
+DOUBTFUL = Capabilities(keeps_records=False)
+"""A call that was not answered may have been carried out, whatever later ones were answered."""
 
+Run = tuple[str, str, Delivery]  # A run: its shared key, its job's id, and the delivery
+
+FAR_OUT_S = 5.0  # time beyond timeout and grace that no loaded machine explains
 CRASH_LIMIT = "crash-limit"
-
 KILLING = ("child.kill", "forkserver.", "master.", "group.", "pool.")
 """Faults by which a child may die, whatever its job does."""
 
-DYING = ("crash", "poison", "hang")
-"""Kinds of job that end without a word of their own."""
+DYING = ("crash", "poison", "hang")  # kinds of job that end without a word of their own
+DEATH_SEEN_S = 2.0  # time after such a fault within which the death of a child is seen to
+MAX_CRASHES = 5
 
-JUST_NOW = 2.0
-"""Seconds after such a fault within which the death of a child is seen to."""
+
+def broken(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:
+    """Return jobs that ran, were skipped or were enqueued as no job with their key should be → why."""
+    history = list(lines)
+    histories = list(histories_of(history, {ident: item for ident, item in items.items() if shared(item)}))
+    runs = [(shared(items[one.id]), one.id, delivery) for one in histories for delivery in one.deliveries]
+    keyed = [run for run in runs if key_of(items[run[1]])]
+    second = _second_of_unique(history, items)
+    return _skipped_for_nothing(keyed) | _beside_another(runs) | _begun_after_done(keyed) | second
+
+
+def histories_of(lines: Iterable[Line], items: Mapping[str, Item]) -> Iterator[History]:
+    """Yield the history of each of these jobs of which there is a line."""
+    by_id: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        if line.id in items:
+            by_id[line.id].append(line)
+    return (History(ident, told, DOUBTFUL) for ident, told in by_id.items())
+
+
+def key_of(item: Item | None) -> str:
+    """Return its idempotency key, which nobody else but jobs of this run has; "" = none."""
+    return str(item.options.get("idempotency_key", "")) if item else ""
+
+
+def shared(item: Item) -> str:
+    """Return the idempotency key, or the name of a single instance, that only one job may hold; "" = none."""
+    name = item.options.get("name", "") if item.options.get("single_instance") else ""
+    return key_of(item) or str(name)
+
+
+def _skipped_for_nothing(runs: Sequence[Run]) -> dict[str, str]:
+    """Report acks without a run before another job with the key was being acked."""
+    done: dict[str, float] = {}
+    for key, _, delivery in runs:
+        if delivery.wrote("end") and delivery.known.may_be("ack"):
+            first = min(call.at for call in delivery.calls if call.verb == "ack")
+            done[key] = min(done.get(key, first), first)
+    return {
+        ident: f"delivery {delivery.fence} was acked without a run, and nobody had done its key"
+        for key, ident, delivery in runs
+        if delivery.known.verb == "ack" and not delivery.wrote("start")
+        if key not in done or done[key] > delivery.calls[0].at
+    }
+
+
+def _begun_after_done(runs: Iterable[Run]) -> dict[str, str]:
+    """Report starts after another job with the key was acked. One that lost its lease meanwhile may write that late."""
+    runs = [run for run in runs if run[2].wrote("start") and run[2].known.accepted]
+    done: dict[str, tuple[float, str]] = {}
+    for key, ident, delivery in runs:
+        if (ack := delivery.known.accepted) and ack.verb == "ack":
+            done[key] = min(done.get(key, (ack.at, ident)), (ack.at, ident))
+    return {
+        ident: f"delivery {delivery.fence} began after {done[key][1]}, with its key, was acked"
+        for key, ident, delivery in runs
+        if key in done and delivery.wrote("start")[0].at > done[key][0] and ident != done[key][1]
+    }
+
+
+def _beside_another(runs: Iterable[Run]) -> dict[str, str]:
+    """Report starts beside another run of the same: both were settled later, so held until their first calls."""
+    found: dict[str, str] = {}
+    last: dict[str, tuple[float, str]] = {}
+    settled = [
+        (d.wrote("start")[0].at, d.calls[0].at, *run)
+        for run in runs
+        if (d := run[2]).wrote("start") and d.known.accepted
+    ]
+    for begun, asked, name, ident, delivery in sorted(settled, key=lambda one: one[:2]):
+        until, other = last.get(name, (begun, ident))
+        if begun < until and ident != other:
+            found[ident] = f"delivery {delivery.fence} began while {other} ran, which shares {name}"
+        last[name] = max((until, other), (asked, ident))
+    return found
+
+
+def _second_of_unique(lines: Sequence[Line], items: Mapping[str, Item]) -> dict[str, str]:
+    answers: dict[str, str] = {}
+    second = {}
+    for line in lines:
+        if line.event == "enq" and line.tag in items and items[line.tag].kind == "unique":
+            key = key_of(items[line.tag])
+            if (first := answers.setdefault(key, line.id)) != line.id:
+                second[line.id] = f"it was added beside {first}, which has its unique key"
+    return second
 
 
 def overruns(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence[Window]) -> dict[str, float]:
     """Return, for each job that hung in a pool that no fault held up, the seconds from its timeout to its verdict.
 
-    The longest, where it hung more than once. The promise is the grace and half a second. The verdict is there when it
-    is first asked for: whether the broker answers, and how often it has to be asked, is not the timeout's business.
+    The longest, where it hung more than once. The verdict is there when it is first asked for: the answers of the
+    broker are not the timeout's business.
     """
-    started = {(line.id, line.fence): line.at for line in lines if line.event == "start" and _is(line, items, "hang")}
+    hangs = {ident for ident, item in items.items() if item.kind == "hang"}
+    started = {(line.id, line.fence): line.at for line in lines if line.event == "start" and line.id in hangs}
     first: dict[tuple[str, int], Line] = {}
     for line in lines:
         if line.event == "asked" and (line.id, line.fence) in started:
@@ -45,19 +138,17 @@ def overruns(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence
         begun = started[delivery]
         is_verdict = line.verb in ("nack", "abandon")
         if is_verdict and not any(window.covers(line.pool, begun, line.at) for window in windows):
-            found[line.id] = max(found.get(line.id, 0.0), line.at - begun - TIMEOUT)
+            found[line.id] = max(found.get(line.id, 0.0), line.at - begun - HANG_TIMEOUT_S)
     return found
 
 
 def unpoisoned(lines: Iterable[Line], items: Mapping[str, Item], max_crashes: int) -> dict[str, str]:
-    """Return jobs that crash whenever they run, and ran more often than the crash budget allows → how often.
-
-    A run that a stop ended, and whose message was given back, or may have been, is not charged.
-    """
+    """Return jobs that crash whenever they run, and ran more often than the crash budget allows → how often."""
     poison = {ident: item for ident, item in items.items() if item.kind == "poison"}
+    # A run that a stop ended, and whose message was given back, or may have been, is not charged.
     runs = {
-        story.id: sum(bool(one.wrote("start")) and not one.known.may_be("release") for one in story.deliveries)
-        for story in stories_of(lines, poison)
+        history.id: sum(bool(one.wrote("start")) and not one.known.may_be("release") for one in history.deliveries)
+        for history in histories_of(lines, poison)
     }
     return {ident: f"it ran {number} times" for ident, number in runs.items() if number > max_crashes + 1}
 
@@ -88,11 +179,8 @@ def undeserved(
 ) -> dict[str, str]:
     """Return dead letters of jobs that should not have died, or not of that, or not yet → why.
 
-    Args:
-        kept: Messages that the broker still has.
-        items: The enqueued jobs; any other message is a follow-up, and good work.
-        max_crashes: Any job may die of more crashes than this. The oracle checks their number.
-        exact: False if a broker may give a message up by a count of its own (not `Capabilities.exact_counts`).
+    A message that is not one of `items` is a follow-up, and good work. Any job may die of more than `max_crashes`. If
+    not `exact`, a broker may give a message up by a count of its own.
     """
     dead = (message for message in kept if message.state is State.DEAD)
     whys = {message.id: _undeserved(message, items.get(message.id), max_crashes, exact) for message in dead}
@@ -116,7 +204,7 @@ def _undeserved(message: Message, item: Item | None, max_crashes: int, exact: bo
 def blamed(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence[Window]) -> dict[str, str]:
     """Return jobs that failed though their handler did not, or whose child died though nothing had killed it → why.
 
-    So it is when a job finds its process spoilt by an earlier one.
+    A job that finds its process spoilt by an earlier one does so.
     """
     excused = {(line.id, line.fence) for line in lines if line.event in ("fail", "spoilt")}
     begun = {(line.id, line.fence): line.at for line in lines if line.event == "start"}
@@ -124,25 +212,72 @@ def blamed(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence[W
     found: dict[str, str] = {}
     for line in lines:
         delivery = (line.id, line.fence)
-        if line.event != "asked" or delivery in excused or _dies(items.get(line.id)):
+        item = items.get(line.id)
+        if (
+            line.event != "asked"
+            or delivery in excused
+            or (item and (item.kind in DYING or item.handler == "torture.crash"))
+        ):
             continue
         if line.verb == "nack" or (line.verb == "abandon" and delivery in begun):
             found[line.id] = f"delivery {line.fence} failed, and its handler had not"
-        elif line.verb == "forfeit" and not _may_be_killed(line, begun.get(delivery, line.at), killing):
+        elif line.verb == "forfeit" and not any(
+            window.pool in ("", line.pool)
+            and window.begun <= line.at
+            and begun.get(delivery, line.at) <= window.ended + DEATH_SEEN_S
+            for window in killing
+        ):
             found[line.id] = f"delivery {line.fence} died, and nothing had killed it"
     return found
 
 
-def _dies(item: Item | None) -> bool:
-    return item is not None and (item.kind in DYING or item.handler == "torture.crash")
+def reach(
+    result: Result,
+    lines: Sequence[Line],
+    kept: Sequence[Message],
+    items: Mapping[str, Item],
+    windows: Sequence[tolerated.Window],
+    can: Capabilities,
+    kill_grace: float,
+) -> None:
+    """Fill in the findings of the whole ledger, and of the messages that the broker still has (`kept`)."""
+    result.dead = leftovers.reasons(kept)
+    account = oracle.count(lines, kept=kept, can=can, witnessed=True)
+    if not can.lists_live:
+        account.lost -= _not_listed(lines, account.lost, result.left)
+    result.take(account, tolerated.doubled(lines, windows, can))
+    late = overruns(lines, items, windows)
+    result.late = sorted(late.values())
+    bound = kill_grace + FAR_OUT_S
+    result.add("LATE", [f"{ident}: {seconds:.1f} s" for ident, seconds in late.items() if seconds > bound])
+    ours = [message for message in kept if message.id not in account.ghosts]
+    counted = can.exact_counts and can.keeps_records
+    found = [
+        ("LOST", unrun(lines, items)),
+        ("LOST", swallowed(lines, items)),
+        ("LOST", undeserved(ours, items, MAX_CRASHES, exact=can.exact_counts)),
+        ("BLAMED", blamed(lines, items, windows)),
+        ("KEY", broken(lines, items)),
+        ("POISON", unpoisoned(lines, items, MAX_CRASHES) if counted else {}),
+    ]
+    for name, ids in found:
+        result.add(name, [f"{ident}: {why}" for ident, why in ids.items()])
 
 
-def _may_be_killed(line: Line, begun: float, killing: Iterable[Window]) -> bool:
-    return any(
-        window.pool in ("", line.pool) and window.begun <= line.at and begun <= window.ended + JUST_NOW
-        for window in killing
-    )
+def _not_listed(lines: Sequence[Line], missing: Collection[str], left: int) -> set[str]:
+    """Return the missing ids without an end, if `left` were left when a person ended the drain.
+
+    A broker that lists no live messages tells how many they are, and not which.
+    """
+    ends = ("ack", "abandon")
+    ended = {line.id for line in lines if line.event == "settled" and line.verb in ends and line.answer in ACCEPTED}
+    ended |= {line.id for line in lines if line.event == "reaped" and line.answer == "dead"}
+    open_ = set(missing) - ended
+    return open_ if len(open_) <= left else set()
 
 
-def _is(line: Line, items: Mapping[str, Item], kind: str) -> bool:
-    return line.id in items and items[line.id].kind == kind
+def dump(kept: Sequence[Message], file: Path) -> None:
+    """Write one JSON line a message: purged ones cannot be looked at any more. Raises OSError."""
+    with file.open("w") as stream:
+        for message in kept:
+            stream.write(json.dumps(leftovers.described(message)) + "\n")

@@ -24,11 +24,8 @@ import orjson
 
 from jobpool.errors import JobpoolError
 
-LEDGER = "JOBPOOL_LEDGER"
-"""The environment variable that holds the file's path."""
-
-LASTS = "TORTURE_LASTS"
-"""The environment variable that says for how many seconds faults strike."""
+LEDGER = "JOBPOOL_LEDGER"  # the environment variable that holds the file's path
+LASTS = "TORTURE_LASTS"  # the environment variable that says for how many seconds faults strike
 
 
 class LedgerBroken(JobpoolError):
@@ -40,40 +37,26 @@ class Line:
     """One event of one message. Unknown fields keep their default, and are not written.
 
     Attributes:
-        event: See the module.
-        id: Of the message.
-        fence: The delivery's number; 0 = of no delivery that is known.
-        pool: The pool's name, as far as its writer knows it.
-        slot, pid: Of the child, or the pid of the master, or of the producer.
-        at: CLOCK_MONOTONIC seconds.
-        wall: Unix time.
-        since: Of a broker's answer: CLOCK_MONOTONIC seconds, just before it was asked.
-        holds: Of `fetched`: seconds after `since` for which the lease holds, at least; 0 = not known.
         attempt: The number of the attempt that this delivery would be: failures so far, and 1. Of a `move` or an
             `abandon`: the failures that it adds.
-        crashes: As the handler, or the pool, was told. Of a `move`: the crashes that it adds.
-        owner: The lease's owner token.
-        verb: Of a settlement: `ack`, `nack`, …; how a lease was lost: `renew` or `connection`.
-        answer: To a settlement: a `Settled` value, or the error's name; of `reaped`: `dead` or `back`.
-        tag: Other facts of the event: a follow-up's id, a cause of death, a queue.
     """
 
     event: str
     id: str
-    fence: int = 0
+    fence: int = 0  # the delivery's number; 0 = of no delivery that is known
     pool: str = ""
-    slot: int = -1
+    slot: int = -1  # of the child, as `pid`, which may be a master's or the producer's too
     pid: int = 0
-    at: float = 0.0
+    at: float = 0.0  # CLOCK_MONOTONIC seconds, as `since`, which is just before a broker was asked
     wall: float = 0.0
     since: float = 0.0
-    holds: float = 0.0
+    holds: float = 0.0  # of `fetched`: seconds after `since` for which the lease holds, at least; 0 = not known
     attempt: int = 0
-    crashes: int = 0
+    crashes: int = 0  # as the handler, or the pool, was told. Of a `move`: the crashes that it adds.
     owner: str = ""
-    verb: str = ""
-    answer: str = ""
-    tag: str = ""
+    verb: str = ""  # of a settlement: `ack`, `nack`, …; how a lease was lost: `renew` or `connection`
+    answer: str = ""  # to a settlement: a `Settled` value, or the error's name; of `reaped`: `dead` or `back`
+    tag: str = ""  # other facts of the event: a follow-up's id, a cause of death, a queue
 
 
 _DEFAULTS = tuple((field.name, None if field.default is MISSING else field.default) for field in fields(Line))
@@ -91,17 +74,12 @@ def _encode(line: Line) -> bytes:
 
 
 def open_ledger(path: str | os.PathLike[str]) -> int:
-    """Return a descriptor to append to; the file is made where it is missing. Not handed on to programs that are
-    started.
-    """
+    """Return a descriptor to append to; the file is made where it is missing. Programs do not inherit it."""
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def append(target: int | str | os.PathLike[str], lines: Sequence[Line]) -> None:
-    """Write these lines in one piece, to a descriptor of `open_ledger` or to the file of that name.
-
-    Raises `OSError`, also where only a part of it was written. Blocks for one write to a file.
-    """
+    """Write these lines in one piece, to a descriptor of `open_ledger` or to a file. Raises `OSError`."""
     if not lines:
         return
     if isinstance(target, int):
@@ -128,14 +106,11 @@ class Ledger:
         self._read = 0
 
     def read(self) -> list[Line]:
-        """Return all whole lines so far, in the order of the writes; none where there is no file yet.
-
-        Raises `LedgerBroken` for a line that is none. Blocks for one read of what is new.
-        """
+        """Return all whole lines so far, in the order of the writes. Raises `LedgerBroken` for a line that is none."""
         return self.after(0)
 
     def after(self, lines: int) -> list[Line]:
-        """Return the same without the first `lines` of them: who looks often wants what is new, and no copy of all."""
+        """Return the same without the first `lines` of them."""
         self._lines += self._new()
         return self._lines[lines:]
 

@@ -20,11 +20,7 @@ FILLING = b" " * 127 + b"\n"
 
 
 class LogPipe:
-    """A pipe whose `writer` is copied to the end of a file, until `close`.
-
-    Attributes:
-        writer: A descriptor, for the standard output and error of a program.
-    """
+    """A pipe whose `writer`, a descriptor for a program's output, is copied to the end of a file until `close`."""
 
     def __init__(self, path: Path) -> None:
         """Open the file and the pipe. Raises OSError: the file cannot be opened, or there are no descriptors left."""
@@ -32,7 +28,7 @@ class LogPipe:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             undo.callback(os.close, self._file)
             self._reader, self.writer = _pipe(undo)
-            self._bell, self._ring = _pipe(undo)
+            self._wake_reader, self._wake_writer = _pipe(undo)
             os.set_blocking(self._reader, False)
             self._close = undo.pop_all()
         self._is_held = False
@@ -73,17 +69,17 @@ class LogPipe:
         self._close.close()
 
     def _copy(self) -> None:
-        """Copy, in the thread: wait for something to read, unless it is held, and for the bell."""
+        """Copy, in the thread: wait for something to read, unless it is held, and for a wake."""
         while not self._is_over:
-            watched = [self._bell] if self._is_held else [self._bell, self._reader]
+            watched = [self._wake_reader] if self._is_held else [self._wake_reader, self._reader]
             ready, _, _ = select.select(watched, [], [])
-            if self._bell in ready:
-                os.read(self._bell, 1)
+            if self._wake_reader in ready:
+                os.read(self._wake_reader, 1)
             elif not self._is_held:
                 self.drain()
 
     def _wake(self) -> None:
-        os.write(self._ring, b".")
+        os.write(self._wake_writer, b".")
 
     def _fill(self) -> None:
         """Fill the pipe by an open file of our own: the pool's shall not become non-blocking."""

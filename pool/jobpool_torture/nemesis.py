@@ -1,4 +1,4 @@
-"""Strikes the faults of a schedule at a fleet, undoes each when its time is over, and writes down what it really did.
+"""Strikes the faults of a schedule at a fleet, undoes each when its time is over, and records what it really did.
 
 A fault names no process: when it strikes, its `pick` chooses among those that are there. If there is none, the fault is
 missed, without an error. A pool that a fault has ended is started again; so is a pool that ends by itself, which stays
@@ -7,6 +7,8 @@ in `fleet.unexpected`.
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,25 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobpool_torture import processes, spoiling
-from jobpool_torture.access import Access, AccessFailed
-from jobpool_torture.broker_restart import BrokerRestart
+from jobpool_torture.broker_faults import Access, AccessFailed, BrokerRestart
 from jobpool_torture.clocks import PoolClock
-from jobpool_torture.fleet import Fleet
-from jobpool_torture.network import NetworkFailed, Proxy
-from jobpool_torture.pool import Pool
-from jobpool_torture.record import Record
+from jobpool_torture.fleet import Fleet, Pool
+from jobpool_torture.network import NetworkFailed, NetworkState, Proxy
+from jobpool_torture.processes import Stops
 from jobpool_torture.schedule import KINDS, Fault
-from jobpool_torture.stalls import FROZEN_LIMIT_S, Stalls
-from jobpool_torture.stops import Stops
-from jobpool_torture.weather import Weather
+from jobpool_torture.stall_detector import FROZEN_LIMIT_S, PoolStalls
 
-PASSES = 5
+MAX_STOP_PASSES = 5
 """Looks at a pool that is to be stopped whole: what it forks between two of them is found by the next."""
 
-PAUSE = 0.02
-
+HEAL_PAUSE_S = 0.02
 HEAL_LIMIT_S = FROZEN_LIMIT_S + 30.0
-"""Seconds: a fork server that was stopped last is judged as all are."""
+"""A fork server that was stopped last is judged as all are."""
 
 
 class Missed(Exception):
@@ -44,7 +41,7 @@ class Deed:
     """The deed of a fault: a sentence without its subject, and the processes."""
 
     said: str
-    pids: tuple[int, ...] = ()
+    pids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +53,7 @@ class Blow:
 
 
 class Nemesis:
-    """The striker of faults. For one thread; the sentences that it returns are for people, `record` is for programs.
-
-    `close` must be called at the end.
-
-    Attributes:
-        problems: Failures of the nemesis' own means: a command that failed, a proxy that died.
-    """
+    """The striker of faults. For one thread; its sentences are for people, the record is for programs. To be closed."""
 
     def __init__(
         self,
@@ -81,16 +72,13 @@ class Nemesis:
 
         Args:
             fleet: Its `excuse` is set here: a pool may fail to come up while its broker is out of reach.
-            networks: By pool; empty, or None among them = no network fault can strike.
-            clocks: By pool; the same.
-            restart_broker: A command for the shell; "" = the broker is left alone.
+            networks, clocks: By pool; empty, or None among them = no such fault can strike.
             record: A file; one JSON line is appended for each thing that happens.
             access: The user by whom the pools log in; or why there is none of their own, as half a sentence.
             orders: A folder that the pools' jobs look into, see `spoiling`; None = they do not.
-            no_network, no_clock: Why there is none, as half a sentence.
         """
         self._fleet = fleet
-        self._weather = [Weather(proxy) for proxy in networks if proxy is not None]
+        self._weather = [NetworkState(proxy) for proxy in networks if proxy is not None]
         self._clocks = [clock for clock in clocks if clock is not None]
         self._reasons = {
             "net": "" if len(self._weather) == len(fleet.pools) else no_network or "no network was given",
@@ -101,30 +89,19 @@ class Nemesis:
         }
         self._access = None if isinstance(access, str) else access
         self._orders = orders
-        self._record = Record(record)
+        self._record = record
         self._restart = BrokerRestart(restart_broker, record.with_suffix(".broker.log"))
         self._stops = Stops()
-        self._stalls = Stalls(self._stops, self._holds_up)
+        self._stalls = PoolStalls(self._stops, self._holds_up)
         self._pending: dict[int, tuple[float, Fault]] = {}
-        self.problems: list[str] = []
-        fleet.excuse = self._excuse
-
-    @property
-    def restarts(self) -> Sequence[tuple[float, float]]:
+        self.problems: list[str] = []  # failures of the nemesis' own means: a command that failed, a proxy that died
+        self.restarts: Sequence[tuple[float, float]] = self._restart.moments
         """When the broker's restarts had been ordered, and were over (CLOCK_MONOTONIC)."""
-        return self._restart.moments
-
-    @property
-    def freezes(self) -> Sequence[tuple[str, float, float]]:
+        self.freezes: Sequence[tuple[str, float, float]] = self._stalls.moments
         """Pool, begin and end (CLOCK_MONOTONIC) of each time that a fork server stood still for good."""
-        return self._stalls.moments
-
-    @property
-    def stalled(self) -> Sequence[str]:
+        self.stalled: Sequence[str] = self._stalls.found
         """Pools that were held up by what must not hold up a pool: a sentence for each time."""
-        return self._stalls.found
-
-    # --- its abilities ------------------------------------------------------------------------------
+        fleet.excuse = self._excuse
 
     def kinds(self) -> list[str]:
         """Return the kinds of fault that it can strike here."""
@@ -137,17 +114,8 @@ class Nemesis:
     def _why_not(self, kind: str) -> str:
         return self._reasons.get(kind.partition(".")[0], "") or self._reasons.get(kind, "")
 
-    # --- striking -----------------------------------------------------------------------------------
-
     def strike(self, fault: Fault, now: float | None = None) -> Blow:
-        """Strike one fault, now; `due` undoes it when it is over.
-
-        Args:
-            fault: Of a pool that there is; its kind one of `kinds()`.
-            now: CLOCK_MONOTONIC seconds; None = read it.
-
-        Returns:
-            What was done to which process, or why it was missed. Blocks for milliseconds.
+        """Strike one fault, now; `due` undoes it when it is over. Blocks for milliseconds.
 
         Raises:
             ValueError: Its kind cannot be struck here, or there is no such pool.
@@ -160,12 +128,9 @@ class Nemesis:
         pool = self._fleet.pools[fault.pool]
         try:
             deed = MEANS[fault.kind](self, fault, pool)
-        except Missed as missed:
-            return Blow(self._note("missed", fault, Deed(f"missed: {missed}")), missed=True)
-        except AccessFailed as error:
-            return Blow(self._note("missed", fault, Deed(f"missed: {error}")), missed=True)
-        except NetworkFailed as error:
-            self.problems.append(f"{pool.name}: {error}")
+        except (Missed, AccessFailed, NetworkFailed) as error:
+            if isinstance(error, NetworkFailed):
+                self.problems.append(f"{pool.name}: {error}")
             return Blow(self._note("missed", fault, Deed(f"missed: {error}")), missed=True)
         if not fault.kind.endswith(_OVER_AT_ONCE):
             self._pending[fault.number] = ((time.monotonic() if now is None else now) + fault.seconds, fault)
@@ -173,21 +138,23 @@ class Nemesis:
 
     # children and fork servers
 
-    def _kill_child(self, fault: Fault, pool: Pool) -> Deed:
-        pid, what = self._pick_child(fault, pool)
-        self._send(pid, signal.SIGKILL, lambda pid: pid in pool.children())
-        return Deed(f"{what} killed, pid {pid}", (pid,))
-
-    def _stop_child(self, fault: Fault, pool: Pool) -> Deed:
-        pid, what = self._pick_child(fault, pool)
-        return self._stop(fault, what, [pid], lambda pid: pid in pool.children())
-
-    def _pick_child(self, fault: Fault, pool: Pool) -> tuple[int, str]:
-        """Pick a child; an odd pick wants one at work, if there is any."""
+    def _strike_child(self, fault: Fault, pool: Pool) -> Deed:
+        """Kill or stop a child; an odd pick wants one at work, if there is any."""
         _there(pool)
         busy = pool.busy() if fault.pick % 2 else []
-        children = busy or pool.children()
-        return _pick(children, fault.pick // 2, "no child"), "a busy child" if busy else "a child"
+        pid = _pick(busy or pool.children(), fault.pick // 2, "no child")
+        return self._kill_or_stop(fault, "a busy child" if busy else "a child", pid, lambda pid: pid in pool.children())
+
+    def _strike_fork_server(self, fault: Fault, pool: Pool) -> Deed:
+        _there(pool)
+        pid = _pick(pool.fork_servers(), fault.pick, "no fork server")
+        return self._kill_or_stop(fault, "a fork server", pid, lambda pid: pid in pool.fork_servers())
+
+    def _kill_or_stop(self, fault: Fault, what: str, pid: int, is_it: Callable[[int], bool]) -> Deed:
+        if fault.kind.endswith(".stop"):
+            return self._stop(fault, what, [pid], is_it)
+        self._send(pid, signal.SIGKILL, is_it)
+        return Deed(f"{what} killed, pid {pid}", (pid,))
 
     def _spoil_child(self, fault: Fault, pool: Pool) -> Deed:
         _there(pool)
@@ -197,19 +164,8 @@ class Nemesis:
         spoiling.order(self._orders, pool.name, way)
         return Deed(f"the next plain job is to spoil its process: {way}")
 
-    def _kill_fork_server(self, fault: Fault, pool: Pool) -> Deed:
-        pid = self._pick_fork_server(fault, pool)
-        self._send(pid, signal.SIGKILL, lambda pid: pid in pool.fork_servers())
-        return Deed(f"a fork server killed, pid {pid}", (pid,))
-
-    def _stop_fork_server(self, fault: Fault, pool: Pool) -> Deed:
-        pid = self._pick_fork_server(fault, pool)
-        return self._stop(fault, "a fork server", [pid], lambda pid: pid in pool.fork_servers())
-
     def _freeze_fork_server(self, fault: Fault, pool: Pool) -> Deed:
-        """Stop it, and kill a child of its: a pool sees that nobody collects it, though nothing else may happen
-        there.
-        """
+        """Stop it, and kill a child of its: its pool sees that nobody collects the child."""
         _there(pool)
         servers = [pid for pid in pool.fork_servers() if processes.children_of(pid) and not self._stalls.has(pid)]
         pid = _pick(servers, fault.pick, "no fork server that has children and goes on")
@@ -219,10 +175,6 @@ class Nemesis:
         for child in children:
             processes.send(child, signal.SIGKILL, lambda child: child in pool.children())
         return Deed(f"{len(children)} child killed, and its fork server stopped for good, pid {pid}", (pid, *children))
-
-    def _pick_fork_server(self, fault: Fault, pool: Pool) -> int:
-        _there(pool)
-        return _pick(pool.fork_servers(), fault.pick, "no fork server")
 
     # masters and pools
 
@@ -237,7 +189,7 @@ class Nemesis:
         """Stop the master first, so that it forks nothing more; its fork servers may have, until they stand."""
         master = _there(pool)
         stopped: list[int] = []
-        for _ in range(PASSES):
+        for _ in range(MAX_STOP_PASSES):
             fresh = [pid for pid in processes.tree_of(master) if pid not in stopped]
             if not fresh:
                 break
@@ -308,8 +260,6 @@ class Nemesis:
             raise Missed(f"process {pids[0]} has ended just now")
         return Deed(f"{what} stopped for {fault.seconds:g} s, pid {stopped[0]}", tuple(stopped))
 
-    # --- undoing ------------------------------------------------------------------------------------
-
     def next_due(self) -> float | None:
         """Return when `due` next has something to do (CLOCK_MONOTONIC); None: nothing that is known beforehand."""
         moments = [due for due, _ in self._pending.values()]
@@ -317,10 +267,9 @@ class Nemesis:
         return min(moments, default=None)
 
     def due(self, now: float | None = None) -> list[str]:
-        """Undo what is over, collect what has ended, start what is to run again. Call it every some 0.1 s.
+        """Undo what is over, collect what has ended, start what is to run again; return a sentence for each.
 
-        Returns:
-            A sentence for each. Blocks for milliseconds. Raises OSError: no process can be started any more.
+        Call it every some 0.1 s. Blocks for milliseconds. Raises OSError: no process can be started any more.
         """
         moment = time.monotonic() if now is None else now
         over = [fault for due, fault in self._pending.values() if due <= moment]
@@ -333,19 +282,15 @@ class Nemesis:
     def heal(self, limit: float = HEAL_LIMIT_S) -> list[str]:
         """Undo everything, and wait until all pools are up again. Safe at any time, and twice.
 
-        Args:
-            limit: Seconds, >= 0, to wait for pools, for what they must replace, and for the broker; 0 = undo, and that
-                is all.
-
-        Returns:
-            A sentence for each thing that was undone, and for each pool that is not up after the limit.
+        `limit`: seconds to wait for pools, for what they must replace, and for the broker; 0 = undo, and that is all.
+        Returns a sentence for each thing that was undone, and for each pool that is not up after the limit.
         """
         give_up = time.monotonic() + limit
         told = [self._undo(fault) for _, fault in list(self._pending.values())]
         self._fleet.hurry()
         while self._is_ailing() and time.monotonic() < give_up:
             told += self.due()
-            time.sleep(PAUSE)
+            time.sleep(HEAL_PAUSE_S)
         told += [self._say("over", said) for said in self._stalls.look(self._fleet.pools, give_up=True)]
         self._stops.go_all()
         if limit and self._restart.is_under_way:
@@ -433,23 +378,31 @@ class Nemesis:
             return "its user was locked out"
         return ""
 
-    # --- the record -----------------------------------------------------------------------------------
-
     def _note(self, event: str, fault: Fault, deed: Deed) -> str:
-        self._record.fault(event, fault, deed.said, deed.pids)
+        self._write(event, deed.said, deed.pids, number=fault.number, kind=fault.kind, pool=fault.pool)
         return f"{self._fleet.pools[fault.pool].name}: {fault.kind}: {deed.said}"
 
     def _say(self, event: str, said: str, *pids: int, **about: bool) -> str:
-        self._record.write(event, said, pids=pids, **about)
+        self._write(event, said, pids, **about)
         return said
+
+    def _write(self, event: str, said: str, pids: Sequence[int], **about: str | int) -> None:
+        """Write one line in one write, so that an interrupt leaves no half of it."""
+        when = {"event": event, "at": time.monotonic(), "wall": time.time()}
+        line = json.dumps({**when, "said": said, "pids": list(pids), **about}) + "\n"
+        descriptor = os.open(self._record, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
 
 
 MEANS: dict[str, Callable[[Nemesis, Fault, Pool], Deed]] = {
-    "child.kill": Nemesis._kill_child,
-    "child.stop": Nemesis._stop_child,
+    "child.kill": Nemesis._strike_child,
+    "child.stop": Nemesis._strike_child,
     "child.spoil": Nemesis._spoil_child,
-    "forkserver.kill": Nemesis._kill_fork_server,
-    "forkserver.stop": Nemesis._stop_fork_server,
+    "forkserver.kill": Nemesis._strike_fork_server,
+    "forkserver.stop": Nemesis._strike_fork_server,
     "forkserver.freeze": Nemesis._freeze_fork_server,
     "master.kill": Nemesis._kill_master,
     "master.stop": Nemesis._stop_master,

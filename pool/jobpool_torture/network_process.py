@@ -24,12 +24,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-CHUNK = 256 * 1024
-MOST_PENDING = 1 << 20
+CHUNK_BYTES = 256 * 1024
+MAX_PENDING_BYTES = 1 << 20
 """Bytes that wait for a slow reader before its writer is no longer read."""
 
 BACKLOG = 128
-QUIET = 0.2
+DRAIN_SILENCE_S = 0.2
 """Seconds of silence after which the rest of a dropped reply has surely come."""
 
 FATAL = select.EPOLLHUP | select.EPOLLERR
@@ -69,9 +69,10 @@ class Drops:
 class Flow:
     """One direction. `ended`: the source has said that it is done; `told`: so has the sink been."""
 
-    __slots__ = ("ended", "pending", "sink", "size", "source", "told")
+    __slots__ = ("direction", "ended", "pending", "sink", "size", "source", "told")
 
-    def __init__(self, source: socket.socket, sink: socket.socket) -> None:
+    def __init__(self, direction: str, source: socket.socket, sink: socket.socket) -> None:
+        self.direction = direction
         self.source = source
         self.sink = sink
         self.pending: deque[tuple[float, bytes]] = deque()
@@ -102,23 +103,17 @@ class Flow:
 
 
 class Link:
-    """One client's way to the server.
-
-    Attributes:
-        gone: Half-open: whatever either side says is lost, for good, and neither hears that the other has closed.
-        answered: The server has spoken since the client's last word: what the client says next is a new request.
-        dropping: The reply to this request is to be lost.
-        drained_at: When the server's side is closed, unless it goes on speaking; 0 = not at all.
-    """
+    """One client's way to the server."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
         self.server = server
-        self.up = Flow(client, server)
-        self.down = Flow(server, client)
-        self.gone = self.dropping = False
-        self.answered = True
-        self.drained_at = 0.0
+        self.up = Flow("up", client, server)
+        self.down = Flow("down", server, client)
+        self.gone = False  # half-open: all that either side says is lost, and neither hears that the other has closed
+        self.dropping = False  # the reply to this request is to be lost
+        self.answered = True  # the server has spoken: what the client says next is a new request
+        self.drained_at = 0.0  # when the server's side is closed, unless it goes on speaking; 0 = not at all
 
 
 class Carrier:
@@ -141,8 +136,6 @@ class Carrier:
         self._epoll = select.epoll()
         self._calls: dict[int, Callable[[int], None]] = {}
         self._listen()
-
-    # --- the loop -----------------------------------------------------------------------------------
 
     def watch(self, fd: int, call: Callable[[int], None], mask: int = select.EPOLLIN) -> None:
         """Call `call` with the mask of what happened on `fd`; mask 0 = no longer."""
@@ -181,8 +174,6 @@ class Carrier:
             else:
                 self._move(link)
 
-    # --- links --------------------------------------------------------------------------------------
-
     def _accept(self, _: int) -> None:
         assert self._listener is not None
         with suppress(BlockingIOError):
@@ -218,19 +209,12 @@ class Carrier:
                 self.watch(end.fileno(), lambda mask, end=end: self._happened(link, end, mask), mask)  # type: ignore[misc]
 
     def _may_read(self, link: Link, flow: Flow) -> bool:
-        return not (flow.ended or flow.size >= MOST_PENDING or self._is_stopped(link, flow))
+        """Return whether to read; lost bytes are read, and a link that has lost some is read forever."""
+        is_held = flow.direction in self._stopped - self._losing and not link.gone
+        return not (flow.ended or flow.size >= MAX_PENDING_BYTES or is_held)
 
     def _may_write(self, link: Link, flow: Flow) -> bool:
-        return not (link.gone or self._direction(link, flow) in self._stopped)
-
-    def _is_stopped(self, link: Link, flow: Flow) -> bool:
-        """Return whether a hole holds the flow back. Lost bytes are read, and a link that has lost some is read
-        forever.
-        """
-        return self._direction(link, flow) in self._stopped - self._losing and not link.gone
-
-    def _direction(self, link: Link, flow: Flow) -> str:
-        return "up" if flow is link.up else "down"
+        return not (link.gone or flow.direction in self._stopped)
 
     def _happened(self, link: Link, end: socket.socket, mask: int) -> None:
         flow = link.up if end is link.client else link.down
@@ -261,25 +245,22 @@ class Carrier:
             self._arm(link)
 
     def _read(self, link: Link, flow: Flow) -> None:
-        data = flow.source.recv(CHUNK)
+        data = flow.source.recv(CHUNK_BYTES)
         if not data:
             flow.ended = True
-            link.gone = link.gone or self._is_losing(link, flow)
-        elif link.gone or self._is_losing(link, flow):
+            link.gone = link.gone or flow.direction in self._losing
+        elif link.gone or flow.direction in self._losing:
             self._lose(link, data)
         elif flow is link.up:
             self._carry_up(link, data)
         else:
             self._carry_down(link, data)
 
-    def _is_losing(self, link: Link, flow: Flow) -> bool:
-        return self._direction(link, flow) in self._losing
-
     def _lose(self, link: Link, data: bytes) -> None:
         link.gone = True
         self.counts.bytes_lost += len(data)
         if link.drained_at:
-            link.drained_at = time.monotonic() + QUIET
+            link.drained_at = time.monotonic() + DRAIN_SILENCE_S
 
     def _carry_up(self, link: Link, data: bytes) -> None:
         if link.answered:
@@ -304,11 +285,13 @@ class Carrier:
         if self.drops.cut:
             self._end(link.client, reset=True)
             link.up.ended = True
-            link.drained_at = time.monotonic() + QUIET  # until then it may be at work on the rest of its reply
+            link.drained_at = (
+                time.monotonic() + DRAIN_SILENCE_S
+            )  # until then it may be at work on the rest of its reply
 
     def _fail(self, link: Link, flow: Flow) -> None:
         """Reset the other side too, after one side has reset its connection, unless nothing travels between them."""
-        if link.gone or self._is_losing(link, flow):
+        if link.gone or flow.direction in self._losing:
             flow.ended = link.gone = True
         else:
             self._close(link, reset=True)
@@ -325,8 +308,6 @@ class Carrier:
         if reset:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         end.close()
-
-    # --- the listening socket -----------------------------------------------------------------------
 
     def _listen(self) -> None:
         self._strangers = {filler.getsockname() for filler in self._fillers}
@@ -352,8 +333,6 @@ class Carrier:
             self._fillers[-1].setblocking(False)
             self._fillers[-1].connect_ex(("127.0.0.1", self.port))
 
-    # --- orders -------------------------------------------------------------------------------------
-
     def obey(self, order: str, **options: Any) -> dict[str, int]:
         """Carry out one order; the counts after it."""
         getattr(self, f"do_{order}")(**options)
@@ -370,7 +349,7 @@ class Carrier:
         if not keep:
             self._losing |= set(directions)
             for link in self._links:
-                under_way = [flow for flow in (link.up, link.down) if flow.pending and self._is_losing(link, flow)]
+                under_way = [flow for flow in (link.up, link.down) if flow.pending and flow.direction in self._losing]
                 link.gone = link.gone or bool(under_way)
 
     def do_restore(self) -> None:

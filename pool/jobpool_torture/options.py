@@ -18,58 +18,32 @@ from jobpool.message.units import format_size
 from jobpool_torture.schedule import KINDS
 
 FAULTS_A_SECOND = 0.5
-"""How often a fault strikes, on average."""
-
 POOL_BYTES = 90 << 20
 CHILD_BYTES = 12 << 20
 """Memory of a pool with its fork server, and of each of its children; measured, rounded up."""
 
-JOB_BYTES = 16 << 10
-"""Of memory, that the count takes for each job."""
-
-FOLDER_BYTES = 2 << 10
-"""Of the folder's disk, that each job takes, in the ledger above all; measured, rounded up."""
-
-CAPS = ("dead_max", "dead_max_age")
-"""Options of a URL by which the broker throws dead letters away."""
-
-BUSY_SCHEMES = ("sync", "memory")
-"""Brokers that live in one process: no second pool can reach them."""
+JOB_BYTES = 16 << 10  # of memory, that the count takes for each job
+FOLDER_BYTES = 2 << 10  # of the folder's disk, that each job takes, in the ledger above all; measured, rounded up
+CAPS = ("dead_max", "dead_max_age")  # options of a URL by which the broker throws dead letters away
+BUSY_SCHEMES = ("sync", "memory")  # brokers that live in one process: no second pool can reach them
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A run.
+    """A run. Raises `ConfigurationError`: one is out of its bounds."""
 
-    Attributes:
-        backend: The broker's URL.
-        seconds: For how long faults strike, > 0.
-        seed: Of schedule and workload.
-        pools, workers: How many pools, and children in each.
-        queue: Its queue, empty at the start; "" = one of its own name, made by its first job.
-        ttl: Seconds of a lease where a pool can choose.
-        rate: Jobs a second.
-        faults: Kinds; empty = all that can be had.
-        restart_broker: A command for the shell that restarts the broker; "" = it is left alone.
-        keep: Leave folder, jobs and dead letters where they are.
-        broker_timeout: Seconds of a call; None = fitting to the ttl.
-
-    Raises:
-        ConfigurationError: One is out of its bounds.
-    """
-
-    backend: str = field(repr=False)
-    seconds: float = 300.0
+    backend: str = field(repr=False)  # the broker's URL
+    seconds: float = 300.0  # for how long faults strike, > 0
     seed: int = 0
     pools: int = 3
     workers: int = 4
-    queue: str = ""
-    ttl: float = 5.0
-    rate: float = 20.0
-    faults: tuple[str, ...] = ()
-    restart_broker: str = ""
-    keep: bool = False
-    broker_timeout: float | None = None
+    queue: str = ""  # its queue, empty at the start; "" = one of its own name, made by its first job
+    ttl: float = 5.0  # seconds of a lease where a pool can choose
+    rate: float = 20.0  # jobs a second
+    faults: tuple[str, ...] = ()  # kinds; empty = all that can be had
+    restart_broker: str = ""  # A command for the shell that restarts the broker; "" = it is left alone
+    keep: bool = False  # leave folder, jobs and dead letters where they are
+    broker_timeout: float | None = None  # seconds of a call; None = fitting to the ttl
 
     def __post_init__(self) -> None:
         _between("the run", self.seconds, 1.0, 7 * 86400.0, "seconds")
@@ -118,12 +92,7 @@ def check_kinds(kinds: Sequence[str]) -> None:
 
 
 def check_broker(backend: QueueBackend, options: Options) -> None:
-    """Check that the broker can be tortured, and the queue is there and empty. Blocks for a round trip or two.
-
-    Raises:
-        ConfigurationError: It is not so; with the mend.
-        BackendUnavailable: The broker does not answer.
-    """
+    """Raise `ConfigurationError` unless the broker can be tortured, and the queue is there and empty."""
     if not backend.capabilities.leases:
         raise ConfigurationError(f"{backend.scheme}:// keeps no messages: there is nothing that a pool could lose")
     if not options.queue and not backend.capabilities.makes_queues:
@@ -162,8 +131,7 @@ def check_empty(backend: QueueBackend, queue: str) -> None:
 def check_machine(options: Options, meminfo: Path = Path("/proc/meminfo"), folder: Path | None = None) -> None:
     """Raise `ConfigurationError`: there is too little memory for the processes or jobs, or disk for a ledger.
 
-    Args:
-        folder: Where the run will write, or a folder in which that will be made; None = its disk is not looked at.
+    `folder`: where the run will write, or in which that will be made; None = its disk is not looked at.
     """
     needed = options.pools * (POOL_BYTES + options.workers * CHILD_BYTES)
     free = _available(meminfo)
@@ -202,9 +170,7 @@ def _available(meminfo: Path) -> int | None:
 
 
 def check_folder(directory: Path) -> Path:
-    """Make the folder if it is missing, and return it. Raises `ConfigurationError`: it cannot be had, or is not
-    empty.
-    """
+    """Make the folder if it is missing. Raises `ConfigurationError`: it cannot be had, or is not empty."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(directory.iterdir()):

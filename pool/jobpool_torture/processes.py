@@ -1,8 +1,12 @@
 """Processes as /proc shows them, and signals that can hit nobody else: looked at through a pidfd first, then sent.
 
 A pid is a number that is used again: between the look that picks a process and the signal, it may have become a
-stranger's. A pidfd names the process itself. So the descriptor is opened first, then it is asked whether the process
-is still what it was picked for, and the signal goes through the descriptor.
+stranger's. A pidfd names the process itself. So the descriptor is opened first, then the process is looked at again,
+and the signal goes through the descriptor.
+
+`Stops` holds processes by SIGSTOP, for faults that may overlap: one goes on when the last fault that holds it is over.
+A process of its own (see `jobpool_torture.stops_process`) has their pidfds too, and continues all if this one is
+killed. A stopped process cannot see that its owner is gone.
 """
 
 from __future__ import annotations
@@ -10,14 +14,22 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobpool_torture.descriptors import SOCKET, UNIX_SOCKET, unix_sockets
+SOCKET = "socket"  # of any family but the next: connections to servers
+UNIX_SOCKET = "unix socket"  # of the Unix family: what a master has to its children and fork servers
+FORK_SERVER = "fork server"  # words in the command line of a pool's fork server
+KEEPER_PROGRAM = Path(__file__).with_name("stops_process.py")
+LET_GO_LIMIT_S = 10.0
+"""Time for what was let go to end by itself, once the process that had stopped it is gone."""
 
-FORK_SERVER = "fork server"
-"""Words in the command line of a pool's fork server."""
+TELL_LIMIT_S = 5.0  # time for the keeper to take what it is told
 
 
 def is_alive(pid: int) -> bool:
@@ -26,9 +38,7 @@ def is_alive(pid: int) -> bool:
 
 
 def state(pid: int) -> str:
-    """Return the letter of proc(5): "R" runs, "S" sleeps, "T" is stopped, "Z" a zombie, …; "" = there is no such
-    process.
-    """
+    """Return the letter of proc(5): "R" runs, "S" sleeps, "T" is stopped, "Z" a zombie, …; "" = it is not there."""
     return _stat(pid)[0]
 
 
@@ -38,9 +48,7 @@ def parent_of(pid: int) -> int:
 
 
 def started_at(pid: int) -> int:
-    """Return when it was started, in clock ticks since boot: tells it from a later one of the same pid; 0 = none is
-    there.
-    """
+    """Return when it was started, in clock ticks since boot: tells it from a later one of the same pid; 0 = gone."""
     return int(_stat(pid)[19])
 
 
@@ -95,32 +103,24 @@ def lives_in(pid: int, directory: Path) -> bool:
 
 
 def works_for_us(pid: int, directory: Path) -> bool:
-    """Return whether it `lives_in` the directory, is no older than this process, and has no terminal.
+    """Return whether it `lives_in` the directory, is no older than this process, and has no terminal. Raises OSError.
 
     Fork servers, and all below them, are in sessions without one. A shell in that directory has one, and is spared.
-
-    Raises OSError: it is gone, or another user's.
     """
     is_ours = started_at(pid) >= started_at(os.getpid()) and terminal_of(pid) == 0
     return is_ours and lives_in(pid, directory)
 
 
 def has_mark(pid: int, mark: str) -> bool:
-    """Return whether it was started with `mark` (NAME=value) in its environment. Raises OSError: it is gone, or not
-    ours.
-    """
+    """Return whether it was started with `mark` (NAME=value) in its environment. Raises OSError, as `lives_in`."""
     return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
 
 
 def marked(mark: str, directory: Path | None = None) -> dict[int, str]:
-    """Return pid → command of all living processes that were started with `mark` (NAME=value) in their environment.
+    """Return pid → command of all living processes but the caller that were started with `mark` (NAME=value).
 
-    Their session and parent do not matter. A program that was started with a clean environment is found by its working
-    directory (see `works_for_us`). The caller itself is left out.
-
-    Args:
-        mark: A unique entry.
-        directory: Processes that work in it or below it count too.
+    Their session and parent do not matter. A program with a clean environment is found by its working `directory` (see
+    `works_for_us`).
     """
     found = {}
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
@@ -132,11 +132,9 @@ def marked(mark: str, directory: Path | None = None) -> dict[int, str]:
 
 
 def descriptors(pid: int) -> Counter[str]:
-    """Return how many descriptors it has open, by kind: "socket", "unix socket", "pipe", "anon_inode:[eventpoll]", or a
-    path.
+    """Return how many descriptors it has open, by kind: "socket", "unix socket", "pipe", "anon_inode:…", or a path.
 
-    Raises:
-        OSError: It is gone, or another user's.
+    Raises OSError: it is gone, or another user's.
     """
     targets = []
     for name in os.listdir(f"/proc/{pid}/fd"):
@@ -153,28 +151,141 @@ def _kind(target: str, unix: Collection[str]) -> str:
     return UNIX_SOCKET if name == SOCKET and rest.rstrip("]") in unix else name
 
 
+def unix_sockets(table: str) -> set[str]:
+    """Return the inodes of all sockets of the Unix family, from the text of /proc/PID/net/unix."""
+    return {line.split()[6] for line in table.splitlines()[1:] if len(line.split()) > 6}
+
+
 def send(pid: int, number: signal.Signals, is_it: Callable[[int], bool]) -> bool:
-    """Send a signal to a process if it still is the one that was meant.
+    """Send a signal to a process that was picked before, if it is still there; return whether it was sent.
 
-    Args:
-        pid: As it was picked, some time ago.
-        number: SIGKILL, SIGSTOP, …
-        is_it: Asked with the pid once a pidfd is open: whether that is the process. The signal goes to the process that
-            was opened; if the number becomes another's after that, the signal hits nobody.
-
-    Returns:
-        True if it was sent to a living process. Does not block.
+    `is_it` is asked with the pid once a pidfd is open: whether that is the process. The signal goes to the process that
+    was opened; if the number becomes another's after that, the signal hits nobody.
     """
+    with _opened(pid, is_it) as descriptor:
+        return descriptor is not None and _send(descriptor, number)
+
+
+@contextlib.contextmanager
+def _opened(pid: int, is_it: Callable[[int], bool]) -> Iterator[int | None]:
+    """Yield a pidfd of the process; None: it is gone, or not the one that was meant."""
     try:
         descriptor = os.pidfd_open(pid)
-    except OSError:  # it is gone; or no process has this number
-        return False
+    except OSError:
+        yield None
+        return
     try:
-        if not (is_alive(pid) and is_it(pid)):
-            return False
-        signal.pidfd_send_signal(descriptor, number)
-    except (ProcessLookupError, PermissionError):
-        return False
+        is_meant = False
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            is_meant = is_alive(pid) and is_it(pid)
+        yield descriptor if is_meant else None
     finally:
         os.close(descriptor)
-    return True
+
+
+@dataclass(slots=True)
+class _Held:
+    pidfd: int
+    faults: set[int] = field(default_factory=set)
+
+
+class _Keeper:
+    """The process that outlives this one. Started when first told of something, and anew when it has died."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def tell(self, pidfd: int, others: Iterable[int]) -> None:
+        """Announce that this process is about to be stopped; `others` are. Raises OSError: no process can be had."""
+        try:
+            self._send([pidfd])
+        except OSError:
+            self.close()
+            self._start()
+            self._send([*others, pidfd])
+
+    def _send(self, pidfds: Iterable[int]) -> None:
+        if self._socket is None:
+            raise ConnectionError("it does not run")
+        for pidfd in pidfds:  # bytes under way are read even if this process ends now
+            socket.send_fds(self._socket, [b"."], [pidfd])
+
+    def _start(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(TELL_LIMIT_S)
+        with theirs:
+            words = [sys.executable, "-ISs", str(KEEPER_PROGRAM), str(theirs.fileno()), str(LET_GO_LIMIT_S)]
+            nothing = subprocess.DEVNULL
+            self._process = subprocess.Popen(
+                words, stdin=nothing, stdout=nothing, stderr=nothing, pass_fds=[theirs.fileno()], start_new_session=True
+            )
+
+    def close(self) -> None:
+        """End it at once: it does nothing to what it was told of."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        if self._socket is not None:
+            self._socket.close()
+        self._process = self._socket = None
+
+
+class Stops:
+    """The stopped processes, and their faults. `close` must be called at the end: it also ends a process."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, int], _Held] = {}
+        self._keeper = _Keeper()
+
+    def stop(self, fault: int, pids: Iterable[int], is_it: Callable[[int], bool]) -> list[int]:
+        """Send SIGSTOP to the processes that are alive and still meant (see `send`); return their pids.
+
+        Raises OSError: no process can be had that lets them go if this one is killed; they were not stopped.
+        """
+        return [pid for pid in pids if self._stop(fault, pid, is_it)]
+
+    def _stop(self, fault: int, pid: int, is_it: Callable[[int], bool]) -> bool:
+        with _opened(pid, is_it) as pidfd:
+            if pidfd is None:
+                return False
+            key = (pid, started_at(pid))
+            held = self._held.get(key)
+            if held is None:
+                self._keeper.tell(pidfd, [other.pidfd for other in self._held.values()])
+            if not _send(pidfd, signal.SIGSTOP):
+                return False
+            if held is None:
+                held = self._held[key] = _Held(os.dup(pidfd))
+            held.faults.add(fault)
+            return True
+
+    def go(self, fault: int) -> list[int]:
+        """End that fault: SIGCONT to processes that no other holds; return the pids that went on."""
+        gone_on = []
+        for key, held in list(self._held.items()):
+            held.faults.discard(fault)
+            if not held.faults:
+                del self._held[key]
+                if _send(held.pidfd, signal.SIGCONT):
+                    gone_on.append(key[0])
+                os.close(held.pidfd)
+        return gone_on
+
+    def go_all(self) -> list[int]:
+        """Send SIGCONT to everything; return the pids that went on."""
+        faults = {fault for held in self._held.values() for fault in held.faults}
+        return [pid for fault in faults for pid in self.go(fault)]
+
+    def close(self) -> None:
+        """Continue all, and end the keeper. Safe to call twice."""
+        self.go_all()
+        self._keeper.close()
+
+
+def _send(pidfd: int, number: signal.Signals) -> bool:
+    """Return whether the process was there."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        signal.pidfd_send_signal(pidfd, number)
+        return True
+    return False

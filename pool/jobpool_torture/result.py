@@ -1,4 +1,4 @@
-"""The result of a run: counts that must be 0, with their messages; figures; and everything needed to repeat it."""
+"""The result of a run: counts that must be 0 with their messages, figures, and everything needed to repeat it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobpool_torture.account import Account
-from jobpool_torture.tally import Tally
+from jobpool_torture.ledger import Ledger, Line
+from jobpool_torture.message_history import ACCEPTED
+from jobpool_torture.oracle import Account
 
 MEANINGS = {
     "LOST": "enqueued, and neither done nor kept by the broker; or dead, though it was not to die",
@@ -36,40 +37,75 @@ EVEN_OF_COPIES = ("LOST", "GHOST")
 
 
 @dataclass(slots=True)
+class Tally:
+    """Counts of events; `refused`: settlements that came too late, `unknown`: those to which no answer came."""
+
+    enqueued: int = 0
+    runs: int = 0
+    done: int = 0
+    failed: int = 0
+    crashed: int = 0
+    dead: int = 0
+    refused: int = 0
+    unknown: int = 0
+    written: int = 0
+
+    def add(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            self.written += 1
+            match line.event:
+                case "enq":
+                    self.enqueued += 1
+                case "start":
+                    self.runs += 1
+                case "unknown":
+                    self.unknown += 1
+                case "reaped":
+                    self.crashed += 1
+                    self.dead += line.answer == "dead"
+                case "settled" if line.answer in ACCEPTED:
+                    self.done += line.verb == "ack"
+                    self.failed += line.verb == "nack"
+                    self.dead += line.verb == "abandon"
+                case "settled":
+                    self.refused += 1
+
+
+class LedgerTally:
+    """A tally that follows a ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._tally = Tally()
+
+    def look(self) -> Tally:
+        """Read up to the newest line; return the same object each time."""
+        self._tally.add(self._ledger.after(self._tally.written))
+        return self._tally
+
+
+@dataclass(slots=True)
 class Result:
-    """The findings of a run.
+    """The findings of a run."""
 
-    Attributes:
-        counts: Of every count in `MEANINGS` that is not 0: ids, or sentences.
-        duplicates, overlaps: Jobs that ran to their end more than once, or beside themselves: no violation where
-            leases were lost.
-        excused: Jobs whose counters were not judged, for the broker may have left a copy (not `keeps_records`).
-        late: Seconds from a timeout to its verdict, of all jobs that hung in a pool that was not held up.
-        dead: Dead letters by reason.
-        descriptors: By pool, what its master has more open (< 0: less) than after the warm-up, by kind.
-        struck: Faults by kind.
-        left_out: Kinds of fault that this run had none of → why.
-        problems: Failures of the torture itself, not of the pools.
-        planned: Faults of the schedule.
-        interrupted: True if a person ended it before its time; jobs left then are not counted as stuck.
-    """
-
-    counts: dict[str, list[str]] = field(default_factory=dict)
+    counts: dict[str, list[str]] = field(default_factory=dict)  # of every count that is not 0: ids, or sentences
     tally: Tally = field(default_factory=Tally)
-    duplicates: int = 0
+    duplicates: int = 0  # jobs that ended twice, or (overlaps) ran beside themselves: allowed where leases were lost
     overlaps: int = 0
-    excused: int = 0
-    late: list[float] = field(default_factory=list)
+    excused: int = 0  # jobs whose counters were not judged, for the broker may have left a copy
+    late: list[float] = field(default_factory=list)  # seconds from a timeout to its verdict, in pools not held up
     dead: dict[str, int] = field(default_factory=dict)
-    descriptors: dict[str, dict[str, int]] = field(default_factory=dict)
+    descriptors: dict[str, dict[str, int]] = field(
+        default_factory=dict
+    )  # by pool and kind, more (< 0: less) than before
     struck: dict[str, int] = field(default_factory=dict)
     missed: int = 0
-    left_out: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)  # kinds of fault that this run had none of → why
+    problems: list[str] = field(default_factory=list)  # failures of the torture itself, not of the pools
     seconds: dict[str, float] = field(default_factory=dict)
     left: int = 0
     planned: int = 0
-    interrupted: bool = False
+    interrupted: bool = False  # a person ended it before its time; jobs left then are not counted as stuck
 
     def add(self, count: str, found: Iterable[str]) -> None:
         """Add to a count of `MEANINGS`; nothing where nothing was found."""
@@ -109,18 +145,13 @@ class Result:
             "counts": {count: len(self.counts.get(count, ())) for count in MEANINGS},
             "violations": self.counts,
             "jobs": asdict(self.tally),
-            "duplicates": self.duplicates,
-            "overlaps": self.overlaps,
-            "excused": self.excused,
+            **{name: getattr(self, name) for name in ("duplicates", "overlaps", "excused")},
             "late": quantiles(self.late),
-            "dead": self.dead,
-            "descriptors": self.descriptors,
+            **{name: getattr(self, name) for name in ("dead", "descriptors")},
             "faults": {"struck": sum(self.struck.values()), "missed": self.missed, "by_kind": self.struck},
-            "left_out": self.left_out,
-            "problems": self.problems,
+            **{name: getattr(self, name) for name in ("left_out", "problems")},
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.seconds.items()},
-            "left": self.left,
-            "interrupted": self.interrupted,
+            **{name: getattr(self, name) for name in ("left", "interrupted")},
         }
 
 

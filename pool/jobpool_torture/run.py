@@ -14,68 +14,50 @@ from jobpool.broker.opening import open_backend, scheme_of
 from jobpool.broker.values import QueueStats
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.message.signing import EnvelopeSigner
-from jobpool_torture import emptying, remains, verdict
-from jobpool_torture.atrest import REST_LIMIT, AtRest, Open
-from jobpool_torture.excuses import Window
-from jobpool_torture.fleet import End
+from jobpool_torture import judge, leftovers
+from jobpool_torture.baseline import REST_LIMIT_S, Baseline, Open
+from jobpool_torture.environment import Environment
 from jobpool_torture.ledger import Ledger
 from jobpool_torture.options import Options
-from jobpool_torture.pace import TURN, Moment, Pace
-from jobpool_torture.patience import Patience
-from jobpool_torture.place import Place
-from jobpool_torture.producer import Producer
-from jobpool_torture.result import Result
+from jobpool_torture.phases import TURN_S, Phases, Snapshot
+from jobpool_torture.result import LedgerTally, Result
 from jobpool_torture.schedule import Fault
-from jobpool_torture.tally import Tallier
-from jobpool_torture.workload import taste, workload
+from jobpool_torture.stall_detector import DrainStall
+from jobpool_torture.tolerated import Window
+from jobpool_torture.workload import Producer, taste, workload
 
-START_LIMIT = 90.0
-WARM_UP_LIMIT = 90.0
-STOP_LIMIT = 60.0
+START_LIMIT_S = 90.0
+WARM_UP_LIMIT_S = 90.0
+STOP_LIMIT_S = 60.0
 """Seconds for these phases, or for a part of them."""
 
-PATIENCE = 60.0
-"""Seconds, and six leases at least, within which fewer jobs must be left than ever before."""
-
-INTERRUPTED_LIMIT = 15.0
-"""Seconds for a drain that a person waits for."""
-
-CALM = 3
-"""Looks in a row that must find nothing to do: a follow-up may be on its way."""
-
-BETWEEN_LOOKS = 0.25
-ORPHANS_LIMIT = 1.0
-ANSWER_LIMIT = 30.0
+STALL_LIMIT_S = 60.0  # time, and six leases at least, within which fewer jobs must be left than ever before
+INTERRUPTED_LIMIT_S = 15.0  # time for a drain that a person waits for
+CALM_LOOKS = 3  # looks in a row that must find nothing to do: a follow-up may be on its way
+LOOK_EVERY_S = 0.25
+ORPHANS_LIMIT_S = 1.0
+ANSWER_LIMIT_S = 30.0
 """Seconds in which a broker may come back that is asked for what it has."""
 
-EMPTY_LIMIT = 10.0
-"""Seconds, beyond a lease, for the leases of pools that were killed to end."""
-
-OF_ALL = ("broker.restart", "access.deny")
-"""Faults that hold up every pool."""
-
+EMPTY_LIMIT_S = 10.0  # seconds, beyond a lease, for the leases of pools that were killed to end
+OF_ALL = ("broker.restart", "access.deny")  # faults that hold up every pool
 OF_ALL_IN_ONE_FILE = (*OF_ALL, "master.stop", "group.stop")
 """The same on SQLite: a pool that is stopped in the middle of a write keeps the lock that all others wait for."""
 
 T = TypeVar("T")
-
-LINE = 500
-"""Characters of a log's last line that are shown."""
+LOG_LINE_CHARS = 500
 
 
 class Run:
-    """One run. `interrupt` may be called at any time, by a signal handler too.
-
-    Args:
-        options: With a queue that is named.
-        folder: An empty directory, for everything that is written.
-        place: Pools, networks, clocks and nemesis.
-        faults: The schedule.
-        tell: Called with each new `Moment`, about twice a second.
-    """
+    """One run, of a named queue in an empty folder. `interrupt` may be called at any time, by a signal handler too."""
 
     def __init__(
-        self, options: Options, folder: Path, place: Place, faults: Sequence[Fault], tell: Callable[[Moment], None]
+        self,
+        options: Options,
+        folder: Path,
+        place: Environment,
+        faults: Sequence[Fault],
+        tell: Callable[[Snapshot], None],
     ) -> None:
         self.result = Result(planned=len(faults))
         self._options = options
@@ -86,9 +68,9 @@ class Run:
         self._windows: list[Window] = []
         self._interrupted_at = 0.0
         self._ledger = Ledger(place.ledger)
-        self._tallier = Tallier(self._ledger)
-        self._pace = Pace(place.nemesis, self._tallier, self.result, tell)
-        self._at_rest = AtRest(place.fleet, options.workers, place.connections, self._pace, self.result)
+        self._tallier = LedgerTally(self._ledger)
+        self._pace = Phases(place.nemesis, self._tallier, self.result, tell)
+        self._at_rest = Baseline(place.fleet, options.workers, place.connections, self._pace, self.result)
 
     def interrupt(self) -> None:
         """Strike no more faults: heal, drain for a short time, and count."""
@@ -96,11 +78,9 @@ class Run:
         self.result.interrupted = True
 
     def go(self) -> Result:
-        """Run all phases. Blocks for the schedule's seconds and about half a minute more, or for as long as a drain
-        takes.
+        """Run all phases: the schedule's seconds and about half a minute more, or as long as a drain takes.
 
-        Raises:
-            JobpoolError: The pools did not come up, or the torture's own parts failed. No process is left.
+        Raises `JobpoolError`: the pools did not come up, or the torture's own parts failed. No process is left.
         """
         with ExitStack() as stack:
             stack.callback(self._place.close)
@@ -118,26 +98,21 @@ class Run:
             self._count(backend, producer)
         return self.result
 
-    # --- the phases -----------------------------------------------------------------------------------
-
     def _start(self) -> None:
-        with self._pace.phase("start", START_LIMIT):
+        with self._pace.phase("start", START_LIMIT_S):
             fleet = self._fleet
             fleet.start()
-            self._pace.wait(lambda: bool(fleet.ends) or not fleet.wait_ready(0.0), START_LIMIT)
+            self._pace.wait(lambda: bool(fleet.ends) or not fleet.wait_ready(0.0), START_LIMIT_S)
             if missing := [end.pool for end in fleet.ends] or fleet.wait_ready(0.0):
                 raise JobpoolError(f"{' and '.join(missing)} did not come up: {self._log_end(missing[0])}")
 
     def _warm_up(self, backend: QueueBackend, producer: Producer) -> Open | None:
-        """Open every connection, by a job of each kind for each pool; return the descriptors of each master then.
-
-        None: they could not be had.
-        """
+        """Open every connection, by a job of each kind for each pool; return the descriptors of each master, if any."""
         options, can = self._options, self._place.capabilities
         with self._pace.phase("warm up", None):
             producer.start(taste(options.seed, ttl=options.ttl, capabilities=can, times=options.pools))
-            self._pace.wait(lambda: not producer.is_busy or self.result.interrupted, WARM_UP_LIMIT)
-            was_answered = producer.finish(INTERRUPTED_LIMIT)
+            self._pace.wait(lambda: not producer.is_busy or self.result.interrupted, WARM_UP_LIMIT_S)
+            was_answered = producer.finish(INTERRUPTED_LIMIT_S)
             if producer.error is not None:
                 raise JobpoolError(f"no job could be enqueued: {producer.error}") from producer.error
             if (was_answered and self._is_drained(backend)) or self.result.interrupted:
@@ -158,15 +133,13 @@ class Run:
             self._place.disturb_producer()
             waiting = list(self._faults)
             passed = 0.0
-            while passed < options.seconds and not self._is_over_early(producer):
+            while passed < options.seconds and not (
+                self.result.interrupted or producer.error
+            ):  # no faults without jobs
                 self._pace.turn()
                 passed = time.monotonic() - begun
                 while waiting and waiting[0].at <= passed:
                     self._hit(waiting.pop(0))
-
-    def _is_over_early(self, producer: Producer) -> bool:
-        """Return whether the run is over early: faults without jobs would show nothing."""
-        return self.result.interrupted or producer.error is not None
 
     def _hit(self, fault: Fault) -> None:
         begun = time.monotonic()
@@ -185,16 +158,16 @@ class Run:
         self._windows.append(Window(pool, fault.kind, begun, time.monotonic() + fault.seconds))
 
     def _heal(self, producer: Producer) -> None:
-        with self._pace.phase("heal", 2 * START_LIMIT):
+        with self._pace.phase("heal", 2 * START_LIMIT_S):
             self._place.soothe_producer()
             self._pace.note(self._place.nemesis.heal())
             begun = time.monotonic()
             self._place.hang_up()
             self._windows.append(Window("", "net.cut", begun, time.monotonic()))
-            self._pace.wait(lambda: not self._fleet.wait_ready(0.0), START_LIMIT)
+            self._pace.wait(lambda: not self._fleet.wait_ready(0.0), START_LIMIT_S)
             missing = self._fleet.wait_ready(0.0)
             self.result.add("DIED", [f"{name} did not come up again: {self._log_end(name)}" for name in missing])
-            producer.finish(INTERRUPTED_LIMIT)
+            producer.finish(INTERRUPTED_LIMIT_S)
             if producer.error is not None:
                 self.result.problems.append(f"the producer has ended, and with it the faults: {producer.error}")
 
@@ -205,23 +178,23 @@ class Run:
             if self.result.interrupted:
                 self.result.left = self._pace.pending or 0
             else:
-                self.result.add("STUCK", self._ask(lambda: remains.stuck(backend, self._options.queue)) or ())
+                self.result.add("STUCK", self._ask(lambda: leftovers.stuck(backend, self._options.queue)) or ())
 
     def _idle(self, before: Open | None) -> None:
         """Compare descriptors once nothing runs; an interrupted run may have jobs under way."""
         if before is not None and not self.result.interrupted:
-            with self._pace.phase("idle", REST_LIMIT):
+            with self._pace.phase("idle", REST_LIMIT_S):
                 self._at_rest.compare(before)
 
     def _stop(self) -> None:
-        with self._pace.phase("stop", STOP_LIMIT):
-            statuses = self._fleet.stop_all(STOP_LIMIT)
+        with self._pace.phase("stop", STOP_LIMIT_S):
+            statuses = self._fleet.stop_all(STOP_LIMIT_S)
             self.result.add("EXIT", [f"{name}: {_status(code)}" for name, code in statuses.items() if code != 0])
-            give_up = time.monotonic() + ORPHANS_LIMIT
+            give_up = time.monotonic() + ORPHANS_LIMIT_S
             while (left := self._fleet.processes()) and time.monotonic() < give_up:
-                time.sleep(TURN)
+                time.sleep(TURN_S)
             self.result.add("ORPHANS", [f"pid {pid}: {command}" for pid, command in left.items()])
-            self.result.add("DIED", map(_told_of, self._fleet.unexpected))
+            self.result.add("DIED", [f"{end.why}: {_last_line(end.log_end)}" for end in self._fleet.unexpected])
             self.result.add("STALLED", self._place.nemesis.stalled)
             self._place.remove_user()
 
@@ -231,17 +204,15 @@ class Run:
             problems = Counter(self._place.nemesis.problems)
             self.result.problems += [f"{text}{f', {n} times' if n > 1 else ''}" for text, n in problems.items()]
             lines, can, grace = self._ledger.read(), backend.capabilities, self._place.kill_grace
-            kept = self._ask(lambda: remains.kept(backend, self._options.queue))
+            kept = self._ask(lambda: leftovers.kept(backend, self._options.queue))
             if kept is not None:
-                verdict.dump(kept, self._folder / "left.jsonl")
-                verdict.reach(self.result, lines, kept, producer.items, self._disturbed(), can, grace)
+                judge.dump(kept, self._folder / "left.jsonl")
+                judge.reach(self.result, lines, kept, producer.items, self._disturbed(), can, grace)
         if not self._options.keep:
-            self._empty(backend, emptying.own_ids(lines))
+            self._empty(backend, leftovers.own_ids(lines))
 
     def _disturbed(self) -> list[Window]:
-        """Return when faults struck which pools; of those that end by themselves only the nemesis knows how long they
-        took.
-        """
+        """Return when faults struck which pools; the nemesis knows how long those took that end by themselves."""
         nemesis = self._place.nemesis
         restarts = [Window("", "broker.restart", *when) for when in nemesis.restarts]
         freezes = [Window(pool, "forkserver.freeze", begun, ended) for pool, begun, ended in nemesis.freezes]
@@ -249,38 +220,33 @@ class Run:
 
     def _empty(self, backend: QueueBackend, ours: set[str]) -> None:
         """Empty the queue. The counts are reported even if the broker ends now."""
-        queue, limit = self._options.queue, self._options.ttl + EMPTY_LIMIT
+        queue, limit = self._options.queue, self._options.ttl + EMPTY_LIMIT_S
         with self._pace.phase("empty", limit):
             try:
-                left = emptying.empty(backend, queue, ours, self._pace.rest, limit)
+                left = leftovers.empty(backend, queue, ours, self._pace.rest, limit)
             except JobpoolError as error:
                 left = f"queue {queue} was not emptied: {error}; `jobpool purge -Q {queue}` does so"
         self.result.problems += [left] if left else []
 
-    # --- shared parts ---------------------------------------------------------------------------------
-
     def _is_drained(self, backend: QueueBackend) -> bool:
         """Wait until everything is done; False: what is left will not be, or a person does not wait for it."""
         begun = time.monotonic()
-        patience = Patience(max(PATIENCE, 6 * self._options.ttl), begun)
+        patience = DrainStall(max(STALL_LIMIT_S, 6 * self._options.ttl), begun)
         calm = 0
-        while calm < CALM:
+        while calm < CALM_LOOKS:
             stats = _stats(backend, self._options.queue)
             self._pace.pending = None if stats is None else stats.pending
             calm = calm + 1 if self._pace.pending == 0 else 0
             now = time.monotonic()
-            is_hurried = self.result.interrupted and now - max(begun, self._interrupted_at) > INTERRUPTED_LIMIT
+            is_hurried = self.result.interrupted and now - max(begun, self._interrupted_at) > INTERRUPTED_LIMIT_S
             if calm == 0 and (patience.is_over(now, stats, self._tallier.look().written) or is_hurried):
                 return False
-            self._pace.rest(BETWEEN_LOOKS)
+            self._pace.rest(LOOK_EVERY_S)
         return True
 
     def _ask(self, call: Callable[[], T]) -> T | None:
-        """Return the answer of the call, repeated while the broker does not answer; block for about `ANSWER_LIMIT` s.
-
-        None: it did not answer. The end of the jobs is unknown then, which is a count of its own.
-        """
-        give_up = time.monotonic() + ANSWER_LIMIT
+        """Return the answer of the call, repeated for about `ANSWER_LIMIT_S`; None, and a count, if there is none."""
+        give_up = time.monotonic() + ANSWER_LIMIT_S
         while True:
             try:
                 return call()
@@ -288,7 +254,7 @@ class Run:
                 if time.monotonic() > give_up:
                     self.result.add("STUCK", [f"no job could be counted: {error}"])
                     return None
-            self._pace.rest(BETWEEN_LOOKS)
+            self._pace.rest(LOOK_EVERY_S)
 
     def _log_end(self, name: str) -> str:
         path = self._folder / f"{name}.log"
@@ -313,13 +279,9 @@ def _stats(backend: QueueBackend, queue: str) -> QueueStats | None:
     return None
 
 
-def _told_of(end: End) -> str:
-    return f"{end.why}: {_last_line(end.log_end)}"
-
-
 def _last_line(log: str) -> str:
     """Return where a program says what it died of."""
-    return (log.strip().splitlines() or ["its log is empty"])[-1][-LINE:]
+    return (log.strip().splitlines() or ["its log is empty"])[-1][-LOG_LINE_CHARS:]
 
 
 def _status(code: int | None) -> str:

@@ -16,33 +16,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-VERSION = 1
-"""Of the schedule file."""
-
-HOUR = 3600.0
-LARGEST_PICK = 1 << 16
-LARGEST = 1e9
+SCHEDULE_VERSION = 1
+HOUR_S = 3600.0
+MAX_PICK = 1 << 16
+MAX_NUMBER = 1e9
 """No number of a schedule file is beyond it: seconds, or a pick."""
 
-AMOUNTS = {"net.delay": (0.0, 60.0), "net.drop": (0.0, 1.0), "clock.jump": (-24 * HOUR, 24 * HOUR)}
+AMOUNTS = {"net.delay": (0.0, 60.0), "net.drop": (0.0, 1.0), "clock.jump": (-24 * HOUR_S, 24 * HOUR_S)}
 """Allowed amounts of a schedule file, by kind; see `Fault`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of fault.
+    """One kind of fault."""
 
-    Attributes:
-        about: Its effect, in a few words.
-        weight: How often it is chosen, compared with others.
-        lasts: For how long, from and to, in leases (ttl); 0 = it is over at once.
-        amount: From and to; the unit is the kind's own, see `Fault`.
-    """
-
-    about: str
-    weight: float
-    lasts: tuple[float, float] = (0.0, 0.0)
-    amount: tuple[float, float] = (0.0, 0.0)
+    about: str  # its effect, in a few words
+    weight: float  # how often it is chosen, compared with others
+    lasts: tuple[float, float] = (0.0, 0.0)  # for how long, from and to, in leases (ttl); 0 = it is over at once
+    amount: tuple[float, float] = (0.0, 0.0)  # from and to; the unit is the kind's own, see `Fault`
 
 
 KINDS: Mapping[str, Kind] = {
@@ -71,7 +62,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "access.deny": Kind("the pools' user may not log in, or do nothing; allowed again later", 2, (0.2, 1.2)),
     "broker.restart": Kind("the broker restarted by the command that was given", 1),
-    "clock.jump": Kind("a pool's wall clock set, and set back later", 2, (0.5, 4.0), (-HOUR, HOUR)),
+    "clock.jump": Kind("a pool's wall clock set, and set back later", 2, (0.5, 4.0), (-HOUR_S, HOUR_S)),
 }
 """Every kind, in the order in which they are shown."""
 
@@ -81,21 +72,15 @@ class Fault:
     """One fault.
 
     Attributes:
-        number: From 0; kept when a schedule is shrunk, so that it names the same fault.
-        at: Seconds since the faults began, >= 0.
-        kind: One of `KINDS`.
-        pool: Which pool, from 0.
-        pick: >= 0; which child, direction or way: taken modulo what is there.
-        seconds: For how long, or how long the ended pool stays away; 0 = it is over at once.
         amount: `net.delay`: seconds; `net.drop`: share of the replies, 0 to 1; `clock.jump`: seconds, < 0 is back.
     """
 
-    number: int
-    at: float
-    kind: str
-    pool: int = 0
-    pick: int = 0
-    seconds: float = 0.0
+    number: int  # from 0; kept when a schedule is shrunk, so that it names the same fault
+    at: float  # seconds since the faults began, >= 0
+    kind: str  # one of `KINDS`
+    pool: int = 0  # which pool, from 0
+    pick: int = 0  # >= 0; which child, direction or way: taken modulo what is there
+    seconds: float = 0.0  # for how long, or how long the ended pool stays away; 0 = it is over at once
     amount: float = 0.0
 
     @property
@@ -108,9 +93,7 @@ def plan(seed: int, *, seconds: float, pools: int, kinds: Sequence[str], ttl: fl
     """Return the faults of a run, by time.
 
     Args:
-        seed: Any whole number.
         seconds: For how long faults begin, > 0; the last ones may end later.
-        pools: How many pools there are, >= 1.
         kinds: Kinds that may be chosen; their order has no meaning.
         ttl: Seconds of a lease, > 0: faults last for shares and multiples of it.
         rate: Faults a second, on average, > 0.
@@ -151,7 +134,7 @@ def _fault(number: int, at: float, kinds: Sequence[str], pools: int, ttl: float,
         at=round(at, 3),
         kind=name,
         pool=int(where * pools),
-        pick=int(pick * LARGEST_PICK),
+        pick=int(pick * MAX_PICK),
         seconds=round(_between(kind.lasts, lasts) * ttl, 3),
         amount=round(_between(kind.amount, amount), 3),
     )
@@ -170,24 +153,17 @@ def _between(bounds: tuple[float, float], draw: float) -> float:
     return bounds[0] + (bounds[1] - bounds[0]) * draw
 
 
-# --- the file ---------------------------------------------------------------------------------------------------------
-
-
 def dump(faults: Sequence[Fault], about: Mapping[str, Any]) -> str:
-    """Return the text of a schedule file: the options of the run, and a line for each fault.
-
-    Args:
-        about: Facts that a replay must know beside the faults: seed, pools, ttl, …; anything that JSON can hold.
-    """
+    """Return the text of a schedule file: what a replay must know `about` the run (JSON), and a line for each fault."""
     lines = ",\n".join(f"    {json.dumps(asdict(fault))}" for fault in faults)
-    return f'{{\n  "version": {VERSION},\n  "about": {json.dumps(dict(about))},\n  "faults": [\n{lines}\n  ]\n}}\n'
+    head = f'"version": {SCHEDULE_VERSION},\n  "about": {json.dumps(dict(about))}'
+    return f'{{\n  {head},\n  "faults": [\n{lines}\n  ]\n}}\n'
 
 
 def load(text: str) -> tuple[list[Fault], dict[str, Any]]:
     """Return the faults in a schedule file, by time, and what it says `about` the run.
 
-    Raises:
-        ValueError: It is none; one sentence for the user.
+    Raises `ValueError`: it is none; one sentence for the user.
     """
     try:
         read = json.loads(text)
@@ -195,8 +171,10 @@ def load(text: str) -> tuple[list[Fault], dict[str, Any]]:
         raise ValueError(f"it is no schedule: not JSON ({error})") from error
     if not isinstance(read, dict) or "version" not in read or not isinstance(read.get("about"), dict):
         raise ValueError('it is no schedule: it has no "version", "about" and "faults"')
-    if read["version"] != VERSION:
-        raise ValueError(f"it is a schedule of version {str(read['version'])[:20]}, and this jobpool reads {VERSION}")
+    if read["version"] != SCHEDULE_VERSION:
+        raise ValueError(
+            f"it is a schedule of version {str(read['version'])[:20]}, and this jobpool reads {SCHEDULE_VERSION}"
+        )
     faults = list(_faults(read.get("faults")))
     if len({fault.number for fault in faults}) < len(faults):
         raise ValueError("two faults of the schedule have one number, by which each is undone")
@@ -221,9 +199,7 @@ def _read(entry: object) -> Fault | None:
     if entry["kind"] not in list(KINDS):  # a list: the value read may be anything, and a key must be hashable
         return None
     numbers = [value for name, value in entry.items() if name != "kind"]
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in numbers):
-        return None
-    if not all(-LARGEST <= value <= LARGEST for value in numbers):  # not even NaN is
+    if not all(type(value) in (int, float) and -MAX_NUMBER <= value <= MAX_NUMBER for value in numbers):  # no NaN
         return None
     fault = Fault(**entry)
     whole = all(isinstance(value, int) and value >= 0 for value in (fault.number, fault.pool, fault.pick))

@@ -11,71 +11,39 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-FOLDER = "TORTURE_ORDERS"
-"""The environment variable that names the folder of the orders."""
-
-NOBODY = 65534
-
-SMALL = 1 << 20
-"""Bytes of address space: less than any interpreter has."""
-
-SHALLOW = 8
-"""Calls below the one that spoils: enough for it to return, too few for another job."""
-
-
-def _limit(which: int, value: int) -> None:
-    resource.setrlimit(which, (value, value))
-
-
-def _alarm(which: int, seconds: float) -> None:
-    signal.setitimer(which, seconds, seconds)
+ORDERS_FOLDER = "TORTURE_ORDERS"  # the environment variable that names the folder of the orders
+NOBODY_ID = 65534
+BLOCKABLE = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}
+SMALL_MEMORY_BYTES = 1 << 20  # bytes of address space: less than any interpreter has
+SHALLOW_CALLS = 8  # calls below the one that spoils: enough for it to return, too few for another job
 
 
 def _shallow() -> None:
     depth, frame = 0, sys._getframe().f_back
     while frame is not None:
         depth, frame = depth + 1, frame.f_back
-    sys.setrecursionlimit(depth + SHALLOW)
+    sys.setrecursionlimit(depth + SHALLOW_CALLS)
 
 
-def _block_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
-
-
-def _leave() -> None:
-    os.umask(0o777)
-    os.chdir("/proc/self/fdinfo")
-
-
-def _become_nobody() -> None:
-    os.setgroups([])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
-
-
-def _change_root() -> None:
-    os.chroot("/proc/self/fdinfo")
-    os.chdir("/")
-
-
-WAYS: dict[str, Callable[[], None]] = {
-    "files may not grow": lambda: _limit(resource.RLIMIT_FSIZE, 0),
-    "no memory": lambda: _limit(resource.RLIMIT_AS, SMALL),
-    "no more descriptors": lambda: _limit(resource.RLIMIT_NOFILE, 3),
-    "alarms": lambda: _alarm(signal.ITIMER_REAL, 0.02),
-    "alarms by CPU time": lambda: _alarm(signal.ITIMER_PROF, 0.02),
-    "all signals blocked": _block_signals,
-    "a shallow stack": _shallow,
-    "nothing to import from": sys.path.clear,
-    "another folder and umask": _leave,
+WAYS: dict[str, Sequence[Callable[[], object]]] = {  # ways open to any user
+    "files may not grow": [partial(resource.setrlimit, resource.RLIMIT_FSIZE, (0, 0))],
+    "no memory": [partial(resource.setrlimit, resource.RLIMIT_AS, (SMALL_MEMORY_BYTES, SMALL_MEMORY_BYTES))],
+    "no more descriptors": [partial(resource.setrlimit, resource.RLIMIT_NOFILE, (3, 3))],
+    "alarms": [partial(signal.setitimer, signal.ITIMER_REAL, 0.02, 0.02)],
+    "alarms by CPU time": [partial(signal.setitimer, signal.ITIMER_PROF, 0.02, 0.02)],
+    "all signals blocked": [partial(signal.pthread_sigmask, signal.SIG_BLOCK, BLOCKABLE)],
+    "a shallow stack": [_shallow],
+    "nothing to import from": [sys.path.clear],
+    "another folder and umask": [partial(os.umask, 0o777), partial(os.chdir, "/proc/self/fdinfo")],
 }
-"""Ways open to any user."""
-
-OF_ROOT: dict[str, Callable[[], None]] = {"another user": _become_nobody, "another root": _change_root}
-"""Ways open to root only."""
+OF_ROOT: dict[str, Sequence[Callable[[], object]]] = {  # ways open to root only
+    "another user": [partial(os.setgroups, []), partial(os.setgid, NOBODY_ID), partial(os.setuid, NOBODY_ID)],
+    "another root": [partial(os.chroot, "/proc/self/fdinfo"), partial(os.chdir, "/")],
+}
 
 
 def ways() -> list[str]:
@@ -109,4 +77,5 @@ def take(folder: Path, pool: str) -> str:
 
 def spoil(way: str) -> None:
     """Do it to this process. Raises whatever the system says."""
-    (WAYS | OF_ROOT)[way]()
+    for step in (WAYS | OF_ROOT)[way]:
+        step()

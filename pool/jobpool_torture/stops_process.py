@@ -27,9 +27,7 @@ def keep(owner: socket.socket) -> list[int]:
 
 
 def alive(pidfds: list[int], limit: float = 0.0) -> list[int]:
-    """Return the pidfds whose processes have not ended; close the others. Blocks for up to `limit` seconds until one
-    ends.
-    """
+    """Return the pidfds whose processes live; close the others. Blocks for up to `limit` seconds until one ends."""
     poll = select.poll()
     for pidfd in pidfds:
         poll.register(pidfd, select.POLLIN)

@@ -19,28 +19,18 @@ from jobpool.broker.opening import redact
 from jobpool.cli.output import columns, note, plural, say, table
 from jobpool.message.printable import printable
 from jobpool.message.units import format_duration
-from jobpool_torture.descriptors import listed
+from jobpool_torture.baseline import listed
 from jobpool_torture.result import MEANINGS, quantiles
 
 if TYPE_CHECKING:
-    from jobpool_torture.conduct import Plan
-    from jobpool_torture.pace import Moment
+    from jobpool_torture.entry_point import Plan
+    from jobpool_torture.phases import Snapshot
     from jobpool_torture.result import Result
 
-EVERY = 10.0
-"""Seconds between two lines of progress in a pipe."""
-
-SHOWN = 10
-"""Ids of one count that are shown; --json has them all."""
-
-SCHEDULED = 200
-"""Faults of the schedule that are shown."""
-
-LINE = 110
-"""Characters of a line of the schedule."""
-
-
-# --- head ---------------------------------------------------------------------------------------------------------
+PROGRESS_EVERY_S = 10.0
+SHOWN_IDS = 10
+SHOWN_FAULTS = 200
+SCHEDULE_LINE_CHARS = 110
 
 
 def head(plan: Plan, *, with_schedule: bool) -> None:
@@ -72,9 +62,6 @@ def left_out(plan: Plan) -> Iterator[str]:
         yield f"left out: {', '.join(kinds)}: {why}"
 
 
-# --- progress -----------------------------------------------------------------------------------------------------
-
-
 class Progress:
     """The display of moments while the block runs, as long as stderr is open: a closed terminal does no harm."""
 
@@ -94,19 +81,19 @@ class Progress:
                 sys.stderr.write("\r\x1b[J")
                 sys.stderr.flush()
 
-    def tell(self, moment: Moment) -> None:
+    def tell(self, moment: Snapshot) -> None:
         """Show the newest moment."""
         with suppress(OSError):
             self._tell(moment)
 
-    def _tell(self, moment: Moment) -> None:
+    def _tell(self, moment: Snapshot) -> None:
         if sys.stderr.isatty():
             self._show(moment)
-        elif moment.phase != self._phase or time.monotonic() - self._written >= EVERY:
+        elif moment.phase != self._phase or time.monotonic() - self._written >= PROGRESS_EVERY_S:
             self._written, self._phase = time.monotonic(), moment.phase
             note(line(moment))
 
-    def _show(self, moment: Moment) -> None:
+    def _show(self, moment: Snapshot) -> None:
         """Draw in place of the moment before. The cursor goes back to its beginning, for what others may print."""
         width = shutil.get_terminal_size().columns
         texts = [line(moment), *(f"  {said}" for said in moment.last)]
@@ -116,7 +103,7 @@ class Progress:
         self._is_drawn = True
 
 
-def line(moment: Moment) -> str:
+def line(moment: Snapshot) -> str:
     """Return one moment in one line."""
     tally = moment.tally
     left = "" if moment.left is None else f" {format_duration(moment.left)} left"
@@ -128,9 +115,6 @@ def line(moment: Moment) -> str:
     )
 
 
-# --- report -------------------------------------------------------------------------------------------------------
-
-
 def report(plan: Plan, result: Result, folder: Path | None, shortest: Path | None, again: str) -> None:
     """Print the report for people, on stdout."""
     table(
@@ -138,17 +122,17 @@ def report(plan: Plan, result: Result, folder: Path | None, shortest: Path | Non
         [[name, str(len(result.counts.get(name, ()))), means] for name, means in MEANINGS.items()],
     )
     for name, found in result.counts.items():
-        for each in found[:SHOWN]:
+        for each in found[:SHOWN_IDS]:
             say(f"{name}: {each}")
-        if len(found) > SHOWN:
-            say(f"{name}: … and {len(found) - SHOWN} more")
-    for text in _figures(plan, result):
+        if len(found) > SHOWN_IDS:
+            say(f"{name}: … and {len(found) - SHOWN_IDS} more")
+    for text in (*_figures(plan, result), *_schedule(plan)):
         say(text)
-    for text in _schedule(plan):
-        say(text)
-    say(f"{_verdict(result)}  {_versions()}")
-    for text in _places(folder, shortest):
-        say(text)
+    say(f"{_verdict(result)}  jobpool {version('jobpool')}, Python {python_version()}")
+    if folder is not None:
+        say(f"ledger, logs, schedule.json, strikes.jsonl and left.jsonl: {folder}")
+    if shortest is not None:
+        say(f"the shortest schedule that failed too: {shortest}")
     say(f"again: {again}")
 
 
@@ -179,11 +163,11 @@ def _figures(plan: Plan, result: Result) -> Iterator[str]:
 
 def _schedule(plan: Plan) -> list[str]:
     """Return the planned faults, and their times, as lines."""
-    moments = [f"{fault.at:.1f} s {fault.kind} pool{fault.pool + 1}" for fault in plan.faults[:SCHEDULED]]
+    moments = [f"{fault.at:.1f} s {fault.kind} pool{fault.pool + 1}" for fault in plan.faults[:SHOWN_FAULTS]]
     more = len(plan.faults) - len(moments)
     if more:
         moments.append(f"and {more} more: see -v, --json or schedule.json")
-    return textwrap.wrap(f"schedule: {', '.join(moments) or 'nothing'}", LINE, subsequent_indent="  ")
+    return textwrap.wrap(f"schedule: {', '.join(moments) or 'nothing'}", SCHEDULE_LINE_CHARS, subsequent_indent="  ")
 
 
 def _verdict(result: Result) -> str:
@@ -195,28 +179,13 @@ def _verdict(result: Result) -> str:
     return f"clean, as far as it came{left}." if result.interrupted else "clean."
 
 
-def _versions() -> str:
-    return f"jobpool {version('jobpool')}, Python {python_version()}"
-
-
-def _places(folder: Path | None, shortest: Path | None) -> Iterator[str]:
-    if folder is not None:
-        yield f"ledger, logs, schedule.json, strikes.jsonl and left.jsonl: {folder}"
-    if shortest is not None:
-        yield f"the shortest schedule that failed too: {shortest}"
-
-
 def document(plan: Plan, result: Result, folder: Path | None, shortest: Path | None, again: str) -> dict[str, Any]:
     """Return the report for programs."""
     options = plan.options
+    told = ("queue", "seed", "pools", "workers", "ttl", "rate")
     return {
         "backend": redact(options.backend),
-        "queue": options.queue,
-        "seed": options.seed,
-        "pools": options.pools,
-        "workers": options.workers,
-        "ttl": options.ttl,
-        "rate": options.rate,
+        **{name: getattr(options, name) for name in told},
         "minutes": options.seconds / 60,
         **result.to_dict(),
         "schedule": [asdict(fault) for fault in plan.faults],

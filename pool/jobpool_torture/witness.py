@@ -1,16 +1,22 @@
 """The witness: stands between a pool and its broker, and writes the broker's answers to the ledger.
 
 An oracle can count by that, and not by a pool's beliefs: by deliveries with their counters, accepted settlements, and
-those with an unknown result. It changes no answer, and of the calls only one thing: no message
-pauses after a crash, for which tests would wait. Fail-points (failpoint.py) end the process at a chosen one.
+those with an unknown result. It changes no answer, and of the calls only one thing: no message pauses after a crash,
+for which tests would wait.
+
+Fail-points kill or stop the master at a chosen call, such as `after-fetch:3` or `before-settle/ack:1=stop`. They name
+a point, the verb that a settle call must hold (optional), the number of that call, and the action (`kill`).
 """
 
 from __future__ import annotations
 
 import os
+import re
+import signal
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,31 +25,76 @@ from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool.errors import ConfigurationError, WriteRefused
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Move, Settled, Settlement
-from jobpool_torture.failpoint import FailPoint, FailPoints, parse_points
 from jobpool_torture.ledger import LEDGER, Line, append, open_ledger
 
+POINTS = tuple(f"{when}-{what}" for what in ("fetch", "settle", "renew", "reap") for when in ("before", "after"))
+"""After a fetch or a reap: one that brought something. Before it, or at a renewal: every one."""
+
+VERBS = ("ack", "nack", "abandon", "release", "forfeit", "move")
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+_FORM = re.compile(r"(?P<point>[a-z-]+)(/(?P<verb>[a-z]+))?(:(?P<number>[1-9][0-9]*))?(=(?P<action>kill|stop))?")
 FAILPOINT = "JOBPOOL_FAILPOINT"
-NAME = "JOBPOOL_NAME"
+POOL_NAME = "JOBPOOL_NAME"
 """Environment variables: fail-points; the pool's name, as a pool reads it itself."""
 
-LONGEST_CAUSE = 100
-"""Characters of a cause of death that are written: a stack is the log's business."""
+MAX_CAUSE_CHARS = 100  # characters of a cause of death that are written: a stack is the log's business
+
+
+@dataclass(frozen=True, slots=True)
+class FailPoint:
+    """The `number`-th call (>= 1) at `point`; `verb` "" = whatever it settles. `action`: `kill` or `stop`."""
+
+    point: str
+    verb: str = ""
+    number: int = 1
+    action: str = "kill"
+
+    @classmethod
+    def parse(cls, text: str) -> FailPoint:
+        """Read `point[/verb][:number][=action]`. Raises `ConfigurationError`."""
+        found = _FORM.fullmatch(text.strip())
+        if found is None or found["point"] not in POINTS:
+            raise ConfigurationError(
+                f"{text!r} is no fail-point POINT[/VERB][:NUMBER][=stop]; points: {', '.join(POINTS)}"
+            )
+        verb = found["verb"] or ""
+        if verb and (verb not in VERBS or not found["point"].endswith("settle")):
+            raise ConfigurationError(f"{text!r}: a verb belongs to a settle call, and is one of {', '.join(VERBS)}")
+        return cls(found["point"], verb, int(found["number"] or 1), found["action"] or "kill")
+
+
+def parse_points(text: str) -> list[FailPoint]:
+    """Read a list with commas; "" = none. Raises `ConfigurationError`."""
+    return [FailPoint.parse(part) for part in text.split(",") if part.strip()]
+
+
+class FailPoints:
+    """Counts calls, in any thread, and kills or stops the process at each point that is reached."""
+
+    def __init__(self, points: Sequence[FailPoint] = ()) -> None:
+        self._left = {point: point.number for point in points}
+        self._lock = threading.Lock()
+
+    def at(self, point: str, verbs: Collection[str] = ()) -> None:
+        """Act if the program is to end at `point`, with these verbs in the call."""
+        me = threading.get_ident()  # sent to the process, it may hit this thread late
+        for action in self._reached(point, verbs) if self._left else ():
+            signal.pthread_kill(me, _SIGNALS[action])
+
+    def _reached(self, point: str, verbs: Collection[str]) -> list[str]:
+        """Return the actions that are due now."""
+        with self._lock:
+            here = [found for found in self._left if found.point == point and (not found.verb or found.verb in verbs)]
+            for found in here:
+                self._left[found] -= 1
+            return [found.action for found in here if self._left[found] == 0]
 
 
 class Witness:
     """A `QueueBackend` that wraps another one: all that it does not watch is the backend's own.
 
     Lines are written before the caller gets the answer. One call is one write, so it costs some microseconds a message.
-    `reap_expired`, which no pool calls, is not watched: it tells no ids.
-
-    Args:
-        backend: Of any kind. `close` closes it.
-        ledger: The file, made where it is missing.
-        points: Where to die.
-        pool: The name that is written.
-
-    Raises:
-        OSError: The file cannot be opened.
+    `reap_expired`, which no pool calls, is not watched: it tells no ids. Raises OSError: the ledger cannot be opened.
     """
 
     def __init__(
@@ -57,8 +108,6 @@ class Witness:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    # --- the watched calls --------------------------------------------------------------------------
-
     def fetch_many(
         self, queue: str, *, limit: int, ttl: float = 30.0, wait: float = 0.0, fetch_id: str | None = None
     ) -> list[JobLease]:
@@ -67,12 +116,9 @@ class Witness:
         leases = self._backend.fetch_many(queue, limit=limit, ttl=ttl, wait=wait, fetch_id=fetch_id)
         if leases:
             begun = time.clock_gettime(time.CLOCK_BOOTTIME) - (time.monotonic() - since)
-            self._write(
-                [
-                    self._of_lease("fetched", lease, since=since, holds=max(0.0, lease.expires_at - begun), tag=queue)
-                    for lease in leases
-                ]
-            )
+            holds = [max(0.0, lease.expires_at - begun) for lease in leases]
+            pairs = zip(leases, holds, strict=True)
+            self._write([self._of_lease("fetched", one, since=since, holds=held, tag=queue) for one, held in pairs])
             self._points.at("after-fetch")
         return leases
 
@@ -128,8 +174,6 @@ class Witness:
         """Close the backend. The ledger stays open: a thread that still waits in the backend may yet write."""
         self._backend.close()
 
-    # --- lines --------------------------------------------------------------------------------------
-
     def _of_lease(self, event: str, lease: JobLease, **more: Any) -> Line:
         told = {"attempt": lease.attempts + 1, "crashes": lease.crashes, "owner": lease.owner_token}
         return self._line(event, lease.id, fence=lease.deliveries, **told, **more)
@@ -160,7 +204,7 @@ class Witness:
     def _of_reaped(self, reaped: Reaped) -> Line:
         answer = "dead" if reaped.dead else "back"
         return self._line(
-            "reaped", reaped.id, crashes=reaped.crashes, answer=answer, tag=(reaped.cause or "")[:LONGEST_CAUSE]
+            "reaped", reaped.id, crashes=reaped.crashes, answer=answer, tag=(reaped.cause or "")[:MAX_CAUSE_CHARS]
         )
 
     def _line(self, event: str, ident: str, **more: Any) -> Line:
@@ -174,7 +218,7 @@ QueueBackend.register(Witness)  # so that checks for the class of a backend acce
 
 
 def watched(backend: QueueBackend, environ: Mapping[str, str]) -> QueueBackend:
-    """Return the backend under a witness, as the environment asks for it (`LEDGER`, `FAILPOINT`, `NAME`).
+    """Return the backend under a witness, as the environment asks for it (`LEDGER`, `FAILPOINT`, `POOL_NAME`).
 
     Raises:
         ConfigurationError: There is no ledger in the environment, it cannot be opened, or a fail-point is unknown.
@@ -184,7 +228,7 @@ def watched(backend: QueueBackend, environ: Mapping[str, str]) -> QueueBackend:
         raise ConfigurationError(f"set {LEDGER} to the file that the witness writes")
     points = parse_points(environ.get(FAILPOINT, ""))
     try:
-        witness = Witness(backend, path, points, environ.get(NAME, ""))
+        witness = Witness(backend, path, points, environ.get(POOL_NAME, ""))
     except OSError as error:
         raise ConfigurationError(f"the ledger {path} cannot be opened: {error.strerror}") from error
     return cast(QueueBackend, witness)

@@ -1,61 +1,60 @@
-"""The workload of a run: a mix of jobs that behave, fail, crash, hang and leave things behind. Pure.
+"""The workload of a run: a mix of jobs that behave, fail, crash, hang and leave things behind; and their producer.
 
 The same seed and the same parameters give the same jobs, whatever happens to them. Each job has a number, and draws
 from a random generator of its own: so it is the same job in a longer run. On a broker that can do less, only the
 impossible kinds are missing.
+
+The producer repeats every job until the broker has answered. The ledger gets `try` before each call, with the requested
+id, and `enq` once it is answered, with the id of the answer. A job whose enqueue was
+interrupted between the two counts neither as lost nor as out of nowhere.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Capabilities
+from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.message.definition import JobDefinition
+from jobpool_torture.ledger import Line, append
 
 APP = "jobpool_torture.handlers"
-
-TIMEOUT = 1.0
-"""Seconds that a job which hangs is given."""
-
-BIG = 100_000
-"""Bytes of a big payload."""
-
-SMALL = 1000
-"""Bytes that a big payload has at least."""
+HANG_TIMEOUT_S = 1.0
+BIG_BYTES = 100_000
+MIN_BIG_BYTES = 1000
+"""Sizes of a big payload: the first that is tried, and the least."""
 
 DEATHS = ("SIGSEGV", "SIGKILL", "SIGABRT", "exit")
 HANGS = ("sleep", "swallow", "in C")
 GRANDCHILDREN = ("child", "new session", "double fork")
-
 KEYS = 3
-SPAN = 300
+KEY_SPAN_JOBS = 300
 """Of this many jobs in a row, those that have a key have one of `KEYS`: about four share one."""
+
+KEYED = ("idempotency_key", "name")  # options that are names shared by jobs of one run, and by no others on the broker
+MAX_BATCH_JOBS = 50  # jobs in one call, at most, where one call is all or none and may be repeated
+RETRY_PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One job to enqueue.
-
-    Attributes:
-        number: Its place in the workload.
-        at: Seconds after the beginning at which it is enqueued.
-        kind: One of `KINDS`.
-        handler, payload: As in a definition.
-        delay: Seconds from its enqueue until it may run; 0 = at once.
-        options: Other fields of its definition.
-    """
+    """One job to enqueue."""
 
     number: int
-    at: float
-    kind: str
+    at: float  # seconds after the beginning at which it is enqueued
+    kind: str  # one of `KINDS`
     handler: str
     payload: dict[str, Any]
-    delay: float = 0.0
-    options: dict[str, Any] = field(default_factory=dict)
+    delay: float = 0.0  # seconds from its enqueue until it may run; 0 = at once
+    options: dict[str, Any] = field(default_factory=dict)  # other fields of its definition
 
     def definition(self, queue: str, ident: str, now: datetime | None = None) -> JobDefinition:
         """Return the job, under this id. `now`: the time that a delay counts from; None = now."""
@@ -67,39 +66,19 @@ class Item:
 
 
 def smaller(item: Item) -> Item:
-    """Halve its payload, if that is big: some brokers take no message of `BIG` bytes."""
+    """Halve its payload, if that is big: some brokers take no message of `BIG_BYTES`."""
     size = item.payload.get("size", 0) // 2
-    if size < SMALL:
+    if size < MIN_BIG_BYTES:
         return item
     return replace(item, payload={"filling": item.payload["filling"][:size], "size": size})
 
 
-KEYED = ("idempotency_key", "name")
-"""Options that are names shared by jobs of one run, and by no others on the broker."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of job. `share`: how often it comes, in relation to the others'. `needs`: capabilities, by name."""
-
-    share: float
-    make: Callable[[random.Random, int, float], dict[str, Any]]
-    needs: tuple[str, ...] = ()
-
-    def fits(self, capabilities: Capabilities) -> bool:
-        return all(getattr(capabilities, name) for name in self.needs)
-
-
 def workload(seed: int, *, seconds: float, rate: float, ttl: float, capabilities: Capabilities) -> list[Item]:
-    """Return the jobs of a run, in the order in which they are enqueued.
+    """Return the jobs of a run, in the order in which they are enqueued: `rate` a second, at random moments.
 
-    Args:
-        seconds: For how long jobs arrive, > 0.
-        rate: Jobs a second on average, > 0; they come at random moments.
-        ttl: Seconds that a lease lasts: some jobs run for longer.
-        capabilities: Of the broker: only possible kinds are used.
+    Some of them run for longer than `ttl`, a lease. Only kinds that the broker can have are used.
     """
-    usable = [name for name, kind in KINDS.items() if kind.fits(capabilities)]
+    usable = _usable(capabilities)
     items = []
     for number, at in enumerate(_arrivals(seed, seconds, rate)):
         rng = _rng(seed, number)
@@ -109,8 +88,12 @@ def workload(seed: int, *, seconds: float, rate: float, ttl: float, capabilities
 
 def taste(seed: int, *, ttl: float, capabilities: Capabilities, times: int = 1) -> list[Item]:
     """Return `times` jobs of each short kind, to be run before the faults; numbered downwards from -1."""
-    usable = [name for name, kind in KINDS.items() if kind.fits(capabilities) and name not in SLOW]
+    usable = [name for name in _usable(capabilities) if name not in SLOW]
     return [_item(_rng(seed, -place), -place, 0.0, name, ttl) for place, name in enumerate(usable * times, start=1)]
+
+
+def _usable(capabilities: Capabilities) -> list[str]:
+    return [name for name, kind in KINDS.items() if all(getattr(capabilities, need) for need in kind.needs)]
 
 
 def _rng(seed: int, number: int) -> random.Random:
@@ -136,124 +119,208 @@ def _choose(rng: random.Random, usable: list[str]) -> str:
 
 
 def _item(rng: random.Random, number: int, at: float, name: str, ttl: float) -> Item:
-    made = KINDS[name].make(rng, number, ttl)
-    handler, payload, delay = made.pop("handler"), made.pop("payload", {}), made.pop("delay", 0.0)
-    return Item(number, at, name, handler, payload, delay, made)
+    kind = KINDS[name]
+    made = kind.make(rng, number, ttl)
+    payload = made.pop("payload")
+    return Item(number, at, name, made.pop("handler", kind.handler), payload, made.pop("delay", 0.0), made)
 
 
-# --- the kinds: a random generator, the job's number, the lease's seconds → handler, payload, options -----------------
+Make = Callable[[random.Random, int, float], dict[str, Any]]
+"""A random generator, the job's number, the lease's seconds → payload, options, and a handler if it is another."""
 
 
-def _work(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
-    return {"handler": "torture.work", "payload": {"seconds": round(rng.uniform(0.0, 0.05), 4)}}
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of job. `share`: how often it comes, in relation to the others'. `needs`: capabilities, by name."""
+
+    share: float
+    handler: str
+    make: Make
+    needs: tuple[str, ...] = ()
 
 
-def _spin(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
-    return {"handler": "torture.spin", "payload": {"seconds": round(rng.uniform(0.0, 0.03), 4)}}
+def _seconds(most: float) -> Make:
+    return lambda rng, _number, _ttl: {"payload": {"seconds": round(rng.uniform(0.0, most), 4)}}
 
 
-def _long(rng: random.Random, _number: int, ttl: float) -> dict[str, Any]:
-    return {"handler": "torture.work", "payload": {"seconds": round(ttl * rng.uniform(1.5, 3.0), 2)}}
-
-
-def _asleep(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
-    return {"handler": "torture.asleep", "payload": {"seconds": round(rng.uniform(0.0, 0.05), 4)}}
-
-
-def _delayed(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
-    return {**_work(rng, number, ttl), "delay": round(rng.uniform(0.1, 2.0), 3)}
-
-
-def _ranked(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
-    return {**_work(rng, number, ttl), "priority": rng.choice((0, 3, 9, 255))}
-
-
-def _flaky(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
-    return {"handler": "torture.fail", "payload": {"times": rng.randint(1, 3)}, "max_retries": 5}
-
-
-def _doomed(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
-    return {"handler": "torture.fail", "payload": {"times": 1000}, "max_retries": rng.randint(0, 2)}
-
-
-def _asking(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
-    return {"handler": "torture.ask", "payload": {"what": rng.choice(("retry", "snooze"))}, "max_retries": 5}
-
-
-def _unrecoverable(_rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
-    return {"handler": "torture.ask", "payload": {"what": "unrecoverable"}, "max_retries": 5}
-
-
-def _crash(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
-    return {"handler": "torture.crash", "payload": {"how": rng.choice(DEATHS), "times": 1}}
-
-
-def _poison(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
-    return {"handler": "torture.crash", "payload": {"how": rng.choice(DEATHS), "times": 1000}}
-
-
-def _hang(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
-    how = rng.choice(HANGS)
-    return {"handler": "torture.hang", "payload": {"how": how}, "max_retries": rng.randint(0, 1), "timeout": TIMEOUT}
-
-
-def _leave(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
-    return {"handler": "torture.leave", "payload": {"how": rng.choice(GRANDCHILDREN)}}
-
-
-def _follow(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
-    return {"handler": "torture.follow", "payload": {"jobs": rng.randint(1, 3)}}
+_work = _seconds(0.05)
 
 
 def _keyed(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
     """Draw a keyed job. One in three crashes in its first run: if its key was done by then, nobody would ever do it."""
-    made = _crash if rng.random() < 1 / 3 else _work
-    return {**made(rng, number, ttl), "idempotency_key": f"key-{rng.randrange(1 << 20) % KEYS}-{number // SPAN}"}
+    made = KINDS["crash" if rng.random() < 1 / 3 else "work"]
+    key = {**made.make(rng, number, ttl), "handler": made.handler}
+    return {**key, "idempotency_key": f"key-{rng.randrange(1 << 20) % KEYS}-{number // KEY_SPAN_JOBS}"}
 
 
 def _unique(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
-    key = f"unique-{rng.randrange(1 << 20) % KEYS}-{number // SPAN}"
+    key = f"unique-{rng.randrange(1 << 20) % KEYS}-{number // KEY_SPAN_JOBS}"
     return {**_work(rng, number, ttl), "idempotency_key": key, "unique": True}
 
 
-def _single(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
-    return {**_work(rng, number, ttl), "name": f"single-{rng.randrange(2)}", "single_instance": True}
+def _crashing(times: int) -> Make:
+    return lambda rng, _number, _ttl: {"payload": {"how": rng.choice(DEATHS), "times": times}}
 
 
-def _big(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
-    return {"handler": "torture.weigh", "payload": {"filling": rng.randbytes(BIG // 2).hex(), "size": BIG}}
-
-
-def _loud(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
-    return {"handler": "torture.shout", "payload": {"kilobytes": rng.choice((10, 100, 1000))}}
-
-
+WORK = "torture.work"
+FAIL = "torture.fail"
 KINDS: dict[str, Kind] = {
-    "work": Kind(40, _work),
-    "spin": Kind(6, _spin),
-    "asleep": Kind(5, _asleep),
-    "delayed": Kind(6, _delayed),
-    "ranked": Kind(6, _ranked, ("priorities",)),
-    "flaky": Kind(7, _flaky),
-    "doomed": Kind(2, _doomed),
-    "asking": Kind(4, _asking),
-    "unrecoverable": Kind(1, _unrecoverable),
-    "crash": Kind(4, _crash),
-    "poison": Kind(0.4, _poison),
-    "hang": Kind(1.5, _hang),
-    "leave": Kind(2, _leave),
-    "follow": Kind(4, _follow),
-    "keyed": Kind(4, _keyed, ("key_store",)),
-    "unique": Kind(3, _unique, ("key_store",)),
-    "single": Kind(2, _single, ("key_store",)),
-    "big": Kind(1.5, _big),
-    "loud": Kind(1.5, _loud),
-    "long": Kind(0.6, _long),
+    "work": Kind(40, WORK, _work),
+    "spin": Kind(6, "torture.spin", _seconds(0.03)),
+    "asleep": Kind(5, "torture.asleep", _seconds(0.05)),
+    "delayed": Kind(6, WORK, lambda rng, n, ttl: {**_work(rng, n, ttl), "delay": round(rng.uniform(0.1, 2.0), 3)}),
+    "ranked": Kind(
+        6, WORK, lambda rng, n, ttl: {**_work(rng, n, ttl), "priority": rng.choice((0, 3, 9, 255))}, ("priorities",)
+    ),
+    "flaky": Kind(7, FAIL, lambda rng, _n, _ttl: {"payload": {"times": rng.randint(1, 3)}, "max_retries": 5}),
+    "doomed": Kind(2, FAIL, lambda rng, _n, _ttl: {"payload": {"times": 1000}, "max_retries": rng.randint(0, 2)}),
+    "asking": Kind(
+        4,
+        "torture.ask",
+        lambda rng, _n, _ttl: {"payload": {"what": rng.choice(("retry", "snooze"))}, "max_retries": 5},
+    ),
+    "unrecoverable": Kind(1, "torture.ask", lambda *_: {"payload": {"what": "unrecoverable"}, "max_retries": 5}),
+    "crash": Kind(4, "torture.crash", _crashing(1)),
+    "poison": Kind(0.4, "torture.crash", _crashing(1000)),
+    "hang": Kind(
+        1.5,
+        "torture.hang",
+        lambda rng, _n, _ttl: {
+            "payload": {"how": rng.choice(HANGS)},
+            "max_retries": rng.randint(0, 1),
+            "timeout": HANG_TIMEOUT_S,
+        },
+    ),
+    "leave": Kind(2, "torture.leave", lambda rng, _n, _ttl: {"payload": {"how": rng.choice(GRANDCHILDREN)}}),
+    "follow": Kind(4, "torture.follow", lambda rng, _n, _ttl: {"payload": {"jobs": rng.randint(1, 3)}}),
+    "keyed": Kind(4, WORK, _keyed, ("key_store",)),
+    "unique": Kind(3, WORK, _unique, ("key_store",)),
+    "single": Kind(
+        2,
+        WORK,
+        lambda rng, n, ttl: {**_work(rng, n, ttl), "name": f"single-{rng.randrange(2)}", "single_instance": True},
+        ("key_store",),
+    ),
+    "big": Kind(
+        1.5,
+        "torture.weigh",
+        lambda rng, _n, _ttl: {"payload": {"filling": rng.randbytes(BIG_BYTES // 2).hex(), "size": BIG_BYTES}},
+    ),
+    "loud": Kind(1.5, "torture.shout", lambda rng, _n, _ttl: {"payload": {"kilobytes": rng.choice((10, 100, 1000))}}),
+    "long": Kind(0.6, WORK, lambda rng, _n, ttl: {"payload": {"seconds": round(ttl * rng.uniform(1.5, 3.0), 2)}}),
 }
 """The kinds of jobs: 40 of a hundred only sleep for up to 50 ms."""
 
-SLOW = ("long", "poison")
-"""Kinds that take longer than a warm-up should."""
-
+SLOW = ("long", "poison")  # kinds that take longer than a warm-up should
 DIES_OF = {"doomed": "failed", "hang": "timeout", "unrecoverable": "unrecoverable"}
 """Kinds that become dead letters, when their retries are spent → the reason. Any job may die of too many crashes."""
+
+
+class Producer:
+    """A producer of items at their moments, in a thread of its own. `close` when it is done.
+
+    Args:
+        connect: Opens the broker by the producer's own way; called in the thread.
+        prefix: Of all ids, which no other run on the broker may have.
+    """
+
+    def __init__(self, connect: Callable[[], QueueBackend], queue: str, prefix: str, ledger: Path) -> None:
+        self._connect = connect
+        self._queue = queue
+        self._prefix = prefix
+        self._ledger = ledger
+        self._backend: QueueBackend | None = None
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._give_up = float("inf")
+        self.items: dict[str, Item] = {}  # every id that was tried → what it was for
+        self.enqueued = 0  # calls answered, by jobs
+        self.error: Exception | None = None  # the error that ended the thread before it was told to
+
+    def start(self, items: Sequence[Item]) -> None:
+        """Begin: the items' times count from now. Not while another start is under way."""
+        self._stop.clear()
+        self._give_up = float("inf")
+        self._thread = threading.Thread(target=self._run, args=(items,), name="torture-producer", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def finish(self, limit: float) -> bool:
+        """Enqueue nothing more except jobs tried already; return whether those were answered within `limit` seconds.
+
+        Blocks for at most about `limit` seconds and one call's timeout.
+        """
+        self._give_up = time.monotonic() + limit
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(limit + 60.0)
+        return not self.is_busy and self.error is None
+
+    def abort(self) -> None:
+        """Let the thread end after the call that it is in, if it is in one. Safe at any time; blocks for nothing."""
+        self._give_up = 0.0
+        self._stop.set()
+
+    def close(self) -> None:
+        """Close its connection. Call `finish`, or `abort`, first."""
+        if self._backend is not None:
+            self._backend.close()
+
+    def _run(self, items: Sequence[Item]) -> None:
+        begun, place = time.monotonic(), 0
+        try:
+            while place < len(items) and not self._stop.is_set():
+                passed = time.monotonic() - begun
+                due = [item for item in items[place : place + MAX_BATCH_JOBS] if item.at <= passed]
+                if due:
+                    place += self._send(due)
+                else:
+                    self._stop.wait(items[place].at - passed)
+        except Exception as error:  # noqa: BLE001 -- it belongs to the run, which looks for it
+            self.error = error
+
+    def _send(self, due: list[Item]) -> int:
+        """Enqueue what fits in one call, until it is answered; how many those are. Refused, what is big is halved."""
+        tried = 0
+        while time.monotonic() < self._give_up:
+            tried += 1
+            try:
+                backend = self._backend = self._backend or self._connect()
+                return self._call(backend, due, tried)
+            except BackendUnavailable:
+                time.sleep(RETRY_PAUSE_S)
+            except InvalidJob:
+                if (fitting := list(map(smaller, due))) == due:
+                    raise
+                due = fitting
+        return 0
+
+    def _call(self, backend: QueueBackend, due: list[Item], tried: int) -> int:
+        """Make one call. If a known id may not be tried again, each try has another one: it may be a second message."""
+        can = backend.capabilities
+        chosen = due if can.keeps_records else due[:1]
+        again = "" if tried == 1 or can.keeps_records else f"r{tried}"
+        idents = [f"{self._prefix}-{_number(item)}{again}" for item in chosen]
+        self.items.update(zip(idents, chosen, strict=True))
+        jobs = [item.definition(self._queue, ident) for item, ident in zip(chosen, idents, strict=True)]
+        self._note("try", idents, jobs)
+        answers = backend.enqueue_many(jobs)
+        self._note("enq", answers, jobs)
+        self.enqueued += len(chosen)
+        return len(chosen)
+
+    def _note(self, event: str, idents: Sequence[str], jobs: Sequence[JobDefinition]) -> None:
+        at, wall = time.monotonic(), time.time()
+        lines = [
+            Line(event, ident, at=at, wall=wall, tag=str(job.identifier))
+            for ident, job in zip(idents, jobs, strict=True)
+        ]
+        append(self._ledger, lines)
+
+
+def _number(item: Item) -> str:
+    """Return `000123`; `w003` of a warm-up."""
+    return f"{item.number:06d}" if item.number >= 0 else f"w{-item.number:03d}"

@@ -9,8 +9,8 @@ import pytest
 from support.poolrig import PoolProcess, Rig
 from support.waiting import wait_until
 
-from jobpool_torture.chain import CRASHED, Step, known_of, steps_of
 from jobpool_torture.ledger import Line
+from jobpool_torture.message_history import CRASHED, Step, known_of, steps_of
 
 TTL = 2.0
 

@@ -24,8 +24,8 @@ from jobpool.broker.opening import open_backend
 from jobpool.broker.values import Leases, ReapPolicy
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner
-from jobpool_torture.account import Account
 from jobpool_torture.ledger import Line
+from jobpool_torture.oracle import Account
 
 if TYPE_CHECKING:
     from support.poolrig_servicebus import ServiceBusBroker

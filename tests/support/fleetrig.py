@@ -14,11 +14,9 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.message.definition import JobDefinition
 from jobpool_torture.clocks import PoolClock
-from jobpool_torture.fleet import Fleet
+from jobpool_torture.fleet import Fleet, Pool
 from jobpool_torture.nemesis import Nemesis
-from jobpool_torture.network import Proxy, close_all
-from jobpool_torture.pool import Pool
-from jobpool_torture.routes import Route, find_route
+from jobpool_torture.network import Proxy, Route, close_all, find_route
 from jobpool_torture.schedule import Fault
 from support.waiting import wait_until
 

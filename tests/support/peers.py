@@ -24,8 +24,8 @@ from servicebus_peer.broker import Broker
 
 from jobpool_backends.servicebus.address import read_address
 from jobpool_backends.servicebus.channel import Channel
-from jobpool_backends.servicebus.hub import Hub
-from jobpool_backends.servicebus.station import Station
+from jobpool_backends.servicebus.namespace import Namespace
+from jobpool_backends.servicebus.queue_client import QueueClient
 
 MOST_DELIVERIES = 1000
 """So many that the broker makes nothing a dead letter by itself, as the documentation asks for."""
@@ -84,32 +84,32 @@ def _process(name: str) -> PeerProcess:
     return peer
 
 
-def shared_hub(connection_string: str) -> Hub:
+def shared_hub(connection_string: str) -> Namespace:
     """This process's connections to a namespace. They stay open for the next one, so nobody may disturb them."""
     return _hub(connection_string, os.getpid())
 
 
 @cache
-def _hub(connection_string: str, pid: int) -> Hub:
-    hub = Hub(read_address(connection_string, {}))
+def _hub(connection_string: str, pid: int) -> Namespace:
+    namespace = Namespace(read_address(connection_string, {}))
     if multiprocessing.parent_process() is None:  # one of a crowd may just end
-        atexit.register(_if_still_here, pid, hub.close)
-    return hub
+        atexit.register(_if_still_here, pid, namespace.close)
+    return namespace
 
 
 @cache
-def turned_hub() -> Hub:
+def turned_hub() -> Namespace:
     """The connections to the turned peer, all of them open: together that takes hardly longer than one by itself."""
-    hub = shared_hub(turned_peer().connection_string)
-    stations = [hub.queue(name) for name in QUEUES]
-    hub.call(_open(stations), LIMIT)
-    return hub
+    namespace = shared_hub(turned_peer().connection_string)
+    clients = [namespace.queue(name) for name in QUEUES]
+    namespace.call(_open(clients), LIMIT)
+    return namespace
 
 
-async def _open(stations: Iterable[Station]) -> None:
+async def _open(clients: Iterable[QueueClient]) -> None:
     channels: list[Channel[Any]] = []
-    for station in stations:
-        channels += [station.sending, station.receiving, station.management, station.dead]
+    for client in clients:
+        channels += [client.sending, client.receivers[0].channel, client.management, client.dead]
     await asyncio.gather(*(channel.run(_nothing, time.monotonic() + LIMIT) for channel in channels))
 
 
@@ -123,10 +123,10 @@ def empty_turned() -> None:
     turned_peer().call(_purge)
 
 
-def let_go(hub: Hub) -> None:
+def let_go(namespace: Namespace) -> None:
     """Give back what came while somebody waited."""
-    for queue in hub.told():
-        hub.call(hub.queue(queue).give_back())
+    for queue in namespace.named_queues():
+        namespace.call(namespace.queue(queue).give_back())
 
 
 def empty_by(control: Control) -> None:

@@ -31,9 +31,8 @@ from jobpool.message.signing import EnvelopeSigner
 from jobpool.ops.health import look
 from jobpool.ops.runtime_dir import PoolFile, discover
 from jobpool_torture import processes
-from jobpool_torture.account import Account
 from jobpool_torture.ledger import LEDGER, Ledger, Line
-from jobpool_torture.oracle import count
+from jobpool_torture.oracle import Account, count
 from jobpool_torture.processes import is_alive
 from support.waiting import wait_ended, wait_until
 

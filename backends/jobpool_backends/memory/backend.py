@@ -35,11 +35,9 @@ from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.memory.checks import PLACE
 from jobpool_backends.memory.claims import MemoryClaims
-from jobpool_backends.memory.ending import Ending
 from jobpool_backends.memory.keys import MemoryKeys
-from jobpool_backends.memory.settling import Settler
-from jobpool_backends.memory.store import Store
-from jobpool_backends.memory.values import Entry, judge, shown
+from jobpool_backends.memory.store import Settler, Store
+from jobpool_backends.memory.values import Entry, Expiring, judge, shown
 from jobpool_backends.options import DEAD_CAPS, read_options, split_query, take_caps
 from jobpool_backends.shared import (
     MICRO,
@@ -80,8 +78,8 @@ class MemoryBackend(QueueBackend):
         self._inspector = inspector = _Inspector(self._store, self.clock, self._changed)
         self._evicted = inspector.evicted
         self._closers = (self._wake,)
-        self._calls: Ending[list[Settled]] = Ending()
-        self._fetches: Ending[list[int]] = Ending()
+        self._calls: Expiring[list[Settled]] = Expiring()
+        self._fetches: Expiring[list[int]] = Expiring()
         self._random = random.SystemRandom()
         self._closings = 0
 

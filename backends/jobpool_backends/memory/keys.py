@@ -1,7 +1,8 @@
-"""The key store: locks, tells the time, and asks who knows."""
+"""The key store: idempotency keys, locks, rates, records that end by themselves, and logs of the newest lines."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from threading import Condition
 
@@ -9,10 +10,11 @@ from jobpool.broker.key_store import KeyStore
 from jobpool.clock import Clock
 from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool.message.lease import JobLease
-from jobpool_backends.memory.notes import Notes
 from jobpool_backends.memory.store import Store
-from jobpool_backends.memory.values import judge
+from jobpool_backends.memory.values import Expiring, judge
 from jobpool_backends.shared import MICRO, micros
+
+MAX_LISTED_LOGS = 10_000
 
 
 class MemoryKeys(KeyStore):
@@ -21,7 +23,8 @@ class MemoryKeys(KeyStore):
     def __init__(self, store: Store, clock: Clock, lock: Condition) -> None:
         self._store = store
         self._places = store.places
-        self._notes = Notes()
+        self._records: Expiring[bytes] = Expiring()
+        self._logs: dict[tuple[str, str], deque[bytes]] = {}
         self._clock = clock
         self._lock = lock
 
@@ -30,8 +33,6 @@ class MemoryKeys(KeyStore):
 
     def _boot(self) -> int:
         return micros(self._clock.boot())
-
-    # --- guards ------------------------------------------------------------------------------------
 
     def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
         with self._lock:
@@ -65,34 +66,38 @@ class MemoryKeys(KeyStore):
         with self._lock:
             return self._places.holders(queue, name, self._boot())
 
-    # --- records -----------------------------------------------------------------------------------
-
     def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
         with self._lock:
-            self._notes.put(space, records, self._wall() + micros(ttl))
+            until = self._wall() + micros(ttl)
+            for key, value in records.items():
+                self._records.put((space, key), value, until)
 
     def _get_record(self, space: str, key: str) -> bytes | None:
         with self._lock:
-            return self._notes.get(space, key, self._wall())
+            return self._records.get((space, key), self._wall())
 
     def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
         with self._lock:
-            return self._notes.page(space, prefix, after, limit, self._wall())
+            known = [(key, value) for (where, key), value in self._records.items(self._wall()) if where == space]
+            return sorted(pair for pair in known if pair[0].startswith(prefix) and pair[0] > after)[:limit]
 
     def _delete_records(self, space: str, keys: Sequence[str]) -> None:
         with self._lock:
-            self._notes.delete(space, keys, self._wall())
-
-    # --- logs --------------------------------------------------------------------------------------
+            for key in keys:
+                self._records.pop((space, key), self._wall())
 
     def _append_log(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None:
         with self._lock:
-            self._notes.append(space, lines, keep)
+            for name, line in lines:
+                log = self._logs.setdefault((space, name), deque())
+                log.append(line)
+                while len(log) > keep:
+                    log.popleft()
 
     def _read_log(self, space: str, name: str, limit: int) -> list[bytes]:
         with self._lock:
-            return self._notes.read(space, name, limit)
+            return list(reversed(self._logs.get((space, name), ())))[:limit]
 
     def _list_logs(self, space: str) -> list[str]:
         with self._lock:
-            return self._notes.logs(space)
+            return sorted(name for where, name in self._logs if where == space)[:MAX_LISTED_LOGS]

@@ -12,8 +12,7 @@ from heapq import heappop, heappush
 
 from jobpool.broker.values import REMEMBER_CALLS
 from jobpool.message.guards import Begin, Begun, Guards, Rate
-from jobpool_backends.memory.ending import Ending
-from jobpool_backends.memory.values import Entry
+from jobpool_backends.memory.values import Entry, Expiring
 from jobpool_backends.shared import KEY_PLACE, MICRO, longest_windows, micros
 
 
@@ -21,14 +20,12 @@ class Places:
     """The places of all queues. `now` is Unix time, `boot` CLOCK_BOOTTIME, both in microseconds."""
 
     def __init__(self) -> None:
-        self.done: Ending[bool] = Ending()
-        """By queue and key."""
+        self.done: Expiring[bool] = Expiring()  # by queue and key
         self._held: dict[tuple[str, str], dict[int, Entry]] = defaultdict(dict)
         """By queue and name: the messages by their sequence number."""
         self._starts: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
         """By queue and name: when, by token, in the order in which they were counted."""
-        self._ends: list[tuple[int, tuple[str, str], str]] = []
-        """When each start need not be known any more."""
+        self._ends: list[tuple[int, tuple[str, str], str]] = []  # when each start need not be known any more
 
     def begin(self, entry: Entry, guards: Guards, boot: int, now: int) -> Begun:
         """Grant all guards or none, to a message whose lease lives."""
@@ -71,8 +68,6 @@ class Places:
             if not held:
                 del self._held[entry.queue, name]
         entry.places.clear()
-
-    # --- rates -------------------------------------------------------------------------------------
 
     def take(self, queue: str, rate: Rate, token: str, now: int) -> int:
         """Count a start, or say in how many microseconds there is room."""

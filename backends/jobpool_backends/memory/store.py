@@ -15,9 +15,11 @@ from itertools import count, islice
 
 from jobpool.broker.claim_store import POST_PRIORITY, NewPost
 from jobpool.broker.values import ENQUEUE_MEMORY, MessageFilter, NewMessage, State
-from jobpool_backends.memory.ending import Ending
+from jobpool.message.guards import IDEMPOTENCY_TTL
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
 from jobpool_backends.memory.places import Places
-from jobpool_backends.memory.values import Entry, Line, Queue, matches
+from jobpool_backends.memory.values import Entry, Expiring, Line, Queue, matches
 from jobpool_backends.shared import DeadCaps, delay_micros, micros
 
 
@@ -29,15 +31,11 @@ class Store:
         self.by_id: dict[str, Entry] = {}
         self.queues: dict[str, Queue] = defaultdict(Queue)
         self.places = Places()
-        self.ended: Ending[bool] = Ending()
-        self.unique: dict[tuple[str, str], Entry] = {}
-        """By queue and unique key: who is live or dead."""
-        self.acked: Ending[str] = Ending()
-        """The same: the id of who was acked."""
+        self.ended: Expiring[bool] = Expiring()
+        self.unique: dict[tuple[str, str], Entry] = {}  # by queue and unique key: who is live or dead
+        self.acked: Expiring[str] = Expiring()  # the same: the id of who was acked
         self._sequence = count(1)
         self._caps = caps
-
-    # --- in ----------------------------------------------------------------------------------------
 
     def add(self, messages: Sequence[NewMessage], now: int) -> dict[str, str]:
         """Add those that are not known; the id of each whose unique key is known → the id that has it."""
@@ -73,8 +71,7 @@ class Store:
 
     def insert(self, new: NewMessage, now: int) -> None:
         """Add this one, whatever is known."""
-        available = max(now, micros(new.due)) if new.due is not None else now
-        seq = next(self._sequence)
+        seq, available = next(self._sequence), max(now, micros(new.due)) if new.due is not None else now
         entry = Entry(seq, new.id, new.given, new.queue, new.handler, new.priority, new.body, now, available)
         entry.attempts, entry.crashes, entry.deliveries = new.attempts, new.crashes, new.deliveries
         entry.last_error, entry.cause = new.last_error, new.cause
@@ -96,8 +93,6 @@ class Store:
         self.queues[entry.queue].line(entry).counts[State.WAITING] += 1
         self.place(entry, entry.available_at, now)
 
-    # --- out ---------------------------------------------------------------------------------------
-
     def finish(self, entry: Entry, keep: int, now: int) -> None:
         """Finish an acked message: its unique key is known for `keep` longer."""
         if entry.unique_key is not None:
@@ -113,9 +108,8 @@ class Store:
     def replace(self, entry: Entry, new: NewMessage, now: int) -> None:
         """Replace the message by another one, in another queue."""
         self._take_out(entry)
-        error = new.last_error if new.last_error is not None else entry.last_error
-        cause = new.cause if new.cause is not None else entry.cause
-        self.insert(replace(new, last_error=error, cause=cause), now)
+        entry.tell(new.last_error, new.cause)
+        self.insert(replace(new, last_error=entry.last_error, cause=entry.cause), now)
 
     def _take_out(self, entry: Entry) -> None:
         self._unlease(entry)
@@ -125,8 +119,6 @@ class Store:
         del self.entries[entry.seq], self.by_id[entry.id]
         if entry.unique_key is not None:
             del self.unique[entry.queue, entry.unique_key]
-
-    # --- from state to state -----------------------------------------------------------------------
 
     def take(self, name: str, limit: int, length: int, call: str, boot: int, now: int) -> list[Entry]:
         """Lease the first `limit` in order."""
@@ -173,11 +165,10 @@ class Store:
     def live_until(self, entry: Entry, end: int | None) -> None:
         """Let the life of a posted message end then; None = never."""
         entry.ends_at = end
-        ends = self.queues[entry.queue].life_ends
         if end is None:
-            ends.forget(entry.seq)
+            self.queues[entry.queue].life_ends.forget(entry.seq)
         else:
-            ends.put(entry.seq, end)
+            self.queues[entry.queue].life_ends.put(entry.seq, end)
 
     def place(self, entry: Entry, available_at: int, now: int) -> None:
         """Put it in its place in the queue: waiting, or delayed until then."""
@@ -196,7 +187,7 @@ class Store:
         self.live_until(entry, None)
         entry.reason = reason
         entry.died_at = now
-        entry.last_error = error if error is not None else entry.last_error
+        entry.tell(error, None)
         if self._caps:
             self._line_up(self.queues[entry.queue], entry, now)
             self.cap(entry.queue, now)
@@ -252,14 +243,11 @@ class Store:
             del entry.claim.entries[entry.seq]
             entry.claim = None
 
-    # --- looking -----------------------------------------------------------------------------------
-
     def has_ready(self, name: str, now: int) -> bool:
-        queue = self.queues.get(name)
-        if queue is None:
+        if name not in self.queues:
             return False
-        self.tend(queue, now)
-        return queue.jobs.counts[State.WAITING] > 0
+        self.tend(self.queues[name], now)
+        return self.queues[name].jobs.counts[State.WAITING] > 0
 
     def next_due(self, names: Sequence[str]) -> int | None:
         """Return when the next delayed job of these queues falls due."""
@@ -281,3 +269,42 @@ class Store:
         for queue in self.queues.values():
             self.tend(queue, now)
         return (entry for entry in self.entries.values() if matches(entry, where, now))
+
+
+class Settler:
+    """The settler of one store's messages."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def settle(
+        self, entry: Entry, lease: JobLease, settlement: Settlement, brought: Sequence[NewMessage], boot: int, now: int
+    ) -> None:
+        """Carry out a settlement of a judged lease, and add the messages that it brings."""
+        store = self._store
+        match settlement:
+            case Move():
+                store.replace(entry, brought[0], now)
+                return
+            case Ack():
+                guards = lease.guards
+                keep = micros(guards.keep if guards else IDEMPOTENCY_TTL)
+                if guards and guards.key is not None:
+                    store.places.done.put((entry.queue, guards.key), True, now + keep)
+                store.finish(entry, keep, now)
+            case Nack(delay=delay):
+                entry.attempts += 1
+                entry.tell(settlement.error, settlement.cause)
+                store.place(entry, now + delay_micros(delay), now)
+            case Abandon():
+                entry.attempts += settlement.attempts
+                entry.tell(None, settlement.cause)
+                store.bury(entry, settlement.reason, settlement.error, now)
+            case Release(delay=delay):
+                if lease.guards and not settlement.begun:
+                    store.places.give_back(entry, lease.guards)
+                entry.begun |= settlement.begun
+                store.place(entry, now + delay_micros(delay), now)
+            case Forfeit(cause=cause):
+                entry.deadline, entry.deadline_wall, entry.forfeited = boot, now, cause
+        store.add(brought, now)

@@ -1,15 +1,88 @@
-"""A message, a queue and a claim as memory keeps them, and what is asked of one message."""
+"""A message, a queue and a claim as memory keeps them, and things that end by themselves."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Any, Generic, TypeVar
 
 from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
-from jobpool_backends.memory.ending import Ends
 from jobpool_backends.shared import MICRO, contains, micros
+
+K = TypeVar("K")
+V = TypeVar("V")
+Key = Any
+"""Strings, or tuples of them: what can be ordered among its like."""
+
+SPARE_HEAP_ENTRIES = 64  # ends that were put off since, kept beyond as many as there are keys
+
+
+class Expiries(Generic[K]):
+    """The end of each key, in microseconds; the length is the room that takes."""
+
+    def __init__(self) -> None:
+        self._until: dict[K, int] = {}
+        self._heap: list[tuple[int, K]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def put(self, key: K, until: int) -> None:
+        """Set the end of a key, whatever it was before."""
+        self._until[key] = until
+        heappush(self._heap, (until, key))
+        if len(self._heap) > 2 * len(self._until) + SPARE_HEAP_ENTRIES:
+            self._heap = [(end, known) for known, end in self._until.items()]
+            heapify(self._heap)
+
+    def forget(self, key: K) -> None:
+        self._until.pop(key, None)
+
+    def due(self, now: int) -> Iterator[tuple[K, int]]:
+        """Yield each key that has ended, and when; told once."""
+        while self._heap and self._heap[0][0] <= now:
+            until, key = heappop(self._heap)
+            if self._until.get(key) == until:
+                del self._until[key]
+                yield key, until
+
+
+class Expiring(Generic[V]):
+    """Values by key, times in microseconds. At its end a value is gone."""
+
+    def __init__(self) -> None:
+        self._values: dict[Key, V] = {}
+        self._ends: Expiries[Key] = Expiries()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def put(self, key: Key, value: V, until: int) -> None:
+        """Keep it until then, in place of an older one."""
+        self._values[key] = value
+        self._ends.put(key, until)
+
+    def get(self, key: Key, now: int) -> V | None:
+        self._drop(now)
+        return self._values.get(key)
+
+    def pop(self, key: Key, now: int) -> V | None:
+        """Remove it; what it was, None when there was none."""
+        self._drop(now)
+        self._ends.forget(key)
+        return self._values.pop(key, None)
+
+    def items(self, now: int) -> Iterable[tuple[Key, V]]:
+        self._drop(now)
+        return self._values.items()
+
+    def _drop(self, now: int) -> None:
+        for key, _ in self._ends.due(now):
+            del self._values[key]
 
 
 @dataclass(slots=True)
@@ -42,15 +115,16 @@ class Entry:
     died_at: int | None = None
     last_crash: int | None = None
     unique_key: str | None = None
-    places: set[str] = field(default_factory=set)
-    """Names under which its current lease holds places."""
-    posted: bool = False
-    """No job: no pool fetches it."""
-    ends_at: int | None = None
-    """When the life of a posted message ends."""
+    places: set[str] = field(default_factory=set)  # names under which its current lease holds places
+    posted: bool = False  # no job: no pool fetches it
+    ends_at: int | None = None  # when the life of a posted message ends
     claims: int = 0
-    claim: Claim | None = None
-    """That holds it."""
+    claim: Claim | None = None  # that holds it
+
+    def tell(self, error: str | None, cause: str | None) -> None:
+        """Keep another last error and cause; None = the one it has."""
+        self.last_error = self.last_error if error is None else error
+        self.cause = self.cause if cause is None else cause
 
 
 @dataclass(slots=True)
@@ -84,14 +158,11 @@ class Queue:
 
     jobs: Line = field(default_factory=Line)
     posts: Line = field(default_factory=Line)
-    leased: dict[int, Entry] = field(default_factory=dict)
-    """Messages that pools hold, by sequence number."""
-    dead: list[tuple[int, int]] = field(default_factory=list)
-    """By time of death; filled where dead letters are capped."""
+    leased: dict[int, Entry] = field(default_factory=dict)  # messages that pools hold, by sequence number
+    dead: list[tuple[int, int]] = field(default_factory=list)  # by time of death; filled where dead letters are capped
     claims: dict[str, Claim] = field(default_factory=dict)
-    claim_ends: Ends[str] = field(default_factory=Ends)
-    life_ends: Ends[int] = field(default_factory=Ends)
-    """Of posted messages, by sequence number."""
+    claim_ends: Expiries[str] = field(default_factory=Expiries)
+    life_ends: Expiries[int] = field(default_factory=Expiries)  # of posted messages, by sequence number
     evicted: int = 0
     expired: int = 0
 

@@ -4,26 +4,13 @@ The SDK's asynchronous client, on one thread and event loop of the backend's own
 
 | module | content |
 | --- | --- |
-| `address`, `identity` | connection strings, URLs and credentials |
-| `trouble` | the SDK's errors: cause and mend in one sentence |
+| `address`, `trouble` | connection strings and URLs; the SDK's errors: cause and mend in one sentence |
 | `records` | the content of a message, with its counters |
-| `loop` | the thread and its event loop: started at the first call, never inherited by a fork |
-| `sdklog` | the SDK's log lines that we leave out |
-| `channel` | one sender or receiver of the SDK: one coroutine at a time, thrown away on any doubt |
-| `version` | the SDK's version |
 | `internals` | the few internals of the SDK that this package needs |
-| `credit` | fetching and waiting with no credit left at the broker |
-| `dispositions`, `verdicts` | settling on the link that received, many at once |
-| `hub`, `station` | all channels of a namespace; those of one queue |
-| `taker` | one receiver of a queue: it fetches, waits and settles, one thing at a time |
-| `sending` | batches by size, scheduled by annotation |
-| `fetching`, `waiting` | from messages to leases; waiting on several queues at once |
-| `locks` | the end of a lease, by this machine's clock |
-| `holdings` | the leases of this client: refusals that need no broker |
-| `settling`, `renewing` | ending a lease; holding it longer |
-| `charging` | crashes, their policy, and those charged since the last reap |
-| `peeking`, `sights`, `looking`, `sifting`, `tending` | the administrator's part |
-| `settings`, `checks` | settings of a queue that can lose jobs |
+| `namespace`, `queue_client` | the event loop and all channels of a namespace; those of one queue |
+| `channel`, `receiver` | one sender or receiver of the SDK, thrown away on any doubt; it fetches, waits and settles |
+| `leases` | the leases of this client and their ends: refusals that need no broker |
+| `enqueue`, `fetch`, `settle`, `reap`, `inspect`, `bulk`, `checks` | the verbs of the contract |
 | `backend` | the contract, put together |
 """
 
@@ -31,8 +18,18 @@ from __future__ import annotations
 
 import azure.servicebus
 
-from jobpool_backends.servicebus.version import check
+KNOWN_SDK_VERSION = "7.15"  # as in pyproject.toml; `internals` rests on it
 
-check(azure.servicebus.__version__)
+
+def check_sdk_version(installed: str) -> None:
+    """Raise `ImportError` for a version other than the known one: else odd errors would follow later."""
+    if not f"{installed}.".startswith(f"{KNOWN_SDK_VERSION}."):
+        raise ImportError(
+            f"azure-servicebus {installed} is installed, and jobpool works with {KNOWN_SDK_VERSION} only:"
+            " pip install 'jobpool[servicebus]'"
+        )
+
+
+check_sdk_version(azure.servicebus.__version__)
 
 from jobpool_backends.servicebus.backend import ServiceBusBackend as ServiceBusBackend  # noqa: E402 - after the check

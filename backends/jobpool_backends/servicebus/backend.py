@@ -13,32 +13,29 @@ from jobpool.message.lease import JobLease
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.servicebus import checks
 from jobpool_backends.servicebus.address import read_address
-from jobpool_backends.servicebus.charging import Charges
-from jobpool_backends.servicebus.fetching import Fetcher
-from jobpool_backends.servicebus.holdings import Holdings
-from jobpool_backends.servicebus.hub import Access, Hub
-from jobpool_backends.servicebus.identity import CREDENTIAL_VARIABLES, require
-from jobpool_backends.servicebus.locks import Locks
-from jobpool_backends.servicebus.looking import Looker
-from jobpool_backends.servicebus.renewing import Renewer
-from jobpool_backends.servicebus.sending import Producer
-from jobpool_backends.servicebus.settling import Settler
-from jobpool_backends.servicebus.tending import Tender
-from jobpool_backends.servicebus.waiting import Waiter
+from jobpool_backends.servicebus.bulk import BulkChanger
+from jobpool_backends.servicebus.enqueue import Producer
+from jobpool_backends.servicebus.fetch import Fetcher, Waiter
+from jobpool_backends.servicebus.inspect import Inspector
+from jobpool_backends.servicebus.leases import HeldLeases, Locks
+from jobpool_backends.servicebus.namespace import CREDENTIAL_VARIABLES, Access, Namespace, require
+from jobpool_backends.servicebus.reap import Charges
+from jobpool_backends.servicebus.settle import Renewer, Settler
 
 
 class ServiceBusBackend(QueueBackend):
     """Messages in the queues of one Service Bus namespace, which must have been made there.
 
-    Every call is handed to a thread with an event loop of the hub's own, started by the first one. A call takes at most
-    the address's `timeout` (and a settlement no longer than its leases run), then it raises BackendUnavailable.
+    Every call is handed to a thread with an event loop of the namespace's own, started by the first one. A call takes
+    at most the address's `timeout` (and a settlement no longer than its leases run), then it raises BackendUnavailable.
 
     `stats` looks through its queue, so it is capped. Lists, counts and `inspect` see the queues that were named to this
-    backend. `close` blocks for some seconds, at most 15: the SDK closes slowly. It leaves a hub that is not its own.
+    backend. `close` blocks for some seconds, at most 15: the SDK closes slowly. It leaves alone a namespace of somebody
+    else's.
 
     Args:
-        hub: All connections to the namespace.
-        owns: Close the hub with this; else it is somebody else's, and other backends may use it at the same time.
+        namespace: All connections to the namespace.
+        owns: Close the namespace with this; else it is somebody else's, and other backends may use it at the same time.
         signer: Signs what is enqueued; None = unsigned.
         clock: For lease deadlines and delays; None = the machine's.
     """
@@ -56,38 +53,38 @@ class ServiceBusBackend(QueueBackend):
 
     def __init__(
         self,
-        hub: Hub,
+        namespace: Namespace,
         *,
         owns: bool = True,
         signer: EnvelopeSigner | None = None,
         clock: Clock | None = None,
     ) -> None:
         super().__init__(signer=signer, clock=clock)
-        if hub.address.connection_string is None:
+        if namespace.address.connection_string is None:
             self.credential_variables = CREDENTIAL_VARIABLES
-        self.hub = hub
-        access = Access(hub, owns=owns)
+        self.namespace = namespace
+        access = Access(namespace, owns=owns)
         self._access = access
-        self.holdings = Holdings(self.clock)
-        self._locks = Locks(hub.address, self.clock)
+        self.leases = HeldLeases(self.clock)
+        self._locks = Locks(namespace.address, self.clock)
         self._charges = Charges()
         producer = Producer(access, self.clock)
         waiter = Waiter(access)
-        self._fetcher = Fetcher(access, self.holdings, self._locks, self.scheme)
-        self._renewer = Renewer(access, self.holdings, self._locks, self.clock)
-        self._inspector = inspector = Looker(access, self.holdings, self.clock)
+        self._fetcher = Fetcher(access, self.leases, self._locks, self.scheme)
+        self._renewer = Renewer(access, self.leases, self._locks, self.clock)
+        self._inspector = inspector = Inspector(access, self.leases, self.clock)
         self._enqueue = producer.add
         self._wait_any = waiter.wait_any
-        self._settle = Settler(access, self.holdings, producer, self._charges, self.clock).settle
-        self._bulk = Tender(access, inspector).bulk
-        self._closers = (waiter.close, self.holdings.clear, access.close)
+        self._settle = Settler(access, self.leases, producer, self._charges, self.clock).settle
+        self._bulk = BulkChanger(access, inspector).bulk
+        self._closers = (waiter.close, self.leases.clear, access.close)
 
     @classmethod
     def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
         address = read_address(url, options)  # no I/O: the first call connects
         if address.connection_string is None:
             require()
-        return cls(Hub(address), **common)
+        return cls(Namespace(address), **common)
 
     def ping(self) -> None:
         """Ask the service for a sign of life. Raises BackendUnavailable, ConfigurationError."""

@@ -19,23 +19,15 @@ from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.errors import FINAL, LOST, NOT_LET_IN, SOUND, explain, words
-from jobpool_backends.servicebus.internals import connections_of, cut_off, is_broken, remember_clients
+from jobpool_backends.servicebus.internals import Handler, connections_of, cut_off, is_broken, remember_clients
 
-MOST_OPERATIONS = 5000
-"""Calls a handler: the SDK gives its management link credit for 10,000 replies, and never more."""
+MAX_OPERATIONS = 5000
+"""Calls of one handler: the SDK gives its management link credit for 10,000 replies, and never more."""
 
-OLDEST = 1500.0
-"""Seconds: before the token's renewal and the service's own limits come into play."""
-
-FRESH = 5.0
-"""Seconds without use after which a handler may have been detached by the other side without a word."""
-
-PAUSE = 0.02
-"""Seconds without use after which it is looked whether the other side has ended the connection."""
-
-CLOSING = 5.0
-"""Seconds for a handler to close."""
-
+MAX_HANDLER_AGE_S = 1500.0  # before the token's renewal and the service's own limits come into play
+STALE_AFTER_S = 5.0  # time without use after which a handler may have been detached by the other side without a word
+CHECK_AFTER_S = 0.02  # time without use after which to look whether the other side has ended the connection
+CLOSE_LIMIT_S = 5.0
 H = TypeVar("H", bound=ServiceBusSender | ServiceBusReceiver)
 T = TypeVar("T")
 
@@ -43,39 +35,32 @@ log = logging.getLogger("jobpool.servicebus")
 
 
 class Channel(Generic[H]):
-    """A channel, as the module describes it. Only for coroutines on the hub's loop.
+    """A channel, as the module describes it. Only for coroutines on the namespace's loop.
 
     Args:
         make: Makes a handler; no I/O.
         address: Its `timeout` bounds calls without another deadline.
-        queue: For error texts.
         most: Largest number of calls of one handler.
     """
 
-    def __init__(self, make: Callable[[], H], address: Address, queue: str, *, most: int = MOST_OPERATIONS) -> None:
+    def __init__(self, make: Callable[[], H], address: Address, queue: str, *, most: int = MAX_OPERATIONS) -> None:
         self._make = make
         self._address = address
         self._queue = queue
         self._most = most
         self._handler: H | None = None
         self._clients: list[Any] = []
-        self._born = 0.0
-        self._used = 0.0
+        self._born = self._used = 0.0
         self._operations = 0
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
         self.lock = asyncio.Lock()
-        self.generation = 0
-        """Which handler it is: what one of them received, another cannot settle on its link."""
+        self.timeout = address.timeout
+        self.generation = 0  # which handler it is: deliveries of one cannot be settled on another's link
 
     @property
     def is_open(self) -> bool:
         return self._handler is not None
-
-    @property
-    def timeout(self) -> float:
-        """Seconds that a call may take which has no other deadline."""
-        return self._address.timeout
 
     async def run(
         self, work: Callable[[H], Awaitable[T]], deadline: float | None = None, *, patiently: bool = True
@@ -90,7 +75,7 @@ class Channel(Generic[H]):
             One of `trouble.LOST`, as it is.
             JobpoolError: Anything else, explained.
         """
-        give_up = time.monotonic() + self._address.timeout if deadline is None else deadline
+        give_up = time.monotonic() + self.timeout if deadline is None else deadline
         async with self.lock:
             if time.monotonic() >= give_up:  # others took all the time: no fault of the handler's
                 raise self._explain(TimeoutError())
@@ -99,7 +84,8 @@ class Channel(Generic[H]):
     async def _persist(self, work: Callable[[H], Awaitable[T]], give_up: float, patiently: bool) -> T:
         pause = 0.05
         while True:
-            was_let_in, stale = self.is_open, self._is_stale()
+            was_let_in = self.is_open
+            is_stale = was_let_in and time.monotonic() - self._used > STALE_AFTER_S
             try:
                 return await self.attempt(work, give_up)
             except LOST:
@@ -109,7 +95,7 @@ class Channel(Generic[H]):
                     raise self._explain(error) from error
             except Exception as error:
                 late = time.monotonic() + pause >= give_up
-                if late or not (patiently or stale):
+                if late or not (patiently or is_stale):
                     raise self._explain(error) from error
             await asyncio.sleep(pause)
             pause = min(2 * pause, 2.0)
@@ -122,7 +108,7 @@ class Channel(Generic[H]):
                 result = await work(handler)
         except BaseException as error:
             if not isinstance(error, SOUND):
-                self._tell(error)
+                self._log_replacement(error)
                 self.recycle()
             raise
         self._used = time.monotonic()
@@ -139,20 +125,18 @@ class Channel(Generic[H]):
             self._close(handler, self._clients)
 
     async def close(self) -> None:
-        """Close the handler, for good, and wait for those that are closing. Bounded by `CLOSING` and a little."""
+        """Close the handler, for good, and wait a little over `CLOSE_LIMIT_S` for those that are closing."""
         self._closed = True
         self.recycle()
         if self._closing:
-            await asyncio.wait(list(self._closing), timeout=CLOSING + 1)
-
-    def _is_stale(self) -> bool:
-        return self._handler is not None and time.monotonic() - self._used > FRESH
+            await asyncio.wait(list(self._closing), timeout=CLOSE_LIMIT_S + 1)
 
     async def _get(self) -> H:
         if self._closed:
             raise BackendUnavailable(f"{self._address.title}: this backend was closed: open another")
-        if time.monotonic() - self._used > PAUSE:
-            await _hear_news()
+        if time.monotonic() - self._used > CHECK_AFTER_S:
+            for _ in range(3):  # let the loop learn of ended connections: from socket to transport to reader
+                await asyncio.sleep(0)
         if self._handler is not None and self._is_worn(self._handler):
             self.recycle()
         self._operations += 1
@@ -161,7 +145,8 @@ class Channel(Generic[H]):
         return self._handler
 
     def _is_worn(self, handler: H) -> bool:
-        return is_broken(handler) or self._operations >= self._most or time.monotonic() - self._born > OLDEST
+        too_old = time.monotonic() - self._born > MAX_HANDLER_AGE_S
+        return too_old or self._operations >= self._most or is_broken(handler)
 
     async def _open(self) -> H:
         handler = self._make()
@@ -178,11 +163,11 @@ class Channel(Generic[H]):
         return handler
 
     def _close(self, handler: H, clients: list[Any]) -> None:
-        task = asyncio.ensure_future(_bid_farewell(handler, clients))
+        task = asyncio.ensure_future(_close_or_cut_off(handler, clients))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _tell(self, error: BaseException) -> None:
+    def _log_replacement(self, error: BaseException) -> None:
         """Log the failure, because the call may still succeed. If no handler is open, the call itself raises it."""
         if self.is_open and isinstance(error, Exception) and not self._closed:
             log.info(
@@ -195,19 +180,13 @@ class Channel(Generic[H]):
             )
 
     def _explain(self, error: BaseException) -> JobpoolError:
-        return explain(error, self._address, self._queue, self._address.timeout)
+        return explain(error, self._address, self._queue, self.timeout)
 
 
-async def _hear_news() -> None:
-    """Let the loop learn which connections have ended: from the socket to the transport to its reader."""
-    for _ in range(3):
-        await asyncio.sleep(0)
-
-
-async def _bid_farewell(handler: ServiceBusSender | ServiceBusReceiver, clients: list[Any]) -> None:
+async def _close_or_cut_off(handler: Handler, clients: list[Any]) -> None:
     connections = connections_of(clients)
     try:
-        async with asyncio.timeout(CLOSING):
+        async with asyncio.timeout(CLOSE_LIMIT_S):
             await handler.close()
     except Exception as error:  # noqa: BLE001 - after any error it is cut off
         log.debug("closing: %r", error)

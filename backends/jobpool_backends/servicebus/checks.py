@@ -1,91 +1,121 @@
 """Checks of what a queue's settings can lose or slow down, in plain sentences.
 
-The queue itself is asked if it is there and lets us in; the service, for the queue's settings, if it tells them. The
-decisions are functions of these facts alone.
+The service tells a queue's settings over https, to those who may manage it; no emulator does. The decisions are
+functions of these facts alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from azure.core.exceptions import AzureError, ResourceNotFoundError
 
 from jobpool.broker.finding import Finding, Level
 from jobpool.errors import ConfigurationError
-from jobpool_backends.servicebus import settings
+from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.errors import missing_queue
-from jobpool_backends.servicebus.hub import Hub
-from jobpool_backends.servicebus.locks import TOLERANCE, Noticed
-from jobpool_backends.servicebus.peeking import peek
-from jobpool_backends.servicebus.settings import WORKS, Facts
+from jobpool_backends.servicebus.inspect import peek
+from jobpool_backends.servicebus.leases import CLOCK_TOLERANCE_S
+from jobpool_backends.servicebus.namespace import Namespace
 
-SHORT_LOCK = 10.0
-"""Seconds; below, a renewal that fails once may come too late."""
+if TYPE_CHECKING:
+    from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient
 
-FEW_DELIVERIES = 100
-"""Deliveries below which what is released or crashes for other reasons than its own can become a dead letter."""
+SHORT_LOCK_S = 10.0  # below, a renewal that fails once may come too late
+FEW_DELIVERIES = 100  # below, what is released or crashes for other reasons than its own can become a dead letter
+FOREVER_S = 10 * 365 * 86400.0  # the service says some ten million days for "never"
+DEFAULT_LOCK_S = 60.0
+DEFAULT_DELIVERIES = 10
+DEFAULT_WINDOW_S = 600.0
+ACTIVE = "Active"
+"""The service's value if nothing was set."""
+
+SETTINGS_TIMEOUT_S = 5.0
 
 _QUEUE, _SETTINGS = "servicebus.queue", "servicebus.settings"
 _LOCK, _DELIVERIES, _EXPIRY = "servicebus.lock", "servicebus.deliveries", "servicebus.expiry"
 _DUPLICATES = "servicebus.duplicates"
 
 
-def ping(hub: Hub) -> None:
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Settings of one queue. Times are seconds."""
+
+    lock: float = DEFAULT_LOCK_S  # LockDuration
+    deliveries: int = DEFAULT_DELIVERIES  # MaxDeliveryCount
+    duplicates: float = 0.0  # window of duplicate detection; 0 = off
+    ttl: float = float("inf")  # DefaultMessageTimeToLive; infinite when nothing expires
+    keeps_expired: bool = False  # True if an expired message becomes a dead letter
+    sessions: bool = False  # True if it takes only messages with a session
+    status: str = ACTIVE  # `ACTIVE` when it works
+
+
+def ping(namespace: Namespace) -> None:
     """Ask the service for a sign of life. To be told that a queue is not there is one.
 
     Raises BackendUnavailable, or ConfigurationError when it does not let us in.
     """
-    queue = hub.address.only or next(iter(hub.told()), "default")
+    queue = namespace.address.only or next(iter(namespace.named_queues()), "default")
     try:
-        _look(hub, queue)
+        _look(namespace, queue)
     except ConfigurationError as error:
-        if error.__cause__ is None or missing_queue(error.__cause__, hub.address, queue) is None:
+        if error.__cause__ is None or missing_queue(error.__cause__, namespace.address, queue) is None:
             raise
 
 
-def diagnose(hub: Hub, noticed: Mapping[str, Noticed] = MappingProxyType({})) -> list[Finding]:
-    """Check each queue that this client was told of; `noticed`: its locks, if they were short.
+def diagnose(namespace: Namespace, noticed: Mapping[str, float] = MappingProxyType({})) -> list[Finding]:
+    """Check each queue that this client was told of; `noticed`: the shortest lock of each, if it was short.
 
     Raises BackendUnavailable. Blocks for a round trip a queue, and some more where its settings are told.
     """
-    found = [finding for queue in hub.told() for finding in _diagnose(hub, queue, noticed.get(queue))]
+    queues = namespace.named_queues()
+    found = [finding for queue in queues for finding in _diagnose(namespace, queue, noticed.get(queue))]
     return found or [Finding(_QUEUE, Level.NOTE, "no queue has been named yet, so none was looked at")]
 
 
-def _diagnose(hub: Hub, queue: str, noticed: Noticed | None) -> Iterator[Finding]:
+def _diagnose(namespace: Namespace, queue: str, shortest: float | None) -> Iterator[Finding]:
     name = f"queue {queue!r}"
     try:
-        _look(hub, queue)
+        _look(namespace, queue)
     except ConfigurationError as error:
         found, _, mend = str(error).partition(": ")
         yield Finding(_QUEUE, Level.PROBLEM, found, "nothing can be enqueued or fetched", mend)
         return
     yield Finding(_QUEUE, Level.OK, f"{name} is there")
-    facts = settings.ask(hub.address, queue)
+    facts = ask(namespace.address, queue)
     if isinstance(facts, str):
         yield Finding(_SETTINGS, Level.NOTE, f"the settings of {name} could not be looked at: {facts}")
-        if noticed:
-            yield judge_lock(name, hub.address.lock, round(noticed.shortest, 1), blur=TOLERANCE)
+        if shortest is not None:
+            yield judge_lock(name, namespace.address.lock, round(shortest, 1), blur=CLOCK_TOLERANCE_S)
     else:
-        yield from judge(queue, hub.address.lock, facts)
+        yield from judge(queue, namespace.address.lock, facts)
 
 
-def _look(hub: Hub, queue: str) -> None:
-    next(peek(hub, queue, dead=False, piece=1), None)
+def _look(namespace: Namespace, queue: str) -> None:
+    next(peek(namespace, queue, dead=False, page=1), None)
 
 
 def judge(queue: str, declared: float, facts: Facts) -> Iterator[Finding]:
     """Judge the settings of a queue; `declared`: seconds, the option `lock`."""
     name = f"queue {queue!r}"
-    if facts.status != WORKS:
+    if facts.status != ACTIVE:
         why = "messages are not taken, or not given out"
         yield Finding(_QUEUE, Level.PROBLEM, f"{name} is {facts.status}", why, "set its status to Active")
     if facts.sessions:
         why = "it takes no message without a session, and jobpool's have none"
         yield Finding(_QUEUE, Level.PROBLEM, f"{name} requires sessions", why, "make a queue without")
     yield judge_lock(name, declared, facts.lock)
-    yield _deliveries(name, facts)
-    yield _expiry(name, facts)
-    yield _duplicates(name, facts)
+    yield _judge_deliveries(name, facts)
+    yield _judge_expiry(name, facts)
+    if facts.duplicates:
+        yield Finding(_DUPLICATES, Level.OK, f"{name}: an id is taken once within {facts.duplicates:,.0f} s")
+    else:
+        why = "an enqueue that is repeated because its answer was lost may add its job twice"
+        yield Finding(_DUPLICATES, Level.NOTE, f"{name}: duplicates are not detected", why)
 
 
 def judge_lock(name: str, declared: float, real: float, *, blur: float = 0.0) -> Finding:
@@ -95,13 +125,13 @@ def judge_lock(name: str, declared: float, real: float, *, blur: float = 0.0) ->
         found = f"{found}, and option lock says {declared:g} s"
         why = "messages are given to others while they still run here"
         return Finding(_LOCK, Level.PROBLEM, found, why, f"set lock={real:g}, or LockDuration to {declared:g} s")
-    if real + blur < SHORT_LOCK:
+    if real + blur < SHORT_LOCK_S:
         why = "a renewal that fails once may come too late, so that a job runs twice"
         return Finding(_LOCK, Level.WARNING, found, why, "set LockDuration to 30 s or more")
     return Finding(_LOCK, Level.OK, found)
 
 
-def _deliveries(name: str, facts: Facts) -> Finding:
+def _judge_deliveries(name: str, facts: Facts) -> Finding:
     found = f"{name}: MaxDeliveryCount {facts.deliveries}"
     if facts.deliveries >= FEW_DELIVERIES:
         return Finding(_DELIVERIES, Level.OK, found)
@@ -109,7 +139,7 @@ def _deliveries(name: str, facts: Facts) -> Finding:
     return Finding(_DELIVERIES, Level.WARNING, found, why, f"set it to {FEW_DELIVERIES} or more")
 
 
-def _expiry(name: str, facts: Facts) -> Finding:
+def _judge_expiry(name: str, facts: Facts) -> Finding:
     if facts.ttl == float("inf"):
         return Finding(_EXPIRY, Level.OK, f"{name}: no message expires")
     found = f"{name}: messages expire after {facts.ttl:,.0f} s"
@@ -119,8 +149,45 @@ def _expiry(name: str, facts: Facts) -> Finding:
     return Finding(_EXPIRY, Level.PROBLEM, found, "they vanish unseen, run or not", mend)
 
 
-def _duplicates(name: str, facts: Facts) -> Finding:
-    if facts.duplicates:
-        return Finding(_DUPLICATES, Level.OK, f"{name}: an id is taken once within {facts.duplicates:,.0f} s")
-    why = "an enqueue that is repeated because its answer was lost may add its job twice"
-    return Finding(_DUPLICATES, Level.NOTE, f"{name}: duplicates are not detected", why)
+def ask(address: Address, queue: str) -> Facts | str:
+    """Return the settings of a queue; or, in a few words, why they are not told. Blocks for some seconds at most."""
+    if address.emulated:
+        return "the emulator tells nobody; they stand in its Config.json"
+    try:
+        with _client(address) as client:
+            return read(client.get_queue(queue))
+    except ResourceNotFoundError:
+        return "there is no such queue"
+    except (AzureError, ValueError, ImportError) as error:
+        return f"that needs the right Manage ({' '.join(str(error).split())[:200]})"
+
+
+def read(properties: QueueProperties) -> Facts:
+    """Return the settings that jobpool needs; missing ones have the service's default."""
+    ttl = _seconds(properties.default_message_time_to_live, FOREVER_S)
+    window = _seconds(properties.duplicate_detection_history_time_window, DEFAULT_WINDOW_S)
+    return Facts(
+        lock=_seconds(properties.lock_duration, DEFAULT_LOCK_S),
+        deliveries=properties.max_delivery_count or DEFAULT_DELIVERIES,
+        duplicates=window if properties.requires_duplicate_detection else 0.0,
+        ttl=ttl if ttl < FOREVER_S else float("inf"),
+        keeps_expired=bool(properties.dead_lettering_on_message_expiration),
+        sessions=bool(properties.requires_session),
+        status=str(getattr(properties.status, "value", properties.status) or ACTIVE),
+    )
+
+
+def _client(address: Address) -> ServiceBusAdministrationClient:
+    from azure.servicebus.management import ServiceBusAdministrationClient  # slow to import, and seldom asked
+
+    limits = {"connection_timeout": SETTINGS_TIMEOUT_S, "read_timeout": SETTINGS_TIMEOUT_S}
+    options: dict[str, Any] = {"retry_total": 0, **limits}
+    if address.connection_string is not None:
+        return ServiceBusAdministrationClient.from_connection_string(address.connection_string, **options)
+    from azure.identity import DefaultAzureCredential
+
+    return ServiceBusAdministrationClient(address.host, DefaultAzureCredential(), **options)
+
+
+def _seconds(duration: timedelta | str | None, default: float) -> float:
+    return duration.total_seconds() if isinstance(duration, timedelta) else default

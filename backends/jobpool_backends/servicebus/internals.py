@@ -1,44 +1,91 @@
-"""Internals of the SDK that this package needs: the first place to look when a new SDK does not work.
+"""Use of the SDK's internals: the first place to look when a new SDK does not work.
 
-credit.py and dispositions.py build on it; everything else uses the SDK's public calls. The range of versions in
-pyproject.toml is as narrow as that asks for.
+Everything else uses the SDK's public calls. The range of versions in pyproject.toml is as narrow as that asks for.
+
+AMQP has what a job queue needs, but the SDK's public calls do not expose it. To ask for the messages of *now*, credit
+is given with the flag `drain`. The broker sends what it has, and says that the rest is used up: one round trip.
+`receive_messages` waits for a time instead, and leaves the rest of its credit with the broker. Messages pushed later
+are locked in a receiver that nobody reads. To wait, one credit is given, and taken back in the same way.
+
+Dispositions of a batch are on their way together, where `complete_message` waits for each answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
+from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus import exceptions as sdk
+from azure.servicebus._pyamqp.error import AMQPError
+from azure.servicebus._pyamqp.outcomes import Accepted, Modified, Rejected, Released
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 
-SLICE = 0.1
-"""Seconds of reading before it is looked whether somebody else has read what is waited for."""
+ROUND_TRIP_LIMIT_S = 5.0  # time for the broker to answer; beyond it the handler is in doubt
+READ_SLICE_S = 0.1  # time of one read before a look whether somebody else has read what is waited for
+WAIT_READ_S = 1.0  # time of one read of a wait: what comes in it is taken to have been locked at its start
+LATE_ECHO_LIMIT_S = 0.25  # time for the broker to say that credit is used up that its messages have used up
+MAX_DISPOSITIONS = 10_000
+LOCK_LOST = "com.microsoft:message-lock-lost"
+_DEAD_LETTER = b"com.microsoft:dead-letter"
+_LOCKED_UNTIL = b"x-opt-locked-until"
 
-ROUND_TRIP = 5.0
-"""Seconds for the broker to answer; beyond them the handler is in doubt."""
+Handler = ServiceBusSender | ServiceBusReceiver
+Messages = Sequence[ServiceBusReceivedMessage]
 
-MOST_AT_ONCE = 10_000
-"""Dispositions that one frame may tell of."""
+Answer = BaseException | None  # None: it is so. A `trouble.LOST`: the lock was gone. A TimeoutError: nobody knows.
 
 
-class Ear:
+@dataclass(frozen=True, slots=True)
+class Disposition:
+    """An order about a message that we hold: AMQP's outcome `kind`, and the two texts of a dead letter."""
+
+    kind: str
+    reason: str = ""
+    description: str = ""
+
+    def outcome(self) -> Any:
+        """Return it as the SDK sends it."""
+        match self.kind:
+            case "accepted":
+                return Accepted()
+            case "released":
+                return Released()
+            case "modified":
+                return Modified(delivery_failed=True, undeliverable_here=False, message_annotations=None)
+        texts = {"DeadLetterReason": self.reason, "DeadLetterErrorDescription": self.description}
+        return Rejected(AMQPError(condition=_DEAD_LETTER, description=self.description, info=texts))
+
+
+COMPLETE = Disposition("accepted")  # done with: it goes
+ABANDON = Disposition("modified")  # back to the queue at once; counted as a delivery
+RELEASE = Disposition("released")  # back to the queue at once, as if it had not been looked at
+
+
+def bury(reason: str, description: str) -> Disposition:
+    """Move it to the dead letters."""
+    return Disposition("rejected", reason, description)
+
+
+# --- links -------------------------------------------------------------------------------------------
+
+
+class LinkListener:
     """A listener on a receiver's link for events that the SDK ignores: used-up credit, and the ends of dispositions.
 
-    Args:
-        link: The SDK's `ReceiverLink`; the ear puts itself in front of it.
+    It puts itself in front of `link`, the SDK's `ReceiverLink`.
     """
 
     def __init__(self, link: Any) -> None:
         self._link = link
         self._next_flow = link._incoming_flow
         self._next_disposition = link._incoming_disposition
-        self.drained = True
-        """The broker has said that none of the credit is left."""
-        self.outcomes: dict[int, Any] = {}
-        """By delivery id: None while nothing was heard, then how it ended."""
+        self.drained = True  # the broker has said that none of the credit is left
+        self.outcomes: dict[int, Any] = {}  # by delivery id: None while nothing was heard, then how it ended
         self.pending = 0
         link._incoming_flow = self._hear_flow
         link._incoming_disposition = self._hear_disposition
@@ -64,20 +111,11 @@ class Ear:
     async def _hear_disposition(self, frame: Any) -> None:
         role, first, last, settled, outcome = frame[:5]
         if not role and settled and self.pending:
-            for delivery in range(first, min(last or first, first + MOST_AT_ONCE) + 1):
+            for delivery in range(first, min(last or first, first + MAX_DISPOSITIONS) + 1):
                 if delivery in self.outcomes and self.outcomes[delivery] is None:
                     self.outcomes[delivery] = outcome or {}
                     self.pending -= 1
         await self._next_disposition(frame)
-
-
-def ear_of(receiver: ServiceBusReceiver) -> Ear:
-    """Return the ear at the receiver's link; it gets one with its first use."""
-    link = client_of(receiver)._link
-    ear: Ear | None = getattr(link, "_jobpool_ear", None)
-    if ear is None:
-        ear = link._jobpool_ear = Ear(link)
-    return ear
 
 
 def client_of(receiver: ServiceBusReceiver) -> Any:
@@ -88,28 +126,192 @@ def client_of(receiver: ServiceBusReceiver) -> Any:
     return client
 
 
-async def ready_client(receiver: ServiceBusReceiver) -> Any:
-    """Return the same, with a token that is valid and a link that is attached."""
+async def _ready(receiver: ServiceBusReceiver) -> tuple[Any, LinkListener]:
+    """Return the client, with a valid token and an attached link; and the listener there, made with its first use."""
     client = client_of(receiver)
-    async with asyncio.timeout(ROUND_TRIP):
+    async with asyncio.timeout(ROUND_TRIP_LIMIT_S):
         while not await client.client_ready_async():
             await asyncio.sleep(0.01)
-    return client
+    link = client_of(receiver)._link
+    listener: LinkListener | None = getattr(link, "_jobpool_listener", None)
+    if listener is None:
+        listener = link._jobpool_listener = LinkListener(link)
+    return client, listener
 
 
-async def read_until(client: Any, done: Callable[[], bool], seconds: float | None = None) -> None:
-    """Read frames until it is done; TimeoutError when it is not within so long (None = `ROUND_TRIP`)."""
-    give_up = time.monotonic() + (ROUND_TRIP if seconds is None else seconds)
+async def _read_until(client: Any, done: Callable[[], bool], seconds: float | None = None) -> None:
+    """Read frames until it is done; TimeoutError after `seconds` (None = `ROUND_TRIP_LIMIT_S`)."""
+    give_up = time.monotonic() + (ROUND_TRIP_LIMIT_S if seconds is None else seconds)
     while not done():
         left = give_up - time.monotonic()
         if left <= 0:
             raise TimeoutError("the broker did not answer")
-        await client._connection.listen(wait=min(SLICE, left))
+        await client._connection.listen(wait=min(READ_SLICE_S, left))
         client._link.get_state()  # raises its error, if any
 
 
+# --- receiving ---------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _receiving(receiver: ServiceBusReceiver) -> AsyncIterator[tuple[Any, LinkListener]]:
+    ready = await _ready(receiver)
+    receiver._receive_context.set()
+    try:
+        yield ready
+    finally:
+        receiver._receive_context.clear()
+
+
+Received = tuple[list[ServiceBusReceivedMessage], float]
+"""Messages, and the `time.monotonic()` before which none of them was locked."""
+
+
+async def receive_now(receiver: ServiceBusReceiver, most: int) -> Received:
+    """Return the messages of the queue now, `most` at most: one round trip.
+
+    Raises TimeoutError when the broker does not say that this is all, and what the SDK raises of broken links.
+    """
+    began = time.monotonic()
+    async with _receiving(receiver) as (client, listener):
+        await listener.give_credit(most, drain=True)
+        await _read_until(client, lambda: listener.drained or client._received_messages.qsize() >= most)
+        if not listener.drained:
+            try:  # take the late echo, so that the next one is not mistaken for it; a broker may send none
+                await _read_until(client, lambda: listener.drained, LATE_ECHO_LIMIT_S)
+            except TimeoutError:
+                listener.drained = True
+        return take_buffered(receiver), began
+
+
+async def receive_one(receiver: ServiceBusReceiver, stop: asyncio.Event, seconds: float) -> Received:
+    """Wait for one message, `seconds` at most or until `stop` is set.
+
+    No credit is left with the broker; messages that came while it was taken back are returned as well.
+    """
+    async with _receiving(receiver) as (client, listener):
+        await listener.give_credit(1, drain=False)
+        began = await _read_unless(client, stop, time.monotonic() + seconds)
+        if client._received_messages.empty():
+            await listener.give_credit(0, drain=True)
+            await _read_until(client, lambda: listener.drained)
+        return take_buffered(receiver), began
+
+
+async def receive(receiver: ServiceBusReceiver, count: int, seconds: float) -> list[ServiceBusReceivedMessage]:
+    """Return at most `count` messages of the queue; if it has none, the first to come within `seconds`."""
+    messages, _ = await receive_now(receiver, count)
+    if not messages and seconds > 0:
+        messages, _ = await receive_one(receiver, asyncio.Event(), seconds)
+    for message in messages:
+        pop_lock_end(message)
+    return messages
+
+
+def take_buffered(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
+    """Return messages that have arrived, even if their connection broke: the locks are ours, and hold without it."""
+    if receiver._handler is None:
+        return []
+    buffer: Any = receiver._handler._received_messages
+    messages = []
+    while not buffer.empty():
+        messages.append(receiver._build_received_message(buffer.get()))
+        buffer.task_done()
+    return messages
+
+
+def pop_lock_end(message: ServiceBusReceivedMessage) -> float | None:
+    """Take the end of the lock off the message, and return it: Unix time on the broker's clock.
+
+    Else the SDK compares it with this machine's clock, and refuses to settle a message whose lock has ended by that.
+    """
+    notes: Any = message.raw_amqp_message.annotations
+    until = notes.pop(_LOCKED_UNTIL, None) if notes else None
+    return None if until is None else until / 1000
+
+
+async def _read_unless(client: Any, stop: asyncio.Event, give_up: float) -> float:
+    """Read until a message is there, or `stop` is set; return when the last read began."""
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        while True:
+            began = time.monotonic()
+            left = give_up - began
+            if left <= 0 or stop.is_set() or not client._received_messages.empty():
+                return began
+            await _first(client._connection.listen(wait=min(left, WAIT_READ_S)), stopped)
+            client._link.get_state()  # raises its error, if any
+            if not client._received_messages.empty():
+                return began
+    finally:
+        stopped.cancel()
+
+
+async def _first(reading: Any, stopped: asyncio.Future[Any]) -> None:
+    """Read, unless that is not wanted any more. A read that is cut short keeps what it has for the next."""
+    task = asyncio.ensure_future(reading)
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
+
+
+# --- settling and renewing ---------------------------------------------------------------------------
+
+
+async def settle(
+    receiver: ServiceBusReceiver, dispositions: Sequence[tuple[ServiceBusReceivedMessage, Disposition]]
+) -> list[Answer]:
+    """Settle messages on the link that received them; return an answer each. One round trip.
+
+    Raises what the SDK raises of broken links; nothing is known then.
+    """
+    client, listener = await _ready(receiver)
+    listener.expect([message._delivery_id for message, _ in dispositions])
+    for message, disposition in dispositions:
+        await client._link.send_disposition(
+            first_delivery_id=message._delivery_id,
+            delivery_tag=message._delivery_tag,
+            settled=False,
+            delivery_state=disposition.outcome(),
+        )
+    with suppress(TimeoutError):  # told one by one
+        await _read_until(client, lambda: not listener.pending)
+    listener.pending = 0
+    return [_answer(listener.outcomes[message._delivery_id], disposition) for message, disposition in dispositions]
+
+
+def settles_here(receiver: ServiceBusReceiver, message: ServiceBusReceivedMessage) -> bool:
+    """Return whether the receiver's link has this delivery as one to settle."""
+    return message._delivery_tag in client_of(receiver)._link._received_delivery_tags
+
+
+def _answer(outcome: dict[str, Any] | None, disposition: Disposition) -> Answer:
+    """Read an outcome. A rejection may carry an error; one without is only the echo of a dead letter."""
+    if outcome is None:
+        return TimeoutError("the broker did not say what became of the message")
+    name = next(iter(outcome), "")
+    if name == "rejected" and outcome[name] and (error := outcome[name][0]):
+        condition = _text(error[0])
+        description = _text(error[1]) if len(error) > 1 and error[1] else condition
+        if condition == LOCK_LOST:
+            return sdk.MessageLockLostError(message=description)
+        return sdk.ServiceBusError(description, condition=condition)
+    if name == disposition.kind:
+        return None
+    return sdk.ServiceBusError(f"the broker answered {name or 'nothing'} to {disposition.kind}")
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
 async def renew_locks(receiver: ServiceBusReceiver, tokens: Sequence[Any], seconds: float) -> list[float]:
-    """Hold the locks with these tokens longer, all or none: the Unix times at which they end then. One round trip."""
+    """Hold the locks with these tokens longer, all or none; return the Unix times of their ends. One round trip."""
     answer = await receiver._renew_locks(*tokens, timeout=seconds)
     return [moment / 1000 for moment in answer[b"expirations"]]
 
@@ -119,16 +321,20 @@ def largest_message(sender: ServiceBusSender) -> int:
     return int(sender._max_message_size_on_link)
 
 
-def is_broken(handler: ServiceBusSender | ServiceBusReceiver) -> bool:
+# --- connections -------------------------------------------------------------------------------------
+
+
+def is_broken(handler: Handler) -> bool:
     """Return whether the other side has ended the connection, as far as is known without asking."""
-    connection = connection_of(handler)
+    connection = getattr(getattr(handler, "_handler", None), "_connection", None)
     reader = getattr(getattr(connection, "_transport", None), "reader", None)
     return reader is None or reader.at_eof() or reader.exception() is not None
 
 
-def remember_clients(handler: ServiceBusSender | ServiceBusReceiver) -> list[Any]:
-    """Return all AMQP clients that it is going to make: it forgets one whose opening was cut short, and leaves it
-    open.
+def remember_clients(handler: Handler) -> list[Any]:
+    """Return a list of all AMQP clients that it is going to make.
+
+    The handler forgets a client whose opening was cut short, and leaves it open.
     """
     inside: Any = handler
     made: list[Any] = []
@@ -152,8 +358,3 @@ def cut_off(connection: Any) -> None:
     writer = getattr(getattr(connection, "_transport", None), "writer", None)
     if writer is not None:
         writer.transport.abort()
-
-
-def connection_of(handler: ServiceBusSender | ServiceBusReceiver) -> Any:
-    """Return its connection; None when it has none."""
-    return getattr(getattr(handler, "_handler", None), "_connection", None)

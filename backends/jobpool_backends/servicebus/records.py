@@ -28,68 +28,55 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
 from jobpool.broker.values import NewMessage
 from jobpool.message.names import IDENTIFIER
-from jobpool_backends.shared import MICRO, micros
+from jobpool_backends.shared import micros
 
-VERSION = 1
-
-LONGEST_TEXT = 16_384
-"""Characters of an error or a cause in a header; more is cut in the middle."""
-
-LONGEST_EPITAPH = 4096
-"""Characters that the broker keeps of a reason or a description."""
-
+HEADER_VERSION = 1
+MAX_TEXT_CHARS = 16_384  # characters of an error or a cause in a header; more is cut in the middle
+MAX_EPITAPH_CHARS = 4096  # characters that the broker keeps of a reason or a description
 REASONS = {"MaxDeliveryCountExceeded": "crash-limit", "TTLExpiredException": "expired"}
 """The broker's names of deaths that it causes itself, and jobpool's word for each."""
 
-LONGEST_MESSAGE_ID = 128
-"""Characters that the broker takes."""
+MAX_MESSAGE_ID_CHARS = 128  # characters that the broker takes
+OVERHEAD_BYTES = 320  # bytes of properties and annotations around a body, at most
+COPY_GROWTH_BYTES = 256
+"""Bytes by which the header of a copy may be longer than that of the first message, without its texts."""
 
 _START = b'{"jobpool":'
 _LAST_DUE = datetime(9999, 1, 1, tzinfo=UTC)
 _CUT = " … "
+_MAX_COUNT = 2**31 - 1
+"""Beyond any counter, and what a frame to a child can carry."""
+
+_MAX_MOMENT_US = 253402300799 * 10**6  # the end of the year 9999
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One message, whatever carried it. Times are whole microseconds on the Unix clock.
-
-    Attributes:
-        id: The job's id.
-        enqueued_at: Of the first enqueue.
-        body: The envelope, as it was signed.
-        handler: "" when another program put it there.
-        deliveries: Of earlier copies; those of this one are the broker's to count.
-        crashed_at: Of the last crash; None = none yet.
-        begun: As in a lease.
-        reason, died_at: Of a dead letter.
-    """
+    """One message, whatever carried it. Times are whole microseconds on the Unix clock."""
 
     id: str
-    enqueued_at: int
-    body: bytes
-    handler: str = ""
+    enqueued_at: int  # of the first enqueue
+    body: bytes  # the envelope, as it was signed
+    handler: str = ""  # "" when another program put it there
     priority: int = 5
     attempts: int = 0
     crashes: int = 0
-    crashed_at: int | None = None
-    deliveries: int = 0
+    crashed_at: int | None = None  # of the last crash; None = none yet
+    deliveries: int = 0  # of earlier copies; those of this one are the broker's to count
     last_error: str | None = None
     cause: str | None = None
-    begun: bool = False
-    reason: str | None = None
+    begun: bool = False  # as in a lease
+    reason: str | None = None  # of a dead letter, as `died_at`
     died_at: int | None = None
 
     def write(self) -> bytes:
         """Return the body of a message that carries this, without fields that only a dead letter has."""
-        header: dict[str, Any] = {
-            "jobpool": VERSION,
-            "id": self.id,
-            "at": self.enqueued_at,
-            "job": self.handler,
-            "p": self.priority,
-        }
+        header: dict[str, Any] = {"jobpool": HEADER_VERSION}
+        header |= {"id": self.id, "at": self.enqueued_at, "job": self.handler, "p": self.priority}
         if self.deliveries or self.attempts or self.crashes or self.last_error or self.cause or self.begun:
-            header |= self._more()
+            more: dict[str, Any] = {"d": self.deliveries, "a": self.attempts, "c": self.crashes, "x": self.crashed_at}
+            more |= {"e": cut(self.last_error), "k": cut(self.cause), "b": self.begun}
+            header |= {name: value for name, value in more.items() if value}
         return orjson.dumps(header) + b"\n" + self.body
 
     @property
@@ -97,17 +84,10 @@ class Record:
         """Bytes of the body that carries this, or somewhat less."""
         return len(self.write())
 
-    def _more(self) -> dict[str, Any]:
-        more = {
-            "d": self.deliveries,
-            "a": self.attempts,
-            "c": self.crashes,
-            "x": self.crashed_at,
-            "e": cut(self.last_error),
-            "k": cut(self.cause),
-            "b": self.begun,
-        }
-        return {name: value for name, value in more.items() if value}
+    def with_texts(self, error: str | None, cause: str | None) -> Record:
+        """Return this with another last error and cause; None = the one it has."""
+        error, cause = self.last_error if error is None else error, self.cause if cause is None else cause
+        return replace(self, last_error=error, cause=cause)
 
     def message(self, *, message_id: str | None = None, due: float | None = None) -> ServiceBusMessage:
         """Return a message to send that carries this.
@@ -127,45 +107,35 @@ class Record:
         """Return this with its texts cut, so that the whole is at most `limit` bytes, as far as cutting them helps."""
         fitting = self
         for longest in (4096, 1024, 256, 0):
-            if fitting.size + OVERHEAD <= limit:
+            if fitting.size + OVERHEAD_BYTES <= limit:
                 break
             fitting = replace(self, last_error=cut(self.last_error, longest), cause=cut(self.cause, longest))
         return fitting
 
     def epitaph(self, error: str | None, cause: str | None, died_at: int) -> str:
-        """Return the description of the dead letter that this becomes: one line of JSON, at most `LONGEST_EPITAPH`
-        long.
-        """
+        """Return the description of the dead letter that this becomes: one line of JSON, short enough."""
         facts = {"died_at": died_at, "attempts": self.attempts, "crashes": self.crashes}
-        for longest in (LONGEST_EPITAPH, 1600, 800, 250, 0):
+        for longest in (MAX_EPITAPH_CHARS, 1600, 800, 250, 0):
             texts = {"error": cut(error, longest), "cause": cut(cause, longest)}
             told = orjson.dumps({**{name: text for name, text in texts.items() if text}, **facts}).decode()
-            if len(told) <= LONGEST_EPITAPH:
+            if len(told) <= MAX_EPITAPH_CHARS:
                 break
         return told
-
-
-OVERHEAD = 320
-"""Bytes of properties and annotations around a body, at most."""
-
-GROWTH = 256
-"""Bytes by which the header of a copy may be longer than that of the first message, without its texts."""
 
 
 def new_record(message: NewMessage, enqueued_at: int) -> Record:
     """Return the record of a message on its way in."""
     return Record(
-        message.id,
-        enqueued_at,
-        message.body,
-        message.handler,
-        message.priority,
-        message.attempts,
-        message.crashes,
-        None,
-        message.deliveries,
-        message.last_error,
-        message.cause,
+        id=message.id,
+        enqueued_at=enqueued_at,
+        body=message.body,
+        handler=message.handler,
+        priority=message.priority,
+        attempts=message.attempts,
+        crashes=message.crashes,
+        deliveries=message.deliveries,
+        last_error=message.last_error,
+        cause=message.cause,
     )
 
 
@@ -182,12 +152,12 @@ def copy_id(ident: str, place: str, sequence: int) -> str:
     tells the numbers of a queue and of its dead letters apart.
     """
     tail = f"#{place}{sequence}"
-    if len(ident) + len(tail) <= LONGEST_MESSAGE_ID:
+    if len(ident) + len(tail) <= MAX_MESSAGE_ID_CHARS:
         return ident + tail
     return hashlib.sha256(ident.encode()).hexdigest() + tail
 
 
-def cut(text: str | None, longest: int = LONGEST_TEXT) -> str | None:
+def cut(text: str | None, longest: int = MAX_TEXT_CHARS) -> str | None:
     """Return the text, without its middle when it is too long, and with what UTF-8 cannot carry written out."""
     if not text:
         return None
@@ -222,56 +192,41 @@ def _read_body(message: ServiceBusReceivedMessage) -> Record:
     return Record(ident, micros(sent.timestamp()) if sent else 0, raw)
 
 
-_MOST = 2**31
-"""Beyond any counter, and below what a frame to a child can carry."""
-
-_LATEST = 253402300799 * 10**6
-"""Microseconds: the end of the year 9999."""
-
-
 def _read_header(header: dict[str, Any], body: bytes) -> Record:
-    """Parse the header. Later versions only add to it, and their fields are ignored. Raises ValueError for a foreign
-    one.
-    """
+    """Parse the header; later versions only add fields, which are ignored. Raises ValueError for a foreign one."""
     return _checked(
         Record(
-            header["id"],
-            header["at"],
-            body,
-            header["job"],
-            header["p"],
-            header.get("a", 0),
-            header.get("c", 0),
-            header.get("x"),
-            header.get("d", 0),
-            header.get("e"),
-            header.get("k"),
-            header.get("b") is True,
+            id=header["id"],
+            enqueued_at=header["at"],
+            body=body,
+            handler=header["job"],
+            priority=header["p"],
+            attempts=header.get("a", 0),
+            crashes=header.get("c", 0),
+            crashed_at=header.get("x"),
+            deliveries=header.get("d", 0),
+            last_error=header.get("e"),
+            cause=header.get("k"),
+            begun=header.get("b") is True,
         )
     )
 
 
 def _checked(record: Record) -> Record:
     """Return the record; ValueError if it holds impossible values."""
+    counts = (record.priority, record.attempts, record.crashes, record.deliveries)
+    moments = (record.enqueued_at, record.crashed_at or 0, record.died_at or 0)
     good = (
         isinstance(record.id, str)
         and IDENTIFIER.fullmatch(record.id)
         and isinstance(record.handler, str)
-        and all(map(_is_count, (record.priority, record.attempts, record.crashes, record.deliveries)))
-        and all(map(_is_moment, (record.enqueued_at, record.crashed_at or 0, record.died_at or 0)))
+        and all(type(count) is int and 0 <= count <= _MAX_COUNT for count in counts)
+        and all(type(moment) is int and 0 <= moment <= _MAX_MOMENT_US for moment in moments)
         and all(text is None or isinstance(text, str) for text in (record.last_error, record.cause))
     )
     if not good:
         raise ValueError("a header that jobpool has not written")
     return record
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < _MOST
-
-
-def _is_moment(value: object) -> bool:
-    return type(value) is int and 0 <= value <= _LATEST
 
 
 def body_of(message: ServiceBusReceivedMessage) -> bytes:
@@ -288,34 +243,24 @@ def body_of(message: ServiceBusReceivedMessage) -> bytes:
 
 def _buried(record: Record, message: ServiceBusReceivedMessage) -> Record:
     reason = str(message.dead_letter_reason or "")
-    told = str(message.dead_letter_error_description or "")
-    facts = _read_epitaph(told)
-    if facts is not None:
-        buried = replace(
-            record,
-            reason=reason,
-            died_at=facts["died_at"],
-            attempts=facts.get("attempts", record.attempts),
-            crashes=facts.get("crashes", record.crashes),
-            last_error=facts.get("error", record.last_error),
-            cause=facts.get("cause", record.cause),
+    text = str(message.dead_letter_error_description or "")
+    with suppress(LookupError, TypeError, ValueError):  # another program's
+        facts = orjson.loads(text)
+        return _checked(
+            replace(
+                record,
+                reason=reason,
+                died_at=facts["died_at"],
+                attempts=facts.get("attempts", record.attempts),
+                crashes=facts.get("crashes", record.crashes),
+                last_error=facts.get("error", record.last_error),
+                cause=facts.get("cause", record.cause),
+            )
         )
-        with suppress(ValueError):  # it is another program's, then
-            return _checked(buried)
-    return replace(record, reason=REASONS.get(reason, reason), last_error=record.last_error or told or None)
+    return replace(record, reason=REASONS.get(reason, reason), last_error=record.last_error or text or None)
 
 
-def _read_epitaph(told: str) -> dict[str, Any] | None:
-    if not told.startswith("{"):
-        return None
-    try:
-        facts = orjson.loads(told)
-    except orjson.JSONDecodeError:
-        return None
-    return facts if isinstance(facts, dict) and "died_at" in facts else None
-
-
-class Numbers:
+class EnqueueTimes:
     """Moments of enqueue: the clock's microseconds, and never the same one twice."""
 
     def __init__(self) -> None:
@@ -325,8 +270,3 @@ class Numbers:
         """Return the number for a message that is enqueued at this Unix time. The caller holds the lock."""
         self._last = max(self._last + 1, micros(now))
         return self._last
-
-
-def as_seconds(moment: int | None) -> float | None:
-    """Return a stored moment as Unix time in seconds."""
-    return None if moment is None else moment / MICRO

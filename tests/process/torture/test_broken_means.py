@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from support.waiting import wait_until
 
-from jobpool_torture import broker_restart, processes, stops
+from jobpool_torture import broker_faults, processes
 from jobpool_torture.fleet import Fleet
 from jobpool_torture.nemesis import Nemesis
 from jobpool_torture.network import Proxy
+from jobpool_torture.processes import Stops
 from jobpool_torture.schedule import Fault
-from jobpool_torture.stops import Stops
 
 
 @pytest.fixture
@@ -51,7 +51,9 @@ def keeper_now() -> int:
     """The pid of the only one; its command line can be read a moment after its start."""
 
     def found() -> list[int]:
-        return [pid for pid in processes.children_of(os.getpid()) if str(stops.PROGRAM) in processes.command(pid)]
+        return [
+            pid for pid in processes.children_of(os.getpid()) if str(processes.KEEPER_PROGRAM) in processes.command(pid)
+        ]
 
     [keeper] = wait_until(found, what="there is one")
     return keeper
@@ -60,7 +62,7 @@ def keeper_now() -> int:
 def test_a_keeper_that_was_killed_is_replaced_and_the_new_one_knows_all(
     sleepers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stops, "PATIENCE", 0.2)
+    monkeypatch.setattr(processes, "LET_GO_LIMIT_S", 0.2)
     held = Stops()
     with closing(held):
         assert held.stop(0, sleepers[:1], lambda _: True) == sleepers[:1]
@@ -91,8 +93,8 @@ def test_its_end_lets_all_go_and_harms_none(sleepers: list[int]) -> None:
 def test_a_restart_command_that_never_ends_is_ended_with_what_it_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_restart, "END_LIMIT", 0.1)
-    restart = broker_restart.BrokerRestart("sleep 600; true", tmp_path / "log")
+    monkeypatch.setattr(broker_faults, "END_LIMIT_S", 0.1)
+    restart = broker_faults.BrokerRestart("sleep 600; true", tmp_path / "log")
     pid = restart.begin()
     wait_until(lambda: len(processes.tree_of(pid)) == 2, what="it has begun")
     tree = processes.tree_of(pid)

@@ -109,7 +109,7 @@ class NamespaceHarness(Harness):
         return REAL_LOCK
 
     def close(self) -> None:
-        named = {queue for client in self._clients for queue in client.hub.told() if queue in QUEUES}
+        named = {queue for client in self._clients for queue in client.namespace.named_queues() if queue in QUEUES}
         super().close()
         for queue in sorted(named):
             drain(queue)

@@ -7,11 +7,11 @@ from support.jobs import QUEUE
 
 from jobpool.clock import ManualClock
 from jobpool_backends.memory import MemoryBackend
-from jobpool_backends.memory.ending import Ends
+from jobpool_backends.memory.values import Expiries
 
 
 def test_what_ends_is_told_once_and_at_its_last_time() -> None:
-    ends: Ends[str] = Ends()
+    ends: Expiries[str] = Expiries()
     ends.put("once", 10)
     ends.put("later", 10)
     ends.put("later", 30)
@@ -26,7 +26,7 @@ def test_what_ends_is_told_once_and_at_its_last_time() -> None:
 
 
 def test_what_was_told_may_be_put_off_while_the_others_are_told() -> None:
-    ends: Ends[str] = Ends()
+    ends: Expiries[str] = Expiries()
     for name in "abc":
         ends.put(name, 10)
     told = []

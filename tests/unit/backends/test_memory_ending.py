@@ -8,12 +8,12 @@ from jobpool.broker.values import MessageFilter, Verb
 from jobpool.clock import ManualClock
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool_backends.memory import MemoryBackend
-from jobpool_backends.memory.ending import Ending
+from jobpool_backends.memory.values import Expiring
 from jobpool_backends.shared import DeadCaps
 
 
 def test_a_value_ends_at_its_time() -> None:
-    kept: Ending[str] = Ending()
+    kept: Expiring[str] = Expiring()
     kept.put("a", "one", 10)
     assert kept.get("a", 9) == "one"
     assert kept.get("a", 10) is None
@@ -21,7 +21,7 @@ def test_a_value_ends_at_its_time() -> None:
 
 
 def test_put_again_it_ends_when_it_was_last_said_to() -> None:
-    kept: Ending[str] = Ending()
+    kept: Expiring[str] = Expiring()
     kept.put("longer", "one", 10)
     kept.put("longer", "two", 30)
     kept.put("shorter", "one", 30)
@@ -32,7 +32,7 @@ def test_put_again_it_ends_when_it_was_last_said_to() -> None:
 
 
 def test_popped_it_is_gone_once() -> None:
-    kept: Ending[str] = Ending()
+    kept: Expiring[str] = Expiring()
     kept.put("a", "one", 10)
     assert (kept.pop("a", 5), kept.pop("a", 5), kept.pop("b", 5)) == ("one", None, None)
     kept.put("a", "two", 20)
@@ -57,7 +57,7 @@ def test_what_has_ended_takes_no_room() -> None:
     places = backend._store.places
     assert (len(places.done), len(places._starts), len(places._held)) == (1, 1, 0)
     assert (len(backend._store.acked), len(backend._store.unique)) == (0, 1)
-    assert len(backend.keys._notes._records) == 0
+    assert len(backend.keys._records) == 0
 
 
 def test_leases_that_were_reaped_leave_no_places() -> None:
@@ -72,7 +72,7 @@ def test_leases_that_were_reaped_leave_no_places() -> None:
 
 
 def test_a_value_that_is_put_again_and_again_takes_the_room_of_one() -> None:
-    kept: Ending[int] = Ending()
+    kept: Expiring[int] = Expiring()
     for number in range(1000):
         kept.put("heartbeat", number, 10_000 + number)
     assert len(kept._ends) < 100

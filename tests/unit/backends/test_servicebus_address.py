@@ -95,6 +95,6 @@ def test_an_unknown_option_is_refused() -> None:
 
 def test_to_open_one_connects_to_nothing() -> None:
     backend = ServiceBusBackend.from_url(EMULATOR)
-    assert backend.hub.told() == []
+    assert backend.namespace.named_queues() == []
     backend.close()
     backend.close()

@@ -20,7 +20,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled
 from jobpool_backends.servicebus import ServiceBusBackend, internals
 from jobpool_backends.servicebus.channel import Channel
-from jobpool_backends.servicebus.station import PATIENCE
+from jobpool_backends.servicebus.queue_client import PREFETCH_KEPT_S
 
 LOCK = 60.0
 KILO = "x" * 1000
@@ -58,8 +58,8 @@ def shared_queue(peer: PeerThread) -> str:
 def queue(peer: PeerThread, backend: ServiceBusBackend, other: ServiceBusBackend, shared_queue: str) -> str:
     """The same for all, emptied: to open a handler takes half a second."""
     for client in (backend, other):
-        let_go(client.hub)
-        client.holdings.clear()
+        let_go(client.namespace)
+        client.leases.clear()
         client.reap(shared_queue)
     for store in (shared_queue, f"{shared_queue}/$DeadLetterQueue"):
         peer.control.purge(store)
@@ -217,7 +217,7 @@ def test_what_arrived_before_the_broker_fell_silent_is_not_thrown_away(
     peer: PeerThread, backend: ServiceBusBackend, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its locks would hold, with nobody to use them."""
-    monkeypatch.setattr(internals, "ROUND_TRIP", 0.3)
+    monkeypatch.setattr(internals, "ROUND_TRIP_LIMIT_S", 0.3)
     backend.enqueue_many([a_job(queue)] * 3)
     peer.control.limit_unsettled(2)
     leases = fetch_all(backend, queue)
@@ -235,7 +235,7 @@ def test_what_came_for_a_wait_and_is_not_fetched_goes_back_unharmed(
     assert backend.wait_any([queue], 5.0) == queue
     assert counts(peer, queue).locked == 1
     assert fetch_all(other, queue) == []
-    wait_until(lambda: counts(peer, queue).ready == 1, limit=PATIENCE + 10)
+    wait_until(lambda: counts(peer, queue).ready == 1, limit=PREFETCH_KEPT_S + 10)
     [lease] = fetch_all(other, queue)
     assert lease.deliveries == 1
     assert other.ack(lease)
@@ -269,8 +269,8 @@ def test_two_receivers_share_the_work(other: ServiceBusBackend, queue: str) -> N
     ids = other.enqueue_many([a_job(queue, number) for number in range(12)])
     leases = [lease for _ in range(4) for lease in fetch_all(other, queue, 3)]
     assert [lease.id for lease in leases] == ids
-    takers = {held.delivery.taker for held in other.holdings.of(queue).values()}
-    assert len(takers) == 2
+    receivers = {held.delivery.receiver for held in other.leases.of(queue).values()}
+    assert len(receivers) == 2
     assert other.settle_many([(lease, Ack()) for lease in leases]) == [Settled.OK] * 12
 
 
@@ -293,17 +293,17 @@ def is_enqueued(backend: ServiceBusBackend, queue: str) -> bool:
 
 def test_a_handler_is_replaced_before_the_sdk_runs_out_of_replies(peer: PeerThread, queue: str) -> None:
     backend = ServiceBusBackend.from_url(peer.connection_string)
-    station = backend.hub.queue(queue)
-    channel: Channel[ServiceBusReceiver] = Channel(station.management._make, backend.hub.address, queue, most=2)
+    client = backend.namespace.queue(queue)
+    channel: Channel[ServiceBusReceiver] = Channel(client.management._make, backend.namespace.address, queue, most=2)
     before = peer.control.connections()
 
     async def look() -> None:
         await channel.run(lambda receiver: receiver.peek_messages(max_message_count=1))
 
     for _ in range(5):
-        backend.hub.call(look())
+        backend.namespace.call(look())
     assert channel.generation == 3
-    backend.hub.call(channel.close())
+    backend.namespace.call(channel.close())
     wait_until(lambda: peer.control.connections() <= before)
     backend.close()
 
@@ -406,13 +406,13 @@ def test_who_is_told_that_the_service_is_busy_may_come_again_at_once(
     peer: PeerThread, backend: ServiceBusBackend, queue: str
 ) -> None:
     backend.enqueue(a_job(queue))
-    generation = backend.hub.queue(queue).sending.generation
+    generation = backend.namespace.queue(queue).sending.generation
     peer.control.fail("send")
     with pytest.raises(BackendUnavailable, match="is busy and asks to wait"):
         backend.enqueue(a_job(queue))
     backend.enqueue(a_job(queue))
     assert counts(peer, queue).ready == 2
-    assert backend.hub.queue(queue).sending.generation == generation
+    assert backend.namespace.queue(queue).sending.generation == generation
 
 
 # --- connections -----------------------------------------------------------------------
@@ -420,7 +420,7 @@ def test_who_is_told_that_the_service_is_busy_may_come_again_at_once(
 
 def test_whose_time_was_taken_by_others_costs_no_connection(backend: ServiceBusBackend, queue: str) -> None:
     backend.enqueue(a_job(queue))
-    sending = backend.hub.queue(queue).sending
+    sending = backend.namespace.queue(queue).sending
 
     async def come_too_late() -> None:
         async with sending.lock:
@@ -429,7 +429,7 @@ def test_whose_time_was_taken_by_others_costs_no_connection(backend: ServiceBusB
         await late
 
     with pytest.raises(BackendUnavailable, match="did not answer"):
-        backend.hub.call(come_too_late())
+        backend.namespace.call(come_too_late())
     assert sending.is_open
 
 

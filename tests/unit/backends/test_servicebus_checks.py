@@ -12,8 +12,7 @@ from azure.servicebus.management import EntityStatus, QueueProperties
 
 from jobpool.broker.finding import Finding, Level
 from jobpool_backends.servicebus.address import Address
-from jobpool_backends.servicebus.checks import judge, judge_lock
-from jobpool_backends.servicebus.settings import Facts, ask, read
+from jobpool_backends.servicebus.checks import Facts, ask, judge, judge_lock, read
 
 GOOD = Facts(lock=60.0, deliveries=1000, duplicates=600.0)
 

@@ -11,12 +11,11 @@ from jobpool.clock import ManualClock
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
 from jobpool_backends.servicebus.address import Address
-from jobpool_backends.servicebus.holdings import REMEMBER, Held, Holdings
-from jobpool_backends.servicebus.locks import Asked, Locks
+from jobpool_backends.servicebus.leases import EXPIRED_KEPT_S, Held, HeldLeases, Locks, RequestTime
+from jobpool_backends.servicebus.receiver import Delivery
 from jobpool_backends.servicebus.records import Record
-from jobpool_backends.servicebus.taker import Delivery
 
-ASKED = Asked(boot=1000.0, wall=1_800_000_000.0, mono=50.0)
+ASKED = RequestTime(boot=1000.0, wall=1_800_000_000.0, mono=50.0)
 
 
 class Forgetful:
@@ -56,19 +55,19 @@ def test_a_short_lock_is_told_once_and_kept_for_the_doctor(caplog: pytest.LogCap
             found.end("mails", ASKED, ASKED.wall + left)
     [told] = caplog.records
     assert "queue mails locked a message for 30.0 s instead of 60 s" in told.getMessage()
-    assert found.noticed["mails"].shortest == 20.0
+    assert found.noticed["mails"] == 20.0
 
 
 def test_what_was_received_earlier_was_asked_for_earlier() -> None:
-    assert ASKED.earlier(48.0) == Asked(998.0, ASKED.wall - 2.0, 48.0)
+    assert ASKED.earlier(48.0) == RequestTime(998.0, ASKED.wall - 2.0, 48.0)
     assert ASKED.earlier(51.0) is ASKED
 
 
-# --- holdings ----------------------------------------------------------------------------------------
+# --- leases ----------------------------------------------------------------------------------------
 
 
-def held(clock: ManualClock, taker: Forgetful | None = None, sequence: int = 5) -> Held:
-    delivery = cast("Delivery", type("Received", (), {"taker": taker})())
+def held(clock: ManualClock, receiver: Forgetful | None = None, sequence: int = 5) -> Held:
+    delivery = cast("Delivery", type("Received", (), {"receiver": receiver})())
     return Held(delivery, Record("i", 1, b""), "q", sequence, "a" * 32, clock.boot() + 60.0, 1)
 
 
@@ -79,60 +78,61 @@ def lease(**changes: object) -> JobLease:
 
 def test_only_the_holder_of_a_lease_that_runs_may_settle_it_once() -> None:
     clock = ManualClock()
-    holdings = Holdings(clock)
-    holdings.add(mine := held(clock))
-    assert holdings.take(lease(owner_token="b" * 32)) is Settled.NOT_OWNER
-    assert holdings.take(lease(queue="other")) is Settled.NOT_IN_FLIGHT
-    assert holdings.take(lease(token="5")) is Settled.NOT_IN_FLIGHT
-    assert holdings.find(lease()) is mine
-    assert holdings.take(lease()) is mine
-    assert holdings.take(lease()) is Settled.NOT_IN_FLIGHT
+    leases = HeldLeases(clock)
+    leases.add(mine := held(clock))
+    assert leases.take(lease(owner_token="b" * 32)) is Settled.NOT_OWNER
+    assert leases.take(lease(queue="other")) is Settled.NOT_IN_FLIGHT
+    assert leases.take(lease(token="5")) is Settled.NOT_IN_FLIGHT
+    assert leases.find(lease()) is mine
+    assert leases.take(lease()) is mine
+    assert leases.take(lease()) is Settled.NOT_IN_FLIGHT
 
 
 def test_a_lease_ends_at_its_deadline_and_is_forgotten_later() -> None:
-    clock, taker = ManualClock(), Forgetful()
-    holdings = Holdings(clock)
-    holdings.add(held(clock, taker))
-    assert list(holdings.of("q")) == [5]
+    clock, receiver = ManualClock(), Forgetful()
+    leases = HeldLeases(clock)
+    leases.add(held(clock, receiver))
+    assert list(leases.of("q")) == [5]
     clock.advance(60.0)
-    assert holdings.take(lease()) is Settled.EXPIRED
-    assert list(holdings.of("q")) == []
-    holdings.prune("q")
-    assert (holdings.take(lease()), taker.forgotten) == (Settled.EXPIRED, 0)
-    clock.advance(REMEMBER + 1)
-    holdings.prune("q")
-    assert (holdings.take(lease()), taker.forgotten) == (Settled.NOT_IN_FLIGHT, 1)
+    assert leases.take(lease()) is Settled.EXPIRED
+    assert list(leases.of("q")) == []
+    leases.prune("q")
+    assert (leases.take(lease()), receiver.forgotten) == (Settled.EXPIRED, 0)
+    clock.advance(EXPIRED_KEPT_S + 1)
+    leases.prune("q")
+    assert (leases.take(lease()), receiver.forgotten) == (Settled.NOT_IN_FLIGHT, 1)
 
 
 def test_what_came_again_meanwhile_is_not_replaced_by_the_lease_before_it() -> None:
     """A settlement that was not answered is put back; if it took too long, the message may have come again."""
-    clock, taker = ManualClock(), Forgetful()
-    holdings = Holdings(clock)
-    old, new = held(clock, taker), held(clock, taker)
-    holdings.add(old)
-    assert holdings.take(lease()) is old
-    holdings.put_back(old)
-    assert (holdings.take(lease()), taker.forgotten) == (old, 0)
-    holdings.add(new)
-    holdings.put_back(old)
-    assert (holdings.find(lease()), taker.forgotten) == (new, 1)
+    clock, receiver = ManualClock(), Forgetful()
+    leases = HeldLeases(clock)
+    old, new = held(clock, receiver), held(clock, receiver)
+    leases.add(old)
+    assert leases.take(lease()) is old
+    leases.put_back(old)
+    assert (leases.take(lease()), receiver.forgotten) == (old, 0)
+    leases.add(new)
+    leases.put_back(old)
+    assert (leases.find(lease()), receiver.forgotten) == (new, 1)
 
 
 def test_a_lease_that_ran_out_and_came_again_is_forgotten_once() -> None:
-    clock, taker = ManualClock(), Forgetful()
-    holdings = Holdings(clock)
-    holdings.add(held(clock, taker))
-    holdings.add(new := held(clock, taker))
-    assert (holdings.find(lease()), taker.forgotten) == (new, 1)
+    clock, receiver = ManualClock(), Forgetful()
+    leases = HeldLeases(clock)
+    leases.add(held(clock, receiver))
+    leases.add(new := held(clock, receiver))
+    assert (leases.find(lease()), receiver.forgotten) == (new, 1)
 
 
 def test_what_is_lost_is_held_no_more() -> None:
-    clock, taker = ManualClock(), Forgetful()
-    holdings = Holdings(clock)
-    holdings.add(mine := held(clock, taker))
-    holdings.drop(mine)
-    holdings.drop(mine)
-    assert (holdings.find(lease()), taker.forgotten) == (Settled.NOT_IN_FLIGHT, 1)
-    holdings.add(held(clock, taker, 6))
-    assert len(holdings.clear()) == 1
-    assert list(holdings.of("q")) == []
+    clock, receiver = ManualClock(), Forgetful()
+    leases = HeldLeases(clock)
+    leases.add(mine := held(clock, receiver))
+    leases.drop(mine)
+    leases.drop(mine)
+    assert (leases.find(lease()), receiver.forgotten) == (Settled.NOT_IN_FLIGHT, 1)
+    leases.add(held(clock, receiver, 6))
+    assert len(leases.of("q")) == 1
+    leases.clear()
+    assert list(leases.of("q")) == []

@@ -16,9 +16,9 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Level
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import Unsupported
-from jobpool_backends.servicebus import sifting
-from jobpool_backends.servicebus.looking import STATS_CAP
-from jobpool_backends.servicebus.sending import send
+from jobpool_backends.servicebus import bulk
+from jobpool_backends.servicebus.enqueue import send
+from jobpool_backends.servicebus.inspect import MAX_STATS_MESSAGES
 
 DEAD_LETTERS = f"{QUEUE}/$DeadLetterQueue"
 
@@ -49,15 +49,15 @@ def bury(backend: QueueBackend, reasons: list[str]) -> list[str]:
 
 
 def test_a_long_queue_is_counted_as_at_least_so_many(backend: QueueBackend) -> None:
-    backend.enqueue_many(numbered(STATS_CAP + 1))
+    backend.enqueue_many(numbered(MAX_STATS_MESSAGES + 1))
     stats = backend.stats(QUEUE)
-    assert (stats.waiting, stats.cap) == (STATS_CAP, STATS_CAP)
-    assert backend.count(MessageFilter(queue=QUEUE)) == STATS_CAP + 1
+    assert (stats.waiting, stats.cap) == (MAX_STATS_MESSAGES, MAX_STATS_MESSAGES)
+    assert backend.count(MessageFilter(queue=QUEUE)) == MAX_STATS_MESSAGES + 1
 
 
 def test_what_another_program_put_there_is_shown_as_it_is(backend: QueueBackend) -> None:
-    hub = turned_hub()
-    hub.call(send(hub.queue(QUEUE), [ServiceBusMessage("hello", message_id="theirs")]))
+    namespace = turned_hub()
+    namespace.call(send(namespace.queue(QUEUE), [ServiceBusMessage("hello", message_id="theirs")]))
     backend.stats(QUEUE)  # it is told of the queue
     [message] = backend.list_messages()
     assert (message.id, message.handler, message.state, message.body) == ("theirs", "", State.WAITING, b"hello")
@@ -98,8 +98,8 @@ def test_dead_letters_that_were_not_meant_are_as_before(backend: QueueBackend, c
 def test_what_stands_behind_too_many_others_is_refused_and_nothing_stays_locked(
     backend: QueueBackend, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sifting, "MOST_HELD", 3)
-    monkeypatch.setattr(sifting, "PIECE", 2)
+    monkeypatch.setattr(bulk, "MAX_LOCKED_MESSAGES", 3)
+    monkeypatch.setattr(bulk, "RECEIVE_MESSAGES", 2)
     bury(backend, ["odd"] * 5 + ["even"])
     before = control.messages(DEAD_LETTERS)
     with pytest.raises(Unsupported, match="raise or purge what comes before"):

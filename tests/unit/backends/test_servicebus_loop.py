@@ -14,8 +14,7 @@ import pytest
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable
-from jobpool_backends.servicebus.identity import credential
-from jobpool_backends.servicebus.loop import LoopThread
+from jobpool_backends.servicebus.namespace import LoopThread, credential
 
 
 @pytest.fixture

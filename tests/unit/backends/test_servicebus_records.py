@@ -12,8 +12,8 @@ from azure.servicebus import ServiceBusReceivedMessage
 
 from jobpool.broker.values import ReapPolicy
 from jobpool_backends.servicebus import records
-from jobpool_backends.servicebus.charging import Charges, charge
-from jobpool_backends.servicebus.records import Numbers, Record, copy_id, cut, read
+from jobpool_backends.servicebus.reap import Charges, charge
+from jobpool_backends.servicebus.records import EnqueueTimes, Record, copy_id, cut, read
 
 NOW = 1_800_000_000.0
 MICRO = 1_000_000
@@ -127,7 +127,7 @@ def test_a_death_that_was_not_ours(reason: str, word: str) -> None:
 @pytest.mark.parametrize("error", ["x" * 100_000, "\x00" * 100_000, "😀" * 9_000, '"' * 5_000])
 def test_an_epitaph_is_never_too_long(error: str) -> None:
     told = FULL.epitaph(error, error, 99)
-    assert len(told) <= records.LONGEST_EPITAPH
+    assert len(told) <= records.MAX_EPITAPH_CHARS
     dead = read(received([FULL.write()], dead_letter_reason="r", dead_letter_error_description=told))
     assert (dead.died_at, dead.attempts) == (99, 2)
 
@@ -147,7 +147,7 @@ def test_each_copy_has_an_id_of_its_own() -> None:
     copies = [copy_id("i", place, number) for place in "qd" for number in (1, 2)] + [copy_id("j", "q", 1)]
     assert len(set(copies)) == len(copies)
     assert copy_id("i", "q", 1) == copies[0]
-    assert len(copy_id("x" * 128, "q", 2**63)) <= records.LONGEST_MESSAGE_ID
+    assert len(copy_id("x" * 128, "q", 2**63)) <= records.MAX_MESSAGE_ID_CHARS
     assert copy_id("x" * 128, "q", 1) != copy_id("x" * 127 + "y", "q", 1)
 
 
@@ -159,7 +159,7 @@ def test_a_delay_is_rounded_up_to_a_millisecond_and_never_ends_the_world() -> No
 
 
 def test_no_two_messages_are_enqueued_at_the_same_moment() -> None:
-    numbers = Numbers()
+    numbers = EnqueueTimes()
     drawn = [numbers.next(NOW), numbers.next(NOW), numbers.next(NOW - 5), numbers.next(NOW + 1)]
     assert drawn == [NOW * MICRO, NOW * MICRO + 1, NOW * MICRO + 2, (NOW + 1) * MICRO]
 

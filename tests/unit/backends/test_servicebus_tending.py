@@ -6,9 +6,8 @@ import pytest
 
 from jobpool.broker.values import Message, MessageFilter, State, Verb
 from jobpool.errors import Unsupported
-from jobpool_backends.servicebus.looking import STATS_CAP, oldest, sides, tally
-from jobpool_backends.servicebus.sights import Sight, matches
-from jobpool_backends.servicebus.tending import touched
+from jobpool_backends.servicebus.bulk import touched
+from jobpool_backends.servicebus.inspect import MAX_STATS_MESSAGES, Found, matches, oldest, sides, tally
 
 WAITING, DELAYED, LEASED, DEAD = State.WAITING, State.DELAYED, State.LEASED, State.DEAD
 
@@ -83,8 +82,8 @@ def test_only_what_can_hold_a_match_is_looked_through(where: MessageFilter, look
 
 
 def test_a_page_has_the_oldest_behind_its_cursor() -> None:
-    found = [Sight(a_message(place=place), sequence=0) for place in (5, 1, 4, 2, 3)]
-    assert [sight.place for sight in oldest(found, 2, behind=1)] == [2, 3]
+    found = [Found(a_message(place=place), sequence=0) for place in (5, 1, 4, 2, 3)]
+    assert [sight.place for sight in oldest(found, 2, after=1)] == [2, 3]
     assert [sight.place for sight in oldest(found, 9)] == [1, 2, 3, 4, 5]
 
 
@@ -124,7 +123,7 @@ def test_nothing_waits_so_nothing_is_oldest() -> None:
 
 
 def test_counts_of_a_long_queue_are_at_least_so_many() -> None:
-    live = [a_message()] * (STATS_CAP - 100) + [a_message(DELAYED)] * 100
+    live = [a_message()] * (MAX_STATS_MESSAGES - 100) + [a_message(DELAYED)] * 100
     stats = tally(live, dead=7, now=160.0)
     assert stats.cap == 100
-    assert tally([a_message()], dead=STATS_CAP, now=160.0).cap == STATS_CAP
+    assert tally([a_message()], dead=MAX_STATS_MESSAGES, now=160.0).cap == MAX_STATS_MESSAGES

@@ -30,7 +30,13 @@ from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
-from jobpool_backends.servicebus import ServiceBusBackend, channel, internals, station, taker
+from jobpool_backends.servicebus import (
+    ServiceBusBackend,
+    channel,
+    internals,
+    queue_client,
+    receiver,
+)
 from jobpool_backends.servicebus.channel import Channel
 
 pytestmark = pytest.mark.xdist_group("servicebus-traps")  # the scenes are played once
@@ -200,7 +206,9 @@ def lost_reply_to_an_ack(backend: ServiceBusBackend, control: Control) -> None:
 @scene("a reply lost in a call that ended without an answer is no lost lease for the next")
 def lost_reply_and_no_answer(backend: ServiceBusBackend, control: Control) -> None:
     backend.enqueue(a_job())
-    with closing(ServiceBusBackend.from_url(str(backend.hub.address.connection_string), timeout=1.0)) as impatient:
+    with closing(
+        ServiceBusBackend.from_url(str(backend.namespace.address.connection_string), timeout=1.0)
+    ) as impatient:
         [lease] = persist(lambda: impatient.fetch_many(QUEUE, limit=1))
         control.lose_replies("settle")
         with pytest.raises(BackendUnavailable, match="did not answer within 1 s"):
@@ -264,7 +272,7 @@ def many_threads(backend: ServiceBusBackend, control: Control) -> None:
 @scene("management goes on where the service replies no more")
 def replies_end(backend: ServiceBusBackend, control: Control) -> None:
     """The SDK gives its management link credit for 10,000 replies, once; after these every call times out."""
-    address = backend.hub.address
+    address = backend.namespace.address
     client = ServiceBusClient.from_connection_string(str(address.connection_string), retry_total=0)
     often = Channel(lambda: client.get_queue_receiver(QUEUE), address, QUEUE, most=8)
     control.limit_management_replies(8)
@@ -277,7 +285,7 @@ def replies_end(backend: ServiceBusBackend, control: Control) -> None:
         await client.close()
         return generation
 
-    assert backend.hub.call(peek_often(), 3 * LIMIT) == 3
+    assert backend.namespace.call(peek_often(), 3 * LIMIT) == 3
 
 
 def play(act: Scene) -> None:
@@ -329,7 +337,7 @@ def test_a_receiver_whose_token_link_is_gone_does_not_go_deaf(
     backend: ServiceBusBackend, peer: PeerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The SDK's receiver then answers on time, for ever, that there is nothing."""
-    monkeypatch.setattr(internals, "ROUND_TRIP", SHORT)
+    monkeypatch.setattr(internals, "ROUND_TRIP_LIMIT_S", SHORT)
     ident = backend.enqueue(a_job())
     assert peer.control.detach_links("$cbs", cbs=True) > 0
     [lease] = wait_until(lambda: persist(lambda: backend.fetch_many(QUEUE, limit=1)), LIMIT)
@@ -339,10 +347,10 @@ def test_a_receiver_whose_token_link_is_gone_does_not_go_deaf(
 
 def test_a_token_that_ended_while_this_machine_slept_is_brought_anew(backend: ServiceBusBackend) -> None:
     """The SDK renews its tokens in time, by the wall clock; and refuses to go on when the time has been leapt over."""
-    station = backend.hub.queue(QUEUE)
+    client = backend.namespace.queue(QUEUE)
 
     def end_tokens() -> None:
-        for opened in (station.sending, station.management, station.receiving):
+        for opened in (client.sending, client.management, client.receivers[0].channel):
             opened._clients[-1]._cbs_authenticator._expires_on = time.time() - 1
 
     end_tokens()
@@ -358,10 +366,10 @@ def test_deliveries_that_ran_out_do_not_fill_up_the_session(
     backend: ServiceBusBackend, peer: PeerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker sends nothing to a session that has too many of them open, and the SDK never settles these."""
-    monkeypatch.setattr(taker, "MOST_STRAYS", 2)
+    monkeypatch.setattr(receiver, "MAX_UNSETTLED", 2)
     peer.control.limit_unsettled(3)
     clock = ManualClock(wall=time.time())
-    forgetful = ServiceBusBackend(backend.hub, owns=False, clock=clock)
+    forgetful = ServiceBusBackend(backend.namespace, owns=False, clock=clock)
     known = backend.enqueue_many([a_job() for _ in range(3)])
     assert len(forgetful.fetch_many(QUEUE, limit=3)) == 3
     peer.control.expire_locks(QUEUE)
@@ -374,10 +382,12 @@ def test_a_broken_connection_is_one_line_of_ours_and_none_of_the_sdks(
     backend: ServiceBusBackend, peer: PeerThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It logs them as warnings, and as errors with a traceback; both are got over."""
-    management = backend.hub.queue(QUEUE).management
+    management = backend.namespace.queue(QUEUE).management
     with caplog.at_level(logging.INFO):
         peer.control.detach_links(management=True)
-        assert backend.hub.call(management.run(lambda receiver: receiver.peek_messages(1, sequence_number=1))) == []
+        assert (
+            backend.namespace.call(management.run(lambda receiver: receiver.peek_messages(1, sequence_number=1))) == []
+        )
         peer.control.close_connections()
         assert backend.fetch_many(QUEUE, limit=1) == []
     sdks = [record for record in caplog.records if record.name.startswith("azure") and record.levelno > logging.INFO]
@@ -413,8 +423,8 @@ def test_a_connection_that_was_cut_short_while_it_was_opened_is_not_left_behind(
 
 def test_closing_does_not_wait_for_a_service_that_is_silent(peer: PeerThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long its calls may take: what it got while it waited is not given back then, and runs out."""
-    monkeypatch.setattr(station, "GIVING_BACK", SHORT)
-    monkeypatch.setattr(channel, "CLOSING", SHORT)
+    monkeypatch.setattr(queue_client, "GIVE_BACK_LIMIT_S", SHORT)
+    monkeypatch.setattr(channel, "CLOSE_LIMIT_S", SHORT)
     backend = ServiceBusBackend.from_url(peer.connection_string, timeout=3600.0)
     backend.enqueue(a_job())
     assert backend.wait_any([QUEUE], LIMIT) == QUEUE
@@ -454,7 +464,7 @@ def in_child(backend: ServiceBusBackend, held: JobLease) -> int:
         backend.enqueue(a_job("theirs", queue="mails"))
         [lease] = backend.fetch_many("mails", limit=9)
         works = refused and backend.ack(lease) is Settled.OK and lease.id != held.id
-        backend.hub.close()
+        backend.namespace.close()
     except Exception:  # noqa: BLE001 - whatever it is, the parent is to see its status
         return 2
     return 0 if works else 1

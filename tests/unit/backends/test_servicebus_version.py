@@ -8,12 +8,12 @@ import azure.servicebus
 import pytest
 
 import jobpool_backends.servicebus
-from jobpool_backends.servicebus.version import check
+from jobpool_backends.servicebus import check_sdk_version
 
 
 @pytest.mark.parametrize("installed", ["7.15", "7.15.0", "7.15.9", "7.15.0b1"])
 def test_what_is_known_is_taken(installed: str) -> None:
-    check(installed)
+    check_sdk_version(installed)
 
 
 @pytest.mark.parametrize("installed", ["7.14.3", "7.16.0", "7.150.0", "8.0.0"])

@@ -13,16 +13,15 @@ import pytest
 from click.testing import Result as Answer
 
 from jobpool_torture import command as torture
-from jobpool_torture import conduct
+from jobpool_torture import entry_point
 from jobpool_torture import view as tortureview
-from jobpool_torture.conduct import SHORTEST, Plan, Watcher
+from jobpool_torture.entry_point import SHORTEST, Plan, Watcher
 from jobpool_torture.options import Options
-from jobpool_torture.pace import Moment
-from jobpool_torture.result import Result
+from jobpool_torture.phases import Snapshot
+from jobpool_torture.result import Result, Tally
 from jobpool_torture.schedule import Fault
-from jobpool_torture.tally import Tally
 
-MOMENT = Moment("drain", None, Tally(), None, 0)
+MOMENT = Snapshot("drain", None, Tally(), None, 0)
 
 
 class Running:
@@ -40,14 +39,14 @@ def face(tmp_path: Path) -> torture._Face:
     return torture._Face(tmp_path, verbose=False, json_=False, restart="", queue="")
 
 
-def watcher(face: torture._Face, shown: list[Moment]) -> Any:
+def watcher(face: torture._Face, shown: list[Snapshot]) -> Any:
     return face._watcher(lambda _: None, shown.append)
 
 
 def test_a_signal_writes_nothing_and_the_next_moment_says_so_once(
     face: torture._Face, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown: list[Moment] = []
+    shown: list[Snapshot] = []
     told, run = watcher(face, shown), Running()
     told.begun(run)
     told.tell(MOMENT)
@@ -85,7 +84,9 @@ def test_a_closed_terminal_is_no_error_of_its_progress(face: torture._Face, monk
 
     monkeypatch.setattr(torture, "note", gone)
     monkeypatch.setattr(tortureview, "note", gone)
-    monkeypatch.setattr(tortureview, "line", lambda _: monkeypatch.setattr(tortureview, "EVERY", 0.0) or "asked")
+    monkeypatch.setattr(
+        tortureview, "line", lambda _: monkeypatch.setattr(tortureview, "PROGRESS_EVERY_S", 0.0) or "asked"
+    )
     with tortureview.Progress() as progress:
         told: Any = face._watcher(face._planned, progress.tell)
         run = Running()
@@ -93,7 +94,7 @@ def test_a_closed_terminal_is_no_error_of_its_progress(face: torture._Face, monk
         told.begun(run)
         run.interrupt()
         told.tell(MOMENT)
-        assert tortureview.EVERY == 0.0, "it was about to be shown"
+        assert tortureview.PROGRESS_EVERY_S == 0.0, "it was about to be shown"
 
 
 def test_a_search_that_fails_loses_neither_the_report_nor_what_it_has_found(
@@ -109,8 +110,8 @@ def test_a_search_that_fails_loses_neither_the_report_nor_what_it_has_found(
         (folder / SHORTEST).write_text("{}")
         raise OSError(errno.ENOSPC, "No space left on device", "shrink02")
 
-    monkeypatch.setattr(conduct, "conduct", fails)
-    monkeypatch.setattr(conduct, "find_shorter", disk_is_full)
+    monkeypatch.setattr(entry_point, "run_once", fails)
+    monkeypatch.setattr(entry_point, "find_shorter", disk_is_full)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     answer = jobpool("torture", "-b", "sqlite:///q.db", "--shrink")
     assert answer.exit_code == 1

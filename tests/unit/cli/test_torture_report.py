@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from jobpool_torture.conduct import Plan
+from jobpool_torture.entry_point import Plan
 from jobpool_torture.options import Options
-from jobpool_torture.pace import Moment
-from jobpool_torture.result import MEANINGS, Result
+from jobpool_torture.phases import Snapshot
+from jobpool_torture.result import MEANINGS, Result, Tally
 from jobpool_torture.schedule import Fault
-from jobpool_torture.tally import Tally
-from jobpool_torture.view import SHOWN, document, head, line, report
+from jobpool_torture.view import SHOWN_IDS, document, head, line, report
 
 PLAN = Plan(
     Options("redis://:secret@host/0", seed=17, queue="torture-1", seconds=60.0),
@@ -32,7 +31,7 @@ def test_the_head_says_what_is_done_and_what_is_left_out_and_no_password(capsys:
 
 
 def test_a_moment_is_one_line() -> None:
-    moment = Moment("drain", 61.0, Tally(enqueued=1200, done=1000, dead=3), 197, 1)
+    moment = Snapshot("drain", 61.0, Tally(enqueued=1200, done=1000, dead=3), 197, 1)
     assert line(moment) == (
         "drain 1m01s left: 1,200 enqueued, 1,000 done, 3 dead, 197 to do; 0 failures, 0 crashes, 0 refused,"
         " 0 unanswered; 1 fault"
@@ -60,14 +59,14 @@ def test_a_run_that_has_shown_nothing_is_not_called_clean(capsys: pytest.Capture
 
 def test_a_violation_is_named_with_the_first_ids_and_the_files(capsys: pytest.CaptureFixture[str]) -> None:
     result = Result()
-    result.add("LOST", [f"job-{number:02d}" for number in range(SHOWN + 2)])
+    result.add("LOST", [f"job-{number:02d}" for number in range(SHOWN_IDS + 2)])
     result.add("FD", [])
     report(PLAN, result, Path("/somewhere"), Path("/somewhere/shortest.json"), "again")
     shown = capsys.readouterr().out
-    assert shown.count("\nLOST: job-") == SHOWN
+    assert shown.count("\nLOST: job-") == SHOWN_IDS
     assert "\nLOST: … and 2 more\n" in shown
     assert "FD:" not in shown
-    assert f"\n{SHOWN + 2} violations.  jobpool " in shown
+    assert f"\n{SHOWN_IDS + 2} violations.  jobpool " in shown
     assert "left.jsonl: /somewhere\n" in shown
     assert "/somewhere/shortest.json\n" in shown
 

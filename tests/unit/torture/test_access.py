@@ -13,7 +13,7 @@ from support.servers import fresh_name, shared_postgres, shared_redis
 from support.waiting import wait_until
 
 from jobpool.broker.opening import open_backend
-from jobpool_torture.access import Access, PostgresUser, RedisUser, make_access
+from jobpool_torture.broker_faults import Access, PostgresUser, RedisUser, make_access
 from jobpool_torture.schedule import Fault
 
 Ask = Callable[[], Any]

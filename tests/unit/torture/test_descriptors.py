@@ -9,20 +9,18 @@ from collections import Counter
 import pytest
 
 from jobpool_torture import processes
-from jobpool_torture.descriptors import (
+from jobpool_torture.baseline import (
     FILE,
-    FILES_TOLERATED,
-    SOCKET,
-    TOLERATED,
-    UNIX_SOCKET,
+    MAX_MORE_CONNECTIONS,
+    MAX_MORE_FILES,
     difference,
     grown,
     listed,
-    unix_sockets,
 )
-from jobpool_torture.place import connections
+from jobpool_torture.environment import connections
+from jobpool_torture.processes import SOCKET, UNIX_SOCKET, unix_sockets
 
-SOCKETS = TOLERATED[SOCKET]
+SOCKETS = MAX_MORE_CONNECTIONS[SOCKET]
 BEFORE = Counter({"socket": 10, "unix socket": 12, "pipe": 3, "/jobs.db": 1})
 
 
@@ -51,10 +49,10 @@ def test_descriptors_are_compared_by_kind_and_pool() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"socket": SOCKETS, "/jobs.db": FILES_TOLERATED, "pipe": -2}, ""),
+        ({"socket": SOCKETS, "/jobs.db": MAX_MORE_FILES, "pipe": -2}, ""),
         ({"socket": SOCKETS + 1}, f"+{SOCKETS + 1} socket"),
         ({"unix socket": 1}, "+1 unix socket"),
-        ({"/log": FILES_TOLERATED + 1}, f"+{FILES_TOLERATED + 1} /log"),
+        ({"/log": MAX_MORE_FILES + 1}, f"+{MAX_MORE_FILES + 1} /log"),
         ({f"/log{number}": 1 for number in range(3)}, "+1 /log0, +1 /log1, +1 /log2"),
         ({"/pool.7.board": 2, "/pool.9.board": 3, "/pool.5.board": -3}, ""),
         ({"anon_inode:[pidfd]": 1, "pipe": 1, "socket": 1}, "+1 anon_inode:[pidfd], +1 pipe"),
@@ -69,11 +67,11 @@ def test_they_may_grow_by_a_few_connections_and_files_and_nothing_else(changes: 
 @pytest.mark.parametrize(
     ("connections", "changes", "is_fine"),
     [
-        (UNIX_SOCKET, {"unix socket": TOLERATED[UNIX_SOCKET]}, True),
-        (UNIX_SOCKET, {"unix socket": TOLERATED[UNIX_SOCKET] + 1}, False),
+        (UNIX_SOCKET, {"unix socket": MAX_MORE_CONNECTIONS[UNIX_SOCKET]}, True),
+        (UNIX_SOCKET, {"unix socket": MAX_MORE_CONNECTIONS[UNIX_SOCKET] + 1}, False),
         (UNIX_SOCKET, {"socket": 1}, False),
-        (FILE, {"/jobs.db": TOLERATED[FILE] - 1, "/jobs.db-wal": 1}, True),
-        (FILE, {"/jobs.db": TOLERATED[FILE], "/jobs.db-wal": 1}, False),
+        (FILE, {"/jobs.db": MAX_MORE_CONNECTIONS[FILE] - 1, "/jobs.db-wal": 1}, True),
+        (FILE, {"/jobs.db": MAX_MORE_CONNECTIONS[FILE], "/jobs.db-wal": 1}, False),
         (FILE, {"socket": 1}, False),
     ],
 )

@@ -10,8 +10,8 @@ import pytest
 from support.waiting import wait_until
 
 from jobpool.errors import ConfigurationError
-from jobpool_torture.failpoint import POINTS, FailPoint, parse_points
 from jobpool_torture.processes import state
+from jobpool_torture.witness import POINTS, FailPoint, parse_points
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_what_is_none_is_said(text: str) -> None:
 
 PROGRAM = """
 import sys
-from jobpool_torture.failpoint import FailPoints, parse_points
+from jobpool_torture.witness import FailPoints, parse_points
 points = FailPoints(parse_points(sys.argv[1]))
 for call in sys.argv[2:]:
     print(call, flush=True)

@@ -8,12 +8,11 @@ import pytest
 from stories import kept
 
 from jobpool.broker.values import Message, State
-from jobpool_torture.excuses import AFTER, Window
-from jobpool_torture.judge import JUST_NOW, blamed, overruns, swallowed, undeserved, unpoisoned, unrun
+from jobpool_torture.judge import DEATH_SEEN_S, blamed, overruns, swallowed, undeserved, unpoisoned, unrun
 from jobpool_torture.ledger import Line
-from jobpool_torture.result import quantiles
-from jobpool_torture.tally import Tally
-from jobpool_torture.workload import DIES_OF, KINDS, TIMEOUT, Item
+from jobpool_torture.result import Tally, quantiles
+from jobpool_torture.tolerated import TOLERATED_AFTER_S, Window
+from jobpool_torture.workload import DIES_OF, HANG_TIMEOUT_S, KINDS, Item
 
 
 def item(kind: str, **options: object) -> Item:
@@ -31,14 +30,14 @@ STORY = [Line("start", "a", fence=2, at=10.0), Line("asked", "a", fence=2, at=12
         (Window("", "broker.restart", 11.0, 11.5), True),
         (Window("pool2", "master.stop", 11.0, 11.5), False),
         (Window("pool1", "child.stop", 11.0, 11.5), False),
-        (Window("pool1", "net.hole", 10.0 - AFTER, 10.0 - AFTER), True),
-        (Window("pool1", "net.hole", 9.9 - AFTER, 9.9 - AFTER), False),
+        (Window("pool1", "net.hole", 10.0 - TOLERATED_AFTER_S, 10.0 - TOLERATED_AFTER_S), True),
+        (Window("pool1", "net.hole", 9.9 - TOLERATED_AFTER_S, 9.9 - TOLERATED_AFTER_S), False),
         (Window("pool1", "net.hole", 12.6, 20.0), False),
     ],
     ids=["stopped", "all of them", "another pool", "the child alone", "just before", "long before", "after"],
 )
 def test_a_timeout_is_late_by_the_verdict_unless_its_pool_was_held_up(window: Window, excused: bool) -> None:
-    assert overruns(STORY, HANG, []) == {"a": pytest.approx(1.5 - (TIMEOUT - 1.0))}
+    assert overruns(STORY, HANG, []) == {"a": pytest.approx(1.5 - (HANG_TIMEOUT_S - 1.0))}
     assert (overruns(STORY, HANG, [window]) == {}) is excused
 
 
@@ -53,7 +52,9 @@ def test_a_verdict_is_as_late_as_it_was_first_asked_for_however_often_that_was()
     again = [replace(STORY[1], event="unknown"), replace(STORY[1], at=31.0)]
     assert overruns([*STORY, *again], HANG, []) == overruns(STORY, HANG, [])
     later = [replace(line, fence=3, at=line.at + 100.0 + place) for place, line in enumerate(STORY)]
-    assert overruns([*STORY, *again, *later], HANG, []) == {"a": pytest.approx(2.5 - (TIMEOUT - 1.0))}, "the longest"
+    assert overruns([*STORY, *again, *later], HANG, []) == {"a": pytest.approx(2.5 - (HANG_TIMEOUT_S - 1.0))}, (
+        "the longest"
+    )
 
 
 def test_poison_runs_once_more_than_the_budget() -> None:
@@ -224,8 +225,8 @@ def test_a_job_that_fails_in_spite_of_its_handler_is_told(story: list[Line], kin
     ("window", "excused"),
     [
         (Window("pool1", "child.kill", 10.5, 10.5), True),
-        (Window("pool1", "forkserver.freeze", 2.0, 10.0 - JUST_NOW), True),
-        (Window("pool1", "child.kill", 9.9 - JUST_NOW, 9.9 - JUST_NOW), False),
+        (Window("pool1", "forkserver.freeze", 2.0, 10.0 - DEATH_SEEN_S), True),
+        (Window("pool1", "child.kill", 9.9 - DEATH_SEEN_S, 9.9 - DEATH_SEEN_S), False),
         (Window("pool1", "child.kill", 11.5, 11.5), False),
         (Window("pool2", "child.kill", 10.5, 10.5), False),
         (Window("pool1", "child.spoil", 10.5, 10.5), False),

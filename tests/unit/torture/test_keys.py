@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from stories import asked, fetched, run, settled, unknown
 
-from jobpool_torture.keys import broken
+from jobpool_torture.judge import broken
 from jobpool_torture.ledger import Line
 from jobpool_torture.workload import Item
 

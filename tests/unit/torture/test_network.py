@@ -341,7 +341,7 @@ def test_a_proxy_that_hangs_is_given_up_and_its_late_answer_is_nobodys(
     echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy = Proxy("127.0.0.1", echo.port)
-    monkeypatch.setattr(network, "LIMIT", SOON)
+    monkeypatch.setattr(network, "ORDER_LIMIT_S", SOON)
     proxy._socket.settimeout(SOON)
     proxy._process.send_signal(signal.SIGSTOP)
     with pytest.raises(NetworkFailed, match="does not answer within"):

@@ -9,9 +9,8 @@ import pytest
 from stories import ID, asked, cut_short, enq, failed, fetched, kept, ran, reaped, run, settled, unknown
 
 from jobpool.broker.values import Capabilities, Message, State
-from jobpool_torture.account import Account
 from jobpool_torture.ledger import Line
-from jobpool_torture.oracle import count
+from jobpool_torture.oracle import Account, count
 
 COPYING = Capabilities(keeps_records=False)
 INEXACT = Capabilities(keeps_records=False, exact_counts=False)

@@ -15,10 +15,9 @@ from jobpool.broker.opening import open_backend
 from jobpool.broker.values import Capabilities
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob
 from jobpool.message.definition import JobDefinition
-from jobpool_torture import producer
+from jobpool_torture import workload
 from jobpool_torture.ledger import Ledger
-from jobpool_torture.producer import Producer
-from jobpool_torture.workload import Item
+from jobpool_torture.workload import Item, Producer
 
 QUEUE = "torture-1"
 LIMIT = 20.0
@@ -47,7 +46,7 @@ class LosesAnswers:
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[QueueBackend]:
-    monkeypatch.setattr(producer, "PAUSE", 0.001)
+    monkeypatch.setattr(workload, "RETRY_PAUSE_S", 0.001)
     backend = open_backend("memory://")
     yield backend
     backend.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool_torture.routes import Route, find_route, through
+from jobpool_torture.network import Route, find_route, through
 
 KEY = "SharedAccessKeyName=root;SharedAccessKey=a=b;"
 

@@ -20,17 +20,17 @@ from jobpool.broker.opening import open_backend
 from jobpool.errors import JobpoolError
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner
-from jobpool_torture import atrest, pace
+from jobpool_torture import baseline, phases
 from jobpool_torture import run as module
+from jobpool_torture.environment import Environment
 from jobpool_torture.fleet import End
 from jobpool_torture.ledger import Ledger, Line, append
 from jobpool_torture.nemesis import Blow
 from jobpool_torture.options import Options
-from jobpool_torture.patience import Patience
-from jobpool_torture.place import Place
 from jobpool_torture.result import Result
 from jobpool_torture.run import Run
 from jobpool_torture.schedule import Fault
+from jobpool_torture.stall_detector import DrainStall
 from jobpool_torture.witness import Witness
 from jobpool_torture.workload import Item
 
@@ -145,11 +145,11 @@ def acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Acted]:
 
     monkeypatch.setattr(module, "taste", lambda *_, **__: jobs(-1))
     monkeypatch.setattr(module, "workload", lambda *_, **__: jobs(*JOBS))
-    monkeypatch.setattr(module, "Patience", lambda _, now: Patience(PATIENCE, now))
-    monkeypatch.setattr(module, "BETWEEN_LOOKS", 0.01)
-    monkeypatch.setattr(pace, "TURN", 0.005)
-    monkeypatch.setattr(atrest, "REST_LIMIT", 0.2)
-    for name in ("START_LIMIT", "ORPHANS_LIMIT", "INTERRUPTED_LIMIT"):
+    monkeypatch.setattr(module, "DrainStall", lambda _, now: DrainStall(PATIENCE, now))
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(phases, "TURN_S", 0.005)
+    monkeypatch.setattr(baseline, "REST_LIMIT_S", 0.2)
+    for name in ("START_LIMIT_S", "ORPHANS_LIMIT_S", "INTERRUPTED_LIMIT_S"):
         monkeypatch.setattr(module, name, 0.2)
     made = Acted(tmp_path)
     yield made
@@ -159,7 +159,7 @@ def acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Acted]:
 def a_run(acted: Acted, tmp_path: Path, faults: Sequence[Fault] = FAULTS, **more: Any) -> Run:
     options = Options(acted.url, pools=1, workers=2, ttl=1.0, queue=QUEUE, **more)
     object.__setattr__(options, "seconds", SECONDS)
-    return Run(options, tmp_path, cast(Place, acted), faults, lambda _: None)
+    return Run(options, tmp_path, cast(Environment, acted), faults, lambda _: None)
 
 
 def tortured(acted: Acted, tmp_path: Path, **more: Any) -> Result:

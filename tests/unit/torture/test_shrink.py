@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiers import examples
 
-from jobpool_torture.shrink import shrink
+from jobpool_torture.entry_point import shrink
 
 
 class Runs:

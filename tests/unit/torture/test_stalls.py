@@ -8,10 +8,10 @@ from typing import cast
 import pytest
 
 from jobpool.telemetry.metrics.probes import LOOP_LIMIT
-from jobpool_torture import stalls
-from jobpool_torture.pool import Pool
-from jobpool_torture.stalls import FROZEN_LIMIT_S, Stalls
-from jobpool_torture.stops import Stops
+from jobpool_torture import stall_detector
+from jobpool_torture.fleet import Pool
+from jobpool_torture.processes import Stops
+from jobpool_torture.stall_detector import FROZEN_LIMIT_S, PoolStalls
 
 
 class Scene:
@@ -26,9 +26,9 @@ class Scene:
         header = SimpleNamespace
         acted = SimpleNamespace(name="pool1", number=0, pid=7, header=lambda: header(loop_at=self.loop_at))
         self.acted, self.pool = acted, cast(Pool, acted)
-        monkeypatch.setattr(stalls, "time", SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(stalls.processes, "is_alive", lambda _: self.alive)
-        self.stalls = Stalls(cast(Stops, SimpleNamespace(go=self.gone_on.append)), lambda _: self.held)
+        monkeypatch.setattr(stall_detector, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(stall_detector.processes, "is_alive", lambda _: self.alive)
+        self.stalls = PoolStalls(cast(Stops, SimpleNamespace(go=self.gone_on.append)), lambda _: self.held)
 
     def look(self, *, give_up: bool = False) -> list[str]:
         return self.stalls.look([self.pool], give_up=give_up)

@@ -8,9 +8,9 @@ import pytest
 from stories import ID, cut_short, enq, failed, fetched, kept, reaped, settled
 
 from jobpool.broker.values import Capabilities, Message, State
+from jobpool_torture.judge import MAX_CRASHES, reach
 from jobpool_torture.ledger import Line
 from jobpool_torture.result import Result
-from jobpool_torture.verdict import MAX_CRASHES, reach
 from jobpool_torture.workload import Item
 
 MUTE = Capabilities(lists_live=False)

@@ -20,7 +20,7 @@ from jobpool.errors import BackendUnavailable, ConfigurationError, LeaseLost
 from jobpool.message.settlement import Ack, Move, Nack, Settled
 from jobpool_backends.memory import MemoryBackend
 from jobpool_torture.ledger import LEDGER, Ledger, Line
-from jobpool_torture.witness import FAILPOINT, NAME, Witness, watched
+from jobpool_torture.witness import FAILPOINT, POOL_NAME, Witness, watched
 
 WATCHED = {
     *("fetch", "fetch_many", "ack", "nack", "abandon", "release", "forfeit", "settle_many"),
@@ -267,7 +267,7 @@ def test_it_costs_some_microseconds_a_message(scene: Scene) -> None:
 
 def test_as_the_environment_asks(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    backend = watched(MemoryBackend(), {LEDGER: str(path), NAME: "a pool", FAILPOINT: "before-reap:1000"})
+    backend = watched(MemoryBackend(), {LEDGER: str(path), POOL_NAME: "a pool", FAILPOINT: "before-reap:1000"})
     backend.enqueue(a_job())
     backend.fetch(QUEUE)
 

@@ -12,7 +12,7 @@ import pytest
 from jobpool.broker.values import Capabilities
 from jobpool.handlers.registry import DEFAULT
 from jobpool_torture import handlers
-from jobpool_torture.workload import DIES_OF, KEYS, KINDS, SLOW, SPAN, Item, taste, workload
+from jobpool_torture.workload import DIES_OF, KEY_SPAN_JOBS, KEYS, KINDS, SLOW, Item, taste, workload
 
 ALL = Capabilities(key_store=True)
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -91,7 +91,11 @@ def test_a_few_jobs_share_a_key_and_no_two_runs_do() -> None:
     keyed = [item for item in made(seconds=300.0) if item.kind == "keyed"]
     shared = Counter(item.options["idempotency_key"] for item in keyed)
     assert max(shared.values()) > 1
-    assert max(item.number for item in keyed) // SPAN < len(shared) <= KEYS * (1 + max(i.number for i in keyed) // SPAN)
+    assert (
+        max(item.number for item in keyed) // KEY_SPAN_JOBS
+        < len(shared)
+        <= KEYS * (1 + max(i.number for i in keyed) // KEY_SPAN_JOBS)
+    )
     assert Counter(item.handler for item in keyed).keys() == {"torture.work", "torture.crash"}, (
         "some crash before they are done"
     )

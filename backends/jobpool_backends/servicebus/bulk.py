@@ -1,0 +1,189 @@
+"""Bulk changes by an administrator: raise dead letters, delete.
+
+A dead letter is raised by sending a copy to its queue and then completing it among the dead letters. A failure in
+between leaves both, never neither. The broker gives dead letters in its own order: others stay locked until all wanted
+ones are found, so that they do not come again. Their locks must outlive the search, so the search is bounded.
+
+Delayed messages are cancelled by their numbers. Waiting ones can only be taken in their order, and so be deleted only
+all at once. Leased messages are never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from azure.servicebus import ServiceBusReceivedMessage
+from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
+from azure.servicebus.exceptions import MessageNotFoundError
+
+from jobpool.broker.values import MessageFilter, State, Verb
+from jobpool.errors import Unsupported
+from jobpool_backends.servicebus.channel import Channel
+from jobpool_backends.servicebus.enqueue import send
+from jobpool_backends.servicebus.errors import LOST
+from jobpool_backends.servicebus.inspect import Inspector, oldest, raised
+from jobpool_backends.servicebus.internals import COMPLETE, RELEASE, Messages, receive, settle
+from jobpool_backends.servicebus.namespace import Namespace
+from jobpool_backends.servicebus.queue_client import QueueClient
+from jobpool_backends.servicebus.records import copy_id, read
+from jobpool_backends.shared import TOUCHABLE
+
+T = TypeVar("T")
+RECEIVE_MESSAGES = 250  # messages received, or cancelled, at once
+RECEIVE_TIMEOUT_S = 1.0  # time to wait for messages that were there a moment ago. Others may be at work on them.
+MAX_LOCKED_MESSAGES = 2000  # dead letters that are kept locked; the broker gives about 5,000 to one connection
+BULK_STEP_LIMIT_S = 60.0
+
+Before = Callable[[Messages], Awaitable[None]]  # A step for wanted messages, which are locked, before they are removed
+
+
+class BulkChanger:
+    """The bulk changes of queues."""
+
+    def __init__(self, namespace: Namespace, inspector: Inspector) -> None:
+        self._namespace = namespace
+        self._inspector = inspector
+
+    def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
+        """Change the matching messages. Raises `Unsupported` for a filter by which this broker cannot delete."""
+        changed = 0
+        for state in touched(where, verb):
+            if changed < limit:
+                found = oldest(self._inspector.search(replace(where, states=(state,))), limit - changed)
+                by_queue: dict[str, list[int]] = {}
+                for each in found:
+                    by_queue.setdefault(each.message.queue, []).append(each.sequence)
+                changed += sum(self._change(queue, numbers, state, verb) for queue, numbers in by_queue.items())
+        return changed
+
+    def _change(self, queue: str, numbers: list[int], state: State, verb: Verb) -> int:
+        client = self._namespace.queue(queue)
+        if state is State.DEAD:
+            before = None if verb is Verb.DELETE else _Raising(client, afresh=verb is Verb.RETRY).send
+            search = DeadLetterSearch(set(numbers), before)
+            self._ask(client.dead, search.run)
+            return search.done
+        if state is State.DELAYED:
+            pages = [numbers[at : at + RECEIVE_MESSAGES] for at in range(0, len(numbers), RECEIVE_MESSAGES)]
+            return sum(self._ask(client.sending, canceller(page)) for page in pages)
+        limit = time.monotonic() + BULK_STEP_LIMIT_S
+        return self._namespace.call(_delete_waiting(client, len(numbers), limit), BULK_STEP_LIMIT_S)
+
+    def _ask(self, channel: Channel[Any], step: Callable[[Any], Awaitable[T]]) -> T:
+        return self._namespace.call(channel.run(step, time.monotonic() + BULK_STEP_LIMIT_S), BULK_STEP_LIMIT_S)
+
+
+class _Raising:
+    """The raising of dead letters of one queue by copies. Remembers those sent, should they be met again."""
+
+    def __init__(self, client: QueueClient, *, afresh: bool) -> None:
+        self._client = client
+        self._afresh = afresh
+        self._sent: set[int] = set()
+
+    async def send(self, meant: Messages) -> None:
+        fresh = [(read(message), message) for message in meant if message.sequence_number not in self._sent]
+        fresh.sort(key=lambda each: each[0].enqueued_at)
+        copies = [
+            raised(record, message, afresh=self._afresh).message(
+                message_id=copy_id(record.id, "d", message.sequence_number or 0)
+            )
+            for record, message in fresh
+        ]
+        if copies:
+            await send(self._client, copies)
+        self._sent.update(message.sequence_number or 0 for _, message in fresh)
+
+
+class DeadLetterSearch:
+    """One search for dead letters to be removed. It can be run again with another receiver when one fails.
+
+    Args:
+        wanted: The broker's numbers.
+        before: See `Before`; None = nothing to do.
+
+    Attributes:
+        done: How many were found and removed.
+    """
+
+    def __init__(self, wanted: set[int], before: Before | None) -> None:
+        self._wanted = wanted
+        self._before = before
+        self.done = 0
+
+    async def run(self, receiver: ServiceBusReceiver) -> None:
+        """Look until all is found, or nothing comes any more.
+
+        Raises `Unsupported` when too many others come before them; what was found first is done.
+        """
+        others: list[ServiceBusReceivedMessage] = []
+        try:
+            while self._wanted and (some := await receive(receiver, RECEIVE_MESSAGES, RECEIVE_TIMEOUT_S)):
+                others += [message for message in some if message.sequence_number not in self._wanted]
+                if meant := [message for message in some if message.sequence_number in self._wanted]:
+                    await self._remove(receiver, meant)
+                if self._wanted and len(others) >= MAX_LOCKED_MESSAGES:
+                    raise Unsupported(
+                        f"servicebus:// finds dead letters only among the first {MAX_LOCKED_MESSAGES:,} of a queue, and"
+                        f" {len(self._wanted):,} of those meant come later: raise or purge what comes before them first"
+                    )
+        finally:
+            if others:
+                with contextlib.suppress(Exception):  # of a broken connection they come back when their locks end
+                    await settle(receiver, [(message, RELEASE) for message in others])
+
+    async def _remove(self, receiver: ServiceBusReceiver, meant: Messages) -> None:
+        if self._before:
+            await self._before(meant)
+        answers = await settle(receiver, [(message, COMPLETE) for message in meant])
+        for answer in answers:
+            if answer is not None and not isinstance(answer, LOST):
+                raise answer
+        self.done += answers.count(None)
+        self._wanted.difference_update(message.sequence_number or 0 for message in meant)
+
+
+def touched(where: MessageFilter, verb: Verb) -> list[State]:
+    """Return the states in which the verb may meet what the filter means.
+
+    Raises `Unsupported` when waiting messages would have to be chosen one by one to be deleted.
+    """
+    states = [state for state in TOUCHABLE[verb] if not where.states or state in where.states]
+    if where.reason is not None:  # only a dead letter has one
+        states = [state for state in states if state is State.DEAD]
+    whole = where == MessageFilter(queue=where.queue, states=where.states)
+    if State.WAITING in states and not whole:
+        raise Unsupported(
+            "servicebus:// deletes waiting messages only all of a queue (Capabilities.deletes_live), never single ones:"
+            " leave the filter out, or add `state:dead` or `state:delayed` to it"
+        )
+    return states
+
+
+async def _delete_waiting(client: QueueClient, count: int, deadline: float) -> int:
+    """Fetch and complete what waits, until `count` or none is left; return how many it were."""
+    deleted = 0
+    while deleted < count and (some := await client.take(min(RECEIVE_MESSAGES, count - deleted), deadline)):
+        for receiver in {delivery.receiver for delivery in some}:
+            mine = [(delivery, COMPLETE) for delivery in some if delivery.receiver is receiver]
+            deleted += (await receiver.settle(mine, deadline)).count(None)
+    return deleted
+
+
+def canceller(numbers: list[int]) -> Callable[[ServiceBusSender], Awaitable[int]]:
+    """Return a canceller of delayed messages, which says how many were still there. The broker cancels all, or none."""
+
+    async def cancel(sender: ServiceBusSender) -> int:
+        try:
+            await sender.cancel_scheduled_messages(numbers)
+        except MessageNotFoundError:
+            if len(numbers) == 1:
+                return 0
+            return sum([await canceller([number])(sender) for number in numbers])
+        return len(numbers)
+
+    return cancel

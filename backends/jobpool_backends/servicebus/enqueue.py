@@ -1,0 +1,160 @@
+"""Sending: a batch of jobs in as few messages of the protocol as their sizes allow.
+
+A batch is taken whole or not at all, but a call may need several, and several queues. A message that cannot be sent at
+all is refused before anything is sent. A delay rides on the message, so that delayed and other jobs share a batch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus import exceptions as sdk
+from azure.servicebus.aio import ServiceBusSender
+
+from jobpool.broker.values import NewMessage
+from jobpool.clock import Clock
+from jobpool.errors import BackendUnavailable, InvalidJob
+from jobpool.message.definition import LONGEST
+from jobpool_backends.servicebus.errors import too_large
+from jobpool_backends.servicebus.internals import largest_message
+from jobpool_backends.servicebus.namespace import Namespace
+from jobpool_backends.servicebus.queue_client import QueueClient
+from jobpool_backends.servicebus.records import (
+    COPY_GROWTH_BYTES,
+    OVERHEAD_BYTES,
+    EnqueueTimes,
+    Record,
+    copy_id,
+    new_record,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A record on its way to a queue."""
+
+    queue: str
+    record: Record
+    due: float | None = None  # Unix time on the broker's clock; None = now
+    message_id: str | None = None  # None = the job's own
+
+
+class Producer:
+    """The adder of messages to queues."""
+
+    def __init__(self, namespace: Namespace, clock: Clock) -> None:
+        self._namespace = namespace
+        self._clock = clock
+        self._numbers = EnqueueTimes()
+        self._lock = threading.Lock()
+
+    def add(self, messages: Sequence[NewMessage]) -> None:
+        """Send new jobs, queue by queue.
+
+        Raises `InvalidJob`: one is too large for its queue, and of that queue's none was sent. Raises
+        `BackendUnavailable`, whose text says how many were sent before.
+        """
+        self._namespace.call(self.send([self.outgoing(message) for message in messages]))
+
+    def outgoing(self, message: NewMessage, copy_of: str | None = None) -> Outgoing:
+        """Return a new message as it is sent; with `copy_of`, its message id."""
+        now = self._clock.wall()
+        due = message.due if message.due is not None and message.due > now else None
+        with self._lock:
+            number = self._numbers.next(now)
+        return Outgoing(message.queue, new_record(message, number), due, copy_of)
+
+    def delayed_copy(self, queue: str, record: Record, delay: float, sequence: int) -> Outgoing:
+        """Return a copy of the message with this sequence number, to be fetched after `delay` seconds."""
+        due = self._clock.wall() + min(delay, LONGEST) if delay > 0 else None
+        return Outgoing(queue, record, due, copy_id(record.id, "q", sequence))
+
+    async def send(self, outgoing: Sequence[Outgoing], *, patiently: bool = False) -> None:
+        """Send these, queue by queue. On the namespace's loop; raises as `add`.
+
+        With `patiently` a batch whose connection broke is sent again, though it may have arrived: for copies, which a
+        repeated settlement would send again anyway.
+        """
+        by_queue: dict[str, list[Outgoing]] = {}
+        for each in outgoing:
+            by_queue.setdefault(each.queue, []).append(each)
+        sent = 0
+        for queue, theirs in by_queue.items():
+            try:
+                await _send(self._namespace.queue(queue), len(theirs), partial(_written, theirs), patiently=patiently)
+            except BackendUnavailable as error:
+                raise _say_how_many(error, sent, len(outgoing)) from error
+            sent += len(theirs)
+
+
+async def send(client: QueueClient, messages: Sequence[ServiceBusMessage]) -> None:
+    """Send messages to a queue, in batches by their sizes.
+
+    Raises InvalidJob, BackendUnavailable, ConfigurationError.
+    """
+    await _send(client, len(messages), lambda _, sent: messages[sent:], patiently=False)
+
+
+async def _send(
+    client: QueueClient,
+    total: int,
+    rest: Callable[[ServiceBusSender, int], Sequence[ServiceBusMessage]],
+    *,
+    patiently: bool,
+) -> None:
+    """Send messages to a queue; `rest` makes those that are left when some were sent."""
+    sent = 0
+
+    async def work(sender: ServiceBusSender) -> None:
+        nonlocal sent
+        left = rest(sender, sent)
+        while left:
+            taken = await _send_batch(sender, left)
+            sent += taken
+            left = left[taken:]
+
+    try:
+        await client.sending.run(work, time.monotonic() + client.address.timeout, patiently=patiently)
+    except BackendUnavailable as error:
+        raise _say_how_many(error, sent, total) from error
+
+
+async def _send_batch(sender: ServiceBusSender, messages: Sequence[ServiceBusMessage]) -> int:
+    """Send as many as fit into a batch, one at least; return how many."""
+    taken = 0
+    if len(messages) > 1:
+        batch = await sender.create_message_batch()
+        try:
+            for message in messages:
+                batch.add_message(message)
+                taken += 1
+        except sdk.MessageSizeExceededError:
+            pass  # the first may be too large for a batch, and not for a message of its own
+    await sender.send_messages(batch if taken else messages[0])
+    return taken or 1
+
+
+def _written(outgoing: Sequence[Outgoing], sender: ServiceBusSender, sent: int) -> list[ServiceBusMessage]:
+    limit = largest_message(sender)
+    return [_write(each, limit) for each in outgoing[sent:]]
+
+
+def _write(outgoing: Outgoing, limit: int) -> ServiceBusMessage:
+    """Return the message; a new one leaves room for the header of its copies, or it could not be retried."""
+    is_copy = outgoing.message_id is not None
+    record = outgoing.record.fits(limit) if is_copy else outgoing.record
+    size = record.size + OVERHEAD_BYTES + (0 if is_copy else COPY_GROWTH_BYTES)
+    if size > limit:
+        raise InvalidJob(too_large(outgoing.queue, size, limit))
+    return record.message(message_id=outgoing.message_id, due=outgoing.due)
+
+
+def _say_how_many(error: BackendUnavailable, sent: int, total: int) -> BackendUnavailable:
+    if not sent:
+        return error
+    return type(error)(f"{error}; {sent} of {total} messages were sent before")

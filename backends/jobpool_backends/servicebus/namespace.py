@@ -1,0 +1,275 @@
+"""The namespace: all connections to it. Several backends may share them.
+
+It has one thread with an event loop, one client of the SDK, and a queue client for each queue that was named. Nothing
+is made before the first call. A forked child has the memory of the parent's loop and connections, but not its thread.
+The sockets are the parent's as well, so the child leaves them alone, for good, and makes everything anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import os
+import threading
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from azure.core.credentials import AccessToken
+from azure.servicebus.aio import ServiceBusClient
+
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool_backends.servicebus.address import Address
+from jobpool_backends.servicebus.channel import CLOSE_LIMIT_S
+from jobpool_backends.servicebus.queue_client import QueueClient
+
+CREDENTIAL_VARIABLES = ("AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PASSWORD", "AZURE_PASSWORD")
+"""Variables of azure-identity that are secrets by themselves."""
+
+LOOP_THREAD_NAME = "jobpool-servicebus"
+THREAD_END_LIMIT_S = 5.0
+CALL_SPARE_S = 2.0  # time that a caller waits beyond the limit of the work on the loop
+ATTEMPT_LIMIT_S = 5.0  # limit of one attempt of the SDK; it is far below the shortest lock
+
+FILTERED_LINES = {
+    "azure.servicebus.aio._base_handler_async": "Unexpected error occurred",
+    "azure.servicebus._pyamqp.aio._connection_async": "Connection closed with error",
+    "azure.servicebus._pyamqp.aio._management_operation_async": "Failed to complete management operation",
+}
+"""By logger, the beginning of lines about breaking connections, which channels recover from and log in one line.
+
+They come each time as warnings, or as errors with a traceback. They are left out for our own thread only.
+"""
+
+_INHERITED: list[object] = []
+"""Objects that came over a fork: kept, so that nothing of them is ever closed by being forgotten."""
+
+T = TypeVar("T")
+
+
+def credential() -> Any:
+    """Return a credential for the SDK. No I/O. Raises as `require`."""
+    require()
+    from azure.identity import DefaultAzureCredential  # an extra
+
+    return _OnAThread(DefaultAzureCredential())
+
+
+def require() -> None:
+    """Raise `ConfigurationError` if azure-identity is not installed."""
+    try:
+        import azure.identity  # noqa: F401 - an extra, and slow to import
+    except ImportError as error:
+        raise ConfigurationError(
+            "servicebus://NAME needs the package 'azure-identity', which is not installed: pip install"
+            " 'jobpool[entra]', or use a connection string"
+        ) from error
+
+
+class _OnAThread:
+    """A blocking credential for a client that awaits it: azure-identity's own needs one more HTTP library."""
+
+    def __init__(self, blocking: Any) -> None:
+        self._blocking = blocking
+
+    async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
+        token: AccessToken = await asyncio.to_thread(self._blocking.get_token, *scopes, **options)
+        return token
+
+    async def close(self) -> None:
+        self._blocking.close()
+
+    async def __aenter__(self) -> _OnAThread:
+        return self
+
+    async def __aexit__(self, *about: object) -> None:
+        await self.close()
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return record.threadName != LOOP_THREAD_NAME or not str(record.msg).startswith(FILTERED_LINES[record.name])
+
+
+class LoopThread:
+    """A thread that runs coroutines on one event loop, for callers on any thread; `name` is for error texts."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    @property
+    def inherited(self) -> bool:
+        """True if this was made by a process that this one was forked from."""
+        return self._pid != os.getpid()
+
+    def run(self, work: Coroutine[Any, Any, T], limit: float) -> T:
+        """Do it on the loop, and wait for it, `limit` seconds at most.
+
+        Raises `BackendUnavailable`: it is cancelled then, or the thread was stopped; and errors of the work.
+        """
+        try:
+            loop = self._running()
+        except BackendUnavailable:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            return future.result(limit)
+        except concurrent.futures.CancelledError:
+            raise BackendUnavailable(f"{self._name}: this backend was closed meanwhile") from None
+        except concurrent.futures.TimeoutError:  # ours, or one of the work's own
+            raise BackendUnavailable(f"{self._name} did not answer within {limit:g} s") from None
+        finally:
+            future.cancel()  # does nothing to a finished one
+
+    def stop(self) -> None:
+        """End the thread, if there is one. Blocks for `THREAD_END_LIMIT_S` at most."""
+        with self._lock:
+            self._stopped = True
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is not None and thread is not None and not self.inherited:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(THREAD_END_LIMIT_S)
+
+    def leave_behind(self, *what: object) -> None:
+        """Keep what a fork brought along out of the way, and begin anew."""
+        _INHERITED.append((self._loop, self._thread, self._lock, *what))
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._loop = self._thread = None
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._stopped:
+                raise BackendUnavailable(f"{self._name}: this backend was closed: open another")
+            if self._loop is None:
+                loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_run, args=(loop,), name=LOOP_THREAD_NAME, daemon=True)
+                self._thread.start()
+                self._loop = loop
+            return self._loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        if left := asyncio.all_tasks(loop):
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.close()
+
+
+class Namespace:
+    """All connections to the namespace of an address."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._loop = LoopThread(address.title)
+        self._lock = threading.Lock()
+        self._client: ServiceBusClient | None = None
+        self._queues: dict[str, QueueClient] = {}
+        self._closed = False
+
+    def queue(self, name: str) -> QueueClient:
+        """Return the client of a queue. Raises `ConfigurationError`: the connection string is good for another only."""
+        if self._loop.inherited:
+            self._begin_anew()
+        return self._queues.get(name) or self._make_queue(name)
+
+    def call(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
+        """Do it on the loop; for callers on other threads. Blocks for `limit` seconds (None = the address's timeout).
+
+        Raises `BackendUnavailable`: it took longer, or the namespace is closed; and errors of the work.
+        """
+        if self._loop.inherited:
+            self._begin_anew()
+        if self._closed:
+            work.close()
+            raise BackendUnavailable(f"{self.address.title}: this backend was closed: open another")
+        return self._loop.run(work, (self.address.timeout if limit is None else limit) + CALL_SPARE_S)
+
+    def named_queues(self) -> list[str]:
+        """Return the queues that were named so far, sorted."""
+        return sorted(self._queues)
+
+    def close(self) -> None:
+        """Close all connections and end the thread. Safe to call twice. Blocks for some 15 seconds at most."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if not self._loop.inherited and self._client is not None:
+            with suppress(BackendUnavailable):  # the rest ends with the thread
+                self._loop.run(self._close_all(self._client), CLOSE_LIMIT_S + CALL_SPARE_S)
+            self._loop.stop()
+
+    async def _close_all(self, client: ServiceBusClient) -> None:
+        await asyncio.gather(*(queue.close() for queue in self._queues.values()), return_exceptions=True)
+        await client.close()
+
+    def _make_queue(self, name: str) -> QueueClient:
+        only = self.address.only
+        if only is not None and only != name:
+            raise ConfigurationError(
+                f"this connection string is good for queue {only!r} only (EntityPath), not for {name!r}: use one of a"
+                " shared access policy of the namespace"
+            )
+        with self._lock:
+            if name not in self._queues:
+                self._queues[name] = QueueClient(name, self.address, self._get_client())
+            return self._queues[name]
+
+    def _get_client(self) -> ServiceBusClient:
+        if self._client is None:
+            for name in FILTERED_LINES:
+                logging.getLogger(name).addFilter(_is_news)
+            options: dict[str, Any] = {"retry_total": 0, "try_timeout": ATTEMPT_LIMIT_S}
+            if self.address.connection_string is None:
+                self._client = ServiceBusClient(self.address.host, credential(), **options)
+            else:
+                self._client = ServiceBusClient.from_connection_string(self.address.connection_string, **options)
+        return self._client
+
+    def _begin_anew(self) -> None:
+        """Start anew in a forked child: the parent's connections are neither used nor closed nor forgotten."""
+        self._loop.leave_behind(self._client, self._queues, self._lock)
+        self._lock = threading.Lock()
+        self._client = None
+        self._queues = {}
+
+
+class Access(Namespace):
+    """One backend's access to a namespace that it may share with others: it knows which queues were named to *it*.
+
+    With `owns`, closing this closes the namespace.
+    """
+
+    def __init__(self, namespace: Namespace, *, owns: bool) -> None:
+        self.address = namespace.address
+        self._namespace = namespace
+        self._owns = owns
+        self._named: set[str] = set()
+
+    def queue(self, name: str) -> QueueClient:
+        client = self._namespace.queue(name)
+        self._named.add(name)
+        return client
+
+    def call(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
+        return self._namespace.call(work, limit)
+
+    def named_queues(self) -> list[str]:
+        return sorted(self._named)
+
+    def close(self) -> None:
+        if self._owns:
+            self._namespace.close()

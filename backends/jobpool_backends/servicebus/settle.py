@@ -1,0 +1,305 @@
+"""Settlements and renewals.
+
+A message of Service Bus cannot be changed. To change or delay one, a copy is sent, and then the original is completed;
+a crash between the two leaves both, under one id. The order is never the other way round. A call's copies go together,
+and so do its dispositions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from azure.servicebus.aio import ServiceBusReceiver
+
+from jobpool.broker.values import REMEMBER_CALLS, NewMessage
+from jobpool.clock import Clock
+from jobpool.errors import BackendUnavailable, WriteRefused
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool_backends.servicebus.enqueue import Outgoing, Producer
+from jobpool_backends.servicebus.errors import LOST
+from jobpool_backends.servicebus.internals import ABANDON, COMPLETE, Disposition, bury, renew_locks
+from jobpool_backends.servicebus.leases import Held, HeldLeases, Locks
+from jobpool_backends.servicebus.namespace import ATTEMPT_LIMIT_S, Namespace
+from jobpool_backends.servicebus.reap import Charge, Charges
+from jobpool_backends.servicebus.receiver import Doubt, QueueReceiver
+from jobpool_backends.servicebus.records import Record, copy_id
+from jobpool_backends.shared import lifts_expiry, micros
+
+CRASH_LIMIT = "crash-limit"
+LEASE_EXPIRED = "lease expired"
+MIN_CALL_TIME_S = 1.0  # however little is left of a lease: the broker knows if it was too late
+MAX_RENEW_LOCKS = 100
+
+
+@dataclass(slots=True)
+class Plan:
+    """The plan of a settlement: the copies to send, and then the order to the broker about the original."""
+
+    held: Held
+    disposition: Disposition
+    copies: list[Outgoing] = field(default_factory=list)
+    charged: Charge | None = None
+
+
+class Settler:
+    """The settler of leases."""
+
+    def __init__(
+        self, namespace: Namespace, leases: HeldLeases, producer: Producer, charges: Charges, clock: Clock
+    ) -> None:
+        self._namespace = namespace
+        self._leases = leases
+        self._producer = producer
+        self._charges = charges
+        self._clock = clock
+        self._partial = _PartialAnswers()
+
+    def settle(
+        self,
+        settlements: Sequence[tuple[JobLease, Settlement]],
+        brought: Mapping[int, Sequence[NewMessage]],
+        call_id: str,
+    ) -> list[Settled]:
+        """Return the answers, in order.
+
+        Raises:
+            WriteRefused: Copies of some were refused; its `answers` are those of the others.
+            BackendUnavailable: Some were not answered; the same call again goes on with those.
+        """
+        answers = self._partial.take(call_id)
+        plans: dict[int, Plan] = {}
+        for place, (lease, settlement) in enumerate(settlements):
+            if place not in answers:
+                held = self._leases.take(lease)
+                if isinstance(held, Held):
+                    plans[place] = self._plan(held, lease, settlement, brought.get(place, ()))
+                else:
+                    answers[place] = held
+        if plans:
+            answers |= self._carry_out(plans, answers, call_id)
+        return [answers[place] for place in range(len(settlements))]
+
+    def _plan(self, held: Held, lease: JobLease, settlement: Settlement, brought: Sequence[NewMessage]) -> Plan:
+        record = held.record
+        match settlement:
+            case Ack():
+                return Plan(held, COMPLETE, [self._producer.outgoing(message) for message in brought])
+            case Nack(delay=delay, error=error, cause=cause):
+                return self._copied(held, replace(record.with_texts(error, cause), attempts=record.attempts + 1), delay)
+            case Release():
+                if lifts_expiry(lease, settlement):
+                    return self._copied(held, replace(record, begun=True), settlement.delay)
+                return self._copied(held, record, settlement.delay) if settlement.delay > 0 else Plan(held, ABANDON)
+            case Abandon():
+                died = replace(record, attempts=record.attempts + settlement.attempts)
+                died = died.with_texts(settlement.error, settlement.cause)
+                order = bury(settlement.reason, died.epitaph(died.last_error, died.cause, micros(self._clock.wall())))
+                return Plan(held, order, [self._producer.outgoing(message) for message in brought])
+            case Forfeit(cause=cause):
+                return self._forfeit(held, cause)
+            case Move():
+                return Plan(held, COMPLETE, [self._moved(held, message) for message in brought])
+
+    def _moved(self, held: Held, message: NewMessage) -> Outgoing:
+        outgoing = self._producer.outgoing(message, copy_id(message.id, "m", held.sequence))
+        old, new = held.record, outgoing.record
+        kept = replace(new, enqueued_at=old.enqueued_at, crashed_at=old.crashed_at)
+        kept = replace(kept, last_error=old.last_error, cause=old.cause).with_texts(new.last_error, new.cause)
+        return replace(outgoing, record=kept)
+
+    def _copied(self, held: Held, record: Record, delay: float) -> Plan:
+        whole = replace(record, deliveries=held.deliveries)
+        return Plan(held, COMPLETE, [self._producer.delayed_copy(held.queue, whole, delay, held.sequence)])
+
+    def _forfeit(self, held: Held, cause: str) -> Plan:
+        now = self._clock.wall()
+        charged = self._charges.charge(held.queue, held.record, cause or LEASE_EXPIRED, now)
+        record = charged.record
+        if charged.dead:
+            plan = Plan(held, bury(CRASH_LIMIT, record.epitaph(record.last_error, record.cause, micros(now))))
+        else:
+            plan = self._copied(held, record, charged.delay)
+        plan.charged = charged
+        return plan
+
+    def _carry_out(self, plans: dict[int, Plan], known: dict[int, Settled], call_id: str) -> dict[int, Settled]:
+        left = max(plan.held.expires_at for plan in plans.values()) - self._clock.boot()
+        limit = min(self._namespace.address.timeout, max(left, MIN_CALL_TIME_S))
+        answers: dict[int, Settled] = {}
+        try:
+            refused = self._namespace.call(self._send_and_settle(plans, answers, time.monotonic() + limit), 2 * limit)
+        finally:
+            self._note(plans, answers)
+            if len(answers) < len(plans):
+                self._partial.keep(call_id, known | answers)
+        if refused is not None:
+            told = known | answers
+            raise WriteRefused(str(refused), [told.get(place) for place in range(len(known) + len(plans))]) from refused
+        if len(answers) < len(plans):
+            raise BackendUnavailable(
+                f"{self._namespace.address.title} did not say what became of {len(plans) - len(answers)} of"
+                f" {len(plans)} messages: settle them again while their leases run"
+            )
+        return answers
+
+    def _note(self, plans: dict[int, Plan], answers: dict[int, Settled]) -> None:
+        """Keep leases without an answer as held, and report charges."""
+        for place, plan in plans.items():
+            if place not in answers:
+                self._leases.put_back(plan.held)
+            elif plan.charged is not None and answers[place]:
+                self._charges.tell(plan.held.queue, plan.charged)
+
+    async def _send_and_settle(
+        self, plans: dict[int, Plan], answers: dict[int, Settled], deadline: float
+    ) -> WriteRefused | None:
+        """Return why copies of some were refused; what needs none of these is settled."""
+        refused = await self._send_copies(list(plans.values()))
+        by_receiver: dict[QueueReceiver, list[int]] = {}
+        for place, plan in plans.items():
+            if not plan.copies or plan.held.copied:
+                by_receiver.setdefault(plan.held.delivery.receiver, []).append(place)
+        parts = by_receiver.items()
+        await _all([self._settle_part(receiver, plans, places, answers, deadline) for receiver, places in parts])
+        return refused
+
+    async def _send_copies(self, plans: Sequence[Plan]) -> WriteRefused | None:
+        """Send the copies queue by queue, first to queues more likely to be missing: nothing was fetched from them.
+
+        A queue that takes nothing for now holds up no other; why it does not is returned.
+        """
+        refused = None
+        new = [plan for plan in plans if plan.copies and not plan.held.copied]
+        own = {plan.held.queue for plan in new}
+        for queue in sorted({copy.queue for plan in new for copy in plan.copies}, key=own.__contains__):
+            theirs = [copy for plan in new for copy in plan.copies if copy.queue == queue]
+            try:
+                await self._producer.send(theirs, patiently=True)
+            except WriteRefused as error:
+                refused = error
+                continue
+            for plan in new:
+                plan.copies = [copy for copy in plan.copies if copy.queue != queue]
+                plan.held.copied = not plan.copies
+        return refused
+
+    async def _settle_part(
+        self,
+        receiver: QueueReceiver,
+        plans: dict[int, Plan],
+        places: Sequence[int],
+        answers: dict[int, Settled],
+        deadline: float,
+    ) -> None:
+        told = await receiver.settle([(plans[at].held.delivery, plans[at].disposition) for at in places], deadline)
+        for place, answer in zip(places, told, strict=True):
+            if answer is None:
+                answers[place] = Settled.OK
+            elif isinstance(answer, LOST):
+                answers[place] = Settled.EXPIRED
+            elif isinstance(answer, Doubt):
+                answers[place] = await self._resolve(plans[place])
+
+    async def _resolve(self, plan: Plan) -> Settled:
+        """Look at a message whose lock is gone, perhaps by our own request, whose answer was lost."""
+        if plan.disposition is ABANDON:
+            return Settled.OK  # it is back in the queue in either case
+        client = self._namespace.queue(plan.held.queue)
+        sequence = plan.held.sequence
+        found = await client.management.run(lambda receiver: receiver.peek_messages(1, sequence_number=sequence))
+        return Settled.EXPIRED if found and found[0].sequence_number == sequence else Settled.OK
+
+
+class _PartialAnswers:
+    """Answers of calls that were answered in part; kept for a minute."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[str, tuple[float, dict[int, Settled]]] = {}
+
+    def keep(self, call_id: str, answers: dict[int, Settled]) -> None:
+        now = time.monotonic()
+        with self._lock:
+            for old in [name for name, (at, _) in self._kept.items() if now - at > REMEMBER_CALLS]:
+                del self._kept[old]
+            if answers:
+                self._kept[call_id] = (now, answers)
+
+    def take(self, call_id: str) -> dict[int, Settled]:
+        with self._lock:
+            _, answers = self._kept.pop(call_id, (0.0, {}))
+            return answers
+
+
+class Renewer:
+    """The renewer of leases."""
+
+    def __init__(self, namespace: Namespace, leases: HeldLeases, locks: Locks, clock: Clock) -> None:
+        self._namespace = namespace
+        self._leases = leases
+        self._locks = locks
+        self._clock = clock
+
+    def renew(self, leases: Sequence[JobLease]) -> list[JobLease | None]:
+        """Renew each lease for the time that its queue locks a message; None if it is lost.
+
+        Raises BackendUnavailable; the old ends stand.
+        """
+        held = [found if isinstance(found := self._leases.find(lease), Held) else None for lease in leases]
+        by_queue: dict[str, list[Held]] = {}
+        for each in held:
+            if each is not None:
+                by_queue.setdefault(each.queue, []).append(each)
+        if by_queue:
+            self._namespace.call(self._renew_all(by_queue))
+        return [
+            None if each is None or each.lost else replace(lease, expires_at=each.expires_at)
+            for lease, each in zip(leases, held, strict=True)
+        ]
+
+    async def _renew_all(self, by_queue: dict[str, list[Held]]) -> None:
+        await _all(
+            [
+                self._renew(queue, theirs[start : start + MAX_RENEW_LOCKS])
+                for queue, theirs in by_queue.items()
+                for start in range(0, len(theirs), MAX_RENEW_LOCKS)
+            ]
+        )
+
+    async def _renew(self, queue: str, leases: Sequence[Held]) -> None:
+        channel = self._namespace.queue(queue).management
+        left = max(MIN_CALL_TIME_S, min(held.expires_at for held in leases) - self._clock.boot())
+        deadline = time.monotonic() + min(left, self._namespace.address.timeout)
+
+        async def work(receiver: ServiceBusReceiver) -> None:
+            asked = self._locks.now()
+            tokens = [held.delivery.message.lock_token for held in leases]
+            ends = await renew_locks(receiver, tokens, min(ATTEMPT_LIMIT_S, left))
+            for held, locked_until in zip(leases, ends, strict=True):
+                held.expires_at = self._locks.end(queue, asked, locked_until)
+
+        try:
+            await channel.run(work, deadline)
+        except LOST:
+            if len(leases) > 1:
+                for held in leases:
+                    await self._renew(queue, [held])
+            else:
+                leases[0].lost = True
+                self._leases.drop(leases[0])
+
+
+async def _all(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Do all, at the same time; raise the first error once all have ended."""
+    if len(parts) == 1:
+        await parts[0]
+        return
+    for trouble in await asyncio.gather(*parts, return_exceptions=True):
+        if isinstance(trouble, BaseException):
+            raise trouble

@@ -1,0 +1,312 @@
+"""Faults on the broker: its users locked out, or itself restarted by the user's command.
+
+The pools log in as a user of the run's own. Nothing else is touched: no user, role or right that was there before. The
+user is made if the one of the broker's URL may make others; the run's own looks at the broker use the URL's.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import parse_qsl
+
+from jobpool.broker.opening import scheme_of
+from jobpool.errors import JobpoolError
+from jobpool_torture.network import Route, find_route
+from jobpool_torture.schedule import Fault
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+CALL_LIMIT_S = 2
+RETRY_PAUSE_S = 0.2
+NO_USERS = "{scheme}:// has no users that could be locked out"
+_REASONS = {
+    "servicebus": "its keys belong to the whole namespace",
+    "rediss": "users are looked after without TLS",
+    "redis+unix": "users are looked after by TCP",
+}
+
+END_LIMIT_S = 10.0
+"""Seconds that a command has which still runs when the torture is over: a broker shall not be left half-way."""
+
+TERM_LIMIT_S = 2.0  # seconds from the TERM that it gets then to the KILL
+
+
+class AccessFailed(JobpoolError):
+    """The broker does not answer, or does not allow it."""
+
+
+class User(ABC):
+    """One user, of a random name, on one server. Every method blocks for some round trips; raises `AccessFailed`."""
+
+    ways: ClassVar[tuple[str, ...]]  # the ways of `deny`, in a few words each
+    options: ClassVar[tuple[str, ...]]  # options of a URL that name a user as well: where one is there, none is made
+
+    def __init__(self, url: str) -> None:
+        self.name = f"torture-{secrets.token_hex(4)}"
+        self._password = secrets.token_hex(16)
+        scheme, _, rest = url.partition("://")
+        place, slash, path = rest.partition("/")
+        self._own = url
+        self.url = f"{scheme}://{self.name}:{self._password}@{place.rpartition('@')[2]}{slash}{path}"
+
+    @abstractmethod
+    def allow(self) -> None:
+        """Make it, or give it back all its rights."""
+
+    @abstractmethod
+    def deny(self, way: int) -> None:
+        """Lock it out, in one of the `ways`."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Log in as this user."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Delete it."""
+
+
+class Access:
+    """The rights of the user while faults overlap: all of it, once the last is over. `url`: for the pools."""
+
+    def __init__(self, user: User) -> None:
+        """Make the user. Blocks for some round trips. Raises `AccessFailed`: it cannot be had, and none is left."""
+        self._user = user
+        self._active: dict[int, int] = {}
+        self._is_wrong = False
+        self._retry_at = self._bad_at = 0.0
+        self.url = user.url
+        try:
+            user.allow()
+            user.check()
+        except AccessFailed:
+            self.remove()
+            raise
+
+    def begin(self, fault: Fault) -> str:
+        """Lock it out; return how. Raises `AccessFailed`: nothing was done."""
+        way = fault.pick % len(self._user.ways)
+        self._bad_at = time.monotonic()
+        self._user.deny(way)
+        self._active[fault.number] = way
+        return f"user {self._user.name}: {self._user.ways[way]}"
+
+    def end(self, number: int) -> str:
+        """End that fault; the others go on."""
+        self._active.pop(number, None)
+        self.forget()
+        self.mend()
+        return "a fault on the user is over" + (", and undone as soon as the broker answers" if self._is_wrong else "")
+
+    def forget(self) -> None:
+        """Forget the user of a broker that was started again: `mend` makes it anew."""
+        self._is_wrong = True
+        self._retry_at = 0.0
+
+    def mend(self) -> None:
+        """Let the broker know what holds now, where it does not; call it again and again."""
+        now = time.monotonic()
+        if not self._is_wrong or now < self._retry_at:
+            return
+        self._bad_at, self._retry_at = now, now + RETRY_PAUSE_S
+        with suppress(AccessFailed):
+            self._user.allow()
+            for way in self._active.values():
+                self._user.deny(way)
+            self._is_wrong = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the user may do everything again."""
+        return not (self._active or self._is_wrong)
+
+    def was_denied_since(self, moment: float) -> bool:
+        """Return whether it was locked out at or after `moment` (CLOCK_MONOTONIC), as far as is known."""
+        return not self.is_whole or self._bad_at >= moment
+
+    def remove(self) -> str:
+        """Delete the user; return "" or why it is still there. Safe to call twice."""
+        try:
+            self._user.remove()
+        except AccessFailed as error:
+            return f"the user {self._user.name} was not deleted: {error}"
+        return ""
+
+
+def make_access(url: str) -> Access | str:
+    """Make a user on the broker of this URL; or return why there can be none, as half a sentence."""
+    scheme = scheme_of(url)
+    users: dict[str, type[RedisUser | PostgresUser]] = {"redis": RedisUser}
+    users |= dict.fromkeys(("postgresql", "postgres"), PostgresUser)
+    user = users.get(scheme)
+    if user is None:
+        several = "a user would belong to one of several servers" if "+" in scheme else NO_USERS.format(scheme=scheme)
+        return _REASONS.get(scheme, several)
+    if not isinstance(route := find_route(url), Route):
+        return route
+    if named := [name for name in user.options if name in dict(parse_qsl(url.partition("?")[2]))]:
+        return f"the URL's option {named[0]} names a user: write it as user:password@host"
+    try:
+        return Access(user(url))
+    except AccessFailed as error:
+        return f"the URL's user can make no other: {error}"
+
+
+class RedisUser(User):
+    """A user of an ACL, with what docs/redis.md says that a pool needs."""
+
+    ways = ("off, its connections closed", "another password, its connections closed", "no commands", "no keys")
+    options = ("username", "password")
+    _rights = "~* &* +@all -@admin -@dangerous +info +role +cluster|slots +client|unblock +config|get"
+    _denials = ("off", "resetpass >withdrawn", "-@all", "resetkeys")
+
+    def allow(self) -> None:
+        self._order("ACL", "SETUSER", self.name, "reset", "on", f">{self._password}", *self._rights.split())
+
+    def deny(self, way: int) -> None:
+        self._order("ACL", "SETUSER", self.name, *self._denials[way].split())
+        if "closed" in self.ways[way]:
+            self._order("CLIENT", "KILL", "USER", self.name)
+
+    def check(self) -> None:
+        self._order("PING", url=self.url)
+
+    def remove(self) -> None:
+        self._order("ACL", "DELUSER", self.name)
+
+    def _order(self, *words: str, url: str = "") -> None:
+        from redis import Redis, RedisError
+
+        where = (url or self._own).partition("?")[0]
+        try:
+            with Redis.from_url(where, socket_timeout=CALL_LIMIT_S, socket_connect_timeout=CALL_LIMIT_S) as client:
+                client.execute_command(*words)
+        except RedisError as error:
+            raise AccessFailed(_first_line(error)) from error
+
+
+class PostgresUser(User):
+    """A role that is a member of the URL's, and so may do what that one may."""
+
+    ways = ("no login, its connections closed", "another password, its connections closed", "no rights")
+    options = ("user", "password", "passfile", "service")
+    _hang_up = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = {text}"
+    _ours = ("timeout", "schema", "listen", "dead_max", "dead_max_age")
+
+    def allow(self) -> None:
+        make = (
+            "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = {text}) THEN CREATE ROLE {name}; END IF;"
+            " END $$"
+        )
+        self._order(make, "ALTER ROLE {name} LOGIN PASSWORD {password}", "GRANT {own} TO {name}")
+
+    def deny(self, way: int) -> None:
+        alter = "ALTER ROLE {name} "
+        orders = (alter + "NOLOGIN", alter + "PASSWORD 'withdrawn'", "REVOKE {own} FROM {name}")
+        self._order(orders[way], *((self._hang_up,) if "closed" in self.ways[way] else ()))
+
+    def check(self) -> None:
+        """Check, before any pool runs, what may be done: end its connection as `deny` does it."""
+        with self._connected(self.url):
+            self._order(self._hang_up)
+
+    def remove(self) -> None:
+        with self._connected(self._own) as connection:
+            if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [self.name]).rowcount:
+                for order in ("REASSIGN OWNED BY {name} TO {own}", "DROP OWNED BY {name}", "DROP ROLE {name}"):
+                    self._execute(connection, order)
+
+    def _order(self, *statements: str) -> None:
+        with self._connected(self._own) as connection:
+            for statement in statements:
+                self._execute(connection, statement)
+
+    def _execute(self, connection: Connection[Any], statement: str) -> None:
+        from psycopg import sql
+
+        parts = {"name": sql.Identifier(self.name), "own": sql.Identifier(connection.info.user)}
+        values = {"text": sql.Literal(self.name), "password": sql.Literal(self._password)}
+        connection.execute(sql.SQL(statement).format(**parts, **values))
+
+    @contextmanager
+    def _connected(self, url: str) -> Iterator[Connection[Any]]:
+        import psycopg
+
+        where, _, query = url.partition("?")
+        options: dict[str, Any] = {name: value for name, value in parse_qsl(query) if name not in self._ours}
+        limits = f"-c statement_timeout={CALL_LIMIT_S}s"
+        try:
+            with psycopg.connect(
+                where, **{"connect_timeout": CALL_LIMIT_S, "options": limits, **options}, autocommit=True
+            ) as connection:
+                yield connection
+        except psycopg.Error as error:
+            raise AccessFailed(_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+class BrokerRestart:
+    """The user's command that restarts the broker: run by the shell, one at a time, and waited for.
+
+    Args:
+        command: For the shell; "" = there is none.
+        log: A file to which its output is appended.
+    """
+
+    def __init__(self, command: str, log: Path) -> None:
+        self.command = command
+        self.moments: list[tuple[float, float]] = []  # when it was begun, and over, each time (CLOCK_MONOTONIC)
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._begun = 0.0
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._process is not None
+
+    def begin(self) -> int:
+        """Run it; its pid. It must not be under way. Raises OSError."""
+        self._begun = time.monotonic()
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command, shell=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+            )
+        return self._process.pid
+
+    def look(self) -> int | None:
+        """Return its exit status, once, when it has ended since the last look; else None."""
+        if self._process is None or (status := self._process.poll()) is None:
+            return None
+        self._process = None
+        self.moments.append((self._begun, time.monotonic()))
+        return status
+
+    def was_since(self, moment: float) -> bool:
+        """Return whether it is under way, or was at or after `moment` (CLOCK_MONOTONIC)."""
+        return self.is_under_way or bool(self.moments and self.moments[-1][1] >= moment)
+
+    def close(self) -> None:
+        """Wait for it; end it, and what it has started in its process group, if that takes too long."""
+        if self._process is None:
+            return
+        for limit, number in ((END_LIMIT_S, signal.SIGTERM), (TERM_LIMIT_S, signal.SIGKILL)):
+            try:
+                self._process.wait(limit)
+                break
+            except subprocess.TimeoutExpired:  # it is not collected: the group is still its own
+                os.killpg(self._process.pid, number)
+        self._process.wait()
+        self.look()

@@ -1,0 +1,173 @@
+"""A run's folder, its pools, and a network and a clock for each of them, as far as they can be had."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import LOCAL, open_backend, scheme_of
+from jobpool.message.signing import EnvelopeSigner
+from jobpool_torture import spoiling
+from jobpool_torture.baseline import FILE
+from jobpool_torture.broker_faults import Access, make_access
+from jobpool_torture.clocks import PoolClock, missing
+from jobpool_torture.fleet import Fleet
+from jobpool_torture.judge import MAX_CRASHES
+from jobpool_torture.ledger import LASTS, LEDGER
+from jobpool_torture.nemesis import Nemesis
+from jobpool_torture.network import NetworkFailed, Proxy, find_route
+from jobpool_torture.options import Options
+from jobpool_torture.processes import SOCKET, UNIX_SOCKET
+from jobpool_torture.workload import APP
+
+OWN_CLOCK = "the broker keeps time by this machine's clock, which no pool has for itself"
+MOMENTS = "the broker is told until when a job is put off: a pool whose clock is an hour ahead puts it off for an hour"
+TOLD_MOMENTS = ("servicebus",)
+UNIX_SCHEMES = ("redis+unix", "postgresql", "postgres")
+"""Schemes whose servers may be reached by a Unix socket; no proxy stands there then."""
+
+KILL_GRACE_S = 1.0
+STOP_GRACE_S = 5.0
+KEYS_KEPT = "3h"
+"""How long done keys are known: longer than any clock is set ahead."""
+
+LOST_REPLIES_SHARE = 0.05  # share of the broker's replies that the producer never gets while faults strike
+
+
+def connections(url: str) -> str:
+    """Return the kind of descriptor that connections to this broker are (see `descriptors`)."""
+    scheme = scheme_of(url)
+    if scheme in LOCAL:
+        return FILE
+    return UNIX_SOCKET if scheme in UNIX_SCHEMES and isinstance(find_route(url), str) else SOCKET
+
+
+class Environment:
+    """A run's folder, pools and networks; `close` ends every process.
+
+    Args:
+        options: With a queue that is named.
+        folder: An empty directory.
+        backend: Open, to be asked what the broker can do. Not kept.
+        wanted: Kinds of fault that the run may strike: what only others need is not built.
+    """
+
+    kill_grace = KILL_GRACE_S
+
+    def __init__(self, options: Options, folder: Path, backend: QueueBackend, wanted: Collection[str]) -> None:
+        self.options = options
+        self.connections = connections(options.backend)
+        self.folder = folder
+        self.capabilities = backend.capabilities
+        self.mark = secrets.token_hex(8)
+        self.ledger = folder / "ledger.jsonl"
+        self.strikes = folder / "strikes.jsonl"
+        self._orders = folder / "orders"
+        self._key = secrets.token_hex(16)
+        self.signer = EnvelopeSigner([self._key])
+        self._stack = ExitStack()
+        with ExitStack() as undo:
+            undo.callback(self._stack.close)
+            access = make_access(options.backend) if "access.deny" in wanted else "it was not asked for"
+            self._build(self._no_clock(backend, wanted), access)
+            undo.pop_all()
+
+    def _build(self, no_clock: str, access: Access | str) -> None:
+        options = self.options
+        self._access = access
+        self._stack.callback(self.remove_user)
+        self._orders.mkdir()
+        # A pool reads the nearest configuration file: this one, and not the user's own.
+        (self.folder / "jobpool.toml").touch()
+        ways, no_network = self._ways()
+        *networks, self._producer_network = self._networks = [network for network, _ in ways]
+        *urls, self._producer_url = [url for _, url in ways]
+        clocks = [None if no_clock else PoolClock(self.folder / f"clock{number}") for number in range(options.pools)]
+        self.fleet = Fleet(self.folder, urls, self._flags(), environment=self._environment(), clocks=clocks)
+        self._stack.callback(self.fleet.kill_all)
+        self.nemesis = Nemesis(
+            self.fleet,
+            networks,
+            clocks,
+            options.restart_broker,
+            record=self.strikes,
+            access=access,
+            orders=self._orders,
+            no_network=no_network,
+            no_clock=no_clock,
+        )
+        self._stack.callback(self.nemesis.close)
+
+    def _ways(self) -> tuple[list[tuple[Proxy | None, str]], str]:
+        """Return, for each pool and the producer, a network and the URL through it; and why there is none, or ""."""
+        own = self.options.backend
+        urls = [self._access.url if isinstance(self._access, Access) else own] * self.options.pools + [own]
+        ways: list[tuple[Proxy | None, str]] = []
+        for url in urls:
+            route = find_route(url)
+            if isinstance(route, str):
+                return [(None, url) for url in urls], route
+            network = Proxy(route.host, route.port)
+            self._stack.callback(network.close)
+            ways.append((network, route.to(network.host, network.port)))
+        return ways, ""
+
+    def _no_clock(self, backend: QueueBackend, wanted: Collection[str]) -> str:
+        if backend.scheme in LOCAL:
+            return OWN_CLOCK
+        if backend.scheme in TOLD_MOMENTS:
+            return MOMENTS
+        return missing() if "clock.jump" in wanted else "it was not asked for"
+
+    def _flags(self) -> list[str]:
+        options = self.options
+        keys = ("--idempotency-ttl", KEYS_KEPT, "--rollups", "0") if self.capabilities.key_store else ()
+        return [
+            *("-A", APP, "-Q", options.queue, "-w", str(options.workers), "--ttl", f"{options.ttl:g}"),
+            *("--broker-timeout", f"{options.timeout:g}", "--kill-grace", f"{KILL_GRACE_S:g}"),
+            *("--stop-grace", f"{STOP_GRACE_S:g}", "--retry", "fixed base=200ms"),
+            *("--max-crashes", str(MAX_CRASHES), "--log-format", "json"),
+            *keys,
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        own = {LEDGER: str(self.ledger), LASTS: f"{self.options.seconds:g}", "JOBPOOL_SIGNING_KEY": self._key}
+        return {**own, spoiling.ORDERS_FOLDER: str(self._orders)}
+
+    def connect(self) -> QueueBackend:
+        """Open the broker by the producer's own network. Raises and blocks as `open_backend`."""
+        return open_backend(self._producer_url, signer=self.signer, timeout=self.options.timeout)
+
+    def disturb_producer(self) -> None:
+        """Lose answers to some of the producer's enqueues from now on."""
+        seed = self.options.seed
+        self._order([self._producer_network], lambda network: network.drop_replies(share=LOST_REPLIES_SHARE, seed=seed))
+
+    def soothe_producer(self) -> None:
+        """Undo `disturb_producer`."""
+        self._order([self._producer_network], lambda network: network.drop_replies(0))
+
+    def remove_user(self) -> None:
+        """Delete the user of the run's own, once no pool needs it any more. Safe to call twice."""
+        if isinstance(self._access, Access) and (why := self._access.remove()):
+            self.nemesis.problems.append(why)
+
+    def hang_up(self) -> None:
+        """Reset all connections through networks, as a keep-alive would: those that lost something hold leases."""
+        self._order(self._networks, lambda network: network.cut())
+
+    def _order(self, networks: Sequence[Proxy | None], order: Callable[[Proxy], None]) -> None:
+        """Give the order to each proxy. A dead one is a problem of the torture's, and does not end the run."""
+        for network in networks:
+            try:
+                if network is not None:
+                    order(network)
+            except NetworkFailed as error:
+                self.nemesis.problems.append(str(error))
+
+    def close(self) -> None:
+        """Kill what runs, and end the networks. Safe to call twice."""
+        self._stack.close()
