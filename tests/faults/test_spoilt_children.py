@@ -46,5 +46,6 @@ def test_no_innocent_job_fails_after_one_that_spoils_its_process(rig: Rig, how: 
     idents = rig.enqueue_many("innocent", [{}] * INNOCENTS)
     rig.wait_drained()
     assert rig.dead().keys() == dead
-    settled = {(line.id, line.verb) for line in rig.lines("settled")}
-    assert {(ident, "ack") for ident in idents} == {(ident, verb) for ident, verb in settled if ident in idents}
+    settled = [(line.id, line.verb) for line in rig.lines("settled") if line.id in idents]
+    assert sorted(ident for ident, verb in settled if verb == "ack") == sorted(idents)
+    assert {verb for _, verb in settled} <= {"ack", "release"}  # what did not begin at once is given back

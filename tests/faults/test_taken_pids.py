@@ -31,11 +31,11 @@ BY_NUMBER = {
         "jobpool/ipc/scheduler_process.py",
         "SchedulerProcess.start",
     ): "its own child, by Popen, which has not collected it",
-    ("jobpool_torture/failpoint.py", "FailPoints.at"): "itself",
-    ("jobpool_torture/handlers.py", "_die"): "itself",
+    ("jobpool_torture/witness.py", "FailPoints.at"): "itself",
+    ("jobpool_torture/handlers.py", "crash"): "itself",
     ("jobpool_torture/network.py", "Proxy.close"): "its own child, by Popen, which has not collected it",
-    ("jobpool_torture/stops.py", "_Keeper.close"): "its own child, by Popen, which has not collected it",
-    ("jobpool_torture/broker_restart.py", "BrokerRestart.close"): "the group of its own child, not collected yet",
+    ("jobpool_torture/processes.py", "_Keeper.close"): "its own child, by Popen, which has not collected it",
+    ("jobpool_torture/broker_faults.py", "BrokerRestart.close"): "the group of its own child, not collected yet",
 }
 """Who sends a signal by a number, and why that cannot be another's: file and function → reason."""
 

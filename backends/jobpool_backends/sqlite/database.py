@@ -86,7 +86,7 @@ class Database(IdleConnections[sqlite3.Connection]):
 
         Raises `BackendUnavailable`: no turn in time, or SQLite failed. Unless a commit failed, nothing was changed.
         """
-        self.check_usable()  # before the lock: after a fork it may be held by a thread that is not there
+        super().check_usable()  # before the lock: after a fork it may be held by a thread that is not there
         with self._turn(), self.session() as connection, self._transaction(connection, "BEGIN IMMEDIATE"):
             step = Step(connection, self.moment())
             yield step

@@ -65,11 +65,13 @@ class Fetcher:
         self._database = database
         self._sweeper = sweeper
         self._scheme = scheme
+        self._flowing: set[str] = set()
+        """Queues of which the last fetch brought all that it asked for: the next one need not look first."""
 
     def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         call = f"fetch:{queue}:{fetch_id}"
         before = self._database.clock.boot()
-        if not self._has_work(queue, call):
+        if queue not in self._flowing and not self._has_work(queue, call):
             return []
         with self._database.write() as step:
             known = recall(step, call)
@@ -80,6 +82,7 @@ class Fetcher:
             if rows:
                 remember(step, call, f"{holder} {json.dumps([row[0] for row in rows])}")
                 self._sweeper.sweep(step)
+        (self._flowing.add if len(rows) == limit else self._flowing.discard)(queue)
         return self._leases(queue, holder, rows, before + ttl)
 
     def _has_work(self, queue: str, call: str) -> bool:

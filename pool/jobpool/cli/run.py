@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -75,7 +75,18 @@ def run(
     if caution := key_caution(pool):
         log.warning("others can use the signing keys", extra={"why": caution})
     with _published(pool) as published:
-        ctx.exit(_run(published, lines if progress else None, ctx.obj))
+        status = _run(published, lines if progress else None, ctx.obj)
+    _leave(status)
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process without the end of the interpreter, which can crash on a thread that still waits for the broker.
+
+    The pool waits for no thread that only sleeps in its backend: it would hold up each stop by half a second.
+    """
+    logging.shutdown()  # writes what is left of the log
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def _hide() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
@@ -12,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
+from support.descriptors import open_descriptors
 from support.servers import fresh_name, shared_redis
 from support.servers.redis_cluster import ClusterNode, RedisCluster
 from support.waiting import wait_until
@@ -219,10 +219,10 @@ def test_connections_that_the_servers_closed_are_replaced(cluster: RedisCluster,
             link.run(ADD, [f"{key}n"], [1])
         link.call("RPUSH", some[turn % 6], 1)
         assert link.wait_pop(some, 1.0) == some[turn % 6]
-        before = before or len(os.listdir("/proc/self/fd"))
+        before = before or open_descriptors()
         for node in cluster.masters:
             node.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert open_descriptors() <= before
 
 
 # --- slots that move ---------------------------------------------------------------------------------------

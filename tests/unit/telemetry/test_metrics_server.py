@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.descriptors import no_more_descriptors
+from support.descriptors import no_more_descriptors, open_descriptors
 from support.waiting import wait_until
 
 from jobpool.errors import ConfigurationError
@@ -174,13 +173,14 @@ def test_without_a_descriptor_or_a_thread_it_goes_on_when_there_is_one_again() -
 
 
 def test_at_the_end_no_descriptor_and_no_thread_is_left() -> None:
-    before = os.listdir("/proc/self/fd"), threading.active_count()
+    before = open_descriptors(), threading.active_count()
     with serving(livez=fine) as port:
         clients = [knock(port, b"GET /livez HTTP/1.1\r\n") for _ in range(5)]
         get(port, "/livez")
     for client in clients:
         client.close()
-    assert (os.listdir("/proc/self/fd"), threading.active_count()) == before
+    assert open_descriptors() <= before[0]
+    assert threading.active_count() == before[1]
 
 
 def test_the_end_does_not_wait_for_a_view_that_hangs_for_long() -> None:
@@ -218,6 +218,6 @@ def test_an_address_of_somebody_else_is_refused(host: str) -> None:
 
 
 def test_it_can_be_closed_without_having_been_started() -> None:
-    before = os.listdir("/proc/self/fd")
+    before = open_descriptors()
     Server("127.0.0.1", 0, {}).close()
-    assert os.listdir("/proc/self/fd") == before
+    assert open_descriptors() <= before
