@@ -94,15 +94,16 @@ def test_a_loop_in_c_is_killed_and_replaced_in_time(rig: Rig, pools: list[PoolPr
         assert count == len(ids)
         for seconds in late:
             figure(f"killed and settled after timeout + grace, {how.removeprefix('hang_in_')}", seconds, "s")
-        figure("killed after timeout + grace, by the pools' own measure", said / count - GRACE, "s")
+        overrun = said - count * GRACE
+        figure("killed after timeout + grace, by the pools' own measure", overrun / count, "s")
         figure("all killed, settled and replaced after timeout + grace", replaced, "s")
-        assert min(late) > 0.0
+        assert overrun > 0.0
         # Twice: what the machine keeps waiting is first the child that is killed, and then the one in its place.
         bound = SLACK + (FREEING if how == LARGE else 0.0) + 2 * stalls.seconds
         assert max(*late, replaced) < bound, (how, late, replaced, stalls.seconds)
         for ident in ids:
             assert_failed_once(rig, ident)
-            assert_named(rig, ident, how, timeout, has_stack=stalls.seconds < MAX_DUMP_S)
+            assert_named(rig, ident, how, timeout, has_stack=overrun < MAX_DUMP_S)
 
 
 def assert_failed_once(rig: Rig, ident: str) -> None:
