@@ -336,7 +336,7 @@ def test_slots_that_move_during_traffic(cluster: RedisCluster, link: Link) -> No
 # --- nodes that die ----------------------------------------------------------------------------------------
 
 
-def served(call: Callable[[], object]) -> object:
+def unless_away(call: Callable[[], object]) -> object:
     """What comes of a call; None while the cluster does not answer."""
     try:
         return call()
@@ -365,9 +365,13 @@ def test_a_replica_takes_over_from_a_master_that_is_gone(tmp_path_factory: pytes
             link.run(ADD, [some[0]], [1])
 
         for key in some:  # the others stop for a moment too, when they learn of it
-            wait_until(lambda key=key: served(lambda: link.run(ADD, [key], [1])), 30.0, "the replica has taken over")
-            wait_until(lambda key=key: served(lambda: int(link.call("GET", key)) >= 2), 30.0, "it tells what it has")
-        wait_until(lambda: served(lambda: [link.wait_pop(bells(some), 0.01)]) == [None], 30.0, "no bell rings")
+            wait_until(
+                lambda key=key: unless_away(lambda: link.run(ADD, [key], [1])), 30.0, "the replica has taken over"
+            )
+            wait_until(
+                lambda key=key: unless_away(lambda: int(link.call("GET", key)) >= 2), 30.0, "it tells what it has"
+            )
+        wait_until(lambda: unless_away(lambda: [link.wait_pop(bells(some), 0.01)]) == [None], 30.0, "no bell rings")
 
 
 def test_a_node_that_comes_back(tmp_path_factory: pytest.TempPathFactory) -> None:
