@@ -1,7 +1,7 @@
 """Gets leases what they need from the key store before they may run.
 
-The lease thread and `QueueWorker` share `Acquirer`, which neither waits nor retries; each has its own way to wait for a
-silent broker, the lease thread's is `RetryingAcquirer`.
+The fetch thread and `QueueWorker` share `Acquirer`, which neither waits nor retries; each has its own way to wait for a
+silent broker, the fetch thread's is `RetryingAcquirer`.
 """
 
 from __future__ import annotations

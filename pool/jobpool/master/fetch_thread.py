@@ -1,4 +1,4 @@
-"""The lease thread: fetches as many messages as the loop has room for, inspects them, and gets them what they need.
+"""The fetch thread: fetches as many messages as the loop has room for, inspects them, and gets them what they need.
 
 One fetch is under way at a time; the loop says how many it could take (`want`), and the thread asks again once the
 loop has seen what came. With nothing to fetch it sleeps in the backend's `wait_any`, never in a busy loop. A queue that
@@ -59,7 +59,7 @@ class FetchThread(MasterThread):
         limits: Limits = NO_LIMITS,
         breaker: BreakerSettings = BREAKERS,
     ) -> None:
-        super().__init__("lease", inbox)
+        super().__init__("fetch", inbox)
         self._backend = backend
         self._clock = backend.clock
         self._chosen_ttl = backend.capabilities.leases is Leases.OURS

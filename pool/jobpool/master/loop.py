@@ -38,7 +38,7 @@ HOUSEKEEPING_EVERY_S = 1.0
 """Between two looks for what costs memory unseen: output that nobody reads, garbage that refers to itself."""
 
 LAST_LOOK_S = 0.02
-"""Seconds between two looks whether the lease thread has ended, which it does without an event."""
+"""Seconds between two looks whether the fetch thread has ended, which it does without an event."""
 
 JOIN_LIMIT_S = 2.0
 

@@ -150,7 +150,7 @@ class Pool:
     child_came: bool = False
     """A child has become ready; the loop publishes that soon."""
     given_back: set[str] = field(default_factory=set)
-    """Limited queues with starts that were granted and not used; the loop tells the lease thread."""
+    """Limited queues with starts that were granted and not used; the loop tells the fetch thread."""
     leased_total: int = 0
     ended_total: int = 0
     checked_at: float = 0.0

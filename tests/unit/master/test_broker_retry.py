@@ -77,10 +77,10 @@ def test_each_kind_of_trouble_is_told(inbox: Inbox, outage: BrokerRetry) -> None
 
 def test_an_outage_that_threads_meet_one_by_one_is_told_once_and_is_over_when_the_last_says_so() -> None:
     stage = Stage()
-    stage.tell(ev.BrokerSilent("silent", "lease"), ev.BrokerSilent("silent", "settle"))
+    stage.tell(ev.BrokerSilent("silent", "fetch"), ev.BrokerSilent("silent", "settle"))
     stage.tell(ev.BrokerAnswered("settle"), ev.BrokerSilent("silent", "settle"), ev.BrokerAnswered("settle"))
     assert said(stage) == [SILENT]
-    stage.tell(ev.BrokerAnswered("lease"))
+    stage.tell(ev.BrokerAnswered("fetch"))
     assert said(stage) == [SILENT, AGAIN]
     stage.tell(ev.BrokerSilent("silent", "renew"))
     assert said(stage) == [SILENT, AGAIN, SILENT]
@@ -88,15 +88,15 @@ def test_an_outage_that_threads_meet_one_by_one_is_told_once_and_is_over_when_th
 
 def test_a_refusal_in_an_outage_is_told_too_for_it_wants_another_mend() -> None:
     stage = Stage()
-    stage.tell(ev.BrokerSilent("silent", "lease"), ev.BrokerSilent("mend it", "lease", AccessRefused))
+    stage.tell(ev.BrokerSilent("silent", "fetch"), ev.BrokerSilent("mend it", "fetch", AccessRefused))
     assert said(stage) == [SILENT, REFUSED]
-    stage.tell(ev.BrokerAnswered("lease"))
+    stage.tell(ev.BrokerAnswered("fetch"))
     assert said(stage) == [SILENT, REFUSED, AGAIN]
 
 
 def test_a_pool_that_is_refused_for_too_long_stops_and_says_why() -> None:
     stage = Stage(broker_refusal_timeout=60.0).boot()
-    stage.tell(ev.BrokerSilent("mend it", "lease", AccessRefused))
+    stage.tell(ev.BrokerSilent("mend it", "fetch", AccessRefused))
     stage.after(59.0)
     assert not stage.pool.is_stopping
     stage.after(1.0)
@@ -107,9 +107,9 @@ def test_a_pool_that_is_refused_for_too_long_stops_and_says_why() -> None:
 @pytest.mark.parametrize("limit", [60.0, 0.0])
 def test_a_refusal_that_ends_or_has_no_limit_stops_no_pool(limit: float) -> None:
     stage = Stage(broker_refusal_timeout=limit).boot()
-    stage.tell(ev.BrokerSilent("mend it", "lease", AccessRefused))
+    stage.tell(ev.BrokerSilent("mend it", "fetch", AccessRefused))
     stage.after(59.0)
     if limit:
-        stage.tell(ev.BrokerAnswered("lease"), ev.BrokerSilent("silent", "lease"))
+        stage.tell(ev.BrokerAnswered("fetch"), ev.BrokerSilent("silent", "fetch"))
     stage.after(3600.0)
     assert not stage.pool.is_stopping

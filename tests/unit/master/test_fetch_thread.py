@@ -1,4 +1,4 @@
-"""The lease thread's appetite: an idle pool asks the broker for nothing but a hint."""
+"""The fetch thread's appetite: an idle pool asks the broker for nothing but a hint."""
 
 from __future__ import annotations
 

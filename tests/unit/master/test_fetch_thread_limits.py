@@ -1,4 +1,4 @@
-"""The lease thread with limits and breakers: nothing spins, no queue holds up another, and it looks again in time."""
+"""The fetch thread with limits and breakers: nothing spins, no queue holds up another, and it looks again in time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Watched(MemoryBackend):
 
 
 class Desk:
-    """A lease thread, and a loop that says what it could take and settles what it is told to."""
+    """A fetch thread, and a loop that says what it could take and settles what it is told to."""
 
     def __init__(self, limits: Limits = Limits(), breaker: BreakerSettings = BreakerSettings()) -> None:  # noqa: B008
         self.backend, self.inbox = Watched(), Inbox()

@@ -1,4 +1,4 @@
-"""What a pool with limits tells its lease thread: the places it holds, and the starts it did not use."""
+"""What a pool with limits tells its fetch thread: the places it holds, and the starts it did not use."""
 
 from __future__ import annotations
 

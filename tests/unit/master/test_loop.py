@@ -77,7 +77,7 @@ class Sleepy(MemoryBackend):
 
 
 class LastLease:
-    """A lease thread whose last fetch comes in between two looks at it."""
+    """A fetch thread whose last fetch comes in between two looks at it."""
 
     answered_at = 0.0
 

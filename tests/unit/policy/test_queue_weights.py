@@ -18,7 +18,7 @@ STARTS = 9000
 
 
 def run(weights_now: QueueWeights, backlog: dict[str, int], starts: int, batch: Sizes = lambda: 1) -> list[str]:
-    """Fetch as the lease thread does until so many have started; the queue of each, in order."""
+    """Fetch as the fetch thread does until so many have started; the queue of each, in order."""
     started: list[str] = []
     while len(started) < starts:
         count = batch()
