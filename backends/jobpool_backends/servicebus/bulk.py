@@ -158,8 +158,8 @@ def touched(where: MessageFilter, verb: Verb) -> list[State]:
     whole = where == MessageFilter(queue=where.queue, states=where.states)
     if State.WAITING in states and not whole:
         raise Unsupported(
-            "servicebus:// deletes waiting messages only all of a queue (Capabilities.keeps_records), never single ones:"
-            " leave the filter out, or add `state:dead` or `state:delayed` to it"
+            "servicebus:// deletes waiting messages only all of a queue (Capabilities.keeps_records), never single"
+            " ones: leave the filter out, or add `state:dead` or `state:delayed` to it"
         )
     return states
 
