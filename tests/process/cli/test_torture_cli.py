@@ -83,6 +83,7 @@ def test_a_run_on_redis_is_clean_and_leaves_nothing_behind(shell: Shell, schedul
     backend.close()
 
 
+@pytest.mark.more
 def test_an_interrupt_on_sqlite_after_the_same_schedule_as_far_as_it_can_be_struck(
     shell: Shell, schedule: Path
 ) -> None:

@@ -44,6 +44,7 @@ def shown(terminal: list[int]) -> bytes:
         return b""
 
 
+@pytest.mark.more
 def test_a_closed_terminal_interrupts_a_run_and_ends_nothing_else(tmp_path: Path, terminal: list[int]) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("JOBPOOL_", "JOBS_"))}
     url = f"sqlite:///{tmp_path}/q.db"

@@ -36,7 +36,7 @@ def test_plain_jobs_execute_not_one_statement_for_keys(backend: SqliteBackend) -
     assert len(statements) == 13  # BEGIN, two looks, two inserts a message, counts, COMMIT
     with tracing(backend) as more:
         leases = backend.fetch_many(QUEUE, limit=4)
-    assert len(more) == 8
+    assert len(more) == 7  # and no look before: the fetch before this one had brought all it asked for
     statements += more
     with tracing(backend) as more:
         backend.renew_many(leases, 30.0)
