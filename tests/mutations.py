@@ -77,21 +77,21 @@ MUTATIONS = [
     ),
     Mutation(
         "memory: a nack counts no attempt",
-        f"{BACKENDS}/memory/settling.py",
+        f"{BACKENDS}/memory/store.py",
         "entry.attempts += 1",
         "entry.attempts += 0",
         f"{LAWS}/test_settle_law.py {LAWS}/test_dead_law.py",
     ),
     Mutation(
         "servicebus: a nack counts no attempt",
-        f"{BACKENDS}/servicebus/settling.py",
-        "attempts=record.attempts + 1,",
-        "attempts=record.attempts,",
+        f"{BACKENDS}/servicebus/settle.py",
+        "attempts=record.attempts + 1)",
+        "attempts=record.attempts)",
         f"{LAWS}/test_settle_law.py {LAWS}/test_copied_settlement_law.py",
     ),
     Mutation(
         "servicebus: settled before its copies are sent",
-        f"{BACKENDS}/servicebus/settling.py",
+        f"{BACKENDS}/servicebus/settle.py",
         "if not plan.copies or plan.held.copied:",
         "if plan is not None:",
         f"{LAWS}/test_lacking_law.py {LAWS}/test_copied_settlement_law.py tests/unit/backends/test_servicebus_traps.py "
@@ -106,8 +106,8 @@ MUTATIONS = [
     ),
     Mutation(
         "memory: follow-ups are lost",
-        f"{BACKENDS}/memory/settling.py",
-        "        self._store.add(brought, now)\n",
+        f"{BACKENDS}/memory/store.py",
+        "        store.add(brought, now)\n",
         "",
         f"{LAWS}/test_follow_up_law.py {LAWS}/test_enqueue_law.py",
     ),

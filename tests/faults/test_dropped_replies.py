@@ -122,7 +122,8 @@ def test_a_fetch_that_is_asked_again_gets_the_same_leases(
     account = rig.account()
     account.assert_once_each()
     assert not any(account.crashes.values()), "no lease of 30 s had to run out"
-    assert {line.fence for line in rig.starts()} == {1}
+    released = {line.id for line in rig.lines("settled") if line.verb == "release"}  # what did not begin at once
+    assert {line.fence for line in rig.starts() if line.id not in released} == {1}
 
 
 @pytest.mark.more
