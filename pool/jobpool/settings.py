@@ -175,7 +175,7 @@ def _setting(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a pool is started with: durations in seconds, sizes in bytes. `load` makes one from its sources.
+    """The settings of a pool: durations in seconds, sizes in bytes. `load` makes one from its sources.
 
     The last five fields are the mode of a run, which no source sets.
 
@@ -424,7 +424,7 @@ class Settings:
 
     @property
     def allowances(self) -> Allowances:
-        """What the built-in handlers may do."""
+        """The permissions of the built-in handlers."""
         return Allowances(
             allowed_callables=self.allowed_callables,
             allowed_shell_commands=tuple(name for name in self.allowed_shell_commands if name != ANY_COMMAND),

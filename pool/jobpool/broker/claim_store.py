@@ -23,6 +23,9 @@ Ends are exact: a claim or a life ends at its moment, for every caller. The clea
 `QueueBackend.stats` counts messages of an ended claim as leased, and no pool fetches them. A given id is known for
 `ENQUEUE_MEMORY` seconds after the end itself.
 
+It cannot be made of `QueueBackend.fetch_many`, `renew_many` and `settle_many`. A fetch takes jobs alone, and the end of
+a lease charges a crash. `max_claims`, lives and `grace` change in the same step as the claim.
+
 Like `KeyStore` this is a template: the public methods check, the underscored ones are each one atomic step on the
 broker's own clock. Safe to share between threads. Every method may raise `BackendUnavailable` (nothing is known) and
 blocks for one round trip; all but `pop` are safe to call again.

@@ -50,7 +50,7 @@ class History(NamedTuple):
 
 
 class OnCrash(NamedTuple):
-    """What becomes of a crashed message: its lease is forfeited, or left to expire; `queue` = it goes on there."""
+    """The fate of a crashed message: its lease is forfeited, or left to expire; `queue` = it goes on there."""
 
     how: Literal["forfeit", "expire"] = "forfeit"
     queue: str | None = None
@@ -202,7 +202,7 @@ def parse_handlers(value: object) -> dict[str, list[str]]:
 
 
 def parse_limits(value: object) -> dict[str, int]:
-    """What limits a queue: a table `{reports = 4}`, or texts such as `reports=4,mail=2`. 0 = no limit."""
+    """The limits of queues: a table `{reports = 4}`, or texts such as `reports=4,mail=2`. 0 = no limit."""
     limits = _by_queue(value if isinstance(value, Mapping) else parse_names(value), _limit)
     return {queue: most for queue, most in limits.items() if most}
 
