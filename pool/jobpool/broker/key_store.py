@@ -126,7 +126,7 @@ class KeyStore(ABC):
         return self._list_records(check_queue(space), storable(prefix), storable(after), limit)
 
     def delete_records(self, space: str, keys: Sequence[str]) -> None:
-        """Remove records; those that are not there are no error."""
+        """Remove records; ignore those that are not there."""
         if keys:
             self._delete_records(check_queue(space), [storable(key) for key in keys])
 

@@ -162,7 +162,7 @@ class ChildChannel:
         """The child's next frame; None: nothing now.
 
         Raises:
-            BrokenChannelError: It has closed, or what came is no frame, or none that the child may send now.
+            BrokenChannelError: It has closed, or what came is not a frame, or not one that the child may send now.
         """
         try:
             packet = self._reader.read()

@@ -41,7 +41,7 @@ _RESULT_TAIL: tuple[Any, ...] = (str, str, (int, float), list, str)
 
 
 class BadFrame(ValueError):
-    """A packet is no frame of ours: rubbish, cut short, or of another version."""
+    """A packet is not a frame of ours: rubbish, cut short, or of another version."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def check_kernel() -> None:
     """Return on a system that jobpool can run on.
 
     Raises:
-        ConfigurationError: It is no Linux, or one older than 5.4 (pidfd), or /proc lacks the list of children.
+        ConfigurationError: It is not Linux, or one older than 5.4 (pidfd), or /proc lacks the list of children.
     """
     if sys.platform != "linux":
         raise ConfigurationError(f"jobpool runs its workers on Linux only, and this is {sys.platform}: use a container")

@@ -138,7 +138,7 @@ def recv(
 
 
 def close_all(fds: list[int]) -> None:
-    """Close each descriptor; one that is closed already is no error."""
+    """Close each descriptor; ignore one that is closed already."""
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)

@@ -47,7 +47,7 @@ _FRONT = struct.Struct("=QQQQ")  # magic, layout version, slots, bytes a page
 
 
 class ScoreboardError(ValueError):
-    """The file is no scoreboard, is cut short, or has another layout; the text says which."""
+    """The file is not a scoreboard, is cut short, or has another layout; the text says which."""
 
 
 class ChildPage:

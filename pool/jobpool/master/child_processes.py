@@ -211,11 +211,11 @@ class ChildProcesses:
         linux.sweep_strays(self._not_ours | ours, SWEEP_LIMIT_S)
 
     def spare(self, pid: int) -> None:
-        """This child of the process's own is no stranger: it is left alone."""
+        """Do not kill this subprocess when sweeping orphans."""
         self._not_ours.add(pid)
 
     def spare_no_more(self, pid: int) -> None:
-        """It was collected; what it has left behind is killed."""
+        """Sweep for what this subprocess has left behind: it was collected."""
         self._not_ours.discard(pid)
         self._sweep()
 

@@ -184,7 +184,7 @@ class ChildAsked(Event):
 
 @dataclass(frozen=True, slots=True)
 class ChildBroken(Event):
-    """The channel has closed, or carried what is no frame. No proof of death, but the child is of no use any more."""
+    """The channel has closed, or carried what is not a frame. Not a proof of death, but the child is useless now."""
 
     child: int
     why: str

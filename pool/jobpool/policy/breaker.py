@@ -99,7 +99,7 @@ class CircuitBreaker:
         return True
 
     def succeeded(self, now: float) -> None:
-        """A call was answered. One that began before the breaker opened is no probe, but shows as much."""
+        """A call was answered. One that began before the breaker opened is not a probe, but shows as much."""
         if self._state is BreakerState.OPEN:
             self.answered(now)
             return

@@ -100,7 +100,7 @@ def guards_of(envelope: JobEnvelope, limits: QueueLimits) -> Guards | None:
     """All that this delivery must be granted before its handler may run; None = nothing.
 
     Raises:
-        MalformedEnvelope: Its idempotency key can be none. Keys are trimmed, and what is empty then is no key.
+        MalformedEnvelope: Its idempotency key can be none. Keys are trimmed, and what is empty then is not a key.
     """
     if envelope.idempotency_key is None and not envelope.meta and not limits.holds and not limits.rates:
         return None  # nearly all messages

@@ -4,7 +4,7 @@ No-op jobs then stream in batches, and long jobs are never hoarded. Numbers in, 
 
 The size follows what finished lately, seen twice: over the last 100 ms, so that one burst is not taken for a stream,
 and over the last 20 to 30 ms, so that it falls as soon as jobs get longer. Where jobs last 10 ms or more, that second
-look goes back further: two children in step, with jobs of 25 ms, pause for 25 ms at a time, and are no end of a stream.
+look goes back further: two children in step, with jobs of 25 ms, pause for 25 ms at a time while the stream goes on.
 A broker that is far away answers a fetch late: twice what it takes is held on top (what is used up meanwhile, and as
 much again when the answer comes), or the pool would start one batch a round trip.
 
