@@ -1,11 +1,12 @@
-"""Shared parts of several backends: microseconds, and caps on dead letters."""
+"""Shared parts of several backends: microseconds, filters, and caps on dead letters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from jobpool.broker.values import State, Verb
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED
@@ -41,6 +42,23 @@ class DeadCaps:
         return 0 < self.most < count or 0 < self.age <= age
 
 
+class Listed(Protocol):
+    """The parts of a message that a filter compares."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def queue(self) -> str: ...
+    @property
+    def handler(self) -> str: ...
+    @property
+    def state(self) -> State: ...
+    @property
+    def reason(self) -> str | None: ...
+    @property
+    def body(self) -> bytes: ...
+
+
 def micros(seconds: float) -> int:
     """Convert seconds, or a Unix time, to whole microseconds: they are stored and compared, so deadlines are exact."""
     return round(seconds * MICRO)
@@ -68,6 +86,20 @@ def contains(needle: str, body: bytes, *texts: str | None) -> bool:
     folded = needle.casefold()
     return folded in body.decode("utf-8", "replace").casefold() or any(
         folded in text.casefold() for text in texts if text
+    )
+
+
+def matches(message: Listed, where: MessageFilter, age: int, *texts: str | None) -> bool:
+    """Return whether a filter means a message of this age in microseconds. `texts` are searched beside its body."""
+    return (
+        (where.queue is None or message.queue == where.queue)
+        and (where.handler is None or message.handler == where.handler)
+        and (not where.states or message.state in where.states)
+        and (where.reason is None or message.reason == where.reason)
+        and (where.older_than is None or age >= micros(where.older_than))
+        and (where.newer_than is None or age <= micros(where.newer_than))
+        and (not where.ids or message.id in where.ids)
+        and (where.text is None or contains(where.text, message.body, *texts))
     )
 
 

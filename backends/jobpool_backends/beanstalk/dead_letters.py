@@ -21,7 +21,7 @@ from jobpool.message.envelope import JobEnvelope, decode
 from jobpool_backends.beanstalk.answers import ask_counters, ask_tube_stats, job_of, none_if_missing, number
 from jobpool_backends.beanstalk.connection import Answer, Connection
 from jobpool_backends.beanstalk.records import Record, from_bytes
-from jobpool_backends.shared import contains, micros
+from jobpool_backends.shared import matches, micros
 
 MAX_WALK_STEPS = 100_000
 """With more dead letters in a queue the next walk continues after them."""
@@ -53,18 +53,10 @@ class Letter:
         return [b"reserve-job %d" % self.job, b"bury %d %d" % (self.job, self.priority)]
 
     def matches(self, where: MessageFilter, now: float) -> bool:
-        """Return whether a person means this one; its state was looked at already."""
+        """Return whether a filter means this one."""
         message = self.message
         age = micros(now) - micros(message.died_at or 0.0)
-        return (
-            (where.queue is None or message.queue == where.queue)
-            and (where.handler is None or message.handler == where.handler)
-            and (where.reason is None or message.reason == where.reason)
-            and (where.older_than is None or age >= micros(where.older_than))
-            and (where.newer_than is None or age <= micros(where.newer_than))
-            and (not where.ids or message.id in where.ids)
-            and (where.text is None or contains(where.text, message.body, message.last_error, message.cause))
-        )
+        return matches(message, where, age, message.last_error, message.cause)
 
 
 def read_letter(connection: Connection, queue: str, job: greenstalk.Job[bytes], clock: Clock) -> Letter:

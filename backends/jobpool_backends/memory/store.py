@@ -19,7 +19,7 @@ from jobpool.message.guards import IDEMPOTENCY_TTL
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
 from jobpool_backends.memory.places import Places
-from jobpool_backends.memory.values import Entry, Expiring, Line, Queue, matches
+from jobpool_backends.memory.values import Entry, Expiring, Line, Queue, is_meant
 from jobpool_backends.shared import DeadCaps, delay_micros, micros
 
 
@@ -268,7 +268,7 @@ class Store:
         """Yield the messages that match, in enqueue order."""
         for queue in self.queues.values():
             self.tend(queue, now)
-        return (entry for entry in self.entries.values() if matches(entry, where, now))
+        return (entry for entry in self.entries.values() if is_meant(entry, where, now))
 
 
 class Settler:

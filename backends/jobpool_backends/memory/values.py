@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
-from jobpool_backends.shared import MICRO, contains, micros
+from jobpool_backends.shared import MICRO, matches
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -183,19 +183,10 @@ def judge(entry: Entry | None, lease: JobLease, boot: int) -> Settled:
     return Settled.OK if entry.owner == lease.owner_token else Settled.NOT_OWNER
 
 
-def matches(entry: Entry, where: MessageFilter, now: int) -> bool:
-    """Return whether a person means this one."""
+def is_meant(entry: Entry, where: MessageFilter, now: int) -> bool:
+    """Return whether a filter means this one."""
     age = now - (entry.died_at if entry.died_at is not None else entry.enqueued_at)
-    return (
-        (where.queue is None or entry.queue == where.queue)
-        and (where.handler is None or entry.handler == where.handler)
-        and (not where.states or entry.state in where.states)
-        and (where.reason is None or entry.reason == where.reason)
-        and (where.older_than is None or age >= micros(where.older_than))
-        and (where.newer_than is None or age <= micros(where.newer_than))
-        and (not where.ids or entry.id in where.ids)
-        and (where.text is None or contains(where.text, entry.body, entry.last_error, entry.cause, entry.forfeited))
-    )
+    return matches(entry, where, age, entry.last_error, entry.cause, entry.forfeited)
 
 
 def shown(entry: Entry, boot: int) -> Message:

@@ -19,7 +19,7 @@ from jobpool_backends.redis.connections import Link
 from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import TIES_PER_SEQUENCE, Row, pieces, places_by, read_row, tie_of
 from jobpool_backends.redis.scripts import READ, STATS, WALK
-from jobpool_backends.shared import MICRO, contains, micros
+from jobpool_backends.shared import MICRO, matches
 
 MEMBERS_PER_SCRIPT = 500
 ANY_STATE = tuple(State)
@@ -209,17 +209,5 @@ class Inspector:
 
 
 def _matches(row: Row, where: MessageFilter, now: int) -> bool:
-    message, notes, age = row.message, row.notes, now - row.since
-    return (
-        (where.queue is None or message.queue == where.queue)
-        and (where.handler is None or message.handler == where.handler)
-        and (not where.states or message.state in where.states)
-        and (where.reason is None or message.reason == where.reason)
-        and (where.older_than is None or age >= micros(where.older_than))
-        and (where.newer_than is None or age <= micros(where.newer_than))
-        and (not where.ids or message.id in where.ids)
-        and (
-            where.text is None
-            or contains(where.text, message.body, notes.get("error"), notes.get("cause"), notes.get("forfeited"))
-        )
-    )
+    notes = row.notes
+    return matches(row.message, where, now - row.since, notes.get("error"), notes.get("cause"), notes.get("forfeited"))

@@ -30,7 +30,7 @@ from jobpool_backends.servicebus.leases import Held, HeldLeases
 from jobpool_backends.servicebus.namespace import Namespace
 from jobpool_backends.servicebus.queue_client import QueueClient
 from jobpool_backends.servicebus.records import Record, read
-from jobpool_backends.shared import MICRO, contains
+from jobpool_backends.shared import MICRO, matches, micros
 
 PEEK_MESSAGES = 250
 MAX_STATS_MESSAGES = 500  # messages of a queue, and dead letters, that `stats` looks at
@@ -138,19 +138,10 @@ def raised(record: Record, message: ServiceBusReceivedMessage, *, afresh: bool) 
     return replace(living, attempts=0, crashes=0, crashed_at=None, last_error=None, cause=None)
 
 
-def matches(message: Message, where: MessageFilter, now: float) -> bool:
+def is_meant(message: Message, where: MessageFilter, now: float) -> bool:
     """Return whether the filter means this one; `now`: Unix time."""
-    age = round(now - (message.enqueued_at if message.died_at is None else message.died_at), 6)
-    return (
-        (where.queue is None or message.queue == where.queue)
-        and (where.handler is None or message.handler == where.handler)
-        and (not where.states or message.state in where.states)
-        and (where.reason is None or message.reason == where.reason)
-        and (where.older_than is None or age >= where.older_than)
-        and (where.newer_than is None or age <= where.newer_than)
-        and (not where.ids or message.id in where.ids)
-        and (where.text is None or contains(where.text, message.body, message.last_error, message.cause))
-    )
+    since = message.enqueued_at if message.died_at is None else message.died_at
+    return matches(message, where, micros(now) - micros(since), message.last_error, message.cause)
 
 
 def _state(peeked: ServiceBusReceivedMessage, holding: Held | None) -> State:
@@ -223,7 +214,7 @@ class Inspector:
             held = self._leases.of(queue)
             for peeked in peek(self._namespace, queue, dead=dead):
                 found = see(queue, peeked, held, wall, boot, dead=dead)
-                if matches(found.message, where, wall):
+                if is_meant(found.message, where, wall):
                     yield found
 
 

@@ -7,7 +7,7 @@ import pytest
 from jobpool.broker.values import Message, MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool_backends.servicebus.bulk import touched
-from jobpool_backends.servicebus.inspect import MAX_STATS_MESSAGES, Found, matches, oldest, sides, tally
+from jobpool_backends.servicebus.inspect import MAX_STATS_MESSAGES, Found, is_meant, oldest, sides, tally
 
 WAITING, DELAYED, LEASED, DEAD = State.WAITING, State.DELAYED, State.LEASED, State.DEAD
 
@@ -99,13 +99,13 @@ def test_a_page_has_the_oldest_behind_its_cursor() -> None:
     ],
 )
 def test_age_counts_from_the_enqueue_and_words_in_any_case(where: MessageFilter, expected: bool) -> None:
-    assert matches(a_message(), where, now=160.0) is expected
+    assert is_meant(a_message(), where, now=160.0) is expected
 
 
 def test_the_age_of_a_dead_letter_counts_from_its_death() -> None:
     dead = a_message(DEAD, died_at=150.0)
-    assert matches(dead, MessageFilter(older_than=10.0), now=160.0)
-    assert not matches(dead, MessageFilter(older_than=11.0), now=160.0)
+    assert is_meant(dead, MessageFilter(older_than=10.0), now=160.0)
+    assert not is_meant(dead, MessageFilter(older_than=11.0), now=160.0)
 
 
 # --- counts -------------------------------------------------------------------------------------------------
