@@ -56,7 +56,7 @@ from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.names import QUEUE_NAME as QUEUE_NAME
 from jobpool.message.names import check_queue as check_queue
-from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement, brings
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.message.units import check_count, check_number
 
@@ -340,7 +340,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         return {
             place: self.brought_by(lease, settlement)
             for place, (lease, settlement) in enumerate(settlements)
-            if _brings(settlement)
+            if brings(settlement)
         }
 
     def _settle_one(self, lease: JobLease, settlement: Settlement) -> Settled:
@@ -516,10 +516,3 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing | None:
         raise NotImplementedError  # filled in by brokers that have `transactions`
-
-
-def _brings(settlement: Settlement) -> bool:
-    kind = type(settlement)
-    if kind is Ack or kind is Abandon:
-        return bool(settlement.follow_ups)  # type: ignore[union-attr]
-    return kind is Move

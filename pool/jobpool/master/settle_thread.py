@@ -30,7 +30,7 @@ from jobpool.master.inbox import Inbox
 from jobpool.master.slots import Delivery
 from jobpool.master.threads import MAX_PAUSE_S, OUTAGES, BrokerRetry, MasterThread
 from jobpool.message.definition import JobDefinition
-from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Settled, Settlement
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Settled, Settlement, brings
 
 Work = tuple[Delivery, Settlement]
 
@@ -182,7 +182,7 @@ class SettleThread(MasterThread):
         if not self._any_live(batch):
             self._live(batch)
             return True
-        bringing = [d for d, s in batch if _brings(s)] if isinstance(error, AccessRefused) else []
+        bringing = [d for d, s in batch if brings(s)] if isinstance(error, AccessRefused) else []
         if bringing and self._is_let_in(bringing):
             if all(delivery.refused_at for delivery in bringing):
                 self._settle_each(batch, error)
@@ -328,11 +328,6 @@ class SettleThread(MasterThread):
             self.answered_at = self._clock.mono()
         self._broker_retry.over(*kinds)
         return True
-
-
-def _brings(settlement: Settlement) -> bool:
-    """Return whether a settlement adds messages to queues."""
-    return isinstance(settlement, Move) or bool(isinstance(settlement, Ack | Abandon) and settlement.follow_ups)
 
 
 def _is_plain_ack(work: Work) -> bool:

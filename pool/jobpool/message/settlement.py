@@ -128,6 +128,14 @@ class Leave:
     why: str
 
 
+def brings(settlement: Settlement) -> bool:
+    """Return whether a settlement adds messages to queues: follow-ups, or the message that moves."""
+    kind = type(settlement)
+    if kind is Ack or kind is Abandon:
+        return bool(settlement.follow_ups)  # type: ignore[union-attr]
+    return kind is Move
+
+
 class Settled(Enum):
     """A backend's answer to a settlement. Truthy when the message is where the caller wanted it.
 
