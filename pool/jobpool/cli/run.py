@@ -84,8 +84,10 @@ def _leave(status: int) -> NoReturn:
 
     The pool waits for no thread that only sleeps in its backend: it would hold up each stop by half a second.
     """
+    from jobpool.ipc.postfork import flush_streams
+
     logging.shutdown()  # writes what is left of the log
-    sys.stdout.flush()
+    flush_streams()
     os._exit(status)
 
 
