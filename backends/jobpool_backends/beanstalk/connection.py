@@ -223,7 +223,7 @@ def _connect(address: Address) -> socket.socket:
         for option in _SOCKET_OPTIONS:
             made.setsockopt(*option)
         made.settimeout(address.timeout)
-    except BaseException:
+    except BaseException:  # also an interrupt: nobody else could close it
         made.close()
         raise
     return made

@@ -94,7 +94,7 @@ class NodeLink(ServerLink):
         except RedisError as error:
             self._fail(connection, error)
             raise
-        except BaseException:
+        except BaseException:  # an interrupt in the middle of an exchange, as in `connections`
             self.drop_wait(connection)
             raise
         return connection

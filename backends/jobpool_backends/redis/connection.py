@@ -158,7 +158,7 @@ def open_and_ask(endpoint: Endpoint, *words: Word) -> tuple[Connection, Any]:
         connection = endpoint.open()
         try:
             return connection, connection.ask(words)
-        except BaseException:
+        except BaseException:  # also an interrupt: the caller has no connection yet to close
             connection.close()
             raise
     except RedisError as error:

@@ -93,7 +93,7 @@ _BY_PHRASE = {  # as Redis 6, Redis 7 and Valkey say it
         "has no database of this number: choose one below its setting `databases` (16 unless it was changed)"
     ),
     "SELECT is not allowed in cluster mode": _WRITE_CLUSTER,
-    "cluster support disabled": mend("is no node of a cluster: write redis:// instead"),
+    "cluster support disabled": mend("is not a node of a cluster: write redis:// instead"),
     "unknown command": _TOO_OLD,
     "Unknown Redis command called from": _TOO_OLD,
     "Unknown command called from": _TOO_OLD,

@@ -118,7 +118,7 @@ class QueueReceiver:
         with self._wants():
             try:
                 await self.channel.run(lambda receiver: self._settle(receiver, batch), deadline)
-            except BaseException:
+            except BaseException:  # also its cancelling at the deadline: what was answered before is told
                 self.load += len(batch.open)
                 if not batch.answers:
                     raise
@@ -195,7 +195,7 @@ class QueueReceiver:
                     await receiver.abandon_message(delivery.message)
         except LOST as error:
             batch.answer(place, error)
-        except BaseException:
+        except BaseException:  # also a cancelling: the broker may have carried it out
             delivery.asked = True
             raise
         else:

@@ -407,7 +407,7 @@ def test_a_server_that_is_in_no_cluster() -> None:
     url = f"redis+cluster://127.0.0.1:{shared_redis().port}"
     with (
         linked(url) as link,
-        pytest.raises(ConfigurationError, match="is no node of a cluster: write redis://"),
+        pytest.raises(ConfigurationError, match="is not a node of a cluster: write redis://"),
     ):
         link.call("PING")
 
