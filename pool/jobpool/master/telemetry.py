@@ -30,9 +30,8 @@ from jobpool.telemetry.history.writer import Feed, Writer
 from jobpool.telemetry.masking import Masker
 from jobpool.telemetry.metrics.collector import MetricsCollector
 from jobpool.telemetry.metrics.exposition import MEND, expose, require_client
-from jobpool.telemetry.metrics.pages import Page, View, text_page
-from jobpool.telemetry.metrics.probes import Probe, live, ready
-from jobpool.telemetry.metrics.rollup_thread import Counts, RollupThread
+from jobpool.telemetry.metrics.pages import Page, Probe, View, live, ready, text_page
+from jobpool.telemetry.metrics.rollup import Counts, RollupThread
 
 if TYPE_CHECKING:
     from jobpool.telemetry.metrics.server import Server
