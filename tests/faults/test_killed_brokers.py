@@ -18,7 +18,7 @@ from support.waiting import wait_until
 
 from jobpool.master.run import BROKER_INTERVAL_S
 from jobpool.ops.health import look
-from jobpool.telemetry.history.places import InFile
+from jobpool.telemetry.history.places import HistoryFile
 from jobpool.telemetry.metrics.rollup import HOUR, rollups
 
 KILLS = 3
@@ -96,7 +96,7 @@ def assert_all_is_counted(rig: Rig) -> None:
     now, ended = time.time(), len(rig.ends())
     rows = rollups(rig.backend.keys, now - HOUR, now + HOUR)
     assert sum(row.outcomes.get("succeeded", 0) for row in rows) == ended
-    files = [InFile(rig.directory / f"history{number}", 10_000) for number in (1, 2)]
+    files = [HistoryFile(rig.directory / f"history{number}", 10_000) for number in (1, 2)]
     assert sum(len(file.read("work", 10_000)) for file in files) == ended
 
 

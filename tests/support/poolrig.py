@@ -34,7 +34,7 @@ from jobpool_torture import processes
 from jobpool_torture.ledger import LEDGER, Ledger, Line
 from jobpool_torture.oracle import Account, count
 from jobpool_torture.processes import is_alive
-from support.waiting import wait_ended, wait_until
+from support.waiting import wait_ended, wait_until, whole_lines
 
 LIMIT = 90.0
 """Seconds: far more than anything here takes on an idle machine."""
@@ -141,7 +141,7 @@ class PoolProcess:
 
     def log_lines(self) -> list[str]:
         """All that it and its children have written."""
-        return self.log_path.read_text().splitlines()
+        return whole_lines(self.log_path)
 
     def log(self, event: str = "") -> list[dict[str, Any]]:
         """The entries of its log, all or those of one event."""

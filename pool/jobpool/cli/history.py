@@ -75,14 +75,14 @@ def history(session: Session, job: str | None, rollup: bool, json_: bool, **aske
 @contextmanager
 def _place(session: Session, settings: Settings) -> Iterator[Place]:
     from jobpool.errors import ConfigurationError
-    from jobpool.telemetry.history.places import InFile, InTable
+    from jobpool.telemetry.history.places import HistoryFile, HistoryTable
 
     history = settings.history
     if history.path is not None:
-        yield InFile(history.path, history.keep)
+        yield HistoryFile(history.path, history.keep)
     elif history.table:
         with session.broker() as backend:
-            yield InTable(backend.keys, history.keep)
+            yield HistoryTable(backend.keys, history.keep)
     else:
         raise ConfigurationError(
             "history is off: set history = 'table' or 'file:PATH' for the pools and here, or name the place: --history"

@@ -27,8 +27,8 @@ from jobpool.message.outcome import EndReason, Rejected, Snoozed
 from jobpool.message.settlement import Abandon, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool.policy.counters import status_of
 from jobpool.policy.outcomes import signal_name
-from jobpool.telemetry.history.feed import Feed
 from jobpool.telemetry.history.row import UNNAMED, Attempt
+from jobpool.telemetry.history.writer import Feed
 from jobpool.telemetry.metrics import catalogue as names
 from jobpool.telemetry.metrics.memory import UNCOUNTED, Snapshot
 

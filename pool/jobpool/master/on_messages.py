@@ -18,7 +18,7 @@ from jobpool.message.printable import headline
 from jobpool.message.settlement import Abandon, Ack, Move, Release, Settled, Settlement
 from jobpool.policy.counters import LEASE_LOST, REAPED, REAPED_DEAD, SUCCEEDED, counters_of
 from jobpool.policy.inspection import Inspected
-from jobpool.telemetry.metrics.probes import BOOT_LOOP
+from jobpool.telemetry.metrics.pages import BOOT_LOOP
 
 OK = Settled.OK
 

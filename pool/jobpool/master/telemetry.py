@@ -24,16 +24,14 @@ from jobpool.master.slots import Slot, SlotState
 from jobpool.master.spawning import reload_under_way
 from jobpool.master.state import Pool
 from jobpool.settings import Settings
-from jobpool.telemetry.history.feed import Feed
-from jobpool.telemetry.history.places import InFile, InTable, Place, check_place
+from jobpool.telemetry.history.places import HistoryFile, HistoryTable, Place, check_place
 from jobpool.telemetry.history.row import Attempt
-from jobpool.telemetry.history.writer import Writer
+from jobpool.telemetry.history.writer import Feed, Writer
 from jobpool.telemetry.masking import Masker
 from jobpool.telemetry.metrics.collector import MetricsCollector
 from jobpool.telemetry.metrics.exposition import MEND, expose, require_client
-from jobpool.telemetry.metrics.pages import Page, View, text_page
-from jobpool.telemetry.metrics.probes import Probe, live, ready
-from jobpool.telemetry.metrics.rollup_thread import Counts, RollupThread
+from jobpool.telemetry.metrics.pages import Page, Probe, View, live, ready, text_page
+from jobpool.telemetry.metrics.rollup import Counts, RollupThread
 
 if TYPE_CHECKING:
     from jobpool.telemetry.metrics.server import Server
@@ -135,10 +133,10 @@ def _place(settings: Settings, backend: QueueBackend) -> Place | None:
         return None
     if history.path is not None:
         check_place(history)
-        return InFile(history.path, history.keep)
+        return HistoryFile(history.path, history.keep)
     if not backend.capabilities.key_store:
         raise ConfigurationError(no_table(backend.scheme))
-    return InTable(backend.keys, history.keep)
+    return HistoryTable(backend.keys, history.keep)
 
 
 def _writer(settings: Settings, place: Place, calls: LoopCalls, feed: Feed[Recorded]) -> Writer:

@@ -31,7 +31,7 @@ from jobpool.message.outcome import EndReason, LostLease, Rejected, ResultKind
 from jobpool.message.setting_types import OnCrash
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled
 from jobpool.policy.inspection import Inspected
-from jobpool.telemetry.metrics.probes import BOOT_LOOP
+from jobpool.telemetry.metrics.pages import BOOT_LOOP
 
 
 class TestBoot:

@@ -28,7 +28,7 @@ from jobpool.message.setting_types import Address, History
 from jobpool.settings import Settings
 from jobpool.telemetry.history.row import FIELDS
 from jobpool.telemetry.metrics.catalogue import METRICS
-from jobpool.telemetry.metrics.probes import live, ready
+from jobpool.telemetry.metrics.pages import live, ready
 
 DOCS = Path(__file__).parents[3] / "docs"
 
