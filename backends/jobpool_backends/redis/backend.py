@@ -13,16 +13,17 @@ from jobpool.clock import Clock
 from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.redis import checks
-from jobpool_backends.redis.address import DEFAULT_PREFIX, read_address
+from jobpool_backends.redis.address import DEFAULT_PREFIX, Address, Kind, read_address
 from jobpool_backends.redis.bulk import BulkChanger
 from jobpool_backends.redis.claims import RedisClaimStore
-from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.cluster_connections import ClusterLink
+from jobpool_backends.redis.connection import Sentinels
+from jobpool_backends.redis.connections import Link, ServerLink
 from jobpool_backends.redis.enqueue import Enqueuer
 from jobpool_backends.redis.fetch import Fetcher
 from jobpool_backends.redis.inspect import Inspector
 from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.keys import RedisKeyStore
-from jobpool_backends.redis.opening import open_link
 from jobpool_backends.redis.reap import Reaper
 from jobpool_backends.redis.settle import Settler
 from jobpool_backends.redis.wait import Waiter
@@ -127,3 +128,15 @@ class RedisBackend(QueueBackend):
 
 def _sources(settlements: Settlements, brought: Brought) -> set[str]:
     return {settlements[place][0].queue for place in brought}
+
+
+def open_link(address: Address) -> Link:
+    """Return a link to what the address names. Does not connect: the first call does."""
+    match address.kind:
+        case Kind.SENTINEL:
+            sentinels = Sentinels(address.seeds, address.node, address.service)
+            return ServerLink(sentinels.place, sentinels.open)
+        case Kind.CLUSTER:
+            return ClusterLink(address.seeds)
+        case Kind.SERVER:
+            return ServerLink(address.seeds[0])

@@ -22,13 +22,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, RedisError, ResponseError
 
 from jobpool.errors import BackendUnavailable, JobpoolError
-from jobpool_backends.redis.address import Address
 from jobpool_backends.redis.connection import Connection, Endpoint, Word, ask_in_turn, open_and_ask
 from jobpool_backends.redis.connections import MIN_WAIT_S, Link, Script, ServerLink, Stale, first_error
 from jobpool_backends.redis.errors import Explained
@@ -47,13 +47,10 @@ _MAX_MOVES = 5
 _MOVING_PAUSE_S = 0.1
 """Rest of a wait whose slot is on the way: to ask again at once would keep two nodes busy."""
 
-_KEYLESS = frozenset({"PING", "TIME", "INFO", "CONFIG", "CLUSTER", "CLIENT", "ROLE", "SCRIPT", "ACL", "COMMAND"})
-_KEYS_COUNTED = frozenset({"EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO"})
 
-
-def slot_of(key: str | bytes) -> int:
+def slot_of(key: Word) -> int:
     """Return the slot of a key: of what stands in its braces, if any does."""
-    slot: int = key_slot(key.encode() if isinstance(key, str) else key)
+    slot: int = key_slot(key if isinstance(key, bytes) else str(key).encode())
     return slot
 
 
@@ -71,11 +68,6 @@ def read_slots(answer: Sequence[Any], asked: str) -> list[Host | None]:
 
 class NodeLink(ServerLink):
     """Connections to one node. Raises redis-py's `MovedError` and `AskError` as they are, besides what links raise."""
-
-    def __init__(self, node: Endpoint) -> None:
-        super().__init__(node)
-        self.host = node.host
-        self.timeout = node.timeout
 
     def ask_importing(self, words: Sequence[Word]) -> Any:
         """Run one command on the node that a slot is moving to, before all of it has arrived."""
@@ -171,7 +163,7 @@ class ClusterWaits:
             poll.register(number, select.POLLIN)
         taken: list[str] = []
         while begun and not taken:
-            limit = max(give_up + max(node.timeout for node, _ in begun.values()) - time.monotonic(), MIN_WAIT_S)
+            limit = max(give_up + max(node.place.timeout for node, _ in begun.values()) - time.monotonic(), MIN_WAIT_S)
             for number, _ in poll.poll(limit * 1000.0) or [(next(iter(begun)), 0)]:  # silence: ask one for its error
                 poll.unregister(number)
                 taken += self._end(begun, number, limit)
@@ -183,7 +175,7 @@ class ClusterWaits:
             waits = [connection.ident for owner, connection in begun.values() if owner is node]
             node.call_many([("CLIENT", "UNBLOCK", ident) for ident in waits])
         for number, (node, _) in list(begun.items()):
-            self._taken.update(self._end(begun, number, node.timeout))
+            self._taken.update(self._end(begun, number, node.place.timeout))
 
     def _end(self, begun: Begun, number: int, limit: float) -> list[str]:
         node, connection = begun.pop(number)
@@ -197,15 +189,14 @@ class Masters:
     Blocks for the table of slots, when it is not there: for `connect_timeout`, however many nodes are silent.
     """
 
-    def __init__(self, address: Address) -> None:
-        self._node = replace(address.node, role="Redis Cluster node")
-        self._seeds = tuple(replace(seed, role=self._node.role) for seed in address.seeds)
+    def __init__(self, seeds: Sequence[Endpoint]) -> None:
+        self._seeds = tuple(replace(seed, role="Redis Cluster node") for seed in seeds)
         self._asked = self._seeds
         self._links: dict[Host, NodeLink] = {}
         self._table: list[Host | None] = []
         self._changing = threading.Lock()
         self._closed = False
-        self.title = f"Redis Cluster ({', '.join(seed.name for seed in self._seeds)})"
+        self.title = f"Redis Cluster ({', '.join(seed.name for seed in seeds)})"
 
     def holder(self, slot: int | None) -> NodeLink:
         """Return the master that holds this slot; any master for None.
@@ -226,7 +217,12 @@ class Masters:
 
     def at(self, host: Host) -> NodeLink:
         """Return the link to one node."""
-        return self._links.get(host) or self._link_to(host)
+        known = self._links.get(host)
+        if known is not None:
+            return known
+        with self._changing:
+            self._check_open()
+            return self._links.setdefault(host, NodeLink(self._endpoint(host)))
 
     def moved(self, slot: int | None, host: Host) -> NodeLink:
         """Return the link to the node to which a slot was moved; the table says so from now on."""
@@ -261,21 +257,16 @@ class Masters:
         for link in gone:  # a call under way ends by itself
             link.drop_idle()
         known = {(node.host, node.port) for node in self._seeds}
-        self._asked = (*self._seeds, *(self._endpoint(host) for host in masters - known))
+        self._asked = (*self._seeds, *map(self._endpoint, masters - known))
         self._table = table
         return table
-
-    def _link_to(self, host: Host) -> NodeLink:
-        with self._changing:
-            self._check_open()
-            return self._links.setdefault(host, NodeLink(self._endpoint(host)))
 
     def _check_open(self) -> None:
         if self._closed:
             raise BackendUnavailable(f"the connection to {self.title} was closed: open the backend again")
 
     def _endpoint(self, host: Host) -> Endpoint:
-        return replace(self._node, host=host[0], port=host[1])
+        return replace(self._seeds[0], host=host[0], port=host[1])
 
 
 def _ask_for_table(node: Endpoint) -> list[Host | None]:
@@ -285,23 +276,20 @@ def _ask_for_table(node: Endpoint) -> list[Host | None]:
 
 
 class ClusterLink(Link):
-    """Connections to all masters of one cluster."""
+    """Connections to all masters of one cluster. `seeds`: nodes that know the others."""
 
-    def __init__(self, address: Address) -> None:
-        self._masters = Masters(address)
+    def __init__(self, seeds: Sequence[Endpoint]) -> None:
+        self._masters = Masters(seeds)
         self._waits = ClusterWaits()
         self._halt = threading.Event()
-
-    @property
-    def title(self) -> str:
-        return self._masters.title
+        self.title = self._masters.title
 
     def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
         whole = ("EVAL", script.source, len(keys), *keys, *args)
-        return self._at(keys[0], lambda node: node.run(script, keys, args), whole)
+        return self._at(slot_of(keys[0]), lambda node: node.run(script, keys, args), whole)
 
     def call(self, *words: Word) -> Any:
-        return self._at(_key_of(words), lambda node: node.call(*words), words)
+        return self._at(_slot_of_command(words), lambda node: node.call(*words), words)
 
     def call_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
         answers: list[Any] = [None] * len(commands)
@@ -329,18 +317,17 @@ class ClusterLink(Link):
         self._halt.set()
         self._masters.close()
 
-    def _at(self, key: str | bytes | None, work: Callable[[NodeLink], Result], words: Sequence[Word]) -> Result:
-        """Do `work` at the node that holds `key`, any for None; `words` say the same to one that the slot moves to."""
-        slot = None if key is None else slot_of(key)
+    def _at(self, slot: int | None, work: Callable[[NodeLink], Result], words: Sequence[Word]) -> Result:
+        """Do `work` at the node that holds `slot`, any for None; `words` say the same to one that the slot moves to."""
         node = self._masters.holder(slot)
         for _ in range(_MAX_MOVES):
             try:
                 return self._watched(work, node)
             except MovedError as moved:
-                node = self._masters.moved(slot, (moved.host or node.host, moved.port))
+                node = self._masters.moved(slot, (moved.host or node.place.host, moved.port))
             except AskError as moving:
-                node = self._masters.at((moving.host or node.host, moving.port))
-                work = _as_importing(words)
+                node = self._masters.at((moving.host or node.place.host, moving.port))
+                work = partial(NodeLink.ask_importing, words=words)
         self._masters.forget()
         raise BackendUnavailable(f"{self.title} sends a call from node to node: it answers when its nodes agree again")
 
@@ -353,20 +340,6 @@ class ClusterLink(Link):
             raise
 
 
-def _key_of(words: Sequence[Word]) -> str | bytes | None:
-    """Return the key that says where a command belongs; None when it has none."""
-    verb = str(words[0]).upper()
-    if verb in _KEYLESS:
-        return None
-    place = 3 if verb in _KEYS_COUNTED else 1
-    key = words[place] if len(words) > place else None
-    return key if isinstance(key, str | bytes) else None
-
-
 def _slot_of_command(words: Sequence[Word]) -> int | None:
-    key = _key_of(words)
-    return None if key is None else slot_of(key)
-
-
-def _as_importing(words: Sequence[Word]) -> Callable[[NodeLink], Any]:
-    return lambda node: node.ask_importing(words)
+    """Return the slot of a command's key, its second word; None for a command of one word."""
+    return slot_of(words[1]) if len(words) > 1 else None

@@ -1,4 +1,4 @@
-"""One connection to one Redis server: how to make it, and how to ask several servers in turn.
+"""One connection to one Redis server: how to make it, and how to find the server among several.
 
 redis-py's `Connection` connects, speaks TLS, authenticates and frames; its clients are left out. For an EVALSHA of 500
 arguments (some hundred messages) `redis.Redis` takes 143 µs of CPU, and its `Connection` 110 µs. `Connection` with
@@ -20,7 +20,7 @@ from redis.connection import Connection as TcpConnection
 from redis.connection import SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import RedisError, ResponseError
 
-from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
+from jobpool.errors import AccessRefused, BackendUnavailable, ConfigurationError, JobpoolError
 from jobpool_backends.redis.errors import explain
 
 Result = TypeVar("Result")
@@ -28,10 +28,6 @@ Word = str | bytes | int | float
 
 MIN_SHARE_S = 0.25
 """Least time for each of many servers: less would pass over servers that are merely far away."""
-
-_TCP: Any = TcpConnection  # without annotations in redis-py
-_TLS: Any = SSLConnection
-_UNIX: Any = UnixDomainSocketConnection
 
 
 class Connection:
@@ -53,7 +49,7 @@ class Connection:
 
     def ask(self, words: Sequence[Word]) -> Any:
         """Return the answer to one command, within the endpoint's `timeout`."""
-        self.send(words)
+        self._connection.send_packed_command((_pack(words),), False)
         return self._connection.read_response()
 
     def ask_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
@@ -121,35 +117,30 @@ class Endpoint:
     @property
     def name(self) -> str:
         """Host and port, or the path."""
-        if self.path:
-            return self.path
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return self.path or f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     @property
     def title(self) -> str:
         """Name of the server in error texts."""
-        return f"{self.role} at {self.name}"
-
-    @property
-    def is_secure(self) -> bool:
-        """True if it is spoken to through TLS."""
-        return self.tls is not None
+        return f"{self.role} at {self.name}" if self.host or self.path else self.role
 
     def open(self) -> Connection:
         """Return a new connection, ready for commands. Raises redis-py's errors."""
-        common: dict[str, Any] = {
-            "db": self.db,
-            "username": self.username,
-            "password": self.password,
-            "socket_timeout": self.timeout,
-            "socket_connect_timeout": self.connect_timeout,
-            "protocol": 2,  # no HELLO on each connection, and nothing is pushed
-            "driver_info": None,  # nor CLIENT SETINFO
-        }
-        if self.path:
-            return Connection(_UNIX(path=self.path, **common))
-        common |= {"host": self.host, "port": self.port}
-        return Connection(_TCP(**common) if self.tls is None else _TLS(**self.tls, **common))
+        kind: Any = UnixDomainSocketConnection if self.path else TcpConnection if self.tls is None else SSLConnection
+        place: dict[str, Any] = {"path": self.path} if self.path else {"host": self.host, "port": self.port}
+        return Connection(
+            kind(
+                **place,
+                **(self.tls or {}),
+                db=self.db,
+                username=self.username,
+                password=self.password,
+                socket_timeout=self.timeout,
+                socket_connect_timeout=self.connect_timeout,
+                protocol=2,  # no HELLO on each connection, and nothing is pushed
+                driver_info=None,  # nor CLIENT SETINFO
+            )
+        )
 
 
 def open_and_ask(endpoint: Endpoint, *words: Word) -> tuple[Connection, Any]:
@@ -184,3 +175,47 @@ def ask_in_turn(servers: Sequence[Endpoint], ask: Callable[[Endpoint], Result], 
             break
     refusal = next((trouble for trouble in troubles if isinstance(trouble, ConfigurationError)), None)
     raise refusal or BackendUnavailable(f"{what}: {'; '.join(map(str, troubles))}")
+
+
+class Sentinels:
+    """The way to the master of one service.
+
+    Each new connection asks the sentinels anew, and the server is asked if it agrees. A master that was demoted closes
+    its connections or answers READONLY; the link then throws all of them away, so the next call comes here. Nobody
+    listens for announcements: an answer costs a millisecond when a connection breaks, and nothing otherwise.
+
+    Attributes:
+        place: The master, wherever it is.
+    """
+
+    def __init__(self, seeds: Sequence[Endpoint], node: Endpoint, service: str) -> None:
+        self._seeds = tuple(replace(seed, role="Redis sentinel") for seed in seeds)
+        self._node = replace(node, role=f"Redis master {service}")
+        self._service = service
+        names = ", ".join(seed.name for seed in seeds)
+        self.place = replace(self._node, role=f"{self._node.role} (sentinels {names})")
+
+    def open(self) -> Connection:
+        """Return a connection to the master. Raises as a link's calls do.
+
+        Blocks for the sentinels `connect_timeout` in all, however many are silent; then as for one server.
+        """
+        seeds = self._seeds
+        place, master = ask_in_turn(seeds, self._find_master, f"no sentinel names the master of {self._service}")
+        self._seeds = seeds[place:] + seeds[:place]  # the one that answered is asked first next time
+        connection, [role, *_] = open_and_ask(master, "ROLE")
+        if role != b"master":
+            connection.close()
+            raise BackendUnavailable(
+                f"{master.title} is a replica still: a failover is under way, or the sentinels are wrong"
+            )
+        return connection
+
+    def _find_master(self, sentinel: Endpoint) -> Endpoint:
+        connection, answer = open_and_ask(sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+        connection.close()
+        if answer is None:
+            raise AccessRefused(
+                f"{sentinel.title} knows no service {self._service!r}: write the one of its `sentinel monitor` line"
+            )
+        return replace(self._node, host=answer[0].decode(), port=int(answer[1]))

@@ -16,13 +16,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.redis.connection import Connection, Word
-from jobpool_backends.redis.errors import Explained, Place, explain
+from jobpool_backends.redis.connection import Connection, Endpoint, Word
+from jobpool_backends.redis.errors import Explained, explain
 
 Result = TypeVar("Result")
 
@@ -41,13 +41,6 @@ class Script:
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
-class Connector(Place, Protocol):
-    """The source of connections: one server, or the current master."""
-
-    def open(self) -> Connection:
-        """Return a new connection. Raises redis-py's errors, or ours."""
-
-
 class Link(ABC):
     """A link to Redis of any kind; shared by any number of threads, never across a fork.
 
@@ -55,10 +48,8 @@ class Link(ABC):
     `ConfigurationError` (the server refuses us, or lacks what we need), or redis-py's `ResponseError`: a fault of ours.
     """
 
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """Name of the server in error texts: with host and port, never a password."""
+    title: str
+    """Name of the server in error texts: with host and port, never a password."""
 
     @abstractmethod
     def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
@@ -66,7 +57,7 @@ class Link(ABC):
 
     @abstractmethod
     def call(self, *words: Word) -> Any:
-        """Run one plain command. On a cluster its first word is its key, unless it has none."""
+        """Run one plain command. On a cluster its second word is its key, unless it has none."""
 
     @abstractmethod
     def call_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
@@ -90,20 +81,23 @@ class Link(ABC):
 
 
 class ServerLink(Link):
-    """Connections to one server at a time: to that which the connector leads to."""
+    """Connections to one server at a time.
 
-    def __init__(self, connector: Connector) -> None:
-        self._connector = connector
+    Args:
+        place: The server.
+        open_connection: Opens each connection, if `place` is not one known server. Raises redis-py's errors, or ours.
+    """
+
+    def __init__(self, place: Endpoint, open_connection: Callable[[], Connection] | None = None) -> None:
+        self.place = place
+        self.title = place.title
+        self._open_connection = open_connection or place.open
         self._pid = os.getpid()
         self._idle: list[Connection] = []
         self._idle_listeners: list[Connection] = []
         self._listening: set[Connection] = set()
         self._changing = threading.Lock()
         self.closed = False
-
-    @property
-    def title(self) -> str:
-        return self._connector.title
 
     def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
         words = (len(keys), *keys, *args)
@@ -183,7 +177,7 @@ class ServerLink(Link):
             raise meaning.error from error
 
     def _explain(self, error: RedisError) -> Explained:
-        return explain(error, self._connector)
+        return explain(error, self.place)
 
     def _keep(self, connection: Connection, idle: list[Connection]) -> None:
         connection.used = True
@@ -196,7 +190,7 @@ class ServerLink(Link):
         self._announce(connection)
         try:
             connection.send(("BLPOP", *keys, remaining))
-            return connection.receive(remaining + self._connector.timeout)
+            return connection.receive(remaining + self.place.timeout)
         finally:
             self._forget(connection)
 
@@ -212,7 +206,7 @@ class ServerLink(Link):
 
     def _open(self) -> Connection:
         try:
-            return self._connector.open()
+            return self._open_connection()
         except RedisError as error:
             raise (self._explain(error).error or error) from error
 

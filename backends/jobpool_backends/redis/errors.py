@@ -10,30 +10,18 @@ from __future__ import annotations
 import errno
 import re
 import ssl
-from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from redis.exceptions import ConnectionError, InvalidResponse, RedisError, TimeoutError
 
 from jobpool.errors import JobpoolError
 from jobpool_backends.errors import HUNG_UP, Meaning, mend, take_no_writes, unreached, wait
 
-
-class Place(Protocol):
-    """The server that an error came from."""
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def timeout(self) -> float: ...
-
-    @property
-    def is_secure(self) -> bool: ...
+if TYPE_CHECKING:
+    from jobpool_backends.redis.connection import Endpoint
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
+class Explained(NamedTuple):
     """An error, explained.
 
     Attributes:
@@ -114,83 +102,67 @@ _NO_SOCKET = {
 }
 
 
-def explain(error: RedisError, place: Place) -> Explained:
+def explain(error: RedisError, place: Endpoint) -> Explained:
     """Explain `error`, which came from `place`."""
-    meaning = _meaning(error)
-    if meaning is not None:
-        return Explained(meaning.told(place.title), sound=meaning.sound)
-    if isinstance(error, InvalidResponse):
-        return Explained(
-            wait("does not speak Redis's protocol; if the port wants TLS, write rediss://").told(place.title)
-        )
-    if isinstance(error, TimeoutError):
-        return Explained(wait(_slow(error, place)).told(place.title))
-    if isinstance(error, ConnectionError):
-        return _broken(error, place)
-    return Explained(None, sound=True)
+    hung_up = False
+    meaning = _refusal(error)
+    if meaning is None:
+        match error:
+            case InvalidResponse():
+                meaning = wait("does not speak Redis's protocol; if the port wants TLS, write rediss://")
+            case TimeoutError():
+                meaning = wait(_slow(error, place))
+            case ConnectionError():
+                meaning, hung_up = _broken(error, place)
+            case _:
+                return Explained(None, sound=True)
+    return Explained(meaning.told(place.title), meaning.sound, hung_up)
 
 
-def _meaning(error: RedisError) -> Meaning | None:
+def _refusal(error: RedisError) -> Meaning | None:
     text = str(error)
     word = getattr(error, "status_code", None) or text.partition(" ")[0]  # redis-py cuts the words that it knows
-    known = _BY_WORD.get(word)
-    if known is not None:
-        return known
     in_script = _IN_SCRIPT.search(text)
-    if in_script is not None and in_script[1] in _BY_WORD:
-        return _BY_WORD[in_script[1]]
-    return next((meaning for phrase, meaning in _BY_PHRASE.items() if phrase in text), None)
+    known = _BY_WORD.get(word) or (_BY_WORD.get(in_script[1]) if in_script else None)
+    return known or next((meaning for phrase, meaning in _BY_PHRASE.items() if phrase in text), None)
 
 
-def _slow(error: TimeoutError, place: Place) -> str:
+def _slow(error: TimeoutError, place: Endpoint) -> str:
     if "connecting" not in str(error):
         return (
             f"did not answer within {place.timeout:g} s: see whether it runs, is stopped or has too much to do, or"
             " raise the option timeout"
         )
-    tls = "; if the port speaks no TLS, write redis://" if place.is_secure else ""
+    tls = "" if place.tls is None else "; if the port speaks no TLS, write redis://"
     return f"took no connection in time: see whether it runs and no firewall swallows packets{tls}"
 
 
-def _broken(error: ConnectionError, place: Place) -> Explained:
-    cause = _beneath(error)
+def _broken(error: ConnectionError, place: Endpoint) -> tuple[Meaning, bool]:
+    """Return the meaning of a broken connection, and True if the other side had closed it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):  # the operating system's, which redis-py wrapped
+        cause = cause.__cause__ or cause.__context__
     if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return Explained(_tls_trouble(cause, place))
+        return mend(_tls_trouble(cause)), False
     if cause is None or cause.errno in HUNG_UP or isinstance(cause, ssl.SSLError):
-        return Explained(wait(_hung_up(place)).told(place.title), hung_up=True)
-    way = (
-        unreached(cause, "Redis") or _NO_SOCKET.get(cause.errno or 0) or f"cannot be reached: {cause.strerror or cause}"
-    )
-    return Explained(wait(way).told(place.title))
-
-
-def _hung_up(place: Place) -> str:
-    if place.is_secure:
-        hint = "if it wants a certificate of ours, give ssl_certfile; if the port speaks no TLS, write redis://"
-    else:
         hint = "if the port wants TLS, write rediss://"
-    return f"closed the connection: it was stopped or restarted, or it is full (see its log); {hint}"
+        if place.tls is not None:
+            hint = "if it wants a certificate of ours, give ssl_certfile; if the port speaks no TLS, write redis://"
+        return wait(f"closed the connection: it was stopped or restarted, or it is full (see its log); {hint}"), True
+    no_socket = _NO_SOCKET.get(cause.errno or 0)
+    way = unreached(cause, "Redis") or no_socket or f"cannot be reached: {cause.strerror or cause}"
+    return wait(way), False
 
 
-def _tls_trouble(error: ssl.SSLError, place: Place) -> JobpoolError:
+def _tls_trouble(error: ssl.SSLError) -> str:
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = error.verify_message.rstrip(".")
-        text = (
+        return (
             f"shows a certificate that is not accepted ({why}): name its authority with ssl_ca_certs, or mend the host"
         )
-    elif reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
-        text = "speaks no TLS: write redis:// instead, or name its TLS port"
-    elif "CERTIFICATE" in reason or "ALERT_UNKNOWN_CA" in reason:  # the server refuses our certificate
-        text = f"does not accept our certificate ({reason}): mend the options ssl_certfile and ssl_keyfile"
-    else:
-        text = f"does not agree on TLS ({reason or error}): mend the ssl_… options, or the server's tls-… settings"
-    return mend(text).told(place.title)
-
-
-def _beneath(error: BaseException) -> OSError | None:
-    """Return the operating system's error that redis-py wrapped."""
-    current: BaseException | None = error
-    while current is not None and not isinstance(current, OSError):
-        current = current.__cause__ or current.__context__
-    return current
+    if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+        return "speaks no TLS: write redis:// instead, or name its TLS port"
+    if "CERTIFICATE" in reason or "ALERT_UNKNOWN_CA" in reason:  # the server refuses our certificate
+        return f"does not accept our certificate ({reason}): mend the options ssl_certfile and ssl_keyfile"
+    return f"does not agree on TLS ({reason or error}): mend the ssl_… options, or the server's tls-… settings"
