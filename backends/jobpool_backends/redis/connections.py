@@ -33,10 +33,7 @@ MIN_WAIT_S = 0.01
 class Script:
     """A Lua script. Its digest is known beforehand, so that a call sends forty characters instead of the source."""
 
-    __slots__ = ("name", "sha", "source")
-
-    def __init__(self, name: str, source: str) -> None:
-        self.name = name
+    def __init__(self, source: str) -> None:
         self.source = source
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 

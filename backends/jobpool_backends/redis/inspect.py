@@ -1,27 +1,34 @@
-"""The administrator's view: counts, lists, single messages.
+"""The administrator's side: counts, lists, single messages, and bulk changes.
 
 A list is made in two steps. First come the members of each queue in enqueue order: from sorted sets, a piece at a time.
 Leased ones come all at once: nothing keeps them in order, and there are only as many as running jobs. Then the messages
 themselves are read and filtered, a piece at a time. One that moved on between the two steps is seen once, as it is now.
 One that moves in the very moment of a step may be passed over.
+
+Bulk changes look for messages in the same way, without holding anything up, and change a bounded piece a script. One
+that moved on meanwhile is left alone: it is changed only if its record is still the one that was seen. Leased ones are
+never touched.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
 from jobpool.broker.claim_store import ClaimStats
-from jobpool.broker.values import Message, MessageFilter, QueueStats, State
+from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
+from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.connections import Link
 from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import TIES_PER_SEQUENCE, Row, pieces, places_by, read_row, tie_of
-from jobpool_backends.redis.scripts import READ, STATS, WALK
-from jobpool_backends.shared import MICRO, matches
+from jobpool_backends.redis.scripts import CHANGE, READ, STATS, WALK
+from jobpool_backends.shared import MICRO, TOUCHABLE, matches
 
 MEMBERS_PER_SCRIPT = 500
+CHANGES_PER_SCRIPT = 250
 ANY_STATE = tuple(State)
 
 _SEQUENCE_CHARS = 16
@@ -43,10 +50,9 @@ class Counts(NamedTuple):
     posts_claimed: int
     expired: int
 
-    def stats(self) -> QueueStats:
-        oldest = None if self.oldest < 0 else self.oldest / MICRO
-        posted = self.posts_free + self.posts_delayed + self.posts_claimed
-        return QueueStats(self.waiting, self.delayed, self.leased, self.dead, oldest, posted=posted)
+    @property
+    def posted(self) -> int:
+        return self.posts_free + self.posts_delayed + self.posts_claimed
 
     def claim_stats(self) -> ClaimStats:
         return ClaimStats(
@@ -76,7 +82,9 @@ class Inspector:
     # --- counts ------------------------------------------------------------------------------------
 
     def stats(self, queue: str) -> QueueStats:
-        return self.counts(queue).stats()
+        found = self.counts(queue)
+        oldest = None if found.oldest < 0 else found.oldest / MICRO
+        return QueueStats(found.waiting, found.delayed, found.leased, found.dead, oldest, posted=found.posted)
 
     def evicted(self, queue: str) -> int:
         return int(self._link.call("GET", self._keys.one(queue, "evicted")) or 0)
@@ -90,7 +98,7 @@ class Inspector:
         held = self._link.call_many(asked)
         found = zip(names, held[::2], held[1::2], strict=True)
         # Posted messages may be there that have ended, and are none.
-        return [name for name, jobs, posts in found if jobs or (posts and self.counts(name).stats().posted)]
+        return [name for name, jobs, posts in found if jobs or (posts and self.counts(name).posted)]
 
     def names(self) -> list[str]:
         """Return the names of all queues that ever had a message, sorted."""
@@ -147,7 +155,7 @@ class Inspector:
     def _all(self, where: MessageFilter, behind: str, piece: int) -> Iterator[Place]:
         """Yield the places of the queues and states that the filter names."""
         states = where.states or ANY_STATE
-        letters = "".join(_LETTERS[state] for state in _LETTERS if state in states)
+        letters = "".join(letter for state, letter in _LETTERS.items() if state in states)
         sources = []
         for queue in self._queues(where):
             if letters:
@@ -191,7 +199,8 @@ class Inspector:
         rows: dict[tuple[str, str], Row] = {}
         for queue, some in places_by(place.queue for place in places).items():
             for now, row in self._read_queue(queue, [places[at].member for at in some], bodies):
-                if _matches(row, where, now):
+                notes = map(row.notes.get, ("error", "cause", "forfeited"))
+                if matches(row.message, where, now - row.since, *notes):
                     rows[queue, row.member] = row
         for place in places:  # one that moved between two steps may have two places
             if (place.queue, place.member) in rows:
@@ -207,7 +216,20 @@ class Inspector:
                     yield int(now), row
             members = members[len(answers) :]
 
+    # --- bulk changes ------------------------------------------------------------------------------
 
-def _matches(row: Row, where: MessageFilter, now: int) -> bool:
-    notes = row.notes
-    return matches(row.message, where, now - row.since, notes.get("error"), notes.get("cause"), notes.get("forfeited"))
+    def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
+        states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
+        if not states:
+            return 0
+        found = self.search(replace(where, states=states), piece=min(limit, CHANGES_PER_SCRIPT))
+        changed = 0
+        while rows := list(islice(found, min(CHANGES_PER_SCRIPT, limit - changed))):
+            changed += self._change(rows, verb)
+        return changed
+
+    def _change(self, rows: list[Row], verb: Verb) -> int:
+        by_queue: dict[str, list[Word]] = {}
+        for row in rows:
+            by_queue.setdefault(row.message.queue, [verb.value]).extend((row.member, row.stored))
+        return sum(CHANGE.run(self._link, self._keys, [queue], words) for queue, words in by_queue.items())

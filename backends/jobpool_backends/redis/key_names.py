@@ -106,9 +106,7 @@ class KeyNames:
         self._known: dict[tuple[str, Sequence[str]], tuple[str, ...]] = {}
 
     def of(self, queue: str, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the keys of `queue` with these names, in order; remembered, because every call asks for the same
-        few.
-        """
+        """Return the keys of `queue` with these names, in order; remembered: every call asks for the same few."""
         known = self._known.get((queue, names))
         if known is None:
             if len(self._known) >= _MAX_KNOWN_LISTS:
@@ -126,7 +124,3 @@ class KeyNames:
         """Return the key that remembers a settle call."""
         place = f"{self.prefix}:{{{queue}}}" if self.spread else self.prefix
         return f"{place}:call:settle:{call_id}"
-
-    def fetch_call(self, queue: str, fetch_id: str) -> str:
-        """Return the key that remembers a fetch."""
-        return f"{self.prefix}:{{{queue}}}:call:fetch:{fetch_id}"

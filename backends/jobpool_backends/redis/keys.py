@@ -8,7 +8,9 @@ removed when met, and by a later `begin` of the queue. A space has its own keys 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
 
 import orjson
 
@@ -48,26 +50,28 @@ class RedisKeyStore(KeyStore):
             by_queue: dict[str, list[int]] = {}
             for place in places:
                 by_queue.setdefault(asked[place][0].queue, []).append(place)
-            asks = list(_begin_words(asked, by_queue.values()))
-            words = scripts.BEGIN.run(self._link, self._keys, list(by_queue), asks)
-            told = (place for some in by_queue.values() for place in some)
-            for place, word in zip(told, words, strict=True):
-                begun[place] = _read_begun(word, asked[place][1])
+            words: list[Word] = []
+            for some in by_queue.values():
+                words.append(len(some))
+                for lease, guards in (asked[place] for place in some):
+                    words += (token_of(lease)[:MEMBER_CHARS], guarded_token(lease, guards))
+            answers = scripts.BEGIN.run(self._link, self._keys, list(by_queue), words)
+            for place, answer in zip(chain.from_iterable(by_queue.values()), answers, strict=True):
+                begun[place] = _read_begun(answer, asked[place][1])
         return begun
 
     def _first_run(self, queue: str, key: str, ttl: float) -> bool:
-        return bool(self._link.run(scripts.FIRST_RUN.script, [self._keys.one(queue, f"done:{key}")], [micros(ttl)]))
+        return bool(self._link.run(scripts.FIRST_RUN, [self._keys.one(queue, f"done:{key}")], [micros(ttl)]))
 
     def _forget(self, queue: str, key: str) -> bool:
-        return bool(self._link.run(scripts.FORGET.script, [self._keys.one(queue, f"done:{key}")], ()))
+        return bool(self._link.run(scripts.FORGET, [self._keys.one(queue, f"done:{key}")], ()))
 
     def _take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
         answers: list[float] = []
         for piece in pieces(rates, MAX_LEASES_PER_SCRIPT):
             words: list[Word] = [token, *(number for rate in piece for number in (rate.most, micros(rate.window)))]
-            left = self._link.run(
-                scripts.TAKE.script, [self._keys.one(queue, f"rate:{rate.name}") for rate in piece], words
-            )
+            keys = [self._keys.one(queue, f"rate:{rate.name}") for rate in piece]
+            left = self._link.run(scripts.TAKE, keys, words)
             answers += [micros_left / MICRO for micros_left in left]
         return answers
 
@@ -80,11 +84,10 @@ class RedisKeyStore(KeyStore):
     # --- records -----------------------------------------------------------------------------------
 
     def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
-        words = [micros(ttl), *(word for record in records.items() for word in record)]
-        self._link.run(scripts.PUT.script, self._keys.of(space, scripts.RECORD_KEYS), words)
+        self._on_records(scripts.PUT, space, [micros(ttl), *(word for record in records.items() for word in record)])
 
     def _get_record(self, space: str, key: str) -> bytes | None:
-        value: bytes | None = self._link.run(scripts.GET.script, self._keys.of(space, scripts.RECORD_KEYS), (key,))
+        value: bytes | None = self._on_records(scripts.GET, space, (key,))
         return value
 
     def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
@@ -96,13 +99,16 @@ class RedisKeyStore(KeyStore):
         while more and len(found) < limit:
             start = b"(" + behind if behind >= first and behind else b"[" + first
             words = (start, b"(" + last, limit - len(found))
-            more, *told = self._link.run(scripts.LIST.script, self._keys.of(space, scripts.RECORD_KEYS), words)
+            more, *told = self._on_records(scripts.LIST, space, words)
             found += [(key.decode(), value) for key, value in zip(told[::2], told[1::2], strict=True)]
             behind = told[-2] if told else behind
         return found
 
     def _delete_records(self, space: str, keys: Sequence[str]) -> None:
-        self._link.run(scripts.DROP.script, self._keys.of(space, scripts.RECORD_KEYS), keys)
+        self._on_records(scripts.DROP, space, keys)
+
+    def _on_records(self, script: scripts.QueueScript, space: str, words: Sequence[Word]) -> Any:
+        return self._link.run(script, self._keys.of(space, scripts.RECORD_KEYS), words)
 
     # --- logs --------------------------------------------------------------------------------------
 
@@ -111,10 +117,11 @@ class RedisKeyStore(KeyStore):
         for name, line in lines:
             logs.setdefault(name, []).append(line)
         words: list[Word] = [keep]
+        keys = [self._keys.one(space, "logs")]
         for name, added in logs.items():
             words += (name, len(added), *added)
-        keys = [self._keys.one(space, name) for name in ("logs", *(f"log:{log}" for log in logs))]
-        self._link.run(scripts.APPEND.script, keys, words)
+            keys.append(self._keys.one(space, f"log:{name}"))
+        self._link.run(scripts.APPEND, keys, words)
 
     def _read_log(self, space: str, name: str, limit: int) -> list[bytes]:
         lines: list[bytes] = self._link.call("LRANGE", self._keys.one(space, f"log:{name}"), 0, limit - 1)
@@ -136,14 +143,6 @@ def token_of(lease: JobLease) -> str:
     """Return the lease's token; for another backend's lease, one that no message has."""
     token = lease.token
     return token if type(token) is str and token else "-"
-
-
-def _begin_words(asked: Sequence[tuple[JobLease, Guards]], groups: Iterable[list[int]]) -> Iterator[Word]:
-    for places in groups:
-        yield len(places)
-        for lease, guards in (asked[place] for place in places):
-            yield token_of(lease)[:MEMBER_CHARS]
-            yield guarded_token(lease, guards)
 
 
 def _read_begun(word: bytes, guards: Guards) -> Begun:

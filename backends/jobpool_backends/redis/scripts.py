@@ -8,7 +8,6 @@ declared: they are in the slot of declared ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -19,29 +18,26 @@ from jobpool_backends.redis.key_names import KeyNames
 _FOLDER = files("jobpool_backends.redis") / "lua"
 
 
-@dataclass(frozen=True, slots=True)
-class QueueScript:
-    """A script, and the keys of a queue that it wants."""
+class QueueScript(Script):
+    """A script, and the names of the keys that it wants of each queue."""
 
-    script: Script
-    names: tuple[str, ...]
+    def __init__(self, source: str, names: tuple[str, ...]) -> None:
+        super().__init__(source)
+        self.names = names
 
-    def keys(self, keys: KeyNames, queues: Sequence[str], *lead: str) -> list[str]:
-        """Return KEYS for these queues, `lead` before them."""
+    def run(self, link: Link, keys: KeyNames, queues: Sequence[str], words: Sequence[Word], *lead: str) -> Any:
+        """Run it on these queues; `lead`: the keys of the call. Returns and raises as `Link.run`."""
         found = list(lead)
         for queue in queues:
             found += keys.of(queue, self.names)
-        return found
-
-    def run(self, link: Link, keys: KeyNames, queues: Sequence[str], words: Sequence[Word], *lead: str) -> Any:
-        """Run it on these queues. Returns and raises as `Link.run`."""
-        return link.run(self.script, self.keys(keys, queues, *lead), words)
+        return link.run(self, found, words)
 
 
 def _script(name: str, pieces: str, names: str, lead: str = "") -> QueueScript:
     wanted, first = tuple(names.split()), lead.split()
-    parts = [_header(first, wanted), *(_read(piece) for piece in ("base", *pieces.split(), name))]
-    return QueueScript(Script(name, "\n".join(parts)), wanted)
+    files = ("base", *pieces.split(), name)
+    parts = [_header(first, wanted), *((_FOLDER / f"{file}.lua").read_text("utf-8") for file in files)]
+    return QueueScript("\n".join(parts), wanted)
 
 
 def _header(lead: Sequence[str], names: Sequence[str]) -> str:
@@ -56,10 +52,6 @@ def _header(lead: Sequence[str], names: Sequence[str]) -> str:
         f"    return {{{fields}}}\n"
         "end\n"
     )
-
-
-def _read(piece: str) -> str:
-    return (_FOLDER / f"{piece}.lua").read_text("utf-8")
 
 
 _SWEEPING = "remember bell beside unique erase promote tail bodies claims"

@@ -59,7 +59,6 @@ def test_keys_of_a_queue_are_in_one_slot_and_the_rest_in_the_namespace() -> None
     keys = KeyNames("shop")
     assert keys.of("reports", ("ready", "ids")) == ("shop:{reports}:ready", "shop:ids")
     assert keys.settle_call("reports", "c1") == "shop:call:settle:c1"
-    assert keys.fetch_call("reports", "f1") == "shop:{reports}:call:fetch:f1"
     assert keys.one("reports", "done:a{b}") == "shop:{reports}:done:a{b}"  # the first braces count
 
 

@@ -24,8 +24,8 @@ from jobpool_backends.redis.checks import check_version, diagnose
 from jobpool_backends.redis.cluster_connections import ClusterLink, read_slots, slot_of
 from jobpool_backends.redis.connections import Link, Script
 
-ADD = Script("add", "return redis.call('INCRBY', KEYS[1], ARGV[1])")
-PUT_TWO = Script("put two", "redis.call('SET', KEYS[1], 1) redis.call('SET', KEYS[2], 2) return 'put'")
+ADD = Script("return redis.call('INCRBY', KEYS[1], ARGV[1])")
+PUT_TWO = Script("redis.call('SET', KEYS[1], 1) redis.call('SET', KEYS[2], 2) return 'put'")
 
 
 @pytest.fixture(scope="module")

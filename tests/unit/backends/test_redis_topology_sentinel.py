@@ -20,7 +20,7 @@ from jobpool_backends.redis.checks import diagnose
 from jobpool_backends.redis.connections import Link, Script
 
 PASSWORD = "hidden-from-all"
-ADD = Script("add", "return redis.call('INCRBY', KEYS[1], ARGV[1])")
+ADD = Script("return redis.call('INCRBY', KEYS[1], ARGV[1])")
 
 Group = Callable[..., SentinelGroup]
 

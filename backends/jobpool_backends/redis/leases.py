@@ -1,4 +1,7 @@
-"""Ending and renewing leases: a batch in one script, each message judged and changed in the same step.
+"""Leases: taking messages, renewing, settling and reaping them; each a bounded batch in one script.
+
+The holder is half of the owner token; the other half is the message's sequence. So one word a fetch is random, one
+word a message is kept, and no two tokens are alike.
 
 A lease's token is the message's member and one letter of its record, left out for `m`. The letter says who gave its id,
 and if it has a unique key. See `key_names`.
@@ -6,15 +9,19 @@ and if it has a unique key. See `key_names`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 
 import orjson
 
-from jobpool.broker.values import REMEMBER_CALLS, NewMessage
+from jobpool.broker.parts import Brought, Settlements
+from jobpool.broker.values import REMEMBER_CALLS, Reaped, ReapPolicy
 from jobpool.clock import Clock
+from jobpool.message.definition import LONGEST
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
-from jobpool.message.lease import JobLease
+from jobpool.message.lease import JobLease, make_lease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.connections import Link
@@ -24,17 +31,24 @@ from jobpool_backends.redis.keys import guarded_token, token_of
 from jobpool_backends.redis.records import (
     HOLDER_CHARS,
     MEMBER_CHARS,
+    TAG_BYTES,
     encode_text,
     pieces,
     places_by,
     readable,
     write_entry,
 )
-from jobpool_backends.redis.scripts import RENEW, SETTLE
-from jobpool_backends.shared import DeadCaps, delay_micros, micros
+from jobpool_backends.redis.scripts import FETCH, REAP, RENEW, SETTLE
+from jobpool_backends.shared import MICRO, DeadCaps, delay_micros, micros, more_than, stand_in
+
+MAX_MESSAGES_PER_FETCH = 2000
+"""Some 10 ms of the server's time, whatever was asked for."""
 
 MAX_LEASES_PER_SCRIPT = 1000
 """Settlements or renewals, some 5 ms of the server's time; a larger batch is several."""
+
+MAX_REAPED_PER_CALL = 1000
+REAPED_PER_SCRIPT = 200
 
 _CALL_TTL_US = micros(REMEMBER_CALLS)
 _ANSWERS = {
@@ -48,41 +62,49 @@ _REPEATED = _ANSWERS | {ord("o"): Settled.ALREADY}
 _ACKS = {"": "a", "g": "A", "u": "u", "w": "U"}
 """By the part of the token after the member; another backend's lease, which is refused, may have anything there."""
 
-Brought = Mapping[int, Sequence[NewMessage]]
-"""Messages that settlements add, by their place in the call."""
 
+class Leases:
+    """The leases of one prefix. `caps` bound the dead letters."""
 
-class Settler:
-    """The settler and renewer of leases."""
-
-    def __init__(self, link: Link, keys: KeyNames, clock: Clock, caps: DeadCaps) -> None:
+    def __init__(self, link: Link, keys: KeyNames, clock: Clock, caps: DeadCaps, scheme: str) -> None:
         self._link = link
         self._keys = keys
         self._clock = clock
         self._caps = caps
+        self._scheme = scheme
 
-    def settle(
-        self, settlements: Sequence[tuple[JobLease, Settlement]], brought: Brought, call_id: str
-    ) -> list[Settled]:
-        """Return the answers, in order. Each script remembers its own, by the id; of a large batch, and a number."""
-        answers = [Settled.NOT_IN_FLIGHT] * len(settlements)
-        groups: Iterable[Sequence[int]] = [range(len(settlements))]
-        if self._keys.spread:
-            groups = places_by(lease.queue for lease, _ in settlements).values()
-        for group in groups:
-            for number, places in enumerate(pieces(group, MAX_LEASES_PER_SCRIPT)):
-                told = self._settle(Batch(settlements, places, brought), f"{call_id}+{number}" if number else call_id)
-                for place, answer in zip(places, told, strict=False):  # an id used for another batch is a mistake
-                    answers[place] = answer
-        return answers
-
-    def _settle(self, batch: Batch, call_id: str) -> list[Settled]:
-        if not self._keys.spread:
-            batch.reach_follow_ups()
-        queues = batch.queues
-        lead = (self._keys.settle_call(queues[0], call_id), self._keys.one(queues[0], "last"))
-        words = [_CALL_TTL_US, self._caps.most, self._caps.age, *batch.words()]
-        return _read_answers(SETTLE.run(self._link, self._keys, queues, words, *lead))
+    def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+        before, length = self._clock.boot(), micros(ttl)
+        words = (min(limit, MAX_MESSAGES_PER_FETCH), length, f"{secrets.token_hex(8)} {length:014d} ", _CALL_TTL_US)
+        answer = FETCH.run(self._link, self._keys, [queue], words, self._keys.one(queue, f"call:fetch:{fetch_id}"))
+        if not answer:
+            return []
+        members, records, bodies, *left = answer
+        ends = [before + micros_left / MICRO for micros_left in left[0]] if left else repeat(before + ttl)
+        scheme = self._scheme
+        leases = []
+        for name, record, body, expires_at in zip(members, records, bodies, ends, strict=False):
+            if record is None:  # a member without a message: changed by hand
+                continue
+            member, text = name.decode(), record.decode()
+            deliveries, attempts, crashes, available, enqueued, ident, _ = text[TAG_BYTES:].split(" ", 6)
+            leases.append(
+                make_lease(
+                    ident[1:],
+                    queue,
+                    body if type(body) is bytes else stand_in(body),
+                    member if ident[0] == "m" else member + ident[0],
+                    text[:HOLDER_CHARS] + member[3:],
+                    expires_at,
+                    scheme,
+                    int(attempts),
+                    int(crashes),
+                    int(deliveries),
+                    int(enqueued) / MICRO,
+                    available[0] == "+",
+                )
+            )
+        return leases
 
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         """Return the leases with their new end, None for those that are lost; one script a queue."""
@@ -99,13 +121,57 @@ class Settler:
                         renewed[place] = replace(leases[place], expires_at=before + ttl)
         return renewed
 
+    def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
+        """Return the answers, in order. Each script remembers its own, by the id; of a large batch, and a number."""
+        answers = [Settled.NOT_IN_FLIGHT] * len(settlements)
+        groups: Iterable[Sequence[int]] = [range(len(settlements))]
+        if self._keys.spread:
+            groups = places_by(lease.queue for lease, _ in settlements).values()
+        for group in groups:
+            for number, places in enumerate(pieces(group, MAX_LEASES_PER_SCRIPT)):
+                batch = Batch(settlements, places, brought, reach=not self._keys.spread)
+                words = [_CALL_TTL_US, self._caps.most, self._caps.age, *batch.words()]
+                lead = self._keys.settle_call(batch.queues[0], f"{call_id}+{number}" if number else call_id)
+                last = self._keys.one(batch.queues[0], "last")
+                told = _read_answers(SETTLE.run(self._link, self._keys, batch.queues, words, lead, last))
+                for place, answer in zip(places, told, strict=False):  # an id used for another batch is a mistake
+                    answers[place] = answer
+        return answers
+
+    def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
+        """Take back up to `MAX_REAPED_PER_CALL` messages; those of ended claims, and ended posts, count too.
+
+        With a visibility timeout all leases of the queue are looked at, in pieces. A lease taken or settled meanwhile
+        may shift another out of sight, until the next call.
+        """
+        visibility = -1 if visibility_timeout is None else more_than(visibility_timeout)
+        back_off = [micros(min(delay, LONGEST)) for delay in (policy.back_off, policy.back_off_cap)]
+        reaped: list[Reaped] = []
+        first = swept = 0
+        while (room := MAX_REAPED_PER_CALL - len(reaped) - swept) > 0:
+            most = min(REAPED_PER_SCRIPT, room)
+            charges = (policy.max_crashes, float(policy.window * MICRO), *back_off, secrets.randbits(31))
+            words = (most, first, visibility, *charges, self._caps.most, self._caps.age)
+            looked, ended, *told = REAP.run(self._link, self._keys, [queue], words)
+            found = [
+                Reaped(ident.decode(), queue, int(crashes), cause.decode("utf-8", "replace"), dead == b"1")
+                for ident, crashes, cause, dead in zip(*[iter(told)] * 4, strict=True)
+            ]
+            reaped += found
+            swept += ended
+            first += looked - len(found)
+            if looked + ended < most:
+                break
+        return reaped
+
 
 class Batch:
-    """The settlements of one script, queue by queue, as `settle.lua` takes them."""
+    """The settlements of one script, queue by queue, as `settle.lua` takes them.
 
-    def __init__(
-        self, settlements: Sequence[tuple[JobLease, Settlement]], places: Sequence[int], brought: Brought
-    ) -> None:
+    `reach`: work on the queues of what is added too; what goes to those that are not reached goes to the outbox.
+    """
+
+    def __init__(self, settlements: Settlements, places: Sequence[int], brought: Brought, reach: bool = False) -> None:
         self._columns: dict[str, _Columns] = {}
         for number, place in enumerate(places, 1):
             lease, settlement = settlements[place]
@@ -114,27 +180,22 @@ class Batch:
         self._followers = [(number, new) for number, place in enumerate(places, 1) for new in brought.get(place, ())]
         # Moves come first: their ids are known all the time, so a follow-up of the same id is left out, not the move.
         self._followers.sort(key=lambda follower: not follower[1].deliveries)
-
-    @property
-    def queues(self) -> list[str]:
-        return list(self._columns)
-
-    def reach_follow_ups(self) -> None:
-        """Work on the queues of what is added too; what goes to those that are not reached goes to the outbox."""
-        for _, new in self._followers:
+        for _, new in self._followers if reach else ():
             self._columns.setdefault(new.queue, _Columns())
+        self.queues = list(self._columns)
 
     def words(self) -> list[Word]:
         """Return ARGV: each queue's columns, their places, and the follow-ups with the settlements that bring them."""
-        queues = self.queues
         words: list[Word] = []
         for columns in self._columns.values():
             words += columns.words()
-        if len(queues) > 1:
+        if len(self.queues) > 1:
             words += [number for columns in self._columns.values() for number in columns.numbers]
         if self._followers:
-            added = [new if new.queue in queues else replace(new, body=write_entry(new)) for _, new in self._followers]
-            words += [*queues, *(number for number, _ in self._followers), *messages_words(added, queues)]
+            added = [
+                new if new.queue in self._columns else replace(new, body=write_entry(new)) for _, new in self._followers
+            ]
+            words += [*self.queues, *(number for number, _ in self._followers), *messages_words(added, self.queues)]
         return words
 
 
