@@ -72,7 +72,7 @@ class RedisBackend(QueueBackend):
         self._enqueuer = Enqueuer(link, names)
         self._leases = Leases(link, names, self.clock, caps, self.scheme)
         self._inspector = inspector = Inspector(link, names)
-        waiter = Waiter(link, names)
+        self._waiter = waiter = Waiter(link, names)
         self._keys = RedisKeyStore(link, names)
         self._claims = RedisClaimStore(link, names, caps, self._enqueuer, inspector)
         self._enqueue = self._enqueuer.add
