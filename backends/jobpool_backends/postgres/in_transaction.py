@@ -57,33 +57,6 @@ def enqueue(connection: object, schema: str, messages: Sequence[NewMessage]) -> 
     return dict(_ask(connection, schema, BRING.replace("{eager}", _EAGER), all_columns(messages)))
 
 
-def make_ticket(
-    schema: str,
-    *,
-    ident: str,
-    queue: str,
-    seq: int,
-    holder: int,
-    owner: str,
-    key: str | None = None,
-    keep: int | None = None,
-) -> Ticket:
-    """Return the ticket that `ack` needs; see `QueueBackend.ticket`.
-
-    `holder`: as the table has it. `key` is marked done for `keep` microseconds, for which a unique key is known, too.
-    """
-    guards: dict[str, str | int | None] = {"key": key, "keep": keep}
-    return {name: value for name, value in guards.items() if value is not None} | {
-        "ack": f"{__name__}:{ack.__name__}",
-        "schema": schema,
-        "id": ident,
-        "queue": queue,
-        "seq": seq,
-        "holder": holder,
-        "owner": owner,
-    }
-
-
 def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ()) -> Callable[[], bool]:
     """Ack the ticket's message on the handler's connection, and enqueue its follow-ups; see `QueueBackend.ticket`.
 

@@ -133,7 +133,8 @@ class RedisClusterBackend(RedisBackend):
 
     def _settle_and_relay(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         answers = self._leases.settle(settlements, brought, call_id)
-        self._relay({settlements[place][0].queue for place in brought})
+        if brought:
+            self._relay({settlements[place][0].queue for place in brought})
         return answers
 
     def _reap_and_relay(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
