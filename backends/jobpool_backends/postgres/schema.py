@@ -104,12 +104,7 @@ advisory locks first, see `take_turns` in `sql/guarding.sql`.
 
 `migrations` belongs to `migrate`.
 
-Functions that others call: moment, begin_enqueue, enqueue, enqueue_one, bring, finish_enqueue, lease, is_ready, settle,
-renew, reap, stats, queue_names, look_through, look_up, discard, retry, resume, evict, evicted, begin_leases,
-leave_places, take_starts, first_run, forget, holders, put_records, get_record, list_records, delete_records,
-append_log, read_log, list_logs, post, check_out, pop_messages, show_claim, prolong_claim, release_claim,
-delete_messages, list_free, list_claims, claim_stats, count_posted, sweep, ring. The rest are their parts, and run under
-their settings.
+Functions that are called from here have the settings of `_PLANNER`; the rest are their parts, and run under them.
 """
 
 from __future__ import annotations
@@ -132,13 +127,8 @@ TIDY_LIMIT = 1000
 claimed too often.
 """
 
-_WORN_LIMIT = 200
-"""Messages among which one call looks for those claimed too often."""
-
 PAGE_BYTES = 16 * 1024 * 1024
 """Of the bodies in one page of a list of free messages: then it is shorter."""
-
-UNKNOWN_CAUSE = "lease expired"
 
 PROMOTE_LIMIT = 1000
 """Delayed messages that join the others in one fetch, so that a million due at once do not hold it for seconds. The
@@ -148,10 +138,8 @@ order holds among those that have joined.
 WINDOW = 20_000
 """Messages that one statement of a list, a count or a bulk verb looks at."""
 
-_FLOOR_STEP = 1000
-"""Sequence numbers that a fetch may walk over in vain before the floor follows: some ten index pages."""
-
-_FLOOR_RESET_US = 60 * MICRO
+WRONG_ISOLATION = "JP001"
+"""The server's word for it, when what needs READ COMMITTED is asked for under another isolation level."""
 
 # A plan is made once a session, often while the tables are empty, and must still be right when they are full. So every
 # statement is written to leave one index that gives its order, and plans that are cheaper only for a few rows are off.
@@ -160,27 +148,6 @@ _PLANNER = """
     SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 """
-
-_ROW_LOCK_TIMEOUT = "500 milliseconds"
-"""How long a settlement waits for messages of its own that another transaction has locked."""
-
-_TURNS = 256
-"""Locks that stand for the names of all keys, places and rates; a power of 2. A server has some thousands for all."""
-
-WRONG_ISOLATION = "JP001"
-"""The server's word for it, when what needs READ COMMITTED is asked for under another isolation level."""
-
-_LOOK_AGAIN_US = 60 * MICRO
-"""After which a place whose lease goes on is looked at again, whether it can be forgotten."""
-
-_KEEPS_SHORT = {
-    "autovacuum_vacuum_scale_factor": "0.02",
-    "autovacuum_vacuum_threshold": "1000",
-    "autovacuum_vacuum_cost_limit": "2000",
-    "vacuum_truncate": "off",
-}
-
-_NO_LEASE = "holder = NULL, deadline = NULL, ttl = NULL, forfeited = NULL"
 
 _WANTED = """
     (wanted_handler IS NULL OR m.handler = wanted_handler) AND (wanted_reason IS NULL OR m.reason = wanted_reason)
@@ -195,20 +162,10 @@ _PROLONGED = f"""
 """
 """The end of a life, for one that is claimed now for `length`, with `new_grace` after it."""
 
-_HELD = {
-    "ttl": "bigint",
-    "grace": "bigint",
-    "since": "bigint",
-    "seen_at": "bigint",
-    "seq": "bigint",
-    "id": "text",
-    "body": "bytea",
-    "handler": "text",
-    "priority": "smallint",
-    "enqueued_at": "bigint",
-    "claims": "integer",
-    "ends_at": "bigint",
-}
+_HELD = """
+    ttl bigint, grace bigint, since bigint, seen_at bigint, seq bigint, id text, body bytea, handler text,
+    priority smallint, enqueued_at bigint, claims integer, ends_at bigint
+"""
 """Columns of a claim, in each row, and of one of its messages."""
 
 _SHOWN = {
@@ -235,39 +192,47 @@ _SHOWN = {
     "ends_at bigint": "m.ends_at",
 }
 
-# Its length is known without reading it, where it lies outside the row.
-_BODY = f"CASE WHEN octet_length(m.body) <= {MAX_BODY_BYTES} THEN m.body END"
-
 _WORDS = {
-    "{body}": _BODY,
+    # Its length is known without reading it, where it lies outside the row.
+    "{body}": f"CASE WHEN octet_length(m.body) <= {MAX_BODY_BYTES} THEN m.body END",
     "{planner}": " ".join(_PLANNER.split()),
-    "{no_lease}": _NO_LEASE,
-    "{row_lock_timeout}": _ROW_LOCK_TIMEOUT,
+    "{no_lease}": "holder = NULL, deadline = NULL, ttl = NULL, forfeited = NULL",
+    # How long a settlement waits for messages of its own that another transaction has locked.
+    "{row_lock_timeout}": "500 milliseconds",
     "{wanted}": " ".join(_WANTED.split()),
     "{shown}": ", ".join(_SHOWN.values()),
     "{shown_columns}": ", ".join(["seq bigint", *_SHOWN]),
-    "{held_columns}": ", ".join(f"{name} {kind}" for name, kind in _HELD.items()),
+    "{held_columns}": " ".join(_HELD.split()),
     "{when_held}": f"(CASE m.state WHEN {WAITING} THEN {LEASED} ELSE {POSTED_HELD} END)::int2",
     "{prolonged}": " ".join(_PROLONGED.split()),
     "{back_to_life}": f"CASE m.handler WHEN '' THEN {POSTED_AGAIN} ELSE {WAITING} END",
     "{post_priority}": str(POST_PRIORITY),
     "{claim_limit}": CLAIM_LIMIT,
     "{tidy_limit}": str(TIDY_LIMIT),
-    "{worn_limit}": str(_WORN_LIMIT),
+    "{worn_limit}": "200",  # messages among which one call looks for those claimed too often
     "{page_bytes}": str(PAGE_BYTES),
-    "{unknown_cause}": UNKNOWN_CAUSE,
+    "{unknown_cause}": "lease expired",
     "{promote_limit}": str(PROMOTE_LIMIT),
     "{window}": str(WINDOW),
-    "{floor_step}": str(_FLOOR_STEP),
-    "{floor_reset}": str(_FLOOR_RESET_US),
+    # Sequence numbers that a fetch may walk over in vain before the floor follows: some ten index pages.
+    "{floor_step}": "1000",
+    "{floor_reset}": str(60 * MICRO),
     "{remember_calls}": str(micros(REMEMBER_CALLS)),
     "{enqueue_memory}": str(micros(ENQUEUE_MEMORY)),
     "{unique_memory}": str(micros(IDEMPOTENCY_TTL)),
-    "{keeps_short}": ", ".join(f"{name} = {value}" for name, value in _KEEPS_SHORT.items()),
-    "{turns}": str(_TURNS),
+    "{keeps_short}": "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,"
+    " autovacuum_vacuum_cost_limit = 2000, vacuum_truncate = off",
+    # Locks that stand for the names of all keys, places and rates; a power of 2. A server has some thousands for all.
+    "{turns}": "256",
     "{wrong_isolation}": WRONG_ISOLATION,
-    "{look_again}": str(_LOOK_AGAIN_US),
+    # After which a place whose lease goes on is looked at again, whether it can be forgotten.
+    "{look_again}": str(60 * MICRO),
 }
+
+_FUNCTIONS = """
+    basics producing bringing fetching settling reaping looking tending guarding placing rating keeping posting claiming
+    holding deleting listing
+"""
 
 
 def _read(name: str) -> str:
@@ -276,27 +241,6 @@ def _read(name: str) -> str:
     for word, meaning in _WORDS.items():
         text = text.replace(word, meaning)
     return text.strip().removesuffix(";")
-
-
-_FUNCTIONS = (
-    "basics",
-    "producing",
-    "bringing",
-    "fetching",
-    "settling",
-    "reaping",
-    "looking",
-    "tending",
-    "guarding",
-    "placing",
-    "rating",
-    "keeping",
-    "posting",
-    "claiming",
-    "holding",
-    "deleting",
-    "listing",
-)
 
 
 def quoted(schema: str) -> str:
@@ -314,7 +258,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (_read("tables_2"),),
     (_read("tables_3"),),
     (),
-    (_read("tables_5"), *(_read(name) for name in _FUNCTIONS)),
+    (_read("tables_5"), *map(_read, _FUNCTIONS.split())),
 )
 """From each version to the next: statements, to be run in one transaction; `{schema}` is the quoted name.
 
