@@ -20,13 +20,12 @@ from jobpool_backends.shared import DeadCaps
 
 SCHEME = "postgresql"
 DEFAULT_TIMEOUT = 3.0
-DEFAULT_CONNECT_TIMEOUT = 2
-"""Seconds; psycopg waits for whole ones, and for 2 at least, for each host in turn."""
 DEFAULT_SCHEMA = "jobpool"
 
 OPTIONS = (
     seconds("timeout", DEFAULT_TIMEOUT),
-    whole("connect_timeout", DEFAULT_CONNECT_TIMEOUT, DEFAULT_CONNECT_TIMEOUT, 3600, "seconds"),
+    # psycopg waits for whole seconds, and for 2 at least, for each host in turn.
+    whole("connect_timeout", 2, 2, 3600, "seconds"),
     pattern(
         "schema",
         DEFAULT_SCHEMA,
@@ -66,8 +65,18 @@ class Address:
 
     @property
     def where(self) -> str:
-        """Host, port and database as somebody wrote them, for texts."""
-        return _where(self.parameters)
+        """Host, port and database as somebody wrote them, for texts; else as libpq takes them from PGHOST and so on."""
+        options = pq.Conninfo.get_defaults()
+        defaults = {option.keyword.decode(): option.val.decode() for option in options if option.val}
+        known = defaults | self.parameters
+        hosts = (known.get("host") or known.get("hostaddr") or "the local socket").split(",")
+        ports = known.get("port", "").split(",")
+        if len(ports) != len(hosts):
+            ports = ports[:1] * len(hosts)
+        usual = defaults.get("port", "5432")
+        places = (f"{host}:{port or usual}" for host, port in zip(hosts, ports, strict=True))
+        database = self.parameters.get("dbname")
+        return ", ".join(places) + (f" (database {database!r})" if database else "")
 
 
 def read_address(url: str, options: dict[str, object] | None = None) -> Address:
@@ -103,11 +112,6 @@ def _libpq_knows() -> frozenset[str]:
     return frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
 
 
-def _environment() -> dict[str, str]:
-    """Return libpq's defaults: those of PGHOST and its like, and its built-in ones."""
-    return {option.keyword.decode(): option.val.decode() for option in pq.Conninfo.get_defaults() if option.val}
-
-
 def _defaults(timeout: float) -> dict[str, str]:
     """Return our own defaults for libpq, above all timers that notice a dead network.
 
@@ -122,15 +126,3 @@ def _defaults(timeout: float) -> dict[str, str]:
         "client_encoding": "UTF8",
         "fallback_application_name": "jobpool",
     }
-
-
-def _where(parameters: dict[str, str]) -> str:
-    known = _environment() | parameters
-    hosts = (known.get("host") or known.get("hostaddr") or "the local socket").split(",")
-    ports = known.get("port", "").split(",")
-    if len(ports) != len(hosts):
-        ports = ports[:1] * len(hosts)
-    usual = _environment().get("port", "5432")
-    places = (f"{host}:{port or usual}" for host, port in zip(hosts, ports, strict=True))
-    database = parameters.get("dbname")
-    return ", ".join(places) + (f" (database {database!r})" if database else "")

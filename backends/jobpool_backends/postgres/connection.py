@@ -22,11 +22,8 @@ from jobpool_backends.postgres.address import Address
 if TYPE_CHECKING:
     from psycopg.abc import RV, PQGen
 
-OLDEST_SERVER = 130000
-"""Postgres 13, as libpq writes it."""
-
-PREPARE_AFTER = 2
-"""Executions of a statement before it is prepared: what is asked once is not worth it."""
+OLDEST_SERVER = 130000  # Postgres 13, as libpq writes it
+PREPARE_AFTER = 2  # executions of a statement: one that is asked once is not worth it
 
 _EVENTS = {Wait.R: select.POLLIN, Wait.W: select.POLLOUT, Wait.RW: select.POLLIN | select.POLLOUT}
 
@@ -45,7 +42,7 @@ ends a transaction, with its locks, whose client has vanished.
 """
 
 _SERVER_GIVES_UP = 0.9
-_IDLE_IN_TRANSACTION = 10_000
+_IDLE_IN_TRANSACTION_MS = "10000"
 
 
 class AnswerTimeout(psycopg.OperationalError):
@@ -78,16 +75,12 @@ class Connection(psycopg.Connection[TupleRow]):
                 if not found:
                     self.close()
                     raise AnswerTimeout(f"no answer within {answer_timeout:g} s")
-                wanted = gen.send(_ready(found[0][1], wanted))
+                events = found[0][1]
+                ready = (Ready.R if events & select.POLLIN else 0) | (Ready.W if events & select.POLLOUT else 0)
+                wanted = gen.send(ready or wanted)  # after an error or a hang-up: libpq then names the error
         except StopIteration as end:
             answer: RV = end.value
             return answer
-
-
-def _ready(events: int, wanted: Wait) -> int:
-    """Return what can be done now. After an error or a hang-up that is all of `wanted`: libpq then names the error."""
-    ready = (Ready.R if events & select.POLLIN else 0) | (Ready.W if events & select.POLLOUT else 0)
-    return ready or wanted
 
 
 def connect(address: Address) -> Connection:
@@ -101,30 +94,19 @@ def connect(address: Address) -> Connection:
     )
     try:
         connection.answer_timeout = address.timeout
-        _check_version(connection, address)
-        _greet(connection, address.timeout)
+        version = connection.info.server_version
+        if version < OLDEST_SERVER:
+            raise ConfigurationError(
+                f"the server at {address.where} is Postgres {version // 10000}, and postgresql:// needs"
+                f" {OLDEST_SERVER // 10000} or later: upgrade it, or use another backend"
+            )
+        statement = str(round(address.timeout * _SERVER_GIVES_UP * 1000))
+        limits = {"pid": connection.info.backend_pid, "statement": statement, "idle": _IDLE_IN_TRANSACTION_MS}
+        row = connection.execute(_GREET, limits, prepare=False).fetchone()
     except BaseException:
         connection.close()
         raise
-    return connection
-
-
-def _greet(connection: Connection, timeout: float) -> None:
-    limits = {
-        "pid": connection.info.backend_pid,
-        "statement": str(round(timeout * _SERVER_GIVES_UP * 1000)),
-        "idle": str(_IDLE_IN_TRANSACTION),
-    }
-    row = connection.execute(_GREET, limits, prepare=False).fetchone()
     connection.pooled = not (row and row[0])
     if connection.pooled:
         connection.prepare_threshold = None
-
-
-def _check_version(connection: Connection, address: Address) -> None:
-    version = connection.info.server_version
-    if version < OLDEST_SERVER:
-        raise ConfigurationError(
-            f"the server at {address.where} is Postgres {version // 10000}, and postgresql:// needs"
-            f" {OLDEST_SERVER // 10000} or later: upgrade it, or use another backend"
-        )
+    return connection

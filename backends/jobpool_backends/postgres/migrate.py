@@ -71,7 +71,10 @@ def _read_version(connection: Connection, schema: str) -> int:
 def _migrate(connection: Connection, schema: str) -> None:
     try:
         with connection.transaction():
-            _prepare(connection, schema)
+            # The lock lets one process at a time migrate, and see what the one before has done.
+            _ask(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            _ask(connection, "SET LOCAL statement_timeout = 0")
+            _ask(connection, "SELECT pg_advisory_xact_lock(%s)", [_lock_number(schema)])
             version = _version_under_lock(connection, schema)
             for statement in _statements(schema, version) if version < VERSION else ():
                 _ask(connection, statement)
@@ -81,14 +84,11 @@ def _migrate(connection: Connection, schema: str) -> None:
             " such as ?schema=jobpool2"
         ) from error
     except psycopg.errors.InsufficientPrivilege as error:
-        raise ConfigurationError(_mend_of_rights(connection, schema, error)) from error
-
-
-def _prepare(connection: Connection, schema: str) -> None:
-    """Take the lock that lets one process at a time migrate, and see what the one before has done."""
-    _ask(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-    _ask(connection, "SET LOCAL statement_timeout = 0")
-    _ask(connection, "SELECT pg_advisory_xact_lock(%s)", [_lock_number(schema)])
+        user = connection.info.user
+        raise ConfigurationError(
+            f"user {user!r} may not create or migrate schema {schema!r} ({_first_line(error)}): run `jobpool init` as"
+            f' one who may, or let an administrator run CREATE SCHEMA {quoted(schema)} AUTHORIZATION "{user}"'
+        ) from error
 
 
 def _version_under_lock(connection: Connection, schema: str) -> int:
@@ -100,14 +100,6 @@ def _version_under_lock(connection: Connection, schema: str) -> int:
         _ask(connection, f"CREATE SCHEMA {quoted(schema)}")
     there = _ask(connection, "SELECT to_regclass(%s) IS NOT NULL", [f"{quoted(schema)}.migrations"])[0][0]
     return _read_version(connection, schema) if there else 0
-
-
-def _mend_of_rights(connection: Connection, schema: str, error: psycopg.Error) -> str:
-    user = connection.info.user
-    return (
-        f"user {user!r} may not create or migrate schema {schema!r} ({_first_line(error)}): run `jobpool init` as one"
-        f' who may, or let an administrator run CREATE SCHEMA {quoted(schema)} AUTHORIZATION "{user}"'
-    )
 
 
 def _lock_number(schema: str) -> int:

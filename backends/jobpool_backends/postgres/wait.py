@@ -24,28 +24,23 @@ from jobpool_backends.postgres.connection import Connection
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.shared import MICRO
 
-LISTEN_RETRY_S = 3.0
-"""Before the next try, when the server gives no connection to listen on."""
+LISTEN_RETRY_S = 3.0  # when the server gives no connection to listen on
+_RECONNECT_S = 1.0  # when the connection that listened broke
 
-_RECONNECT_S = 1.0
-"""Before the next try, after the connection that listened broke."""
-
-LOOK_INTERVAL_S = 0.5
-"""Between two looks of a sleeper who listens, when all is quiet."""
-
-UNNOTIFIED_LOOK_INTERVAL_S = 0.25
-"""The same, where nobody can listen."""
+LOOK_INTERVAL_S = 0.5  # of a sleeper who listens, when all is quiet
+UNNOTIFIED_LOOK_INTERVAL_S = 0.25  # where nobody can listen
 
 _FIRST_LOOK_S = 0.01
-_HOPEFUL_S = 0.1
-"""After a find, for which the next is likely to be there already."""
+_HOPEFUL_S = 0.1  # after a find, for which the next is likely to be there already
 
+# Rest after wake-ups that brought nothing: messages that others take must not keep this thread busy.
 _MIN_REST_S = 0.001
 _MAX_REST_S = 0.008
-"""Rest after wake-ups that brought nothing: messages that others take must not keep this thread busy."""
 
 _MAX_QUIET_ENTRIES = 100
 
+# Which of these queues has a waiting message, and the microseconds until the first delayed one of each falls due. The
+# last column is true if nobody had been asleep for one of them.
 _LOOK = """
 WITH clock AS MATERIALIZED (SELECT {schema}.moment() AS now){lie_down}
 SELECT asked.name, {schema}.is_ready(asked.name, clock.now), (
@@ -53,20 +48,14 @@ SELECT asked.name, {schema}.is_ready(asked.name, clock.now), (
     ORDER BY m.available_at LIMIT 1) - clock.now, {lain}
 FROM unnest(%(queues)b::text[]) AS asked (name), clock
 """
-"""Which of these queues has a waiting message, and the microseconds until the first delayed one of each falls due."""
-
+# With a look: enqueues to these queues notify from now on. Waits for no disk: after a crash nobody sleeps.
 _LIE_DOWN = """,
     hasty AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
     lain AS (
         INSERT INTO {schema}.sleepers (queue) SELECT unnest(%(queues)b::text[]) FROM hasty ON CONFLICT DO NOTHING
         RETURNING queue)"""
-"""With a look: enqueues to these queues notify from now on. Waits for no disk: after a crash nobody sleeps."""
-
-_LAIN = "EXISTS (SELECT FROM lain)"
-"""True if nobody had been asleep for one of them."""
-
 _JUST_LOOK = _LOOK.replace("{lie_down}", "").replace("{lain}", "false")
-_LIE_DOWN_AND_LOOK = _LOOK.replace("{lie_down}", _LIE_DOWN).replace("{lain}", _LAIN)
+_LIE_DOWN_AND_LOOK = _LOOK.replace("{lie_down}", _LIE_DOWN).replace("{lain}", "EXISTS (SELECT FROM lain)")
 
 
 class Waiter:
@@ -76,6 +65,7 @@ class Waiter:
         self._database = database
         self._notifications = Notifications(database)
         self._may_listen = listen
+        self.close = self._notifications.close
         self._quiet: dict[tuple[str, ...], float] = {}
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
@@ -89,10 +79,6 @@ class Waiter:
             if self._database.closed:  # here, just before a look
                 return None
             raise
-
-    def close(self) -> None:
-        """Wake the sleepers. Call it when the database has been closed."""
-        self._notifications.close()
 
     def _wait(self, names: tuple[str, ...], sleeper: Sleeper, give_up: float) -> str | None:
         rest = 0.0
@@ -110,17 +96,16 @@ class Waiter:
                 hopeful = False
                 time.sleep(rest)
                 continue
-            hopeful = self._notifications.wait(sleeper, min(remaining, due, self._pause(names, hears)))
+            quiet = max(self._quiet_for(names), _FIRST_LOOK_S)  # the longer, the less often a look
+            pause = min(quiet, LOOK_INTERVAL_S if hears else UNNOTIFIED_LOOK_INTERVAL_S)
+            hopeful = self._notifications.wait(sleeper, min(remaining, due, pause))
             rest = min(_MAX_REST_S, rest * 2 or _MIN_REST_S) if hopeful else 0.0
             if not hopeful and time.monotonic() >= give_up:
                 break
         return None
 
     def _look(self, names: tuple[str, ...], *, asleep: bool) -> tuple[str | None, float]:
-        """Return a queue that has something now, or None and the seconds until a message falls due.
-
-        `asleep`: ask to be notified when there is something.
-        """
+        """Return a queue that has something now, or None and the seconds until one falls due. `asleep`: be notified."""
         sql = _LIE_DOWN_AND_LOOK if asleep else _JUST_LOOK
         # A plan that was made while nothing was delayed, and kept, would read the whole table when a million are.
         rows = self._database.run(sql, {"queues": list(names)}, prepare=False)
@@ -132,10 +117,6 @@ class Waiter:
                 return name, 0.0
             until = min(until, until if due is None else due)
         return None, max(_MIN_REST_S, until / MICRO)
-
-    def _pause(self, names: tuple[str, ...], hears: bool) -> float:
-        """Return seconds until the next look: as long as it has been quiet."""
-        return min(max(self._quiet_for(names), _FIRST_LOOK_S), LOOK_INTERVAL_S if hears else UNNOTIFIED_LOOK_INTERVAL_S)
 
     def _quiet_for(self, names: tuple[str, ...]) -> float:
         """Return seconds since a look found something, or since we lay down: an enqueue may not have seen that."""
@@ -204,10 +185,7 @@ class Notifications:
     def wait(self, sleeper: Sleeper, seconds: float) -> bool:
         """Return whether this sleeper is notified within `seconds`."""
         give_up = time.monotonic() + seconds
-        while not sleeper.woken and not self._database.closed:
-            remaining = give_up - time.monotonic()
-            if remaining <= 0:
-                break
+        while not sleeper.woken and not self._database.closed and (remaining := give_up - time.monotonic()) > 0:
             connection = self._attend(remaining)
             if connection is not None:
                 self._hear(connection, remaining)
@@ -249,9 +227,13 @@ class Notifications:
 
     def _hear(self, connection: Connection, seconds: float) -> None:
         """Listen, and tell the sleepers. When the connection breaks, they must all look for themselves."""
-        names = None
+        names: set[str] | None = None
+        poll = select.poll()
+        poll.register(connection.pgconn.socket, select.POLLIN)
         try:
-            names = _listen_on(connection, seconds)
+            if poll.poll(seconds * 1000):
+                connection.pgconn.consume_input()
+            names = {notification.extra.decode() for notification in iter(connection.pgconn.notifies, None)}
         except psycopg.Error:
             connection.close()
         finally:
@@ -266,16 +248,3 @@ class Notifications:
             self._turn.notify_all()
         if self._database.closed:
             self.close()
-
-
-def _listen_on(connection: Connection, seconds: float) -> set[str]:
-    """Return the queues of which notifications came."""
-    poll = select.poll()
-    poll.register(connection.pgconn.socket, select.POLLIN)
-    if not poll.poll(seconds * 1000):
-        return set()
-    connection.pgconn.consume_input()
-    names = set()
-    while notification := connection.pgconn.notifies():
-        names.add(notification.extra.decode())
-    return names
