@@ -23,9 +23,9 @@ from jobpool_backends.redis.connection import Sentinels
 from jobpool_backends.redis.connections import Link, ServerLink
 from jobpool_backends.redis.enqueue import Enqueuer
 from jobpool_backends.redis.inspect import Inspector
-from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.keys import RedisKeyStore
 from jobpool_backends.redis.leases import Leases
+from jobpool_backends.redis.scripts import Keyspace
 from jobpool_backends.redis.wait import Waiter
 from jobpool_backends.shared import DeadCaps
 
@@ -68,13 +68,13 @@ class RedisBackend(QueueBackend):
     ) -> None:
         super().__init__(signer=signer, clock=clock)
         self._link = link
-        self._names = names = KeyNames(prefix, spread=self.spread)
-        self._enqueuer = Enqueuer(link, names)
-        self._leases = Leases(link, names, self.clock, caps, self.scheme)
-        self._inspector = inspector = Inspector(link, names)
-        self._waiter = waiter = Waiter(link, names)
-        self._keys = RedisKeyStore(link, names)
-        self._claims = RedisClaimStore(link, names, caps, self._enqueuer, inspector)
+        keys = Keyspace(link, prefix, spread=self.spread)
+        self._enqueuer = Enqueuer(keys)
+        self._leases = Leases(keys, self.clock, caps, self.scheme)
+        self._inspector = inspector = Inspector(keys)
+        self._waiter = waiter = Waiter(keys)
+        self._keys = RedisKeyStore(keys)
+        self._claims = RedisClaimStore(keys, caps, self._enqueuer, inspector)
         self._enqueue = self._enqueuer.add
         self._fetch = self._leases.fetch
         self._settle = self._leases.settle

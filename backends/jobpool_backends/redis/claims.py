@@ -21,10 +21,8 @@ from jobpool.errors import InvalidJob
 from jobpool.message.frozen import maker
 from jobpool_backends.redis import scripts
 from jobpool_backends.redis.connection import Word
-from jobpool_backends.redis.connections import Link
 from jobpool_backends.redis.enqueue import MAX_MESSAGES_PER_CALL, Enqueuer
 from jobpool_backends.redis.inspect import Inspector
-from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import cursor_of, read_tail
 from jobpool_backends.shared import MICRO, DeadCaps, micros, stand_in
 
@@ -39,8 +37,7 @@ _DELETED = {ord("d"): Deleted.DONE, ord("f"): Deleted.FORBIDDEN}
 class RedisClaimStore(ClaimStore):
     """Claims of one prefix. `caps` bound the dead letters, for messages that were claimed too often."""
 
-    def __init__(self, link: Link, keys: KeyNames, caps: DeadCaps, enqueuer: Enqueuer, inspector: Inspector) -> None:
-        self._link = link
+    def __init__(self, keys: scripts.Keyspace, caps: DeadCaps, enqueuer: Enqueuer, inspector: Inspector) -> None:
         self._keys = keys
         self._caps = caps
         self._enqueuer = enqueuer
@@ -54,7 +51,7 @@ class RedisClaimStore(ClaimStore):
         for post in posts:
             life = "" if post.life is None else micros(post.life)
             words += ("q" if post.given else "p", life, micros(post.delay) or "", post.body)
-        scripts.POST.run(self._link, self._keys, [queue], words, self._keys.one(queue, "last"))
+        self._keys.run(scripts.POST, [queue], words, self._keys.one(queue, "last"))
 
     def _claim(
         self, queue: str, claim_id: str, limit: int, ttl: float, grace: float, max_claims: int
@@ -103,7 +100,7 @@ class RedisClaimStore(ClaimStore):
         return self._inspector.counts(queue).claim_stats()
 
     def _run(self, script: scripts.QueueScript, queue: str, *words: Word) -> Any:
-        return script.run(self._link, self._keys, [queue], words)
+        return self._keys.run(script, [queue], words)
 
     def _take(self, script: scripts.QueueScript, queue: str, words: Sequence[Word]) -> Any:
         """Return the messages that a script took, None for none. Each further run of it removes what was in the way."""

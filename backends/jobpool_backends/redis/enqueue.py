@@ -14,10 +14,8 @@ from collections.abc import Collection, Iterable, Sequence
 from jobpool.broker.values import NewMessage
 from jobpool.errors import InvalidJob
 from jobpool_backends.redis.connection import Word
-from jobpool_backends.redis.connections import Link
-from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import PRIORITIES, due_of, places_by, read_entry, tail_of
-from jobpool_backends.redis.scripts import ENQUEUE, OUTBOX_DROP, OUTBOX_PEEK
+from jobpool_backends.redis.scripts import ENQUEUE, OUTBOX_DROP, OUTBOX_PEEK, Keyspace
 
 MAX_MESSAGES_PER_CALL = 100_000
 """One script adds them, all or none, and the server does nothing else meanwhile: 10 µs for each."""
@@ -32,8 +30,7 @@ _LIST_INTERVAL_S = 60.0
 class Enqueuer:
     """The adder of messages, and their relay on a cluster."""
 
-    def __init__(self, link: Link, keys: KeyNames) -> None:
-        self._link = link
+    def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
         self._listed: dict[str, float] = {}
 
@@ -56,7 +53,7 @@ class Enqueuer:
         for group in groups:
             queues = list(dict.fromkeys([message.queue for message in group]))
             words = [*queues, *messages_words(group, queues)]
-            told = ENQUEUE.run(self._link, self._keys, queues, words, self._keys.one(queues[0], "last"))
+            told = self._keys.run(ENQUEUE, queues, words, self._keys.one(queues[0], "last"))
             if told:
                 idents = [ident.decode() for ident in told]
                 existing |= zip(idents[::2], idents[1::2], strict=True)
@@ -69,7 +66,7 @@ class Enqueuer:
         now = time.monotonic()
         unknown = [queue for queue in queues if self._listed.get(queue, 0.0) <= now]
         if unknown:
-            self._link.call("SADD", self._keys.queues, *unknown)
+            self._keys.link.call("SADD", self._keys.queues, *unknown)
             listed = {queue: until for queue, until in self._listed.items() if until > now}
             self._listed = listed | dict.fromkeys(unknown, now + _LIST_INTERVAL_S)
 
@@ -81,10 +78,10 @@ class Enqueuer:
         for queue in queues:
             key = self._keys.one(queue, "outbox")
             first = (ENTRIES_PER_SCRIPT, _BYTES_PER_SCRIPT)
-            while entries := OUTBOX_PEEK.run(self._link, self._keys, (), first, key):
+            while entries := self._keys.run(OUTBOX_PEEK, (), first, key):
                 self.add([read_entry(entry) for entry in entries])
                 head = entries[0].partition(b"\n")[0] + b"\n"  # which names the message
-                OUTBOX_DROP.run(self._link, self._keys, (), (head, len(entries)), key)
+                self._keys.run(OUTBOX_DROP, (), (head, len(entries)), key)
 
 
 def messages_words(messages: Sequence[NewMessage], queues: Sequence[str]) -> list[Word]:

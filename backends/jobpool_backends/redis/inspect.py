@@ -21,10 +21,8 @@ from typing import NamedTuple
 from jobpool.broker.claim_store import ClaimStats
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
 from jobpool_backends.redis.connection import Word
-from jobpool_backends.redis.connections import Link
-from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import TIES_PER_SEQUENCE, Row, pieces, places_by, read_row, tie_of
-from jobpool_backends.redis.scripts import CHANGE, READ, STATS, WALK
+from jobpool_backends.redis.scripts import CHANGE, READ, STATS, WALK, Keyspace
 from jobpool_backends.shared import MICRO, TOUCHABLE, matches
 
 MEMBERS_PER_SCRIPT = 500
@@ -75,8 +73,7 @@ class Place(NamedTuple):
 class Inspector:
     """The view of queues."""
 
-    def __init__(self, link: Link, keys: KeyNames) -> None:
-        self._link = link
+    def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
 
     # --- counts ------------------------------------------------------------------------------------
@@ -87,22 +84,22 @@ class Inspector:
         return QueueStats(found.waiting, found.delayed, found.leased, found.dead, oldest, posted=found.posted)
 
     def evicted(self, queue: str) -> int:
-        return int(self._link.call("GET", self._keys.one(queue, "evicted")) or 0)
+        return int(self._keys.link.call("GET", self._keys.one(queue, "evicted")) or 0)
 
     def counts(self, queue: str) -> Counts:
-        return Counts(*STATS.run(self._link, self._keys, [queue], ()))
+        return Counts(*self._keys.run(STATS, [queue], ()))
 
     def queues(self) -> list[str]:
         names = self.names()
         asked = [("EXISTS", *self._keys.of(name, keys)) for name in names for keys in (_JOBS, _POSTS)]
-        held = self._link.call_many(asked)
+        held = self._keys.link.call_many(asked)
         found = zip(names, held[::2], held[1::2], strict=True)
         # Posted messages may be there that have ended, and are none.
         return [name for name, jobs, posts in found if jobs or (posts and self.counts(name).posted)]
 
     def names(self) -> list[str]:
         """Return the names of all queues that ever had a message, sorted."""
-        return sorted(name.decode() for name in self._link.call("SMEMBERS", self._keys.queues))
+        return sorted(name.decode() for name in self._keys.link.call("SMEMBERS", self._keys.queues))
 
     def count(self, where: MessageFilter, cap: int) -> int:
         if where == MessageFilter(queue=where.queue, states=where.states):
@@ -168,7 +165,7 @@ class Inspector:
         tie = tie_of(queue)
         more = True
         while more:
-            more, *found = WALK.run(self._link, self._keys, [queue], (letters, behind, piece))
+            more, *found = self._keys.run(WALK, [queue], (letters, behind, piece))
             for text in map(bytes.decode, found):
                 behind = text[:_SEQUENCE_CHARS]
                 yield Place(behind, tie, queue, text[_SEQUENCE_CHARS:] + behind)
@@ -178,7 +175,7 @@ class Inspector:
         key, tie = self._keys.one(queue, "leased"), tie_of(queue)
         found: set[bytes] = set()
         first = 0
-        while some := self._link.call("ZRANGE", key, first, first + MEMBERS_PER_SCRIPT - 1):
+        while some := self._keys.link.call("ZRANGE", key, first, first + MEMBERS_PER_SCRIPT - 1):
             found.update(some)
             first += MEMBERS_PER_SCRIPT
         yield from sorted(Place(member[3:], tie, queue, member) for member in map(bytes.decode, found))
@@ -188,7 +185,7 @@ class Inspector:
         wanted = list(dict.fromkeys(idents))
         keys = [self._keys.one(name, "ids") for name in (self.names() if self._keys.spread else [""])]
         asked = [("HMGET", key, *piece) for key in keys for piece in pieces(wanted, MEMBERS_PER_SCRIPT)]
-        found = (text.decode().split(" ") for texts in self._link.call_many(asked) for text in texts if text)
+        found = (text.decode().split(" ") for texts in self._keys.link.call_many(asked) for text in texts if text)
         return sorted(Place(member[3:], tie_of(queue), queue, member) for member, queue in found)
 
     def _queues(self, where: MessageFilter) -> list[str]:
@@ -208,7 +205,7 @@ class Inspector:
 
     def _read_queue(self, queue: str, members: Sequence[str], bodies: bool) -> Iterator[tuple[int, Row]]:
         while members:
-            now, *told = READ.run(self._link, self._keys, [queue], ("b" if bodies else "r", *members))
+            now, *told = self._keys.run(READ, [queue], ("b" if bodies else "r", *members))
             answers = [told[at : at + 5] for at in range(0, len(told), 5)]
             for member, answer in zip(members, answers, strict=False):
                 row = read_row(queue, member, answer)
@@ -232,4 +229,4 @@ class Inspector:
         by_queue: dict[str, list[Word]] = {}
         for row in rows:
             by_queue.setdefault(row.message.queue, [verb.value]).extend((row.member, row.stored))
-        return sum(CHANGE.run(self._link, self._keys, [queue], words) for queue, words in by_queue.items())
+        return sum(self._keys.run(CHANGE, [queue], words) for queue, words in by_queue.items())

@@ -19,8 +19,6 @@ from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool.message.lease import JobLease
 from jobpool_backends.redis import scripts
 from jobpool_backends.redis.connection import Word
-from jobpool_backends.redis.connections import Link
-from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import MEMBER_CHARS, pieces, places_by
 from jobpool_backends.shared import KEY_PLACE, MICRO, micros
 
@@ -36,8 +34,7 @@ _LOST = Begun(Begin.LOST)
 class RedisKeyStore(KeyStore):
     """Keys beside the messages of a prefix. Its values are as durable as the server makes them."""
 
-    def __init__(self, link: Link, keys: KeyNames) -> None:
-        self._link = link
+    def __init__(self, keys: scripts.Keyspace) -> None:
         self._keys = keys
 
     # --- guards ------------------------------------------------------------------------------------
@@ -55,30 +52,30 @@ class RedisKeyStore(KeyStore):
                 words.append(len(some))
                 for lease, guards in (asked[place] for place in some):
                     words += (token_of(lease)[:MEMBER_CHARS], guarded_token(lease, guards))
-            answers = scripts.BEGIN.run(self._link, self._keys, list(by_queue), words)
+            answers = self._keys.run(scripts.BEGIN, list(by_queue), words)
             for place, answer in zip(chain.from_iterable(by_queue.values()), answers, strict=True):
                 begun[place] = _read_begun(answer, asked[place][1])
         return begun
 
     def _first_run(self, queue: str, key: str, ttl: float) -> bool:
-        return bool(self._link.run(scripts.FIRST_RUN, [self._keys.one(queue, f"done:{key}")], [micros(ttl)]))
+        return bool(self._keys.link.run(scripts.FIRST_RUN, [self._keys.one(queue, f"done:{key}")], [micros(ttl)]))
 
     def _forget(self, queue: str, key: str) -> bool:
-        return bool(self._link.run(scripts.FORGET, [self._keys.one(queue, f"done:{key}")], ()))
+        return bool(self._keys.link.run(scripts.FORGET, [self._keys.one(queue, f"done:{key}")], ()))
 
     def _take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
         answers: list[float] = []
         for piece in pieces(rates, MAX_LEASES_PER_SCRIPT):
             words: list[Word] = [token, *(number for rate in piece for number in (rate.most, micros(rate.window)))]
             keys = [self._keys.one(queue, f"rate:{rate.name}") for rate in piece]
-            left = self._link.run(scripts.TAKE, keys, words)
+            left = self._keys.link.run(scripts.TAKE, keys, words)
             answers += [micros_left / MICRO for micros_left in left]
         return answers
 
     def _holders(self, queue: str, name: str) -> list[str]:
         key = name.removeprefix(KEY_PLACE)
         places = self._keys.one(queue, f"hold:{name}" if key == name else f"runs:{key}")
-        found: list[bytes] = scripts.HOLDERS.run(self._link, self._keys, [queue], (), places)
+        found: list[bytes] = self._keys.run(scripts.HOLDERS, [queue], (), places)
         return sorted(ident.decode() for ident in found)
 
     # --- records -----------------------------------------------------------------------------------
@@ -108,7 +105,7 @@ class RedisKeyStore(KeyStore):
         self._on_records(scripts.DROP, space, keys)
 
     def _on_records(self, script: scripts.QueueScript, space: str, words: Sequence[Word]) -> Any:
-        return self._link.run(script, self._keys.of(space, scripts.RECORD_KEYS), words)
+        return self._keys.link.run(script, self._keys.of(space, scripts.RECORD_KEYS), words)
 
     # --- logs --------------------------------------------------------------------------------------
 
@@ -121,14 +118,14 @@ class RedisKeyStore(KeyStore):
         for name, added in logs.items():
             words += (name, len(added), *added)
             keys.append(self._keys.one(space, f"log:{name}"))
-        self._link.run(scripts.APPEND, keys, words)
+        self._keys.link.run(scripts.APPEND, keys, words)
 
     def _read_log(self, space: str, name: str, limit: int) -> list[bytes]:
-        lines: list[bytes] = self._link.call("LRANGE", self._keys.one(space, f"log:{name}"), 0, limit - 1)
+        lines: list[bytes] = self._keys.link.call("LRANGE", self._keys.one(space, f"log:{name}"), 0, limit - 1)
         return lines
 
     def _list_logs(self, space: str) -> list[str]:
-        names: list[bytes] = self._link.call("ZRANGE", self._keys.one(space, "logs"), 0, MAX_LOGS - 1)
+        names: list[bytes] = self._keys.link.call("ZRANGE", self._keys.one(space, "logs"), 0, MAX_LOGS - 1)
         return [name.decode() for name in names]
 
 

@@ -24,9 +24,7 @@ from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease, make_lease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.redis.connection import Word
-from jobpool_backends.redis.connections import Link
 from jobpool_backends.redis.enqueue import messages_words
-from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.keys import guarded_token, token_of
 from jobpool_backends.redis.records import (
     HOLDER_CHARS,
@@ -38,7 +36,7 @@ from jobpool_backends.redis.records import (
     readable,
     write_entry,
 )
-from jobpool_backends.redis.scripts import FETCH, REAP, RENEW, SETTLE
+from jobpool_backends.redis.scripts import FETCH, REAP, RENEW, SETTLE, Keyspace
 from jobpool_backends.shared import MICRO, DeadCaps, delay_micros, micros, more_than, stand_in
 
 MAX_MESSAGES_PER_FETCH = 2000
@@ -66,8 +64,7 @@ _ACKS = {"": "a", "g": "A", "u": "u", "w": "U"}
 class Leases:
     """The leases of one prefix. `caps` bound the dead letters."""
 
-    def __init__(self, link: Link, keys: KeyNames, clock: Clock, caps: DeadCaps, scheme: str) -> None:
-        self._link = link
+    def __init__(self, keys: Keyspace, clock: Clock, caps: DeadCaps, scheme: str) -> None:
         self._keys = keys
         self._clock = clock
         self._caps = caps
@@ -76,7 +73,7 @@ class Leases:
     def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         before, length = self._clock.boot(), micros(ttl)
         words = (min(limit, MAX_MESSAGES_PER_FETCH), length, f"{secrets.token_hex(8)} {length:014d} ", _CALL_TTL_US)
-        answer = FETCH.run(self._link, self._keys, [queue], words, self._keys.one(queue, f"call:fetch:{fetch_id}"))
+        answer = self._keys.run(FETCH, [queue], words, self._keys.one(queue, f"call:fetch:{fetch_id}"))
         if not answer:
             return []
         members, records, bodies, *left = answer
@@ -115,7 +112,7 @@ class Leases:
                 words: list[Word] = [length, f"{length:014d}", len(places)]
                 words += [token_of(leases[place])[:MEMBER_CHARS] for place in places]
                 words += [leases[place].owner_token[:HOLDER_CHARS] for place in places]
-                answers = _read_answers(RENEW.run(self._link, self._keys, [queue], words))
+                answers = _read_answers(self._keys.run(RENEW, [queue], words))
                 for place, answer in zip(places, answers, strict=True):
                     if answer is Settled.OK:
                         renewed[place] = replace(leases[place], expires_at=before + ttl)
@@ -133,7 +130,7 @@ class Leases:
                 words = [_CALL_TTL_US, self._caps.most, self._caps.age, *batch.words()]
                 lead = self._keys.settle_call(batch.queues[0], f"{call_id}+{number}" if number else call_id)
                 last = self._keys.one(batch.queues[0], "last")
-                told = _read_answers(SETTLE.run(self._link, self._keys, batch.queues, words, lead, last))
+                told = _read_answers(self._keys.run(SETTLE, batch.queues, words, lead, last))
                 for place, answer in zip(places, told, strict=False):  # an id used for another batch is a mistake
                     answers[place] = answer
         return answers
@@ -152,7 +149,7 @@ class Leases:
             most = min(REAPED_PER_SCRIPT, room)
             charges = (policy.max_crashes, float(policy.window * MICRO), *back_off, secrets.randbits(31))
             words = (most, first, visibility, *charges, self._caps.most, self._caps.age)
-            looked, ended, *told = REAP.run(self._link, self._keys, [queue], words)
+            looked, ended, *told = self._keys.run(REAP, [queue], words)
             found = [
                 Reaped(ident.decode(), queue, int(crashes), cause.decode("utf-8", "replace"), dead == b"1")
                 for ident, crashes, cause, dead in zip(*[iter(told)] * 4, strict=True)

@@ -25,12 +25,20 @@ class QueueScript(Script):
         super().__init__(source)
         self.names = names
 
-    def run(self, link: Link, keys: KeyNames, queues: Sequence[str], words: Sequence[Word], *lead: str) -> Any:
-        """Run it on these queues; `lead`: the keys of the call. Returns and raises as `Link.run`."""
-        found = list(lead)
+
+class Keyspace(KeyNames):
+    """The names of the keys in one namespace, and the link to their server."""
+
+    def __init__(self, link: Link, prefix: str, *, spread: bool) -> None:
+        super().__init__(prefix, spread=spread)
+        self.link = link
+
+    def run(self, script: QueueScript, queues: Sequence[str], words: Sequence[Word], *lead: str) -> Any:
+        """Run a script on these queues; `lead`: the keys of the call. Returns and raises as `Link.run`."""
+        keys = list(lead)
         for queue in queues:
-            found += keys.of(queue, self.names)
-        return link.run(self, found, words)
+            keys += self.of(queue, script.names)
+        return self.link.run(script, keys, words)
 
 
 def _script(name: str, pieces: str, names: str, lead: str = "") -> QueueScript:

@@ -15,9 +15,7 @@ import time
 from collections.abc import Sequence
 
 from jobpool.errors import BackendUnavailable
-from jobpool_backends.redis.connections import Link
-from jobpool_backends.redis.key_names import KeyNames
-from jobpool_backends.redis.scripts import LOOK
+from jobpool_backends.redis.scripts import LOOK, Keyspace
 from jobpool_backends.shared import MICRO
 
 LOOK_INTERVAL_S = 0.5
@@ -27,8 +25,7 @@ LOOK_INTERVAL_S = 0.5
 class Waiter:
     """The wait for messages; any number of threads at once."""
 
-    def __init__(self, link: Link, keys: KeyNames) -> None:
-        self._link = link
+    def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
         self._closed = threading.Event()
 
@@ -58,7 +55,7 @@ class Waiter:
             remaining = give_up - time.monotonic()
             if remaining <= 0:
                 return None
-            woken = self._link.wait_pop(list(wakes), min(remaining, until_due, LOOK_INTERVAL_S))
+            woken = self._keys.link.wait_pop(list(wakes), min(remaining, until_due, LOOK_INTERVAL_S))
             if woken is not None:
                 return wakes[woken]
             if time.monotonic() >= give_up and until_due > remaining:
@@ -69,7 +66,7 @@ class Waiter:
         """Return a queue that has something now, or None and the seconds until a message falls due."""
         soonest = LOOK_INTERVAL_S
         for group in [[queue] for queue in queues] if self._keys.spread else [queues]:
-            number, until_due = LOOK.run(self._link, self._keys, group, ())
+            number, until_due = self._keys.run(LOOK, group, ())
             if number:
                 return group[number - 1], 0.0
             if until_due >= 0:

@@ -224,7 +224,7 @@ def test_a_message_that_moved_on_is_left_alone_by_a_bulk_verb(rig: Rig) -> None:
     backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.RETRY)  # meanwhile, by somebody else
     take(backend, 2)
     for verb in Verb:
-        assert CHANGE.run(rig._link, rig.keys, [QUEUE], (verb.value, *seen)) == 0
+        assert backend._inspector._keys.run(CHANGE, [QUEUE], (verb.value, *seen)) == 0  # type: ignore[attr-defined]
     assert backend.stats(QUEUE).leased == 2
 
 
