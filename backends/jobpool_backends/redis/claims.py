@@ -26,9 +26,7 @@ from jobpool_backends.redis.inspect import Inspector
 from jobpool_backends.redis.records import cursor_of, read_tail
 from jobpool_backends.shared import MICRO, DeadCaps, micros, stand_in
 
-_AGAIN = 1
-"""Answer of a script that found nothing, but has not looked at everything."""
-
+_AGAIN = 1  # answer of a script that found nothing, but has not looked at everything
 _make_message = maker(QueueMessage)
 
 _DELETED = {ord("d"): Deleted.DONE, ord("f"): Deleted.FORBIDDEN}
@@ -56,9 +54,8 @@ class RedisClaimStore(ClaimStore):
     def _claim(
         self, queue: str, claim_id: str, limit: int, ttl: float, grace: float, max_claims: int
     ) -> HeldClaim | None:
-        lengths = (micros(ttl), micros(grace))
-        words = (claim_id, limit, *lengths, max_claims, self._caps.most, self._caps.age)
-        return _held(queue, claim_id, self._take(scripts.CLAIM, queue, words))
+        asked = (claim_id, limit, micros(ttl), micros(grace), max_claims, self._caps.most, self._caps.age)
+        return _held(queue, claim_id, self._take(scripts.CLAIM, queue, asked))
 
     def _get(self, queue: str, claim_id: str) -> HeldClaim | None:
         return _held(queue, claim_id, self._run(scripts.CLAIM_SHOW, queue, claim_id))
@@ -68,8 +65,7 @@ class RedisClaimStore(ClaimStore):
         return _held(queue, claim_id, self._run(scripts.CLAIM_RENEW, queue, claim_id, micros(ttl), kept))
 
     def _release(self, queue: str, claim_id: str) -> int:
-        freed: int = self._run(scripts.CLAIM_RELEASE, queue, claim_id)
-        return freed
+        return int(self._run(scripts.CLAIM_RELEASE, queue, claim_id))
 
     def _delete(self, queue: str, idents: Sequence[str], claim_id: str | None) -> list[Deleted] | None:
         asked = [ident.encode("utf-8", "replace") for ident in idents]
@@ -82,9 +78,8 @@ class RedisClaimStore(ClaimStore):
 
     def _list(self, queue: str, after: int, limit: int, claimed: bool) -> list[QueueMessage]:
         states = (State.WAITING, State.LEASED) if claimed else (State.WAITING,)
-        return [
-            row.queue_message() for row in self._inspector.rows(MessageFilter(queue=queue, states=states), after, limit)
-        ]
+        where = MessageFilter(queue=queue, states=states)
+        return [row.queue_message() for row in self._inspector.rows(where, after, limit)]
 
     def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]:
         claims: list[HeldClaim] = []
@@ -97,7 +92,9 @@ class RedisClaimStore(ClaimStore):
         return claims
 
     def _stats(self, queue: str) -> ClaimStats:
-        return self._inspector.counts(queue).claim_stats()
+        counts = self._inspector.counts(queue)
+        free, delayed, claimed, _ = counts.by_state().values()
+        return ClaimStats(claimed, free, delayed, counts.expired)
 
     def _run(self, script: scripts.QueueScript, queue: str, *words: Word) -> Any:
         return self._keys.run(script, [queue], words)
@@ -111,7 +108,6 @@ class RedisClaimStore(ClaimStore):
 
 
 def _held(queue: str, claim_id: str, answer: Any) -> HeldClaim | None:
-    """Return the claim that a script shows, None for none."""
     if answer is None:
         return None
     now, head, *columns = answer

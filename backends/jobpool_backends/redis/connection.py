@@ -26,8 +26,7 @@ from jobpool_backends.redis.errors import explain
 Result = TypeVar("Result")
 Word = str | bytes | int | float
 
-MIN_SHARE_S = 0.25
-"""Least time for each of many servers: less would pass over servers that are merely far away."""
+MIN_SHARE_S = 0.25  # for each of many servers: less would pass over servers that are merely far away
 
 
 class Connection:
@@ -38,12 +37,12 @@ class Connection:
         ident: The server's id of it, once asked for; 0 before.
     """
 
-    __slots__ = ("_connection", "_socket", "ident", "used")
-
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         connection.connect()
         self._socket: socket.socket = connection._sock  # redis-py has no public name for it
+        self.fileno = self._socket.fileno  # readable when an answer is there
+        self.close = connection.disconnect  # safe to call twice
         self.used = False
         self.ident = 0
 
@@ -53,7 +52,7 @@ class Connection:
         return self._connection.read_response()
 
     def ask_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
-        """Send all commands at once and return their answers, among which refusals are values, not raised."""
+        """Return the answers to all commands, sent at once; refusals are values among them."""
         self._connection.send_packed_command((b"".join(map(_pack, commands)),), False)
         answers = []
         for _ in commands:
@@ -71,18 +70,10 @@ class Connection:
         """Return the answer to what was sent, within `limit` seconds."""
         return self._connection.read_response(timeout=limit)
 
-    def fileno(self) -> int:
-        """Return the descriptor, for `poll`: readable when an answer is there."""
-        return self._socket.fileno()
-
     def interrupt(self) -> None:
         """Wake the thread that waits on this connection, from any other. Not a close: the number may be reused."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close the connection. Safe to call twice."""
-        self._connection.disconnect()
 
 
 def _pack(words: Sequence[Word]) -> bytes:

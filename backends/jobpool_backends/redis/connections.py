@@ -26,8 +26,11 @@ from jobpool_backends.redis.errors import Explained, explain
 
 Result = TypeVar("Result")
 
-MIN_WAIT_S = 0.01
-"""BLPOP takes 0 for "forever", and Redis 6.2 takes 0.001 for 0."""
+MIN_WAIT_S = 0.01  # BLPOP takes 0 for "forever", and Redis 6.2 takes 0.001 for 0
+
+
+class Stale(Exception):
+    """A kept connection was closed by the server before this call. Nothing is known of the call."""
 
 
 class Script:
@@ -107,7 +110,14 @@ class ServerLink(Link):
         return self._use(lambda connection: connection.ask(words))
 
     def call_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
-        return self._use(lambda connection: first_error(connection.ask_many(commands))) if commands else []
+        def ask(connection: Connection) -> list[Any]:
+            answers = connection.ask_many(commands)
+            for error in answers:
+                if isinstance(error, ResponseError):
+                    raise error
+            return answers
+
+        return self._use(ask) if commands else []
 
     def survey(self, commands: Sequence[Sequence[Word]]) -> list[tuple[str, list[Any]]]:
         return [(self.title, self._use(lambda connection: connection.ask_many(commands)))]
@@ -127,7 +137,7 @@ class ServerLink(Link):
         self.drop_idle()
 
     def drop_idle(self) -> None:
-        """Close the connections that nobody uses just now; the link stays as good as it was."""
+        """Close the connections that nobody uses just now."""
         for idle in (self._idle, self._idle_listeners):
             with suppress(IndexError):  # several threads may drop: each pops its own
                 while True:
@@ -136,7 +146,7 @@ class ServerLink(Link):
     # --- connections -------------------------------------------------------------------------------
 
     def _use(self, work: Callable[[Connection], Result], idle: list[Connection] | None = None) -> Result:
-        """Do `work` on a kept connection, or on a new one where there is none, or it turns out to be stale."""
+        """Do `work` on a kept connection; on a new one if there is none, or it turns out to be stale."""
         self._check_usable()
         idle = self._idle if idle is None else idle
         try:
@@ -215,15 +225,3 @@ class ServerLink(Link):
                 f"the connection to {self.title} was opened by process {self._pid}, before a fork, and cannot"
                 " be shared: open the backend after the fork, in the process that uses it"
             )
-
-
-def first_error(answers: list[Any]) -> list[Any]:
-    """Return the answers, or the first error among them, raised."""
-    for answer in answers:
-        if isinstance(answer, ResponseError):
-            raise answer
-    return answers
-
-
-class Stale(Exception):
-    """A kept connection was closed by the server before this call. Nothing is known of the call."""

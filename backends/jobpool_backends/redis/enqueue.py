@@ -17,14 +17,10 @@ from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.records import PRIORITIES, due_of, places_by, read_entry, tail_of
 from jobpool_backends.redis.scripts import ENQUEUE, OUTBOX_DROP, OUTBOX_PEEK, Keyspace
 
-MAX_MESSAGES_PER_CALL = 100_000
-"""One script adds them, all or none, and the server does nothing else meanwhile: 10 µs for each."""
-
+MAX_MESSAGES_PER_CALL = 100_000  # one script adds them, and the server does nothing else meanwhile: 10 µs for each
 ENTRIES_PER_SCRIPT = 100
 _BYTES_PER_SCRIPT = 4 * 2**20
-
-_LIST_INTERVAL_S = 60.0
-"""Seconds after which a cluster is told a queue's name again: somebody may have flushed it."""
+_LIST_INTERVAL_S = 60.0  # after which a cluster is told a queue's name again: somebody may have flushed it
 
 
 class Enqueuer:
@@ -76,12 +72,10 @@ class Enqueuer:
         Raises BackendUnavailable: a node does not answer, and what is left stays where it is.
         """
         for queue in queues:
-            key = self._keys.one(queue, "outbox")
-            first = (ENTRIES_PER_SCRIPT, _BYTES_PER_SCRIPT)
-            while entries := self._keys.run(OUTBOX_PEEK, (), first, key):
+            while entries := self._keys.run(OUTBOX_PEEK, [queue], (ENTRIES_PER_SCRIPT, _BYTES_PER_SCRIPT)):
                 self.add([read_entry(entry) for entry in entries])
                 head = entries[0].partition(b"\n")[0] + b"\n"  # which names the message
-                self._keys.run(OUTBOX_DROP, (), (head, len(entries)), key)
+                self._keys.run(OUTBOX_DROP, [queue], (head, len(entries)))
 
 
 def messages_words(messages: Sequence[NewMessage], queues: Sequence[str]) -> list[Word]:

@@ -18,7 +18,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
-from jobpool.broker.claim_store import ClaimStats
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.records import TIES_PER_SEQUENCE, Row, pieces, places_by, read_row, tie_of
@@ -27,7 +26,6 @@ from jobpool_backends.shared import MICRO, TOUCHABLE, matches
 
 MEMBERS_PER_SCRIPT = 500
 CHANGES_PER_SCRIPT = 250
-ANY_STATE = tuple(State)
 
 _SEQUENCE_CHARS = 16
 _LETTERS = {State.WAITING: "w", State.DELAYED: "d", State.LEASED: "l", State.DEAD: "x"}
@@ -52,13 +50,13 @@ class Counts(NamedTuple):
     def posted(self) -> int:
         return self.posts_free + self.posts_delayed + self.posts_claimed
 
-    def claim_stats(self) -> ClaimStats:
-        return ClaimStats(
-            claimed=self.leased + self.posts_claimed,
-            free=self.waiting + self.posts_free,
-            delayed=self.delayed + self.posts_delayed,
-            expired=self.expired,
-        )
+    def by_state(self) -> dict[State, int]:
+        return {
+            State.WAITING: self.waiting + self.posts_free,
+            State.DELAYED: self.delayed + self.posts_delayed,
+            State.LEASED: self.leased + self.posts_claimed,
+            State.DEAD: self.dead,
+        }
 
 
 class Place(NamedTuple):
@@ -103,19 +101,9 @@ class Inspector:
 
     def count(self, where: MessageFilter, cap: int) -> int:
         if where == MessageFilter(queue=where.queue, states=where.states):
-            return min(cap, sum(self._count(queue, where.states) for queue in self._queues(where)))
+            counts = [self.counts(queue).by_state() for queue in self._queues(where)]
+            return min(cap, sum(count[state] for count in counts for state in set(where.states or State)))
         return sum(1 for _ in islice(self.search(where), cap))
-
-    def _count(self, queue: str, states: Sequence[State]) -> int:
-        told = self.counts(queue)
-        stats = told.claim_stats()
-        counts = {
-            State.WAITING: stats.free,
-            State.DELAYED: stats.delayed,
-            State.LEASED: stats.claimed,
-            State.DEAD: told.dead,
-        }
-        return sum(counts[state] for state in set(states or ANY_STATE))
 
     # --- messages ----------------------------------------------------------------------------------
 
@@ -150,8 +138,7 @@ class Inspector:
             yield from self._read(some, where, bodies or where.text is not None)
 
     def _all(self, where: MessageFilter, behind: str, piece: int) -> Iterator[Place]:
-        """Yield the places of the queues and states that the filter names."""
-        states = where.states or ANY_STATE
+        states = where.states or tuple(State)
         letters = "".join(letter for state, letter in _LETTERS.items() if state in states)
         sources = []
         for queue in self._queues(where):
@@ -181,7 +168,6 @@ class Inspector:
         yield from sorted(Place(member[3:], tie, queue, member) for member in map(bytes.decode, found))
 
     def _given(self, idents: Sequence[str]) -> list[Place]:
-        """Return the places of the messages with these ids."""
         wanted = list(dict.fromkeys(idents))
         keys = [self._keys.one(name, "ids") for name in (self.names() if self._keys.spread else [""])]
         asked = [("HMGET", key, *piece) for key in keys for piece in pieces(wanted, MEMBERS_PER_SCRIPT)]

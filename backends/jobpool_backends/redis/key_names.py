@@ -84,20 +84,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+# Kept once for the namespace, so that an id is unique and the order of enqueue holds over all queues.
 SHARED = frozenset({"ids", "ended", "last", "queues"})
-"""Kept once for the namespace, so that an id is unique and the order of enqueue holds over all queues."""
-
-_MAX_KNOWN_LISTS = 10_000
-"""Lists of keys that are kept, for programs that make up queues as they go."""
+_MAX_KNOWN_LISTS = 10_000  # for programs that make up queues as they go
 
 
 class KeyNames:
-    """The names of the keys in one namespace.
-
-    Args:
-        prefix: Of all keys.
-        spread: Each queue is by itself, with no key in common: a cluster keeps them on different servers.
-    """
+    """The names of the keys in one namespace. `spread`: queues have no key in common, as on a cluster."""
 
     def __init__(self, prefix: str, *, spread: bool = False) -> None:
         self.prefix = prefix

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 import orjson
 
@@ -25,10 +24,7 @@ from jobpool_backends.shared import KEY_PLACE, MICRO, micros
 MAX_LEASES_PER_SCRIPT = 500
 """Some 10 ms of the server's time when each lease asks for everything; also rates a script."""
 
-MAX_LOGS = 10_000
-"""Names of logs that are listed."""
-
-_LOST = Begun(Begin.LOST)
+MAX_LISTED_LOGS = 10_000
 
 
 class RedisKeyStore(KeyStore):
@@ -41,7 +37,7 @@ class RedisKeyStore(KeyStore):
 
     def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
         """Return the answers, in order: a round trip for each 500 leases, and for each queue where keys are spread."""
-        begun = [_LOST] * len(asked)
+        begun = [Begun(Begin.LOST)] * len(asked)
         groups = places_by(lease.queue if self._keys.spread else "" for lease, _ in asked)
         for places in (piece for group in groups.values() for piece in pieces(group, MAX_LEASES_PER_SCRIPT)):
             by_queue: dict[str, list[int]] = {}
@@ -81,10 +77,10 @@ class RedisKeyStore(KeyStore):
     # --- records -----------------------------------------------------------------------------------
 
     def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
-        self._on_records(scripts.PUT, space, [micros(ttl), *(word for record in records.items() for word in record)])
+        self._keys.run(scripts.PUT, [space], [micros(ttl), *(word for record in records.items() for word in record)])
 
     def _get_record(self, space: str, key: str) -> bytes | None:
-        value: bytes | None = self._on_records(scripts.GET, space, (key,))
+        value: bytes | None = self._keys.run(scripts.GET, [space], (key,))
         return value
 
     def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
@@ -96,16 +92,13 @@ class RedisKeyStore(KeyStore):
         while more and len(found) < limit:
             start = b"(" + behind if behind >= first and behind else b"[" + first
             words = (start, b"(" + last, limit - len(found))
-            more, *told = self._on_records(scripts.LIST, space, words)
+            more, *told = self._keys.run(scripts.LIST, [space], words)
             found += [(key.decode(), value) for key, value in zip(told[::2], told[1::2], strict=True)]
             behind = told[-2] if told else behind
         return found
 
     def _delete_records(self, space: str, keys: Sequence[str]) -> None:
-        self._on_records(scripts.DROP, space, keys)
-
-    def _on_records(self, script: scripts.QueueScript, space: str, words: Sequence[Word]) -> Any:
-        return self._keys.link.run(script, self._keys.of(space, scripts.RECORD_KEYS), words)
+        self._keys.run(scripts.DROP, [space], keys)
 
     # --- logs --------------------------------------------------------------------------------------
 
@@ -125,7 +118,7 @@ class RedisKeyStore(KeyStore):
         return lines
 
     def _list_logs(self, space: str) -> list[str]:
-        names: list[bytes] = self._keys.link.call("ZRANGE", self._keys.one(space, "logs"), 0, MAX_LOGS - 1)
+        names: list[bytes] = self._keys.link.call("ZRANGE", self._keys.one(space, "logs"), 0, MAX_LISTED_LOGS - 1)
         return [name.decode() for name in names]
 
 
@@ -147,14 +140,11 @@ def _read_begun(word: bytes, guards: Guards) -> Begun:
     match word[:1]:
         case b"g":
             return Begun(Begin.GRANTED)
-        case b"d":
-            return Begun(Begin.DONE, guards.key or "")
-        case b"k":
-            return Begun(Begin.HELD, guards.key or "")
+        case b"d" | b"k" as letter:
+            return Begun(Begin.DONE if letter == b"d" else Begin.HELD, guards.key or "")
         case b"h":
             return Begun(Begin.HELD, word[2:].decode())
         case b"r":
             left, _, name = word[2:].decode().partition(" ")
             return Begun(Begin.LIMITED, name, int(left) / MICRO)
-        case _:
-            return _LOST
+    return Begun(Begin.LOST)

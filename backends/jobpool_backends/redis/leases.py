@@ -39,12 +39,8 @@ from jobpool_backends.redis.records import (
 from jobpool_backends.redis.scripts import FETCH, REAP, RENEW, SETTLE, Keyspace
 from jobpool_backends.shared import MICRO, DeadCaps, delay_micros, micros, more_than, stand_in
 
-MAX_MESSAGES_PER_FETCH = 2000
-"""Some 10 ms of the server's time, whatever was asked for."""
-
-MAX_LEASES_PER_SCRIPT = 1000
-"""Settlements or renewals, some 5 ms of the server's time; a larger batch is several."""
-
+MAX_MESSAGES_PER_FETCH = 2000  # some 10 ms of the server's time, whatever was asked for
+MAX_LEASES_PER_SCRIPT = 1000  # settlements or renewals, some 5 ms of the server's time; a larger batch is several
 MAX_REAPED_PER_CALL = 1000
 REAPED_PER_SCRIPT = 200
 
@@ -223,7 +219,7 @@ class _Columns:
 
 
 def _encode(settlement: Settlement, letter: str, guards: Guards | None) -> tuple[str, Sequence[Word]]:
-    """Return the verb of a settlement, and the words that it needs. `letter` is the end of the lease's token."""
+    """Return the verb of a settlement, and the words that it needs. `letter`: the end of the lease's token."""
     match settlement:
         case Ack():
             verb = _ACKS.get(letter, "A")

@@ -19,7 +19,7 @@ _FOLDER = files("jobpool_backends.redis") / "lua"
 
 
 class QueueScript(Script):
-    """A script, and the names of the keys that it wants of each queue."""
+    """A script, and the names of the keys that it wants of each queue, or of the one space or queue that it is for."""
 
     def __init__(self, source: str, names: tuple[str, ...]) -> None:
         super().__init__(source)
@@ -45,7 +45,7 @@ def _script(name: str, pieces: str, names: str, lead: str = "") -> QueueScript:
     wanted, first = tuple(names.split()), lead.split()
     files = ("base", *pieces.split(), name)
     parts = [_header(first, wanted), *((_FOLDER / f"{file}.lua").read_text("utf-8") for file in files)]
-    return QueueScript("\n".join(parts), wanted)
+    return QueueScript("\n".join(parts), wanted or tuple(first))
 
 
 def _header(lead: Sequence[str], names: Sequence[str]) -> str:
@@ -111,9 +111,7 @@ FIRST_RUN = _script("firstrun", "clock remember", "", "done")
 FORGET = _script("forget", "clock remember", "", "done")
 TAKE = _script("take", "clock rates", "")
 
-RECORD_KEYS = ("values", "names", "ends")
-_RECORDS = " ".join(RECORD_KEYS)
-
+_RECORDS = "values names ends"
 PUT = _script("put", "clock", "", _RECORDS)
 GET = _script("get", "clock", "", _RECORDS)
 LIST = _script("list", "clock", "", _RECORDS)

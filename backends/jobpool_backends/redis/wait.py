@@ -18,8 +18,7 @@ from jobpool.errors import BackendUnavailable
 from jobpool_backends.redis.scripts import LOOK, Keyspace
 from jobpool_backends.shared import MICRO
 
-LOOK_INTERVAL_S = 0.5
-"""Time between two looks, for delays that were shortened meanwhile, and for a waiter that was woken and died."""
+LOOK_INTERVAL_S = 0.5  # for delays that were shortened meanwhile, and for a waiter that was woken and died
 
 
 class Waiter:
@@ -28,6 +27,7 @@ class Waiter:
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
         self._closed = threading.Event()
+        self.close = self._closed.set  # ends all waits; the link's own `close` wakes them at once
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """Return a queue that may have something, None after `timeout` seconds, or when this is closed."""
@@ -41,10 +41,6 @@ class Waiter:
             if self._closed.is_set():  # here, and with it the link: before a look, or while we slept
                 return None
             raise
-
-    def close(self) -> None:
-        """End all waits; the link's own `close` wakes them at once."""
-        self._closed.set()
 
     def _wait(self, queues: Sequence[str], give_up: float) -> str | None:
         wakes = {self._keys.one(queue, "bell"): queue for queue in queues}
