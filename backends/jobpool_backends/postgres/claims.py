@@ -20,14 +20,12 @@ from jobpool_backends.postgres.leases import HOLDERS
 from jobpool_backends.shared import MICRO, micros
 from jobpool_backends.sql import read_queue_message
 
+# A call asks again, when others have a hand on what it could take: they are quick, mostly.
 BUSY_RETRY_S = 0.5
-"""Seconds for which a call asks again, when others have a hand on what it could take: they are quick, mostly."""
-
 _MIN_NAP_S = 0.002
 _MAX_NAP_S = 0.02
 
 _ANSWERS = {"d": Deleted.DONE, "f": Deleted.FORBIDDEN, "?": Deleted.FORBIDDEN}
-_BUSY = "?"
 
 Row = tuple[Any, ...]
 Result = TypeVar("Result")
@@ -79,7 +77,7 @@ class PostgresClaims(ClaimStore):
         ids = list(map(storable, idents))
         letters: str | None = _persist(
             lambda: self._database.value("delete_messages", queue, ids, claim_id),
-            lambda letters: _BUSY in (letters or ""),
+            lambda letters: "?" in (letters or ""),
         )
         self._database.sweep()
         return None if letters is None else [_ANSWERS[letter] for letter in letters]
@@ -104,14 +102,12 @@ class PostgresClaims(ClaimStore):
 
 def _persist(ask: Callable[[], Result], is_busy: Callable[[Result], bool]) -> Result:
     """Repeat `ask()` until its answer is not busy, or time is up; return the last answer."""
-    answer = ask()
-    if is_busy(answer):
-        give_up = time.monotonic() + BUSY_RETRY_S
-        nap = _MIN_NAP_S
-        while is_busy(answer) and time.monotonic() < give_up:
-            time.sleep(random.uniform(0.0, nap))
-            nap = min(nap * 2, _MAX_NAP_S)
-            answer = ask()
+    answer, nap = ask(), _MIN_NAP_S
+    give_up = time.monotonic() + BUSY_RETRY_S
+    while is_busy(answer) and time.monotonic() < give_up:
+        time.sleep(random.uniform(0.0, nap))
+        nap = min(nap * 2, _MAX_NAP_S)
+        answer = ask()
     return answer
 
 

@@ -25,13 +25,12 @@ from jobpool_backends.postgres.migrate import check_current
 from jobpool_backends.postgres.schema import WRONG_ISOLATION, fill
 from jobpool_backends.sql import IdleConnections
 
-MAX_IDLE_CONNECTIONS = 8
-"""Connections kept for later calls; a server has few, and each is a process there."""
+MAX_IDLE_CONNECTIONS = 8  # kept for later calls; a server has few, and each is a process there
 
+# After a serialization failure or a dead-lock: naps, twice as long each time, with full jitter.
 _MIN_NAP_S = 0.001
 _MAX_NAP_S = 0.1
 _MAX_TRIES = 20
-"""After a serialization failure or a dead-lock: naps of 1 ms to 100 ms, twice as long each time, with full jitter."""
 
 SWEEP_INTERVAL_S = 5.0
 _SWEEP_BATCH_ROWS = 2000
@@ -62,10 +61,7 @@ class Database(IdleConnections[Connection]):
 
     def fill(self, sql: str) -> str:
         """Return a statement with the name of the schema for `{schema}`. Call it with few texts: they are kept."""
-        filled = self._filled.get(sql)
-        if filled is None:
-            filled = self._filled[sql] = fill(sql, self.schema)
-        return filled
+        return self._filled.get(sql) or self._filled.setdefault(sql, fill(sql, self.schema))
 
     def run(
         self, sql: str, parameters: Parameters | None = None, *, prepare: bool | None = None, repeatable: bool = True
@@ -143,7 +139,7 @@ class Database(IdleConnections[Connection]):
         return self._call(step)
 
     def prepare(self) -> None:
-        """Make the schema current, or see that it is. Safe to call again, and in several processes. Raises as `run`."""
+        """Make the schema current, or see that it is; in several processes too. Raises as `run`."""
         self._current = False
         self.connect().close()
 
@@ -159,13 +155,18 @@ class Database(IdleConnections[Connection]):
             connection = connect(self.address)
         except psycopg.Error as error:
             raise_unreached(error, self.address)
+        self.pooled = self.pooled or connection.pooled
+        if self.pooled:
+            connection.prepare_threshold = None
         try:
-            self._greet(connection)
-        except psycopg.Error as error:
+            if not self._current:
+                with self._checking:
+                    check_current(connection, self.schema)
+                self._current = True
+        except BaseException as error:
             connection.close()
-            raise_explained(error, self.address)
-        except BaseException:
-            connection.close()
+            if isinstance(error, psycopg.Error):
+                raise_explained(error, self.address)
             raise
         return connection
 
@@ -218,15 +219,6 @@ class Database(IdleConnections[Connection]):
             connection.close()
             return
         super().give_back(connection)
-
-    def _greet(self, connection: Connection) -> None:
-        self.pooled = self.pooled or connection.pooled
-        if self.pooled:
-            connection.prepare_threshold = None
-        if not self._current:
-            with self._checking:
-                check_current(connection, self.schema)
-            self._current = True
 
 
 def calling(function: str, count: int) -> str:

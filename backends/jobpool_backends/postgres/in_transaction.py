@@ -29,7 +29,6 @@ SELECT * FROM {schema}.bring(%(ids)b::text[], %(given)b::boolean[], %(queues)b::
     %(attempts)b::integer[], %(crashes)b::integer[], %(deliveries)b::bigint[], %(errors)b::text[],
     %(causes)b::text[]{eager})
 """
-_EAGER = ", eager => true"
 _ACK = """
 SELECT {schema}.settle(%(call)b::text, ARRAY[%(queue)b::text], ARRAY[%(seq)b::bigint], ARRAY[%(holder)b::bigint])
 """
@@ -52,9 +51,9 @@ def enqueue(connection: object, schema: str, messages: Sequence[NewMessage]) -> 
     Raises `ConfigurationError`, or what psycopg raises.
     """
     if all(map(is_plain, messages)):
-        _ask(connection, schema, ENQUEUE.replace("{eager}", _EAGER), columns(messages))
+        _ask(connection, schema, ENQUEUE.replace("{eager}", ", eager => true"), columns(messages))
         return {}
-    return dict(_ask(connection, schema, BRING.replace("{eager}", _EAGER), all_columns(messages)))
+    return dict(_ask(connection, schema, BRING.replace("{eager}", ", eager => true"), all_columns(messages)))
 
 
 def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ()) -> Callable[[], bool]:
@@ -78,13 +77,9 @@ def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ())
         )
     if messages and answer == "o":  # else this is the second time within the transaction
         enqueue(connection, schema, messages)
-    return lambda: _is_open(connection)
-
-
-def _is_open(connection: Any) -> bool:
-    """Return whether its transaction has yet to be committed; a lost connection's status is unknown, and it is over."""
-    status = connection.info.transaction_status
-    return status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+    # A lost connection's status is unknown: its transaction is over, too.
+    over = (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+    return lambda: _check(connection).info.transaction_status not in over
 
 
 def columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
@@ -101,13 +96,12 @@ def is_plain(message: NewMessage) -> bool:
 
 def all_columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
     """Return the parameters of the function `bring`."""
-    texts = {"unique_keys": "unique_key", "errors": "last_error", "causes": "cause"}
     found = columns(messages)
     for name in ("attempts", "crashes", "deliveries"):
         found[name] = [getattr(message, name) for message in messages]
-    for name, field in texts.items():
-        values = [getattr(message, field) for message in messages]
-        found[name] = [None if text is None else storable(text) for text in values]
+    for name, field in {"unique_keys": "unique_key", "errors": "last_error", "causes": "cause"}.items():
+        texts = [getattr(message, field) for message in messages]
+        found[name] = [None if text is None else storable(text) for text in texts]
     return found
 
 

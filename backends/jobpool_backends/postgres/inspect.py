@@ -35,8 +35,7 @@ STATS_CAP = 10_000
 """Messages of each state that are counted. Exact counts would be rows that every fetch and settlement changes, and
 those of all pools would wait for each other's commits."""
 
-_TEXT_WINDOW_MESSAGES = 256
-"""Messages, with their bodies, that are fetched at once to look for a text in them."""
+_TEXT_WINDOW_MESSAGES = 256  # with their bodies, fetched at once to look for a text in them
 
 _STATS = """
 SELECT s.*, {schema}.count_posted(%(queue)b, %(most)b) FROM {schema}.stats(%(queue)b, %(most)b) s

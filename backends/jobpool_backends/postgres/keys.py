@@ -106,44 +106,29 @@ class PostgresKeys(KeyStore):
 
 
 def _wanted(asked: _Asked) -> dict[str, Any]:
-    """Return the parameters of the function `begin_leases`."""
-    fulls, rates = _fulls(asked), _rates(asked)
+    """Return the parameters of the function `begin_leases`.
+
+    `fulls` and `rate_fulls`: how many places or starts must be taken for a call to be refused. With fewer taken, there
+    is room for all that the call asks for. A rate's name is among the places, too, without a number.
+    """
+    places: dict[tuple[str, str], list[int]] = {}
+    rates: dict[tuple[str, str], list[Rate]] = {}
+    for lease, guards in asked:
+        for name, most in _places(guards):
+            places.setdefault((lease.queue, name), []).append(most)
+        for rate in guards.rates:
+            rates.setdefault((lease.queue, rate.name), []).append(rate)
+    fulls: dict[tuple[str, str], int | None] = dict.fromkeys(rates)
+    fulls |= {place: min(mosts) - len(mosts) + 1 for place, mosts in places.items()}
     return lease_columns([lease for lease, _ in asked]) | {
         "rate_scopes": [queue for queue, _ in rates],
         "rate_names": [name for _, name in rates],
-        "rate_fulls": [full for full, _ in rates.values()],
-        "rate_lengths": [length for _, length in rates.values()],
+        "rate_fulls": [min(rate.most for rate in same) - len(same) + 1 for same in rates.values()],
+        "rate_lengths": [micros(max(rate.window for rate in same)) for same in rates.values()],
         "wants": [_want(guards) for _, guards in asked],
         "scopes": [queue for queue, _ in fulls],
         "names": [name for _, name in fulls],
         "fulls": list(fulls.values()),
-    }
-
-
-def _fulls(asked: _Asked) -> dict[tuple[str, str], int | None]:
-    """Return, by queue and name, how many places must be taken for a call to be refused; None under a rate's name.
-
-    With fewer taken, there is room for all that the call asks for.
-    """
-    wanted: dict[tuple[str, str], list[int]] = {}
-    for lease, guards in asked:
-        for name, most in _places(guards):
-            wanted.setdefault((lease.queue, name), []).append(most)
-    fulls: dict[tuple[str, str], int | None] = {
-        (lease.queue, rate.name): None for lease, guards in asked for rate in guards.rates
-    }
-    return fulls | {place: min(mosts) - len(mosts) + 1 for place, mosts in wanted.items()}
-
-
-def _rates(asked: _Asked) -> dict[tuple[str, str], tuple[int, int]]:
-    """Return the same for rates, by queue and name: starts in the longest window, and that window in microseconds."""
-    wanted: dict[tuple[str, str], list[Rate]] = {}
-    for lease, guards in asked:
-        for rate in guards.rates:
-            wanted.setdefault((lease.queue, rate.name), []).append(rate)
-    return {
-        place: (min(rate.most for rate in rates) - len(rates) + 1, micros(max(rate.window for rate in rates)))
-        for place, rates in wanted.items()
     }
 
 
@@ -155,11 +140,9 @@ def _places(guards: Guards) -> list[tuple[str, int]]:
 
 def _want(guards: Guards) -> str:
     """Return the same as JSON, in the order in which it is tried."""
-    want: dict[str, Any] = {}
-    if guards.key is not None:
-        want["key"] = storable(guards.key)
-    if guards.holds:
-        want["holds"] = [(hold.name, hold.most) for hold in guards.holds]
-    if guards.rates:
-        want["rates"] = [(rate.name, rate.most, micros(rate.window)) for rate in guards.rates]
-    return orjson.dumps(want).decode()
+    want = {
+        "key": None if guards.key is None else storable(guards.key),
+        "holds": [(hold.name, hold.most) for hold in guards.holds],
+        "rates": [(rate.name, rate.most, micros(rate.window)) for rate in guards.rates],
+    }
+    return orjson.dumps({name: value for name, value in want.items() if value not in (None, [])}).decode()

@@ -42,9 +42,6 @@ SELECT {schema}.settle(%(call)b, %(ack_queues)s, %(ack_seqs)s, %(ack_holders)s, 
 _RENEW = "SELECT {schema}.renew(%(queues)s, %(seqs)s, %(holders)s, %(length)b::bigint)"
 _PAST = "SELECT last_error, cause FROM {schema}.messages WHERE queue = %(queue)s AND state = 2 AND seq = %(seq)s"
 
-_STAYS = -1
-"""Instead of a delay, of what does not come back by this."""
-
 _ANSWERS = {
     "o": Settled.OK,
     "a": Settled.ALREADY,
@@ -54,15 +51,14 @@ _ANSWERS = {
 }
 
 _EVICT_BATCH_MESSAGES = 1000
-_MAX_EVICTIONS = 5
-"""Statements for one queue after one call. The next call goes on: somebody has set a cap on a long list."""
+_MAX_EVICTIONS = 5  # statements for one queue after one call; the next goes on: somebody has set a cap on a long list
 
 
 class _Term(NamedTuple):
     """A settlement that goes by itself, as the columns of the function `settle`."""
 
     verb: str
-    delay: int = _STAYS
+    delay: int = -1  # it does not come back by this
     reason: str | None = None
     error: str | None = None
     cause: str | None = None
@@ -213,8 +209,7 @@ def _names(values: Sequence[str]) -> str:
 
 
 def _quoted(name: str) -> str:
-    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _sort_out(settlements: Settlements) -> tuple[list[int], list[int]]:
@@ -223,8 +218,8 @@ def _sort_out(settlements: Settlements) -> tuple[list[int], list[int]]:
     acks: list[int] = []
     rest: list[int] = []
     for place, (lease, settlement) in enumerate(settlements):
-        plain = type(settlement) is Ack and (lease.guards is None or not _says_more(lease.guards))
-        (acks if alone and plain else rest).append(place)
+        plain = alone and type(settlement) is Ack and (lease.guards is None or not _says_more(lease.guards))
+        (acks if plain else rest).append(place)
     return acks, rest
 
 

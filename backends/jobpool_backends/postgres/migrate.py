@@ -46,14 +46,6 @@ def check_current(connection: Connection, schema: str) -> None:
         connection.answer_timeout = usual
 
 
-def _statements(schema: str, version: int) -> list[str]:
-    """Return the statements that lead from `version` to the current one."""
-    found = [] if version else [_VERSIONS]
-    for number, statements in enumerate(MIGRATIONS[version:], start=version + 1):
-        found += [*statements, _NOTE.replace("{version}", str(number))]
-    return [fill(statement, schema) for statement in found]
-
-
 def _read_version(connection: Connection, schema: str) -> int:
     """Return the schema's version, 0 when it is not there."""
     try:
@@ -71,13 +63,18 @@ def _read_version(connection: Connection, schema: str) -> int:
 def _migrate(connection: Connection, schema: str) -> None:
     try:
         with connection.transaction():
-            # The lock lets one process at a time migrate, and see what the one before has done.
+            # One process at a time migrates, and sees what the one before has done. No other program of the database
+            # may use the lock's number.
+            digest = hashlib.sha256(f"jobpool schema {schema}".encode()).digest()
             _ask(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             _ask(connection, "SET LOCAL statement_timeout = 0")
-            _ask(connection, "SELECT pg_advisory_xact_lock(%s)", [_lock_number(schema)])
+            _ask(connection, "SELECT pg_advisory_xact_lock(%s)", [int.from_bytes(digest[:8], "big", signed=True)])
             version = _version_under_lock(connection, schema)
-            for statement in _statements(schema, version) if version < VERSION else ():
-                _ask(connection, statement)
+            statements = [] if version else [_VERSIONS]
+            for number, migration in enumerate(MIGRATIONS[version:], start=version + 1):
+                statements += [*migration, _NOTE.replace("{version}", str(number))]
+            for statement in statements:
+                _ask(connection, fill(statement, schema))
     except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateObject, psycopg.errors.DuplicateFunction) as error:
         raise ConfigurationError(
             f"schema {schema!r} holds tables of another program ({_first_line(error)}): name another in the URL,"
@@ -100,11 +97,6 @@ def _version_under_lock(connection: Connection, schema: str) -> int:
         _ask(connection, f"CREATE SCHEMA {quoted(schema)}")
     there = _ask(connection, "SELECT to_regclass(%s) IS NOT NULL", [f"{quoted(schema)}.migrations"])[0][0]
     return _read_version(connection, schema) if there else 0
-
-
-def _lock_number(schema: str) -> int:
-    """Return the number of the advisory lock, which other programs of the same database must not use."""
-    return int.from_bytes(hashlib.sha256(f"jobpool schema {schema}".encode()).digest()[:8], "big", signed=True)
 
 
 def _first_line(error: psycopg.Error) -> str:

@@ -11,29 +11,20 @@ do not grow with them: 4 free and never claimed, 5 delayed, 6 claimed, 7 free ag
 
 `messages`: one row a message.
 
-    seq           bigint    the enqueue sequence, kept for life; lists and cursors go by it
-    id            text      primary key
-    given         boolean   its producer chose the id
-    queue, handler          text
-    priority      smallint  0 to 255
-    state         smallint
-    fresh         boolean   waiting since its enqueue; false once it was leased, and for what was delayed
-    unique_key    text      under which `uniques` knows it; NULL for most
-    body          bytea     the wire bytes; from about 2 KB on outside the row, so that no update copies them
-    attempts, crashes       integer
-    deliveries    bigint
-    enqueued_at, available_at
-    holder        bigint    leased: first half of the owner token in hex; the second half is seq
-    deadline, ttl           leased: when the lease ends; how long it was taken or renewed for
-    forfeited     text      leased: the cause that was given when the lease was forfeited
-    cause         text      of the last crash, or of the last attempt that was killed
-    last_crash              when that was
-    reason, died_at         dead: why and when
-    last_error    text
-    claim         text      leased by it, or claimed: its id
-    begun         boolean   a run of it was begun and given back, or it was raised: it does not expire any more
-    claims        integer   how often it was claimed
-    ends_at       bigint    of a posted message with a life; NULL for all others, and for the dead
+    id, queue, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at, last_error: as they say
+    seq                the enqueue sequence, kept for life; lists and cursors go by it
+    given              its producer chose the id
+    state, fresh       fresh: waiting since its enqueue; false once it was leased, and for what was delayed
+    unique_key         under which `uniques` knows it; NULL for most
+    body               the wire bytes; from about 2 KB on outside the row, so that no update copies them
+    holder             leased: first half of the owner token in hex; the second half is seq
+    deadline, ttl      leased: when the lease ends; how long it was taken or renewed for
+    forfeited          leased: the cause that was given when the lease was forfeited
+    cause, last_crash  of the last crash, or of the last attempt that was killed; when that was
+    reason, died_at    dead: why and when
+    claim, claims      leased by it, or claimed: its id; how often it was claimed
+    begun              a run of it was begun and given back, or it was raised: it does not expire any more
+    ends_at            of a posted message with a life; NULL for all others, and for the dead
 
 Its indexes, each for one question, partial where only one state asks it:
 
@@ -61,11 +52,8 @@ producers gave, for 600 s after their end (id, until). Any call sweeps both.
 `sleepers`: a row for each queue (queue) for whose messages somebody sleeps. A statement that makes one fetchable
 deletes the row and rings: NOTIFY on channel `jobpool:<schema>`, payload = the queue.
 
-`uniques`: one row a unique key of a queue.
-
-    queue, key
-    id             text     of the message that has it
-    until                   how long the key is known; NULL while the message is there, live or dead
+`uniques`: one row a unique key of a queue (queue, key): the id of the message that has it, and until when the key is
+known; NULL while the message is there, live or dead.
 
 `done`: idempotency keys that are done, and for how long (queue, key, until).
 
@@ -109,6 +97,7 @@ Functions that are called from here have the settings of `_PLANNER`; the rest ar
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 
 from jobpool.broker.claim_store import CLAIM_LIMIT, MOST_LIFE, POST_PRIORITY
@@ -168,29 +157,18 @@ _HELD = """
 """
 """Columns of a claim, in each row, and of one of its messages."""
 
-_SHOWN = {
-    "id text": "m.id",
-    "queue text": "m.queue",
-    "state smallint": "(CASE WHEN m.state IN (1, 5) AND m.available_at <= now THEN m.state - 1 ELSE m.state END)::int2",
-    "handler text": "m.handler",
-    "priority smallint": "m.priority",
-    "attempts integer": "m.attempts",
-    "crashes integer": "m.crashes",
-    "deliveries bigint": "m.deliveries",
-    "enqueued_at bigint": "m.enqueued_at",
-    "available_at bigint": "m.available_at",
-    "body bytea": "CASE WHEN bodies THEN m.body END",
-    "reason text": "m.reason",
-    "last_error text": "m.last_error",
-    "cause text": "m.cause",
-    "forfeited text": "m.forfeited",
-    "died_at bigint": "m.died_at",
-    "deadline bigint": "m.deadline",
-    "place text": "m.ctid::text",
-    "claim text": "CASE WHEN m.deadline > now THEN m.claim END",
-    "claims integer": "m.claims",
-    "ends_at bigint": "m.ends_at",
+_SHOWN = """
+    id text, queue text, state smallint, handler text, priority smallint, attempts integer, crashes integer,
+    deliveries bigint, enqueued_at bigint, available_at bigint, body bytea, reason text, last_error text, cause text,
+    forfeited text, died_at bigint, deadline bigint, place text, claim text, claims integer, ends_at bigint
+"""
+_COMPUTED = {
+    "state": "(CASE WHEN m.state IN (1, 5) AND m.available_at <= now THEN m.state - 1 ELSE m.state END)::int2",
+    "body": "CASE WHEN bodies THEN m.body END",
+    "place": "m.ctid::text",
+    "claim": "CASE WHEN m.deadline > now THEN m.claim END",
 }
+"""Columns of a message in a list; those that are not columns of the table."""
 
 _WORDS = {
     # Its length is known without reading it, where it lies outside the row.
@@ -200,8 +178,8 @@ _WORDS = {
     # How long a settlement waits for messages of its own that another transaction has locked.
     "{row_lock_timeout}": "500 milliseconds",
     "{wanted}": " ".join(_WANTED.split()),
-    "{shown}": ", ".join(_SHOWN.values()),
-    "{shown_columns}": ", ".join(["seq bigint", *_SHOWN]),
+    "{shown}": ", ".join(_COMPUTED.get(name, f"m.{name}") for name in re.findall(r"(\w+) \w+", _SHOWN)),
+    "{shown_columns}": " ".join(["seq bigint,", *_SHOWN.split()]),
     "{held_columns}": " ".join(_HELD.split()),
     "{when_held}": f"(CASE m.state WHEN {WAITING} THEN {LEASED} ELSE {POSTED_HELD} END)::int2",
     "{prolonged}": " ".join(_PROLONGED.split()),
