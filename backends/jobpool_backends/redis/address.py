@@ -78,8 +78,7 @@ class Address:
     """The servers' address, and how to connect to them.
 
     Attributes:
-        kind: Kind of the `seeds`.
-        seeds: At least one.
+        seeds: At least one, of this kind.
         node: How to get into a server that the seeds name: credentials, TLS, time limits. It has no host.
         service: Name of the master at the sentinels.
         prefix: Prefix of all key names.
@@ -104,8 +103,6 @@ def read_address(url: str, options: Mapping[str, object]) -> Address:
 
 
 class _Reader:
-    """A reader of one URL."""
-
     def __init__(self, url: str, options: Mapping[str, object]) -> None:
         scheme, _, rest = url.partition("://")
         rest, found = split_query(rest)

@@ -16,11 +16,10 @@ from jobpool_backends.redis.connections import Link
 _SETTINGS = ("appendonly", "appendfsync", "save", "no-appendfsync-on-rewrite", "min-replicas-to-write")
 _ASK = [("INFO",), *(("CONFIG", "GET", setting) for setting in _SETTINGS)]
 
-_EVICTION, _MEMORY = "redis.eviction", "redis.memory"
-_PERSISTENCE, _REPLICATION, _ROLE = "redis.persistence", "redis.replication", "redis.role"
-
-_NEARLY_FULL_SHARE = 0.9
-"""Share of `maxmemory` from which on it deserves a word."""
+_EVICTION, _MEMORY, _PERSISTENCE, _REPLICATION = (
+    f"redis.{check}" for check in ("eviction", "memory", "persistence", "replication")
+)
+_NEARLY_FULL_SHARE = 0.9  # of `maxmemory`, from which on it deserves a word
 
 _EVICTED = {
     "allkeys": "messages are thrown away unseen",
@@ -45,7 +44,12 @@ def diagnose(link: Link) -> list[Finding]:
     """Return the findings of all servers; one that several share comes once, with all their names."""
     found: dict[Finding, list[str]] = {}
     for title, answers in link.survey(_ASK):
-        facts = read_facts(answers)
+        info, *settings = answers
+        config = None
+        if not any(isinstance(answer, ResponseError) for answer in answers):
+            pairs = [pair for pair in settings if isinstance(pair, list) and len(pair) == 2]
+            config = {name.decode(): value.decode() for name, value in pairs}
+        facts = Facts(_read_info(info), config)
         require_version(title, facts.info)
         for finding in judge(facts):
             found.setdefault(finding, []).append(title)
@@ -60,19 +64,14 @@ def server_time(link: Link) -> float:
     return max(times, key=lambda moment: abs(moment - now), default=now)
 
 
-def read_facts(answers: list[object]) -> Facts:
-    """Return the answers to INFO and to each CONFIG GET, as facts."""
-    info, *settings = answers
-    if isinstance(info, ResponseError) or any(isinstance(pair, ResponseError) for pair in settings):
-        return Facts(_read_info(info), None)
-    pairs = [pair for pair in settings if isinstance(pair, list) and len(pair) == 2]
-    return Facts(_read_info(info), {name.decode(): value.decode() for name, value in pairs})
-
-
 def judge(facts: Facts) -> list[Finding]:
     """Judge the facts of one server, without its name."""
     info, config = facts
-    found = [_eviction(info), _memory(info), _persistence(config), _replication(info, config), _role(info)]
+    found = [_eviction(info), _memory(info), _persistence(config), _replication(info, config)]
+    if info.get("role") == "slave":
+        mend = "name its master in the URL, or the sentinels: redis+sentinel://"
+        why = "nothing can be enqueued or fetched"
+        found.append(Finding("redis.role", Level.PROBLEM, "the server is a replica", why, mend))
     return [finding for finding in found if finding is not None]
 
 
@@ -145,13 +144,6 @@ def _replication(info: Mapping[str, str], config: Mapping[str, str] | None) -> F
     else:
         return Finding(_REPLICATION, Level.OK, found)
     return Finding(_REPLICATION, Level.PROBLEM, found, why, mend)
-
-
-def _role(info: Mapping[str, str]) -> Finding | None:
-    if info.get("role") != "slave":
-        return None
-    mend = "name its master in the URL, or the sentinels: redis+sentinel://"
-    return Finding(_ROLE, Level.PROBLEM, "the server is a replica", "nothing can be enqueued or fetched", mend)
 
 
 def _read_info(answer: object) -> dict[str, str]:

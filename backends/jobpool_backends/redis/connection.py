@@ -30,7 +30,7 @@ MIN_SHARE_S = 0.25  # for each of many servers: less would pass over servers tha
 
 
 class Connection:
-    """A connection. For one thread at a time, except `interrupt`. Raises redis-py's errors; broken, it stays so.
+    """A connection, for one thread at a time. Raises redis-py's errors; broken, it stays so.
 
     Attributes:
         used: It has answered before, so that a break found now may be an old one.
@@ -63,11 +63,10 @@ class Connection:
         return answers
 
     def send(self, words: Sequence[Word]) -> None:
-        """Send one command; `receive` its answer."""
         self._connection.send_packed_command((_pack(words),), False)
 
     def receive(self, limit: float) -> Any:
-        """Return the answer to what was sent, within `limit` seconds."""
+        """Return the answer to a command that was sent, within `limit` seconds."""
         return self._connection.read_response(timeout=limit)
 
     def interrupt(self) -> None:
@@ -77,8 +76,7 @@ class Connection:
 
 
 def _pack(words: Sequence[Word]) -> bytes:
-    packed: bytes = pack_command(tuple(words))  # type: ignore[arg-type]  # its stub says a tuple of one
-    return packed
+    return pack_command(tuple(words))  # type: ignore[arg-type, no-any-return]  # its stub says a tuple of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +105,11 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """Host and port, or the path."""
         return self.path or f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     @property
     def title(self) -> str:
-        """Name of the server in error texts."""
+        """Name in error texts."""
         return f"{self.role} at {self.name}" if self.host or self.path else self.role
 
     def open(self) -> Connection:

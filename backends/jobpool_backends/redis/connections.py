@@ -124,7 +124,17 @@ class ServerLink(Link):
 
     def wait_pop(self, keys: Sequence[str], timeout: float) -> str | None:
         give_up = time.monotonic() + timeout
-        answer = self._use(lambda connection: self._listen(connection, keys, give_up), self._idle_listeners)
+
+        def listen(connection: Connection) -> Any:
+            remaining = max(give_up - time.monotonic(), MIN_WAIT_S)
+            self._announce(connection)
+            try:
+                connection.send(("BLPOP", *keys, remaining))
+                return connection.receive(remaining + self.place.timeout)
+            finally:
+                self._forget(connection)
+
+        answer = self._use(listen, self._idle_listeners)
         return None if answer is None else answer[0].decode()
 
     def close(self) -> None:
@@ -191,15 +201,6 @@ class ServerLink(Link):
         idle.append(connection)
         if self.closed:
             self.drop_idle()
-
-    def _listen(self, connection: Connection, keys: Sequence[str], give_up: float) -> Any:
-        remaining = max(give_up - time.monotonic(), MIN_WAIT_S)
-        self._announce(connection)
-        try:
-            connection.send(("BLPOP", *keys, remaining))
-            return connection.receive(remaining + self.place.timeout)
-        finally:
-            self._forget(connection)
 
     def _announce(self, connection: Connection) -> None:
         """Let `close` interrupt this connection, on which a thread is about to wait."""

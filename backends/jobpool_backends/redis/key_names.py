@@ -4,7 +4,9 @@ A message is known by its *member*: 19 digits, its priority (3) and its sequence
 The sequence is the microsecond of its enqueue, or one more than the last, so it is never used twice. Members of equal
 score are ordered by their bytes, so a sorted set of score 0 is in the order (priority, sequence): the order of a queue.
 
-Keys of a queue, `jobpool:{reports}:…`; the braces make all of them one slot of a cluster:
+Keys of a queue, `jobpool:{reports}:…`; the braces make all of them one slot of a cluster. From `posts` on they are
+those of claims and posted messages. A posted message stands in `record` and `body` like a job, and when it is dead in
+`dead` and `buried`, but in no other set before. From `done` on they are those of the key store; `…` is a chosen name:
 
 | key | type | what it holds |
 | --- | --- | --- |
@@ -21,12 +23,6 @@ Keys of a queue, `jobpool:{reports}:…`; the braces make all of them one slot o
 | `evicted` | string | how many dead letters the caps `dead_max` and `dead_max_age` have removed |
 | `call:…` | string | the answer of a fetch, and its end; expires by itself after a minute |
 | `outbox` | list | on a cluster: messages that settlements bring to other queues, on their way there |
-
-Keys of claims and posted messages. A posted message stands in `record` and `body` like a job, and when it is dead in
-`dead` and `buried`, but never in the other sets above:
-
-| key | type | what it holds |
-| --- | --- | --- |
 | `posts` | sorted set | members of posted messages that are free, score 0 |
 | `postsdelayed` | sorted set | members of posted messages that are not due; score: when, Unix time in µs |
 | `postslater` | sorted set | the same members, score 0: for lists in enqueue order |
@@ -37,11 +33,6 @@ Keys of claims and posted messages. A posted message stands in `record` and `bod
 | `claims` | sorted set | ids of claims; score: when they end, Unix time in µs |
 | `claimids` | sorted set | the same ids, score 0: for lists in their order |
 | `expired` | string | how many posted messages have ended with their lives |
-
-Keys of the key store in a queue; `…` is a name that somebody chose:
-
-| key | type | what it holds |
-| --- | --- | --- |
 | `done:…` | string | an idempotency key that is done, and until when; expires by itself then |
 | `runs:…` | hash | the message that runs under an idempotency key: its member, and its holder |
 | `hold:…` | hash | places held under a name: by member, the holder. They count only while the lease lives |
