@@ -41,6 +41,16 @@ _SNAPSHOT = (
     " level READ COMMITTED, or ack first"
 )
 _FIELDS = {"ids": "id", "queues": "queue", "handlers": "handler", "priorities": "priority", "bodies": "body"}
+_MENDS = {
+    "sqlalchemy": "with an engine of postgresql+psycopg://, pass connection.connection.driver_connection; of a session,"
+    " session.connection().connection.driver_connection",
+    "django": "with psycopg 3 installed, pass django.db.connection.connection",
+    "psycopg": "pass the connection itself, and not an asynchronous one",
+    **dict.fromkeys(
+        ("psycopg2", "asyncpg", "pg8000", "aiopg"),
+        "open one with psycopg.connect(), and do in its transaction what must go together",
+    ),
+}
 _ANSWERS = {"n": "not in flight", "e": "expired", "w": "not the owner"}
 
 
@@ -123,24 +133,8 @@ def _check(connection: object) -> psycopg.Connection[Any]:
     if isinstance(connection, psycopg.Connection):
         return connection
     kind = type(connection)
+    mend = _MENDS.get(kind.__module__.partition(".")[0], "pass the one that psycopg.connect() gave")
     raise ConfigurationError(
         "postgresql:// needs a connection of psycopg 3 (psycopg.Connection), not a"
-        f" {kind.__module__}.{kind.__qualname__}: {_mend(kind)}"
+        f" {kind.__module__}.{kind.__qualname__}: {mend}"
     )
-
-
-def _mend(kind: type) -> str:
-    match kind.__module__.partition(".")[0]:
-        case "sqlalchemy":
-            return (
-                "with an engine of postgresql+psycopg://, pass connection.connection.driver_connection; of a session,"
-                " session.connection().connection.driver_connection"
-            )
-        case "django":
-            return "with psycopg 3 installed, pass django.db.connection.connection"
-        case "psycopg2" | "asyncpg" | "pg8000" | "aiopg":
-            return "open one with psycopg.connect(), and do in its transaction what must go together"
-        case "psycopg":
-            return "pass the connection itself, and not an asynchronous one"
-        case _:
-            return "pass the one that psycopg.connect() gave"

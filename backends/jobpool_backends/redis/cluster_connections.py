@@ -114,24 +114,99 @@ Groups = Sequence[tuple[NodeLink, Sequence[str]]]  # keys slot by slot, each slo
 Begun = dict[int, tuple[NodeLink, Connection]]  # waits that go on, by the number of their file
 
 
-class ClusterWaits:
-    """The wait for elements on several nodes; any number of threads at once."""
+class ClusterLink(Link):
+    """Connections to all masters of one cluster, and its slots as they were when last asked.
 
-    def __init__(self) -> None:
-        self._taken: set[str] = set()  # and not yet told
+    Blocks for the table of slots, when it is not there: for `connect_timeout`, however many nodes are silent.
 
-    def wait(self, groups: Groups, timeout: float) -> str | None:
-        """Wait as `Link.wait_pop`. Raises as that, and `MovedError` or `AskError` of a node."""
-        give_up = time.monotonic() + timeout
+    Args:
+        seeds: Nodes that know the others.
+    """
+
+    def __init__(self, seeds: Sequence[Endpoint]) -> None:
+        self._seeds = tuple(replace(seed, role="Redis Cluster node") for seed in seeds)
+        self._asked = self._seeds
+        self._links: dict[Host, NodeLink] = {}
+        self._table: list[Host | None] = []
+        self._changing = threading.Lock()
+        self._closed = threading.Event()
+        self._taken: set[str] = set()  # keys of elements that a wait took, and that are not yet told
+        self.title = f"Redis Cluster ({', '.join(seed.name for seed in seeds)})"
+
+    def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
+        whole = ("EVAL", script.source, len(keys), *keys, *args)
+        return self._at(slot_of(keys[0]), lambda node: node.run(script, keys, args), whole)
+
+    def call(self, *words: Word) -> Any:
+        return self._at(_slot_of_command(words), lambda node: node.call(*words), words)
+
+    def call_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
+        answers: list[Any] = [None] * len(commands)
+        for node, places in places_by(self._holder(_slot_of_command(words)) for words in commands).items():
+            [(_, told)] = self._watched(node.survey, [commands[place] for place in places])
+            for place, answer in zip(places, told, strict=True):
+                # Retry a refused command alone: that follows a moved slot, or raises the error.
+                answers[place] = self.call(*commands[place]) if isinstance(answer, ResponseError) else answer
+        return answers
+
+    def survey(self, commands: Sequence[Sequence[Word]]) -> list[tuple[str, list[Any]]]:
+        masters = {host for host in self._table or self._ask() if host}
+        return [told for host in sorted(masters) for told in self._watched(self._at_host(host).survey, commands)]
+
+    def wait_pop(self, keys: Sequence[str], timeout: float) -> str | None:
+        by_slot = places_by(map(slot_of, keys))
+        groups = [(self._holder(slot), [keys[place] for place in places]) for slot, places in by_slot.items()]
+        try:
+            return self._watched(self._wait, groups, time.monotonic() + timeout)
+        except AskError:  # the slot goes elsewhere
+            self._forget()
+            self._closed.wait(min(timeout, _MOVING_PAUSE_S))
+            return None
+
+    def close(self) -> None:
+        with self._changing:
+            self._closed.set()
+            for link in self._links.values():
+                link.close()
+
+    def _at(self, slot: int | None, work: Callable[[NodeLink], Result], words: Sequence[Word]) -> Result:
+        """Do `work` at the node that holds `slot`, any for None; `words` say the same to one that the slot moves to."""
+        node = self._holder(slot)
+        for _ in range(_MAX_MOVES):
+            try:
+                return self._watched(work, node)
+            except MovedError as moved:
+                host = (moved.host or node.place.host, moved.port)
+                if slot is not None and (table := self._table):
+                    table[slot] = host
+                node = self._at_host(host)
+            except AskError as moving:
+                node = self._at_host((moving.host or node.place.host, moving.port))
+                work = partial(NodeLink.ask_importing, words=words)
+        self._forget()
+        raise BackendUnavailable(f"{self.title} sends a call from node to node: it answers when its nodes agree again")
+
+    def _watched(self, work: Callable[..., Result], *args: Any) -> Result:
+        """Do `work`; if a node fails, who holds what may be different now."""
+        try:
+            return work(*args)
+        except BackendUnavailable:
+            self._forget()
+            raise
+
+    # --- waits -------------------------------------------------------------------------------------
+
+    def _wait(self, groups: Groups, give_up: float) -> str | None:
+        """Wait as `wait_pop`. Raises as that, and `MovedError` or `AskError` of a node."""
         for _ in groups:  # each may find once that the server had closed its connection
             with suppress(Stale):
                 for key in (key for _, keys in groups for key in keys if key in self._taken):
                     self._taken.discard(key)
                     return key
-                return self._wait(groups, give_up)
-        return self._wait(groups, give_up)
+                return self._wait_once(groups, give_up)
+        return self._wait_once(groups, give_up)
 
-    def _wait(self, groups: Groups, give_up: float) -> str | None:
+    def _wait_once(self, groups: Groups, give_up: float) -> str | None:
         begun: Begun = {}
         try:
             for node, keys in groups:
@@ -170,87 +245,6 @@ class ClusterWaits:
         node, connection = begun.pop(number)
         key = node.end_wait(connection, limit)
         return [] if key is None else [key]
-
-
-class ClusterLink(Link):
-    """Connections to all masters of one cluster, and its slots as they were when last asked.
-
-    Blocks for the table of slots, when it is not there: for `connect_timeout`, however many nodes are silent.
-
-    Args:
-        seeds: Nodes that know the others.
-    """
-
-    def __init__(self, seeds: Sequence[Endpoint]) -> None:
-        self._seeds = tuple(replace(seed, role="Redis Cluster node") for seed in seeds)
-        self._asked = self._seeds
-        self._links: dict[Host, NodeLink] = {}
-        self._table: list[Host | None] = []
-        self._changing = threading.Lock()
-        self._closed = threading.Event()
-        self._waits = ClusterWaits()
-        self.title = f"Redis Cluster ({', '.join(seed.name for seed in seeds)})"
-
-    def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
-        whole = ("EVAL", script.source, len(keys), *keys, *args)
-        return self._at(slot_of(keys[0]), lambda node: node.run(script, keys, args), whole)
-
-    def call(self, *words: Word) -> Any:
-        return self._at(_slot_of_command(words), lambda node: node.call(*words), words)
-
-    def call_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
-        answers: list[Any] = [None] * len(commands)
-        for node, places in places_by(self._holder(_slot_of_command(words)) for words in commands).items():
-            [(_, told)] = self._watched(node.survey, [commands[place] for place in places])
-            for place, answer in zip(places, told, strict=True):
-                # Retry a refused command alone: that follows a moved slot, or raises the error.
-                answers[place] = self.call(*commands[place]) if isinstance(answer, ResponseError) else answer
-        return answers
-
-    def survey(self, commands: Sequence[Sequence[Word]]) -> list[tuple[str, list[Any]]]:
-        masters = {host for host in self._table or self._ask() if host}
-        return [told for host in sorted(masters) for told in self._watched(self._at_host(host).survey, commands)]
-
-    def wait_pop(self, keys: Sequence[str], timeout: float) -> str | None:
-        by_slot = places_by(map(slot_of, keys))
-        groups = [(self._holder(slot), [keys[place] for place in places]) for slot, places in by_slot.items()]
-        try:
-            return self._watched(self._waits.wait, groups, timeout)
-        except AskError:  # the slot goes elsewhere
-            self._forget()
-            self._closed.wait(min(timeout, _MOVING_PAUSE_S))
-            return None
-
-    def close(self) -> None:
-        with self._changing:
-            self._closed.set()
-            for link in self._links.values():
-                link.close()
-
-    def _at(self, slot: int | None, work: Callable[[NodeLink], Result], words: Sequence[Word]) -> Result:
-        """Do `work` at the node that holds `slot`, any for None; `words` say the same to one that the slot moves to."""
-        node = self._holder(slot)
-        for _ in range(_MAX_MOVES):
-            try:
-                return self._watched(work, node)
-            except MovedError as moved:
-                host = (moved.host or node.place.host, moved.port)
-                if slot is not None and (table := self._table):
-                    table[slot] = host
-                node = self._at_host(host)
-            except AskError as moving:
-                node = self._at_host((moving.host or node.place.host, moving.port))
-                work = partial(NodeLink.ask_importing, words=words)
-        self._forget()
-        raise BackendUnavailable(f"{self.title} sends a call from node to node: it answers when its nodes agree again")
-
-    def _watched(self, work: Callable[..., Result], *args: Any) -> Result:
-        """Do `work`; if a node fails, who holds what may be different now."""
-        try:
-            return work(*args)
-        except BackendUnavailable:
-            self._forget()
-            raise
 
     # --- masters -----------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import repeat
+from dataclasses import replace
+from itertools import chain, repeat
 
 import orjson
 
@@ -165,57 +165,37 @@ class Batch:
     """
 
     def __init__(self, settlements: Settlements, places: Sequence[int], brought: Brought, reach: bool = False) -> None:
-        self._columns: dict[str, _Columns] = {}
+        self._rows: dict[str, list[tuple[int, str, str, Word, str, Sequence[Word]]]] = {}
         for number, place in enumerate(places, 1):
             lease, settlement = settlements[place]
-            columns = self._columns.get(lease.queue) or self._columns.setdefault(lease.queue, _Columns())
-            columns.add(number, lease, settlement)
+            token, guards = token_of(lease), lease.guards
+            verb, needed = _encode(settlement, token[MEMBER_CHARS:], guards)
+            holder = lease.owner_token[:HOLDER_CHARS] if guards is None else guarded_token(lease, guards)
+            rows = self._rows.get(lease.queue) or self._rows.setdefault(lease.queue, [])
+            rows.append((number, verb, token[:MEMBER_CHARS], holder, lease.id, needed))
         self._followers = [(number, new) for number, place in enumerate(places, 1) for new in brought.get(place, ())]
         # Moves come first: their ids are known all the time, so a follow-up of the same id is left out, not the move.
         self._followers.sort(key=lambda follower: not follower[1].deliveries)
         for _, new in self._followers if reach else ():
-            self._columns.setdefault(new.queue, _Columns())
-        self.queues = list(self._columns)
+            self._rows.setdefault(new.queue, [])
+        self.queues = list(self._rows)
 
     def words(self) -> list[Word]:
         """Return ARGV: each queue's columns, their places, and the follow-ups with the settlements that bring them."""
         words: list[Word] = []
-        for columns in self._columns.values():
-            words += columns.words()
+        order: list[int] = []
+        for rows in self._rows.values():
+            numbers, verbs, members, holders, ids, needed = zip(*rows, strict=True) if rows else [()] * 6
+            words += [len(rows), "".join(verbs), *members, *holders, *ids, *chain.from_iterable(needed)]
+            order += numbers
         if len(self.queues) > 1:
-            words += [number for columns in self._columns.values() for number in columns.numbers]
+            words += order
         if self._followers:
             added = [
-                new if new.queue in self._columns else replace(new, body=write_entry(new)) for _, new in self._followers
+                new if new.queue in self._rows else replace(new, body=write_entry(new)) for _, new in self._followers
             ]
             words += [*self.queues, *(number for number, _ in self._followers), *messages_words(added, self.queues)]
         return words
-
-
-@dataclass(slots=True)
-class _Columns:
-    """The settlements of one queue. `numbers`: the place of each in the batch, from 1."""
-
-    numbers: list[int] = field(default_factory=list)
-    verbs: list[str] = field(default_factory=list)
-    members: list[str] = field(default_factory=list)
-    holders: list[Word] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    needed: list[Word] = field(default_factory=list)
-
-    def add(self, number: int, lease: JobLease, settlement: Settlement) -> None:
-        token, guards = token_of(lease), lease.guards
-        verb, needed = _encode(settlement, token[MEMBER_CHARS:], guards)
-        self.numbers.append(number)
-        self.verbs.append(verb)
-        self.members.append(token[:MEMBER_CHARS])
-        self.holders.append(lease.owner_token[:HOLDER_CHARS] if guards is None else guarded_token(lease, guards))
-        self.ids.append(lease.id)
-        if needed:
-            self.needed += needed
-
-    def words(self) -> list[Word]:
-        return [len(self.verbs), "".join(self.verbs), *self.members, *self.holders, *self.ids, *self.needed]
 
 
 def _encode(settlement: Settlement, letter: str, guards: Guards | None) -> tuple[str, Sequence[Word]]:
