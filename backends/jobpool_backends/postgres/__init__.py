@@ -1,7 +1,7 @@
 """`postgresql://`: one database for pools on many machines, reached through psycopg 3.
 
-* `address`, `connection`, `database`, `errors`: from a URL to connections, and what their errors mean
-* `schema`, `migrate`, `sql/`: the tables and functions, and how older ones become current
+* `connection`, `database`, `errors`: from a URL to calls, and what their errors mean
+* `schema`, `sql/`: the tables and functions, and how older ones become current
 * `enqueue`, `leases`, `wait`: the life of a message; `keys`, `claims`: the stores beside it
 * `in_transaction`: jobs enqueued, and messages acked, in a transaction of the caller's
 * `inspect`, `checks`: the administrator's side; `backend`: the class that puts the parts together

@@ -14,8 +14,8 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.postgres import checks, in_transaction
-from jobpool_backends.postgres.address import Address, read_address
 from jobpool_backends.postgres.claims import PostgresClaims
+from jobpool_backends.postgres.connection import Address, read_address
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.enqueue import Enqueuer
 from jobpool_backends.postgres.inspect import Inspector

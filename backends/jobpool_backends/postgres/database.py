@@ -18,11 +18,9 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from jobpool.errors import AccessRefused, BackendUnavailable
-from jobpool_backends.postgres.address import Address
-from jobpool_backends.postgres.connection import Connection, connect
+from jobpool_backends.postgres.connection import Address, Connection, connect
 from jobpool_backends.postgres.errors import HIDDEN_POOLER, is_conflict, is_stale, raise_explained, raise_unreached
-from jobpool_backends.postgres.migrate import check_current
-from jobpool_backends.postgres.schema import WRONG_ISOLATION, fill
+from jobpool_backends.postgres.schema import WRONG_ISOLATION, check_current, fill
 from jobpool_backends.sql import IdleConnections
 
 MAX_IDLE_CONNECTIONS = 8  # kept for later calls; a server has few, and each is a process there

@@ -12,8 +12,7 @@ import psycopg
 
 from jobpool.errors import JobpoolError
 from jobpool_backends.errors import Meaning, mend, take_no_writes, wait
-from jobpool_backends.postgres.address import Address
-from jobpool_backends.postgres.connection import AnswerTimeout
+from jobpool_backends.postgres.connection import Address, AnswerTimeout
 
 HIDDEN_POOLER = frozenset({"26000", "42P05"})
 """A prepared statement is not there, or is there already: somebody lends sessions, and did not show it."""

@@ -14,8 +14,7 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
 import psycopg
 
@@ -58,35 +57,63 @@ _JUST_LOOK = _LOOK.replace("{lie_down}", "").replace("{lain}", "false")
 _LIE_DOWN_AND_LOOK = _LOOK.replace("{lie_down}", _LIE_DOWN).replace("{lain}", "EXISTS (SELECT FROM lain)")
 
 
+def channel(schema: str) -> str:
+    """Return the channel on which the messages of this schema are announced; the payload is the queue's name."""
+    return f"jobpool:{schema}"
+
+
+class Sleeper:
+    """One thread that waits for some queues, and whether it was notified of one of them."""
+
+    def __init__(self, queues: Iterable[str]) -> None:
+        self.queues = frozenset(queues)
+        self.woken = False
+
+
 class Waiter:
     """The wait on one database; any number of threads at once. `listen`: LISTEN may be used."""
 
     def __init__(self, database: Database, *, listen: bool = True) -> None:
         self._database = database
-        self._notifications = Notifications(database)
         self._may_listen = listen
-        self.close = self._notifications.close
         self._quiet: dict[tuple[str, ...], float] = {}
+        self._turn = threading.Condition(threading.Lock())
+        self._sleepers: set[Sleeper] = set()
+        self._connection: Connection | None = None
+        self._attended = False
+        self._listen_next = 0.0
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """See `QueueBackend.wait_any`. Raises BackendUnavailable as soon as a look does."""
         give_up = time.monotonic() + timeout
-        names = tuple(queues)
+        sleeper = Sleeper(queues)
+        with self._turn:
+            self._sleepers.add(sleeper)  # it hears every notification from here on
         try:
-            with self._notifications.sleeper(names) as sleeper:
-                return self._wait(names, sleeper, give_up)
+            return self._wait(tuple(queues), sleeper, give_up)
         except BackendUnavailable:
             if self._database.closed:  # here, just before a look
                 return None
             raise
+        finally:
+            with self._turn:
+                self._sleepers.discard(sleeper)
+
+    def close(self) -> None:
+        """Wake all sleepers; the listening thread closes its connection within half a second."""
+        with self._turn:
+            if self._connection is not None and not self._attended:
+                self._connection.close()
+                self._connection = None
+            self._turn.notify_all()
 
     def _wait(self, names: tuple[str, ...], sleeper: Sleeper, give_up: float) -> str | None:
         rest = 0.0
         # To lie down is a write, and makes enqueues notify: not while something is likely to be there. Nor is the last
         # connection that a server has left taken to listen on, when there is none to look with.
-        hopeful = self._quiet_for(names) < _HOPEFUL_S or (self._may_listen and self._notifications.would_connect)
+        hopeful = self._quiet_for(names) < _HOPEFUL_S or (self._may_listen and self._would_connect())
         while not self._database.closed:
-            hears = not hopeful and self._may_listen and self._notifications.listen()
+            hears = not hopeful and self._may_listen and self._listen()
             sleeper.woken = False
             ready, due = self._look(names, asleep=hears)
             remaining = give_up - time.monotonic()
@@ -98,7 +125,7 @@ class Waiter:
                 continue
             quiet = max(self._quiet_for(names), _FIRST_LOOK_S)  # the longer, the less often a look
             pause = min(quiet, LOOK_INTERVAL_S if hears else UNNOTIFIED_LOOK_INTERVAL_S)
-            hopeful = self._notifications.wait(sleeper, min(remaining, due, pause))
+            hopeful = self._sleep(sleeper, min(remaining, due, pause))
             rest = min(_MAX_REST_S, rest * 2 or _MIN_REST_S) if hopeful else 0.0
             if not hopeful and time.monotonic() >= give_up:
                 break
@@ -125,54 +152,18 @@ class Waiter:
         now = time.monotonic()
         return now - self._quiet.setdefault(names, now)
 
+    # --- notifications -----------------------------------------------------------------------------
 
-def channel(schema: str) -> str:
-    """Return the channel on which the messages of this schema are announced; the payload is the queue's name."""
-    return f"jobpool:{schema}"
-
-
-class Sleeper:
-    """One thread that waits for some queues, and whether it was notified of one of them."""
-
-    def __init__(self, queues: Iterable[str]) -> None:
-        self.queues = frozenset(queues)
-        self.woken = False
-
-
-class Notifications:
-    """Wake-ups for the threads of this process."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._turn = threading.Condition(threading.Lock())
-        self._sleepers: set[Sleeper] = set()
-        self._connection: Connection | None = None
-        self._attended = False
-        self._listen_next = 0.0
-
-    @contextmanager
-    def sleeper(self, queues: Iterable[str]) -> Iterator[Sleeper]:
-        """Yield a sleeper that hears every notification from here on."""
-        sleeper = Sleeper(queues)
-        with self._turn:
-            self._sleepers.add(sleeper)
-        try:
-            yield sleeper
-        finally:
-            with self._turn:
-                self._sleepers.discard(sleeper)
-
-    @property
-    def would_connect(self) -> bool:
-        """True if nobody listens, and it is time to try."""
+    def _would_connect(self) -> bool:
+        """Return whether nobody listens, and it is time to try."""
         return self._connection is None and not self._database.pooled and time.monotonic() >= self._listen_next
 
-    def listen(self) -> bool:
+    def _listen(self) -> bool:
         """Listen, if possible; return whether somebody does. A look must follow, for what came before."""
         with self._turn:
             if self._connection is not None:
                 return True
-            if self._attended or not self.would_connect:
+            if self._attended or not self._would_connect():
                 return False
             self._attended = True
         connection = None
@@ -182,7 +173,7 @@ class Notifications:
             self._leave(connection)
         return connection is not None
 
-    def wait(self, sleeper: Sleeper, seconds: float) -> bool:
+    def _sleep(self, sleeper: Sleeper, seconds: float) -> bool:
         """Return whether this sleeper is notified within `seconds`."""
         give_up = time.monotonic() + seconds
         while not sleeper.woken and not self._database.closed and (remaining := give_up - time.monotonic()) > 0:
@@ -190,14 +181,6 @@ class Notifications:
             if connection is not None:
                 self._hear(connection, remaining)
         return sleeper.woken
-
-    def close(self) -> None:
-        """Wake all sleepers; the listening thread closes its connection within half a second."""
-        with self._turn:
-            if self._connection is not None and not self._attended:
-                self._connection.close()
-                self._connection = None
-            self._turn.notify_all()
 
     def _connect(self) -> Connection | None:
         """Return a connection that listens; None if the server gives none, or a pooler is in between."""
@@ -229,8 +212,8 @@ class Notifications:
         """Listen, and tell the sleepers. When the connection breaks, they must all look for themselves."""
         names: set[str] | None = None
         poll = select.poll()
-        poll.register(connection.pgconn.socket, select.POLLIN)
         try:
+            poll.register(connection.pgconn.socket, select.POLLIN)
             if poll.poll(seconds * 1000):
                 connection.pgconn.consume_input()
             names = {notification.extra.decode() for notification in iter(connection.pgconn.notifies, None)}

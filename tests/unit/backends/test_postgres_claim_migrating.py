@@ -15,7 +15,7 @@ from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
 from jobpool_backends.postgres import PostgresBackend
-from jobpool_backends.postgres.migrate import VERSION
+from jobpool_backends.postgres.schema import VERSION
 
 VERSION_2 = Path(__file__).with_name("postgres_version_2.sql")
 

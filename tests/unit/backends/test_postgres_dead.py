@@ -14,7 +14,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Settled
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres import leases as leases_module
-from jobpool_backends.postgres.address import read_address
+from jobpool_backends.postgres.connection import read_address
 from jobpool_backends.shared import DeadCaps
 
 

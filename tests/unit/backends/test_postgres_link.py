@@ -16,8 +16,7 @@ from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.postgres import connection as connection_module
-from jobpool_backends.postgres.address import read_address
-from jobpool_backends.postgres.connection import Connection
+from jobpool_backends.postgres.connection import Connection, read_address
 from jobpool_backends.postgres.database import MAX_IDLE_CONNECTIONS, Database
 
 SLACK = 1.0

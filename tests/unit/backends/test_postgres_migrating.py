@@ -15,8 +15,8 @@ from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Guards
 from jobpool.message.settlement import Settled
-from jobpool_backends.postgres import migrate
-from jobpool_backends.postgres.migrate import VERSION
+from jobpool_backends.postgres import schema as migrate
+from jobpool_backends.postgres.schema import VERSION
 
 
 @pytest.fixture
