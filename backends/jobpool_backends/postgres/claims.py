@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.message.envelope import OVERSIZED
 from jobpool.message.names import storable
-from jobpool_backends.postgres.connection import Connection
 from jobpool_backends.postgres.database import Database, calling
 from jobpool_backends.postgres.enqueue import in_pieces
 from jobpool_backends.postgres.inspect import STATS_CAP
@@ -48,12 +47,9 @@ class PostgresClaims(ClaimStore):
         if len(pieces) == 1:
             self._database.value("post", *pieces[0])
         else:
-            self._database.transaction(lambda connection: self._post_on(connection, pieces))
+            sql = self._database.fill(calling("post", len(pieces[0])))
+            self._database.transaction(lambda connection: [connection.execute(sql, piece) for piece in pieces])
         self._database.sweep()
-
-    def _post_on(self, connection: Connection, pieces: list[tuple[Any, ...]]) -> None:
-        for piece in pieces:
-            connection.execute(self._database.fill(calling("post", len(piece))), piece)
 
     def _claim(
         self, queue: str, claim_id: str, limit: int, ttl: float, grace: float, max_claims: int

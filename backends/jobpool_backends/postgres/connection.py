@@ -14,7 +14,6 @@ import re
 import select
 import time
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -122,11 +121,21 @@ def read_address(url: str, options: dict[str, object] | None = None) -> Address:
     place, found = split_query(url.strip())
     found |= options or {}
     parsed = _parse(place)
-    passed = _libpq_knows() - {option.name for option in OPTIONS}
+    passed = {option.keyword.decode() for option in pq.Conninfo.get_defaults()} - {option.name for option in OPTIONS}
     named = {name: str(found.pop(name)) for name in list(found) if name in passed}
     values = read_options(SCHEME, found, OPTIONS)
     named["connect_timeout"] = str(values.pop("connect_timeout"))
-    return Address(_defaults(values["timeout"]) | parsed | named, caps=take_caps(values), **values)
+    # `timeout` bounds the wait for an answer (see `Connection`). The kernel ends other connections on a dead network:
+    # idle ones, and those closed with data still to be sent.
+    usual = {
+        "tcp_user_timeout": str(round(values["timeout"] * 1000)),
+        "keepalives_idle": "10",
+        "keepalives_interval": "3",
+        "keepalives_count": "3",
+        "client_encoding": "UTF8",
+        "fallback_application_name": "jobpool",
+    }
+    return Address(usual | parsed | named, caps=take_caps(values), **values)
 
 
 def _parse(place: str) -> dict[str, str]:
@@ -139,27 +148,6 @@ def _parse(place: str) -> dict[str, str]:
     if parsed is None or host_holds_at or not _PORTS.fullmatch(str(parsed.get("port", ""))):
         raise ConfigurationError(f"{redact(place)!r} cannot be read: {_MENDED}")
     return {name: str(value) for name, value in parsed.items()}
-
-
-@cache
-def _libpq_knows() -> frozenset[str]:
-    return frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
-
-
-def _defaults(timeout: float) -> dict[str, str]:
-    """Return our own defaults for libpq, above all timers that notice a dead network.
-
-    `timeout` bounds the wait for an answer (see `Connection`). The kernel ends other connections: idle ones, and
-    those closed with data still to be sent.
-    """
-    return {
-        "tcp_user_timeout": str(round(timeout * 1000)),
-        "keepalives_idle": "10",
-        "keepalives_interval": "3",
-        "keepalives_count": "3",
-        "client_encoding": "UTF8",
-        "fallback_application_name": "jobpool",
-    }
 
 
 class AnswerTimeout(psycopg.OperationalError):

@@ -15,19 +15,9 @@ from itertools import islice
 from typing import Any
 
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
+from jobpool_backends.postgres import schema
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.leases import numbers
-from jobpool_backends.postgres.schema import (
-    DEAD,
-    DELAYED,
-    LEASED,
-    POSTED,
-    POSTED_AGAIN,
-    POSTED_HELD,
-    POSTED_LATER,
-    WAITING,
-    WINDOW,
-)
 from jobpool_backends.shared import MICRO, contains, micros
 from jobpool_backends.sql import read_message, touchable
 
@@ -61,10 +51,10 @@ _CHANGE = "SELECT {schema}.VERB(%(places)b::text[]::tid[], %(seqs)s)"
 _CHANGES = {Verb.DELETE: "discard", Verb.RETRY: "retry", Verb.RESUME: "resume"}
 
 _STORED = {
-    State.WAITING: (WAITING, POSTED, POSTED_AGAIN),
-    State.DELAYED: (DELAYED, POSTED_LATER),
-    State.LEASED: (LEASED, POSTED_HELD),
-    State.DEAD: (DEAD,),
+    State.WAITING: (schema.WAITING, schema.POSTED, schema.POSTED_AGAIN),
+    State.DELAYED: (schema.DELAYED, schema.POSTED_LATER),
+    State.LEASED: (schema.LEASED, schema.POSTED_HELD),
+    State.DEAD: (schema.DEAD,),
 }
 _STATES = {number: state for state, numbers in _STORED.items() for number in numbers}
 
@@ -111,7 +101,7 @@ class Inspector:
         Rows are of `_SHOWN` if `whole`, or if the filter asks for a text; else of `_PLACE`. More than `limit` may come.
         """
         if where.text is None:
-            yield from self._search(where, behind, min(limit, WINDOW), whole)
+            yield from self._search(where, behind, min(limit, schema.WINDOW), whole)
             return
         for row in self._search(where, behind, _TEXT_WINDOW_MESSAGES, True):
             body, last_error, shown_cause, cause = row[10], row[12], row[13], row[19]
@@ -127,7 +117,7 @@ class Inspector:
         while on is not None:
             rows = self._database.run(sql, asked | {"behind": on, "share": share})
             on = (rows[-1][0] if len(rows) == limit else None) if where.ids else rows.pop()[0]
-            share = min(share * 4, WINDOW)
+            share = min(share * 4, schema.WINDOW)
             yield from rows
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:

@@ -19,49 +19,37 @@ from typing import Any
 from urllib.parse import unquote
 
 from jobpool.errors import ConfigurationError
-from jobpool_backends.options import (
-    DEAD_CAPS,
-    choice,
-    path,
-    pattern,
-    read_host,
-    read_options,
-    seconds,
-    split_query,
-    take_caps,
-    text,
-    whole,
-)
+from jobpool_backends import options as url_options
 from jobpool_backends.redis.connection import Endpoint
 from jobpool_backends.shared import DeadCaps
 
 DEFAULT_PREFIX = "jobpool"
 
 _TLS = (
-    path("ssl_ca_certs"),
-    choice("ssl_cert_reqs", "required", {word: word for word in ("required", "optional", "none")}),
-    path("ssl_certfile"),
-    path("ssl_keyfile"),
-    choice("ssl_check_hostname", True, {"yes": True, "no": False, "true": True, "false": False}),
+    url_options.path("ssl_ca_certs"),
+    url_options.choice("ssl_cert_reqs", "required", {word: word for word in ("required", "optional", "none")}),
+    url_options.path("ssl_certfile"),
+    url_options.path("ssl_keyfile"),
+    url_options.choice("ssl_check_hostname", True, {"yes": True, "no": False, "true": True, "false": False}),
 )
 _TLS_OPTIONS = [option.name for option in _TLS]
 
 OPTIONS = (
-    text("username"),
-    text("password", secret=True),
-    text("sentinel_username"),
-    text("sentinel_password", secret=True),
-    whole("db", None, 0, 10**8 - 1),
-    seconds("timeout", 2.0),
-    seconds("connect_timeout", 2.0),
+    url_options.text("username"),
+    url_options.text("password", secret=True),
+    url_options.text("sentinel_username"),
+    url_options.text("sentinel_password", secret=True),
+    url_options.whole("db", None, 0, 10**8 - 1),
+    url_options.seconds("timeout", 2.0),
+    url_options.seconds("connect_timeout", 2.0),
     *_TLS,
-    pattern(
+    url_options.pattern(
         "prefix",
         DEFAULT_PREFIX,
         "1 to 100 letters, digits, '.', '_', ':' or '-', starting with a letter or digit",
         "[A-Za-z0-9][A-Za-z0-9._:-]{0,99}",
     ),
-    *DEAD_CAPS,
+    *url_options.DEAD_CAPS,
 )
 
 
@@ -105,7 +93,7 @@ def read_address(url: str, options: Mapping[str, object]) -> Address:
 class _Reader:
     def __init__(self, url: str, options: Mapping[str, object]) -> None:
         scheme, _, rest = url.partition("://")
-        rest, found = split_query(rest)
+        rest, found = url_options.split_query(rest)
         place, _, path = rest.partition("/")
         login, _, self._hosts = place.rpartition("@")
         self._scheme = scheme.lower()
@@ -114,7 +102,7 @@ class _Reader:
         if "#" in rest or "@" in path or "@" in login or any("@" in name or "#" in name for name in found):
             raise self._refuse("cannot be read: write '/', '?', '#', '@' in a password as %2F, %3F, %23, %40")
         found |= options
-        self._options = read_options(self._scheme, found, OPTIONS)
+        self._options = url_options.read_options(self._scheme, found, OPTIONS)
         self._tls_given = [name for name in _TLS_OPTIONS if name in found]
 
     def address(self) -> Address:
@@ -128,7 +116,7 @@ class _Reader:
                 place = self._socket(node)
             case _:
                 place = self._server(node)
-        return replace(place, prefix=self._options["prefix"], caps=take_caps(self._options))
+        return replace(place, prefix=self._options["prefix"], caps=url_options.take_caps(self._options))
 
     def _server(self, node: Endpoint) -> Address:
         hosts = self._read_hosts(node)
@@ -173,7 +161,7 @@ class _Reader:
 
     def _read_hosts(self, node: Endpoint) -> tuple[Endpoint, ...]:
         """Return the servers that the URL names; `node` has all but their hosts, and the usual port."""
-        found = [read_host(host, node.port) for host in self._hosts.split(",")]
+        found = [url_options.read_host(host, node.port) for host in self._hosts.split(",")]
         hosts = [host for host in found if host]
         if len(hosts) < len(found):
             raise self._refuse(

@@ -24,8 +24,8 @@ from jobpool_backends.redis.connections import Link, ServerLink
 from jobpool_backends.redis.enqueue import Enqueuer
 from jobpool_backends.redis.inspect import Inspector
 from jobpool_backends.redis.keys import RedisKeyStore
+from jobpool_backends.redis.keyspace import Keyspace
 from jobpool_backends.redis.leases import Leases
-from jobpool_backends.redis.scripts import Keyspace
 from jobpool_backends.redis.wait import Waiter
 from jobpool_backends.shared import DeadCaps
 
@@ -149,11 +149,7 @@ class RedisClusterBackend(RedisBackend):
 
 def open_link(address: Address) -> Link:
     """Return a link to what the address names. Does not connect: the first call does."""
-    match address.kind:
-        case Kind.SENTINEL:
-            sentinels = Sentinels(address.seeds, address.node, address.service)
-            return ServerLink(sentinels.place, sentinels.open)
-        case Kind.CLUSTER:
-            return ClusterLink(address.seeds)
-        case Kind.SERVER:
-            return ServerLink(address.seeds[0])
+    if address.kind is Kind.SENTINEL:
+        sentinels = Sentinels(address.seeds, address.node, address.service)
+        return ServerLink(sentinels.place, sentinels.open)
+    return ClusterLink(address.seeds) if address.kind is Kind.CLUSTER else ServerLink(address.seeds[0])

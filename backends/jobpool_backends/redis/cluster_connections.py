@@ -29,9 +29,8 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, RedisError, ResponseError
 
 from jobpool.errors import BackendUnavailable, JobpoolError
-from jobpool_backends.redis.connection import Connection, Endpoint, Word, ask_in_turn, open_and_ask
+from jobpool_backends.redis.connection import Connection, Endpoint, Explained, Word, ask_in_turn, open_and_ask
 from jobpool_backends.redis.connections import MIN_WAIT_S, Link, Script, ServerLink, Stale
-from jobpool_backends.redis.errors import Explained
 from jobpool_backends.redis.records import places_by
 
 Result = TypeVar("Result")

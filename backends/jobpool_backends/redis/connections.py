@@ -21,8 +21,7 @@ from typing import Any, TypeVar
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.redis.connection import Connection, Endpoint, Word
-from jobpool_backends.redis.errors import Explained, explain
+from jobpool_backends.redis.connection import Connection, Endpoint, Explained, Word, explain
 
 Result = TypeVar("Result")
 

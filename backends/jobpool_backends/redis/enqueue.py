@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Sequence
 from jobpool.broker.values import NewMessage
 from jobpool.errors import InvalidJob
 from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.keyspace import ENQUEUE, OUTBOX_DROP, OUTBOX_PEEK, Keyspace
 from jobpool_backends.redis.records import PRIORITIES, due_of, places_by, read_entry, tail_of
-from jobpool_backends.redis.scripts import ENQUEUE, OUTBOX_DROP, OUTBOX_PEEK, Keyspace
 
 MAX_MESSAGES_PER_CALL = 100_000  # one script adds them, and the server does nothing else meanwhile: 10 µs for each
 ENTRIES_PER_SCRIPT = 100

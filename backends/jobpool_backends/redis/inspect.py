@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
 from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.keyspace import CHANGE, READ, STATS, WALK, Keyspace
 from jobpool_backends.redis.records import TIES_PER_SEQUENCE, Row, pieces, places_by, read_row, tie_of
-from jobpool_backends.redis.scripts import CHANGE, READ, STATS, WALK, Keyspace
 from jobpool_backends.shared import MICRO, TOUCHABLE, matches
 
 MEMBERS_PER_SCRIPT = 500

@@ -16,7 +16,7 @@ import orjson
 from jobpool.broker.key_store import KeyStore
 from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool.message.lease import JobLease
-from jobpool_backends.redis import scripts
+from jobpool_backends.redis import keyspace
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.records import MEMBER_CHARS, pieces, places_by
 from jobpool_backends.shared import KEY_PLACE, MICRO, micros
@@ -30,7 +30,7 @@ MAX_LISTED_LOGS = 10_000
 class RedisKeyStore(KeyStore):
     """Keys beside the messages of a prefix. Its values are as durable as the server makes them."""
 
-    def __init__(self, keys: scripts.Keyspace) -> None:
+    def __init__(self, keys: keyspace.Keyspace) -> None:
         self._keys = keys
 
     # --- guards ------------------------------------------------------------------------------------
@@ -48,39 +48,39 @@ class RedisKeyStore(KeyStore):
                 words.append(len(some))
                 for lease, guards in (asked[place] for place in some):
                     words += (token_of(lease)[:MEMBER_CHARS], guarded_token(lease, guards))
-            answers = self._keys.run(scripts.BEGIN, list(by_queue), words)
+            answers = self._keys.run(keyspace.BEGIN, list(by_queue), words)
             for place, answer in zip(chain.from_iterable(by_queue.values()), answers, strict=True):
                 begun[place] = _read_begun(answer, asked[place][1])
         return begun
 
     def _first_run(self, queue: str, key: str, ttl: float) -> bool:
-        return bool(self._keys.link.run(scripts.FIRST_RUN, [self._keys.one(queue, f"done:{key}")], [micros(ttl)]))
+        return bool(self._keys.link.run(keyspace.FIRST_RUN, [self._keys.one(queue, f"done:{key}")], [micros(ttl)]))
 
     def _forget(self, queue: str, key: str) -> bool:
-        return bool(self._keys.link.run(scripts.FORGET, [self._keys.one(queue, f"done:{key}")], ()))
+        return bool(self._keys.link.run(keyspace.FORGET, [self._keys.one(queue, f"done:{key}")], ()))
 
     def _take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
         answers: list[float] = []
         for piece in pieces(rates, MAX_LEASES_PER_SCRIPT):
             words: list[Word] = [token, *(number for rate in piece for number in (rate.most, micros(rate.window)))]
             keys = [self._keys.one(queue, f"rate:{rate.name}") for rate in piece]
-            left = self._keys.link.run(scripts.TAKE, keys, words)
+            left = self._keys.link.run(keyspace.TAKE, keys, words)
             answers += [micros_left / MICRO for micros_left in left]
         return answers
 
     def _holders(self, queue: str, name: str) -> list[str]:
         key = name.removeprefix(KEY_PLACE)
         places = self._keys.one(queue, f"hold:{name}" if key == name else f"runs:{key}")
-        found: list[bytes] = self._keys.run(scripts.HOLDERS, [queue], (), places)
+        found: list[bytes] = self._keys.run(keyspace.HOLDERS, [queue], (), places)
         return sorted(ident.decode() for ident in found)
 
     # --- records -----------------------------------------------------------------------------------
 
     def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
-        self._keys.run(scripts.PUT, [space], [micros(ttl), *(word for record in records.items() for word in record)])
+        self._keys.run(keyspace.PUT, [space], [micros(ttl), *(word for record in records.items() for word in record)])
 
     def _get_record(self, space: str, key: str) -> bytes | None:
-        value: bytes | None = self._keys.run(scripts.GET, [space], (key,))
+        value: bytes | None = self._keys.run(keyspace.GET, [space], (key,))
         return value
 
     def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
@@ -92,13 +92,13 @@ class RedisKeyStore(KeyStore):
         while more and len(found) < limit:
             start = b"(" + behind if behind >= first and behind else b"[" + first
             words = (start, b"(" + last, limit - len(found))
-            more, *told = self._keys.run(scripts.LIST, [space], words)
+            more, *told = self._keys.run(keyspace.LIST, [space], words)
             found += [(key.decode(), value) for key, value in zip(told[::2], told[1::2], strict=True)]
             behind = told[-2] if told else behind
         return found
 
     def _delete_records(self, space: str, keys: Sequence[str]) -> None:
-        self._keys.run(scripts.DROP, [space], keys)
+        self._keys.run(keyspace.DROP, [space], keys)
 
     # --- logs --------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class RedisKeyStore(KeyStore):
         for name, added in logs.items():
             words += (name, len(added), *added)
             keys.append(self._keys.one(space, f"log:{name}"))
-        self._keys.link.run(scripts.APPEND, keys, words)
+        self._keys.link.run(keyspace.APPEND, keys, words)
 
     def _read_log(self, space: str, name: str, limit: int) -> list[bytes]:
         lines: list[bytes] = self._keys.link.call("LRANGE", self._keys.one(space, f"log:{name}"), 0, limit - 1)

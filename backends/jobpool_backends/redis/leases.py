@@ -4,7 +4,7 @@ The holder is half of the owner token; the other half is the message's sequence.
 word a message is kept, and no two tokens are alike.
 
 A lease's token is the message's member and one letter of its record, left out for `m`. The letter says who gave its id,
-and if it has a unique key. See `key_names`.
+and if it has a unique key. See `keyspace`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Releas
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.enqueue import messages_words
 from jobpool_backends.redis.keys import guarded_token, token_of
+from jobpool_backends.redis.keyspace import FETCH, REAP, RENEW, SETTLE, Keyspace
 from jobpool_backends.redis.records import (
     HOLDER_CHARS,
     MEMBER_CHARS,
@@ -36,7 +37,6 @@ from jobpool_backends.redis.records import (
     readable,
     write_entry,
 )
-from jobpool_backends.redis.scripts import FETCH, REAP, RENEW, SETTLE, Keyspace
 from jobpool_backends.shared import MICRO, DeadCaps, delay_micros, micros, more_than, stand_in
 
 MAX_MESSAGES_PER_FETCH = 2000  # some 10 ms of the server's time, whatever was asked for

@@ -1,4 +1,4 @@
-"""A message as Redis keeps it: its member, its record, its notes. `key_names` describes them."""
+"""A message as Redis keeps it: its member, its record, its notes. `keyspace` describes them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 from jobpool.errors import BackendUnavailable
-from jobpool_backends.redis.scripts import LOOK, Keyspace
+from jobpool_backends.redis.keyspace import LOOK, Keyspace
 from jobpool_backends.shared import MICRO
 
 LOOK_INTERVAL_S = 0.5  # for delays that were shortened meanwhile, and for a waiter that was woken and died

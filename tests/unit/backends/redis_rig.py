@@ -12,7 +12,7 @@ from jobpool.message.lease import JobLease
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.address import read_address
 from jobpool_backends.redis.backend import open_link
-from jobpool_backends.redis.key_names import KeyNames
+from jobpool_backends.redis.keyspace import KeyNames
 
 
 class Rig:

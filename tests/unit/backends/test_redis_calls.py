@@ -16,7 +16,7 @@ from jobpool.message.guards import Begin, Guards, Hold, Rate
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 from jobpool_backends.redis import enqueue
 from jobpool_backends.redis import leases as leases_module
-from jobpool_backends.redis.scripts import CHANGE
+from jobpool_backends.redis.keyspace import CHANGE
 
 AT_ONCE = ReapPolicy(back_off=0.0)
 

@@ -1,4 +1,4 @@
-"""What is kept under which name: the table in `jobpool_backends.redis.key_names` is what an operator goes by."""
+"""What is kept under which name: the table in `jobpool_backends.redis.keyspace` is what an operator goes by."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jobpool.broker.values import MessageFilter
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.settlement import Abandon, Ack, Forfeit
-from jobpool_backends.redis import key_names as keys_module
-from jobpool_backends.redis.key_names import KeyNames
+from jobpool_backends.redis import keyspace as keys_module
+from jobpool_backends.redis.keyspace import KeyNames
 
 
 @pytest.fixture
