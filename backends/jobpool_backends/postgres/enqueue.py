@@ -13,8 +13,7 @@ from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.in_transaction import BRING, ENQUEUE, all_columns, columns, is_plain
 from jobpool_backends.shared import micros
 
-COPY_FROM = 50
-"""Messages in one call from which on COPY is cheaper, though it takes three round trips more."""
+COPY_FROM = 50  # messages in one call from which on COPY is cheaper, though it takes three round trips more
 
 # The most in one statement, so that each is answered in time; all are one transaction.
 _PIECE_MESSAGES = 10_000

@@ -124,16 +124,14 @@ TIDY_LIMIT = 1000
 claimed too often.
 """
 
-PAGE_BYTES = 16 * 1024 * 1024
-"""Of the bodies in one page of a list of free messages: then it is shorter."""
+PAGE_BYTES = 16 * 1024 * 1024  # of the bodies in one page of a list of free messages: then it is shorter
 
 PROMOTE_LIMIT = 1000
 """Delayed messages that join the others in one fetch, so that a million due at once do not hold it for seconds. The
 order holds among those that have joined.
 """
 
-WINDOW = 20_000
-"""Messages that one statement of a list, a count or a bulk verb looks at."""
+WINDOW = 20_000  # messages that one statement of a list, a count or a bulk verb looks at
 
 WRONG_ISOLATION = "JP001"
 """The server's word for it, when what needs READ COMMITTED is asked for under another isolation level."""

@@ -401,7 +401,7 @@ def test_a_hundred_reconnects_leave_nothing_behind(rig: Rig) -> None:
         else:
             link.answer_timeout = 0.0
             with pytest.raises(BackendUnavailable):
-                database.run("SELECT pg_sleep(0.02)")
+                database.run("SELECT pg_sleep(0.2)")
         session(database)
     assert open_descriptors() <= before
     count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
