@@ -85,8 +85,13 @@ def _of_settings(database: Database) -> Iterator[Finding]:
     settings = dict(database.run(_SETTINGS, {"names": [*_NAMES, "synchronous_standby_names"]}))
     [(standby, has_standbys)] = database.run(_ROLES)
     for name in _NAMES:
-        if not (standby and name == "default_transaction_read_only"):
-            yield _of_setting(name, settings.get(name))
+        value = settings.get(name)
+        why, mend = _MISTAKES.get((name, value or ""), ("", ""))
+        level = Level.OK if not why else Level.WARNING if why is _COLLIDE else Level.PROBLEM
+        if value is None:
+            yield Finding(f"postgres.{name}", Level.NOTE, f"{name} is not known to this server")
+        elif not (standby and name == "default_transaction_read_only"):
+            yield Finding(f"postgres.{name}", level, f"{name} is {value!r}", why, mend)
     check = "postgres.standby"
     if standby:
         why, mend = _UNWRITABLE, "name its primary in the URL, or all hosts with target_session_attrs=read-write"
@@ -95,15 +100,6 @@ def _of_settings(database: Database) -> Iterator[Finding]:
         found = "the server has standbys and waits for none of them (synchronous_standby_names is empty)"
         why = "a failover forgets the last moments, in which jobs were enqueued or acked"
         yield Finding(check, Level.WARNING, found, why, "name a synchronous standby if that is too much")
-
-
-def _of_setting(name: str, value: str | None) -> Finding:
-    check = f"postgres.{name}"
-    if value is None:
-        return Finding(check, Level.NOTE, f"{name} is not known to this server")
-    why, mend = _MISTAKES.get((name, value), ("", ""))
-    level = Level.OK if not why else Level.WARNING if why is _COLLIDE else Level.PROBLEM
-    return Finding(check, level, f"{name} is {value!r}", why, mend)
 
 
 def _of_pooler(pooled: bool) -> Finding:

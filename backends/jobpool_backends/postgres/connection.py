@@ -155,15 +155,10 @@ class AnswerTimeout(psycopg.OperationalError):
 
 
 class Connection(psycopg.Connection[TupleRow]):
-    """A connection, for one thread at a time.
+    """A connection, for one thread at a time."""
 
-    Attributes:
-        answer_timeout: Seconds to wait for each answer.
-        pooled: True if there is a pooler, so that each transaction may meet another session.
-    """
-
-    answer_timeout: float = 3.0
-    pooled: bool = False
+    answer_timeout: float = 3.0  # seconds to wait for each answer
+    pooled: bool = False  # there is a pooler, so that each transaction may meet another session
 
     def wait(self, gen: PQGen[RV], interval: float = 0.0, timeout: float | None = None) -> RV:
         """Drive `gen`, psycopg's side of one exchange, to its end; `AnswerTimeout` when that takes too long."""

@@ -168,8 +168,6 @@ class Database(IdleConnections[Connection]):
             raise
         return connection
 
-    # --- calls -------------------------------------------------------------------------------------
-
     def _call(self, step: Callable[[Connection], Result], repeatable: bool = True) -> Result:
         """Do one transaction, and again when the server made it give way to another."""
         self.check_usable()
@@ -208,8 +206,6 @@ class Database(IdleConnections[Connection]):
             raise
         finally:
             self.give_back(connection)
-
-    # --- connections -------------------------------------------------------------------------------
 
     def give_back(self, connection: Connection) -> None:
         """Keep it for the next call, if it is at rest: what was interrupted, or timed out, is closed."""

@@ -86,16 +86,13 @@ class Enqueuer:
                     copy.set_types(_TYPES)
                     for message in piece:
                         due = now if message.due is None else max(now, micros(message.due))
-                        copy.write_row(_row(message, due, now))
-                        if due == now:
+                        later, names = due > now, (message.id, message.queue, message.handler)
+                        facts = (message.priority, int(later), message.given, not later)
+                        copy.write_row((now, due, *facts, *names, message.body))
+                        if not later:
                             ready.add(message.queue)
             given = [message.id for message in messages if message.given]
             cursor.execute(self._database.fill(_FINISH), {"given": given, "ready": sorted(ready), "now": now})
-
-
-def _row(new: NewMessage, due: int, now: int) -> tuple[Any, ...]:
-    later = due > now
-    return now, due, new.priority, int(later), new.given, not later, new.id, new.queue, new.handler, new.body
 
 
 def in_pieces(messages: Sequence[Sized]) -> Iterator[Sequence[Sized]]:

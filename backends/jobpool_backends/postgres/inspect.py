@@ -109,7 +109,20 @@ class Inspector:
                 yield row
 
     def _search(self, where: MessageFilter, behind: int, limit: int, whole: bool) -> Iterator[Row]:
-        asked = _arguments(where) | {"most": limit, "bodies": whole}
+        states = [State(state) for state in dict.fromkeys(where.states)] or list(State)
+        asked = {
+            "ids": list(where.ids),
+            "queues": None if where.queue is None else [where.queue],
+            "kinds": [number for state in states for number in _STORED[state]],
+            "due": State.WAITING in states and State.DELAYED not in states,
+            "later": State.DELAYED in states and State.WAITING not in states,
+            "handler": where.handler,
+            "reason": where.reason,
+            "older": None if where.older_than is None else micros(where.older_than),
+            "newer": None if where.newer_than is None else micros(where.newer_than),
+            "most": limit,
+            "bodies": whole,
+        }
         up, through = (_UP_WHOLE, _THROUGH_WHOLE) if whole else (_UP, _THROUGH)
         sql = up if where.ids else through
         on: int | None = behind
@@ -135,21 +148,6 @@ class Inspector:
         changed: int
         [(changed,)] = self._database.run(_CHANGE.replace("VERB", _CHANGES[verb]), asked)
         return changed
-
-
-def _arguments(where: MessageFilter) -> dict[str, Any]:
-    states = [State(state) for state in dict.fromkeys(where.states)] or list(State)
-    return {
-        "ids": list(where.ids),
-        "queues": None if where.queue is None else [where.queue],
-        "kinds": [number for state in states for number in _STORED[state]],
-        "due": State.WAITING in states and State.DELAYED not in states,
-        "later": State.DELAYED in states and State.WAITING not in states,
-        "handler": where.handler,
-        "reason": where.reason,
-        "older": None if where.older_than is None else micros(where.older_than),
-        "newer": None if where.newer_than is None else micros(where.newer_than),
-    }
 
 
 def _message(row: Row) -> Message:

@@ -42,8 +42,6 @@ class PostgresKeys(KeyStore):
         self._value = database.value
         self._sweep = database.sweep
 
-    # --- guards --------------------------------------------------------------------------------------
-
     def _begin(self, asked: _Asked) -> list[Begun]:
         rows = self._database.run_committed(_BEGIN, _wanted(asked))
         self._sweep()
@@ -75,8 +73,6 @@ class PostgresKeys(KeyStore):
     def _holders(self, queue: str, name: str) -> list[str]:
         return sorted(self._value("holders", queue, storable(name)))
 
-    # --- records -------------------------------------------------------------------------------------
-
     def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
         self._value("put_records", space, list(records), list(records.values()), micros(ttl))
         self._sweep()
@@ -91,8 +87,6 @@ class PostgresKeys(KeyStore):
 
     def _delete_records(self, space: str, keys: Sequence[str]) -> None:
         self._value("delete_records", space, list(map(storable, keys)))
-
-    # --- logs ----------------------------------------------------------------------------------------
 
     def _append_log(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None:
         asked = (space, [name for name, _ in lines], [line for _, line in lines], keep)

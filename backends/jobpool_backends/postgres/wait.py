@@ -177,7 +177,12 @@ class Waiter:
         """Return whether this sleeper is notified within `seconds`."""
         give_up = time.monotonic() + seconds
         while not sleeper.woken and not self._database.closed and (remaining := give_up - time.monotonic()) > 0:
-            connection = self._attend(remaining)
+            with self._turn:
+                connection = None if self._attended else self._connection
+                if connection is None:
+                    self._turn.wait(remaining)  # until another thread has listened, or tried
+                else:
+                    self._attended = True
             if connection is not None:
                 self._hear(connection, remaining)
         return sleeper.woken
@@ -197,15 +202,6 @@ class Waiter:
         except psycopg.Error:
             pass
         connection.close()
-        return None
-
-    def _attend(self, seconds: float) -> Connection | None:
-        """Return the connection, for this thread to listen on; None after another thread has listened, or tried."""
-        with self._turn:
-            if self._connection is not None and not self._attended:
-                self._attended = True
-                return self._connection
-            self._turn.wait(seconds)
         return None
 
     def _hear(self, connection: Connection, seconds: float) -> None:

@@ -111,9 +111,14 @@ class _Reader:
             case "sentinel":
                 place = self._sentinels(node)
             case "cluster":
-                place = self._cluster(node)
+                if self._db(self._path) != 0:
+                    raise self._refuse("has database 0 only: leave the number out")
+                place = Address(Kind.CLUSTER, self._read_hosts(node), node)
             case "unix":
-                place = self._socket(node)
+                if self._hosts or not self._path:
+                    raise self._refuse("names no socket: write redis+unix:///path/to/redis.sock, with three slashes")
+                server = replace(node, path="/" + self._path, db=self._db(""))
+                place = Address(Kind.SERVER, (server,), server)
             case _:
                 place = self._server(node)
         return replace(place, prefix=self._options["prefix"], caps=url_options.take_caps(self._options))
@@ -125,12 +130,6 @@ class _Reader:
         server = replace(hosts[0], db=self._db(self._path))
         return Address(Kind.SERVER, (server,), server)
 
-    def _socket(self, node: Endpoint) -> Address:
-        if self._hosts or not self._path:
-            raise self._refuse("names no socket: write redis+unix:///path/to/redis.sock, with three slashes")
-        server = replace(node, path="/" + self._path, db=self._db(""))
-        return Address(Kind.SERVER, (server,), server)
-
     def _sentinels(self, node: Endpoint) -> Address:
         service, _, db = self._path.partition("/")
         if not service:
@@ -138,13 +137,6 @@ class _Reader:
         username, password = self._options["sentinel_username"], self._options["sentinel_password"]
         seeds = self._read_hosts(replace(node, port=26379, username=username, password=password))
         return Address(Kind.SENTINEL, seeds, replace(node, db=self._db(db)), service)
-
-    def _cluster(self, node: Endpoint) -> Address:
-        if self._db(self._path) != 0:
-            raise self._refuse("has database 0 only: leave the number out")
-        return Address(Kind.CLUSTER, self._read_hosts(node), node)
-
-    # --- the pieces --------------------------------------------------------------------------------
 
     def _node(self) -> Endpoint:
         username, colon, password = self._login.partition(":")

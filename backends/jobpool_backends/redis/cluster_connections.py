@@ -114,12 +114,9 @@ Begun = dict[int, tuple[NodeLink, Connection]]  # waits that go on, by the numbe
 
 
 class ClusterLink(Link):
-    """Connections to all masters of one cluster, and its slots as they were when last asked.
+    """Connections to all masters of one cluster, and its slots as they were when last asked of `seeds` or masters.
 
     Blocks for the table of slots, when it is not there: for `connect_timeout`, however many nodes are silent.
-
-    Args:
-        seeds: Nodes that know the others.
     """
 
     def __init__(self, seeds: Sequence[Endpoint]) -> None:

@@ -80,12 +80,7 @@ class Link(ABC):
 
 
 class ServerLink(Link):
-    """Connections to one server at a time.
-
-    Args:
-        place: The server.
-        open_connection: Opens each connection, if `place` is not one known server. Raises redis-py's errors, or ours.
-    """
+    """Connections to one server at a time; `open_connection` opens each, if `place` is not one known server."""
 
     def __init__(self, place: Endpoint, open_connection: Callable[[], Connection] | None = None) -> None:
         self.place = place
@@ -151,8 +146,6 @@ class ServerLink(Link):
             with suppress(IndexError):  # several threads may drop: each pops its own
                 while True:
                     idle.pop().close()
-
-    # --- connections -------------------------------------------------------------------------------
 
     def _use(self, work: Callable[[Connection], Result], idle: list[Connection] | None = None) -> Result:
         """Do `work` on a kept connection; on a new one if there is none, or it turns out to be stale."""

@@ -74,8 +74,6 @@ class Inspector:
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
 
-    # --- counts ------------------------------------------------------------------------------------
-
     def stats(self, queue: str) -> QueueStats:
         found = self.counts(queue)
         oldest = None if found.oldest < 0 else found.oldest / MICRO
@@ -104,8 +102,6 @@ class Inspector:
             counts = [self.counts(queue).by_state() for queue in self._queues(where)]
             return min(cap, sum(count[state] for count in counts for state in set(where.states or State)))
         return sum(1 for _ in islice(self.search(where), cap))
-
-    # --- messages ----------------------------------------------------------------------------------
 
     def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
         return [row.message for row in self.rows(where, after, limit)]
@@ -198,8 +194,6 @@ class Inspector:
                 if row is not None:
                     yield int(now), row
             members = members[len(answers) :]
-
-    # --- bulk changes ------------------------------------------------------------------------------
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)

@@ -32,8 +32,6 @@ class RedisKeyStore(KeyStore):
     def __init__(self, keys: keyspace.Keyspace) -> None:
         self._keys = keys
 
-    # --- guards ------------------------------------------------------------------------------------
-
     def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
         """Return the answers, in order: a round trip for each 500 leases, and for each queue where keys are spread."""
         begun = [Begun(Begin.LOST)] * len(asked)
@@ -73,8 +71,6 @@ class RedisKeyStore(KeyStore):
         found: list[bytes] = self._keys.run(keyspace.HOLDERS, [queue], (), places)
         return sorted(ident.decode() for ident in found)
 
-    # --- records -----------------------------------------------------------------------------------
-
     def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
         self._keys.run(keyspace.PUT, [space], [micros(ttl), *(word for record in records.items() for word in record)])
 
@@ -98,8 +94,6 @@ class RedisKeyStore(KeyStore):
 
     def _delete_records(self, space: str, keys: Sequence[str]) -> None:
         self._keys.run(keyspace.DROP, [space], keys)
-
-    # --- logs --------------------------------------------------------------------------------------
 
     def _append_log(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None:
         logs: dict[str, list[bytes]] = {}
