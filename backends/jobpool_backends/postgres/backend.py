@@ -97,7 +97,7 @@ class PostgresBackend(QueueBackend):
 
     def ticket(self, lease: JobLease) -> Ticket:
         """Return what `ctx.ack` needs to ack this message on a psycopg 3 connection to the queue's database."""
-        key, keep = to_be_done(lease.guards)  # marked done for so many µs, for which a unique key is known, too
+        key, keep = to_be_done(lease.guards)
         guards: dict[str, str | int | None] = {"key": key, "keep": keep}
         return {name: value for name, value in guards.items() if value is not None} | {
             "ack": f"{in_transaction.__name__}:{in_transaction.ack.__name__}",

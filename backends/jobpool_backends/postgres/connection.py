@@ -80,21 +80,13 @@ _IDLE_IN_TRANSACTION_MS = "10000"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The server's address, and the options of connections to it.
+    """The server's address, and the options of connections to it."""
 
-    Attributes:
-        parameters: libpq's, for `psycopg.connect`; they may hold a password.
-        timeout: Seconds, > 0, for a statement to be answered.
-        schema: Of our tables; checked, not quoted.
-        listen: True if LISTEN may be used.
-        caps: On the dead letters of a queue.
-    """
-
-    parameters: dict[str, str] = field(repr=False)
-    timeout: float = DEFAULT_TIMEOUT
-    schema: str = DEFAULT_SCHEMA
-    listen: bool = True
-    caps: DeadCaps = field(default_factory=DeadCaps)
+    parameters: dict[str, str] = field(repr=False)  # libpq's, for `psycopg.connect`; they may hold a password
+    timeout: float = DEFAULT_TIMEOUT  # seconds, > 0, for a statement to be answered
+    schema: str = DEFAULT_SCHEMA  # of our tables; checked, not quoted
+    listen: bool = True  # LISTEN may be used
+    caps: DeadCaps = field(default_factory=DeadCaps)  # on the dead letters of a queue
 
     @property
     def where(self) -> str:

@@ -38,18 +38,13 @@ Result = TypeVar("Result")
 
 
 class Database(IdleConnections[Connection]):
-    """One database of a server, safe to share between threads. Connects when it is first asked.
-
-    Attributes:
-        schema: The name of our schema, unquoted.
-        pooled: True once connections turned out to lead through a pooler. Then statements are not prepared, sessions
-            are not ours, and LISTEN would hear nothing.
-    """
+    """One database of a server, safe to share between threads. Connects when it is first asked."""
 
     def __init__(self, address: Address) -> None:
         super().__init__(f"Postgres at {address.where}")
         self.address = address
         self.schema = address.schema
+        # Connections lead through a pooler: statements are not prepared, sessions not ours, and LISTEN hears nothing.
         self.pooled = False
         self.next_sweep = 0.0
         self._filled: dict[str, str] = {}

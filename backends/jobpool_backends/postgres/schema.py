@@ -52,8 +52,8 @@ producers gave, for 600 s after their end (id, until). Any call sweeps both.
 `sleepers`: a row for each queue (queue) for whose messages somebody sleeps. A statement that makes one fetchable
 deletes the row and rings: NOTIFY on channel `jobpool:<schema>`, payload = the queue.
 
-`uniques`: one row a unique key of a queue (queue, key): the id of the message that has it, and until when the key is
-known; NULL while the message is there, live or dead.
+`uniques`: one row a unique key of a queue (queue, key), with the id of the message that has it. The key is known
+`until` then; NULL while the message is there, live or dead.
 
 `done`: idempotency keys that are done, and for how long (queue, key, until).
 

@@ -63,22 +63,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The servers' address, and how to connect to them.
-
-    Attributes:
-        seeds: At least one, of this kind.
-        node: How to get into a server that the seeds name: credentials, TLS, time limits. It has no host.
-        service: Name of the master at the sentinels.
-        prefix: Prefix of all key names.
-        caps: On the dead letters of a queue.
-    """
+    """The servers' address, and how to connect to them."""
 
     kind: Kind
-    seeds: tuple[Endpoint, ...]
-    node: Endpoint
-    service: str = ""
-    prefix: str = DEFAULT_PREFIX
-    caps: DeadCaps = field(default_factory=DeadCaps)
+    seeds: tuple[Endpoint, ...]  # at least one
+    node: Endpoint  # how to get into a server that the seeds name: credentials, TLS, time limits; it has no host
+    service: str = ""  # name of the master at the sentinels
+    prefix: str = DEFAULT_PREFIX  # of all key names
+    caps: DeadCaps = field(default_factory=DeadCaps)  # on the dead letters of a queue
 
 
 def read_address(url: str, options: Mapping[str, object]) -> Address:

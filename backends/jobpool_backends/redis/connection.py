@@ -88,27 +88,18 @@ def _pack(words: Sequence[Word]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One server, and how to connect to it.
+    """One server, and how to connect to it."""
 
-    Attributes:
-        host: Name or address; empty when `path`, of a Unix socket, is set.
-        password: None = do not authenticate. `username` None = Redis's `default`.
-        timeout: Seconds for an answer, and for a TLS or authentication step.
-        connect_timeout: Seconds for a connection, to each address that the host name has.
-        tls: redis-py's `ssl_…` options; None = no TLS.
-        role: In error texts.
-    """
-
-    host: str = ""
+    host: str = ""  # name or address
     port: int = 6379
-    path: str = ""
+    path: str = ""  # of a Unix socket, in place of a host
     db: int = 0
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
-    timeout: float = 2.0
-    connect_timeout: float = 2.0
-    tls: Mapping[str, Any] | None = field(default=None, repr=False)
-    role: str = "Redis"
+    username: str | None = None  # None = Redis's `default`
+    password: str | None = field(default=None, repr=False)  # None = do not authenticate
+    timeout: float = 2.0  # seconds for an answer, and for a TLS or authentication step
+    connect_timeout: float = 2.0  # seconds for a connection, to each address that the host name has
+    tls: Mapping[str, Any] | None = field(default=None, repr=False)  # redis-py's `ssl_…` options; None = no TLS
+    role: str = "Redis"  # in error texts
 
     @property
     def name(self) -> str:
@@ -217,17 +208,11 @@ class Sentinels:
 
 
 class Explained(NamedTuple):
-    """An error, explained.
+    """An error, explained."""
 
-    Attributes:
-        error: The error to raise; None = the original.
-        sound: The connection can be used again.
-        hung_up: The other side had closed the connection: a kept one may only have been stale.
-    """
-
-    error: JobpoolError | None
-    sound: bool = False
-    hung_up: bool = False
+    error: JobpoolError | None  # to raise; None = the original
+    sound: bool = False  # the connection can be used again
+    hung_up: bool = False  # the other side had closed the connection: a kept one may only have been stale
 
 
 _GRANT = mend("does not allow this user what jobpool needs: grant it the commands and the keys")

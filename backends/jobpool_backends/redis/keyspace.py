@@ -5,8 +5,8 @@ The sequence is the microsecond of its enqueue, or one more than the last, so it
 score are ordered by their bytes, so a sorted set of score 0 is in the order (priority, sequence): the order of a queue.
 
 Keys of a queue, `jobpool:{reports}:…`; the braces make all of them one slot of a cluster. From `posts` on they are
-those of claims and posted messages. A posted message stands in `record` and `body` like a job, and when it is dead in
-`dead` and `buried`, but in no other set before. From `done` on they are those of the key store; `…` is a chosen name:
+those of claims and posted messages. A posted message stands in `record` and `body` like a job, and a dead one in `dead`
+and `buried`, but in no other set before. From `done` on they are those of the key store; `…` is a chosen name:
 
 | key | type | what it holds |
 | --- | --- | --- |

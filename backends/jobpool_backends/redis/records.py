@@ -29,19 +29,13 @@ _MAX_DUE_US = 9_000_000_000_000_000  # in the year 2255: a sorted set's score ca
 
 
 class Row(NamedTuple):
-    """One message, as `read.lua` answers.
-
-    Attributes:
-        stored: The record as it is, leased or not.
-        since: Unix time in µs of its death; of a message that is not dead, of its enqueue.
-        message: Its body is empty when it was not asked for.
-    """
+    """One message, as `read.lua` answers."""
 
     member: str
-    stored: bytes
-    since: int
+    stored: bytes  # the record as it is, leased or not
+    since: int  # Unix time in µs of its death; of a message that is not dead, of its enqueue
     notes: dict[str, str]
-    message: Message
+    message: Message  # its body is empty when it was not asked for
 
     def queue_message(self) -> QueueMessage:
         """Return the message as claims see it."""
