@@ -561,7 +561,7 @@ def test_a_filter_that_few_match_is_answered_in_order_and_whole(
     monkeypatch: pytest.MonkeyPatch, backend: PostgresBackend, share: int
 ) -> None:
     """Whatever number of messages each statement looks at."""
-    monkeypatch.setattr(inspect, "WINDOW", share)
+    monkeypatch.setattr(inspect.schema, "WINDOW", share)
     jobs = [
         a_job(number, queue=f"q{number % 3}", handler="rare" if number % 41 == 0 else "usual") for number in range(900)
     ]
