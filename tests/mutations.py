@@ -113,8 +113,8 @@ MUTATIONS = [
     ),
     Mutation(
         "redis cluster: what a settlement brings elsewhere is lost",
-        f"{BACKENDS}/redis/cluster.py",
-        "            self._outbox.relay(queues)\n",
+        f"{BACKENDS}/redis/backend.py",
+        "            self._enqueuer.relay(queues)\n",
         "            pass\n",
         f"{LAWS}/test_follow_up_law.py {LAWS}/test_move_law.py",
     ),
