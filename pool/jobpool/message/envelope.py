@@ -1,4 +1,4 @@
-"""The wire form of a message: one JSON object, the same on every broker (docs/wire.md).
+"""The wire form of a message: one JSON object, the same on every broker.
 
 `encode` writes it, `decode` reads and checks it, `verify` proves that its producer signed it. The signature is over a
 canonical form of the values (fixed order of the fields, nested keys sorted). So the order and spacing of the body do
@@ -8,22 +8,23 @@ not signed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from jobpool.errors import BadSignature, InvalidJob, MalformedEnvelope
-from jobpool.message.definition import JobDefinition, is_reserved, rfc3339
+from jobpool.message.definition import LONGEST, JobDefinition, is_reserved, rfc3339
 from jobpool.message.frozen import maker
-from jobpool.message.names import LONGEST_IDENTIFIER, LONGEST_NAME
+from jobpool.message.names import LONGEST_IDENTIFIER, LONGEST_NAME, is_name
 from jobpool.message.payload import MAX_DEPTH
 from jobpool.message.signing import EnvelopeSigner, canonical
-from jobpool.message.signing import canonical_bytes as canonical_bytes
-from jobpool.message.wire_rules import RULES, complaint, is_meta, is_name, shown
-from jobpool.message.wire_rules import WIRE_VERSION as WIRE_VERSION
+
+WIRE_VERSION = 1
+"""Written as `v` in the meta from version 2 on; absent = 1."""
 
 MAX_BODY_BYTES = 1024 * 1024
 
@@ -34,7 +35,6 @@ read, and there is one for all."""
 _ALL_FIELDS = itemgetter(
     "job", "payload", "queue", "priority", "maxRetries", "attempts", "name", "identifier", "idempotencyKey", "schedule"
 )
-_MAY_BE_ABSENT = {rule.name: None for rule in RULES if not rule.required}
 _BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NEITHER_BRACKET_NOR_QUOTE = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 
@@ -97,6 +97,25 @@ class JobEnvelope:
         version: int = self.meta.get("v", 1)
         return version
 
+    def to_wire(self) -> dict[str, Any]:
+        """Return the wire object, its fields in their order."""
+        wire = {
+            "job": self.job,
+            "payload": self.payload,
+            "queue": self.queue,
+            "priority": self.priority,
+            "maxRetries": self.max_retries,
+            "attempts": 0,
+            "name": self.name,
+            "identifier": self.identifier,
+            "idempotencyKey": self.idempotency_key,
+            "schedule": self.schedule,
+        }
+        if self.meta:
+            wire["meta"] = self.meta
+        wire["_sig"] = self.sig
+        return wire
+
 
 _make = maker(JobEnvelope)
 
@@ -114,12 +133,22 @@ def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: En
     Raises:
         InvalidJob: The payload was changed after the check, to something that JSON cannot carry.
     """
-    meta = _wire_meta(definition, now)
-    schedule = rfc3339(definition.scheduled_at) if definition.scheduled_at else None
+    meta = dict(definition.meta)
+    if definition.timeout is not None:
+        meta["_timeout"] = definition.timeout
+    if definition.single_instance:
+        meta["_singleInstance"] = True
+    if definition.expires_in is not None:
+        meta["_expires"] = now + definition.expires_in
+    if definition.concurrency_key is not None:
+        meta["_concurrencyKey"] = definition.concurrency_key
+    envelope = _make(
+        definition.handler, definition.payload, queue, definition.priority, definition.max_retries, 0,
+        definition.name, identifier, definition.idempotency_key,
+        rfc3339(definition.scheduled_at) if definition.scheduled_at else None, meta,
+    )  # fmt: skip
     try:
-        signed = canonical(definition.handler, definition, queue, identifier, meta) if signer.active else b""
-        sig = signer.sign(signed)
-        return _body(definition.handler, definition, queue, identifier, schedule, meta, sig)
+        return _signed(envelope, signer)
     except TypeError as error:
         raise InvalidJob(f"the payload of job {definition.handler!r} is no JSON any more: {error}") from error
 
@@ -129,37 +158,13 @@ def sign_again(envelope: JobEnvelope, queue: str, signer: EnvelopeSigner) -> byt
 
     Only of an envelope that `verify` has passed: what this signs is believed.
     """
-    moved = replace(envelope, queue=queue)
-    sig = signer.sign(canonical_bytes(moved)) if signer.active else ""
-    return _body(moved.job, moved, queue, moved.identifier, moved.schedule, moved.meta, sig)
+    return _signed(replace(envelope, queue=queue), signer)
 
 
-def _body(
-    job: str,
-    says: JobDefinition | JobEnvelope,
-    queue: str,
-    identifier: str,
-    schedule: str | None,
-    meta: dict[str, Any],
-    sig: str,
-) -> bytes:
-    """Return the wire object, its fields in their order. `says`: what has the others."""
-    body = {
-        "job": job,
-        "payload": says.payload,
-        "queue": queue,
-        "priority": says.priority,
-        "maxRetries": says.max_retries,
-        "attempts": 0,
-        "name": says.name,
-        "identifier": identifier,
-        "idempotencyKey": says.idempotency_key,
-        "schedule": schedule,
-    }
-    if meta:
-        body["meta"] = meta
-    body["_sig"] = sig
-    return orjson.dumps(body)
+def _signed(envelope: JobEnvelope, signer: EnvelopeSigner) -> bytes:
+    wire = envelope.to_wire()
+    wire["_sig"] = signer.sign(canonical(wire)) if signer.active else ""
+    return orjson.dumps(wire)
 
 
 def decode(body: bytes, *, attempts: int) -> JobEnvelope:
@@ -217,23 +222,10 @@ def verify(body: bytes, envelope: JobEnvelope, signer: EnvelopeSigner, queue: st
         MalformedEnvelope: It was signed for another queue.
     """
     del body
-    if signer.active and not signer.verify(canonical_bytes(envelope), envelope.sig):
+    if signer.active and not signer.verify(canonical(envelope.to_wire()), envelope.sig):
         raise BadSignature("the signature is wrong" if envelope.sig else "the signature is missing")
     if envelope.queue != queue:
         raise MalformedEnvelope(f"the message was sent to queue {envelope.queue!r} and fetched from {queue!r}")
-
-
-def _wire_meta(definition: JobDefinition, now: float) -> dict[str, Any]:
-    meta = dict(definition.meta)
-    if definition.timeout is not None:
-        meta["_timeout"] = definition.timeout
-    if definition.single_instance:
-        meta["_singleInstance"] = True
-    if definition.expires_in is not None:
-        meta["_expires"] = now + definition.expires_in
-    if definition.concurrency_key is not None:
-        meta["_concurrencyKey"] = definition.concurrency_key
-    return meta
 
 
 def _depth(body: bytes) -> int:
@@ -253,7 +245,9 @@ def _read(wire: dict[str, Any], attempts: int) -> JobEnvelope:
     try:
         job, payload, queue, priority, retries, counted, name, identifier, key, schedule = _ALL_FIELDS(wire)
     except KeyError:
-        return _read({**_MAY_BE_ABSENT, **_complete(wire)}, attempts)
+        if any(rule.required and rule.name not in wire for rule in RULES):
+            raise MalformedEnvelope(complaint(wire)) from None
+        return _read({**_MAY_BE_ABSENT, **wire}, attempts)
     meta = wire.get("meta")
     sig = wire.get("_sig")
     if not (
@@ -276,8 +270,86 @@ def _read(wire: dict[str, Any], attempts: int) -> JobEnvelope:
     return _make(job, payload, queue, priority, retries, attempts, name, identifier, key, schedule, meta or {}, sig)
 
 
-def _complete(wire: dict[str, Any]) -> dict[str, Any]:
-    """Return the same object, if nothing is missing that may not be."""
-    if any(rule.required and rule.name not in wire for rule in RULES):
-        raise MalformedEnvelope(complaint(wire))
-    return wire
+class Rule(NamedTuple):
+    """One field. An optional one may be absent or null, which mean the same."""
+
+    name: str
+    required: bool
+    holds: Callable[[Any], bool]
+    wanted: str
+
+
+def complaint(wire: dict[str, Any]) -> str:
+    """Return the first rule that a wire object breaks, as a sentence; "" when it breaks none."""
+    for name, required, holds, wanted in RULES:
+        if name not in wire:
+            if required:
+                return f"the body has no field {name!r}"
+        elif not holds(wire[name]) and (required or wire[name] is not None):
+            return f"the body's field {name!r} is {shown(wire[name])}, not {wanted}"
+    return ""
+
+
+def shown(value: object) -> str:
+    """Return a JSON value for an error text, cut."""
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= 60 else text[:60] + "…"
+
+
+def is_meta(value: object) -> bool:
+    """Return whether the reserved keys hold what they should. A newer wire may use them in its own way."""
+    if type(value) is not dict:
+        return False
+    version = value.get("v", 1)
+    if type(version) is not int or version < 1:
+        return False
+    if version <= WIRE_VERSION:
+        for key, item in value.items():
+            if key in _META_RULES and not _META_RULES[key](item):
+                return False
+    return True
+
+
+_META_RULES: dict[str, Callable[[Any], bool]] = {
+    # A longer timer than a definition takes overflows in the child, which would look like a crash.
+    "_timeout": lambda value: type(value) in (int, float) and 0 <= value <= LONGEST,
+    "_expires": lambda value: type(value) in (int, float) and value >= 0,
+    "_singleInstance": lambda value: type(value) is bool,
+    "_concurrencyKey": is_name,
+}
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_identifier(value: Any) -> bool:
+    return is_name(value) and len(value) <= LONGEST_IDENTIFIER
+
+
+RULES = (
+    Rule("job", True, is_name, f"a handler's name of 1 to {LONGEST_NAME} printable characters"),
+    Rule("payload", True, lambda _: True, "a JSON value"),
+    Rule("queue", True, _is_text, "text"),
+    Rule("priority", True, lambda value: _is_count(value) and value <= 255, "a whole number from 0 to 255"),
+    Rule("maxRetries", False, _is_count, "a whole number from 0, or null"),
+    Rule("attempts", False, _is_count, "a whole number from 0, or null"),
+    Rule("name", False, is_name, f"1 to {LONGEST_NAME} printable characters, or null"),
+    Rule("identifier", True, _is_identifier, f"1 to {LONGEST_IDENTIFIER} printable characters"),
+    Rule("idempotencyKey", False, _is_text, "text, or null"),
+    Rule("schedule", False, _is_text, "text, or null"),
+    Rule(
+        "meta",
+        False,
+        is_meta,
+        "an object whose v is a number from 1, _timeout and _expires seconds, _singleInstance true or false,"
+        " _concurrencyKey a name",
+    ),
+)
+"""In wire order. `_sig` may hold anything: `verify` refuses a bad signature."""
+
+_MAY_BE_ABSENT = {rule.name: None for rule in RULES if not rule.required}

@@ -54,16 +54,14 @@ def check_identifier(identifier: str) -> str:
 
 def check_name(name: str, what: str) -> str:
     """Return `name`, or raise `InvalidJob`; `what` says which name it is."""
-    if not isinstance(name, str) or not is_name(name):
+    if not is_name(name):
         raise InvalidJob(f"{what} {_shown(name)} is refused: 1 to {LONGEST_NAME} printable characters")
     return name
 
 
-def is_name(text: str) -> bool:
-    """Return whether `text` can be shown on one line and written as UTF-8: no control characters, no lone
-    surrogates.
-    """
-    return 0 < len(text) <= LONGEST_NAME and text.isprintable()
+def is_name(value: object) -> bool:
+    """Return whether this is text for one line and for UTF-8: no control characters, no lone surrogates."""
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
 
 
 def storable(text: str) -> str:
