@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from jobpool.errors import InvalidJob
@@ -39,7 +39,6 @@ _ZONES_OF_THE_MACHINE = ("localtime", "posixrules", "Factory")
 MAX_FIRINGS = 1000
 """The largest n of `all(n)`: each is one enqueue."""
 
-_ALL = re.compile(r"all\(([0-9]{1,9})\)")
 _ITEM = re.compile(r"(?P<low>\*|[a-z]+|[0-9]{1,4})(?:-(?P<high>[a-z]+|[0-9]{1,4}))?(?:/(?P<step>[0-9]{1,4}))?")
 
 
@@ -81,32 +80,25 @@ class CronFields:
     nth: frozenset[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
+class _Field(NamedTuple):
+    """One field; `last`: where a range without an end goes to, since 7 is Sunday again."""
+
     name: str
     least: int
     most: int
+    last: int
     names: tuple[str, ...] = ()
-    special: str = ""
+    also: str = ""
     specials: re.Pattern[str] | None = None
-
-    @property
-    def last(self) -> int:
-        """Where a range without an end goes to: 7 is Sunday again, and no day more."""
-        return 6 if self.names is _DAYS else self.most
-
-    def holds(self) -> str:
-        names = f" or {self.names[0]}..{self.names[-1]}" if self.names else ""
-        return f"{self.least}..{self.most}{names}{self.special}, as '*', 'a', 'a-b', '*/n', 'a/n', 'a-b/n', or a list"
 
 
 _FIELDS = (
-    _Field("minute", 0, 59),
-    _Field("hour", 0, 23),
-    _Field("day of month", 1, 31, (), " or 'L', the last day", re.compile("l")),
-    _Field("month", 1, 12, _MONTHS),
+    _Field("minute", 0, 59, 59),
+    _Field("hour", 0, 23, 23),
+    _Field("day of month", 1, 31, 31, (), " or 'L', the last day", re.compile("l")),
+    _Field("month", 1, 12, 12, _MONTHS, " or jan..dec"),
     _Field(
-        "day of week", 0, 7, _DAYS, " (0 and 7 are Sunday), 'fri#2' or 'L5', the last Friday",
+        "day of week", 0, 7, 6, _DAYS, " or sun..sat (0 and 7 are Sunday), 'fri#2' or 'L5', the last Friday",
         re.compile(r"(?:sun|mon|tue|wed|thu|fri|sat|[0-7])#[1-5]|l[0-7]"),
     ),
 )  # fmt: skip
@@ -123,9 +115,16 @@ def parse_fields(expression: str) -> CronFields:
     """
     parts = split_fields(expression)
     for field, text in zip(_FIELDS, parts, strict=True):
-        _check_field(field, text, expression)
+        try:
+            _check_items(field, text.split(","))
+        except ValueError as error:
+            holds = f"{field.least}..{field.most}{field.also}, as '*', 'a', 'a-b', '*/n', 'a/n', 'a-b/n', or a list"
+            raise InvalidJob(f"{_quoted(expression)}: the {field.name} holds {holds}; {error}") from None
     fields = _expand(parts)
-    _check_coming(fields, expression)
+    if fields.days is not None and not fields.last_day and fields.weekdays is None:
+        longest = max(_MAX_DAYS_OF_MONTH[month - 1] for month in fields.months)
+        if min(fields.days) > longest:
+            raise InvalidJob(f"{_quoted(expression)} never comes: no month of it has a day {min(fields.days)}")
     return fields
 
 
@@ -146,16 +145,6 @@ def split_fields(expression: str) -> list[str]:
         hint = "; there are none for seconds and years" if len(words) in (6, 7) else ""
         raise InvalidJob(f"{_quoted(expression)} must have five fields: minute hour day month weekday{hint}")
     return ["*" if word == "*/1" else word for word in words]
-
-
-# --- the syntax of a field ----------------------------------------------------------------------------
-
-
-def _check_field(field: _Field, text: str, expression: str) -> None:
-    try:
-        _check_items(field, text.split(","))
-    except ValueError as error:
-        raise InvalidJob(f"{_quoted(expression)}: the {field.name} holds {field.holds()}; {error}") from None
 
 
 def _check_items(field: _Field, items: list[str]) -> None:
@@ -201,21 +190,21 @@ def _quoted(expression: object) -> str:
     return f"cron_expression {text if len(text) <= 120 else text[:100] + '…'}"
 
 
-# --- the values that it names ---------------------------------------------------------------------------
-
-
 def _expand(parts: list[str]) -> CronFields:
     from croniter import croniter  # imported here: most programs schedule nothing
 
     text = " ".join(parts)
     answer: Any = croniter.expand(text)  # its stubs do not know 'l' among the values
     expanded, nth = answer
-    named = [_values(field, values) for field, values in zip(_FIELDS, expanded, strict=True)]
-    minutes, hours, days, months, weekdays = named
-    day, weekday = parts[2], parts[4]
+    minutes, hours, days, months, weekdays = (
+        frozenset(range(field.least, field.last + 1) if "*" in values else values) - {"l"}
+        for field, values in zip(_FIELDS, expanded, strict=True)
+    )
+    minute, hour, day, _, weekday = parts
+    starred = any(item.startswith("*") for item in f"{minute},{hour}".split(","))
     return CronFields(
         text=text,
-        kind=_kind(parts[0], parts[1]),
+        kind=Kind.HOURLY if hour == "*" else Kind.INTERVAL if starred else Kind.FIXED,
         minutes=tuple(sorted(minutes)),
         hours=tuple(sorted(hours)),
         days=None if day == "*" else days,
@@ -224,30 +213,6 @@ def _expand(parts: list[str]) -> CronFields:
         weekdays=None if weekday == "*" else frozenset() if nth else weekdays,
         nth=frozenset((which, 0 if n == "l" else int(n)) for which, several in nth.items() for n in several),
     )
-
-
-def _values(field: _Field, values: list[Any]) -> frozenset[int]:
-    if "*" in values:
-        return frozenset(range(field.least, field.last + 1))
-    return frozenset(value for value in values if value != "l")
-
-
-def _kind(minute: str, hour: str) -> Kind:
-    if hour == "*":
-        return Kind.HOURLY
-    starred = any(item.startswith("*") for item in f"{minute},{hour}".split(","))
-    return Kind.INTERVAL if starred else Kind.FIXED
-
-
-def _check_coming(fields: CronFields, expression: str) -> None:
-    if fields.days is None or fields.last_day or fields.weekdays is not None:
-        return
-    longest = max(_MAX_DAYS_OF_MONTH[month - 1] for month in fields.months)
-    if min(fields.days) > longest:
-        raise InvalidJob(f"{_quoted(expression)} never comes: no month of it has a day {min(fields.days)}")
-
-
-# --- zone and policy ------------------------------------------------------------------------------------
 
 
 def open_zone(name: str) -> ZoneInfo:
@@ -264,12 +229,6 @@ def open_zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):  # a folder, a path, another file
         raise _unknown_zone(name) from None
-
-
-def check_zone(name: str) -> str:
-    """Return `name`, or raise `InvalidJob`."""
-    open_zone(name)
-    return name
 
 
 def _unknown_zone(name: object) -> InvalidJob:
@@ -302,15 +261,11 @@ class Misfire:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `skip`, `one` or `all(n)` with n from 1 to 1000; white space around it does not matter.
-
-        Raises:
-            InvalidJob: It is none of these.
-        """
+        """Read `skip`, `one` or `all(n)`, white space around it allowed. Raises `InvalidJob`: it is none of these."""
         word = text.strip() if isinstance(text, str) else ""
         if word in ("skip", "one"):
             return cls(word, 1 if word == "one" else 0)
-        found = _ALL.fullmatch(word)
+        found = re.fullmatch(r"all\(([0-9]{1,9})\)", word)
         if found is None or not 1 <= int(found[1]) <= MAX_FIRINGS:
             raise InvalidJob(f"misfire {text!r} is refused: 'skip', 'one' or 'all(n)' with n from 1 to {MAX_FIRINGS}")
         return cls(f"all({int(found[1])})", int(found[1]))

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from jobpool.errors import ConfigurationError
 from jobpool.message.allowances import LARGEST_BODY, LONGEST_CALL
 from jobpool.message.guards import MOST_LINES, MOST_PLACES
 from jobpool.message.names import QUEUE_NAME, check_queue
@@ -164,18 +163,6 @@ def parse_switch(value: object) -> bool:
         if word is answer or word in words:
             return answer
     raise ValueError(f"{value!r} is neither true nor false")
-
-
-def each(check: Callable[[str], str]) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
-    """`check`, for every one of several names; what it raises is a `ValueError` here."""
-
-    def check_all(names: tuple[str, ...]) -> tuple[str, ...]:
-        try:
-            return tuple(map(check, names))
-        except ConfigurationError as error:
-            raise ValueError(str(error)) from None
-
-    return check_all
 
 
 def parse_share(value: object) -> float:
