@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from jobpool.broker.opening import open_backend
     from jobpool.broker.values import Capabilities
     from jobpool.client.claims import Claim, ClaimMessage, Queue
-    from jobpool.client.idempotency import IdempotencyGuard
     from jobpool.client.jobs import Jobs
-    from jobpool.client.limiter import RateLimiter
+    from jobpool.client.keys import IdempotencyGuard, RateLimiter
     from jobpool.client.worker import QueueWorker
     from jobpool.cron.runner import CronRunner
     from jobpool.cron.scheduler import Scheduler
@@ -110,7 +109,7 @@ _HOME = {
     "Forbidden": "jobpool.errors",
     "HandlerRegistry": "jobpool.handlers.registry",
     "HardTimeout": "jobpool.errors",
-    "IdempotencyGuard": "jobpool.client.idempotency",
+    "IdempotencyGuard": "jobpool.client.keys",
     "JobBuilder": "jobpool.message.builder",
     "JobContext": "jobpool.message.context",
     "JobDefinition": "jobpool.message.definition",
@@ -123,7 +122,7 @@ _HOME = {
     "Queue": "jobpool.client.claims",
     "QueueBackend": "jobpool.broker.backend",
     "QueueWorker": "jobpool.client.worker",
-    "RateLimiter": "jobpool.client.limiter",
+    "RateLimiter": "jobpool.client.keys",
     "Retry": "jobpool.errors",
     "RetryPolicy": "jobpool.policy.retry",
     "Scheduler": "jobpool.cron.scheduler",
@@ -150,10 +149,10 @@ _MOVED = {
     "definition": "message.definition",
     "envelope": "message.envelope",
     "filters": "broker.filters",
-    "idempotency": "client.idempotency",
+    "idempotency": "client.keys",
     "keystore": "broker.key_store",
     "lease": "message.lease",
-    "limiter": "client.limiter",
+    "limiter": "client.keys",
     "opening": "broker.opening",
     "outcome": "message.outcome",
     "producer": "message.producer",

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, Self, TypeVar
 
@@ -36,9 +37,7 @@ BATCH, BATCH_BYTES = 500, 4 * 2**20
 """Messages that one round trip of `post` carries, and bytes at which a round trip ends early."""
 
 FIRST_PAGE, PAGE, PAGE_BYTES = 20, 200, 4 * 2**20
-"""Messages that one round trip of `messages` brings: the first, and each later one, fewer if they would have more
-bytes.
-"""
+"""Messages that one round trip of `messages` brings: the first, and each later one, fewer if these are too large."""
 
 
 class Queue:
@@ -90,7 +89,7 @@ class Queue:
         store = self._store
         bodies = (_body(message, f"messages[{number}]") for number, message in enumerate(messages))
         for batch in _in_batches(NewPost(secrets.token_hex(8), True, body, ttl, delay) for body in bodies):
-            yield self._post(store, batch)
+            yield _once_more(partial(store.post, self.name, batch))
 
     def claim(self, limit: int = 10, ttl: float = 300, grace: float = 60) -> Claim | None:
         """Claim the oldest free messages; None when there are none.
@@ -104,15 +103,9 @@ class Queue:
         Raises:
             ValueError: A number is out of its bounds.
         """
-        asked = monotonic()
-        ident = secrets.token_hex(16)
-
-        def ask() -> HeldClaim | None:
-            return self._store.claim(
-                self.name, limit=limit, ttl=ttl, grace=grace, max_claims=self.max_claims, claim_id=ident
-            )
-
-        held = _once_more(ask)
+        asked, ident = monotonic(), secrets.token_hex(16)
+        ask = partial(self._store.claim, self.name, limit=limit, ttl=ttl, grace=grace, claim_id=ident)
+        held = _once_more(partial(ask, max_claims=self.max_claims))
         return None if held is None else Claim(self, held, asked)
 
     def get_claim(self, claim_id: str) -> Claim:
@@ -131,8 +124,7 @@ class Queue:
             after = page[-1].id
 
     def messages(self, *, claimed: bool = False) -> Iterator[ClaimMessage]:
-        """Yield the messages in the order of their enqueue: those that are free, with `claimed` also those that are
-        held.
+        """Yield the free messages in the order of their enqueue, with `claimed` those that are held too.
 
         Nothing is changed. Blocks for a round trip each 200 messages, of large ones each few.
         """
@@ -159,7 +151,6 @@ class Queue:
         Raises:
             Forbidden: One is held by a pool or by another claim, or by any when none was named; the others are deleted.
             ClaimNotFound: The claim has ended; nothing was deleted. Roll back the work for them.
-            ValueError: More than 20.
         """
         answers = self._store.delete_many(self.name, messages, claim)
         held = [ident for ident, answer in zip(messages, answers, strict=True) if answer is Deleted.FORBIDDEN]
@@ -178,12 +169,9 @@ class Queue:
     def _store(self) -> ClaimStore:
         return self._backend().claims
 
-    def _post(self, store: ClaimStore, batch: list[NewPost]) -> list[str]:
-        return _once_more(lambda: store.post(self.name, batch))
-
-    def _open(self, message: QueueMessage) -> JobEnvelope:
-        envelope = decode(message.body, attempts=0)
-        verify(message.body, envelope, self._backend().signer, self.name)
+    def _open(self, body: bytes) -> JobEnvelope:
+        envelope = decode(body, attempts=0)
+        verify(body, envelope, self._backend().signer, self.name)
         return envelope
 
 
@@ -191,7 +179,6 @@ class ClaimMessage:
     """One message, as it was when it was claimed, listed or popped.
 
     Attributes:
-        id: Of the message.
         body: The bytes that were posted; of a job the wire bytes.
         handler: Name of the handler of a job; None for a posted message.
         claims: How often it was claimed, this time included.
@@ -202,7 +189,6 @@ class ClaimMessage:
 
     def __init__(self, queue: Queue, message: QueueMessage) -> None:
         self._queue = queue
-        self._message = message
         self.id = message.id
         self.body = message.body
         self.handler = message.handler or None
@@ -216,11 +202,10 @@ class ClaimMessage:
         """Return the posted JSON value, or other posted bytes as they are; of a job its payload.
 
         Raises:
-            MalformedEnvelope: The body of a job is invalid, or (`BadSignature`) is not
-                signed by a key of ours. Do not work on it.
+            MalformedEnvelope: The body of a job is invalid, or (`BadSignature`) not signed by a key of ours.
         """
         if self.handler is not None:
-            return self._queue._open(self._message).payload
+            return self._queue._open(self.body).payload
         return posted_value(self.body)
 
     def delete(self) -> None:
@@ -250,7 +235,7 @@ class Claim:
         id: 32 lower-case hex characters; anyone who knows it can renew, release, and delete by it.
         queue: Its queue.
         ttl, grace: Seconds, as they were last given.
-        messages: The messages in it by the broker's last answer, in the order of the queue.
+        messages: Those in it by the broker's last answer, in the order of the queue.
     """
 
     def __init__(self, queue: Queue, held: HeldClaim, asked: float) -> None:
@@ -266,8 +251,7 @@ class Claim:
 
     @property
     def remaining(self) -> float:
-        """Seconds for which it certainly holds; 0.0 when it may have ended. The broker tells whole seconds: up to one
-        more may be left."""
+        """Seconds for which it certainly holds; 0.0 when it may have ended. Up to one more may be left."""
         return max(0.0, self.ttl - self._age - 1 - (monotonic() - self._asked))
 
     def renew(self, ttl: float | None = None, grace: float | None = None) -> None:
@@ -288,9 +272,7 @@ class Claim:
         self._take(self.queue._store.renew(self.queue.name, self.id, ttl=chosen, grace=grace), asked)
 
     def release(self) -> None:
-        """Free the messages still in it. A second call, or one after its end, changes nothing. Blocks for one round
-        trip.
-        """
+        """Free the messages still in it; after its end nothing is changed. Blocks for one round trip."""
         self.queue._store.release(self.queue.name, self.id)
 
     def __iter__(self) -> Iterator[ClaimMessage]:

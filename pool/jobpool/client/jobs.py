@@ -107,15 +107,16 @@ class Jobs:
         Each 1,000 are enqueued all or none; when it raises, those before are in the queue. `jobs` may be a generator:
         it is read as the batches are sent. With a `connection` all are part of its transaction.
 
-        Raises:
-            As `enqueue`.
-
-        Blocks for a round trip a batch.
+        Raises as `enqueue`. Blocks for a round trip a batch.
         """
-        send = self._producer().enqueue_many if connection is None else self._within(connection)
+        send: Callable[[list[JobDefinition]], list[str]]
+        if connection is None:
+            send = (producer.default() if producer.in_child() else self.backend).enqueue_many
+        else:
+            send = self._within(connection)
         rest = iter(jobs)
         ids: list[str] = []
-        while batch := [_definition(job) for job in islice(rest, BATCH)]:
+        while batch := [job.to_definition() if isinstance(job, JobBuilder) else job for job in islice(rest, BATCH)]:
             ids += send(batch)
         return ids
 
@@ -135,16 +136,9 @@ class Jobs:
         return self.backend.queues()
 
     def queue(self, name: str, *, max_claims: int = 0) -> Queue:
-        """Return one queue, to post messages to it and to claim its messages by hand.
+        """Return one queue, to post messages to it and to claim its messages by hand. Raises as `Queue`.
 
-        Args:
-            name: Of the queue.
-            max_claims: A message that was claimed this often becomes a dead letter when the next claim meets it;
-                0 = never.
-
-        Raises:
-            InvalidJob: `name` is not a queue name.
-            ValueError: `max_claims` is below 0.
+        A message that was claimed `max_claims` times becomes a dead letter when the next claim meets it; 0 = never.
         """
         return Queue(lambda: self.backend, name, max_claims)
 
@@ -198,9 +192,6 @@ class Jobs:
         backend = self.backend
         return lambda batch: backend.enqueue_in(connection, batch)
 
-    def _producer(self) -> producer.Producer:
-        return producer.default() if producer.in_child() else self.backend
-
     def _open(self) -> QueueBackend:
         config = find_config()
         url = self._url or default_url(config)
@@ -209,7 +200,9 @@ class Jobs:
             logger.info("no backend was named: using %s", redact(url))
         runner = self._runner
         if runner is None and scheme_of(url) == "sync":
-            runner = _inline_runner()
+            from jobpool.client.worker import inline_runner  # a producer needs the runner of handlers only for sync://
+
+            runner = inline_runner()
         return open_backend(url, signer=signer, runner=runner, **self._options)
 
     def _leave_to_parent(self) -> None:
@@ -226,13 +219,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _definition(job: JobDefinition | JobBuilder) -> JobDefinition:
-    return job.to_definition() if isinstance(job, JobBuilder) else job
-
-
-def _inline_runner() -> Runner:
-    from jobpool.client.worker import inline_runner  # a producer needs the runner of handlers only for sync://
-
-    return inline_runner()

@@ -164,26 +164,20 @@ class QueueWorker:
             attempt = self._attempt(job)
         if keeper.lost:
             return LostLease(), keeper.lease
+        now = self._clock.mono()
+        met = self._unknown_since.get(lease.id, now)
         outcome = outcome_of(
             attempt.kind,
             handler=attempt.handler,
             error=attempt.error,
             after=attempt.after,
             follow_ups=tuple(attempt.follow_ups),
-            seen_for=self._unknown_for(lease.id) if handler is None else 0.0,
+            seen_for=now - remember(self._unknown_since, lease.id, met) if handler is None else 0.0,
         )
         return checked(outcome, self._backend.pack), keeper.lease
 
-    def _unknown_for(self, ident: str) -> float:
-        """Return the seconds since this worker first met the message without a handler."""
-        now = self._clock.mono()
-        return now - remember(self._unknown_since, ident, self._unknown_since.get(ident, now))
-
     def _rules(self, handler: AnyHandler | None) -> Rules:
-        return Rules(
-            max_retries=handler.max_retries if handler else None,
-            unknown_handler_grace=self._grace,
-        )
+        return Rules(max_retries=handler.max_retries if handler else None, unknown_handler_grace=self._grace)
 
     def _attempt(self, job: JobToRun) -> Attempt:
         """Run the handler. `jobpool.testing` injects its faults here and in `_nap`."""
@@ -196,16 +190,17 @@ class QueueWorker:
         call_id = f"ack:{lease.owner_token}" if own else secrets.token_hex(8)
         settled = Settled.OK if isinstance(settlement, Leave) else self._settle(lease, settlement, call_id)
         self._count(lease.queue, counters_of(settlement, outcome, settled))
-        result = _result(settlement, outcome, settled, lease)
+        ran = isinstance(outcome, Succeeded) or counts_as_attempt(outcome)
+        status = status_of(settlement, outcome, settled)
+        result = WorkerResult(status, lease.attempts + ran, _error(settlement, settled))
         self._log(result, lease)
         return result
 
     def _settle(self, lease: JobLease, settlement: Settlement, call_id: str) -> Settled:
-        """Settle, again and again under one call id while the broker is silent and the lease runs."""
         return self._patiently(lease, lambda: self._backend.settle_many([(lease, settlement)], call_id)[0])
 
     def _patiently(self, lease: JobLease, call: Callable[[], T]) -> T:
-        """Make a call that may be repeated, until it is answered or the lease has ended."""
+        """Make a call that may be repeated, as a settlement under one id, until it is answered or the lease ends."""
         pause, give_up = 0.1, time.monotonic() + lease.expires_at - self._clock.boot()
         while True:
             try:
@@ -298,10 +293,7 @@ def inline_runner(
     """Return the runner of `sync://`: one attempt in the caller's process, then the follow-ups that it enqueued.
 
     Args:
-        registry: The handlers; None = those of `@jobpool.handler`.
-        default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
-        queue_handlers: Queue to the only handlers that may run there; a queue that is absent is free.
-        allowances: Permissions of the built-in handlers; None = the registry's, which by itself has none.
+        registry, default_timeout, queue_handlers, allowances: As `QueueWorker`'s.
 
     Returns:
         A function of a definition that returns the job's result, and raises `JobFailedError` when it, or one of its
@@ -314,7 +306,12 @@ def inline_runner(
         waiting = deque(attempt.follow_ups)
         while waiting:
             follow_up = waiting.popleft()
-            _refuse_later(follow_up)
+            due = follow_up.scheduled_at
+            if due is not None and due > datetime.now(UTC):
+                raise Unsupported(
+                    f"follow-up job {follow_up.handler!r} is due at {due.isoformat()}, and what runs jobs inline keeps"
+                    " none: leave the time out, or choose a backend that keeps messages"
+                )
             attempt = run_inline(follow_up, handlers, default_timeout)
             waiting.extend(attempt.follow_ups)
         return first.result
@@ -342,25 +339,12 @@ def run_inline(definition: JobDefinition, registry: HandlerRegistry, default_tim
     return attempt
 
 
-def _refuse_later(definition: JobDefinition) -> None:
-    due = definition.scheduled_at
-    if due is not None and due > datetime.now(UTC):
-        raise Unsupported(
-            f"follow-up job {definition.handler!r} is due at {due.isoformat()}, and what runs jobs inline keeps none:"
-            " leave the time out, or choose a backend that keeps messages"
-        )
-
-
 def _ruled(
-    registry: HandlerRegistry | None,
-    allowances: Allowances | None,
-    queue_handlers: Mapping[str, list[str]] | None,
+    registry: HandlerRegistry | None, allowances: Allowances | None, queue_handlers: Mapping[str, list[str]] | None
 ) -> HandlerRegistry:
-    """Return the handlers, under the rules that were given."""
     handlers = DEFAULT if registry is None else registry
-    if allowances is None and queue_handlers is None:
-        return handlers
-    return handlers.with_rules(allowances, queue_handlers)
+    no_rules = allowances is None and queue_handlers is None
+    return handlers if no_rules else handlers.with_rules(allowances, queue_handlers)
 
 
 def _find(registry: HandlerRegistry, name: str, queue: str) -> AnyHandler | None:
@@ -375,12 +359,6 @@ def _job_to_run(
 ) -> JobToRun:
     timeout = timeout_of(envelope.timeout, handler.timeout if handler else None, default_timeout, max_timeout)
     return JobToRun(envelope, queue, timeout=timeout)
-
-
-def _result(settlement: Settlement | Leave, outcome: Outcome, settled: Settled, lease: JobLease) -> WorkerResult:
-    ran = isinstance(outcome, Succeeded) or counts_as_attempt(outcome)
-    status = status_of(settlement, outcome, settled)
-    return WorkerResult(status, lease.attempts + ran, _error(settlement, settled))
 
 
 def _error(settlement: Settlement | Leave, settled: Settled) -> str | None:
