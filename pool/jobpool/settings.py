@@ -24,6 +24,7 @@ from jobpool.broker.config_file import ConfigFile, find_config
 from jobpool.errors import ConfigurationError
 from jobpool.message.allowances import Allowances, check_allowed
 from jobpool.message.guards import LONGEST_KEPT
+from jobpool.message.names import check_queue
 from jobpool.message.setting_types import (
     Address,
     History,
@@ -40,7 +41,6 @@ from jobpool.message.setting_types import (
     parse_names,
     parse_on_crash,
     parse_pool_name,
-    parse_queue_name,
     parse_queues,
     parse_recycle,
     parse_switch,
@@ -89,7 +89,7 @@ COUNT = Kind(parse_count, "N")
 TEXT = Kind(parse_text, "TEXT")
 PATH = Kind(lambda value: Path(parse_text(value)), "FILE")
 SWITCH = Kind(parse_switch, "", is_switch=True)
-QUEUE = Kind(parse_queue_name, "QUEUE")
+QUEUE = Kind(check_queue, "QUEUE")
 NAMES = Kind(parse_names, "NAME,…", empty=(), repeats=True)
 LIMITS = Kind(parse_limits, "QUEUE=N", empty={}, repeats=True)
 
@@ -214,7 +214,7 @@ class Settings:
         section=POOL,
     )
     enqueue_to: tuple[str, ...] = _setting(
-        names_of(parse_queue_name, "QUEUE,…"),
+        names_of(check_queue, "QUEUE,…"),
         "Queues that handlers may enqueue to; all if not set.",
         section=POOL,
     )

@@ -18,7 +18,7 @@ LONGEST_NAME = 255
 """Characters in a handler's name, a job's name, an idempotency key or a concurrency key."""
 
 
-def check_queue(queue: str) -> str:
+def check_queue(queue: object) -> str:
     """Return `queue`, or raise `InvalidJob` naming what a queue name may hold."""
     if not isinstance(queue, str) or not QUEUE_NAME.fullmatch(queue):
         raise InvalidJob(

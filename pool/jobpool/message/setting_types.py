@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -131,11 +131,6 @@ def parse_pool_name(value: object) -> str:
     return value
 
 
-def parse_queue_name(value: object) -> str:
-    """The name of one queue."""
-    return check_queue(value)  # type: ignore[arg-type]  # it looks at the type itself
-
-
 def parse_workers(value: object) -> int:
     """A whole number from 1 to 1024, or `auto`: one for each CPU that this process may use."""
     if isinstance(value, str) and value.strip().lower() == "auto":
@@ -230,15 +225,14 @@ def parse_history(value: object) -> History:
 
 def parse_on_crash(value: object) -> OnCrash:
     """`forfeit` or `expire`, then `queue=NAME`."""
-    how, more = parse_words(value, {"queue": parse_queue_name})
+    how, more = parse_words(value, {"queue": check_queue})
     how = choice("forfeit", "expire")(how or "forfeit")
     return OnCrash("expire" if how == "expire" else "forfeit", **more)
 
 
 def parse_recycle(value: object) -> Recycle:
     """`jobs=N`, `memory=SIZE` and `failure=WHEN`."""
-    failure = choice("suspect", "always", "never")
-    parsers = {"jobs": parse_count, "memory": parse_size, "failure": failure}
+    parsers = {"jobs": parse_count, "memory": parse_size, "failure": choice("suspect", "always", "never")}
     return Recycle(**_only_words(value, parsers, "jobs=1000 memory=512M failure=suspect"))
 
 
@@ -256,7 +250,11 @@ def parse_url_limits(value: object) -> UrlLimits:
 def usable_cpus() -> int:
     """CPUs that this process may use: its affinity, cut to the container's quota."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cpus, _quota(CPU_MAX) or cpus))
+    try:
+        quota, period = CPU_MAX.read_text().split()
+        return max(1, min(cpus, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):
+        return cpus
 
 
 def _not_negative(value: object, kind: type[int] | type[float], what: str) -> float:
@@ -281,32 +279,19 @@ def _only_words(value: object, parsers: Mapping[str, Callable[[Any], Any]], exam
     return words
 
 
-def _quota(path: Path) -> int | None:
-    try:
-        quota, period = path.read_text().split()
-        return max(1, math.ceil(int(quota) / int(period)))
-    except (OSError, ValueError):
-        return None
-
-
 def _by_queue(value: object, read: Callable[[str, object], T]) -> dict[str, T]:
     """Return what `read` makes of each queue's name and text; None = the name stood alone."""
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    else:
+        items = (item.partition("=") for part in _parts(value) for item in _split(part))
+        pairs = [(name.strip(), given.strip() if sign else None) for name, sign, given in items]
     found: dict[str, T] = {}
-    for name, given in _pairs(value):
+    for name, given in pairs:
         if check_queue(name) in found:
             raise ValueError(f"queue {name!r} is named twice")
         found[name] = read(name, given)
     return found
-
-
-def _pairs(value: object) -> Iterable[tuple[str, object]]:
-    if isinstance(value, Mapping):
-        yield from value.items()
-        return
-    for part in _parts(value):
-        for item in _split(part):
-            name, sign, given = (piece.strip() for piece in item.partition("="))
-            yield name, given if sign else None
 
 
 def _limit(queue: str, value: object) -> int:
@@ -314,8 +299,8 @@ def _limit(queue: str, value: object) -> int:
         raise ValueError(f"{queue!r} names no limit: write QUEUE=N")
     most = _or(-1, parse_count, value)
     if not 0 <= most <= MOST_PLACES:
-        wanted = f"must be a whole number from 0 (no limit) to {MOST_PLACES}"
-        raise ValueError(f"the limit of queue {queue!r} {wanted}, not {value!r}")
+        is_not = f"must be a whole number from 0 (no limit) to {MOST_PLACES}, not {value!r}"
+        raise ValueError(f"the limit of queue {queue!r} {is_not}")
     return most
 
 
