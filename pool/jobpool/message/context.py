@@ -16,19 +16,15 @@ _TRACE = "traceparent"
 
 
 class Reporter(Protocol):
-    """The receiver of a handler's reports from its context: the child's attempt, `QueueWorker`, or a test."""
+    """The receiver of a handler's reports from its context: the child's attempt, or a test. `progress` must not block;
+    `follow_up` keeps a job, its identifier set, to be sent with the ack.
+    """
 
-    def progress(self, fraction: float, text: str, /) -> None:
-        """Show this much done, 0..1. Must not block."""
-        ...
+    def progress(self, fraction: float, text: str, /) -> None: ...
 
-    def follow_up(self, definition: JobDefinition, /) -> None:
-        """Keep a job, its identifier set, to be sent with the ack."""
-        ...
+    def follow_up(self, definition: JobDefinition, /) -> None: ...
 
-    def ack(self, connection: object, /) -> None:
-        """Ack, and send what `follow_up` kept, within the transaction that is open on `connection`."""
-        ...
+    def ack(self, connection: object, /) -> None: ...
 
 
 class JobContext:
@@ -100,16 +96,9 @@ class JobContext:
         return self._envelope.user_meta
 
     def progress(self, fraction: float, text: str = "") -> None:
-        """Show how far the job is, in `jobpool top` and `jobpool status`.
+        """Show how far the job is, in `jobpool top` and `jobpool status`, with one short line of text. Never blocks.
 
-        Args:
-            fraction: 0..1; a value outside is taken as the nearer bound.
-            text: One short line.
-
-        Raises:
-            ValueError: `fraction` is not a number.
-
-        Never blocks.
+        A `fraction` outside 0..1 is taken as the nearer bound. Raises `ValueError`: it is not a number.
         """
         if not isinstance(fraction, int | float) or fraction != fraction:
             raise ValueError(f"progress is a number from 0 to 1, not {fraction!r}")
@@ -133,10 +122,17 @@ class JobContext:
 
         Never blocks.
         """
-        definition = self._with_trace(_definition(job, payload))
-        if definition.identifier is None:
-            definition = definition.with_identifier(secrets.token_hex(8))
-        identifier = _check_size(definition)
+        definition = _definition(job, payload)
+        trace = self._envelope.meta.get(_TRACE)
+        if trace is not None and _TRACE not in definition.meta:
+            definition = definition.with_meta({**definition.meta, _TRACE: trace})
+        identifier = definition.identifier or secrets.token_hex(8)
+        definition = definition.with_identifier(identifier)
+        # The master could refuse a body that is too large only after the handler's work.
+        queue = definition.queue or "default"
+        body = encode(definition, identifier=identifier, queue=queue, signer=_UNSIGNED, now=0.0)
+        if len(body) > MAX_BODY_BYTES - 2 * SIGNATURE_LENGTH:
+            raise InvalidJob(f"the body of job {definition.handler!r} has {len(body)} bytes; at most {MAX_BODY_BYTES}")
         self._reporter.follow_up(definition)
         return identifier
 
@@ -161,12 +157,6 @@ class JobContext:
         """
         self._reporter.ack(connection)
 
-    def _with_trace(self, definition: JobDefinition) -> JobDefinition:
-        trace = self._envelope.meta.get(_TRACE)
-        if trace is None or _TRACE in definition.meta:
-            return definition
-        return definition.with_meta({**definition.meta, _TRACE: trace})
-
     def __repr__(self) -> str:
         return f"<JobContext {self.id} {self.handler!r} attempt {self.attempt}>"
 
@@ -177,13 +167,3 @@ def _definition(job: JobDefinition | JobBuilder | str, payload: Any) -> JobDefin
     if payload is not None:
         raise InvalidJob("give a payload with a handler's name only: a definition or builder has its own")
     return job.to_definition() if isinstance(job, JobBuilder) else job
-
-
-def _check_size(definition: JobDefinition) -> str:
-    """Return the identifier, or refuse here what the master could only refuse after the handler's work."""
-    identifier = str(definition.identifier)
-    queue = definition.queue or "default"
-    body = encode(definition, identifier=identifier, queue=queue, signer=_UNSIGNED, now=0.0)
-    if len(body) > MAX_BODY_BYTES - 2 * SIGNATURE_LENGTH:
-        raise InvalidJob(f"the body of job {definition.handler!r} has {len(body)} bytes; at most {MAX_BODY_BYTES}")
-    return identifier

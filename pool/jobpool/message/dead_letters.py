@@ -82,16 +82,8 @@ class DeadLetterQueue:
         """
         if original_queue == self.queue:
             return False
-        copy = copy_of(
-            payload,
-            handler,
-            reason,
-            attempts,
-            queue=self.queue,
-            original_queue=original_queue,
-            identifier=identifier,
-            now=datetime.now(UTC),
-        )
+        now = datetime.now(UTC)
+        copy = copy_of(payload, handler, reason, attempts, self.queue, original_queue, identifier, now)
         try:
             self._jobs.enqueue(copy)
         except JobpoolError as error:
@@ -105,13 +97,12 @@ def copy_of(
     handler: str,
     reason: str,
     attempts: int,
-    *,
     queue: str,
     original_queue: str,
     identifier: str | None,
     now: datetime,
 ) -> JobDefinition:
-    """Return the job that carries the copy. Raises as `DeadLetterQueue.store`."""
+    """Return the job that carries the copy to `queue`. Raises as `DeadLetterQueue.store`."""
     if type(attempts) is not int or attempts < 0:
         raise InvalidJob(f"attempts must be a whole number, 0 or more, not {attempts!r}")
     metadata = {
@@ -131,17 +122,9 @@ def copy_of_abandoned(lease: JobLease, settlement: Abandon, queue: str, now: dat
     """
     if lease.queue == queue or settlement.reason in NEVER_COPIED:
         return None
-    envelope = lease.envelope
-    return copy_of(
-        envelope.payload,
-        envelope.job,
-        settlement.reason,
-        lease.attempts + settlement.attempts,
-        queue=queue,
-        original_queue=lease.queue,
-        identifier=copy_id(queue, lease.id, lease.deliveries),
-        now=now,
-    )
+    envelope, attempts = lease.envelope, lease.attempts + settlement.attempts
+    ident = copy_id(queue, lease.id, lease.deliveries)
+    return copy_of(envelope.payload, envelope.job, settlement.reason, attempts, queue, lease.queue, ident, now)
 
 
 def copy_id(queue: str, ident: str, deliveries: int) -> str:

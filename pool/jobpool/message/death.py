@@ -6,7 +6,7 @@ other text too: one of an older version, or a reaper's "lease expired".
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import orjson
@@ -17,7 +17,6 @@ MAX_RECORD_BYTES = 16 * 1024
 """Bytes of a record's text in UTF-8. Stack and output keep their heads and tails."""
 
 INNERMOST_CALLS = 3
-
 _MEBI = 2**20
 _MIN_KEPT_CHARS = 64
 
@@ -29,7 +28,6 @@ class Exit:
     Attributes:
         code: Exit status; None when a signal ended it.
         signal: Signal number; None when it exited.
-        core: Whether a core was dumped.
         cpu_seconds: User and system time.
         peak_rss: Bytes, the highest resident size.
         strays: How many processes of its group or re-parented ones were killed after it.
@@ -70,17 +68,14 @@ class Death:
 
     def to_text(self) -> str:
         """Return one JSON object, without the fields that say nothing; at most `MAX_RECORD_BYTES`. Never raises."""
-        record, room = self, MAX_RECORD_BYTES // 2
-        while len(encoded := record._encoded()) > MAX_RECORD_BYTES:
-            how, stack, output = (_ends(text, room) for text in (self.how, self.stack, self.output))
-            record = replace(self, how=how, stack=stack, output=output)
+        said = {key: value for key, value in asdict(self).items() if value}
+        writable = {key: _writable(value) if isinstance(value, str) else value for key, value in said.items()}
+        record = {"how": "", **writable}
+        ends, room = record, MAX_RECORD_BYTES // 2
+        while len(encoded := orjson.dumps(ends)) > MAX_RECORD_BYTES:
+            ends = record | {key: _ends(record[key], room) for key in ("how", "stack", "output") if key in record}
             room //= 2
         return encoded.decode()
-
-    def _encoded(self) -> bytes:
-        said = {key: value for key, value in asdict(self).items() if value}
-        plain = {key: _writable(value) if isinstance(value, str) else value for key, value in said.items()}
-        return orjson.dumps({"how": "", **plain})
 
     @classmethod
     def from_text(cls, text: str) -> Death:
@@ -95,9 +90,9 @@ class Death:
     @property
     def headline(self) -> str:
         """One line for logs and tables: how, who, and with how much memory and CPU time."""
-        parts = [self.short, *(["core dumped"] if self.core else [])]
-        used = [*self._memory("peak memory "), *self._cpu("CPU ")]
-        return "; ".join(filter(None, (", ".join(parts), ", ".join(used))))
+        how = f"{self.short}, core dumped" if self.core else self.short
+        used = ", ".join([*self._memory("peak memory "), *self._cpu("CPU ")])
+        return f"{how}; {used}" if used else how
 
     @property
     def short(self) -> str:
@@ -128,11 +123,6 @@ def innermost(stack: str) -> list[str]:
     """Return the `INNERMOST_CALLS` last calls of a fault handler's stack, the deepest first, one line each."""
     _, _, current = stack.rpartition("Current thread")
     return [line.strip() for line in current.splitlines() if line.startswith("  File ")][:INNERMOST_CALLS]
-
-
-def short_cause(cause: str | None) -> str:
-    """Return `Message.cause` for a table's cell; "" if there is none."""
-    return Death.from_text(cause).short if cause else ""
 
 
 def cause_values(cause: str | None) -> dict[str, Any] | None:

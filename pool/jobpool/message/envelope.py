@@ -142,11 +142,9 @@ def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: En
         meta["_expires"] = now + definition.expires_in
     if definition.concurrency_key is not None:
         meta["_concurrencyKey"] = definition.concurrency_key
-    envelope = _make(
-        definition.handler, definition.payload, queue, definition.priority, definition.max_retries, 0,
-        definition.name, identifier, definition.idempotency_key,
-        rfc3339(definition.scheduled_at) if definition.scheduled_at else None, meta,
-    )  # fmt: skip
+    schedule = rfc3339(definition.scheduled_at) if definition.scheduled_at else None
+    first = (definition.handler, definition.payload, queue, definition.priority, definition.max_retries, 0)
+    envelope = _make(*first, definition.name, identifier, definition.idempotency_key, schedule, meta)
     try:
         return _signed(envelope, signer)
     except TypeError as error:

@@ -6,7 +6,6 @@ lives exactly as long as the lease: nothing is renewed, and a dead pool holds no
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,7 +13,7 @@ from jobpool.errors import ConfigurationError
 from jobpool.message.names import LONGEST_NAME
 
 IDEMPOTENCY_TTL = 86400.0
-"""Seconds for which a key stays done, unless something else is said (SEMANTICS §6)."""
+"""Seconds for which a key stays done, unless something else is said."""
 
 LONGEST_KEPT = 366 * 86400.0
 """Seconds: the longest that a done key can be remembered."""
@@ -22,22 +21,15 @@ LONGEST_KEPT = 366 * 86400.0
 LONGEST_PLACE = LONGEST_NAME + 45
 """Characters in the name of a lock or limit: a job's name or key, and a word before it."""
 
-MOST_PLACES = 1_000_000
-"""The largest concurrency or rate limit."""
-
-MOST_LINES = 100_000
-"""Lines that one log of a broker's key store can keep."""
-
-RATE_WINDOW = 60.0
-"""Seconds over which rates are counted: jobs a minute."""
+MOST_PLACES = 1_000_000  # the largest concurrency or rate limit
+MOST_LINES = 100_000  # lines that one log of a broker's key store can keep
+RATE_WINDOW = 60.0  # seconds over which rates are counted: jobs a minute
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """One of `most` places under a name; a single-instance lock is the only place under its name.
-
-    Raises:
-        ConfigurationError: The name is not 1 to 300 printable characters, or `most` not 1 to 1,000,000.
+    """One of `most` places (1 to 1,000,000) under a name of 1 to 300 printable characters; a single-instance lock is
+    the only one under its name. Raises `ConfigurationError`: out of these bounds.
     """
 
     name: str
@@ -51,8 +43,7 @@ class Hold:
 class Rate:
     """At most `most` starts under a name within any `window` seconds (0 < window <= 86,400): sliding, exact.
 
-    Raises:
-        ConfigurationError: As `Hold`; or the window is out of its bounds.
+    Raises as `Hold`.
     """
 
     name: str
@@ -125,7 +116,6 @@ def check_place(name: str, most: int) -> None:
 
 def check_keep(seconds: float, what: str = "idempotency_ttl") -> float:
     """Return `seconds`, or raise `ConfigurationError`: a done key is kept for more than 0 s and at most a year."""
-    number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)
-    if not number or not 0 < seconds <= LONGEST_KEPT:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST_KEPT:
         raise ConfigurationError(f"{what} is more than 0 and at most {LONGEST_KEPT:.0f} seconds, not {seconds!r}")
     return float(seconds)

@@ -11,7 +11,7 @@ from jobpool.message.guards import Guards
 
 @dataclass(frozen=True, slots=True)
 class JobLease:
-    """The lease that `fetch` hands out, immutable. Its holder may settle the message until `expires_at`.
+    """The lease that `fetch` hands out. Its holder may settle the message until `expires_at`.
 
     Attributes:
         id: The message's id: 16 hex characters, or the producer's own.
@@ -59,19 +59,15 @@ class JobLease:
 
     @property
     def expires(self) -> float | None:
-        """Unix time from which on it is not started; None = it may be started at any time.
+        """Unix time from which on it is not started; None = it may be started at any time. Raises as `envelope`.
 
         None too once it was begun: a failed attempt, a crash or a snooze does not make it expire. A person who raises
         a dead letter lifts its expiry.
-
-        Raises `MalformedEnvelope` as `envelope` does.
         """
         return None if self.begun or self.attempts or self.crashes else self.envelope.expires
 
     def guarded(self, guards: Guards) -> JobLease:
-        """Return this lease with these grants."""
         return replace(self, guards=guards)
 
 
-make_lease = maker(JobLease)
-"""`JobLease(…)`, quicker: for backends, which make one for every delivery."""
+make_lease = maker(JobLease)  # for backends, which make one for every delivery

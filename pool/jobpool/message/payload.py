@@ -17,6 +17,7 @@ MAX_DEPTH = 64
 
 SMALLEST_INT = -(2**63)
 LARGEST_INT = 2**64 - 1
+_TOO_DEEP = f"nested more than {MAX_DEPTH - 1} deep, or inside itself"
 
 
 class _PayloadError(Exception):
@@ -51,7 +52,9 @@ def _copy(value: Any, depth: int) -> Any:
     if kind is str:
         return value if value.isascii() else _text(value)
     if kind is int:
-        return value if SMALLEST_INT <= value <= LARGEST_INT else _refuse_int()
+        if not SMALLEST_INT <= value <= LARGEST_INT:
+            raise _PayloadError("the integer is beyond 64 bits; send it as text")
+        return value
     if kind is bool or value is None:
         return value
     if kind is dict:
@@ -59,26 +62,28 @@ def _copy(value: Any, depth: int) -> Any:
     if kind is list or kind is tuple:
         return _copy_list(value, depth)
     if kind is float:
-        return value if math.isfinite(value) else _refuse_float(value)
+        if not math.isfinite(value):
+            raise _PayloadError(f"{value!r} is not a number in JSON; send null or text")
+        return value
     return _copy_subclass(value, depth)
 
 
 def _copy_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
     if not depth:
-        raise _too_deep()
+        raise _PayloadError(_TOO_DEEP)
     copy: dict[str, Any] = {}
     for key, item in value.items():
         try:
             copy[key if type(key) is str and key.isascii() else _key(key)] = _copy(item, depth - 1)
         except _PayloadError as refused:
-            refused.path.append(_step(key))
+            refused.path.append(f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]")
             raise
     return copy
 
 
 def _copy_list(value: list[Any] | tuple[Any, ...], depth: int) -> list[Any]:
     if not depth:
-        raise _too_deep()
+        raise _PayloadError(_TOO_DEEP)
     copy: list[Any] = []
     for item in value:
         try:
@@ -114,21 +119,3 @@ def _key(key: Any) -> str:
     if not isinstance(key, str):
         raise _PayloadError(f"the key {key!r} is a {type(key).__name__}; JSON keys are strings")
     return _text(key)
-
-
-def _step(key: Any) -> str:
-    if isinstance(key, str) and key.isidentifier():
-        return f".{key}"
-    return f"[{key!r}]"
-
-
-def _refuse_int() -> None:
-    raise _PayloadError("the integer is beyond 64 bits; send it as text")
-
-
-def _refuse_float(value: float) -> None:
-    raise _PayloadError(f"{value!r} is not a number in JSON; send null or text")
-
-
-def _too_deep() -> _PayloadError:
-    return _PayloadError(f"nested more than {MAX_DEPTH - 1} deep, or inside itself")

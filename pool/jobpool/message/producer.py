@@ -38,13 +38,8 @@ class _Default:
 
 _default = _Default()
 
-
-def _renew_lock() -> None:
-    """Make a new lock: one held by another thread at a fork would stay locked in the child forever."""
-    _default.lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+# A lock that another thread holds at a fork would stay locked in the child forever.
+os.register_at_fork(after_in_child=lambda: setattr(_default, "lock", threading.Lock()))
 
 
 def default() -> Producer:
@@ -83,7 +78,5 @@ def enter_child(producer: Producer) -> None:
 
 
 def in_child() -> bool:
-    """Return whether this process is a pool's child: then `Jobs(…)` opens no broker and uses `default()`, whatever its
-    URL.
-    """
+    """Return whether this is a pool's child, where `Jobs(…)` opens no broker, and uses `default()` for any URL."""
     return _default.in_child

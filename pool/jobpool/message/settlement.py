@@ -105,17 +105,12 @@ class Move:
 
 
 def _make_storable(settlement: object, *names: str) -> None:
-    """Mend texts that a broker could not keep: no error of a handler's may hold up a settlement.
-
-    Raises `ValueError` for what is not text.
-    """
+    """Mend texts that a broker could not keep: no error of a handler's may hold up a settlement."""
     for name in names:
         text = getattr(settlement, name)
-        if text is None:
-            continue
-        if not isinstance(text, str):
+        if text is not None and not isinstance(text, str):
             raise ValueError(f"{name} is text, not {text!r}")
-        object.__setattr__(settlement, name, storable(text))
+        object.__setattr__(settlement, name, text and storable(text))
 
 
 Settlement = Ack | Nack | Abandon | Release | Forfeit | Move
