@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from jobpool.clock import Clock, SystemClock
 from jobpool.errors import InvalidJob
 from jobpool.message import producer as producers
-from jobpool.message.definition import EVERY_MINUTE, JobDefinition, check_seconds
+from jobpool.message.definition import JobDefinition, check_int, check_seconds
 from jobpool.message.names import check_name
 from jobpool.message.payload import check_payload
+from jobpool.message.producer import Enqueues
 
 _CLOCK = SystemClock()
 _CRON_FIELDS = ("minute", "hour", "day", "month", "weekday")
@@ -20,12 +21,6 @@ _MONTHS = (
     "january", "february", "march", "april", "may", "june",
     "july", "august", "september", "october", "november", "december",
 )  # fmt: skip
-
-
-class Target(Protocol):
-    """A target of `dispatch`: a backend, `jobpool.Jobs`, any producer."""
-
-    def enqueue(self, definition: JobDefinition, /) -> str: ...
 
 
 class JobBuilder:
@@ -48,7 +43,7 @@ class JobBuilder:
     __slots__ = ("_clock", "_cron", "_delay", "_fields", "_handler", "_payload", "_producer")
 
     def __init__(
-        self, handler: str, payload: Any = None, *, producer: Target | None = None, clock: Clock = _CLOCK
+        self, handler: str, payload: Any = None, *, producer: Enqueues | None = None, clock: Clock = _CLOCK
     ) -> None:
         self._handler = check_name(handler, "handler name")
         self._payload = {} if payload is None else check_payload(payload)
@@ -56,7 +51,7 @@ class JobBuilder:
         self._clock = clock
         self._fields: dict[str, Any] = {}
         self._delay: float | None = None
-        self._cron = EVERY_MINUTE.split()
+        self._cron = dict.fromkeys(_CRON_FIELDS, "*")
 
     # --- the job -----------------------------------------------------------------------------------
 
@@ -148,7 +143,7 @@ class JobBuilder:
         """Set all five fields at once: minute, hour, day of month, month, day of week; or `@daily` and its like."""
         from jobpool.message.cron_fields import split_fields  # imported here: most programs schedule nothing
 
-        self._cron = split_fields(expression)
+        self._cron = dict(zip(_CRON_FIELDS, split_fields(expression), strict=True))
         return self
 
     def zone(self, name: str) -> Self:
@@ -169,11 +164,11 @@ class JobBuilder:
 
     def hourly_at(self, minute: int) -> Self:
         """Run at this minute, 0..59, of every hour that the other fields allow."""
-        return self._at(minute=_number(minute, 0, 59, "minute"))
+        return self._at(minute=str(check_int(minute, "minute", 0, 59)))
 
     def every_hour(self, n: int = 1, minute: int = 0) -> Self:
         """Run every n-th hour of the day, 1..23, at this minute."""
-        return self._at(minute=_number(minute, 0, 59, "minute"), hour=_every(n, 23, "hours"))
+        return self.hourly_at(minute)._at(hour=_every(n, 23, "hours"))
 
     def daily(self) -> Self:
         """Run at midnight."""
@@ -230,9 +225,9 @@ class JobBuilder:
         if self._delay is not None:
             now = datetime.fromtimestamp(self._clock.wall(), UTC)
             values["scheduled_at"] = now + timedelta(seconds=self._delay)
-        return JobDefinition(self._handler, self._payload, cron_expression=" ".join(self._cron), **values)
+        return JobDefinition(self._handler, self._payload, cron_expression=" ".join(self._cron.values()), **values)
 
-    def dispatch(self, backend: Target | None = None) -> str:
+    def dispatch(self, backend: Enqueues | None = None) -> str:
         """Enqueue the job and return its id.
 
         Args:
@@ -254,8 +249,7 @@ class JobBuilder:
         return self
 
     def _at(self, **values: str) -> Self:
-        for field, value in values.items():
-            self._cron[_CRON_FIELDS.index(field)] = value
+        self._cron |= values
         return self
 
 
@@ -269,15 +263,8 @@ def _flatten(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(flat)
 
 
-def _number(value: int, least: int, most: int, what: str) -> str:
-    if type(value) is not int or not least <= value <= most:
-        raise InvalidJob(f"{what} must be a whole number from {least} to {most}, not {value!r}")
-    return str(value)
-
-
 def _every(n: int, most: int, what: str) -> str:
-    step = _number(n, 1, most, what)
-    return "*" if n == 1 else f"*/{step}"
+    return "*" if check_int(n, what, 1, most) == 1 else f"*/{n}"
 
 
 def _clock_time(time: str) -> tuple[str, str]:
@@ -294,7 +281,7 @@ def _named(value: int | str, names: tuple[str, ...], least: int, most: int, what
             if value.lower() in (name, name[:3]):
                 return index
         raise InvalidJob(f"{what} {value!r} is refused: one of {', '.join(name[:3] for name in names)}, or a number")
-    return int(_number(value, least, most, what))
+    return check_int(value, what, least, most)
 
 
 def _join(numbers: set[int], what: str) -> str:

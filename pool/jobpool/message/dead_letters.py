@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from jobpool.errors import InvalidJob, JobpoolError
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.names import check_queue
+from jobpool.message.producer import Enqueues
 from jobpool.message.settlement import Abandon
 
 METADATA = "_dlq_metadata"
@@ -24,12 +25,6 @@ NEVER_COPIED = frozenset({"rejected"})
 """Reasons that forward nothing: nobody has verified such a body."""
 
 logger = logging.getLogger("jobpool.deadletters")
-
-
-class Enqueues(Protocol):
-    """`jobpool.Jobs`, or an open backend."""
-
-    def enqueue(self, definition: JobDefinition, /) -> str: ...
 
 
 class DeadLetterQueue:

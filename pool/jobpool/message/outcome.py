@@ -168,23 +168,7 @@ class Expired:
     """`expires_in` ran out before the job was started."""
 
 
-Outcome = (
-    Succeeded
-    | Failed
-    | RetryAsked
-    | Snoozed
-    | TimedOut
-    | MemoryExceeded
-    | Crashed
-    | Stopped
-    | NeverStarted
-    | NotRun
-    | LostLease
-    | Rejected
-    | NewerWire
-    | UnknownHandler
-    | HandlerNotAllowed
-    | AlreadyDone
-    | Contended
-    | Expired
-)
+Ended = Succeeded | Failed | RetryAsked | Snoozed | TimedOut | MemoryExceeded | Crashed
+GivenBack = Stopped | NeverStarted | NotRun | LostLease | NewerWire | Contended
+Refused = Rejected | UnknownHandler | HandlerNotAllowed | AlreadyDone | Expired
+Outcome = Ended | GivenBack | Refused

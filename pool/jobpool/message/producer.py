@@ -15,16 +15,17 @@ from jobpool.errors import ConfigurationError
 from jobpool.message.definition import JobDefinition
 
 
-class Producer(Protocol):
-    """A taker of jobs: `jobpool.Jobs`, any `QueueBackend`, or a child's channel to its master."""
+class Enqueues(Protocol):
+    """A taker of one job at a time, that returns its id and blocks for one round trip."""
 
-    def enqueue(self, definition: JobDefinition, /) -> str:
-        """Enqueue one job; its id. Blocks for one round trip."""
-        ...
+    def enqueue(self, definition: JobDefinition, /) -> str: ...
+
+
+class Producer(Enqueues, Protocol):
+    """A taker of jobs: `jobpool.Jobs`, any `QueueBackend`, or a child's channel to its master."""
 
     def enqueue_many(self, definitions: Iterable[JobDefinition], /) -> list[str]:
         """Enqueue jobs, all or none; their ids, in order. Blocks for one round trip."""
-        ...
 
 
 class _Default:
