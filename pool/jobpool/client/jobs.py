@@ -26,8 +26,7 @@ from jobpool.message.builder import JobBuilder
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import Key
 
-BATCH = 1000
-"""Jobs in one round trip of `enqueue_many`."""
+BATCH = 1000  # jobs in one round trip of `enqueue_many`
 
 logger = logging.getLogger("jobpool.client")
 

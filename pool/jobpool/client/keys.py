@@ -15,8 +15,7 @@ from jobpool.message.definition import check_seconds
 from jobpool.message.guards import IDEMPOTENCY_TTL, RATE_WINDOW, Rate, check_keep
 from jobpool.message.names import check_queue
 
-SHORTEST_NAP = 0.001
-"""Seconds that `wait` sleeps at least between two questions."""
+SHORTEST_NAP = 0.001  # seconds that `wait` sleeps at least between two questions
 
 
 class _KeySource:

@@ -44,9 +44,7 @@ from jobpool.policy.retry import RetryPolicy, remember
 
 T = TypeVar("T")
 
-DEFAULT_TIMEOUT = 3600.0
-"""Seconds for a handler when neither the job nor the handler says."""
-
+DEFAULT_TIMEOUT = 3600.0  # seconds for a handler when neither the job nor the handler says
 REJECTED_EVERY_S = 60.0
 """Seconds between two log lines about rejected messages, so that forged ones cannot fill the log."""
 

@@ -27,30 +27,23 @@ ALIASES = {
     "@hourly": "0 * * * *",
 }
 
-MAX_EXPRESSION_CHARS = 1000
-"""Characters in an expression: room for every minute by its number, and more."""
-
+MAX_EXPRESSION_CHARS = 1000  # characters in an expression: room for every minute by its number, and more
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _MAX_DAYS_OF_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _ZONES_OF_THE_MACHINE = ("localtime", "posixrules", "Factory")
 """Keys that some machines have, with a meaning of their own or none."""
 
-MAX_FIRINGS = 1000
-"""The largest n of `all(n)`: each is one enqueue."""
-
+MAX_FIRINGS = 1000  # the largest n of `all(n)`: each is one enqueue
 _ITEM = re.compile(r"(?P<low>\*|[a-z]+|[0-9]{1,4})(?:-(?P<high>[a-z]+|[0-9]{1,4}))?(?:/(?P<step>[0-9]{1,4}))?")
 
 
 class Kind(Enum):
     """The behaviour of an expression when clocks are put back or forward, by how its minute and hour are written."""
 
-    FIXED = "fixed"
-    """No `*` in either: each local time comes once, whatever clocks do."""
-    INTERVAL = "interval"
-    """`*` or `*/n` in either: a time that comes twice fires twice."""
-    HOURLY = "hourly"
-    """The hour is `*`: it counts real hours, so that nothing is missing when one is left out."""
+    FIXED = "fixed"  # no `*` in either: each local time comes once, whatever clocks do
+    INTERVAL = "interval"  # `*` or `*/n` in either: a time that comes twice fires twice
+    HOURLY = "hourly"  # the hour is `*`: it counts real hours, so that nothing is missing when one is left out
 
 
 @dataclass(frozen=True, slots=True)

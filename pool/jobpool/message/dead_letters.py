@@ -18,11 +18,8 @@ from jobpool.message.names import check_queue
 from jobpool.message.producer import Enqueues
 from jobpool.message.settlement import Abandon
 
-METADATA = "_dlq_metadata"
-"""The key in a copy's payload."""
-
-NEVER_COPIED = frozenset({"rejected"})
-"""Reasons that forward nothing: nobody has verified such a body."""
+METADATA = "_dlq_metadata"  # the key in a copy's payload
+NEVER_COPIED = frozenset({"rejected"})  # reasons that forward nothing: nobody has verified such a body
 
 logger = logging.getLogger("jobpool.deadletters")
 

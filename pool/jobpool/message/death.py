@@ -13,9 +13,7 @@ import orjson
 
 from jobpool.message.printable import headline
 
-MAX_RECORD_BYTES = 16 * 1024
-"""Bytes of a record's text in UTF-8. Stack and output keep their heads and tails."""
-
+MAX_RECORD_BYTES = 16 * 1024  # bytes of a record's text in UTF-8. Stack and output keep their heads and tails.
 INNERMOST_CALLS = 3
 _MEBI = 2**20
 _MIN_KEPT_CHARS = 64

@@ -23,9 +23,7 @@ from jobpool.message.names import LONGEST_IDENTIFIER, LONGEST_NAME, is_name
 from jobpool.message.payload import MAX_DEPTH
 from jobpool.message.signing import EnvelopeSigner, canonical
 
-WIRE_VERSION = 1
-"""Written as `v` in the meta from version 2 on; absent = 1."""
-
+WIRE_VERSION = 1  # written as `v` in the meta from version 2 on; absent = 1
 MAX_BODY_BYTES = 1024 * 1024
 
 OVERSIZED = bytes(MAX_BODY_BYTES + 1)

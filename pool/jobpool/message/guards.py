@@ -12,12 +12,8 @@ from enum import Enum
 from jobpool.errors import ConfigurationError
 from jobpool.message.names import LONGEST_NAME
 
-IDEMPOTENCY_TTL = 86400.0
-"""Seconds for which a key stays done, unless something else is said."""
-
-LONGEST_KEPT = 366 * 86400.0
-"""Seconds: the longest that a done key can be remembered."""
-
+IDEMPOTENCY_TTL = 86400.0  # seconds for which a key stays done, unless something else is said
+LONGEST_KEPT = 366 * 86400.0  # seconds: the longest that a done key can be remembered
 LONGEST_PLACE = LONGEST_NAME + 45
 """Characters in the name of a lock or limit: a job's name or key, and a word before it."""
 
@@ -77,14 +73,10 @@ class Begin(Enum):
     """A key store's answer to `begin`."""
 
     GRANTED = "granted"
-    DONE = "done"
-    """The idempotency key is done: ack without running."""
-    HELD = "held"
-    """The key, or every place under a name, is held by other messages whose leases live."""
-    LIMITED = "limited"
-    """A rate is used up; `after` says for how long."""
-    LOST = "lost"
-    """The lease itself has ended, or somebody else has the message."""
+    DONE = "done"  # the idempotency key is done: ack without running
+    HELD = "held"  # the key, or every place under a name, is held by other messages whose leases live
+    LIMITED = "limited"  # a rate is used up; `after` says for how long
+    LOST = "lost"  # the lease itself has ended, or somebody else has the message
 
 
 @dataclass(frozen=True, slots=True)

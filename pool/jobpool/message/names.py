@@ -7,15 +7,12 @@ from collections.abc import Collection
 
 from jobpool.errors import ConfigurationError, InvalidJob
 
-QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""Safe in a file name, a broker's key and a shell word."""
-
+QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # safe in a file name, a broker's key and a shell word
 IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=~-]{0,127}")
 """Ids that a producer gives itself; minted ones are 16 lower-case hex characters."""
 
 LONGEST_IDENTIFIER = 128
-LONGEST_NAME = 255
-"""Characters in a handler's name, a job's name, an idempotency key or a concurrency key."""
+LONGEST_NAME = 255  # characters in a handler's name, a job's name, an idempotency key or a concurrency key
 
 
 def check_queue(queue: object) -> str:

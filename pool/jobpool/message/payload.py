@@ -12,9 +12,7 @@ from typing import Any
 
 from jobpool.errors import InvalidJob
 
-MAX_DEPTH = 64
-"""Of a whole message. The payload and the meta sit one level down, so theirs is one less."""
-
+MAX_DEPTH = 64  # of a whole message. The payload and the meta sit one level down, so theirs is one less.
 SMALLEST_INT = -(2**63)
 LARGEST_INT = 2**64 - 1
 _TOO_DEEP = f"nested more than {MAX_DEPTH - 1} deep, or inside itself"

@@ -20,9 +20,7 @@ _STEERING = re.compile(
 )
 _BREAK = re.compile("\r\n|[\t-\r]")
 
-MAX_HEADLINE_CHARS = 500
-"""Characters of a headline that are kept."""
-
+MAX_HEADLINE_CHARS = 500  # characters of a headline that are kept
 _OF_GROUP = ("+ Exception Group Traceback", "| ")
 _SAYS = re.compile(r"( *)\| (?!Traceback |Exception Group Traceback )(\S.*)")
 """In the picture of a group: what is neither a frame nor code of one."""

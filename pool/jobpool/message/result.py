@@ -9,25 +9,16 @@ from enum import StrEnum
 class Status(StrEnum):
     """The end of one message in `QueueWorker.process_once`."""
 
-    EMPTY = "empty"
-    """There was nothing to fetch."""
+    EMPTY = "empty"  # there was nothing to fetch
     ACKED = "acked"
-    REQUEUED = "requeued"
-    """A failed attempt with budget left."""
-    DEAD_LETTERED = "dead-lettered"
-    """Failed for good."""
-    REJECTED = "rejected"
-    """Bad signature, foreign queue, or no wire object: never run."""
-    SKIPPED_IDEMPOTENT = "skipped-idempotent"
-    """Its idempotency key was done: acked without a run."""
-    RELEASED = "released"
-    """Given back unharmed."""
-    LOST = "lost"
-    """The lease ended before the settlement: nothing was settled."""
-    CRASHED = "crashed"
-    """No verdict: the lease was forfeited, or left to expire."""
-    MOVED = "moved"
-    """Crashed or outgrew its memory limit, and goes on in the queue that is set for this."""
+    REQUEUED = "requeued"  # a failed attempt with budget left
+    DEAD_LETTERED = "dead-lettered"  # failed for good
+    REJECTED = "rejected"  # bad signature, foreign queue, or no wire object: never run
+    SKIPPED_IDEMPOTENT = "skipped-idempotent"  # its idempotency key was done: acked without a run
+    RELEASED = "released"  # given back unharmed
+    LOST = "lost"  # the lease ended before the settlement: nothing was settled
+    CRASHED = "crashed"  # no verdict: the lease was forfeited, or left to expire
+    MOVED = "moved"  # crashed or outgrew its memory limit, and goes on in the queue that is set for this
 
 
 @dataclass(frozen=True, slots=True)

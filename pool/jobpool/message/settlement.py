@@ -138,14 +138,10 @@ class Settled(Enum):
     """
 
     OK = "ok"
-    ALREADY = "already"
-    """A repeat, within 60 s, of a call that was answered `OK`; nothing was changed."""
-    NOT_IN_FLIGHT = "not-in-flight"
-    """The message is waiting, delayed, dead or gone: nobody holds it."""
-    EXPIRED = "expired"
-    """The message is still leased, and that lease's deadline has been reached."""
-    NOT_OWNER = "not-owner"
-    """The message is leased to somebody else now."""
+    ALREADY = "already"  # a repeat, within 60 s, of a call that was answered `OK`; nothing was changed
+    NOT_IN_FLIGHT = "not-in-flight"  # the message is waiting, delayed, dead or gone: nobody holds it
+    EXPIRED = "expired"  # the message is still leased, and that lease's deadline has been reached
+    NOT_OWNER = "not-owner"  # the message is leased to somebody else now
 
     def __bool__(self) -> bool:
         return self is Settled.OK or self is Settled.ALREADY
