@@ -53,8 +53,9 @@ class Queue:
         InvalidJob: `name` is not a queue name.
         ValueError: `max_claims` is below 0.
 
-    Its methods raise `Unsupported` where the broker has no claims (`Capabilities.key_store`), and `BackendUnavailable`
-    when it does not answer: nothing is known then. They block for one round trip, if they say nothing else.
+    Its methods, and those of its claims and messages, block for one round trip, if they say nothing else. They raise
+    `ValueError` for a number out of its bounds, and `Unsupported` where the broker has no claims
+    (`Capabilities.key_store`); after `BackendUnavailable` nothing is known.
     """
 
     def __init__(self, backend: Callable[[], QueueBackend], name: str, max_claims: int = 0) -> None:
@@ -75,7 +76,6 @@ class Queue:
 
         Raises:
             InvalidJob: `messages` is a single one, or JSON cannot carry one, or one is too large.
-            ValueError: `ttl` or `delay` is out of its bounds.
 
         Blocks for a round trip each 500 messages, or 4 MiB; each batch is added all or none. A batch whose reply was
         lost is sent once more, which adds nothing twice.
@@ -99,9 +99,6 @@ class Queue:
             ttl: Seconds, 60 to 43,200, for which they are held.
             grace: Seconds, 60 to 43,200, that a message lives on after the claim, at least, so that others still find
                 it after its holder died.
-
-        Raises:
-            ValueError: A number is out of its bounds.
         """
         asked, ident = monotonic(), secrets.token_hex(16)
         ask = partial(self._store.claim, self.name, limit=limit, ttl=ttl, grace=grace, claim_id=ident)
@@ -137,7 +134,7 @@ class Queue:
     def pop(self, n: int = 1) -> list[ClaimMessage]:
         """Take up to `n` (1 to 20) free messages and delete them at once: what is not finished then is lost.
 
-        Raises `ValueError`: `n` is out of its bounds. After `BackendUnavailable` they may be gone.
+        After `BackendUnavailable` they may be gone.
         """
         return [ClaimMessage(self, message) for message in self._store.pop(self.name, n)]
 
@@ -214,8 +211,6 @@ class ClaimMessage:
         Raises:
             ClaimNotFound: Its claim has ended, and somebody else may work on it by now: roll back what was done.
             Forbidden: It was claimed by nobody when it was listed, and is held now.
-
-        Blocks for one round trip.
         """
         self._queue.delete(self.id, claim=self.claim)
 
@@ -246,7 +241,7 @@ class Claim:
 
     @property
     def age(self) -> int:
-        """Whole seconds since it was made or last renewed: what the broker told, and what has passed here since."""
+        """Whole seconds since it was made or last renewed."""
         return self._age + int(monotonic() - self._asked)
 
     @property
@@ -263,23 +258,19 @@ class Claim:
 
         Raises:
             ClaimNotFound: It has ended; what is not deleted is free, or somebody else's.
-            ValueError: A number is out of its bounds.
-
-        Blocks for one round trip.
         """
         asked = monotonic()
         chosen = self.ttl if ttl is None else ttl
         self._take(self.queue._store.renew(self.queue.name, self.id, ttl=chosen, grace=grace), asked)
 
     def release(self) -> None:
-        """Free the messages still in it; after its end nothing is changed. Blocks for one round trip."""
+        """Free the messages still in it; after its end nothing is changed."""
         self.queue._store.release(self.queue.name, self.id)
 
     def __iter__(self) -> Iterator[ClaimMessage]:
         """Return each message once, however often the claim is iterated; deleted when the next one is asked for.
 
-        Raises as `ClaimMessage.delete`, from the loop. The message in hand stays in hand then: another loop begins with
-        its delete, and continues after it.
+        Raises as `ClaimMessage.delete`, from the loop. Another loop then begins with this delete, and continues.
         """
         if self._loop is None:
             self._loop = _Loop(self.messages)
@@ -312,8 +303,6 @@ class Claim:
 
 
 class _Loop(Iterator[ClaimMessage]):
-    """Messages one by one, each deleted when the next one is asked for."""
-
     def __init__(self, messages: Iterable[ClaimMessage]) -> None:
         self._rest = iter(messages)
         self._in_hand: ClaimMessage | None = None

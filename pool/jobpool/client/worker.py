@@ -1,9 +1,8 @@
 """`QueueWorker`: one message at a time in the caller's own process, for tests, cron and small scripts.
 
-The pipeline is the pool's: fetch, inspect, run one attempt, decide, settle. Inspection, attempt and decision are the
-very functions that the pool uses. A single process has limits: nobody kills a handler that hangs in C code, and one
-that crashes takes the caller with it. Its lease then expires, and the reaper of a pool, or
-`backend.reap_expired(queue)`, recovers the message.
+The pipeline is the pool's: fetch, inspect, run one attempt, decide, settle. A single process has limits: nobody kills a
+handler that hangs in C code, and one that crashes takes the caller with it. Its lease then expires, and the reaper of a
+pool, or `backend.reap_expired(queue)`, recovers the message.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Self, TypeVar
 
 from jobpool.broker.backend import QueueBackend
@@ -117,8 +117,7 @@ class QueueWorker:
     def process_once(self, queue: str) -> WorkerResult:
         """Process one message of `queue`, or none when there is none to fetch.
 
-        Returns:
-            Its end. An error of the handler is in the result, never raised.
+        An error of the handler is in the result, never raised.
 
         Raises:
             BackendUnavailable: The broker did not answer the fetch, or was silent until the lease had run out. The
@@ -142,14 +141,11 @@ class QueueWorker:
     def _guard(self, inspected: Inspected) -> None:
         """Get the lease what it needs before its handler may run, or its outcome."""
         lease = inspected.lease
-        asked = self._acquirer.asks(lease.queue, [inspected])
-        if not asked:
-            return
-        [(_, guards)] = asked
-        [begun] = self._patiently(lease, lambda: self._acquirer.begin([(lease, guards)]))
-        if not self._acquirer.conclude(inspected, guards, begun):
-            # A pool would leave the queue alone for a while; here the caller decides when, so the message waits.
-            inspected.outcome = Contended(self._acquirer.delay(lease, begun))
+        for _, guards in self._acquirer.asks(lease.queue, [inspected]):
+            [begun] = self._patiently(lease, partial(self._acquirer.begin, [(lease, guards)]))
+            if not self._acquirer.conclude(inspected, guards, begun):
+                # A pool would leave the queue alone for a while; here the caller decides when, so the message waits.
+                inspected.outcome = Contended(self._acquirer.delay(lease, begun))
 
     def _run(self, lease: JobLease, handler: AnyHandler | None) -> tuple[Outcome, JobLease]:
         """Run one attempt; return its outcome, and the lease as it was last renewed."""
@@ -177,12 +173,10 @@ class QueueWorker:
     def _rules(self, handler: AnyHandler | None) -> Rules:
         return Rules(max_retries=handler.max_retries if handler else None, unknown_handler_grace=self._grace)
 
-    def _attempt(self, job: JobToRun) -> Attempt:
-        """Run the handler. `jobpool.testing` injects its faults here and in `_nap`."""
+    def _attempt(self, job: JobToRun) -> Attempt:  # `jobpool.testing` injects its faults here and in `_nap`
         return run_attempt(job, self._registry)
 
     def _conclude(self, outcome: Outcome, lease: JobLease, handler: AnyHandler | None) -> WorkerResult:
-        """Decide, settle, count and log."""
         settlement = decide(outcome, lease, self._rules(handler), self._retry, self._clock.boot())
         own = handler is not None and handler.ack_in_transaction and isinstance(settlement, Ack)
         call_id = f"ack:{lease.owner_token}" if own else secrets.token_hex(8)
@@ -217,8 +211,8 @@ class QueueWorker:
 
     def _log(self, result: WorkerResult, lease: JobLease) -> None:
         if result.status is Status.DEAD_LETTERED:
-            name = lease.envelope.name or lease.envelope.job
             text = "job %s (%s) of queue %s is a dead letter after %d attempts: %s"
+            name = lease.envelope.name or lease.envelope.job
             logger.critical(text, lease.id, name, lease.queue, result.attempts, result.error)
         elif result.status is Status.REJECTED and time.monotonic() - self._rejected_logged_at >= REJECTED_EVERY_S:
             self._rejected_logged_at = time.monotonic()
@@ -229,11 +223,8 @@ class QueueWorker:
 class LeaseKeeper:
     """A lease that the pool's own threads renew, and watch for breaks, while the caller's thread runs the handler.
 
-    Of several keepers on one backend, some find out only at their next renewal that their lease broke, because another
-    one was told.
-
-    Attributes:
-        lost: The backend said that the lease has ended.
+    `lost`: the backend said that the lease has ended. Of several keepers on one backend, some find out only at their
+    next renewal, because another one was told.
     """
 
     def __init__(self, backend: QueueBackend, lease: JobLease, ttl: float) -> None:
@@ -248,11 +239,9 @@ class LeaseKeeper:
 
     @property
     def lease(self) -> JobLease:
-        """Return the lease as it was last renewed."""
         return self._delivery.lease
 
     def put(self, event: Event) -> None:
-        """Note what one of the threads tells."""
         match event:
             case Renewed([(_, JobLease() as lease)]):
                 self._delivery.lease = lease
@@ -300,8 +289,8 @@ def inline_runner(
     handlers = _ruled(registry, allowances, queue_handlers)
 
     def run(definition: JobDefinition) -> ExecutionResult:
-        first = attempt = run_inline(definition, handlers, default_timeout)
-        waiting = deque(attempt.follow_ups)
+        first = run_inline(definition, handlers, default_timeout)
+        waiting = deque(first.follow_ups)
         while waiting:
             follow_up = waiting.popleft()
             due = follow_up.scheduled_at
@@ -310,8 +299,7 @@ def inline_runner(
                     f"follow-up job {follow_up.handler!r} is due at {due.isoformat()}, and what runs jobs inline keeps"
                     " none: leave the time out, or choose a backend that keeps messages"
                 )
-            attempt = run_inline(follow_up, handlers, default_timeout)
-            waiting.extend(attempt.follow_ups)
+            waiting.extend(run_inline(follow_up, handlers, default_timeout).follow_ups)
         return first.result
 
     return run
