@@ -31,9 +31,7 @@ BATCH = 1000  # jobs in one round trip of `enqueue_many`
 logger = logging.getLogger("jobpool.client")
 
 _all: weakref.WeakSet[Jobs] = weakref.WeakSet()
-
-_inherited: list[QueueBackend] = []
-"""Backends that a parent opened. Kept, because even closing them would write to the parent's connections."""
+_inherited: list[QueueBackend] = []  # from a parent; kept, because even to close them writes to its connections
 
 
 class Jobs:
@@ -73,13 +71,10 @@ class Jobs:
         self._closed = False
         _all.add(self)
 
-    # --- producing ---------------------------------------------------------------------------------
-
     def define(self, handler: str, payload: Any = None) -> JobBuilder:
         """Describe a job step by step; end with `dispatch()`, which sends it here.
 
-        Raises:
-            InvalidJob: JSON cannot carry the payload, or the name is not a handler name.
+        Raises as `JobBuilder`.
         """
         return JobBuilder(handler, payload, producer=self)
 
@@ -119,19 +114,12 @@ class Jobs:
             ids += send(batch)
         return ids
 
-    # --- looking -----------------------------------------------------------------------------------
-
     def stats(self, queue: str = "default") -> QueueStats:
-        """Return counts of one queue.
-
-        Raises:
-            Unsupported: In a child of a pool, which holds no broker.
-            BackendUnavailable: Nothing is known.
-        """
+        """Return counts of one queue. Raises as `backend`."""
         return self.backend.stats(queue)
 
     def queues(self) -> list[str]:
-        """Return the names of all queues that hold a message, sorted. Raises as `stats`."""
+        """Return the names of all queues that hold a message, sorted. Raises as `backend`."""
         return self.backend.queues()
 
     def queue(self, name: str, *, max_claims: int = 0) -> Queue:
@@ -180,8 +168,6 @@ class Jobs:
             return f"<Jobs on a {self._given.scheme} backend>"
         return f"<Jobs {redact(self._url) if self._url else 'on the default backend'}>"
 
-    # --- how it gets there -------------------------------------------------------------------------
-
     def _within(self, connection: object) -> Callable[[list[JobDefinition]], list[str]]:
         if producer.in_child():
             raise Unsupported(
@@ -194,7 +180,6 @@ class Jobs:
     def _open(self) -> QueueBackend:
         config = find_config()
         url = self._url or default_url(config)
-        signer = default_signer(self._signing_key, config)
         if self._url is None:
             logger.info("no backend was named: using %s", redact(url))
         runner = self._runner
@@ -202,19 +187,16 @@ class Jobs:
             from jobpool.client.worker import inline_runner  # a producer needs the runner of handlers only for sync://
 
             runner = inline_runner()
-        return open_backend(url, signer=signer, runner=runner, **self._options)
-
-    def _leave_to_parent(self) -> None:
-        """Forget, in a forked process, the parent's backend, and a lock that one of its threads may have held."""
-        self._lock = threading.Lock()
-        if self._opened is not None:
-            _inherited.append(self._opened)
-            self._opened = None
+        return open_backend(url, signer=default_signer(self._signing_key, config), runner=runner, **self._options)
 
 
 def _after_fork() -> None:
+    """Forget, in a forked process, the parent's backends, and locks that its threads may have held."""
     for jobs in _all:
-        jobs._leave_to_parent()
+        jobs._lock = threading.Lock()
+        if jobs._opened is not None:
+            _inherited.append(jobs._opened)
+            jobs._opened = None
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -35,7 +35,7 @@ class _KeySource:
 
     @property
     def keys(self) -> KeyStore:
-        """The key store. Raises as `Jobs.backend` and `QueueBackend.keys`; may block to open the backend."""
+        """Raises as `Jobs.backend` and `QueueBackend.keys`; may block to open the backend."""
         if isinstance(self._source, QueueBackend):
             return self._source.keys
         if producer.in_child():
@@ -50,8 +50,7 @@ class _KeySource:
 
 
 class IdempotencyGuard:
-    """A guard that tells whether a key was done before, to all processes that share the broker. Safe to share between
-    threads.
+    """A guard that tells all processes of a broker whether a key was done before. Safe to share between threads.
 
     The keys are those of the jobs of its queue. A job that was acked with an `idempotency_key` counts as done here, and
     a job with a key marked here is skipped. A guard marks *before* the work; when the work fails, `forget` the key, or
@@ -92,7 +91,6 @@ class IdempotencyGuard:
         Raises:
             InvalidJob: The key is out of bounds.
             ConfigurationError: `ttl` is.
-            Unsupported: See the class.
             BackendUnavailable: Nothing is known; the key may be marked, and a call again would then say False.
 
         Blocks for one round trip.
@@ -153,11 +151,8 @@ class RateLimiter:
     def take(self) -> float:
         """Count a start and return 0.0; or, when that would exceed the rate, the seconds (> 0) until there is room.
 
-        Raises:
-            Unsupported: See the class.
-            BackendUnavailable: Nothing is known. Safe to call again: a start that was counted is not counted twice.
-
-        Blocks for one round trip.
+        After `BackendUnavailable` it is safe to call again: a start that was counted is not counted twice. Blocks for
+        one round trip.
         """
         try:
             token = self._unanswered.popleft()  # its start may have been counted, though the reply was lost
@@ -178,11 +173,7 @@ class RateLimiter:
         Args:
             timeout: Seconds, >= 0; None = forever.
 
-        Raises:
-            InvalidJob: `timeout` is out of bounds.
-            Unsupported, BackendUnavailable: As `take`.
-
-        Blocks for `timeout` seconds at most, plus one round trip.
+        Raises as `take`, and `InvalidJob`: `timeout` is out of bounds. Blocks for it at most, plus one round trip.
         """
         give_up = None if timeout is None else time.monotonic() + check_seconds(timeout, "timeout")
         while after := self.take():

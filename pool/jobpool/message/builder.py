@@ -53,8 +53,6 @@ class JobBuilder:
         self._delay: float | None = None
         self._cron = dict.fromkeys(_CRON_FIELDS, "*")
 
-    # --- the job -----------------------------------------------------------------------------------
-
     def named(self, name: str | None) -> Self:
         return self._put("name", name)
 
@@ -71,9 +69,7 @@ class JobBuilder:
 
     def max_attempts(self, attempts: int) -> Self:
         """Set the runs in all, >= 1: `max_retries` + 1."""
-        if type(attempts) is not int or attempts < 1:
-            raise InvalidJob(f"max_attempts must be a whole number from 1, not {attempts!r}")
-        return self._put("max_retries", attempts - 1)
+        return self._put("max_retries", check_int(attempts, "max_attempts", 1, 2**31) - 1)
 
     def timeout(self, seconds: float | None) -> Self:
         """Set the timeout in seconds; 0 = unlimited."""
@@ -122,8 +118,6 @@ class JobBuilder:
         merged: Any = {**self._fields.get("meta", {}), **(values or {}), **more}
         return self._put("meta", check_payload(merged, "meta"))
 
-    # --- cron ----------------------------------------------------------------------------------------
-
     def environments(self, *names: str | Iterable[str]) -> Self:
         """Let cron run it in these only. Replaces; takes names or lists of them."""
         return self._put("environments", _flatten(names))
@@ -133,7 +127,6 @@ class JobBuilder:
         return self._put("depends_on", _flatten(names))
 
     def enabled(self, flag: bool = True) -> Self:
-        """Let cron run it, or not."""
         return self._put("enabled", flag)
 
     def disable(self) -> Self:
@@ -213,14 +206,8 @@ class JobBuilder:
         numbers = {_named(month, _MONTHS, 1, 12, "month") for month in _flatten(months)}
         return self._at(month=_join(numbers, "in_months"))
 
-    # --- the end -------------------------------------------------------------------------------------
-
     def to_definition(self) -> JobDefinition:
-        """Return the definition; `delay` counts from now.
-
-        Raises:
-            InvalidJob: A field is out of bounds.
-        """
+        """Return the definition; `delay` counts from now. Raises `InvalidJob`: a field is out of bounds."""
         values = dict(self._fields)
         if self._delay is not None:
             now = datetime.fromtimestamp(self._clock.wall(), UTC)
@@ -228,10 +215,7 @@ class JobBuilder:
         return JobDefinition(self._handler, self._payload, cron_expression=" ".join(self._cron.values()), **values)
 
     def dispatch(self, backend: Enqueues | None = None) -> str:
-        """Enqueue the job and return its id.
-
-        Args:
-            backend: Where to; None = the producer of this builder, else the process's default.
+        """Enqueue the job and return its id. `backend`: None = the builder's producer, else the process's default.
 
         Raises:
             InvalidJob: A field is out of bounds.
@@ -241,8 +225,7 @@ class JobBuilder:
 
         Blocks for one round trip.
         """
-        target = backend or self._producer or producers.default()
-        return target.enqueue(self.to_definition())
+        return (backend or self._producer or producers.default()).enqueue(self.to_definition())
 
     def _put(self, name: str, value: Any) -> Self:
         self._fields[name] = value

@@ -105,7 +105,7 @@ class JobContext:
         self._reporter.progress(min(1.0, max(0.0, float(fraction))), text)
 
     def enqueue(self, job: JobDefinition | JobBuilder | str, payload: Any = None) -> str:
-        """Enqueue a follow-up job together with this job's ack, and return its id at once.
+        """Enqueue a follow-up job together with this job's ack, and return its id at once. Never blocks.
 
         It is sent only if this attempt succeeds, so one that fails or crashes, and runs again, leaves none behind. The
         id is minted here, before the ack, so a repeated ack sends the same message and makes no duplicate. If a broker
@@ -119,10 +119,13 @@ class JobContext:
         Raises:
             InvalidJob: It is out of bounds, or its body above 1 MiB, or the follow-ups of this attempt above 8 MiB
                 together. It is not enqueued then.
-
-        Never blocks.
         """
-        definition = _definition(job, payload)
+        if isinstance(job, str):
+            definition = JobDefinition(job, {} if payload is None else payload)
+        elif payload is not None:
+            raise InvalidJob("give a payload with a handler's name only: a definition or builder has its own")
+        else:
+            definition = job.to_definition() if isinstance(job, JobBuilder) else job
         trace = self._envelope.meta.get(_TRACE)
         if trace is not None and _TRACE not in definition.meta:
             definition = definition.with_meta({**definition.meta, _TRACE: trace})
@@ -159,11 +162,3 @@ class JobContext:
 
     def __repr__(self) -> str:
         return f"<JobContext {self.id} {self.handler!r} attempt {self.attempt}>"
-
-
-def _definition(job: JobDefinition | JobBuilder | str, payload: Any) -> JobDefinition:
-    if isinstance(job, str):
-        return JobDefinition(job, {} if payload is None else payload)
-    if payload is not None:
-        raise InvalidJob("give a payload with a handler's name only: a definition or builder has its own")
-    return job.to_definition() if isinstance(job, JobBuilder) else job

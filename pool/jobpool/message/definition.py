@@ -138,8 +138,6 @@ class JobDefinition:
                 f" leave {names} out, or choose a backend with a key store"
             )
 
-    # --- crossing a socket -------------------------------------------------------------------------
-
     def to_dict(self) -> dict[str, Any]:
         """Return the values that `from_dict` reads: JSON values only, fields at their default left out."""
         values: dict[str, Any] = {"handler": self.handler, "payload": self.payload}
@@ -170,7 +168,7 @@ class JobDefinition:
                 raise InvalidJob(f"scheduled_at {known['scheduled_at']!r} is no RFC 3339 date and time") from None
         return cls(**known)
 
-    # --- copies with one field changed; each checks as the constructor does --------------------------
+    # Copies with one field changed; each checks as the constructor does.
 
     def with_handler(self, handler: str) -> JobDefinition:
         return replace(self, handler=handler)
