@@ -1,9 +1,8 @@
 """The wire form of a message: one JSON object, the same on every broker.
 
-`encode` writes it, `decode` reads and checks it, `verify` proves that its producer signed it. The signature is over a
-canonical form of the values (fixed order of the fields, nested keys sorted). So the order and spacing of the body do
-not matter, and the signed values cannot differ from those that are read. `attempts`, `schedule` and unknown fields are
-not signed.
+The signature is over a canonical form of the values (fixed order of the fields, nested keys sorted). So the order and
+spacing of the body do not matter, and the signed values cannot differ from those that are read. `attempts`, `schedule`
+and unknown fields are not signed.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ WIRE_VERSION = 1  # written as `v` in the meta from version 2 on; absent = 1
 MAX_BODY_BYTES = 1024 * 1024
 
 OVERSIZED = bytes(MAX_BODY_BYTES + 1)
-"""Stands for a body that is too large to be brought from its broker. `decode` refuses it by its length, so it is never
-read, and there is one for all."""
+"""Stands for a body that is too large to be brought from its broker. `decode` refuses it by its length."""
 
 _ALL_FIELDS = itemgetter(
     "job", "payload", "queue", "priority", "maxRetries", "attempts", "name", "identifier", "idempotencyKey", "schedule"
@@ -77,7 +75,7 @@ class JobEnvelope:
 
     @property
     def expires(self) -> float | None:
-        """Unix time after which it is not started for the first time; None = never expires. See `JobLease.expires`."""
+        """Unix time after which it is not started for the first time; None = never. See `JobLease.expires`."""
         return self.meta.get("_expires")
 
     @property
@@ -92,8 +90,7 @@ class JobEnvelope:
     @property
     def version(self) -> int:
         """Of the wire. A message above WIRE_VERSION comes from newer code: give it back, do not run it."""
-        version: int = self.meta.get("v", 1)
-        return version
+        return int(self.meta.get("v", 1))
 
     def to_wire(self) -> dict[str, Any]:
         """Return the wire object, its fields in their order."""
@@ -119,17 +116,10 @@ _make = maker(JobEnvelope)
 
 
 def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: EnvelopeSigner, now: float) -> bytes:
-    """Return the body of a message, signed.
+    """Return the body of a message, signed. The definition's own `identifier` and `queue` are not looked at.
 
-    Args:
-        definition: The job; its own `identifier` and `queue` are not looked at.
-        identifier: The message's id.
-        queue: Where it goes.
-        signer: Its first key signs; without a key the signature is "".
-        now: Unix time, from which `expires_in` counts.
-
-    Raises:
-        InvalidJob: The payload was changed after the check, to something that JSON cannot carry.
+    `now`: Unix time, from which `expires_in` counts. Raises `InvalidJob`: the payload was changed after the check, to
+    something that JSON cannot carry.
     """
     meta = dict(definition.meta)
     if definition.timeout is not None:
@@ -150,7 +140,7 @@ def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: En
 
 
 def sign_again(envelope: JobEnvelope, queue: str, signer: EnvelopeSigner) -> bytes:
-    """Return the body of the same message for another queue: all it says, signed anew. For who moves messages.
+    """Return the body of the same message for another queue, signed anew.
 
     Only of an envelope that `verify` has passed: what this signs is believed.
     """
@@ -164,11 +154,7 @@ def _signed(envelope: JobEnvelope, signer: EnvelopeSigner) -> bytes:
 
 
 def decode(body: bytes, *, attempts: int) -> JobEnvelope:
-    """Read a body. Size and depth are checked before it is parsed.
-
-    Args:
-        body: The wire bytes. Unknown fields in it are ignored.
-        attempts: As the backend counts them.
+    """Read a body; `attempts`: as the backend counts them. Size and depth are checked before it is parsed.
 
     Raises:
         MalformedEnvelope: Above 1 MiB, deeper than 64, no JSON object, or a field that is missing or of the wrong
@@ -189,11 +175,7 @@ def decode(body: bytes, *, attempts: int) -> JobEnvelope:
 
 
 def decode_again(body: bytes, *, attempts: int) -> JobEnvelope:
-    """Decode a body that `decode` has accepted before, in another process of ours: nothing is checked again.
-
-    Raises:
-        ValueError: It is not a JSON object.
-    """
+    """Decode a body that `decode` has accepted in another process of ours. Raises `ValueError`: it is not JSON."""
     wire = orjson.loads(body)
     try:
         job, payload, queue, priority, retries, _, name, identifier, key, schedule = _ALL_FIELDS(wire)
@@ -205,13 +187,10 @@ def decode_again(body: bytes, *, attempts: int) -> JobEnvelope:
 
 
 def verify(body: bytes, envelope: JobEnvelope, signer: EnvelopeSigner, queue: str) -> None:
-    """Prove that a message is what its producer signed, and was sent to this queue.
+    """Prove that a message is what its producer signed, and was sent to this queue, from which it was fetched.
 
-    Args:
-        body: The wire bytes; not read again, because what is compared is made from the decoded values.
-        envelope: `decode(body)`.
-        signer: Its keys; without any, only the queue is checked.
-        queue: The queue it was fetched from.
+    The body is not read again, because what is compared is made from the decoded values. Without keys only the queue
+    is checked.
 
     Raises:
         BadSignature: The signature is missing or wrong under every key.
@@ -299,11 +278,7 @@ def is_meta(value: object) -> bool:
     version = value.get("v", 1)
     if type(version) is not int or version < 1:
         return False
-    if version <= WIRE_VERSION:
-        for key, item in value.items():
-            if key in _META_RULES and not _META_RULES[key](item):
-                return False
-    return True
+    return version > WIRE_VERSION or all(_META_RULES[key](value[key]) for key in _META_RULES.keys() & value.keys())
 
 
 _META_RULES: dict[str, Callable[[Any], bool]] = {
@@ -313,6 +288,10 @@ _META_RULES: dict[str, Callable[[Any], bool]] = {
     "_singleInstance": lambda value: type(value) is bool,
     "_concurrencyKey": is_name,
 }
+_META_WANTED = (
+    "an object whose v is a number from 1, _timeout and _expires seconds, _singleInstance true or false,"
+    " _concurrencyKey a name"
+)
 
 
 def _is_text(value: object) -> bool:
@@ -338,14 +317,6 @@ RULES = (
     Rule("identifier", True, _is_identifier, f"1 to {LONGEST_IDENTIFIER} printable characters"),
     Rule("idempotencyKey", False, _is_text, "text, or null"),
     Rule("schedule", False, _is_text, "text, or null"),
-    Rule(
-        "meta",
-        False,
-        is_meta,
-        "an object whose v is a number from 1, _timeout and _expires seconds, _singleInstance true or false,"
-        " _concurrencyKey a name",
-    ),
-)
-"""In wire order. `_sig` may hold anything: `verify` refuses a bad signature."""
-
+    Rule("meta", False, is_meta, _META_WANTED),
+)  # in wire order; `_sig` may hold anything: `verify` refuses a bad signature
 _MAY_BE_ABSENT = {rule.name: None for rule in RULES if not rule.required}

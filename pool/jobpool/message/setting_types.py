@@ -20,9 +20,7 @@ from jobpool.message.units import parse_duration, parse_size
 T = TypeVar("T")
 
 Queues = tuple[tuple[str, float], ...]
-
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
-LOOPBACK = "127.0.0.1"
 
 
 class Address(NamedTuple):
@@ -87,7 +85,6 @@ def parse_names(value: object) -> tuple[str, ...]:
 
 
 def parse_text(value: object) -> str:
-    """A text that is not empty."""
     if not isinstance(value, str) or not value:
         raise ValueError("must not be empty" if value == "" else "must be a text")
     return value
@@ -125,7 +122,6 @@ def parse_words(value: object, parsers: Mapping[str, Callable[[Any], Any]]) -> t
 
 
 def parse_pool_name(value: object) -> str:
-    """A name that is safe in a file name and a process title."""
     if not isinstance(value, str) or not QUEUE_NAME.fullmatch(value):
         raise ValueError(f"{value!r} is not a name: 1 to 100 letters, digits, '.', '_' or '-', a letter or digit first")
     return value
@@ -142,17 +138,18 @@ def parse_workers(value: object) -> int:
 
 
 def parse_count(value: object) -> int:
-    """A whole number, 0 or more."""
-    return int(_not_negative(value, int, "a whole number"))
+    return int(parse_number(value, int, "a whole number"))
 
 
-def parse_number(value: object) -> float:
-    """A finite number, 0 or more."""
-    return _not_negative(value, float, "a number")
+def parse_number(value: object, kind: type[int] | type[float] = float, what: str = "a number") -> float:
+    is_one = isinstance(value, (kind, int, str)) and not isinstance(value, bool)
+    number = _or(-1, kind, value) if is_one else -1  # type: ignore[arg-type]
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{value!r} is not {what}, 0 or more")
+    return number
 
 
 def parse_switch(value: object) -> bool:
-    """On or off: true, yes, on, 1, or their contraries."""
     word = value.strip().lower() if isinstance(value, str) else value
     for answer, words in ((True, ("true", "yes", "on", "1")), (False, ("false", "no", "off", "0"))):
         if word is answer or word in words:
@@ -161,7 +158,6 @@ def parse_switch(value: object) -> bool:
 
 
 def parse_share(value: object) -> float:
-    """A number from 0 to 1, or a text such as `"15%"`."""
     text = value.strip() if isinstance(value, str) else value
     share = parse_number(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else parse_number(text)
     if share > 1:
@@ -172,14 +168,14 @@ def parse_share(value: object) -> float:
 def parse_handlers(value: object) -> dict[str, list[str]]:
     """Which handlers a queue allows: a table, or texts such as `reports=render,mail`; `reports=` allows none."""
     if isinstance(value, Mapping):
-        return {check_queue(queue): list(parse_names(names)) for queue, names in value.items()}
+        parts = [(queue, "=", names) for queue, names in value.items()]
+    else:
+        parts = [part.partition("=") for text in _parts(value) for part in text.replace(";", " ").split()]
     allowed: dict[str, list[str]] = {}
-    for text in _parts(value):
-        for part in text.replace(";", " ").split():
-            queue, sign, names = part.partition("=")
-            if not sign:
-                raise ValueError(f"{part!r} names no handlers: write QUEUE=HANDLER,HANDLER")
-            allowed[check_queue(queue)] = list(parse_names(names))
+    for queue, sign, names in parts:
+        if not sign:
+            raise ValueError(f"{queue!r} names no handlers: write QUEUE=HANDLER,HANDLER")
+        allowed[check_queue(queue)] = list(parse_names(names))
     return allowed
 
 
@@ -190,7 +186,6 @@ def parse_limits(value: object) -> dict[str, int]:
 
 
 def parse_keys(value: object) -> tuple[str, ...]:
-    """Signing keys: one, a list, or a JSON list as text."""
     if isinstance(value, str) and value.startswith("["):
         try:
             value = json.loads(value)
@@ -209,7 +204,7 @@ def parse_address(value: object) -> Address:
     host, _, port = str(value).strip().rpartition(":")
     if isinstance(value, bool) or not (port.isascii() and port.isdigit() and int(port) <= 65535) or host.endswith(":"):
         raise ValueError(f"{value!r} is not an address: write a port up to 65535, such as 9100, or HOST:PORT")
-    return Address(host.strip("[]") or LOOPBACK, int(port))
+    return Address(host.strip("[]") or "127.0.0.1", int(port))
 
 
 def parse_history(value: object) -> History:
@@ -224,20 +219,17 @@ def parse_history(value: object) -> History:
 
 
 def parse_on_crash(value: object) -> OnCrash:
-    """`forfeit` or `expire`, then `queue=NAME`."""
     how, more = parse_words(value, {"queue": check_queue})
     how = choice("forfeit", "expire")(how or "forfeit")
     return OnCrash("expire" if how == "expire" else "forfeit", **more)
 
 
 def parse_recycle(value: object) -> Recycle:
-    """`jobs=N`, `memory=SIZE` and `failure=WHEN`."""
     parsers = {"jobs": parse_count, "memory": parse_size, "failure": choice("suspect", "always", "never")}
     return Recycle(**_only_words(value, parsers, "jobs=1000 memory=512M failure=suspect"))
 
 
 def parse_url_limits(value: object) -> UrlLimits:
-    """`timeout=TIME` and `body=SIZE`."""
     parsers = {"timeout": parse_duration, "body": parse_size}
     limits = UrlLimits(**_only_words(value, parsers, "timeout=30s body=1M"))
     if not 0 < limits.timeout <= LONGEST_CALL:
@@ -255,14 +247,6 @@ def usable_cpus() -> int:
         return max(1, min(cpus, math.ceil(int(quota) / int(period))))
     except (OSError, ValueError):
         return cpus
-
-
-def _not_negative(value: object, kind: type[int] | type[float], what: str) -> float:
-    is_one = isinstance(value, (kind, int, str)) and not isinstance(value, bool)
-    number = _or(-1, kind, value) if is_one else -1  # type: ignore[arg-type]
-    if not 0 <= number < math.inf:
-        raise ValueError(f"{value!r} is not {what}, 0 or more")
-    return number
 
 
 def _parse_keep(value: object) -> int:
@@ -299,8 +283,8 @@ def _limit(queue: str, value: object) -> int:
         raise ValueError(f"{queue!r} names no limit: write QUEUE=N")
     most = _or(-1, parse_count, value)
     if not 0 <= most <= MOST_PLACES:
-        is_not = f"must be a whole number from 0 (no limit) to {MOST_PLACES}, not {value!r}"
-        raise ValueError(f"the limit of queue {queue!r} {is_not}")
+        bounds = f"0 (no limit) to {MOST_PLACES}"
+        raise ValueError(f"the limit of queue {queue!r} must be a whole number from {bounds}, not {value!r}")
     return most
 
 
