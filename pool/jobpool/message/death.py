@@ -6,7 +6,7 @@ other text too: one of an older version, or a reaper's "lease expired".
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
@@ -15,7 +15,6 @@ from jobpool.message.printable import headline
 
 MAX_RECORD_BYTES = 16 * 1024  # bytes of a record's text in UTF-8. Stack and output keep their heads and tails.
 INNERMOST_CALLS = 3
-_MEBI = 2**20
 _MIN_KEPT_CHARS = 64
 
 
@@ -53,7 +52,6 @@ class Death:
         peak_memory: Bytes, the highest resident size of its process; 0 = not known.
         cpu_seconds: User and system time of its process, over all its attempts; 0 = not known.
         output: The last of what it printed.
-        core: True if a core was dumped.
     """
 
     how: str
@@ -77,19 +75,24 @@ class Death:
 
     @classmethod
     def from_text(cls, text: str) -> Death:
-        """Return the record that `to_text` made; any other text, whole, as `how`."""
-        if text.startswith("{"):
-            try:
-                return cls(**_checked(orjson.loads(text)))
-            except (TypeError, ValueError):
-                pass  # a foreign text that begins like ours
+        """Return the record that `to_text` made, less fields of a newer version; any other text, whole, as `how`."""
+        try:
+            values = orjson.loads(text) if text.startswith("{") else None
+        except ValueError:
+            values = None  # a foreign text that begins like ours
+        if isinstance(values, dict) and "how" in values:
+            known = {key: values[key] for key in values if key in _KINDS}
+            if all(isinstance(value, _KINDS[key]) for key, value in known.items()):
+                return cls(**known)
         return cls(text)
 
     @property
     def headline(self) -> str:
         """One line for logs and tables: how, who, and with how much memory and CPU time."""
         how = f"{self.short}, core dumped" if self.core else self.short
-        used = ", ".join([*self._memory("peak memory "), *self._cpu("CPU ")])
+        used = ", ".join(
+            f"{what} {much}" for what, much in zip(("peak memory", "CPU"), self._used(), strict=True) if much
+        )
         return f"{how}; {used}" if used else how
 
     @property
@@ -100,21 +103,20 @@ class Death:
         return how if is_said else f"{how} ({self.sent_by})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field as a JSON value."""
         return asdict(self)
 
     def told(self) -> str:
         """Return all of it, for people: several lines."""
-        core = ["core          dumped"] if self.core else []
-        sender = [f"ended by      {self.sent_by}"] if self.sent_by else []
-        lines = [self.how.strip(), *sender, *self._memory("peak memory   "), *self._cpu("CPU time      "), *core]
+        memory, cpu = self._used()
+        core = "dumped" if self.core else ""
+        facts = {"ended by": self.sent_by, "peak memory": memory, "CPU time": cpu, "core": core}
+        lines = [self.how.strip(), *(f"{name:<14}{fact}" for name, fact in facts.items() if fact)]
         return "\n".join(lines) + _section("stack", self.stack) + _section("last output", self.output)
 
-    def _memory(self, label: str) -> list[str]:
-        return [f"{label}{self.peak_memory / _MEBI:.0f} MiB"] if self.peak_memory else []
-
-    def _cpu(self, label: str) -> list[str]:
-        return [f"{label}{self.cpu_seconds:.2f} s"] if self.cpu_seconds else []
+    def _used(self) -> tuple[str, str]:
+        """Return memory and CPU time; "" for one that is not known."""
+        memory = f"{self.peak_memory / 2**20:.0f} MiB" if self.peak_memory else ""
+        return memory, f"{self.cpu_seconds:.2f} s" if self.cpu_seconds else ""
 
 
 def innermost(stack: str) -> list[str]:
@@ -133,18 +135,8 @@ def cause_headline(cause: str | None) -> str | None:
     return Death.from_text(cause).headline if cause else None
 
 
-_KINDS = {"how": str, "sent_by": str, "stack": str, "peak_memory": int, "cpu_seconds": (int, float), "output": str}
-_NAMES = frozenset(field.name for field in fields(Death))
-
-
-def _checked(values: Any) -> dict[str, Any]:
-    """Return the fields that are ours; those of a newer version are left out. Raises `ValueError` for no record."""
-    if not isinstance(values, dict) or "how" not in values:
-        raise ValueError("no record of a death")
-    known = {key: value for key, value in values.items() if key in _NAMES}
-    if not all(isinstance(value, _KINDS.get(key, bool)) for key, value in known.items()):  # type: ignore[arg-type]
-        raise ValueError("no record of a death")
-    return known
+_KINDS: dict[str, Any] = dict.fromkeys(("how", "sent_by", "stack", "output"), str)
+_KINDS |= {"peak_memory": int, "cpu_seconds": (int, float), "core": bool}
 
 
 def _ends(text: str, room: int) -> str:

@@ -26,10 +26,9 @@ def check_queue(queue: object) -> str:
 
 
 def check_enqueue_to(queue: str | None, allowed: Collection[str]) -> None:
-    """Return if a pool's `enqueue_to` lets its handlers enqueue to `queue`; None = the default queue.
+    """Raise `ConfigurationError` if a pool's `enqueue_to` keeps its handlers from `queue` (None = the default queue).
 
-    Raises:
-        ConfigurationError: It does not. An empty `allowed` allows every queue.
+    An empty `allowed` allows every queue.
     """
     queue = queue or "default"
     if allowed and queue not in allowed:

@@ -1,8 +1,7 @@
 """The rules for a payload: any JSON value that reads back as it was written.
 
-`check_payload` copies, so that later changes of the caller's value have no effect, and refuses values that JSON cannot
-carry, with the path of the offending one. Tuples become lists. Subclasses of dict, list, str, int and float (a
-`StrEnum` member, an `OrderedDict`, a `numpy.float64`) become the plain type, as they would on the wire.
+It is copied, so that later changes of the caller's value have no effect. Tuples become lists. Subclasses of dict, list,
+str, int and float (a `StrEnum` member, an `OrderedDict`, a `numpy.float64`) become the plain type, as on the wire.
 """
 
 from __future__ import annotations
@@ -19,19 +18,13 @@ _TOO_DEEP = f"nested more than {MAX_DEPTH - 1} deep, or inside itself"
 
 
 class _PayloadError(Exception):
-    """The reason, and the keys from the inside out."""
-
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self.path: list[str] = []
+        self.path: list[str] = []  # the keys from the inside out
 
 
 def check_payload(value: Any, where: str = "payload") -> Any:
     """Return a deep copy of `value`, made of dict, list, str, int, float, bool and None only.
-
-    Args:
-        value: Any JSON value, at most 63 containers deep.
-        where: Its name in an error.
 
     Raises:
         InvalidJob: NaN or an infinity, an integer outside -2**63..2**64-1, text with a lone surrogate, a key that

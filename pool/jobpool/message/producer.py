@@ -1,7 +1,6 @@
 """The process's default producer: where `handler.enqueue()` and `builder.dispatch()` send what names no backend.
 
-In a producer's process that is `jobpool.Jobs`, opened at the first use by the factory; in a child it is the channel to
-the master. Each process sets its own.
+That is `jobpool.Jobs`, opened at the first use by the factory; in a child it is the channel to the master.
 """
 
 from __future__ import annotations
@@ -44,12 +43,10 @@ os.register_at_fork(after_in_child=lambda: setattr(_default, "lock", threading.L
 
 
 def default() -> Producer:
-    """Return the default producer of this process, made by the factory at the first call.
+    """Return the default producer of this process, made by the factory at the first call; that may block to open it.
 
     Raises:
         ConfigurationError: Neither `set_default` nor `set_factory` was called, or the factory could not open it.
-
-    Blocks as long as the factory takes to open a backend, at the first call.
     """
     with _default.lock:
         if _default.producer is None:
