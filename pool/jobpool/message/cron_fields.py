@@ -48,29 +48,17 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CronFields:
-    """The values of an expression. If day of month and day of week are both given, either will do.
+    """The values of an expression. If day of month and day of week are both given, either will do."""
 
-    Attributes:
-        text: The normal form: lower case, five fields, one space between them.
-        kind: By minute and hour.
-        minutes: 0..59, ascending.
-        hours: 0..23, ascending.
-        days: 1..31; None = not restricted.
-        last_day: The last day of the month, too.
-        months: 1..12.
-        weekdays: 0 (Sunday)..6; None = not restricted.
-        nth: (day of the week, 1..5): the so-maniest of the month; 0 = its last one.
-    """
-
-    text: str
-    kind: Kind
-    minutes: tuple[int, ...]
-    hours: tuple[int, ...]
-    days: frozenset[int] | None
-    last_day: bool
-    months: frozenset[int]
-    weekdays: frozenset[int] | None
-    nth: frozenset[tuple[int, int]]
+    text: str  # the normal form: lower case, five fields, one space between them
+    kind: Kind  # by minute and hour
+    minutes: tuple[int, ...]  # 0..59, ascending
+    hours: tuple[int, ...]  # 0..23, ascending
+    days: frozenset[int] | None  # 1..31; None = not restricted
+    last_day: bool  # the last day of the month, too
+    months: frozenset[int]  # 1..12
+    weekdays: frozenset[int] | None  # 0 (Sunday)..6; None = not restricted
+    nth: frozenset[tuple[int, int]]  # (day of the week, 1..5): the so-maniest of the month; 0 = its last one
 
 
 class _Field(NamedTuple):
@@ -242,15 +230,10 @@ def _near_zones(name: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Misfire:
-    """The number of missed instants that are made up for, the newest first.
+    """The number of missed instants that are made up for, the newest first."""
 
-    Attributes:
-        text: As it was written: `skip`, `one`, `all(3)`.
-        most: 0 for `skip`, 1 for `one`, n for `all(n)`; 0..1000.
-    """
-
-    text: str
-    most: int
+    text: str  # as it was written: `skip`, `one`, `all(3)`
+    most: int  # 0 for `skip`, 1 for `one`, n for `all(n)`; 0..1000
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -20,47 +20,35 @@ _MIN_KEPT_CHARS = 64
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How the process of a child ended.
-
-    Attributes:
-        code: Exit status; None when a signal ended it.
-        signal: Signal number; None when it exited.
-        cpu_seconds: User and system time.
-        peak_rss: Bytes, the highest resident size.
-        strays: How many processes of its group or re-parented ones were killed after it.
-    """
+    """How the process of a child ended."""
 
     child: int
     pid: int
-    code: int | None
-    signal: int | None
+    code: int | None  # exit status; None when a signal ended it
+    signal: int | None  # None when it exited
     core: bool = False
-    cpu_seconds: float = 0.0
-    peak_rss: int = 0
-    strays: int = 0
+    cpu_seconds: float = 0.0  # user and system time
+    peak_rss: int = 0  # bytes, the highest resident size
+    strays: int = 0  # processes of its group, or re-parented ones, that were killed after it
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """One abnormal end.
+    """One abnormal end. "" and 0 stand for what is not known.
 
     Attributes:
         how: `killed by SIGSEGV`, `exited with status 3`, `timeout`, `memory limit`, `lease expired`.
         sent_by: The sender of the signal, or the cause: `the pool: timeout`, `itself`, `outside`, `the kernel: out of
-            memory`, …; "" = not known.
-        stack: The user's frames at the end, also of a handler that was in C code; "" = none was to be had.
-        peak_memory: Bytes, the highest resident size of its process; 0 = not known.
-        cpu_seconds: User and system time of its process, over all its attempts; 0 = not known.
-        output: The last of what it printed.
+            memory`, ….
     """
 
     how: str
     sent_by: str = ""
-    stack: str = ""
-    peak_memory: int = 0
-    cpu_seconds: float = 0.0
-    output: str = ""
-    core: bool = False
+    stack: str = ""  # the user's frames at the end, also of a handler that was in C code
+    peak_memory: int = 0  # bytes, the highest resident size of its process
+    cpu_seconds: float = 0.0  # user and system time of its process, over all its attempts
+    output: str = ""  # the last of what it printed
+    core: bool = False  # a core was dumped
 
     def to_text(self) -> str:
         """Return one JSON object, without the fields that say nothing; at most `MAX_RECORD_BYTES`. Never raises."""

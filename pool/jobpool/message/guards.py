@@ -14,9 +14,7 @@ from jobpool.message.names import LONGEST_NAME
 
 IDEMPOTENCY_TTL = 86400.0  # seconds for which a key stays done, unless something else is said
 LONGEST_KEPT = 366 * 86400.0  # seconds: the longest that a done key can be remembered
-LONGEST_PLACE = LONGEST_NAME + 45
-"""Characters in the name of a lock or limit: a job's name or key, and a word before it."""
-
+LONGEST_PLACE = LONGEST_NAME + 45  # characters in the name of a lock or limit: a job's name or key, after a word
 MOST_PLACES = 1_000_000  # the largest concurrency or rate limit
 MOST_LINES = 100_000  # lines that one log of a broker's key store can keep
 RATE_WINDOW = 60.0  # seconds over which rates are counted: jobs a minute
@@ -54,19 +52,12 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """All that one delivery asks for. Names and keys are scoped by the queue of its lease.
+    """All that one delivery asks for. Names and keys are scoped by the queue of its lease."""
 
-    Attributes:
-        key: Idempotency key; None = none.
-        keep: Seconds for which the key stays done after the ack.
-        holds: Places held while the lease lives: single-instance locks, concurrency limits.
-        rates: Starts that are counted.
-    """
-
-    key: str | None = None
-    keep: float = IDEMPOTENCY_TTL
-    holds: tuple[Hold, ...] = ()
-    rates: tuple[Rate, ...] = ()
+    key: str | None = None  # idempotency key
+    keep: float = IDEMPOTENCY_TTL  # seconds for which the key stays done after the ack
+    holds: tuple[Hold, ...] = ()  # places held while the lease lives: single-instance locks, concurrency limits
+    rates: tuple[Rate, ...] = ()  # starts that are counted
 
 
 class Begin(Enum):
@@ -81,17 +72,11 @@ class Begin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The answer for one lease.
+    """The answer for one lease."""
 
-    Attributes:
-        answer: Only `GRANTED` changed anything.
-        name: The first name that refused, in the order key, holds, rates; "" for the others. The key is `key`.
-        after: Seconds until a rate has room again; 0 otherwise.
-    """
-
-    answer: Begin
-    name: str = ""
-    after: float = 0.0
+    answer: Begin  # only `GRANTED` changed anything
+    name: str = ""  # the first that refused, in the order key, holds, rates; "" for the others; the key is `key`
+    after: float = 0.0  # seconds until a rate has room again; 0 otherwise
 
     def __bool__(self) -> bool:
         return self.answer is Begin.GRANTED

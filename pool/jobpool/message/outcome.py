@@ -45,66 +45,47 @@ class Succeeded:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """The handler raised (`SystemExit` too). `permanent`: `Unrecoverable` in the cause chain."""
-
+class Failed:  # the handler raised (`SystemExit` too)
     error: str
-    permanent: bool = False
+    permanent: bool = False  # `Unrecoverable` is in the cause chain
 
 
 @dataclass(frozen=True, slots=True)
-class RetryAsked:
-    """The handler raised `Retry(after=…)`: its own delay, burns an attempt."""
-
+class RetryAsked:  # the handler raised `Retry(after=…)`: its own delay, burns an attempt
     after: float
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class Snoozed:
-    """The handler raised `Snooze(after)`: no attempt is burnt."""
-
+class Snoozed:  # the handler raised `Snooze(after)`: no attempt is burnt
     after: float
 
 
 @dataclass(frozen=True, slots=True)
-class TimedOut:
-    """The alarm fired, or the master killed the child at deadline + grace. `error` holds the stack.
+class TimedOut:  # the alarm fired, or the master killed the child at deadline + grace
+    error: str  # holds the stack
+    cause: str | None = None  # here and below: the record of the death, as text (death.py)
 
-    `cause`, here and below: the record of the death, as text (death.py).
-    """
 
-    error: str
+@dataclass(frozen=True, slots=True)
+class MemoryExceeded:  # killed for its memory limit
+    error: str  # names the peak
     cause: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryExceeded:
-    """Killed for its memory limit; `error` names the peak."""
-
-    error: str
-    cause: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Crashed:
-    """The child ended with no verdict: a signal, `os._exit`, exec, a broken channel."""
-
+class Crashed:  # the child ended with no verdict: a signal, `os._exit`, exec, a broken channel
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """Killed by a stop or a reload past its grace, or with its fork server; `delay`: seconds until it may run again."""
-
-    delay: float = 0.0
+class Stopped:  # killed by a stop or a reload past its grace, or with its fork server
+    delay: float = 0.0  # seconds until it may run again
 
 
 @dataclass(frozen=True, slots=True)
-class NeverStarted:
-    """The child died before it reported STARTED; `times` in a row for this message, this one included."""
-
-    times: int
+class NeverStarted:  # the child died before it reported STARTED
+    times: int  # in a row for this message, this one included
     cause: str
 
 
@@ -119,35 +100,24 @@ class LostLease:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
-    """Bad signature, foreign queue, body that is not a wire object, or is too large or too deep.
-
-    `signature`: it was the signature, not the body's form or its queue; only a counter differs.
-    """
-
+class Rejected:  # bad signature, foreign queue, body that is not a wire object, or is too large or too deep
     why: str
-    signature: bool = False
+    signature: bool = False  # it was the signature, not the body's form or its queue; only a counter differs
 
 
 @dataclass(frozen=True, slots=True)
-class NewerWire:
-    """The wire version is newer than this worker understands: a deploy is rolling."""
-
+class NewerWire:  # the wire version is newer than this worker understands: a deploy is rolling
     version: int
 
 
 @dataclass(frozen=True, slots=True)
-class UnknownHandler:
-    """No such handler here; `seen_for` seconds since this pool first saw the message."""
-
+class UnknownHandler:  # no such handler here
     handler: str
-    seen_for: float
+    seen_for: float  # seconds since this pool first saw the message
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerNotAllowed:
-    """The handler exists and may not run on this queue."""
-
+class HandlerNotAllowed:  # the handler exists and may not run on this queue
     handler: str
 
 
@@ -157,10 +127,8 @@ class AlreadyDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Contended:
-    """The idempotency key, single-instance lock or concurrency slot is held elsewhere; try after `delay` seconds."""
-
-    delay: float
+class Contended:  # the idempotency key, single-instance lock or concurrency slot is held elsewhere
+    delay: float  # seconds until it is tried again
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,8 @@ class Status(StrEnum):
 class ExecutionResult:
     """One attempt.
 
-    Attributes:
-        success: True if the handler returned.
-        output: Captured text and return value, capped.
-        error: Traceback or stack; None on success.
-        started_at: Unix time at which the handler began.
-        ended_at: Unix time at which it ended.
-        handler: Its name.
+    `output` is captured text and return value, capped; `error` a traceback or stack, None on success; times are Unix
+    times.
     """
 
     success: bool
@@ -48,13 +43,7 @@ class ExecutionResult:
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """The result of one message in the pipeline.
-
-    Attributes:
-        status: Its end.
-        attempts: Attempts of the message that have ended, this one included; 0 when none has.
-        error: Why, when it did not succeed.
-    """
+    """The end of one message: `attempts` of it have ended, this one included; `error`: why, if it did not succeed."""
 
     status: Status
     attempts: int = 0
