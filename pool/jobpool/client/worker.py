@@ -185,7 +185,14 @@ class QueueWorker:
         ran = isinstance(outcome, Succeeded) or counts_as_attempt(outcome)
         status = status_of(settlement, outcome, settled)
         result = WorkerResult(status, lease.attempts + ran, _error(settlement, settled))
-        self._log(result, lease)
+        if status is Status.DEAD_LETTERED:
+            text = "job %s (%s) of queue %s is a dead letter after %d attempts: %s"
+            name = lease.envelope.name or lease.envelope.job
+            logger.critical(text, lease.id, name, lease.queue, result.attempts, result.error)
+        elif status is Status.REJECTED and time.monotonic() - self._rejected_logged_at >= REJECTED_EVERY_S:
+            self._rejected_logged_at = time.monotonic()
+            # No name: nothing in the body of a rejected message is to be believed.
+            logger.critical("message %s of queue %s is rejected: %s", lease.id, lease.queue, result.error)
         return result
 
     def _settle(self, lease: JobLease, settlement: Settlement, call_id: str) -> Settled:
@@ -208,16 +215,6 @@ class QueueWorker:
 
     def _count(self, queue: str, names: tuple[str, ...]) -> None:
         self.counters.setdefault(queue, Counter()).update(f"jobs_{name}" for name in names)
-
-    def _log(self, result: WorkerResult, lease: JobLease) -> None:
-        if result.status is Status.DEAD_LETTERED:
-            text = "job %s (%s) of queue %s is a dead letter after %d attempts: %s"
-            name = lease.envelope.name or lease.envelope.job
-            logger.critical(text, lease.id, name, lease.queue, result.attempts, result.error)
-        elif result.status is Status.REJECTED and time.monotonic() - self._rejected_logged_at >= REJECTED_EVERY_S:
-            self._rejected_logged_at = time.monotonic()
-            # No name: nothing in the body of a rejected message is to be believed.
-            logger.critical("message %s of queue %s is rejected: %s", lease.id, lease.queue, result.error)
 
 
 class LeaseKeeper:

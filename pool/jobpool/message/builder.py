@@ -26,12 +26,12 @@ _MONTHS = (
 class JobBuilder:
     """A collector of a job's fields; it ends with `to_definition()` or `dispatch()`, both of which may be called again.
 
-    Every other method changes one field and returns the builder. Bounds are those of `JobDefinition` and are checked
-    when the definition is made; the payload is copied and checked at once. The cron helpers overwrite only the fields
-    that they name: `daily_at("08:30").weekdays()` is `30 8 * * 1-5`, a bare `weekdays()` each minute of them.
+    Every other method changes one field and returns the builder. Meaning and bounds are those of `JobDefinition`, and
+    are checked when the definition is made; the payload is copied and checked at once. The cron helpers overwrite only
+    the fields that they name: `daily_at("08:30").weekdays()` is `30 8 * * 1-5`, a bare `weekdays()` each minute of
+    them.
 
     Args:
-        handler: Name of the handler.
         payload: Any JSON value; None = an empty object.
         producer: Where `dispatch()` sends it; None = the process's default.
         clock: The time that `delay` counts from.
@@ -60,11 +60,9 @@ class JobBuilder:
         return self._put("queue", queue)
 
     def priority(self, priority: int) -> Self:
-        """Set the priority, 0..255; a smaller number runs sooner, 5 is the default."""
         return self._put("priority", priority)
 
     def max_retries(self, retries: int | None) -> Self:
-        """Set the runs after the first that fails, >= 0."""
         return self._put("max_retries", retries)
 
     def max_attempts(self, attempts: int) -> Self:
@@ -72,7 +70,6 @@ class JobBuilder:
         return self._put("max_retries", check_int(attempts, "max_attempts", 1, 2**31) - 1)
 
     def timeout(self, seconds: float | None) -> Self:
-        """Set the timeout in seconds; 0 = unlimited."""
         return self._put("timeout", seconds)
 
     def scheduled_at(self, moment: datetime | None) -> Self:
@@ -99,11 +96,9 @@ class JobBuilder:
         return self._put("idempotency_key", key)
 
     def unique(self, flag: bool = True) -> Self:
-        """Enqueue only if no job with this idempotency key exists."""
         return self._put("unique", flag)
 
     def identifier(self, identifier: str | None) -> Self:
-        """Set the message's id; dispatching it again changes nothing."""
         return self._put("identifier", identifier)
 
     def expires_in(self, seconds: float | None) -> Self:
@@ -140,11 +135,9 @@ class JobBuilder:
         return self
 
     def zone(self, name: str) -> Self:
-        """Set the time zone that the fields are read in, by its IANA name; UTC unless given."""
         return self._put("zone", name)
 
     def misfire(self, policy: str) -> Self:
-        """Set how cron treats missed firings: `"skip"`, `"one"` (the default), `"all(n)"`."""
         return self._put("misfire", policy)
 
     def every_minute(self, n: int = 1) -> Self:
@@ -152,7 +145,6 @@ class JobBuilder:
         return self._at(minute=_every(n, 59, "minutes"))
 
     def hourly(self) -> Self:
-        """Run at minute 0."""
         return self.hourly_at(0)
 
     def hourly_at(self, minute: int) -> Self:
@@ -189,22 +181,20 @@ class JobBuilder:
         return self._at(minute="0", hour="0", day="1", month="1")
 
     def weekdays(self) -> Self:
-        """Run on Monday to Friday."""
         return self._at(weekday="1-5")
 
     def weekends(self) -> Self:
-        """Run on Saturday and Sunday."""
         return self._at(weekday="0,6")
 
     def on_days(self, *days: int | str | Iterable[int | str]) -> Self:
         """Run on these days of the week: names (`"mon"`, `"monday"`) or numbers, 0 = Sunday .. 6, 7 = Sunday."""
-        numbers = {_named(day, _DAYS, 0, 7, "day") % 7 for day in _flatten(days)}
-        return self._at(weekday=_join(numbers, "on_days"))
+        return self._at(weekday=_join({_named(day, _DAYS, 0, 7, "day") % 7 for day in _flatten(days)}, "on_days"))
 
     def in_months(self, *months: int | str | Iterable[int | str]) -> Self:
         """Run in these months: names (`"jan"`, `"january"`) or numbers, 1..12."""
-        numbers = {_named(month, _MONTHS, 1, 12, "month") for month in _flatten(months)}
-        return self._at(month=_join(numbers, "in_months"))
+        return self._at(
+            month=_join({_named(month, _MONTHS, 1, 12, "month") for month in _flatten(months)}, "in_months")
+        )
 
     def to_definition(self) -> JobDefinition:
         """Return the definition; `delay` counts from now. Raises `InvalidJob`: a field is out of bounds."""

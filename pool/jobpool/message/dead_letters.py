@@ -25,11 +25,7 @@ logger = logging.getLogger("jobpool.deadletters")
 
 
 class DeadLetterQueue:
-    """A forwarder of failed payloads to one queue.
-
-    Args:
-        jobs: A `Jobs`, or an open backend; it stays its owner's.
-        queue: Where the copies go.
+    """A forwarder of failed payloads to one queue, by a `Jobs` or an open backend, which stays its owner's.
 
     Raises:
         InvalidJob: `queue` is not a queue name.
@@ -57,7 +53,6 @@ class DeadLetterQueue:
         Args:
             payload: Any JSON value; it is copied.
             handler: Name of the handler that will meet the copy, if one works on that queue.
-            reason: Why it failed, in a word or a sentence.
             attempts: Failed runs, 0 or more.
             original_queue: The queue where it failed; without it, the queue of jobs that name none. A failure in the
                 queue of copies itself is never stored again.
@@ -67,10 +62,7 @@ class DeadLetterQueue:
             True if it is stored. False when it comes from this queue, when the broker does not answer or refuses the
             copy (for its size, say); the log has the reason. Broker trouble is never raised.
 
-        Raises:
-            InvalidJob: A value is invalid for a job; nothing was sent.
-
-        Blocks for one round trip.
+        Raises `InvalidJob`: a value is invalid for a job; nothing was sent. Blocks for one round trip.
         """
         if original_queue == self.queue:
             return False
