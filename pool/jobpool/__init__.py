@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from jobpool.message.definition import JobDefinition
     from jobpool.message.envelope import JobEnvelope
     from jobpool.message.lease import JobLease
-    from jobpool.message.result import ExecutionResult, WorkerResult
+    from jobpool.message.outcome import ExecutionResult, WorkerResult
     from jobpool.message.settlement import Settled
     from jobpool.message.signing import EnvelopeSigner
     from jobpool.policy.breaker import CircuitBreaker
@@ -105,7 +105,7 @@ _HOME = {
     "ClaimNotFound": "jobpool.errors",
     "DeadLetterQueue": "jobpool.message.dead_letters",
     "EnvelopeSigner": "jobpool.message.signing",
-    "ExecutionResult": "jobpool.message.result",
+    "ExecutionResult": "jobpool.message.outcome",
     "Forbidden": "jobpool.errors",
     "HandlerRegistry": "jobpool.handlers.registry",
     "HardTimeout": "jobpool.errors",
@@ -129,7 +129,7 @@ _HOME = {
     "Settled": "jobpool.message.settlement",
     "Snooze": "jobpool.errors",
     "Unrecoverable": "jobpool.errors",
-    "WorkerResult": "jobpool.message.result",
+    "WorkerResult": "jobpool.message.outcome",
     "builtin": "jobpool.handlers.registry",
     "command": "jobpool.handlers.registry",
     "handler": "jobpool.handlers.registry",
@@ -156,7 +156,7 @@ _MOVED = {
     "opening": "broker.opening",
     "outcome": "message.outcome",
     "producer": "message.producer",
-    "result": "message.result",
+    "result": "message.outcome",
     "settlement": "message.settlement",
     "signing": "message.signing",
     "worker": "client.worker",

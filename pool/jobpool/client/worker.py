@@ -31,8 +31,16 @@ from jobpool.message.allowances import Allowances
 from jobpool.message.definition import JobDefinition, check_seconds, timeout_of
 from jobpool.message.envelope import JobEnvelope, decode, encode
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import Contended, LostLease, Outcome, ResultKind, Succeeded
-from jobpool.message.result import ExecutionResult, Status, WorkerResult
+from jobpool.message.outcome import (
+    Contended,
+    ExecutionResult,
+    LostLease,
+    Outcome,
+    ResultKind,
+    Status,
+    Succeeded,
+    WorkerResult,
+)
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Nack, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.counters import counters_of, counts_as_attempt, status_of

@@ -1,12 +1,12 @@
-"""How a delivery ended, as the master (or `QueueWorker`) saw it: the input of the settlement decision.
+"""How a delivery ended, and how a pool counts it: `Outcome` is the input of the settlement decision.
 
 One frozen class a row of the table in docs/architecture.md, "Verdicts". `error` texts are what a person reads later.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum, IntEnum
+from dataclasses import dataclass, field, fields
+from enum import Enum, IntEnum, StrEnum
 
 from jobpool.message.definition import JobDefinition
 
@@ -140,3 +140,80 @@ Ended = Succeeded | Failed | RetryAsked | Snoozed | TimedOut | MemoryExceeded | 
 GivenBack = Stopped | NeverStarted | NotRun | LostLease | NewerWire | Contended
 Refused = Rejected | UnknownHandler | HandlerNotAllowed | AlreadyDone | Expired
 Outcome = Ended | GivenBack | Refused
+
+
+class Status(StrEnum):
+    """The end of one message in `QueueWorker.process_once`."""
+
+    EMPTY = "empty"  # there was nothing to fetch
+    ACKED = "acked"
+    REQUEUED = "requeued"  # a failed attempt with budget left
+    DEAD_LETTERED = "dead-lettered"  # failed for good
+    REJECTED = "rejected"  # bad signature, foreign queue, or no wire object: never run
+    SKIPPED_IDEMPOTENT = "skipped-idempotent"  # its idempotency key was done: acked without a run
+    RELEASED = "released"  # given back unharmed
+    LOST = "lost"  # the lease ended before the settlement: nothing was settled
+    CRASHED = "crashed"  # no verdict: the lease was forfeited, or left to expire
+    MOVED = "moved"  # crashed or outgrew its memory limit, and goes on in the queue that is set for this
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionResult:
+    """One attempt.
+
+    `output` is captured text and return value, capped; `error` a traceback or stack, None on success; times are Unix
+    times.
+    """
+
+    success: bool
+    output: str
+    error: str | None
+    started_at: float
+    ended_at: float
+    handler: str
+
+    def duration_seconds(self) -> float:
+        """Return how long it ran, >= 0 also when the wall clock was set back meanwhile."""
+        return max(0.0, self.ended_at - self.started_at)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
+    """The end of one message: `attempts` of it have ended, this one included; `error`: why, if it did not succeed."""
+
+    status: Status
+    attempts: int = 0
+    error: str | None = None
+
+
+def _counter(*outcomes: str) -> int:
+    return field(default=0, metadata={"outcomes": outcomes})
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The counters of a pool since its start: scoreboard, log and metrics take theirs from this table.
+
+    Settlements are counted when the broker has accepted them. Each is the sum of some values of the label `outcome` of
+    `jobpool_jobs_total`, which are also the names of `QueueWorker.counters`, less `jobs_`. `fetched` is a metric of its
+    own.
+    """
+
+    fetched: int = _counter()
+    succeeded: int = _counter("succeeded")
+    failed: int = _counter("failed")
+    requeued: int = _counter("requeued")
+    dead: int = _counter("failed_permanently")
+    skipped: int = _counter("skipped_idempotent")
+    rejected: int = _counter("rejected_signature", "rejected_payload")
+    timed_out: int = _counter("timed_out")
+    crashed: int = _counter("crashed")
+    released: int = _counter("released")
+    lost: int = _counter("lease_lost")
+    reaped: int = _counter("reaped")
+    moved: int = _counter("moved")
+
+
+# Counter → the outcomes that it sums up; and all values of the label `outcome`.
+SUMS: dict[str, tuple[str, ...]] = {each.name: each.metadata["outcomes"] for each in fields(Counts)}
+OUTCOMES: tuple[str, ...] = tuple(outcome for outcomes in SUMS.values() for outcome in outcomes)

@@ -13,6 +13,22 @@ FAILED_REASONS = frozenset({"failed", "unrecoverable", "timeout", "memory-limit"
 """Reasons of an abandon that ends a failed attempt."""
 
 
+class _Checked:
+    """A settlement whose delay is a number, and whose texts a broker can keep: no handler's error may hold it up."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for name in self.__match_args__:  # type: ignore[attr-defined]
+            value = getattr(self, name)
+            if name == "delay":
+                check_number(value, "delay", nan=True)
+            elif name in ("reason", "error", "cause") and value is not None:
+                if not isinstance(value, str):
+                    raise ValueError(f"{name} is text, not {value!r}")
+                object.__setattr__(self, name, storable(value))
+
+
 @dataclass(frozen=True, slots=True)
 class Ack:
     """Done: remove the message, and mark the idempotency key of a guarded lease done.
@@ -24,7 +40,7 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
-class Nack:
+class Nack(_Checked):
     """Failed: back to the queue after `delay` seconds (below 0, and NaN, act as 0), attempts + 1.
 
     `cause` is how an attempt ended that was killed (death.py); None leaves what an earlier one left.
@@ -34,13 +50,9 @@ class Nack:
     error: str | None = None
     cause: str | None = None
 
-    def __post_init__(self) -> None:
-        check_number(self.delay, "delay", nan=True)
-        _make_storable(self, "error", "cause")
-
 
 @dataclass(frozen=True, slots=True)
-class Abandon:
+class Abandon(_Checked):
     """Give up: to the dead letters; attempts + 1 if it ends a failed attempt (`FAILED_REASONS`).
 
     `reason` is a short word to filter by (`timeout`, `rejected`, …); `error` is the text a person reads; `cause` as in
@@ -52,9 +64,6 @@ class Abandon:
     cause: str | None = None
     follow_ups: tuple[JobDefinition, ...] = ()
 
-    def __post_init__(self) -> None:
-        _make_storable(self, "reason", "error", "cause")
-
     @property
     def attempts(self) -> int:
         """Failed attempts that it adds to those of the message, 0 or 1."""
@@ -62,7 +71,7 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(_Checked):
     """A message given back unharmed after `delay` seconds: no counter that leads to a dead letter moves.
 
     `begun`: its handler was started, so that the message does not expire any more. False: it was not, so that the rates
@@ -72,22 +81,16 @@ class Release:
     delay: float = 0.0
     begun: bool = True
 
-    def __post_init__(self) -> None:
-        check_number(self.delay, "delay", nan=True)
-
 
 @dataclass(frozen=True, slots=True)
-class Forfeit:
+class Forfeit(_Checked):
     """No verdict: the lease ends now, `cause` is kept beside it, and the reaper recovers the message."""
 
     cause: str = ""
 
-    def __post_init__(self) -> None:
-        _make_storable(self, "cause")
-
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Move(_Checked):
     """A move to another queue, signed for it anew, under its id: removed here and added there as `Ack.follow_ups` are.
 
     It goes on there with its counters, `attempts` and `crashes` (0 or 1) added, and waits at the end of that queue. Its
@@ -99,18 +102,6 @@ class Move:
     crashes: int = 0
     error: str | None = None
     cause: str | None = None
-
-    def __post_init__(self) -> None:
-        _make_storable(self, "error", "cause")
-
-
-def _make_storable(settlement: object, *names: str) -> None:
-    """Mend texts that a broker could not keep: no error of a handler's may hold up a settlement."""
-    for name in names:
-        text = getattr(settlement, name)
-        if text is not None and not isinstance(text, str):
-            raise ValueError(f"{name} is text, not {text!r}")
-        object.__setattr__(settlement, name, text and storable(text))
 
 
 Settlement = Ack | Nack | Abandon | Release | Forfeit | Move

@@ -25,8 +25,7 @@ from jobpool.master.run import fork_server_config
 from jobpool.message.allowances import Allowances
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
-from jobpool.message.outcome import ResultKind
-from jobpool.message.result import Status
+from jobpool.message.outcome import ResultKind, Status
 from jobpool.settings import Settings
 from jobpool.testing import VirtualPool
 
