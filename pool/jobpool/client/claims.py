@@ -17,7 +17,7 @@ message in hand. The rules are those of claim_store.py; docs/claims.md has a com
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from time import monotonic
 from typing import Any, Self, TypeVar
@@ -27,7 +27,7 @@ import orjson
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.errors import BackendUnavailable, Forbidden, InvalidJob
-from jobpool.message.envelope import JobEnvelope, decode, verify
+from jobpool.message.envelope import decode, verify
 from jobpool.message.names import check_queue
 from jobpool.message.payload import check_payload
 
@@ -87,8 +87,16 @@ class Queue:
     def post_in_batches(self, messages: Iterable[Any], ttl: float | None, delay: float) -> Iterator[list[str]]:
         """Add messages; yield the ids of each batch when it has been added, because an error does not undo it."""
         store = self._store
-        bodies = (_body(message, f"messages[{number}]") for number, message in enumerate(messages))
-        for batch in _in_batches(NewPost(secrets.token_hex(8), True, body, ttl, delay) for body in bodies):
+        batch, room = list[NewPost](), BATCH_BYTES
+        for number, message in enumerate(messages):
+            raw = isinstance(message, bytes | bytearray)
+            body = bytes(message) if raw else orjson.dumps(check_payload(message, f"messages[{number}]"))
+            batch.append(NewPost(secrets.token_hex(8), True, body, ttl, delay))
+            room -= len(body)
+            if len(batch) == BATCH or room <= 0:
+                yield _once_more(partial(store.post, self.name, batch))
+                batch, room = [], BATCH_BYTES
+        if batch:
             yield _once_more(partial(store.post, self.name, batch))
 
     def claim(self, limit: int = 10, ttl: float = 300, grace: float = 60) -> Claim | None:
@@ -129,7 +137,8 @@ class Queue:
         while page := self._store.list_free(self.name, after=after, limit=limit, claimed=claimed):
             for message in page:
                 yield ClaimMessage(self, message)
-            after, limit = page[-1].cursor, _next_page(page)
+            average = sum(len(message.body) for message in page) // len(page)
+            after, limit = page[-1].cursor, max(1, min(PAGE, PAGE_BYTES // (average + 1)))
 
     def pop(self, n: int = 1) -> list[ClaimMessage]:
         """Take up to `n` (1 to 20) free messages and delete them at once: what is not finished then is lost.
@@ -166,11 +175,6 @@ class Queue:
     def _store(self) -> ClaimStore:
         return self._backend().claims
 
-    def _open(self, body: bytes) -> JobEnvelope:
-        envelope = decode(body, attempts=0)
-        verify(body, envelope, self._backend().signer, self.name)
-        return envelope
-
 
 class ClaimMessage:
     """One message, as it was when it was claimed, listed or popped.
@@ -201,9 +205,11 @@ class ClaimMessage:
         Raises:
             MalformedEnvelope: The body of a job is invalid, or (`BadSignature`) not signed by a key of ours.
         """
-        if self.handler is not None:
-            return self._queue._open(self.body).payload
-        return posted_value(self.body)
+        if self.handler is None:
+            return posted_value(self.body)
+        envelope = decode(self.body, attempts=0)
+        verify(self.body, envelope, self._queue._backend().signer, self._queue.name)
+        return envelope.payload
 
     def delete(self) -> None:
         """Remove the message, because it is done. A second call changes nothing.
@@ -323,33 +329,8 @@ def posted_value(body: bytes) -> Any:
         return body
 
 
-def _body(message: Any, where: str) -> bytes:
-    if isinstance(message, bytes | bytearray):
-        return bytes(message)
-    return orjson.dumps(check_payload(message, where))
-
-
-def _in_batches(posts: Iterable[NewPost]) -> Iterator[list[NewPost]]:
-    batch: list[NewPost] = []
-    room = BATCH_BYTES
-    for post in posts:
-        batch.append(post)
-        room -= len(post.body)
-        if len(batch) == BATCH or room <= 0:
-            yield batch
-            batch, room = [], BATCH_BYTES
-    if batch:
-        yield batch
-
-
-def _next_page(page: Sequence[QueueMessage]) -> int:
-    """Return how many to ask for, if those that follow are as large as these."""
-    average = sum(len(message.body) for message in page) // len(page)
-    return max(1, min(PAGE, PAGE_BYTES // (average + 1)))
-
-
 def _once_more(call: Callable[[], T]) -> T:
-    """Return a call that is safe to make again, made again when its reply was lost."""
+    """Make a call that is safe to make again, and again when its reply was lost."""
     try:
         return call()
     except BackendUnavailable:

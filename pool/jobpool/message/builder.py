@@ -161,8 +161,11 @@ class JobBuilder:
 
     def daily_at(self, time: str) -> Self:
         """Run at this time, `"HH:MM"`."""
-        hour, minute = _clock_time(time)
-        return self._at(minute=minute, hour=hour)
+        hour, colon, minute = time.partition(":") if isinstance(time, str) else ("", "", "")
+        digits = hour.isascii() and minute.isascii() and hour.isdigit() and minute.isdigit()
+        if not (colon and digits and len(minute) == 2 and int(hour) < 24 and int(minute) < 60):
+            raise InvalidJob(f"the time of day {time!r} is refused: write HH:MM, 00:00 to 23:59")
+        return self._at(minute=str(int(minute)), hour=str(int(hour)))
 
     def weekly(self) -> Self:
         """Run on Sundays at midnight."""
@@ -238,14 +241,6 @@ def _flatten(values: Iterable[Any]) -> tuple[Any, ...]:
 
 def _every(n: int, most: int, what: str) -> str:
     return "*" if check_int(n, what, 1, most) == 1 else f"*/{n}"
-
-
-def _clock_time(time: str) -> tuple[str, str]:
-    hour, colon, minute = time.partition(":") if isinstance(time, str) else ("", "", "")
-    digits = hour.isascii() and minute.isascii() and hour.isdigit() and minute.isdigit()
-    if not (colon and digits and len(minute) == 2 and int(hour) < 24 and int(minute) < 60):
-        raise InvalidJob(f"the time of day {time!r} is refused: write HH:MM, 00:00 to 23:59")
-    return str(int(hour)), str(int(minute))
 
 
 def _named(value: int | str, names: tuple[str, ...], least: int, most: int, what: str) -> int:

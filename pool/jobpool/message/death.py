@@ -52,9 +52,10 @@ class Death:
 
     def to_text(self) -> str:
         """Return one JSON object, without the fields that say nothing; at most `MAX_RECORD_BYTES`. Never raises."""
-        said = {key: value for key, value in asdict(self).items() if value}
-        writable = {key: _writable(value) if isinstance(value, str) else value for key, value in said.items()}
-        record = {"how": "", **writable}
+        record = {"how": ""} | {key: value for key, value in asdict(self).items() if value}
+        for key, value in record.items():
+            if isinstance(value, str):
+                record[key] = value.encode("utf-8", "backslashreplace").decode()
         ends, room = record, MAX_RECORD_BYTES // 2
         while len(encoded := orjson.dumps(ends)) > MAX_RECORD_BYTES:
             ends = record | {key: _ends(record[key], room) for key in ("how", "stack", "output") if key in record}
@@ -133,10 +134,6 @@ def _ends(text: str, room: int) -> str:
         return text
     half = room // 2
     return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[len(text) - half :]}"
-
-
-def _writable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _section(title: str, text: str) -> str:

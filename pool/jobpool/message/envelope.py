@@ -302,10 +302,6 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _is_identifier(value: Any) -> bool:
-    return is_name(value) and len(value) <= LONGEST_IDENTIFIER
-
-
 RULES = (
     Rule("job", True, is_name, f"a handler's name of 1 to {LONGEST_NAME} printable characters"),
     Rule("payload", True, lambda _: True, "a JSON value"),
@@ -314,7 +310,12 @@ RULES = (
     Rule("maxRetries", False, _is_count, "a whole number from 0, or null"),
     Rule("attempts", False, _is_count, "a whole number from 0, or null"),
     Rule("name", False, is_name, f"1 to {LONGEST_NAME} printable characters, or null"),
-    Rule("identifier", True, _is_identifier, f"1 to {LONGEST_IDENTIFIER} printable characters"),
+    Rule(
+        "identifier",
+        True,
+        lambda value: is_name(value) and len(value) <= LONGEST_IDENTIFIER,
+        f"1 to {LONGEST_IDENTIFIER} printable characters",
+    ),
     Rule("idempotencyKey", False, _is_text, "text, or null"),
     Rule("schedule", False, _is_text, "text, or null"),
     Rule("meta", False, is_meta, _META_WANTED),

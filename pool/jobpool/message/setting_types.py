@@ -181,7 +181,17 @@ def parse_handlers(value: object) -> dict[str, list[str]]:
 
 def parse_limits(value: object) -> dict[str, int]:
     """The limits of queues: a table `{reports = 4}`, or texts such as `reports=4,mail=2`. 0 = no limit."""
-    limits = _by_queue(value if isinstance(value, Mapping) else parse_names(value), _limit)
+
+    def read(queue: str, given: object) -> int:
+        if given is None:
+            raise ValueError(f"{queue!r} names no limit: write QUEUE=N")
+        most = _or(-1, parse_count, given)
+        if not 0 <= most <= MOST_PLACES:
+            bounds = f"0 (no limit) to {MOST_PLACES}"
+            raise ValueError(f"the limit of queue {queue!r} must be a whole number from {bounds}, not {given!r}")
+        return most
+
+    limits = _by_queue(value if isinstance(value, Mapping) else parse_names(value), read)
     return {queue: most for queue, most in limits.items() if most}
 
 
@@ -276,16 +286,6 @@ def _by_queue(value: object, read: Callable[[str, object], T]) -> dict[str, T]:
             raise ValueError(f"queue {name!r} is named twice")
         found[name] = read(name, given)
     return found
-
-
-def _limit(queue: str, value: object) -> int:
-    if value is None:
-        raise ValueError(f"{queue!r} names no limit: write QUEUE=N")
-    most = _or(-1, parse_count, value)
-    if not 0 <= most <= MOST_PLACES:
-        bounds = f"0 (no limit) to {MOST_PLACES}"
-        raise ValueError(f"the limit of queue {queue!r} must be a whole number from {bounds}, not {value!r}")
-    return most
 
 
 def _weight(queue: str, value: object) -> float:
