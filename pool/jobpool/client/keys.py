@@ -18,24 +18,24 @@ from jobpool.message.names import check_queue
 SHORTEST_NAP = 0.001  # seconds that `wait` sleeps at least between two questions
 
 
-class _KeySource:
-    """A key store that may not be open yet: a guard or limiter at the top of a module is made before its `Jobs` opens.
+class _OfKeys:
+    """An object of a key store, made before its `Jobs` opens if it stands at the top of a module."""
 
-    `what` names the caller in errors, `instead` the alternative for a job. Raises as `IdempotencyGuard`.
-    """
+    _what: str  # its name in errors
+    _instead: str  # the alternative for a job
 
-    def __init__(self, source: Jobs | QueueBackend, what: str, instead: str) -> None:
-        if not isinstance(source, Jobs | QueueBackend):
-            raise ConfigurationError(f"{what} takes a jobpool.Jobs or an open backend, not {type(source).__name__}")
-        if isinstance(source, QueueBackend):
-            _ = source.keys
-        self._source = source
-        self._what = what
-        self._instead = instead
+    def __init__(self, backend: Jobs | QueueBackend, queue: str) -> None:
+        self.queue = check_queue(queue)
+        if not isinstance(backend, Jobs | QueueBackend):
+            raise ConfigurationError(
+                f"{self._what} takes a jobpool.Jobs or an open backend, not {type(backend).__name__}"
+            )
+        if isinstance(backend, QueueBackend):
+            _ = backend.keys  # raises if it keeps none
+        self._source = backend
 
     @property
-    def keys(self) -> KeyStore:
-        """Raises as `Jobs.backend` and `QueueBackend.keys`; may block to open the backend."""
+    def _keys(self) -> KeyStore:
         if isinstance(self._source, QueueBackend):
             return self._source.keys
         if producer.in_child():
@@ -45,11 +45,12 @@ class _KeySource:
             )
         return self._source.backend.keys
 
-    def __repr__(self) -> str:
+    @property
+    def _place(self) -> str:
         return repr(self._source) if isinstance(self._source, Jobs) else f"a {self._source.scheme} backend"
 
 
-class IdempotencyGuard:
+class IdempotencyGuard(_OfKeys):
     """A guard that tells all processes of a broker whether a key was done before. Safe to share between threads.
 
     The keys are those of the jobs of its queue. A job that was acked with an `idempotency_key` counts as done here, and
@@ -74,10 +75,11 @@ class IdempotencyGuard:
             use, also in a pool's child, which holds no connection to the broker.
     """
 
+    _what, _instead = "an IdempotencyGuard", "give the job an idempotency_key"
+
     def __init__(self, backend: Jobs | QueueBackend, queue: str = "default", ttl: float = IDEMPOTENCY_TTL) -> None:
-        self.queue = check_queue(queue)
+        super().__init__(backend, queue)
         self.ttl = check_keep(ttl, "ttl")
-        self._source = _KeySource(backend, "an IdempotencyGuard", "give the job an idempotency_key")
 
     def first_run(self, key: str, ttl: float | None = None) -> bool:
         """Mark the key done, and tell whether it was not done before. Atomic: of any number of callers one gets True.
@@ -95,24 +97,24 @@ class IdempotencyGuard:
 
         Blocks for one round trip.
         """
-        return self._source.keys.first_run(self.queue, _trimmed(key), self.ttl if ttl is None else ttl)
+        return self._keys.first_run(self.queue, _trimmed(key), self.ttl if ttl is None else ttl)
 
     def forget(self, key: str) -> bool:
         """Forget that a key is done; return whether it was. A key that a running job holds is left alone.
 
         Raises as `first_run`, and is safe to call again. Blocks for one round trip.
         """
-        return self._source.keys.forget(self.queue, _trimmed(key))
+        return self._keys.forget(self.queue, _trimmed(key))
 
     def __repr__(self) -> str:
-        return f"<IdempotencyGuard of queue {self.queue!r} in {self._source!r}>"
+        return f"<IdempotencyGuard of queue {self.queue!r} in {self._place}>"
 
 
 def _trimmed(key: str) -> str:
     return key.strip() if isinstance(key, str) else key
 
 
-class RateLimiter:
+class RateLimiter(_OfKeys):
     """A limit on starts in any window of time, counted by the broker. Safe to share between threads.
 
     The window slides: there is no edge at which twice as many get through. Under the names `queue` and
@@ -135,6 +137,8 @@ class RateLimiter:
     Raises as `IdempotencyGuard`: `ConfigurationError` also for a number or name that is out of bounds.
     """
 
+    _what, _instead = "a RateLimiter", "limit the rate of its queue (rate_limits)"
+
     def __init__(
         self,
         backend: Jobs | QueueBackend,
@@ -143,9 +147,8 @@ class RateLimiter:
         queue: str = "default",
         window: float = RATE_WINDOW,
     ) -> None:
+        super().__init__(backend, queue)
         self.rate = Rate(name, per_minute, window)
-        self.queue = check_queue(queue)
-        self._source = _KeySource(backend, "a RateLimiter", "limit the rate of its queue (rate_limits)")
         self._unanswered: deque[str] = deque()
 
     def take(self) -> float:
@@ -159,7 +162,7 @@ class RateLimiter:
         except IndexError:
             token = secrets.token_hex(16)
         try:
-            return self._source.keys.take(self.queue, self.rate, token)
+            return self._keys.take(self.queue, self.rate, token)
         except BackendUnavailable:
             self._unanswered.append(token)
             raise
@@ -184,4 +187,4 @@ class RateLimiter:
 
     def __repr__(self) -> str:
         rate = f"{self.rate.most} in {self.rate.window:g} s"
-        return f"<RateLimiter {self.rate.name!r} of queue {self.queue!r}: {rate}, in {self._source!r}>"
+        return f"<RateLimiter {self.rate.name!r} of queue {self.queue!r}: {rate}, in {self._place}>"

@@ -30,12 +30,9 @@ class Reporter(Protocol):
 class JobContext:
     """One attempt, seen from its handler. Made once a job, so it only holds on to the envelope.
 
-    Args:
-        envelope: The decoded message; its `attempts` counts the failed runs before this one.
-        reporter: Takes progress and follow-ups.
+    Attributes:
         fence: The message's deliveries: strictly increasing, a fencing token for what the handler writes elsewhere.
         crashes: Deliveries so far that ended with no verdict.
-        max_retries: The value for this attempt, if it is not the envelope's.
         deadline: CLOCK_MONOTONIC seconds at which the alarm fires; None = unlimited.
     """
 

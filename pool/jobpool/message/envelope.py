@@ -37,32 +37,20 @@ _NEITHER_BRACKET_NOR_QUOTE = bytes(byte for byte in range(256) if byte not in b'
 
 @dataclass(frozen=True, slots=True)
 class JobEnvelope:
-    """A decoded message.
+    """A decoded message. Its payload is shared with other holders of the envelope: do not change it."""
 
-    Attributes:
-        job: Name of the handler.
-        payload: Any JSON value. Shared with other holders of the envelope: do not change it.
-        queue: As its producer signed it.
-        max_retries: None = not set by the producer.
-        attempts: Failed runs before this one, as the backend counts them (the body's number is history).
-        name: None = the handler's name.
-        schedule: RFC 3339 in UTC, as it was enqueued.
-        meta: The whole of it, reserved keys included; `user_meta` has the producer's part.
-        sig: "" when missing or no text.
-    """
-
-    job: str
-    payload: Any
-    queue: str
+    job: str  # name of the handler
+    payload: Any  # any JSON value
+    queue: str  # as its producer signed it
     priority: int
-    max_retries: int | None
-    attempts: int
-    name: str | None
+    max_retries: int | None  # None = not set by the producer
+    attempts: int  # failed runs before this one, as the backend counts them (the body's number is history)
+    name: str | None  # None = the handler's name
     identifier: str
     idempotency_key: str | None = None
-    schedule: str | None = None
-    meta: dict[str, Any] = field(default_factory=dict)
-    sig: str = field(default="", repr=False)
+    schedule: str | None = None  # RFC 3339 in UTC, as it was enqueued
+    meta: dict[str, Any] = field(default_factory=dict)  # reserved keys included; `user_meta` has the producer's part
+    sig: str = field(default="", repr=False)  # "" when missing or no text
 
     @property
     def timeout(self) -> float | None:
