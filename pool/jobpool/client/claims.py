@@ -74,8 +74,7 @@ class Queue:
                 prolongs it: see `claim`.
             delay: Seconds, 0 to 900, until they can be claimed.
 
-        Raises:
-            InvalidJob: `messages` is a single one, or JSON cannot carry one, or one is too large.
+        Raises `InvalidJob`: `messages` is a single one, or JSON cannot carry one, or one is too large.
 
         Blocks for a round trip each 500 messages, or 4 MiB; each batch is added all or none. A batch whose reply was
         lost is sent once more, which adds nothing twice.
@@ -148,11 +147,7 @@ class Queue:
         return [ClaimMessage(self, message) for message in self._store.pop(self.name, n)]
 
     def delete(self, *messages: str, claim: str | None = None) -> None:
-        """Delete messages by id, up to 20; missing ones are ignored.
-
-        Args:
-            messages: Their ids.
-            claim: Id of the claim that holds them; None = they are free.
+        """Delete up to 20 messages by id, that the claim of this id holds, or that are free; ignore missing ones.
 
         Raises:
             Forbidden: One is held by a pool or by another claim, or by any when none was named; the others are deleted.
@@ -202,8 +197,7 @@ class ClaimMessage:
     def payload(self) -> Any:
         """Return the posted JSON value, or other posted bytes as they are; of a job its payload.
 
-        Raises:
-            MalformedEnvelope: The body of a job is invalid, or (`BadSignature`) not signed by a key of ours.
+        Raises `MalformedEnvelope`: the body of a job is invalid, or (`BadSignature`) not signed by a key of ours.
         """
         if self.handler is None:
             return posted_value(self.body)
@@ -236,7 +230,7 @@ class Claim:
         id: 32 lower-case hex characters; anyone who knows it can renew, release, and delete by it.
         queue: Its queue.
         ttl, grace: Seconds, as they were last given.
-        messages: Those in it by the broker's last answer, in the order of the queue.
+        messages: What it holds by the broker's last answer, in the order of the queue.
     """
 
     def __init__(self, queue: Queue, held: HeldClaim, asked: float) -> None:
@@ -256,14 +250,9 @@ class Claim:
         return max(0.0, self.ttl - self._age - 1 - (monotonic() - self._asked))
 
     def renew(self, ttl: float | None = None, grace: float | None = None) -> None:
-        """Hold what is still in it for `ttl` seconds more, from now; its age is 0 again.
+        """Hold what is still in it for `ttl` more seconds, 60 to 43,200 (None = as before); its age is 0 again.
 
-        Args:
-            ttl: 60 to 43,200; None = as before.
-            grace: The same.
-
-        Raises:
-            ClaimNotFound: It has ended; what is not deleted is free, or somebody else's.
+        Raises `ClaimNotFound`: it has ended; what is not deleted is free, or somebody else's.
         """
         asked = monotonic()
         chosen = self.ttl if ttl is None else ttl

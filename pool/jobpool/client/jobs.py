@@ -46,8 +46,7 @@ class Jobs:
         runner: The runner of `sync://`; None = the handlers of this process, one attempt each.
         options: The backend's own, by keyword.
 
-    Raises:
-        ConfigurationError: The URL's scheme is unknown, or both a URL and a backend are given.
+    Raises `ConfigurationError`: the URL's scheme is unknown, or both a URL and a backend are given.
     """
 
     def __init__(
@@ -72,10 +71,7 @@ class Jobs:
         _all.add(self)
 
     def define(self, handler: str, payload: Any = None) -> JobBuilder:
-        """Describe a job step by step; end with `dispatch()`, which sends it here.
-
-        Raises as `JobBuilder`.
-        """
+        """Describe a job step by step; end with `dispatch()`, which sends it here. Raises as `JobBuilder`."""
         return JobBuilder(handler, payload, producer=self)
 
     def enqueue(self, job: JobDefinition | JobBuilder, /, *, connection: object = None) -> str:

@@ -131,8 +131,8 @@ class QueueWorker:
             BackendUnavailable: The broker did not answer the fetch, or was silent until the lease had run out. The
                 message may be settled then; if not, the reaper recovers it.
 
-        Blocks for the handler, and a few round trips. In the main thread the handler's timeout is enforced by SIGALRM;
-        in any other, a handler that returns late has timed out, and one that hangs, hangs.
+        Blocks for the handler, and a few round trips. In the main thread SIGALRM enforces the handler's timeout; in any
+        other, a handler that returns late has timed out, and one that hangs, hangs.
         """
         lease = self._backend.fetch(queue, ttl=self._ttl)
         if lease is None:

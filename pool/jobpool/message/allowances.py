@@ -34,8 +34,7 @@ class Allowances:
         url_max_bytes: Bytes, 1 to 1 GiB, of a body that `url` sends or takes.
         output_cap: Bytes, >= 2, that are kept of what a program prints; half of it, of a body that `url` gets.
 
-    Raises:
-        ConfigurationError: A value cannot be used; the text names it.
+    Raises `ConfigurationError`: a value cannot be used; the text names it.
     """
 
     allowed_callables: tuple[str, ...] = ()

@@ -36,8 +36,7 @@ class JobBuilder:
         producer: Where `dispatch()` sends it; None = the process's default.
         clock: The time that `delay` counts from.
 
-    Raises:
-        InvalidJob: JSON cannot carry the payload, or the name is not a name.
+    Raises `InvalidJob`: JSON cannot carry the payload, or the name is not a name.
     """
 
     __slots__ = ("_clock", "_cron", "_delay", "_fields", "_handler", "_payload", "_producer")

@@ -89,8 +89,7 @@ _FIELDS = (
 def parse_fields(expression: str) -> CronFields:
     """Read a cron expression: five fields, or `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly` and their like.
 
-    Raises:
-        InvalidJob: It is refused, or never comes; the text names the field and what it may hold.
+    Raises `InvalidJob`: it is refused, or never comes; the text names the field and what it may hold.
 
     The first call imports croniter, some 50 ms.
     """
@@ -112,8 +111,7 @@ def parse_fields(expression: str) -> CronFields:
 def split_fields(expression: str) -> list[str]:
     """Return the five texts of an expression, lower case, aliases resolved; what they hold is not looked at.
 
-    Raises:
-        InvalidJob: There are more or fewer.
+    Raises `InvalidJob`: there are more or fewer.
     """
     if not isinstance(expression, str) or not expression.isascii() or len(expression) > MAX_EXPRESSION_CHARS:
         raise InvalidJob(f"{_quoted(expression)} must have five fields: minute hour day month weekday")
@@ -199,8 +197,7 @@ def _expand(parts: list[str]) -> CronFields:
 def open_zone(name: str) -> ZoneInfo:
     """Return the zone of this IANA name, `Europe/Berlin`.
 
-    Raises:
-        InvalidJob: There is none; the text names those that are written alike.
+    Raises `InvalidJob`: there is none; the text names those that are written alike.
 
     May read one file of the machine, or of the package `tzdata`, at the first call for a name.
     """

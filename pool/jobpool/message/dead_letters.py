@@ -27,8 +27,7 @@ logger = logging.getLogger("jobpool.deadletters")
 class DeadLetterQueue:
     """A forwarder of failed payloads to one queue, by a `Jobs` or an open backend, which stays its owner's.
 
-    Raises:
-        InvalidJob: `queue` is not a queue name.
+    Raises `InvalidJob`: `queue` is not a queue name.
     """
 
     def __init__(self, jobs: Enqueues, queue: str) -> None:

@@ -48,8 +48,7 @@ class JobDefinition:
         expires_in: Seconds, > 0, after its enqueue; not started by then, it is a dead letter `expired`.
         concurrency_key: Jobs that share it share a limit.
 
-    Raises:
-        InvalidJob: A value is out of bounds; the text names the field and the bound.
+    Raises `InvalidJob`: a value is out of bounds; the text names the field and the bound.
     """
 
     handler: str
@@ -153,8 +152,7 @@ class JobDefinition:
     def from_dict(cls, values: Mapping[str, Any]) -> JobDefinition:
         """Return the definition that `to_dict` described, checked again.
 
-        Raises:
-            InvalidJob: A value is out of bounds, a field is unknown, or `handler` is missing.
+        Raises `InvalidJob`: a value is out of bounds, a field is unknown, or `handler` is missing.
         """
         if not isinstance(values, Mapping) or "handler" not in values:
             raise InvalidJob("a definition is an object with a handler")

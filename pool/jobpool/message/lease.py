@@ -36,8 +36,7 @@ class JobLease:
     def envelope(self) -> JobEnvelope:
         """The decoded body, with `attempts` as the backend counts them; decoded once.
 
-        Raises:
-            MalformedEnvelope: The body is not a wire object, or is too large or too deep.
+        Raises `MalformedEnvelope`: the body is not a wire object, or is too large or too deep.
         """
         if not self._envelope:
             self._envelope.append(decode(self.body, attempts=self.attempts))

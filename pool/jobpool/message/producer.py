@@ -45,8 +45,7 @@ os.register_at_fork(after_in_child=lambda: setattr(_default, "lock", threading.L
 def default() -> Producer:
     """Return the default producer of this process, made by the factory at the first call; that may block to open it.
 
-    Raises:
-        ConfigurationError: Neither `set_default` nor `set_factory` was called, or the factory could not open it.
+    Raises `ConfigurationError`: neither `set_default` nor `set_factory` was called, or the factory could not open it.
     """
     with _default.lock:
         if _default.producer is None:

@@ -49,8 +49,7 @@ class EnvelopeSigner:
     Args:
         keys: One key or several; the first signs, all verify. Text stands for its UTF-8 bytes. None = no signing.
 
-    Raises:
-        ConfigurationError: A key is empty, or the list is.
+    Raises `ConfigurationError`: a key is empty, or the list is.
     """
 
     __slots__ = ("_keyed",)
@@ -69,8 +68,7 @@ class EnvelopeSigner:
 
         A variable holds one key as it is, or a JSON list of keys: ``["new", "old"]``.
 
-        Raises:
-            ConfigurationError: The first that is set is empty, or no usable list. Unset it to turn signing off.
+        Raises `ConfigurationError`: the first that is set is empty, or no usable list. Unset it to turn signing off.
         """
         for given in (argument, setting):
             if given is not None:
@@ -88,8 +86,7 @@ class EnvelopeSigner:
     def sign(self, wire: Wire) -> str:
         """Return the signature: 64 hex characters, or "" without a key.
 
-        Raises:
-            InvalidJob: JSON cannot carry a value in it.
+        Raises `InvalidJob`: JSON cannot carry a value in it.
         """
         return self._keyed[0].digest(_signed_of(wire)) if self._keyed else ""
 

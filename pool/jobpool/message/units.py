@@ -15,8 +15,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([BKMGT]?)(?:i?B)?", re.IGNORECASE)
 def parse_duration(value: object) -> float:
     """Return seconds (>= 0, finite) from a number or a text: `90`, `"1.5"`, `"250ms"`, `"5m"`, `"1h30m"`, `"2d"`.
 
-    Raises:
-        ValueError: It is none of these; the text says how to write one.
+    Raises `ValueError`: it is none of these; the text says how to write one.
     """
     text = str(value).replace(" ", "")
     parts = _DURATION.findall(text)
@@ -33,8 +32,7 @@ def parse_duration(value: object) -> float:
 def parse_size(value: object) -> int:
     """Return bytes (>= 0) from a number or a text: `65536`, `"64K"`, `"512M"`, `"1.5G"`; units are powers of 1024.
 
-    Raises:
-        ValueError: It is none of these; the text says how to write one.
+    Raises `ValueError`: it is none of these; the text says how to write one.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
