@@ -230,7 +230,7 @@ class Claim:
         id: 32 lower-case hex characters; anyone who knows it can renew, release, and delete by it.
         queue: Its queue.
         ttl, grace: Seconds, as they were last given.
-        messages: What it holds by the broker's last answer, in the order of the queue.
+        messages: Its messages by the broker's last answer, in the order of the queue.
     """
 
     def __init__(self, queue: Queue, held: HeldClaim, asked: float) -> None:

@@ -1,8 +1,8 @@
 """The words of a schedule: the fields of a cron expression, the zone of their clock, the policy for missed firings.
 
-croniter expands a field to its values. This module refuses some fields that croniter takes, because they would
-surprise: a sixth field, `5-5` (every value, to croniter), `*/90` (minute 0 only), `H` and `W`. And it names the field
-that is wrong, which croniter does not. docs/cron.md has the grammar.
+croniter expands a field to its values. Some that it takes would surprise, and are refused here: a sixth field, `5-5`
+(every value, to croniter), `*/90` (minute 0 only), `H` and `W`. And the field that is wrong is named, which croniter
+does not do. docs/cron.md has the grammar.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class DeadLetterQueue:
         """Enqueue a copy of `payload` for `handler`.
 
         An object gets the key `_dlq_metadata` with `reason`, `timestamp` (now, RFC 3339), `attempts` and
-        `original_queue`; any other value becomes the `payload` of an object beside it.
+        `original_queue`. Any other value becomes the `payload` of an object beside it.
 
         Args:
             payload: Any JSON value; it is copied.
@@ -58,8 +58,8 @@ class DeadLetterQueue:
             identifier: The copy's id; the same id twice stores one copy.
 
         Returns:
-            True if it is stored. False when it comes from this queue, when the broker does not answer or refuses the
-            copy (for its size, say); the log has the reason. Broker trouble is never raised.
+            True if it is stored. False when it comes from this queue, or when the broker does not answer or refuses
+            the copy: for its size, say. Then the log has the reason. Broker trouble is never raised.
 
         Raises `InvalidJob`: a value is invalid for a job; nothing was sent. Blocks for one round trip.
         """

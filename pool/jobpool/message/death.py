@@ -20,7 +20,7 @@ _MIN_KEPT_CHARS = 64
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How the process of a child ended."""
+    """The end of a child's process."""
 
     child: int
     pid: int

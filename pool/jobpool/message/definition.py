@@ -31,13 +31,13 @@ class JobDefinition:
         queue: None = `default` when dispatched, inline in cron.
         priority: 0..255; a smaller number runs sooner.
         max_retries: Runs after the first that fails, >= 0; None = not set, the handler's or the pool's value applies.
-        timeout: Seconds, >= 0; 0 = unlimited; None = the handler's or the pool's value applies.
+        timeout: Seconds, >= 0, where 0 = unlimited; None = the handler's or the pool's value applies.
         scheduled_at: Not before this moment, timezone-aware, kept in UTC; in the past = now.
         single_instance: At most one of this name runs at a time.
         environments: Cron runs it in these only; empty = in all.
         depends_on: Names of the jobs that cron runs before it.
-        cron_expression: Five fields: minute, hour, day of month, month, day of week; or `@daily` and its like, kept as
-            the five fields that it stands for.
+        cron_expression: Five fields: minute, hour, day of month, month, day of week. `@daily` and its like are kept as
+            the five fields that they stand for.
         zone: IANA name of the time zone that cron reads them in.
         misfire: Treatment of firings that cron missed: `skip`, `one`, or `all(n)`, the newest n, 1..1000.
         meta: The producer's own JSON object, handed to the handler; keys starting with `_`, and `v`, are reserved.

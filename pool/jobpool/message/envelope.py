@@ -54,7 +54,7 @@ class JobEnvelope:
 
     @property
     def timeout(self) -> float | None:
-        """Seconds; 0 = unlimited; None = not set by the producer."""
+        """Seconds, 0 = unlimited; None = not set by the producer."""
         return self.meta.get("_timeout")
 
     @property
@@ -145,8 +145,7 @@ def decode(body: bytes, *, attempts: int) -> JobEnvelope:
     """Read a body; `attempts`: as the backend counts them. Size and depth are checked before it is parsed.
 
     Raises:
-        MalformedEnvelope: Above 1 MiB, deeper than 64, no JSON object, or a field that is missing or of the wrong
-            type; the text names it.
+        MalformedEnvelope: Above 1 MiB, deeper than 64, no JSON object, or a field is missing or of the wrong type.
     """
     if len(body) > MAX_BODY_BYTES:
         raise MalformedEnvelope(f"the body has more than {MAX_BODY_BYTES} bytes")

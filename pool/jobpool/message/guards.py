@@ -22,8 +22,9 @@ RATE_WINDOW = 60.0  # seconds over which rates are counted: jobs a minute
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """One of `most` places (1 to 1,000,000) under a name of 1 to 300 printable characters; a single-instance lock is
-    the only one under its name. Raises `ConfigurationError`: out of these bounds.
+    """One of `most` places, 1 to 1,000,000, under a name of 1 to 300 printable characters.
+
+    A single-instance lock is the only one under its name. Raises `ConfigurationError`: out of these bounds.
     """
 
     name: str
@@ -75,7 +76,7 @@ class Begun:
     """The answer for one lease."""
 
     answer: Begin  # only `GRANTED` changed anything
-    name: str = ""  # the first that refused, in the order key, holds, rates; "" for the others; the key is `key`
+    name: str = ""  # the first that refused, in the order key, holds, rates, where the key is `key`; else ""
     after: float = 0.0  # seconds until a rate has room again; 0 otherwise
 
     def __bool__(self) -> bool:

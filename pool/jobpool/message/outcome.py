@@ -12,7 +12,7 @@ from jobpool.message.definition import JobDefinition
 
 
 class ResultKind(IntEnum):
-    """How an attempt ended, as the child saw it."""
+    """The end of an attempt, as the child saw it."""
 
     SUCCEEDED = 0
     FAILED = 1
@@ -159,11 +159,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExecutionResult:
-    """One attempt.
-
-    `output` is captured text and return value, capped; `error` a traceback or stack, None on success; times are Unix
-    times.
-    """
+    """One attempt. `output`: captured text and return value, capped; `error`: a traceback or stack. Times are Unix."""
 
     success: bool
     output: str

@@ -26,10 +26,9 @@ class _PayloadError(Exception):
 def check_payload(value: Any, where: str = "payload") -> Any:
     """Return a deep copy of `value`, made of dict, list, str, int, float, bool and None only.
 
-    Raises:
-        InvalidJob: NaN or an infinity, an integer outside -2**63..2**64-1, text with a lone surrogate, a key that
-            is not a string, too deep (or in itself), or a type that JSON does not have. The text starts with the
-            path: ``payload.items[3].price: …``.
+    Raises `InvalidJob`: NaN or an infinity, an integer outside -2**63..2**64-1, text with a lone surrogate, or a key
+    that is not a string. Also a value that is too deep (or in itself), or of a type that JSON does not have. The text
+    starts with the path: ``payload.items[3].price: …``.
     """
     try:
         return _copy(value, MAX_DEPTH - 1)

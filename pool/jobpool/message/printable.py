@@ -12,8 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-# C0 without tab and line feed, DEL, C1; marks and controls of direction, line and paragraph separators, what is
-# invisible (joiners that scripts and emoji need excepted), halves of surrogate pairs, tags.
+# C0 without tab and line feed, DEL, C1; marks and controls of direction, line and paragraph separators. Invisible ones
+# (but for joiners that scripts and emoji need), halves of surrogate pairs, tags.
 _STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"

@@ -24,22 +24,19 @@ CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 class Address(NamedTuple):
-    """Where a server listens; port 0 = any free one."""
+    """The place where a server listens; port 0 = any free one."""
 
     host: str
     port: int
 
 
 class History(NamedTuple):
-    """Where attempts are recorded: `path` of a file, or the broker's `table`; neither = nowhere.
-
-    `keep`: rows of each job's name, the newest. `mask`: keys whose values are masked, besides those that always are.
-    """
+    """The place where attempts are recorded: `path` of a file, or the broker's `table`; neither = nowhere."""
 
     path: Path | None = None
     table: bool = False
-    keep: int = 100
-    mask: tuple[str, ...] = ()
+    keep: int = 100  # rows of each job's name, the newest
+    mask: tuple[str, ...] = ()  # keys whose values are masked, besides those that always are
 
     @property
     def is_on(self) -> bool:
@@ -54,11 +51,11 @@ class OnCrash(NamedTuple):
 
 
 class Recycle(NamedTuple):
-    """When a child is replaced: after so many jobs, above so many bytes (0 = never), after which failures."""
+    """The reasons to replace a child."""
 
-    jobs: int = 0
-    memory: int = 0
-    failure: str = "suspect"
+    jobs: int = 0  # after this number of jobs; 0 = never
+    memory: int = 0  # above this number of bytes; 0 = never
+    failure: str = "suspect"  # after which failures
 
 
 class UrlLimits(NamedTuple):
@@ -69,7 +66,7 @@ class UrlLimits(NamedTuple):
 
 
 def parse_queues(value: object) -> Queues:
-    """`"reports"`, `"reports=8,mail"`, a list of such texts, or a table `{reports = 8}`; weight 1 if not given."""
+    """Read `"reports"`, `"reports=8,mail"`, a list of such texts, or a table `{reports = 8}`; weight 1 if not given."""
     for name in () if isinstance(value, Mapping) else (name for part in _parts(value) for name in _split(part)[1:]):
         if name.replace(".", "", 1).isdigit():
             raise ValueError(f"{name!r} after a comma would be a queue; a weight is written NAME={name}")
@@ -80,7 +77,7 @@ def parse_queues(value: object) -> Queues:
 
 
 def parse_names(value: object) -> tuple[str, ...]:
-    """A text with commas, or a list of such texts; empty parts are dropped."""
+    """Read a text with commas, or a list of such texts; empty parts are dropped."""
     return tuple(name for part in _parts(value) for name in _split(part) if name)
 
 
@@ -128,7 +125,7 @@ def parse_pool_name(value: object) -> str:
 
 
 def parse_workers(value: object) -> int:
-    """A whole number from 1 to 1024, or `auto`: one for each CPU that this process may use."""
+    """Read a whole number from 1 to 1024, or `auto`: one for each CPU that this process may use."""
     if isinstance(value, str) and value.strip().lower() == "auto":
         return usable_cpus()
     number = parse_count(value)
@@ -166,7 +163,7 @@ def parse_share(value: object) -> float:
 
 
 def parse_handlers(value: object) -> dict[str, list[str]]:
-    """Which handlers a queue allows: a table, or texts such as `reports=render,mail`; `reports=` allows none."""
+    """Read the handlers that a queue allows: a table, or texts as `reports=render,mail`; `reports=` allows none."""
     if isinstance(value, Mapping):
         parts = [(queue, "=", names) for queue, names in value.items()]
     else:
@@ -180,7 +177,7 @@ def parse_handlers(value: object) -> dict[str, list[str]]:
 
 
 def parse_limits(value: object) -> dict[str, int]:
-    """The limits of queues: a table `{reports = 4}`, or texts such as `reports=4,mail=2`. 0 = no limit."""
+    """Read the limits of queues: a table `{reports = 4}`, or texts such as `reports=4,mail=2`. 0 = no limit."""
 
     def read(queue: str, given: object) -> int:
         if given is None:
@@ -210,7 +207,7 @@ def parse_keys(value: object) -> tuple[str, ...]:
 
 
 def parse_address(value: object) -> Address:
-    """A port (`9100`, `":9100"`), or a host and a port (`"0.0.0.0:9100"`, `"[::1]:9100"`)."""
+    """Read a port (`9100`, `":9100"`), or a host and a port (`"0.0.0.0:9100"`, `"[::1]:9100"`)."""
     host, _, port = str(value).strip().rpartition(":")
     if isinstance(value, bool) or not (port.isascii() and port.isdigit() and int(port) <= 65535) or host.endswith(":"):
         raise ValueError(f"{value!r} is not an address: write a port up to 65535, such as 9100, or HOST:PORT")
@@ -218,7 +215,7 @@ def parse_address(value: object) -> Address:
 
 
 def parse_history(value: object) -> History:
-    """`off`, `table` or `file:PATH`, then `keep=N` and `mask=KEY,…`; a path counts from the working directory."""
+    """Read `off`, `table` or `file:PATH`, then `keep=N` and `mask=KEY,…`; a path counts from the working directory."""
     place, more = parse_words(value if isinstance(value, str) else "", {"keep": _parse_keep, "mask": parse_names})
     kind, colon, path = place.partition(":")
     if kind.lower() == "file" and path:
@@ -250,7 +247,7 @@ def parse_url_limits(value: object) -> UrlLimits:
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may use: its affinity, cut to the container's quota."""
+    """Count the CPUs that this process may use: its affinity, cut to the container's quota."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = CPU_MAX.read_text().split()

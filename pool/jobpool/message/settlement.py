@@ -41,28 +41,21 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Nack(_Checked):
-    """Failed: back to the queue after `delay` seconds (below 0, and NaN, act as 0), attempts + 1.
-
-    `cause` is how an attempt ended that was killed (death.py); None leaves what an earlier one left.
-    """
+    """Failed: back to the queue after `delay` seconds (below 0, and NaN, act as 0), attempts + 1."""
 
     delay: float = 0.0
     error: str | None = None
-    cause: str | None = None
+    cause: str | None = None  # the end of an attempt that was killed (death.py); None leaves that of an earlier one
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon(_Checked):
-    """Give up: to the dead letters; attempts + 1 if it ends a failed attempt (`FAILED_REASONS`).
+    """Give up: to the dead letters; attempts + 1 if it ends a failed attempt (`FAILED_REASONS`)."""
 
-    `reason` is a short word to filter by (`timeout`, `rejected`, …); `error` is the text a person reads; `cause` as in
-    `Nack`. `follow_ups` as in `Ack`: copies for a queue of failed payloads.
-    """
-
-    reason: str = ""
-    error: str | None = None
-    cause: str | None = None
-    follow_ups: tuple[JobDefinition, ...] = ()
+    reason: str = ""  # a short word to filter by (`timeout`, `rejected`, …)
+    error: str | None = None  # for people
+    cause: str | None = None  # as in `Nack`
+    follow_ups: tuple[JobDefinition, ...] = ()  # as in `Ack`: copies for a queue of failed payloads
 
     @property
     def attempts(self) -> int:
@@ -72,14 +65,10 @@ class Abandon(_Checked):
 
 @dataclass(frozen=True, slots=True)
 class Release(_Checked):
-    """A message given back unharmed after `delay` seconds: no counter that leads to a dead letter moves.
-
-    `begun`: its handler was started, so that the message does not expire any more. False: it was not, so that the rates
-    of a guarded lease are given back too.
-    """
+    """A message given back unharmed after `delay` seconds: no counter that leads to a dead letter moves."""
 
     delay: float = 0.0
-    begun: bool = True
+    begun: bool = True  # by its handler: it expires no more. False: the rates of a guarded lease are given back too
 
 
 @dataclass(frozen=True, slots=True)
