@@ -33,11 +33,8 @@ from jobpool.message.payload import check_payload
 
 T = TypeVar("T")
 
-BATCH, BATCH_BYTES = 500, 4 * 2**20
-"""Messages that one round trip of `post` carries, and bytes at which a round trip ends early."""
-
-FIRST_PAGE, PAGE, PAGE_BYTES = 20, 200, 4 * 2**20
-"""Messages that one round trip of `messages` brings: the first, and each later one, fewer if these are too large."""
+BATCH, BATCH_BYTES = 500, 4 * 2**20  # of a round trip of `post`: messages, and bytes at which it ends early
+FIRST_PAGE, PAGE, PAGE_BYTES = 20, 200, 4 * 2**20  # of a round trip of `messages`: the first, and each later one
 
 
 class Queue:
@@ -237,7 +234,8 @@ class Claim:
         self.queue = queue
         self.id = held.id
         self._take(held, asked)
-        self._loop: _Loop | None = None
+        self._rest: Iterator[ClaimMessage] | None = None
+        self._in_hand: ClaimMessage | None = None
 
     @property
     def age(self) -> int:
@@ -267,9 +265,15 @@ class Claim:
 
         Raises as `ClaimMessage.delete`, from the loop. Another loop then begins with this delete, and continues.
         """
-        if self._loop is None:
-            self._loop = _Loop(self.messages)
-        return self._loop
+        if self._rest is None:
+            self._rest = iter(self.messages)
+        while True:
+            if self._in_hand is not None:
+                self._in_hand.delete()
+            self._in_hand = next(self._rest, None)
+            if self._in_hand is None:
+                return
+            yield self._in_hand
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -295,19 +299,6 @@ class Claim:
         self.ttl, self.grace = held.ttl, held.grace
         self.messages = tuple(ClaimMessage(self.queue, message) for message in held.messages)
         self._age, self._asked = held.age, asked
-
-
-class _Loop(Iterator[ClaimMessage]):
-    def __init__(self, messages: Iterable[ClaimMessage]) -> None:
-        self._rest = iter(messages)
-        self._in_hand: ClaimMessage | None = None
-
-    def __next__(self) -> ClaimMessage:
-        if self._in_hand is not None:
-            self._in_hand.delete()
-            self._in_hand = None
-        self._in_hand = next(self._rest)
-        return self._in_hand
 
 
 def posted_value(body: bytes) -> Any:

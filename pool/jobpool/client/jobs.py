@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, Self
 
@@ -102,8 +103,13 @@ class Jobs:
         send: Callable[[list[JobDefinition]], list[str]]
         if connection is None:
             send = (producer.default() if producer.in_child() else self.backend).enqueue_many
+        elif producer.in_child():
+            raise Unsupported(
+                "a job's process holds no signing keys: in its own transaction a handler enqueues with ctx.enqueue and"
+                " ctx.ack(connection), declared with ack_in_transaction=True"
+            )
         else:
-            send = self._within(connection)
+            send = partial(self.backend.enqueue_in, connection)
         rest = iter(jobs)
         ids: list[str] = []
         while batch := [job.to_definition() if isinstance(job, JobBuilder) else job for job in islice(rest, BATCH)]:
@@ -163,15 +169,6 @@ class Jobs:
         if self._given is not None:
             return f"<Jobs on a {self._given.scheme} backend>"
         return f"<Jobs {redact(self._url) if self._url else 'on the default backend'}>"
-
-    def _within(self, connection: object) -> Callable[[list[JobDefinition]], list[str]]:
-        if producer.in_child():
-            raise Unsupported(
-                "a job's process holds no signing keys: in its own transaction a handler enqueues with ctx.enqueue and"
-                " ctx.ack(connection), declared with ack_in_transaction=True"
-            )
-        backend = self.backend
-        return lambda batch: backend.enqueue_in(connection, batch)
 
     def _open(self) -> QueueBackend:
         config = find_config()

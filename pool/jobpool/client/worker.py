@@ -53,8 +53,7 @@ from jobpool.policy.retry import RetryPolicy, remember
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT = 3600.0  # seconds for a handler when neither the job nor the handler says
-REJECTED_EVERY_S = 60.0
-"""Seconds between two log lines about rejected messages, so that forged ones cannot fill the log."""
+REJECTED_EVERY_S = 60.0  # between two log lines about rejected messages, so that forged ones cannot fill the log
 
 logger = logging.getLogger("jobpool.worker")
 

@@ -31,9 +31,7 @@ MAX_EXPRESSION_CHARS = 1000  # characters in an expression: room for every minut
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _MAX_DAYS_OF_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-_ZONES_OF_THE_MACHINE = ("localtime", "posixrules", "Factory")
-"""Keys that some machines have, with a meaning of their own or none."""
-
+_ZONES_OF_THE_MACHINE = ("localtime", "posixrules", "Factory")  # on some, with a meaning of their own or none
 MAX_FIRINGS = 1000  # the largest n of `all(n)`: each is one enqueue
 _ITEM = re.compile(r"(?P<low>\*|[a-z]+|[0-9]{1,4})(?:-(?P<high>[a-z]+|[0-9]{1,4}))?(?:/(?P<step>[0-9]{1,4}))?")
 

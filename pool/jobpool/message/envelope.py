@@ -24,9 +24,7 @@ from jobpool.message.signing import EnvelopeSigner, canonical
 
 WIRE_VERSION = 1  # written as `v` in the meta from version 2 on; absent = 1
 MAX_BODY_BYTES = 1024 * 1024
-
-OVERSIZED = bytes(MAX_BODY_BYTES + 1)
-"""Stands for a body that is too large to be brought from its broker. `decode` refuses it by its length."""
+OVERSIZED = bytes(MAX_BODY_BYTES + 1)  # for a body too large to be brought; `decode` refuses it by its length
 
 _ALL_FIELDS = itemgetter(
     "job", "payload", "queue", "priority", "maxRetries", "attempts", "name", "identifier", "idempotencyKey", "schedule"

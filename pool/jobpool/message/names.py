@@ -8,9 +8,7 @@ from collections.abc import Collection
 from jobpool.errors import ConfigurationError, InvalidJob
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # safe in a file name, a broker's key and a shell word
-IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=~-]{0,127}")
-"""Ids that a producer gives itself; minted ones are 16 lower-case hex characters."""
-
+IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=~-]{0,127}")  # of a producer; minted ones are 16 hex digits
 LONGEST_IDENTIFIER = 128
 LONGEST_NAME = 255  # characters in a handler's name, a job's name, an idempotency key or a concurrency key
 

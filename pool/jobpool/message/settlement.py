@@ -9,8 +9,7 @@ from jobpool.message.definition import JobDefinition
 from jobpool.message.names import storable
 from jobpool.message.units import check_number
 
-FAILED_REASONS = frozenset({"failed", "unrecoverable", "timeout", "memory-limit"})
-"""Reasons of an abandon that ends a failed attempt."""
+FAILED_REASONS = frozenset({"failed", "unrecoverable", "timeout", "memory-limit"})  # of an abandon that ends an attempt
 
 
 class _Checked:

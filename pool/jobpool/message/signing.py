@@ -22,9 +22,7 @@ class Envelope(Protocol):
 
 
 Key = str | bytes
-Wire = bytes | Mapping[str, Any] | Envelope
-"""A message to sign: its canonical bytes, or the wire object, as a dict (absent = null) or decoded."""
-
+Wire = bytes | Mapping[str, Any] | Envelope  # canonical bytes, or the wire object: a dict (absent = null), or decoded
 ENVIRONMENT = ("JOBPOOL_SIGNING_KEY", "JOBS_SIGNING_KEY")
 SIGNATURE_LENGTH = 64
 _BLOCK = 64
