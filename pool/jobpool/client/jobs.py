@@ -79,7 +79,6 @@ class Jobs:
         """Enqueue one job and return its id.
 
         Args:
-            job: The job.
             connection: Your own connection to the broker's database. The job is enqueued within its open transaction:
                 it is there if that commits, and never was if it rolls back.
 

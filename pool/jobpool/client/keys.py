@@ -27,9 +27,8 @@ class _OfKeys:
     def __init__(self, backend: Jobs | QueueBackend, queue: str) -> None:
         self.queue = check_queue(queue)
         if not isinstance(backend, Jobs | QueueBackend):
-            raise ConfigurationError(
-                f"{self._what} takes a jobpool.Jobs or an open backend, not {type(backend).__name__}"
-            )
+            kind = type(backend).__name__
+            raise ConfigurationError(f"{self._what} takes a jobpool.Jobs or an open backend, not {kind}")
         if isinstance(backend, QueueBackend):
             _ = backend.keys  # raises if it keeps none
         self._source = backend

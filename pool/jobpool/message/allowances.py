@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_network
 from types import UnionType
@@ -48,8 +48,11 @@ class Allowances:
 
     def __post_init__(self) -> None:
         for name in _CHECKS:
+            given = getattr(self, name)
+            if not isinstance(given, list | tuple | set | frozenset) or not all(isinstance(one, str) for one in given):
+                raise ConfigurationError(f"{name}: it must be a list of texts, not {given!r}")
             try:
-                checked = tuple(check_allowed(name, value) for value in _texts(getattr(self, name)))
+                checked = tuple(check_allowed(name, value) for value in given)
             except ValueError as error:
                 raise ConfigurationError(f"{name}: {error}") from None
             object.__setattr__(self, name, checked)
@@ -92,12 +95,3 @@ def check_allowed(name: str, value: str) -> str:
 
 def _is_number(value: object, kind: type | UnionType) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _texts(values: Iterable[object]) -> list[str]:
-    if not isinstance(values, list | tuple | set | frozenset):
-        raise ValueError(f"it must be a list of texts, not {values!r}")
-    texts = [value for value in values if isinstance(value, str)]
-    if len(texts) < len(values):
-        raise ValueError(f"it must be a list of texts, and holds {values!r}")
-    return texts

@@ -14,7 +14,6 @@ import orjson
 from jobpool.message.printable import headline
 
 MAX_RECORD_BYTES = 16 * 1024  # bytes of a record's text in UTF-8. Stack and output keep their heads and tails.
-INNERMOST_CALLS = 3
 _MIN_KEPT_CHARS = 64
 
 
@@ -109,9 +108,9 @@ class Death:
 
 
 def innermost(stack: str) -> list[str]:
-    """Return the `INNERMOST_CALLS` last calls of a fault handler's stack, the deepest first, one line each."""
+    """Return the three last calls of a fault handler's stack, the deepest first, one line each."""
     _, _, current = stack.rpartition("Current thread")
-    return [line.strip() for line in current.splitlines() if line.startswith("  File ")][:INNERMOST_CALLS]
+    return [line.strip() for line in current.splitlines() if line.startswith("  File ")][:3]
 
 
 def cause_values(cause: str | None) -> dict[str, Any] | None:

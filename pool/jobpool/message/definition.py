@@ -140,10 +140,7 @@ class JobDefinition:
     def to_dict(self) -> dict[str, Any]:
         """Return the values that `from_dict` reads: JSON values only, fields at their default left out."""
         values: dict[str, Any] = {"handler": self.handler, "payload": self.payload}
-        for name, default in _DEFAULTS:
-            value = getattr(self, name)
-            if value != default:
-                values[name] = value
+        values |= {name: value for name, default in _DEFAULTS if (value := getattr(self, name)) != default}
         if self.scheduled_at is not None:
             values["scheduled_at"] = rfc3339(self.scheduled_at)
         return values

@@ -19,8 +19,7 @@ T = TypeVar("T")
 def maker(kind: Callable[P, T]) -> Callable[P, T]:
     """Return a maker of instances of `kind`, with the same arguments, equal to those that `kind` itself makes.
 
-    Args:
-        kind: A frozen dataclass with slots, without `__post_init__` and without a base of its own.
+    It must be a frozen dataclass with slots, without `__post_init__` and without a base of its own.
     """
     twin = make_dataclass("Twin", [(each.name, Any, copy(each)) for each in fields(cast(Any, kind))], slots=True)
 

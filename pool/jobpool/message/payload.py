@@ -93,7 +93,7 @@ def _copy_subclass(value: Any, depth: int) -> Any:
         return _copy(float.__float__(value), depth)
     if isinstance(value, dict):
         return _copy_dict(value, depth)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list | tuple):
         return _copy_list(value, depth)
     raise _PayloadError(f"JSON has no {type(value).__name__}; convert it to text, a number, a list or a dict")
 

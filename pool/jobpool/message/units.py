@@ -1,4 +1,7 @@
-"""Durations and sizes as people write them: `90`, `"90s"`, `"5m"`, `"1h"`; `"512M"`. And back; and checked numbers."""
+"""Durations and sizes as people write them: `90`, `"90s"`, `"5m"`, `"1h"`; `"512M"`. And back; and checked numbers.
+
+A value that cannot be read raises `ValueError`, with a text that says how to write one.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([BKMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 def parse_duration(value: object) -> float:
-    """Return seconds (>= 0, finite) from a number or a text: `90`, `"1.5"`, `"250ms"`, `"5m"`, `"1h30m"`, `"2d"`.
-
-    Raises `ValueError`: it is none of these; the text says how to write one.
-    """
+    """Return seconds (>= 0, finite) from a number or a text: `90`, `"1.5"`, `"250ms"`, `"5m"`, `"1h30m"`, `"2d"`."""
     text = str(value).replace(" ", "")
     parts = _DURATION.findall(text)
     try:
@@ -30,10 +30,7 @@ def parse_duration(value: object) -> float:
 
 
 def parse_size(value: object) -> int:
-    """Return bytes (>= 0) from a number or a text: `65536`, `"64K"`, `"512M"`, `"1.5G"`; units are powers of 1024.
-
-    Raises `ValueError`: it is none of these; the text says how to write one.
-    """
+    """Return bytes (>= 0) from a number or a text: `65536`, `"64K"`, `"512M"`, `"1.5G"`; units are powers of 1024."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     match = _SIZE.fullmatch(str(value).strip())

@@ -251,7 +251,7 @@ def test_a_bad_option_is_refused(
     ("options", "text"),
     [
         ({"allowed_callables": "a:b"}, "allowed_callables: it must be a list of texts, not 'a:b'"),
-        ({"allowed_callables": [1]}, "allowed_callables: it must be a list of texts, and holds [1]"),
+        ({"allowed_callables": [1]}, "allowed_callables: it must be a list of texts, not [1]"),
         ({"allowed_shell_commands": [""]}, "allowed_shell_commands: '' is neither a program's name nor an absolute"),
         ({"allowed_shell_commands": ["bin/x"]}, "allowed_shell_commands: 'bin/x' is neither"),
         ({"allowed_shell_commands": ["../x"]}, "allowed_shell_commands: '../x' is neither"),
