@@ -169,11 +169,8 @@ class RateLimiter(_OfKeys):
     def wait(self, timeout: float | None = None) -> bool:
         """Count a start, and wait for room when there is none: False when there is none within `timeout` seconds.
 
-        Sleeps until there may be room, and returns False as soon as it is clear that room comes too late. Waiters have
-        no order.
-
-        Args:
-            timeout: Seconds, >= 0; None = forever.
+        None = forever. Sleeps until there may be room, and returns False as soon as it is clear that room comes too
+        late. Waiters have no order.
 
         Raises as `take`, and `InvalidJob`: `timeout` is out of bounds. Blocks for it at most, plus one round trip.
         """

@@ -143,10 +143,8 @@ class JobContext:
         neither is so. Jobs that `enqueue` has collected so far are enqueued in it too. Call this last, just before the
         commit: until then the message is locked, and a handler that fails after the commit is not run again.
 
-        For handlers declared with `ack_in_transaction=True`, on backends that can (`Capabilities.transactions`).
-
-        Args:
-            connection: To the database that holds the queue, of the kind that the backend documents.
+        For handlers declared with `ack_in_transaction=True`, on backends that can (`Capabilities.transactions`). The
+        connection is to the database that holds the queue, of the kind that the backend documents.
 
         Raises:
             LeaseLost: The lease has ended: let the error roll the transaction back.

@@ -16,8 +16,6 @@ from jobpool.errors import ConfigurationError, InvalidJob
 
 
 class Envelope(Protocol):
-    """A decoded message: a `JobEnvelope`."""
-
     def to_wire(self) -> Mapping[str, Any]: ...
 
 
