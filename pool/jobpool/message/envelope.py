@@ -80,20 +80,7 @@ class JobEnvelope:
 
     def to_wire(self) -> dict[str, Any]:
         """Return the wire object, its fields in their order."""
-        wire = {
-            "job": self.job,
-            "payload": self.payload,
-            "queue": self.queue,
-            "priority": self.priority,
-            "maxRetries": self.max_retries,
-            "attempts": 0,
-            "name": self.name,
-            "identifier": self.identifier,
-            "idempotencyKey": self.idempotency_key,
-            "schedule": self.schedule,
-        }
-        if self.meta:
-            wire["meta"] = self.meta
+        wire = _wire_object(self, self.job, self.queue, self.identifier, self.schedule, self.meta)
         wire["_sig"] = self.sig
         return wire
 
@@ -117,10 +104,9 @@ def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: En
     if definition.concurrency_key is not None:
         meta["_concurrencyKey"] = definition.concurrency_key
     schedule = rfc3339(definition.scheduled_at) if definition.scheduled_at else None
-    first = (definition.handler, definition.payload, queue, definition.priority, definition.max_retries, 0)
-    envelope = _make(*first, definition.name, identifier, definition.idempotency_key, schedule, meta)
+    wire = _wire_object(definition, definition.handler, queue, identifier, schedule, meta)
     try:
-        return _signed(envelope, signer)
+        return _signed(wire, signer)
     except TypeError as error:
         raise InvalidJob(f"the payload of job {definition.handler!r} is no JSON any more: {error}") from error
 
@@ -130,11 +116,30 @@ def sign_again(envelope: JobEnvelope, queue: str, signer: EnvelopeSigner) -> byt
 
     Only of an envelope that `verify` has passed: what this signs is believed.
     """
-    return _signed(replace(envelope, queue=queue), signer)
+    return _signed(replace(envelope, queue=queue).to_wire(), signer)
 
 
-def _signed(envelope: JobEnvelope, signer: EnvelopeSigner) -> bytes:
-    wire = envelope.to_wire()
+def _wire_object(
+    says: JobDefinition | JobEnvelope, job: str, queue: str, identifier: str, schedule: str | None, meta: dict[str, Any]
+) -> dict[str, Any]:
+    wire = {
+        "job": job,
+        "payload": says.payload,
+        "queue": queue,
+        "priority": says.priority,
+        "maxRetries": says.max_retries,
+        "attempts": 0,
+        "name": says.name,
+        "identifier": identifier,
+        "idempotencyKey": says.idempotency_key,
+        "schedule": schedule,
+    }
+    if meta:
+        wire["meta"] = meta
+    return wire
+
+
+def _signed(wire: dict[str, Any], signer: EnvelopeSigner) -> bytes:
     wire["_sig"] = signer.sign(canonical(wire)) if signer.active else ""
     return orjson.dumps(wire)
 
@@ -263,7 +268,11 @@ def is_meta(value: object) -> bool:
     version = value.get("v", 1)
     if type(version) is not int or version < 1:
         return False
-    return version > WIRE_VERSION or all(_META_RULES[key](value[key]) for key in _META_RULES.keys() & value.keys())
+    if version <= WIRE_VERSION:
+        for key, item in value.items():
+            if key in _META_RULES and not _META_RULES[key](item):
+                return False
+    return True
 
 
 _META_RULES: dict[str, Callable[[Any], bool]] = {
