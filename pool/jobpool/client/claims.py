@@ -151,8 +151,7 @@ class Queue:
             ClaimNotFound: The claim has ended; nothing was deleted. Roll back the work for them.
         """
         answers = self._store.delete_many(self.name, messages, claim)
-        held = [ident for ident, answer in zip(messages, answers, strict=True) if answer is Deleted.FORBIDDEN]
-        if held:
+        if held := [ident for ident, answer in zip(messages, answers, strict=True) if answer is Deleted.FORBIDDEN]:
             by = f"not by claim {claim}" if claim else "name its claim, or leave it to its holder"
             raise Forbidden(f"in queue {self.name!r} somebody holds {', '.join(held)}: {by}")
 

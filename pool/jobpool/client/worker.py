@@ -283,12 +283,8 @@ def inline_runner(
 ) -> Callable[[JobDefinition], ExecutionResult]:
     """Return the runner of `sync://`: one attempt in the caller's process, then the follow-ups that it enqueued.
 
-    Args:
-        registry, default_timeout, queue_handlers, allowances: As `QueueWorker`'s.
-
-    Returns:
-        A function of a definition that returns the job's result, and raises `JobFailedError` when it, or one of its
-        follow-ups, did not succeed. There are no retries, because nothing is kept.
+    Arguments are as `QueueWorker`'s. The runner returns the job's result, and raises `JobFailedError` when it, or one
+    of its follow-ups, did not succeed. There are no retries, because nothing is kept.
     """
     handlers = _ruled(registry, allowances, queue_handlers)
 

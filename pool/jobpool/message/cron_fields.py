@@ -111,9 +111,8 @@ def split_fields(expression: str) -> list[str]:
 
     Raises `InvalidJob`: there are more or fewer.
     """
-    if not isinstance(expression, str) or not expression.isascii() or len(expression) > MAX_EXPRESSION_CHARS:
-        raise InvalidJob(f"{_quoted(expression)} must have five fields: minute hour day month weekday")
-    words = expression.lower().split()
+    is_short = isinstance(expression, str) and expression.isascii() and len(expression) <= MAX_EXPRESSION_CHARS
+    words = expression.lower().split() if is_short else []
     if len(words) == 1 and words[0].startswith("@"):
         if words[0] not in ALIASES:
             raise InvalidJob(f"{_quoted(expression)} is no alias: one of {', '.join(ALIASES)}")
@@ -195,23 +194,19 @@ def _expand(parts: list[str]) -> CronFields:
 def open_zone(name: str) -> ZoneInfo:
     """Return the zone of this IANA name, `Europe/Berlin`.
 
-    Raises `InvalidJob`: there is none; the text names those that are written alike.
-
-    May read one file of the machine, or of the package `tzdata`, at the first call for a name.
+    Raises `InvalidJob`: there is none; the text names those that are written alike. May read one file of the machine,
+    or of the package `tzdata`, at the first call for a name.
     """
-    if not isinstance(name, str) or name in _ZONES_OF_THE_MACHINE or name.startswith(("posix/", "right/")):
-        raise _unknown_zone(name)
     try:
+        if not isinstance(name, str) or name in _ZONES_OF_THE_MACHINE or name.startswith(("posix/", "right/")):
+            raise ValueError(name)
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):  # a folder, a path, another file
-        raise _unknown_zone(name) from None
-
-
-def _unknown_zone(name: object) -> InvalidJob:
-    near = _near_zones(name) if isinstance(name, str) else []
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "write an IANA name, like 'Europe/Berlin'"
-    shown = repr(name)
-    return InvalidJob(f"there is no time zone {shown if len(shown) < 80 else shown[:60] + '…'}: {hint}")
+        near = _near_zones(name) if isinstance(name, str) else []
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "write an IANA name, like 'Europe/Berlin'"
+        shown = repr(name)
+        shown = shown if len(shown) < 80 else shown[:60] + "…"
+        raise InvalidJob(f"there is no time zone {shown}: {hint}") from None
 
 
 def _near_zones(name: str) -> list[str]:
