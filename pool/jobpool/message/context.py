@@ -21,9 +21,7 @@ class Reporter(Protocol):
     """
 
     def progress(self, fraction: float, text: str, /) -> None: ...
-
     def follow_up(self, definition: JobDefinition, /) -> None: ...
-
     def ack(self, connection: object, /) -> None: ...
 
 

@@ -70,7 +70,14 @@ def parse_queues(value: object) -> Queues:
     for name in () if isinstance(value, Mapping) else (name for part in _parts(value) for name in _split(part)[1:]):
         if name.replace(".", "", 1).isdigit():
             raise ValueError(f"{name!r} after a comma would be a queue; a weight is written NAME={name}")
-    weights = _by_queue(value, _weight)
+
+    def read(queue: str, given: object) -> float:
+        weight = 1.0 if given is None else _or(0.0, parse_number, given)
+        if weight <= 0:
+            raise ValueError(f"the weight of queue {queue!r} must be a number above 0, not {given!r}")
+        return weight
+
+    weights = _by_queue(value, read)
     if not weights:
         raise ValueError("at least one queue is needed, such as 'default'")
     return tuple(weights.items())
@@ -283,13 +290,6 @@ def _by_queue(value: object, read: Callable[[str, object], T]) -> dict[str, T]:
             raise ValueError(f"queue {name!r} is named twice")
         found[name] = read(name, given)
     return found
-
-
-def _weight(queue: str, value: object) -> float:
-    weight = 1.0 if value is None else _or(0.0, parse_number, value)
-    if weight <= 0:
-        raise ValueError(f"the weight of queue {queue!r} must be a number above 0, not {value!r}")
-    return weight
 
 
 def _or(otherwise: T, parse: Callable[[object], T], value: object) -> T:
