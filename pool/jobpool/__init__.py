@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from jobpool.broker.opening import open_backend
     from jobpool.broker.values import Capabilities
     from jobpool.client.claims import Claim, ClaimMessage, Queue
-    from jobpool.client.idempotency import IdempotencyGuard
     from jobpool.client.jobs import Jobs
-    from jobpool.client.limiter import RateLimiter
+    from jobpool.client.keys import IdempotencyGuard, RateLimiter
     from jobpool.client.worker import QueueWorker
     from jobpool.cron.runner import CronRunner
     from jobpool.cron.scheduler import Scheduler
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from jobpool.message.definition import JobDefinition
     from jobpool.message.envelope import JobEnvelope
     from jobpool.message.lease import JobLease
-    from jobpool.message.result import ExecutionResult, WorkerResult
+    from jobpool.message.outcome import ExecutionResult, WorkerResult
     from jobpool.message.settlement import Settled
     from jobpool.message.signing import EnvelopeSigner
     from jobpool.policy.breaker import CircuitBreaker
@@ -106,11 +105,11 @@ _HOME = {
     "ClaimNotFound": "jobpool.errors",
     "DeadLetterQueue": "jobpool.message.dead_letters",
     "EnvelopeSigner": "jobpool.message.signing",
-    "ExecutionResult": "jobpool.message.result",
+    "ExecutionResult": "jobpool.message.outcome",
     "Forbidden": "jobpool.errors",
     "HandlerRegistry": "jobpool.handlers.registry",
     "HardTimeout": "jobpool.errors",
-    "IdempotencyGuard": "jobpool.client.idempotency",
+    "IdempotencyGuard": "jobpool.client.keys",
     "JobBuilder": "jobpool.message.builder",
     "JobContext": "jobpool.message.context",
     "JobDefinition": "jobpool.message.definition",
@@ -123,14 +122,14 @@ _HOME = {
     "Queue": "jobpool.client.claims",
     "QueueBackend": "jobpool.broker.backend",
     "QueueWorker": "jobpool.client.worker",
-    "RateLimiter": "jobpool.client.limiter",
+    "RateLimiter": "jobpool.client.keys",
     "Retry": "jobpool.errors",
     "RetryPolicy": "jobpool.policy.retry",
     "Scheduler": "jobpool.cron.scheduler",
     "Settled": "jobpool.message.settlement",
     "Snooze": "jobpool.errors",
     "Unrecoverable": "jobpool.errors",
-    "WorkerResult": "jobpool.message.result",
+    "WorkerResult": "jobpool.message.outcome",
     "builtin": "jobpool.handlers.registry",
     "command": "jobpool.handlers.registry",
     "handler": "jobpool.handlers.registry",
@@ -150,14 +149,14 @@ _MOVED = {
     "definition": "message.definition",
     "envelope": "message.envelope",
     "filters": "broker.filters",
-    "idempotency": "client.idempotency",
+    "idempotency": "client.keys",
     "keystore": "broker.key_store",
     "lease": "message.lease",
-    "limiter": "client.limiter",
+    "limiter": "client.keys",
     "opening": "broker.opening",
     "outcome": "message.outcome",
     "producer": "message.producer",
-    "result": "message.result",
+    "result": "message.outcome",
     "settlement": "message.settlement",
     "signing": "message.signing",
     "worker": "client.worker",

@@ -16,13 +16,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jobpool.broker.config_file import ConfigFile, find_config
 from jobpool.errors import ConfigurationError
-from jobpool.message.allowances import Allowances, check_callable, check_event, check_network, check_shell_command
+from jobpool.message.allowances import Allowances, check_allowed
 from jobpool.message.guards import LONGEST_KEPT
+from jobpool.message.names import check_queue
 from jobpool.message.setting_types import (
     Address,
     History,
@@ -30,7 +32,6 @@ from jobpool.message.setting_types import (
     Recycle,
     UrlLimits,
     choice,
-    each,
     parse_address,
     parse_count,
     parse_handlers,
@@ -40,7 +41,6 @@ from jobpool.message.setting_types import (
     parse_names,
     parse_on_crash,
     parse_pool_name,
-    parse_queue_name,
     parse_queues,
     parse_recycle,
     parse_switch,
@@ -89,7 +89,7 @@ COUNT = Kind(parse_count, "N")
 TEXT = Kind(parse_text, "TEXT")
 PATH = Kind(lambda value: Path(parse_text(value)), "FILE")
 SWITCH = Kind(parse_switch, "", is_switch=True)
-QUEUE = Kind(parse_queue_name, "QUEUE")
+QUEUE = Kind(check_queue, "QUEUE")
 NAMES = Kind(parse_names, "NAME,…", empty=(), repeats=True)
 LIMITS = Kind(parse_limits, "QUEUE=N", empty={}, repeats=True)
 
@@ -101,8 +101,7 @@ def one_of(*words: str) -> Kind:
 
 def names_of(check: Callable[[str], str], metavar: str) -> Kind:
     """Return the kind of a list of names, each of them checked."""
-    check_all = each(check)
-    return Kind(lambda value: check_all(parse_names(value)), metavar, empty=(), repeats=True)
+    return Kind(lambda value: tuple(map(check, parse_names(value))), metavar, empty=(), repeats=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +214,7 @@ class Settings:
         section=POOL,
     )
     enqueue_to: tuple[str, ...] = _setting(
-        names_of(parse_queue_name, "QUEUE,…"),
+        names_of(check_queue, "QUEUE,…"),
         "Queues that handlers may enqueue to; all if not set.",
         section=POOL,
     )
@@ -232,20 +231,22 @@ class Settings:
     )
 
     allowed_callables: tuple[str, ...] = _setting(
-        names_of(check_callable, "MODULE:FUNCTION,…"),
+        names_of(partial(check_allowed, "allowed_callables"), "MODULE:FUNCTION,…"),
         "Functions that the handler `callable` may run.",
         section=BUILT_IN,
     )
     allowed_shell_commands: tuple[str, ...] = _setting(
-        names_of(check_shell_command, "PROGRAM,…"),
+        names_of(partial(check_allowed, "allowed_shell_commands"), "PROGRAM,…"),
         "Programs that the handler `shell` may start, by name or absolute path; `*` = any.",
         section=BUILT_IN,
     )
     allowed_events: tuple[str, ...] = _setting(
-        names_of(check_event, "EVENT,…"), "Events that the handler `event` may fire.", section=BUILT_IN
+        names_of(partial(check_allowed, "allowed_events"), "EVENT,…"),
+        "Events that the handler `event` may fire.",
+        section=BUILT_IN,
     )
     allowed_url_networks: tuple[str, ...] = _setting(
-        names_of(check_network, "CIDR,…"),
+        names_of(partial(check_allowed, "allowed_url_networks"), "CIDR,…"),
         "Networks that the handler `url` may call, beside public addresses.",
         section=BUILT_IN,
     )

@@ -28,8 +28,7 @@ from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import JobEnvelope
 from jobpool.message.names import check_enqueue_to
-from jobpool.message.outcome import ResultKind
-from jobpool.message.result import ExecutionResult
+from jobpool.message.outcome import ExecutionResult, ResultKind
 
 DOUBLE = 75
 """Exit status of a process that a handler forked and that came back from it: there is one of us already."""

@@ -15,7 +15,7 @@ from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
 from jobpool.message.definition import check_seconds
 from jobpool.message.names import check_name, check_queue
-from jobpool.message.result import ExecutionResult
+from jobpool.message.outcome import ExecutionResult
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jobpool.message.counts import SUMS
+from jobpool.message.outcome import SUMS
 
 VERSION = 3
 """Raise it with any change of a table below."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from jobpool.message.counts import Counts
+from jobpool.message.outcome import Counts
 
 
 class ChildState(IntEnum):

@@ -18,9 +18,8 @@ from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import Ask, HandlerInfo, Reply
 from jobpool.master.scheduler import Schedulers
 from jobpool.master.slots import Delivery, Slots, SlotState, nonces
-from jobpool.message.counts import Counts
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import NotRun, Outcome
+from jobpool.message.outcome import Counts, NotRun, Outcome
 from jobpool.message.settlement import Release, Settlement
 from jobpool.policy.counters import LEASE_LOST
 from jobpool.policy.lookahead import LookAhead

@@ -11,10 +11,10 @@ from jobpool.message.outcome import (
     Outcome,
     Rejected,
     RetryAsked,
+    Status,
     Succeeded,
     TimedOut,
 )
-from jobpool.message.result import Status
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
 from jobpool.policy import decide
 
@@ -51,7 +51,7 @@ REAPED_DEAD: tuple[str, ...] = ("reaped", "failed_permanently")
 
 
 def counters_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled = Settled.OK) -> tuple[str, ...]:
-    """Return what the delivery counts as, some of `counts.OUTCOMES`, once the backend has answered `settled`."""
+    """Return what the delivery counts as, some of `outcome.OUTCOMES`, once the backend has answered `settled`."""
     if type(outcome) is Succeeded and type(settlement) is Ack and settled:
         return SUCCEEDED  # nearly all messages, once each
     match status_of(settlement, outcome, settled):

@@ -18,7 +18,7 @@ from jobpool.message import producer
 from jobpool.message.allowances import Allowances
 from jobpool.message.builder import JobBuilder
 from jobpool.message.definition import JobDefinition
-from jobpool.message.result import Status
+from jobpool.message.outcome import Status
 from jobpool.message.signing import EnvelopeSigner, Key
 from jobpool.policy.limits import Limits
 from jobpool.policy.retry import RetryPolicy

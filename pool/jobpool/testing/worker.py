@@ -17,8 +17,7 @@ from jobpool.handlers.registry import AnyHandler, HandlerRegistry
 from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import Crashed, Outcome, ResultKind
-from jobpool.message.result import ExecutionResult, Status, WorkerResult
+from jobpool.message.outcome import Crashed, ExecutionResult, Outcome, ResultKind, Status, WorkerResult
 from jobpool.message.settlement import Forfeit, Settled, Settlement
 from jobpool.testing.faults import BrokerDown, Crash, Fault, FaultPlan, LoseLease, Point, Timeout
 

@@ -25,8 +25,7 @@ from jobpool.master.run import fork_server_config
 from jobpool.message.allowances import Allowances
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
-from jobpool.message.outcome import ResultKind
-from jobpool.message.result import Status
+from jobpool.message.outcome import ResultKind, Status
 from jobpool.settings import Settings
 from jobpool.testing import VirtualPool
 
@@ -252,7 +251,7 @@ def test_a_bad_option_is_refused(
     ("options", "text"),
     [
         ({"allowed_callables": "a:b"}, "allowed_callables: it must be a list of texts, not 'a:b'"),
-        ({"allowed_callables": [1]}, "allowed_callables: it must be a list of texts, and holds [1]"),
+        ({"allowed_callables": [1]}, "allowed_callables: it must be a list of texts, not [1]"),
         ({"allowed_shell_commands": [""]}, "allowed_shell_commands: '' is neither a program's name nor an absolute"),
         ({"allowed_shell_commands": ["bin/x"]}, "allowed_shell_commands: 'bin/x' is neither"),
         ({"allowed_shell_commands": ["../x"]}, "allowed_shell_commands: '../x' is neither"),

@@ -14,7 +14,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.key_store import KeyStore
 from jobpool.broker.opening import open_backend
 from jobpool.errors import BackendUnavailable
-from jobpool.message.counts import OUTCOMES
+from jobpool.message.outcome import OUTCOMES
 from jobpool.telemetry.metrics.histogram import Histogram
 from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Ended, MemoryMetrics
 from jobpool.telemetry.metrics.rollup import (

@@ -23,7 +23,7 @@ from jobpool.master.inbox import Inbox
 from jobpool.master.observer import Observer
 from jobpool.master.state import Pool
 from jobpool.master.telemetry import NO_ANSWER, LoopCalls, Telemetry, make_telemetry, metrics_page, probe_page
-from jobpool.message.counts import OUTCOMES
+from jobpool.message.outcome import OUTCOMES
 from jobpool.message.setting_types import Address, History
 from jobpool.settings import Settings
 from jobpool.telemetry.history.row import FIELDS

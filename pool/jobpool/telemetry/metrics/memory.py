@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobpool.message.counts import SUMS, Counts
+from jobpool.message.outcome import SUMS, Counts
 from jobpool.telemetry.metrics.catalogue import FETCHED, JOBS, LABELS_DROPPED, RUN, RUN_BUCKETS, WAIT, Metric
 from jobpool.telemetry.metrics.collector import Labels, MetricsCollector
 from jobpool.telemetry.metrics.histogram import Histogram

@@ -44,7 +44,7 @@ log = logging.getLogger("jobpool.metrics")
 class Row:
     """The counts of jobs of `handler` on `queue` in the `seconds` from `start` (Unix time) on.
 
-    `outcomes`: as in `counts.OUTCOMES`. `run`: how long the handler ran, in the buckets `FINE_BUCKETS`.
+    `outcomes`: as in `outcome.OUTCOMES`. `run`: how long the handler ran, in the buckets `FINE_BUCKETS`.
     """
 
     start: int
