@@ -323,6 +323,11 @@ def check_ttl(ttl: float) -> float:
     return float(ttl)
 
 
+def check_wait(seconds: float, name: str) -> float:
+    """Return how long to wait, a year at most; `ValueError`: it is not a number."""
+    return min(YEAR_S, check_number(seconds, name))
+
+
 def settle_delay(delay: float | None) -> float:
     """Return seconds of 0 or more for what a caller gave: None, NaN and below 0 act as 0."""
     return 0.0 if delay is None else max(0.0, check_number(delay, "delay", nan=True))
