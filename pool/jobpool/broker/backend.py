@@ -139,10 +139,9 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         Of any number of callers, now and later, one adds a message, such as a firing of a schedule. Its id is derived
         from the key (`once_id`), in place of the definition's own. Safe to call again; raises as `enqueue_many`.
 
-        The key is known for the life of the message and `IDEMPOTENCY_TTL` seconds after its ack (the `keep` of its
-        guards, if it had any), and for `ENQUEUE_MEMORY` seconds after any end. Without a key store it is only as good
-        as a given id (law 8). A `unique` definition also keeps its own idempotency key: if another message has that,
-        the id of that message is returned.
+        The key is known for the life of the message and `ENQUEUE_MEMORY` seconds more, and for `IDEMPOTENCY_TTL` after
+        its ack (the `keep` of its guards, if any). Without a key store it is only as good as a given id (law 8). A
+        `unique` definition also keeps its own idempotency key: if another message has that, its id is returned.
         """
         return self.enqueue_many_once([(definition, key)])[0]
 
@@ -266,8 +265,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         are atomic one by one; where the broker can, the whole call is.
 
         Repeating a call with the same id within 60 s answers as the first time did, with ALREADY for OK, and changes
-        nothing: do that after `BackendUnavailable`, while the lease runs. None = minted here. A single verb's id is
-        verb + owner token.
+        nothing. Do that after `BackendUnavailable`, while the lease runs. A single verb's id is verb + owner token.
         """
         if not settlements:
             return []
@@ -282,10 +280,10 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         """Return what a child needs to ack this one message in a transaction of its handler's own; values of JSON.
 
         Its `ack` names a function `module:name`, which takes the handler's connection, the ticket and follow-ups
-        (`NewMessage`). Within the open transaction that removes the message, marks the key of a guarded lease done,
-        enqueues the follow-ups and remembers the call `ack:<owner token>`: a later `ack(lease)` is answered ALREADY. It
-        raises `LeaseLost` when the lease has ended, so that the transaction rolls back. It returns a function that
-        tells whether the transaction is still open. Raises `Unsupported` as `enqueue_in`.
+        (`NewMessage`). Within the open transaction that removes the message, marks the key of a guarded lease done and
+        enqueues the follow-ups. It remembers the call `ack:<owner token>`, so that a later `ack` is answered ALREADY.
+        It raises `LeaseLost` when the lease has ended, so that the transaction rolls back, and returns a function that
+        tells whether that is still open. Raises `Unsupported` as `enqueue_in`.
         """
         del lease
         raise Unsupported(f"{self.scheme}:// cannot ack within a transaction of yours: leave ack_in_transaction out")
