@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from jobpool.broker.config_file import ConfigFile, find_config
+from jobpool.broker.config_file import ConfigFile, find_config, sqlite_url
 from jobpool.errors import ConfigurationError
 from jobpool.message.allowances import Allowances, check_callable, check_event, check_network, check_shell_command
 from jobpool.message.guards import LONGEST_KEPT
@@ -543,8 +543,6 @@ Layer = dict[str, tuple[str, Any]]
 
 
 def _default_backend(file: ConfigFile) -> dict[str, Any]:
-    from jobpool.broker.opening import sqlite_url
-
     return {"backend": sqlite_url(file.directory / "jobpool.db")}
 
 

@@ -139,9 +139,9 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         Of any number of callers, now and later, one adds a message, such as a firing of a schedule. Its id is derived
         from the key (`once_id`), in place of the definition's own. Safe to call again; raises as `enqueue_many`.
 
-        The key is known for the life of the message and `ENQUEUE_MEMORY` seconds more, and for `IDEMPOTENCY_TTL` after
-        its ack (the `keep` of its guards, if any). Without a key store it is only as good as a given id (law 8). A
-        `unique` definition also keeps its own idempotency key: if another message has that, its id is returned.
+        The key is known for the life of the message and `ENQUEUE_MEMORY` seconds more. After an ack it is known for
+        `IDEMPOTENCY_TTL` (the `keep` of its guards, if any). Without a key store it is only as good as a given id (law
+        8). A `unique` definition also keeps its own idempotency key: if another message has that, its id is returned.
         """
         return self.enqueue_many_once([(definition, key)])[0]
 

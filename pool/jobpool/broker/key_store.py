@@ -60,7 +60,7 @@ class KeyStore:
         A repeated grant to the same lease counts nothing twice: a lost reply does no harm.
 
         A grant lives exactly as long as its lease: it ends with every settlement, a forfeit, a reap, and at the
-        deadline. A renewal prolongs it. The caller puts `guards` on the lease (`JobLease.guarded`): then an accepted
+        deadline. A renewal prolongs it. The caller puts `guards` on the lease (`JobLease.guarded`). Then an accepted
         `Ack` marks its key done for `keep` seconds, in the same step; nothing else does. The count of a start stays,
         except for a `Release` whose `begun` is False.
         """
