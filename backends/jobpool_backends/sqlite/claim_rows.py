@@ -19,7 +19,6 @@ from jobpool_backends.shared import MICRO, stand_in
 from jobpool_backends.sql import read_queue_message
 from jobpool_backends.sqlite.fetch import BODY
 from jobpool_backends.sqlite.inspect import STATS_CAP, living
-from jobpool_backends.sqlite.retention import delete, remember_ended
 from jobpool_backends.sqlite.schema import LEASED, NO_LEASE, POSTED, WAITING
 from jobpool_backends.sqlite.step import EXPIRED, POST_CLAIMED, Moment, Step, counted_as
 
@@ -84,7 +83,6 @@ _ENDED_POSTS = "messages INDEXED BY messages_ending WHERE queue = :queue AND end
 ANY_ENDED = f"""
 (EXISTS ({_ended_claims(0)}) OR EXISTS ({_ended_claims(1)}) OR EXISTS (SELECT 1 FROM {_ENDED_POSTS}))
 """
-_ANY_ENDED = f"SELECT {ANY_ENDED}"
 _SOME_CLAIMS = f"{_ended_claims(0)} LIMIT :most"
 _SOME_POSTS = f"SELECT seq, queue, state, id, given, ends_at FROM {_ENDED_POSTS} ORDER BY ends_at LIMIT {CLEAR_LIMIT}"
 _DROP = "DELETE FROM claims WHERE queue = ? AND id IN (SELECT value FROM json_each(?))"
@@ -100,7 +98,7 @@ Row = tuple[Any, ...]
 
 
 class Claim(NamedTuple):
-    """A row of `claims`, whether it lives or not; times in microseconds."""
+    """A row of `claims`, live or not; times in microseconds."""
 
     id: str
     ttl: int
@@ -120,8 +118,6 @@ class Claim(NamedTuple):
 
 
 class EndedPost(NamedTuple):
-    """A posted message whose life has ended."""
-
     seq: int
     queue: str
     state: int
@@ -141,7 +137,6 @@ def read_live(connection: sqlite3.Connection, queue: str, ident: str, now: Momen
 
 
 def show(connection: sqlite3.Connection, queue: str, claim: Claim, now: Moment) -> HeldClaim:
-    """Return the claim with what is still in it."""
     rows = connection.execute(_MESSAGES, {"queue": queue, "claim": claim.id, "wall": now.wall})
     return held(queue, claim, rows, now)
 
@@ -181,30 +176,28 @@ def count(connection: sqlite3.Connection, queue: str, now: Moment) -> ClaimStats
 
 def is_any_ended(connection: sqlite3.Connection, queue: str, now: Moment) -> bool:
     """Return whether `clear` would find anything."""
-    return bool(connection.execute(_ANY_ENDED, now.arguments(queue)).fetchone()[0])
+    return bool(connection.execute(f"SELECT {ANY_ENDED}", now.arguments(queue)).fetchone()[0])
 
 
 def clear(step: Step, queue: str, limit: int = CLEAR_LIMIT) -> None:
     """Free what ended claims hold, up to `limit` messages, and remove ended posts."""
-    connection = step.connection
-    if not is_any_ended(connection, queue, step.now):
+    if not is_any_ended(step.connection, queue, step.now):
         return
     asked = step.now.arguments(queue)
-    left = limit
-    while left >= MOST_MESSAGES:
-        claims = [row[0] for row in connection.execute(_SOME_CLAIMS, asked | {"most": left // MOST_MESSAGES})]
+    while limit >= MOST_MESSAGES:
+        claims = [row[0] for row in step.execute(_SOME_CLAIMS, asked | {"most": limit // MOST_MESSAGES})]
         if not claims:
             break
-        left -= max(len(free(step, queue, claims)), len(claims))
-    remove_posts(step, [EndedPost._make(row) for row in connection.execute(_SOME_POSTS, asked)])
-    connection.execute(_DROP_EMPTY, asked)
+        limit -= max(len(free(step, queue, claims)), len(claims))
+    remove_posts(step, [EndedPost._make(row) for row in step.execute(_SOME_POSTS, asked)])
+    step.execute(_DROP_EMPTY, asked)
 
 
 def free(step: Step, queue: str, claims: Sequence[str]) -> list[int | None]:
     """End these claims: what they hold goes to its old place. Return when the life of each message ends."""
     ids = json.dumps(claims)
-    freed = step.connection.execute(_FREE, (step.now.wall, queue, ids)).fetchall()
-    step.connection.execute(_DROP, (queue, ids))
+    freed = step.execute(_FREE, (step.now.wall, queue, ids)).fetchall()
+    step.execute(_DROP, (queue, ids))
     jobs = sum(bool(handler) for handler, _ in freed)
     step.counts.move(queue, LEASED, WAITING, jobs)
     step.counts.move(queue, POST_CLAIMED, POSTED, len(freed) - jobs)
@@ -216,8 +209,8 @@ def remove_posts(step: Step, ended: Sequence[EndedPost]) -> None:
     """Remove these; ids that were given are remembered from the end of the life on, whenever that is noticed."""
     if not ended:
         return
-    delete(step.connection, [post.seq for post in ended])
+    step.delete([post.seq for post in ended])
     for post in ended:
         step.counts.move(post.queue, counted_as(post.state, ""), EXPIRED)
         if post.given:
-            remember_ended(step, [post.id], post.ends_at)
+            step.remember_ended([post.id], post.ends_at)

@@ -28,10 +28,9 @@ from jobpool_backends.sqlite.claim_rows import COLUMNS, LIVING, Claim, read_live
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.enqueue import post
 from jobpool_backends.sqlite.fetch import PROMOTE_LIMIT, promote
-from jobpool_backends.sqlite.inspect import find, search
-from jobpool_backends.sqlite.retention import Sweeper, delete, evict, remember_ended
+from jobpool_backends.sqlite.inspect import search_for
 from jobpool_backends.sqlite.schema import DEAD, LEASED, POST_DELAYED, POSTED, WAITING
-from jobpool_backends.sqlite.step import Moment, Step, counted_as
+from jobpool_backends.sqlite.step import Moment, Step, Sweeper, counted_as
 
 BURY_LIMIT = 1000
 """Messages that one call makes dead letters because they were claimed too often."""
@@ -120,8 +119,6 @@ class SqliteClaims(ClaimStore):
         with self._database.write() as step:
             yield step
             self._sweeper.sweep(step)
-        if step.frees_jobs:
-            self._database.wake()
 
     @contextmanager
     def _write_cleared(self, queue: str) -> Iterator[Step]:
@@ -165,14 +162,15 @@ class SqliteClaims(ClaimStore):
         with self._write_cleared(queue) as step:
             _promote_all(step, queue)
             found = _numbers(_look(step, queue, limit))
-            rows = step.connection.execute(_NUMBERED, (found,)).fetchall()
+            rows = step.execute(_NUMBERED, (found,)).fetchall()
             _remove(step, queue, [_Fact._make(row[:_WIDTH]) for row in rows])
         return [claim_rows.message(queue, row[_WIDTH:]) for row in rows]
 
     def _list(self, queue: str, after: int, limit: int, with_held: bool) -> list[QueueMessage]:
         with self._read_cleared(queue) as step:
             where = MessageFilter(queue=queue, states=_FREE_OR_HELD if with_held else _FREE)
-            rows = find(step.connection, search(where, [], step.now.wall), claim_rows.LISTED, after, limit)
+            wanted = search_for(step.connection, where, step.now.wall)
+            rows = wanted.find(step.connection, claim_rows.LISTED, after, limit)
         return [claim_rows.message(queue, row) for row in rows]
 
     def _stats(self, queue: str) -> ClaimStats:
@@ -199,13 +197,15 @@ class SqliteClaims(ClaimStore):
         _promote_all(step, queue)
         taken, over = _choose(step, queue, limit, max_claims)
         if over:
-            _bury(step, queue, over)
-            evict(step, [queue], self._caps)
+            step.execute(_BURY, (step.now.wall, _numbers(over)))
+            for message in over:
+                step.counts.move(queue, message.state, DEAD)
+            step.evict([queue], self._caps)
         if not taken:
             return None
         terms = _terms(queue, claim, step.now)
-        rows = step.connection.execute(_TAKE, terms | {"numbers": _numbers(taken)}).fetchall()
-        step.connection.execute(_KEEP, terms)
+        rows = step.execute(_TAKE, terms | {"numbers": _numbers(taken)}).fetchall()
+        step.execute(_KEEP, terms)
         for message in taken:
             step.counts.move(queue, message.state, counted_as(LEASED, message.handler))
         return claim_rows.held(queue, claim, _in_order(rows), step.now)
@@ -223,8 +223,8 @@ class SqliteClaims(ClaimStore):
                 return None
             claim = _begin(claim_id, ttl, old.grace if grace is None else micros(grace), step.now)
             terms = _terms(queue, claim, step.now)
-            step.connection.execute(_KEEP_LONGER, terms)
-            rows = step.connection.execute(_HOLD_LONGER, terms).fetchall()
+            step.execute(_KEEP_LONGER, terms)
+            rows = step.execute(_HOLD_LONGER, terms).fetchall()
             return claim_rows.held(queue, claim, _in_order(rows), step.now)
 
     def _release(self, queue: str, claim_id: str) -> int:
@@ -264,15 +264,14 @@ def _begin(ident: str, ttl: float, grace: int, now: Moment) -> Claim:
 def _promote_all(step: Step, queue: str) -> None:
     """Let due messages, jobs and posts, join the others."""
     promote(step, queue)
-    due = step.connection.execute(_PROMOTE, (queue, step.now.wall)).rowcount
-    step.counts.move(queue, POST_DELAYED, POSTED, due)
+    step.counts.move(queue, POST_DELAYED, POSTED, step.execute(_PROMOTE, (queue, step.now.wall)).rowcount)
 
 
 def _look(step: Step, queue: str, limit: int, behind: tuple[int, int] = _BEFORE_ALL) -> list[_Free]:
     """Return the first free messages after this place in the queue."""
     priority, seq = behind
     asked = {"queue": queue, "wall": step.now.wall, "priority": priority, "seq": seq, "limit": limit}
-    return [_Free._make(row) for row in step.connection.execute(_LOOK, asked)]
+    return [_Free._make(row) for row in step.execute(_LOOK, asked)]
 
 
 def _choose(step: Step, queue: str, limit: int, max_claims: int) -> tuple[list[_Free], list[_Free]]:
@@ -292,12 +291,6 @@ def _choose(step: Step, queue: str, limit: int, max_claims: int) -> tuple[list[_
         if len(found) < size:
             return taken, over
         behind, size = (found[-1].priority, found[-1].seq), _FURTHER_MESSAGES
-
-
-def _bury(step: Step, queue: str, over: list[_Free]) -> None:
-    step.connection.execute(_BURY, (step.now.wall, _numbers(over)))
-    for message in over:
-        step.counts.move(queue, message.state, DEAD)
 
 
 def _terms(queue: str, claim: Claim, now: Moment) -> dict[str, Any]:
@@ -335,11 +328,11 @@ _WIDTH = len(_Fact._fields)
 def _delete(step: Step, queue: str, idents: Sequence[str], claim_id: str | None) -> list[Deleted]:
     """Delete what may be deleted. The claim lives."""
     asked = {"ids": json.dumps(idents), "queue": queue, "wall": step.now.wall}
-    there = [_Fact._make(row) for row in step.connection.execute(_NAMED, asked)]
+    there = [_Fact._make(row) for row in step.execute(_NAMED, asked)]
     kept = {fact.id for fact in there if not _may_go(step, queue, fact, claim_id)}
     _remove(step, queue, [fact for fact in there if fact.id not in kept])
     if claim_id is not None:
-        step.connection.execute(_MARK_EMPTY, {"queue": queue, "claim": claim_id})
+        step.execute(_MARK_EMPTY, {"queue": queue, "claim": claim_id})
     return [Deleted.FORBIDDEN if ident in kept else Deleted.DONE for ident in idents]
 
 
@@ -355,7 +348,7 @@ def _may_go(step: Step, queue: str, fact: _Fact, claim_id: str | None) -> bool:
 def _remove(step: Step, queue: str, gone: list[_Fact]) -> None:
     if not gone:
         return
-    delete(step.connection, [fact.seq for fact in gone])
-    remember_ended(step, [fact.id for fact in gone if fact.given])
+    step.delete([fact.seq for fact in gone])
+    step.remember_ended([fact.id for fact in gone if fact.given])
     for fact in gone:
-        step.counts.remove(queue, counted_as(fact.state, fact.handler))
+        step.counts.add(queue, counted_as(fact.state, fact.handler), -1)

@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
+from operator import itemgetter
 from typing import Any
 
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.lease import JobLease, make_lease
 from jobpool_backends.shared import MICRO, micros, stand_in
 from jobpool_backends.sqlite.database import Database
-from jobpool_backends.sqlite.retention import Sweeper, recall, remember
 from jobpool_backends.sqlite.schema import DELAYED, LEASED, WAITING
-from jobpool_backends.sqlite.step import Step
+from jobpool_backends.sqlite.step import Step, Sweeper
 
 PROMOTE_LIMIT = 5000
 
@@ -40,10 +40,7 @@ BODY = f"""
 """
 """A message's body, for `stand_in`. The length of a blob is known without reading it; text was never ours."""
 
-_COLUMNS = f"""
-seq, priority, id, {BODY},
-attempts, crashes, deliveries, enqueued_at, begun, deadline
-"""
+_COLUMNS = f"seq, priority, id, {BODY}, attempts, crashes, deliveries, enqueued_at, begun, deadline"
 _TAKE = f"""
 UPDATE messages
 SET state = 2, holder = ?, boot = ?, deadline = ?, deadline_wall = ?, ttl = ?, deliveries = deliveries + 1
@@ -65,8 +62,7 @@ class Fetcher:
         self._database = database
         self._sweeper = sweeper
         self._scheme = scheme
-        self._flowing: set[str] = set()
-        """Queues of which the last fetch brought all that it asked for: the next one need not look first."""
+        self._flowing: set[str] = set()  # queues whose last fetch brought all that it asked for: do not look first
 
     def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         call = f"fetch:{queue}:{fetch_id}"
@@ -74,13 +70,15 @@ class Fetcher:
         if queue not in self._flowing and not self._has_work(queue, call):
             return []
         with self._database.write() as step:
-            known = recall(step, call)
+            known = step.recall(call)
             if known is not None:
-                return self._fetch_again(step, queue, known)
+                holder, _, sequence = known.partition(" ")
+                asked = (sequence, holder, step.now.boot, step.now.boottime)
+                return self._leases(queue, holder, step.execute(_STILL_HELD, asked).fetchall(), None)
             holder = secrets.token_hex(8)
             rows = _take(step, queue, limit, micros(ttl), holder)
             if rows:
-                remember(step, call, f"{holder} {json.dumps([row[0] for row in rows])}")
+                step.remember(call, f"{holder} {json.dumps([row[0] for row in rows])}")
                 self._sweeper.sweep(step)
         (self._flowing.add if len(rows) == limit else self._flowing.discard)(queue)
         return self._leases(queue, holder, rows, before + ttl)
@@ -91,13 +89,8 @@ class Fetcher:
         with self._database.session() as connection:
             return bool(self._database.retry_locked(_first, connection, _WORTH_A_TRANSACTION, arguments))
 
-    def _fetch_again(self, step: Step, queue: str, known: str) -> list[JobLease]:
-        holder, _, sequence = known.partition(" ")
-        asked = (sequence, holder, step.now.boot, step.now.boottime)
-        return self._leases(queue, holder, step.connection.execute(_STILL_HELD, asked).fetchall(), None)
-
     def _leases(self, queue: str, holder: str, rows: list[tuple[Any, ...]], expires_at: float | None) -> list[JobLease]:
-        rows.sort(key=_place)  # RETURNING promises no order
+        rows.sort(key=itemgetter(1, 0))  # by priority and seq: RETURNING promises no order
         scheme = self._scheme
         return [
             make_lease(
@@ -120,7 +113,7 @@ class Fetcher:
 
 def promote(step: Step, queue: str) -> None:
     """Let due jobs join the others."""
-    step.counts.move(queue, DELAYED, WAITING, step.connection.execute(_PROMOTE, (queue, step.now.wall)).rowcount)
+    step.counts.move(queue, DELAYED, WAITING, step.execute(_PROMOTE, (queue, step.now.wall)).rowcount)
 
 
 def owner_token(holder: str, seq: int) -> str:
@@ -132,14 +125,10 @@ def _take(step: Step, queue: str, limit: int, ttl: int, holder: str) -> list[tup
     promote(step, queue)
     now = step.now
     asked = (holder, now.boot, now.boottime + ttl, now.wall + ttl, ttl, queue, limit)
-    rows = step.connection.execute(_TAKE, asked).fetchall()
+    rows = step.execute(_TAKE, asked).fetchall()
     step.counts.move(queue, WAITING, LEASED, len(rows))
     return rows
 
 
 def _first(connection: sqlite3.Connection, sql: str, arguments: dict[str, object]) -> Any:
     return connection.execute(sql, arguments).fetchone()[0]
-
-
-def _place(row: tuple[Any, ...]) -> tuple[int, int]:
-    return row[1], row[0]

@@ -23,9 +23,8 @@ from jobpool_backends.sql import number_of, with_past
 from jobpool_backends.sqlite import enqueue
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.fetch import owner_token
-from jobpool_backends.sqlite.retention import Sweeper, delete, evict, recall, remember, remember_ended
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, NO_LEASE, WAITING
-from jobpool_backends.sqlite.step import Moment, Step
+from jobpool_backends.sqlite.step import Moment, Step, Sweeper
 
 _RENEW = "UPDATE messages SET boot = ?, deadline = ?, deadline_wall = ?, ttl = ? WHERE seq = ?"
 _FACTS = """
@@ -66,12 +65,11 @@ class Settler:
         self._sweeper = sweeper
         self._caps = caps
 
-    def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> tuple[list[Settled], bool]:
-        """Return the answers, and whether somebody who waits should look. `brought` by the place of the settlement."""
+    def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         with self._database.write() as step:
-            answered = settle_within(step, settlements, brought, call_id, self._caps)
+            answers = settle_within(step, settlements, brought, call_id, self._caps)
             self._sweeper.sweep(step)
-        return answered
+        return answers
 
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         before = self._database.clock.boot()
@@ -90,17 +88,17 @@ class Settler:
 
 def settle_within(
     step: Step, settlements: Settlements, brought: Brought, call_id: str, caps: DeadCaps
-) -> tuple[list[Settled], bool]:
+) -> list[Settled]:
     """Settle as `Settler.settle`, within a write transaction."""
     call = f"settle:{call_id}"
-    known = recall(step, call)
+    known = step.recall(call)
     if known is not None:
-        return [_REPEATED[letter] for letter in known], False
+        return [_REPEATED[letter] for letter in known]
     changes = _Changes(step)
     answers = _judge_all(changes, settlements, brought)
     changes.write(caps)
-    remember(step, call, "".join([_LETTERS[answer] for answer in answers]))
-    return answers, changes.bring_work
+    step.remember(call, "".join([_LETTERS[answer] for answer in answers]))
+    return answers
 
 
 class Fact(NamedTuple):
@@ -119,14 +117,11 @@ class Fact(NamedTuple):
     queue: str
     unique_key: str | None
 
-    def forfeited(self, now: Moment) -> Fact:
-        return self._replace(boot=now.boot, deadline=now.boottime, deadline_wall=now.wall)
-
 
 def read_facts(step: Step, leases: Sequence[JobLease]) -> dict[int, Fact | None]:
     """Return the messages of these leases, by sequence number."""
     sequence = json.dumps([number_of(lease) for lease in leases])
-    return {row[0]: Fact._make(row) for row in step.connection.execute(_FACTS, (sequence,))}
+    return {row[0]: Fact._make(row) for row in step.execute(_FACTS, (sequence,))}
 
 
 def judge(fact: Fact | None, lease: JobLease, now: Moment) -> Settled:
@@ -159,7 +154,9 @@ def _judge_all(changes: _Changes, settlements: Settlements, brought: Brought) ->
         else:
             changes.new += brought.get(place, ())
         # The next settlement of this message in the same call meets its new state.
-        facts[fact.seq] = fact.forfeited(now) if type(settlement) is Forfeit else None
+        facts[fact.seq] = None
+        if type(settlement) is Forfeit:
+            facts[fact.seq] = fact._replace(boot=now.boot, deadline=now.boottime, deadline_wall=now.wall)
     return answers
 
 
@@ -175,14 +172,9 @@ class _Changes:
     new: list[NewMessage] = field(default_factory=list)
     buried_in: set[str] = field(default_factory=set)
 
-    @property
-    def bring_work(self) -> bool:
-        """True if somebody who waits for messages should look."""
-        return bool(self.rows[_NACK] or self.rows[_RELEASE] or self.new or self.moved)
-
     def ack(self, fact: Fact, lease: JobLease) -> None:
         self.acked.append(fact.seq)
-        self.step.counts.remove(fact.queue, LEASED)
+        self.step.counts.add(fact.queue, LEASED, -1)
         if fact.given:
             self.ended.append(lease.id)
         if fact.unique_key is not None:
@@ -203,12 +195,13 @@ class _Changes:
             case Forfeit(cause):
                 self.rows[_FORFEIT].append((now.boot, now.boottime, now.wall, cause, seq))
             case Move():
-                self.step.counts.remove(queue, LEASED)
+                self.step.counts.add(queue, LEASED, -1)
 
     def _place(self, queue: str, delay: float) -> tuple[int, int]:
         later = delay_micros(delay)
         state = DELAYED if later else WAITING
         self.step.counts.move(queue, LEASED, state)
+        self.step.frees_jobs = True
         return state, self.step.now.wall + later
 
     def unguard(self, fact: Fact, guards: Guards, owner_token: str, settlement: Settlement) -> None:
@@ -222,16 +215,16 @@ class _Changes:
     def write(self, caps: DeadCaps) -> None:
         step = self.step
         if self.acked:
-            delete(step.connection, self.acked)
+            step.delete(self.acked)
         if self.ended:
-            remember_ended(step, self.ended)
+            step.remember_ended(self.ended)
         for sql, rows in self.rows.items():
             step.connection.executemany(sql, rows)
         if self.moved:  # even under known ids: a message that moves is never lost
-            moved = [with_past(new, step.connection.execute(_PAST, (seq,)).fetchone()) for seq, new in self.moved]
-            delete(step.connection, [seq for seq, _ in self.moved])
+            moved = [with_past(new, step.execute(_PAST, (seq,)).fetchone()) for seq, new in self.moved]
+            step.delete([seq for seq, _ in self.moved])
             enqueue.insert(step, moved)
         if self.buried_in:
-            evict(step, sorted(self.buried_in), caps)
+            step.evict(sorted(self.buried_in), caps)
         if self.new:
             enqueue.add(step, self.new)
