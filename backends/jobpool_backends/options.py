@@ -79,7 +79,6 @@ DEAD_CAPS = (
 
 
 def take_caps(values: dict[str, Any]) -> DeadCaps:
-    """Take the values of `DEAD_CAPS` out of `values`."""
     return DeadCaps(values.pop("dead_max"), micros(values.pop("dead_max_age")))
 
 

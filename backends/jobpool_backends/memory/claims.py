@@ -23,8 +23,6 @@ from jobpool_backends.shared import MICRO, micros
 
 
 class MemoryClaims(ClaimStore):
-    """Claims of one store."""
-
     def __init__(self, turn: Turn, store: Store) -> None:
         self._turn = turn
         self._store = store

@@ -16,8 +16,6 @@ MAX_LISTED_LOGS = 10_000
 
 
 class MemoryKeys(KeyStore):
-    """Keys of one store."""
-
     def __init__(self, turn: Turn, store: Store) -> None:
         self._turn = turn
         self._store = store

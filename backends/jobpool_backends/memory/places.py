@@ -16,8 +16,6 @@ from jobpool_backends.shared import MICRO, all_holds, longest_windows, micros
 
 
 class Places:
-    """The places of all queues."""
-
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self.done: Expiring[bool] = Expiring()  # by queue and key
@@ -53,7 +51,6 @@ class Places:
         return None
 
     def _live(self, queue: str, name: str) -> list[Entry]:
-        """Return the messages that hold places under a name."""
         return [entry for entry in self._held.get((queue, name), {}).values() if entry.deadline > self._turn.boot]
 
     def holders(self, queue: str, name: str) -> list[str]:
@@ -77,7 +74,6 @@ class Places:
         return after
 
     def give_back(self, entry: Entry, guards: Guards) -> None:
-        """Take back the starts of this lease."""
         for rate in guards.rates:
             self._starts.get((entry.queue, rate.name), {}).pop(entry.owner, None)
 

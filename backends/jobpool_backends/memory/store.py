@@ -24,8 +24,6 @@ from jobpool_backends.shared import DeadCaps, delay_micros, micros
 
 
 class Store:
-    """All messages of one backend."""
-
     def __init__(self, turn: Turn, caps: DeadCaps) -> None:
         self._turn = turn
         self._caps = caps
@@ -79,7 +77,6 @@ class Store:
         self._put_in(entry)
 
     def add_posts(self, queue: str, posts: Sequence[NewPost]) -> None:
-        """Add those that are not known."""
         now = self._turn.now
         for new in posts:
             if not self._is_known(new):
@@ -110,7 +107,6 @@ class Store:
             del self.unique[entry.queue, entry.unique_key]
 
     def take(self, name: str, limit: int, length: int, call: str) -> list[Entry]:
-        """Lease the first `limit` in order."""
         queue = self.queues[name]
         self.tend(queue)
         taken = list(islice(self.ready(queue.jobs), limit))
@@ -154,7 +150,6 @@ class Store:
             self.queues[entry.queue].life_ends.put(entry.seq, end)
 
     def place(self, entry: Entry, available_at: int) -> None:
-        """Put it in its place in the queue: waiting, or delayed until then."""
         entry.available_at = available_at
         line = self.queues[entry.queue].line(entry)
         if available_at > self._turn.now:
@@ -200,7 +195,6 @@ class Store:
         self.resume(entry)
 
     def resume(self, entry: Entry) -> None:
-        """Let a dead letter wait again, with its counters."""
         entry.reason = entry.died_at = None
         entry.begun = True
         self.place(entry, self._turn.now)
@@ -233,7 +227,6 @@ class Store:
         return min((delayed[0][0] for delayed in known if delayed), default=None)
 
     def oldest(self, queue: Queue) -> Entry | None:
-        """Return the waiting job that was enqueued first."""
         firsts = [seq for heap in queue.jobs.ready.values() if (seq := self._first(heap)) is not None]
         return self.entries[min(firsts)] if firsts else None
 
@@ -243,7 +236,6 @@ class Store:
         return heap[0] if heap else None
 
     def matching(self, where: MessageFilter) -> Iterator[Entry]:
-        """Yield the messages that match, in enqueue order."""
         for queue in self.queues.values():
             self.tend(queue)
         return (entry for entry in self.entries.values() if is_meant(entry, where, self._turn.now))

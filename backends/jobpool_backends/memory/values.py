@@ -62,7 +62,6 @@ class Expiries(Generic[K]):
         return len(self._heap)
 
     def put(self, key: K, until: int) -> None:
-        """Set the end of a key, whatever it was before."""
         self._until[key] = until
         heappush(self._heap, (until, key))
         if len(self._heap) > 2 * len(self._until) + SPARE_HEAP_ENTRIES:
@@ -92,7 +91,6 @@ class Expiring(Generic[V]):
         return len(self._values)
 
     def put(self, key: Key, value: V, until: int) -> None:
-        """Keep it until then, in place of an older one."""
         self._values[key] = value
         self._ends.put(key, until)
 
@@ -157,7 +155,6 @@ class Entry:
         self.cause = self.cause if cause is None else cause
 
     def hold(self, length: int, turn: Turn) -> None:
-        """Let the lease end `length` from now."""
         self.held_since = turn.boot
         self.deadline, self.deadline_wall = turn.boot + length, turn.now + length
 
@@ -188,8 +185,6 @@ class Line:
 
 @dataclass(slots=True)
 class Queue:
-    """All about one queue."""
-
     jobs: Line = field(default_factory=Line)
     posts: Line = field(default_factory=Line)
     leased: dict[int, Entry] = field(default_factory=dict)  # messages that pools hold, by sequence number
@@ -218,7 +213,6 @@ def judge(entry: Entry | None, lease: JobLease, boot: int) -> Settled:
 
 
 def is_meant(entry: Entry, where: MessageFilter, now: int) -> bool:
-    """Return whether a filter means this one."""
     age = now - (entry.died_at if entry.died_at is not None else entry.enqueued_at)
     return matches(entry, where, age, entry.last_error, entry.cause, entry.forfeited)
 
@@ -228,7 +222,6 @@ def seconds(time: int | None) -> float | None:
 
 
 def shown(entry: Entry, boot: int) -> Message:
-    """Return the message as a person sees it."""
     return Message(
         *(entry.id, entry.queue, entry.state, entry.handler, entry.priority),
         *(entry.attempts, entry.crashes, entry.deliveries),

@@ -111,7 +111,6 @@ class Claim(NamedTuple):
         return not now.is_past(self.boot, self.deadline, self.deadline_wall)
 
     def shown(self, queue: str, now: Moment, count: int = 0) -> HeldClaim:
-        """Return the claim without its messages."""
         left = self.deadline - now.boottime if self.boot == now.boot else self.deadline_wall - now.wall
         age = max(0, self.ttl - left) // MICRO
         return HeldClaim(self.id, queue, self.ttl / MICRO, self.grace / MICRO, age, count=count)
@@ -152,7 +151,6 @@ def message(queue: str, row: Row) -> QueueMessage:
 
 
 def page(connection: sqlite3.Connection, queue: str, after: str, limit: int, now: Moment) -> list[HeldClaim]:
-    """Return live claims by id, without their messages."""
     rows = connection.execute(_CLAIMS, {"after": after, "limit": limit, **now.arguments(queue)})
     return [Claim._make(row).shown(queue, now, count) for *row, count in rows]
 
@@ -175,7 +173,6 @@ def count(connection: sqlite3.Connection, queue: str, now: Moment) -> ClaimStats
 
 
 def is_any_ended(connection: sqlite3.Connection, queue: str, now: Moment) -> bool:
-    """Return whether `clear` would find anything."""
     return bool(connection.execute(f"SELECT {ANY_ENDED}", now.arguments(queue)).fetchone()[0])
 
 

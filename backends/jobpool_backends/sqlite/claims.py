@@ -243,8 +243,6 @@ class SqliteClaims(ClaimStore):
 
 
 class _Free(NamedTuple):
-    """A message that may be claimed."""
-
     priority: int
     seq: int
     claims: int
@@ -256,7 +254,6 @@ class _Free(NamedTuple):
 
 
 def _begin(ident: str, ttl: float, grace: int, now: Moment) -> Claim:
-    """Return a claim that is made, or renewed, now."""
     length = micros(ttl)
     return Claim(ident, length, grace, now.boot, now.boottime + length, now.wall + length)
 
@@ -312,8 +309,6 @@ def _in_order(rows: list[Row]) -> list[Row]:
 
 
 class _Fact(NamedTuple):
-    """A living message."""
-
     id: str
     seq: int
     state: int

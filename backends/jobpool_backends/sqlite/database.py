@@ -12,10 +12,10 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, ConfigurationError
@@ -33,14 +33,11 @@ PRAGMAS = (
     "wal_autocheckpoint = 4000",
     "journal_size_limit = 67108864",
 )
-OLDEST_SQLITE = (3, 35, 0)
-"""The first that has RETURNING."""
+OLDEST_SQLITE = (3, 35, 0)  # the first that has RETURNING
 
-Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
-_MIN_NAP_S = 0.0002
-_MAX_NAP_S = 0.005
+_MIN_NAP_S, _MAX_NAP_S = 0.0002, 0.005
 
 _GONE = (
     "database file {path} was removed or replaced while it was in use: what is written now, others do not see. Stop all"
@@ -79,15 +76,8 @@ _MISSING = mend("database {path} has lost a table or a part of one: restore it, 
 class Database(IdleConnections[sqlite3.Connection]):
     """One file, created for this user alone when it is not there; its directory is not.
 
-    Args:
-        boot: Names the boot in which `clock.boot()` counts.
-        timeout: Seconds that a transaction waits for its turn.
-        pragmas: Run on each new connection.
-
-    Attributes:
-        found_journal: The journal mode in which the file was when it was opened; `wal` for a new one.
-
-    Raises `ConfigurationError` or `BackendUnavailable`; the text says why and what to do.
+    `boot` names the boot in which `clock.boot()` counts. A transaction waits `timeout` seconds for its turn. `pragmas`
+    run on each new connection. Raises `ConfigurationError` or `BackendUnavailable`; the text says why and what to do.
     """
 
     def __init__(
@@ -101,6 +91,7 @@ class Database(IdleConnections[sqlite3.Connection]):
         self._pragmas = pragmas
         self._writing = threading.Lock()
         self.found_journal = "wal"
+        """The journal mode of the file when it was opened; `wal` for a new one."""
         _check_library()
         _check_place(path)
         _create(path)
@@ -151,7 +142,6 @@ class Database(IdleConnections[sqlite3.Connection]):
     # --- connections -------------------------------------------------------------------------------
 
     def check_usable(self) -> None:
-        """Raise when this database was closed or inherited by a fork, or its files are not there."""
         super().check_usable()
         for name, inode in self._files.items():
             try:
@@ -204,7 +194,6 @@ class Database(IdleConnections[sqlite3.Connection]):
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Take this process's turn as the one writer."""
         if not self._writing.acquire(timeout=self._timeout):
             raise BackendUnavailable(_LOCKED.format(path=self.path, timeout=self._timeout))
         try:
@@ -223,19 +212,23 @@ class Database(IdleConnections[sqlite3.Connection]):
                 connection.execute("ROLLBACK")
             raise
 
-    def retry_locked(self, step: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs) -> Result:
+    def retry_locked(self, step: Callable[..., Result], *args: object) -> Result:
         """Do `step`, again and again while another process holds the lock, within the time limit."""
         give_up = time.monotonic() + self._timeout
         nap = _MIN_NAP_S
         while True:
             try:
-                return step(*args, **kwargs)
+                return step(*args)
             except sqlite3.OperationalError as error:
                 is_locked = _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
                 if not is_locked or time.monotonic() >= give_up:
                     raise
             time.sleep(nap * random.uniform(0.5, 1.5))
             nap = min(nap * 1.5, _MAX_NAP_S)
+
+    def first(self, connection: sqlite3.Connection, sql: str, arguments: Mapping[str, object] | tuple[()] = ()) -> Any:
+        """Return the first row of a look outside any transaction."""
+        return self.retry_locked(lambda: connection.execute(sql, arguments).fetchone())
 
     def _raise_explained(self, error: sqlite3.Error) -> NoReturn:
         """Raise what SQLite's error means. One that is not in the table is a fault in jobpool, and stays as it is."""

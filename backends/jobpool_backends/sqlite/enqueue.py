@@ -107,7 +107,6 @@ def _endowment(seq: int, message: NewMessage, now: int) -> tuple[str | int | Non
 
 
 def _leave_out_known(step: Step, messages: Iterable[New]) -> dict[str, New]:
-    """Return the messages whose id is not known, by their ids."""
     by_id: dict[str, New] = {}
     for message in messages:
         by_id.setdefault(message.id, message)

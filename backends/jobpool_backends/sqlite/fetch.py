@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import sqlite3
 from operator import itemgetter
 from typing import Any
 
@@ -56,8 +55,6 @@ WHERE seq IN (SELECT value FROM json_each(?)) AND state = 2 AND holder = ? AND b
 
 
 class Fetcher:
-    """Leases messages of one database."""
-
     def __init__(self, database: Database, sweeper: Sweeper, scheme: str) -> None:
         self._database = database
         self._sweeper = sweeper
@@ -87,7 +84,7 @@ class Fetcher:
         """Look without the lock if there is work: an empty queue costs no transaction."""
         arguments = {"queue": queue, "wall": self._database.wall(), "call": call}
         with self._database.session() as connection:
-            return bool(self._database.retry_locked(_first, connection, _WORTH_A_TRANSACTION, arguments))
+            return bool(self._database.first(connection, _WORTH_A_TRANSACTION, arguments)[0])
 
     def _leases(self, queue: str, holder: str, rows: list[tuple[Any, ...]], expires_at: float | None) -> list[JobLease]:
         rows.sort(key=itemgetter(1, 0))  # by priority and seq: RETURNING promises no order
@@ -128,7 +125,3 @@ def _take(step: Step, queue: str, limit: int, ttl: int, holder: str) -> list[tup
     rows = step.execute(_TAKE, asked).fetchall()
     step.counts.move(queue, WAITING, LEASED, len(rows))
     return rows
-
-
-def _first(connection: sqlite3.Connection, sql: str, arguments: dict[str, object]) -> Any:
-    return connection.execute(sql, arguments).fetchone()[0]

@@ -173,7 +173,6 @@ class _Grants:
         self._live: dict[tuple[str, str], dict[int, str]] = {}
 
     def begin(self, message: Fact | None, lease: JobLease, guards: Guards) -> Begun:
-        """Grant all of it, or nothing; see `KeyStore.begin_many`."""
         if message is None or not judge(message, lease, self._step.now):
             return Begun(Begin.LOST)
         token = lease.owner_token
@@ -239,7 +238,6 @@ class _Rates:
         return oldest + micros(rate.window) - self._now
 
     def count(self, queue: str, name: str, window: float, token: str) -> None:
-        """Count this start, if it was not counted before."""
         until = self._now + micros(window + REMEMBER_CALLS)
         if self._execute(_START, (queue, name, token, self._now, until)).rowcount:
             for where, other in self._room:

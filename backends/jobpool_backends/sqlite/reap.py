@@ -63,8 +63,6 @@ _NEVER_US = 2**61
 
 
 class Reaper:
-    """The reaper of one database's queues."""
-
     def __init__(self, database: Database, caps: DeadCaps) -> None:
         self._database = database
         self._caps = caps

@@ -11,6 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import NamedTuple
 
 from jobpool.broker.parts import Brought, Settlements
@@ -58,8 +59,6 @@ Row = tuple[int | str | None, ...]
 
 
 class Settler:
-    """The settler and renewer of one database's leases."""
-
     def __init__(self, database: Database, sweeper: Sweeper, caps: DeadCaps) -> None:
         self._database = database
         self._sweeper = sweeper
@@ -67,29 +66,23 @@ class Settler:
 
     def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         with self._database.write() as step:
-            answers = settle_within(step, settlements, brought, call_id, self._caps)
             self._sweeper.sweep(step)
-        return answers
+            return settle_within(step, settlements, brought, call_id, self._caps)
 
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
-        before = self._database.clock.boot()
-        length = micros(ttl)
+        expires_at, length = self._database.clock.boot() + ttl, micros(ttl)
         with self._database.write() as step:
             now, facts = step.now, read_facts(step, leases)
-            answers = [judge(facts.get(number_of(lease)), lease, now) for lease in leases]
+            live = [bool(judge(facts.get(number_of(lease)), lease, now)) for lease in leases]
             deadlines = (now.boot, now.boottime + length, now.wall + length, length)
-            renewed = [(*deadlines, lease.token) for lease, answer in zip(leases, answers, strict=True) if answer]
-            step.connection.executemany(_RENEW, renewed)
-        return [
-            replace(lease, expires_at=before + ttl) if answer else None
-            for lease, answer in zip(leases, answers, strict=True)
-        ]
+            step.connection.executemany(_RENEW, [(*deadlines, lease.token) for lease in compress(leases, live)])
+        pairs = zip(leases, live, strict=True)
+        return [replace(lease, expires_at=expires_at) if lives else None for lease, lives in pairs]
 
 
 def settle_within(
     step: Step, settlements: Settlements, brought: Brought, call_id: str, caps: DeadCaps
 ) -> list[Settled]:
-    """Settle as `Settler.settle`, within a write transaction."""
     call = f"settle:{call_id}"
     known = step.recall(call)
     if known is not None:
@@ -102,10 +95,7 @@ def settle_within(
 
 
 class Fact(NamedTuple):
-    """The state of a message when a call begins.
-
-    The lease's columns are None in a message that is not leased; boot and deadline also in one that a claim holds.
-    """
+    """A message when a call begins. Without a lease the columns of one are None, under a claim boot and deadline."""
 
     seq: int
     state: int
@@ -119,7 +109,6 @@ class Fact(NamedTuple):
 
 
 def read_facts(step: Step, leases: Sequence[JobLease]) -> dict[int, Fact | None]:
-    """Return the messages of these leases, by sequence number."""
     sequence = json.dumps([number_of(lease) for lease in leases])
     return {row[0]: Fact._make(row) for row in step.execute(_FACTS, (sequence,))}
 

@@ -27,15 +27,11 @@ from jobpool.clock import Clock
 from jobpool_backends.shared import MICRO, DeadCaps, micros
 from jobpool_backends.sqlite.schema import DEAD, LEASED, POSTED
 
-POST_CLAIMED = 6
-"""Counts leased posts, which are leased messages in the table: `LEASED` in the counts is jobs alone."""
-
-EXPIRED = 7
-"""Counts posts that have ended with their lives, ever."""
+POST_CLAIMED = 6  # counts leased posts, which are leased messages in the table: `LEASED` in the counts is jobs alone
+EXPIRED = 7  # counts posts that have ended with their lives, ever
 
 SWEEP_BATCH_ROWS = 2000
-EVICT_BATCH_MESSAGES = 500
-"""At most in one transaction, by age and by number each; the next one goes on."""
+EVICT_BATCH_MESSAGES = 500  # at most in one transaction, by age and by number each; the next one goes on
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _TIME_NAMESPACE = "/proc/self/ns/time"
@@ -92,7 +88,6 @@ class Counts:
         self._changes[queue][state] += messages
 
     def move(self, queue: str, before: int, after: int, messages: int = 1) -> None:
-        """Count messages that went from one state to another."""
         changes = self._changes[queue]
         changes[before] -= messages
         changes[after] += messages
@@ -126,7 +121,6 @@ class Step:
         return row[0] if row else None
 
     def remember(self, call: str, answer: str) -> None:
-        """Keep the answer of a call."""
         self.connection.execute(_REMEMBER, (call, self.now.wall + micros(REMEMBER_CALLS), answer))
 
     def remember_ended(self, idents: Iterable[str], ended_at: int | None = None) -> None:
@@ -135,7 +129,6 @@ class Step:
         self.connection.executemany(_REMEMBER_ENDED, [(ident, until) for ident in idents])
 
     def delete(self, sequence: Sequence[int]) -> None:
-        """Delete messages, whatever they are."""
         numbers = json.dumps(sequence)
         self.connection.execute(_DELETE, (numbers,))
         self.connection.execute(_DELETE_BODY, (numbers,))
@@ -163,7 +156,6 @@ class Step:
 
 
 def is_over(connection: sqlite3.Connection, queue: str, caps: DeadCaps, now: int) -> bool:
-    """Return whether a queue has dead letters that are to go."""
     if caps.most and _count_dead(connection, queue) > caps.most:
         return True
     return bool(caps.age and connection.execute(_IS_ANY_TOO_OLD, (queue, now - caps.age)).fetchone()[0])

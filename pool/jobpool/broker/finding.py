@@ -39,7 +39,6 @@ class Finding:
     mend: str = ""
 
     def __str__(self) -> str:
-        """Return `found: why; mend`, as far as there is any."""
         told = f"{self.found}: {self.why}" if self.why else self.found
         return f"{told}; {self.mend}" if self.mend else told
 

@@ -119,7 +119,6 @@ def redact(url: str) -> str:
 
 
 def _redact_rest(rest: str) -> str:
-    """Return what is after the scheme."""
     place, asked, query = rest.partition("?")
     if "@" in query:  # it may end a password that holds a '?'
         return re.split("[:@/]", place, maxsplit=1)[0] + ":***"
@@ -143,7 +142,6 @@ def _redact_option(option: str) -> str:
 
 
 def _redact_part(part: str) -> str:
-    """Return a part of a connection string."""
     name, equals, value = part.partition("=")
     if not equals or name.strip().lower() not in _OF_AZURE:
         return f"{name}=***" if name.strip().lower() in ("sharedaccesskey", "sharedaccesssignature") else "***"
