@@ -12,6 +12,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from jobpool.broker.claim_store import MOST_MESSAGES, ClaimStats, HeldClaim, QueueMessage
@@ -19,11 +20,10 @@ from jobpool_backends.shared import MICRO, stand_in
 from jobpool_backends.sql import read_queue_message
 from jobpool_backends.sqlite.fetch import BODY
 from jobpool_backends.sqlite.inspect import STATS_CAP, living
-from jobpool_backends.sqlite.schema import LEASED, NO_LEASE, POSTED, WAITING
+from jobpool_backends.sqlite.schema import EACH, LEASED, NO_LEASE, POSTED, WAITING
 from jobpool_backends.sqlite.step import EXPIRED, POST_CLAIMED, Moment, Step, counted_as
 
-CLEAR_LIMIT = 1000
-"""Messages freed, posts removed, and empty claims dropped, in one call."""
+CLEAR_LIMIT = 1000  # messages freed, posts removed, and empty claims dropped, in one call
 
 LIVING = living(":wall")
 _COLUMNS = "seq, id, {body}, handler, priority, enqueued_at, claims, ends_at, claim"
@@ -32,7 +32,7 @@ LISTED = _COLUMNS.replace("{body}", "(SELECT body FROM bodies WHERE bodies.seq =
 """`COLUMNS`, whatever the size of a body."""
 
 _IN_CLAIM = f"messages INDEXED BY messages_claimed WHERE queue = :queue AND claim = :claim AND {LIVING}"
-_MESSAGES = f"SELECT {COLUMNS} FROM {_IN_CLAIM} ORDER BY priority, seq"
+_MESSAGES = f"SELECT {COLUMNS} FROM {_IN_CLAIM}"
 _CLAIM = "SELECT id, ttl, grace, boot, deadline, deadline_wall FROM claims WHERE queue = ? AND id = ?"
 _CLAIMS = f"""
 SELECT id, ttl, grace, boot, deadline, deadline_wall,
@@ -41,9 +41,7 @@ FROM claims WHERE queue = :queue AND id > :after
     AND CASE boot WHEN :boot THEN deadline > :boottime ELSE deadline_wall > :wall END
 ORDER BY id LIMIT :limit
 """
-_COUNTS = """
-SELECT waiting, delayed, leased, posts, posts_delayed, posts_claimed, expired FROM queues WHERE name = ?
-"""
+_COUNTS = "SELECT waiting, delayed, leased, posts, posts_delayed, posts_claimed, expired FROM queues WHERE name = ?"
 _FALLEN_DUE = f"""
 SELECT (SELECT count(*) FROM (SELECT 1 FROM messages INDEXED BY messages_due
                               WHERE queue = :queue AND state = 1 AND available_at <= :wall LIMIT {STATS_CAP}))
@@ -85,12 +83,12 @@ ANY_ENDED = f"""
 """
 _SOME_CLAIMS = f"{_ended_claims(0)} LIMIT :most"
 _SOME_POSTS = f"SELECT seq, queue, state, id, given, ends_at FROM {_ENDED_POSTS} ORDER BY ends_at LIMIT {CLEAR_LIMIT}"
-_DROP = "DELETE FROM claims WHERE queue = ? AND id IN (SELECT value FROM json_each(?))"
+_DROP = f"DELETE FROM claims WHERE queue = ? AND id IN {EACH}"
 _DROP_EMPTY = f"DELETE FROM claims WHERE queue = :queue AND id IN ({_ended_claims(1)} LIMIT {CLEAR_LIMIT})"
 _FREE = f"""
 UPDATE messages INDEXED BY messages_claimed
 SET state = CASE handler WHEN '' THEN {POSTED} ELSE {WAITING} END, available_at = ?, claim = NULL, {NO_LEASE}
-WHERE queue = ? AND claim IN (SELECT value FROM json_each(?))
+WHERE queue = ? AND claim IN {EACH}
 RETURNING handler, ends_at
 """
 
@@ -141,8 +139,8 @@ def show(connection: sqlite3.Connection, queue: str, claim: Claim, now: Moment) 
 
 
 def held(queue: str, claim: Claim, rows: Iterable[Row], now: Moment) -> HeldClaim:
-    """Return the claim with messages of which these are the `COLUMNS`."""
-    messages = tuple(message(queue, row) for row in rows)
+    """Return the claim with messages of which these are the `COLUMNS`, in the order of the queue."""
+    messages = tuple(message(queue, row) for row in sorted(rows, key=itemgetter(4, 0)))
     return replace(claim.shown(queue, now, len(messages)), messages=messages)
 
 

@@ -10,13 +10,11 @@ from jobpool.broker.claim_store import POST_PRIORITY, NewPost
 from jobpool.broker.values import NewMessage
 from jobpool_backends.shared import delay_micros, micros
 from jobpool_backends.sqlite.claim_rows import EndedPost, remove_posts
-from jobpool_backends.sqlite.schema import DELAYED, POST_DELAYED, POSTED, WAITING
+from jobpool_backends.sqlite.schema import DELAYED, EACH, POST_DELAYED, POSTED, WAITING
 from jobpool_backends.sqlite.step import Step, sweeping
 
-_LIVE_OR_DEAD = """
-SELECT seq, queue, state, id, given, ends_at FROM messages WHERE id IN (SELECT value FROM json_each(?))
-"""
-_ENDED = "SELECT id FROM ended WHERE id IN (SELECT value FROM json_each(?)) AND until > ?"
+_LIVE_OR_DEAD = f"SELECT seq, queue, state, id, given, ends_at FROM messages WHERE id IN {EACH}"
+_ENDED = f"SELECT id FROM ended WHERE id IN {EACH} AND until > ?"
 _LAST_SEQ = "SELECT seq FROM sqlite_sequence WHERE name = 'messages'"
 _COLUMNS = "seq, id, given, queue, handler, priority, state, enqueued_at, available_at"
 _INSERT = f"INSERT INTO messages ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"

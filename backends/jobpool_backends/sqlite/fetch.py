@@ -16,7 +16,7 @@ from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.lease import JobLease, make_lease
 from jobpool_backends.shared import MICRO, micros, stand_in
 from jobpool_backends.sqlite.database import Database
-from jobpool_backends.sqlite.schema import DELAYED, LEASED, WAITING
+from jobpool_backends.sqlite.schema import DELAYED, EACH, LEASED, POST_DELAYED, POSTED, WAITING
 from jobpool_backends.sqlite.step import Step, Sweeper
 
 PROMOTE_LIMIT = 5000
@@ -27,12 +27,16 @@ SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_ready WHERE queue = :q
                WHERE queue = :queue AND state = 1 AND available_at <= :wall)
     OR EXISTS (SELECT 1 FROM calls WHERE id = :call)
 """
-_PROMOTE = f"""
-UPDATE messages SET state = 0 WHERE seq IN (
-    SELECT seq FROM messages INDEXED BY messages_due
-    WHERE queue = ? AND state = 1 AND available_at <= ? ORDER BY available_at LIMIT {PROMOTE_LIMIT}
+_PROMOTE = """
+UPDATE messages SET state = {after} WHERE seq IN (
+    SELECT seq FROM messages INDEXED BY {index}
+    WHERE queue = ? AND state = {before} AND available_at <= ? ORDER BY available_at LIMIT {limit}
 )
 """
+_PROMOTIONS = {
+    DELAYED: _PROMOTE.format(before=DELAYED, after=WAITING, index="messages_due", limit=PROMOTE_LIMIT),
+    POST_DELAYED: _PROMOTE.format(before=POST_DELAYED, after=POSTED, index="messages_posts_due", limit=PROMOTE_LIMIT),
+}
 BODY = f"""
 (SELECT CASE WHEN typeof(body) <> 'blob' THEN x'' WHEN length(body) > {MAX_BODY_BYTES} THEN length(body) ELSE body END
  FROM bodies WHERE bodies.seq = messages.seq)
@@ -48,10 +52,8 @@ WHERE seq IN (
 )
 RETURNING {_COLUMNS}
 """
-_STILL_HELD = f"""
-SELECT {_COLUMNS} FROM messages
-WHERE seq IN (SELECT value FROM json_each(?)) AND state = 2 AND holder = ? AND boot = ? AND deadline > ?
-"""
+_HELD = "state = 2 AND holder = ? AND boot = ? AND deadline > ?"
+_STILL_HELD = f"SELECT {_COLUMNS} FROM messages WHERE seq IN {EACH} AND {_HELD}"
 
 
 class Fetcher:
@@ -108,9 +110,9 @@ class Fetcher:
         ]
 
 
-def promote(step: Step, queue: str) -> None:
-    """Let due jobs join the others."""
-    step.counts.move(queue, DELAYED, WAITING, step.execute(_PROMOTE, (queue, step.now.wall)).rowcount)
+def promote(step: Step, queue: str, before: int, after: int) -> None:
+    """Let due jobs, or posts, join the others."""
+    step.counts.move(queue, before, after, step.execute(_PROMOTIONS[before], (queue, step.now.wall)).rowcount)
 
 
 def owner_token(holder: str, seq: int) -> str:
@@ -119,7 +121,7 @@ def owner_token(holder: str, seq: int) -> str:
 
 
 def _take(step: Step, queue: str, limit: int, ttl: int, holder: str) -> list[tuple[Any, ...]]:
-    promote(step, queue)
+    promote(step, queue, DELAYED, WAITING)
     now = step.now
     asked = (holder, now.boot, now.boottime + ttl, now.wall + ttl, ttl, queue, limit)
     rows = step.execute(_TAKE, asked).fetchall()

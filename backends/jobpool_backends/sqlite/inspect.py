@@ -21,9 +21,7 @@ from jobpool_backends.sql import read_message, touchable
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, POST_DELAYED, POSTED, WAITING
 
-STATS_CAP = 10_000
-"""Limit of delayed messages counted one by one that fell due while nobody fetched."""
-
+STATS_CAP = 10_000  # delayed messages counted one by one that fell due while nobody fetched
 BULK_BATCH_MESSAGES = 500
 
 _COUNTS = "SELECT waiting, delayed, leased, dead, posts + posts_delayed + posts_claimed FROM queues WHERE name = ?"

@@ -28,6 +28,8 @@ from jobpool.errors import ConfigurationError
 WAITING, DELAYED, LEASED, DEAD, POSTED, POST_DELAYED = range(6)
 """`messages.state`. In the SQL they stand as numbers: a partial index is not used for a parameter."""
 
+EACH = "(SELECT value FROM json_each(?))"
+
 NO_LEASE = "holder = NULL, boot = NULL, deadline = NULL, deadline_wall = NULL, ttl = NULL, forfeited = NULL"
 """Columns that a message loses with its lease, for an UPDATE."""
 

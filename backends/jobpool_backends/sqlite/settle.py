@@ -24,14 +24,12 @@ from jobpool_backends.sql import number_of, with_past
 from jobpool_backends.sqlite import enqueue
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.fetch import owner_token
-from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, NO_LEASE, WAITING
+from jobpool_backends.sqlite.schema import DEAD, DELAYED, EACH, LEASED, NO_LEASE, WAITING
 from jobpool_backends.sqlite.step import Moment, Step, Sweeper
 
 _RENEW = "UPDATE messages SET boot = ?, deadline = ?, deadline_wall = ?, ttl = ? WHERE seq = ?"
-_FACTS = """
-SELECT seq, state, holder, boot, deadline, deadline_wall, given, queue, unique_key
-FROM messages WHERE seq IN (SELECT value FROM json_each(?))
-"""
+_FACTS = "seq, state, holder, boot, deadline, deadline_wall, given, queue, unique_key"
+_READ = f"SELECT {_FACTS} FROM messages WHERE seq IN {EACH}"
 _NACK = f"""
 UPDATE messages
 SET state = ?, available_at = ?, attempts = attempts + 1, last_error = coalesce(?, last_error),
@@ -110,7 +108,7 @@ class Fact(NamedTuple):
 
 def read_facts(step: Step, leases: Sequence[JobLease]) -> dict[int, Fact | None]:
     sequence = json.dumps([number_of(lease) for lease in leases])
-    return {row[0]: Fact._make(row) for row in step.execute(_FACTS, (sequence,))}
+    return {row[0]: Fact._make(row) for row in step.execute(_READ, (sequence,))}
 
 
 def judge(fact: Fact | None, lease: JobLease, now: Moment) -> Settled:

@@ -25,7 +25,7 @@ from typing import Any
 from jobpool.broker.values import ENQUEUE_MEMORY, REMEMBER_CALLS
 from jobpool.clock import Clock
 from jobpool_backends.shared import MICRO, DeadCaps, micros
-from jobpool_backends.sqlite.schema import DEAD, LEASED, POSTED
+from jobpool_backends.sqlite.schema import DEAD, EACH, LEASED, POSTED
 
 POST_CLAIMED = 6  # counts leased posts, which are leased messages in the table: `LEASED` in the counts is jobs alone
 EXPIRED = 7  # counts posts that have ended with their lives, ever
@@ -39,8 +39,8 @@ _TIME_NAMESPACE = "/proc/self/ns/time"
 _RECALL = "SELECT answer FROM calls WHERE id = ? AND until > ?"
 _REMEMBER = "INSERT OR REPLACE INTO calls VALUES (?, ?, ?)"
 _REMEMBER_ENDED = "INSERT OR REPLACE INTO ended VALUES (?, ?)"
-_DELETE = "DELETE FROM messages WHERE seq IN (SELECT value FROM json_each(?))"
-_DELETE_BODY = "DELETE FROM bodies WHERE seq IN (SELECT value FROM json_each(?))"
+_DELETE = f"DELETE FROM messages WHERE seq IN {EACH}"
+_DELETE_BODY = f"DELETE FROM bodies WHERE seq IN {EACH}"
 _OLDEST = "SELECT seq, id, given FROM messages INDEXED BY messages_dead WHERE queue = ? AND state = 3"
 _IN_ORDER = "ORDER BY died_at, seq LIMIT"
 _TOO_OLD = f"{_OLDEST} AND died_at <= ? {_IN_ORDER} {EVICT_BATCH_MESSAGES}"
