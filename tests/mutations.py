@@ -107,7 +107,7 @@ MUTATIONS = [
     Mutation(
         "memory: follow-ups are lost",
         f"{BACKENDS}/memory/store.py",
-        "        store.add(brought, now)\n",
+        "        self.add(brought)\n",
         "",
         f"{LAWS}/test_follow_up_law.py {LAWS}/test_enqueue_law.py",
     ),
@@ -128,8 +128,8 @@ MUTATIONS = [
     Mutation(
         "memory: a lock outlives its lease",
         f"{BACKENDS}/memory/places.py",
-        "if seq != entry.seq and other.deadline > boot)",
-        "if seq != entry.seq)",
+        ".values() if entry.deadline > self._turn.boot]",
+        ".values()]",
         f"{LAWS}/test_guard_life_law.py {LAWS}/test_guard_law.py",
     ),
     Mutation(

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jobpool.broker.config_file import ConfigFile, find_config
+from jobpool.broker.config_file import ConfigFile, find_config, sqlite_url
 from jobpool.errors import ConfigurationError
 from jobpool.message.allowances import Allowances, check_allowed
 from jobpool.message.guards import LONGEST_KEPT
@@ -544,8 +544,6 @@ Layer = dict[str, tuple[str, Any]]
 
 
 def _default_backend(file: ConfigFile) -> dict[str, Any]:
-    from jobpool.broker.opening import sqlite_url
-
     return {"backend": sqlite_url(file.directory / "jobpool.db")}
 
 
