@@ -13,7 +13,8 @@ from jobpool.client.worker import QueueWorker
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, MalformedEnvelope
 from jobpool.handlers.ending import timeout_text
-from jobpool.handlers.registry import AnyHandler, HandlerRegistry
+from jobpool.handlers.handler import AnyHandler
+from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
 from jobpool.message.lease import JobLease

@@ -16,6 +16,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from http.client import HTTPException
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, TypeVar
@@ -26,8 +27,7 @@ from urllib3.exceptions import HTTPError
 
 from jobpool.handlers.builtin import Failure
 from jobpool.handlers.builtin.url.addresses import Deadline
-from jobpool.handlers.builtin.url.request import Request
-from jobpool.handlers.builtin.url.target import Address, Target
+from jobpool.handlers.builtin.url.request import Address, Request, Target
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
@@ -94,11 +94,11 @@ def exchange(
 def _connect_any(
     target: Target, addresses: Sequence[Address], bounds: Bounds, context: ssl.SSLContext | None
 ) -> HTTPConnection:
-    tried = addresses[:MAX_ADDRESSES]
-    for address in tried[:-1]:
+    *others, last = addresses[:MAX_ADDRESSES]
+    for address in others:
         with contextlib.suppress(*ERRORS):
             return _connect(target, address, bounds, context)
-    return _connect(target, tried[-1], bounds, context)
+    return _connect(target, last, bounds, context)
 
 
 def _connect(target: Target, address: Address, bounds: Bounds, context: ssl.SSLContext | None) -> HTTPConnection:
@@ -144,19 +144,14 @@ class _Https(HTTPSConnection):
 
 
 def _send(connection: HTTPConnection, request: Request) -> None:
-    headers = {
-        "Host": request.target.authority,
-        "Accept-Encoding": "identity",
-        "Connection": "close",
-        **request.headers,
-    }
+    framing = {"Host": request.target.authority, "Accept-Encoding": "identity", "Connection": "close"}
     # A server that has read enough may answer and hang up: its answer is what counts then.
     with contextlib.suppress(BrokenPipeError):
         connection.request(
             request.method,
             request.target.path,
             body=request.body,
-            headers=headers,
+            headers=framing | request.headers,
             preload_content=False,
             decode_content=False,
         )
@@ -185,22 +180,17 @@ class TooMuch(Exception):
     """The peer has sent more than it may."""
 
 
+@dataclass(slots=True)
 class Bounds:
-    """The limits of one connection.
+    """The limits of one connection: its deadline, and bytes that may come in (head and framing too, after TLS)."""
 
-    Args:
-        deadline: By when it ends.
-        most: Bytes that may come in: the head and framing too, after TLS.
-    """
-
-    def __init__(self, deadline: Deadline, most: int) -> None:
-        self.deadline = deadline
-        self._room = most
+    deadline: Deadline
+    room: int
 
     def took(self, count: int) -> int:
         """Return `count`, bytes that came in. Raises `TooMuch`."""
-        self._room -= count
-        if self._room < 0:
+        self.room -= count
+        if self.room < 0:
             raise TooMuch
         return count
 
