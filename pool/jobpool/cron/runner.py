@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.broker_time import ASK_EVERY, BrokerTime
 from jobpool.client.worker import DEFAULT_TIMEOUT
 from jobpool.clock import Clock
-from jobpool.cron.firing import Firing, FiringStatus
-from jobpool.cron.inline import Inline
-from jobpool.cron.memory import Memory
-from jobpool.cron.misfire import GRACE
-from jobpool.cron.records import Owner, Records
+from jobpool.cron.firing import GRACE, Firing, FiringStatus
+from jobpool.cron.records import Memory, Owner, Records
 from jobpool.cron.scheduler import Planned, Scheduler, plan
 from jobpool.cron.tick import Means, Tick, for_instant
-from jobpool.cron.timing import CronTime
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.message.definition import JobDefinition, check_seconds, rfc3339
+
+LOOK_EVERY = 1.0
+"""Seconds for which a scheduler sleeps at most while this machine's wall clock counts: somebody may set it."""
 
 LONGEST_GRACE = 12 * 3600.0
 """Seconds: what was missed longer ago is never made up for, because firings are remembered for a day only."""
@@ -35,9 +35,35 @@ LONGEST_GRACE = 12 * 3600.0
 AHEAD = timedelta(minutes=5)
 """Limit of how far a schedule's last instant may lie in the future, however badly machines agree about the time."""
 
-MEND = "set the clock if it is wrong; if it is right, delete the schedule's record, or give the schedule another name"
-
 log = logging.getLogger("jobpool.cron")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class CronTime:
+    """The time for schedules: the broker's clock if it has one, so that machines with wrong clocks agree.
+
+    Args:
+        backend: The broker.
+        clock: This machine's.
+    """
+
+    def __init__(self, backend: QueueBackend, clock: Clock | None = None) -> None:
+        self._time = BrokerTime(backend.broker_time, clock or backend.clock)
+
+    def now(self) -> datetime:
+        """Return the time, aware, in UTC, to the microsecond. Raises and blocks as `BrokerTime.now`."""
+        return _EPOCH + timedelta(microseconds=round(self._time.now() * 1e6))
+
+    @property
+    def of_broker(self) -> bool | None:
+        """True if the broker has a clock of its own; None = it was not asked yet."""
+        return self._time.of_broker
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a sleeper has to look at the time again, whatever it waits for."""
+        return ASK_EVERY if self.of_broker else LOOK_EVERY
 
 
 class CronRunner:
@@ -81,11 +107,11 @@ class CronRunner:
         self._plan = plan([schedulers] if isinstance(schedulers, Scheduler) else schedulers)
         records = None if _is_alone(backend, only) else Records(backend.keys, secrets.token_hex(16))
         self._memory = Memory(self._plan, records)
-        handlers = DEFAULT if registry is None else registry
         self._means = Means(
             backend,
             self._memory,
-            Inline(backend, handlers, check_seconds(default_timeout, "default_timeout")),
+            DEFAULT if registry is None else registry,
+            check_seconds(default_timeout, "default_timeout"),
             Owner(socket.gethostname(), os.getpid(), name),
             check_grace(grace),
             environment,
@@ -107,8 +133,7 @@ class CronRunner:
         return self._means.serves(planned)
 
     def due_definitions(self, now: datetime | None = None) -> list[JobDefinition]:
-        """Return the jobs of which an instant lies in the minute of `now` and not after it, as far as they are served
-        here.
+        """Return the jobs that this runner serves, of which an instant lies in the minute of `now` and not after it.
 
         Args:
             now: Aware; None = now. Firings made already do not matter.
@@ -121,9 +146,7 @@ class CronRunner:
         return [one.definition for one in self._plan if self.serves(one) and one.schedule.is_due(at)]
 
     def next_due(self, after: datetime | None = None) -> datetime | None:
-        """Return when something is due next, as far as `run` has seen; behind `after`, if that is given. None:
-        never.
-        """
+        """Return when something is due next, as far as `run` has seen; later than `after`, if given. None: never."""
         times = [self._memory[one].next for one in self._plan if self.serves(one)]
         return min((time for time in times if time is not None and (after is None or time > after)), default=None)
 
@@ -193,7 +216,13 @@ class CronRunner:
                 self._told_ahead.discard(planned.name)
             elif planned.name not in self._told_ahead and self.serves(planned):
                 self._told_ahead.add(planned.name)
-                _tell_ahead(planned.name, seen, now)
+                mend = (
+                    "set the clock if it is wrong; if it is right, delete the schedule's record, or give the schedule"
+                    " another name"
+                )
+                fields = {"name": planned.name, "until": rfc3339(seen), "now": rfc3339(now), "mend": mend}
+                extra = {"fields": fields, "limit": "cron ahead"}
+                log.warning("a clock was ahead: nothing fires until it is as late again", extra=extra)
 
 
 def _try(planned: Planned, means: Means, at: datetime, bad: set[str]) -> Firing:
@@ -204,7 +233,7 @@ def _try(planned: Planned, means: Means, at: datetime, bad: set[str]) -> Firing:
     try:
         definition = for_instant(planned.entry.definition(), at)
         if planned.is_inline:
-            return means.inline.fire(planned.name, definition, at, 0.0)
+            return means.run_inline(planned.name, definition, at, 0.0)
         return Firing(planned.name, at, FiringStatus.FIRED, id=means.backend.enqueue(definition))
     except JobpoolError as error:
         return Firing(planned.name, at, FiringStatus.FAILED, why=str(error))
@@ -235,13 +264,6 @@ def _is_alone(backend: QueueBackend, only: bool) -> bool:
         mend = "let handlers stand a job that comes twice"
         log.warning("a firing can be enqueued twice, after a restart", extra={"fields": {"why": why, "mend": mend}})
     return True
-
-
-def _tell_ahead(name: str, seen: datetime, now: datetime) -> None:
-    fields = {"name": name, "until": rfc3339(seen), "now": rfc3339(now), "mend": MEND}
-    log.warning(
-        "a clock was ahead: nothing fires until it is as late again", extra={"fields": fields, "limit": "cron ahead"}
-    )
 
 
 def _aware(now: datetime) -> datetime:

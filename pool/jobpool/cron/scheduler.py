@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import FrameType
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
 from typing import Any
 
-from jobpool.cron.misfire import Misfire
-from jobpool.cron.order import execution_order, job_name
 from jobpool.cron.schedule import Schedule
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.message.builder import JobBuilder
+from jobpool.message.cron_fields import Misfire
 from jobpool.message.definition import JobDefinition
 
 QUEUED_ONLY = ("single_instance", "idempotency_key", "unique", "concurrency_key", "expires_in")
@@ -70,15 +70,11 @@ class Planned:
         """It runs in the scheduler's own process, and is not enqueued."""
         return self.definition.queue is None
 
-    def runs_in(self, environment: str | None) -> bool:
-        """Return whether it is meant for this environment."""
-        return not self.definition.environments or environment in self.definition.environments
-
     def why_not(self, environment: str | None) -> str | None:
         """Return why it never fires in this environment; None: it does."""
         if not self.definition.enabled:
             return "it is disabled"
-        if not self.runs_in(environment):
+        if self.definition.environments and environment not in self.definition.environments:
             names = ", ".join(self.definition.environments)
             return f"it runs in {names} only, and this is {environment or 'no environment'}"
         return None
@@ -110,7 +106,8 @@ class Scheduler:
             InvalidJob: JSON cannot carry the payload, or the name is not a handler name.
         """
         builder = JobBuilder(handler, payload)
-        self._entries.append(Entry(builder, _place(sys._getframe(1))))
+        frame = sys._getframe(1)
+        self._entries.append(Entry(builder, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
         return builder
 
     def get_definitions(self) -> list[JobDefinition]:
@@ -153,29 +150,77 @@ def plan(schedulers: Iterable[Scheduler]) -> list[Planned]:
     """
     entries = [entry for scheduler in schedulers for entry in scheduler.entries]
     definitions = [entry.definition() for entry in entries]
-    place_of = {id(definition): entry for definition, entry in zip(definitions, entries, strict=True)}
-    ordered = _ordered(definitions, [entry.place for entry in entries])
-    planned = [Planned(place_of[id(definition)], definition) for definition in ordered]
+    try:
+        order = _order(definitions, [entry.place for entry in entries])
+    except ConfigurationError as error:  # its notes say which jobs make a circle
+        raise ConfigurationError(" ".join([str(error), *getattr(error, "__notes__", ())])) from None
+    planned = [Planned(entries[number], definitions[number]) for number in order]
     for one in planned:
-        _check(one)
+        try:
+            _ = one.schedule, one.misfire
+        except InvalidJob as error:
+            why = f"the schedule {one.name!r} at {one.entry.place} is refused: {error}"
+            raise ConfigurationError(why) from error
     return planned
 
 
-def _ordered(definitions: list[JobDefinition], places: list[str]) -> list[JobDefinition]:
-    """Order as `execution_order`; the text of an error has its notes, too: which jobs make the circle."""
-    try:
-        return execution_order(definitions, places)
-    except ConfigurationError as error:
-        raise ConfigurationError(" ".join([str(error), *getattr(error, "__notes__", ())])) from None
+def job_name(definition: JobDefinition) -> str:
+    """Return the name of a scheduled job, as in `depends_on`: its name, else its handler's."""
+    return definition.name or definition.handler
 
 
-def _check(planned: Planned) -> None:
+def execution_order(definitions: Iterable[JobDefinition], places: Sequence[str] = ()) -> list[JobDefinition]:
+    """Order jobs so that each comes after those that it depends on; where that leaves a choice, as declared.
+
+    Args:
+        definitions: In the order of declaration.
+        places: Where each was declared (`shop/jobs.py:17`), for errors; empty = not known.
+
+    Raises:
+        ConfigurationError: Two jobs have one name (both places are named); `Dependency 'x' for job 'y' does not
+            exist.`; `Circular dependency detected in jobs.`, with the circle in the error's notes.
+    """
+    jobs = list(definitions)
+    return [jobs[number] for number in _order(jobs, places)]
+
+
+def _order(jobs: Sequence[JobDefinition], places: Sequence[str]) -> list[int]:
+    index: dict[str, int] = {}
+    for number, job in enumerate(jobs):
+        first = index.setdefault(job_name(job), number)
+        if first != number:
+            raise ConfigurationError(
+                f"two scheduled jobs are named {job_name(job)!r}: {_described(jobs, places, first)} and"
+                f" {_described(jobs, places, number)}; give one of them another name with .named(…)"
+            )
+    for job in jobs:
+        for name in job.depends_on:
+            if name not in index:
+                raise ConfigurationError(f"Dependency '{name}' for job '{job_name(job)}' does not exist.")
+    sorter = TopologicalSorter({number: {index[name] for name in job.depends_on} for number, job in enumerate(jobs)})
     try:
-        _ = planned.schedule, planned.misfire
-    except InvalidJob as error:
-        raise ConfigurationError(
-            f"the schedule {planned.name!r} at {planned.entry.place} is refused: {error}"
-        ) from error
+        sorter.prepare()
+    except CycleError as error:
+        circle = error.args[1][:0:-1]  # each waits for the next
+        start = circle.index(min(circle))
+        names = [job_name(jobs[number]) for number in (*circle[start:], *circle[: start + 1])]
+        refused = ConfigurationError("Circular dependency detected in jobs.")
+        refused.add_note("each waits for the next: " + " → ".join(map(repr, names)))
+        raise refused from None
+    free: list[int] = []
+    order: list[int] = []
+    while sorter:
+        for number in sorter.get_ready():
+            heappush(free, number)
+        order.append(heappop(free))
+        sorter.done(order[-1])
+    return order
+
+
+def _described(jobs: Sequence[JobDefinition], places: Sequence[str], number: int) -> str:
+    job = jobs[number]
+    where = f" in {places[number]}" if places else f", declared as number {number + 1}"
+    return f"handler {job.handler!r}, {job.cron_expression!r}{where}"
 
 
 def _unfit(definition: JobDefinition, *, is_delayed: bool) -> str | None:
@@ -193,7 +238,3 @@ def _unfit(definition: JobDefinition, *, is_delayed: bool) -> str | None:
     if not asked:
         return None
     return f"no queue, and what runs inline knows no {' and no '.join(asked)}: give it a queue, .queue(name)"
-
-
-def _place(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobpool.cron.order import execution_order, job_name
+from jobpool.cron.scheduler import execution_order, job_name
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import JobDefinition
 
