@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -97,8 +97,8 @@ class Firing:
         status: Its result.
         lateness: Seconds from the instant to the firing.
         id: Of the message, when it was enqueued.
-        why: The reason, when it was not fired.
         took: Seconds that it ran inline.
+        why: The reason, when it was not fired.
     """
 
     name: str
@@ -106,20 +106,13 @@ class Firing:
     status: FiringStatus
     lateness: float = 0.0
     id: str | None = None
-    why: str | None = None
     took: float | None = None
+    why: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; fields that are None are left out."""
-        values = {
-            "name": self.name,
-            "at": rfc3339(self.at),
-            "status": self.status.value,
-            "lateness": round(self.lateness, 6),
-            "id": self.id,
-            "took": self.took,
-            "why": self.why,
-        }
+        shown = {"at": rfc3339(self.at), "status": self.status.value, "lateness": round(self.lateness, 6)}
+        values = asdict(self) | shown
         return {key: value for key, value in values.items() if value is not None}
 
 

@@ -295,7 +295,7 @@ class Tick:
     def _firing(
         self, planned: Planned, at: datetime, status: FiringStatus, why: str | None = None, ident: str | None = None
     ) -> Firing:
-        return Firing(planned.name, at, status, self._late(at), ident, why)
+        return Firing(planned.name, at, status, self._late(at), ident, why=why)
 
     def _late(self, at: datetime) -> float:
         return max(0.0, (self._clock() - at).total_seconds())

@@ -117,13 +117,20 @@ _SCALARS: dict[Any, Convert] = {
 }
 
 
+def _checked(kind: type, wanted: str, build: Convert) -> Convert:
+    def convert(value: Any, where: str) -> Any:
+        if type(value) is not kind:
+            raise _wrong(where, wanted, value)
+        return build(value, where)
+
+    return convert
+
+
 def _items(kind: Callable[[list[Any]], Any], convert: Convert) -> Convert:
-    def convert_all(value: Any, where: str) -> Any:
-        if type(value) is not list:
-            raise _wrong(where, "a list", value)
+    def build(value: Any, where: str) -> Any:
         return kind([convert(item, f"{where}[{at}]") for at, item in enumerate(value)])
 
-    return convert_all
+    return _checked(list, "a list", build)
 
 
 def _tuple(inner: tuple[Any, ...]) -> Convert:
@@ -141,12 +148,10 @@ def _tuple(inner: tuple[Any, ...]) -> Convert:
 
 
 def _object(convert: Convert) -> Convert:
-    def convert_all(value: Any, where: str) -> Any:
-        if type(value) is not dict:
-            raise _wrong(where, "an object", value)
+    def build(value: Any, where: str) -> Any:
         return {key: convert(item, _path(where, key)) for key, item in value.items()}
 
-    return convert_all
+    return _checked(dict, "an object", build)
 
 
 def _union(inner: tuple[Any, ...]) -> Convert:
@@ -227,14 +232,12 @@ def _of_model(error: ValueError, where: str) -> str:
 def _dataclass(kind: type) -> Convert:
     built: list[tuple[Mapping[str, Convert], list[str]]] = []
 
-    def convert(value: Any, where: str) -> Any:
+    def build(value: Any, where: str) -> Any:
         if not built:  # at the first value, so that a dataclass may contain itself
             built.append(_fields(kind))
-        if type(value) is not dict:
-            raise _wrong(where, f"an object with the fields of {kind.__name__}", value)
         return kind(**fill(value, where, *built[0], f"{kind.__name__} has"))
 
-    return convert
+    return _checked(dict, f"an object with the fields of {kind.__name__}", build)
 
 
 def _fields(kind: type) -> tuple[Mapping[str, Convert], list[str]]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from urllib3 import BaseHTTPResponse
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -30,7 +30,7 @@ from jobpool.handlers.builtin.url.addresses import Deadline
 from jobpool.handlers.builtin.url.request import Address, Request, Target
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
+    from _typeshed import ReadableBuffer
 
 T = TypeVar("T")
 
@@ -200,19 +200,21 @@ class BoundedSocket(socket.socket):
 
     bounds: Bounds
 
-    def recv_into(self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0) -> int:
+    def recv_into(self, *args: Any, **options: Any) -> int:
         self.settimeout(self.bounds.deadline.left())
-        return self.bounds.took(super().recv_into(buffer, nbytes, flags))
+        return self.bounds.took(super().recv_into(*args, **options))
+
+    def send(self, data: ReadableBuffer, flags: int = 0) -> int:  # what TLS sends with
+        self.settimeout(self.bounds.deadline.left())
+        return super().send(data, flags)
 
     def sendall(self, data: ReadableBuffer, flags: int = 0) -> None:
         self.settimeout(self.bounds.deadline.left())
         super().sendall(data, flags)
 
 
-class BoundedTlsSocket(ssl.SSLSocket):
+class BoundedTlsSocket(BoundedSocket, ssl.SSLSocket):
     """A TLS socket. Set `bounds` after the handshake, which keeps to the timeout of the socket."""
-
-    bounds: Bounds
 
     def do_handshake(self, block: bool = False) -> None:
         try:
@@ -221,20 +223,12 @@ class BoundedTlsSocket(ssl.SSLSocket):
             self.close()
             raise
 
-    def recv_into(self, buffer: WriteableBuffer, nbytes: int | None = None, flags: int = 0) -> int:
-        self.settimeout(self.bounds.deadline.left())
-        return self.bounds.took(super().recv_into(buffer, nbytes, flags))
-
-    def send(self, data: ReadableBuffer, flags: int = 0) -> int:
-        self.settimeout(self.bounds.deadline.left())
-        return super().send(data, flags)
-
 
 def bounded(sock: socket.socket, bounds: Bounds) -> socket.socket:
     """Return the same connection as a socket that keeps to the bounds; `sock` itself must not be used any more."""
     if not isinstance(sock, ssl.SSLSocket):
         sock = BoundedSocket(sock.family, sock.type, sock.proto, fileno=sock.detach())
-    if not isinstance(sock, BoundedSocket | BoundedTlsSocket):
+    if not isinstance(sock, BoundedSocket):
         raise TypeError("the TLS context is not one of tls_context()")
     sock.bounds = bounds
     return sock
