@@ -153,12 +153,7 @@ class State:
 
 
 class Memory:
-    """The states of all schedules.
-
-    Args:
-        plan: The schedules.
-        records: Shared with other schedulers; None = there are none, and nothing outlives this process.
-    """
+    """The states of all schedules. Without `records`, shared with other schedulers, nothing outlives this process."""
 
     def __init__(self, plan: Iterable[Planned], records: Records | None) -> None:
         self.planned = {planned.name: planned for planned in plan}
@@ -176,11 +171,7 @@ class Memory:
         state.next = planned.schedule.next(seen)
 
     def read(self, now: datetime) -> None:
-        """Take in the records, at the first time and whenever this scheduler has been away.
-
-        Raises:
-            BackendUnavailable: Nothing is changed.
-        """
+        """Take in the records, at the first time and after having been away. If it raises, nothing has changed."""
         behind = any(state.next and (now - state.next).total_seconds() > BEHIND for state in self._states.values())
         if self._records is None or (self._has_read and not behind):
             return
@@ -203,13 +194,9 @@ class Memory:
         record = self._records.get(planned.name)
         return None if record is None or record.seen < newest else not record.failed
 
-    def may_run(self, key: str) -> bool:
-        """Return whether this scheduler is the one that runs it inline. Raises `BackendUnavailable`."""
-        return self._records is None or self._records.win([key])[0]
-
-    def have_fired(self, keys: Sequence[str]) -> list[bool]:
-        """Tell of each firing if this scheduler says that it was enqueued. Raises `BackendUnavailable`."""
-        return [True] * len(keys) if self._records is None else self._records.win(keys, TOLD_FOR)
+    def win(self, keys: Sequence[str], seconds: float = MEMORY) -> list[bool]:
+        """Tell as `Records.win` of each key if this scheduler is the one that fires. Raises `BackendUnavailable`."""
+        return [True] * len(keys) if self._records is None else self._records.win(keys, seconds)
 
     def tell(self, records: Mapping[str, Record], *, first: bool = False) -> None:
         """Leave records for others. Where that fails, they try what is done already, which does nothing.

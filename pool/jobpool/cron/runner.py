@@ -41,12 +41,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class CronTime:
-    """The time for schedules: the broker's clock if it has one, so that machines with wrong clocks agree.
-
-    Args:
-        backend: The broker.
-        clock: This machine's.
-    """
+    """The time for schedules: the broker's clock if it has one, so that machines with wrong clocks agree."""
 
     def __init__(self, backend: QueueBackend, clock: Clock | None = None) -> None:
         self._time = BrokerTime(backend.broker_time, clock or backend.clock)
@@ -71,7 +66,8 @@ class CronRunner:
 
         CronRunner(scheduler, open_backend("redis://localhost/0")).run()      # each minute, or as often as you like
 
-    `jobpool cron run` does that, at the right moments.
+    `jobpool cron run` does that, at the right moments. Every `now` is aware; one that is not raises
+    `ConfigurationError`.
 
     Args:
         schedulers: One, or several that are one plan together.
@@ -104,9 +100,9 @@ class CronRunner:
         only: bool = False,
         default_timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
-        self._plan = plan([schedulers] if isinstance(schedulers, Scheduler) else schedulers)
+        self.planned = plan([schedulers] if isinstance(schedulers, Scheduler) else schedulers)
         records = None if _is_alone(backend, only) else Records(backend.keys, secrets.token_hex(16))
-        self._memory = Memory(self._plan, records)
+        self._memory = Memory(self.planned, records)
         self._means = Means(
             backend,
             self._memory,
@@ -121,13 +117,6 @@ class CronRunner:
         self.silence = ""
         """The name of the broker's silence in the last `run`; "" = it answered."""
 
-    # --- looking ------------------------------------------------------------------------------------
-
-    @property
-    def planned(self) -> list[Planned]:
-        """The schedules, in the order in which they are dealt with."""
-        return list(self._plan)
-
     def serves(self, planned: Planned) -> bool:
         """Return whether this runner fires it: it is enabled, and meant for this environment."""
         return self._means.serves(planned)
@@ -135,22 +124,16 @@ class CronRunner:
     def due_definitions(self, now: datetime | None = None) -> list[JobDefinition]:
         """Return the jobs that this runner serves, of which an instant lies in the minute of `now` and not after it.
 
-        Args:
-            now: Aware; None = now. Firings made already do not matter.
-
         Raises:
-            ConfigurationError: `now` has no time zone.
             BackendUnavailable: The time was to be asked, and the broker has never answered.
         """
         at = self.time.now() if now is None else _aware(now)
-        return [one.definition for one in self._plan if self.serves(one) and one.schedule.is_due(at)]
+        return [one.definition for one in self.planned if self.serves(one) and one.schedule.is_due(at)]
 
     def next_due(self, after: datetime | None = None) -> datetime | None:
         """Return when something is due next, as far as `run` has seen; later than `after`, if given. None: never."""
-        times = [self._memory[one].next for one in self._plan if self.serves(one)]
+        times = [self._memory[one].next for one in self.planned if self.serves(one)]
         return min((time for time in times if time is not None and (after is None or time > after)), default=None)
-
-    # --- firing -------------------------------------------------------------------------------------
 
     def run(self, now: datetime | None = None, *, stopped: Callable[[], bool] = lambda: False) -> list[Firing]:
         """Do what is due: enqueue jobs that have a queue, run the others, one attempt each, here and now.
@@ -159,14 +142,13 @@ class CronRunner:
         with the minute of `now`; for others, missed instants are made up for by their misfire policy.
 
         Args:
-            now: Aware; None = now, which is what a scheduler wants. Earlier than the last time: nothing is due again.
+            now: None = now, which is what a scheduler wants. Earlier than the last time: nothing is due again.
             stopped: Asked before each firing; True: this one and those after it are left to the next turn.
 
         Returns:
             The result of each instant that was due, in order.
 
         Raises:
-            ConfigurationError: `now` has no time zone.
             BackendUnavailable: The broker could not be asked for the time, or for firings of others. Safe to call
                 again.
 
@@ -177,7 +159,7 @@ class CronRunner:
         tick = Tick(self._means, self.time.now if fixed is None else lambda: fixed, stopped)
         self._memory.read(tick.now)
         self._note_ahead(tick.now)
-        for planned in self._plan:
+        for planned in self.planned:
             tick.attend(planned)
         tick.end()
         self.silence = tick.silence
@@ -188,20 +170,14 @@ class CronRunner:
 
         The jobs are enqueued, or run, in truth: under ids of their own, so that the firings to come are not affected.
 
-        Args:
-            now: Aware.
-
-        Raises:
-            ConfigurationError: `now` has no time zone.
-
         Blocks for the inline jobs, and a round trip a firing.
         """
-        at_most = _aware(now)
+        now = _aware(now)
         firings: list[Firing] = []
         bad: set[str] = set()
-        for planned in self._plan:
-            at = planned.schedule.previous(at_most) if planned.schedule.is_due(at_most) else None
-            if at is not None:
+        for planned in self.planned:
+            at = planned.schedule.previous(now)
+            if at is not None and planned.schedule.is_due(now):
                 firing = _try(planned, self._means, at, bad)
                 firings.append(firing)
                 if planned.is_inline and self.serves(planned) and firing.status is not FiringStatus.FIRED:
@@ -210,7 +186,7 @@ class CronRunner:
 
     def _note_ahead(self, now: datetime) -> None:
         """Say once of each schedule that is silent for long, because a clock was ahead and has been put back."""
-        for planned in self._plan:
+        for planned in self.planned:
             seen = self._memory[planned].seen
             if seen is None or seen <= now + AHEAD:
                 self._told_ahead.discard(planned.name)

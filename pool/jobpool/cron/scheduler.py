@@ -33,8 +33,7 @@ class Entry:
     def definition(self) -> JobDefinition:
         """Return the job as it is described now; a `delay` counts from here.
 
-        Raises:
-            ConfigurationError: The description is refused; the text names the place.
+        Raises `ConfigurationError`: the description is refused; the text names the place.
         """
         try:
             definition = self.builder.to_definition()
@@ -94,7 +93,7 @@ class Scheduler:
     """
 
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
+        self.entries: list[Entry] = []
         _all.append(self)
 
     def define(self, handler: str, payload: Any = None) -> JobBuilder:
@@ -107,33 +106,22 @@ class Scheduler:
         """
         builder = JobBuilder(handler, payload)
         frame = sys._getframe(1)
-        self._entries.append(Entry(builder, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
+        self.entries.append(Entry(builder, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
         return builder
 
     def get_definitions(self) -> list[JobDefinition]:
-        """Return the jobs, in the order of their declaration.
-
-        Raises:
-            ConfigurationError: One is refused; the text names where it was declared.
-        """
-        return [entry.definition() for entry in self._entries]
+        """Return the jobs, in the order of their declaration. A refused one raises `ConfigurationError`."""
+        return [entry.definition() for entry in self.entries]
 
     def get_execution_order(self) -> list[JobDefinition]:
         """Return the jobs, each after those that it depends on, else in the order of declaration.
 
-        Raises:
-            ConfigurationError: As `get_definitions`; two jobs have one name, and both places are named; `Dependency 'x'
-                for job 'y' does not exist.`; `Circular dependency detected in jobs.`
+        Raises `ConfigurationError` as `get_definitions` and `execution_order`.
         """
-        return execution_order(self.get_definitions(), [entry.place for entry in self._entries])
-
-    @property
-    def entries(self) -> list[Entry]:
-        """Return the declared jobs, with their places."""
-        return list(self._entries)
+        return execution_order(self.get_definitions(), [entry.place for entry in self.entries])
 
     def __repr__(self) -> str:
-        return f"<Scheduler of {len(self._entries)} jobs>"
+        return f"<Scheduler of {len(self.entries)} jobs>"
 
 
 def known_schedulers() -> list[Scheduler]:

@@ -117,10 +117,7 @@ class Stop:
 class CronLoop:
     """A loop that runs a `CronRunner` at the right moments.
 
-    Args:
-        runner: The runner.
-        sleeper: Waits, and ends the loop.
-        tell: Called with the firings of each tick, in place of the log.
+    `tell` is called with the firings of each tick, in place of the log.
     """
 
     def __init__(
@@ -197,12 +194,9 @@ def report(firings: Sequence[Firing]) -> None:
 
 
 def schedules_of(options: ChildOptions) -> list[Scheduler]:
-    """Import the app; the schedulers that it has made.
+    """Import the app; the schedulers that it has made. Blocks for the import.
 
-    Raises:
-        ConfigurationError: It names no app, the app does not import, or it declares no schedule.
-
-    Blocks for the import.
+    Raises `ConfigurationError`: it names no app, the app does not import, or it declares no schedule.
     """
     if not options.apps:
         raise ConfigurationError(
@@ -220,11 +214,7 @@ def schedules_of(options: ChildOptions) -> list[Scheduler]:
 
 @contextmanager
 def opened(start: CronStart) -> Iterator[QueueBackend]:
-    """Yield the broker, open for the block; jobs that handlers enqueue there go to it, too.
-
-    Raises:
-        ConfigurationError, BackendUnavailable: It cannot be opened, or does not answer.
-    """
+    """Yield the broker, open for the block; jobs that handlers enqueue there go to it. Raises as `open_backend`."""
     signer = EnvelopeSigner(list(start.signing_keys) or None)
     runner = inline_runner(default_timeout=start.default_timeout)  # of sync:// alone
     backend = open_backend(start.backend, signer=signer, runner=runner, timeout=start.broker_timeout)

@@ -13,7 +13,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import once_id
 from jobpool.client.worker import JobFailedError, run_inline
 from jobpool.cron.firing import MOMENT, Due, Firing, FiringStatus, decide, firing_key
-from jobpool.cron.records import Memory, Owner, Record
+from jobpool.cron.records import TOLD_FOR, Memory, Owner, Record
 from jobpool.cron.scheduler import Planned
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.handlers.registry import HandlerRegistry
@@ -34,14 +34,8 @@ ENQUEUED_AT_ONCE = 1000
 class Means:
     """The means of a turn.
 
-    Attributes:
-        backend: Where jobs are enqueued, and follow-ups of inline jobs that have succeeded.
-        memory: The state of each schedule.
-        registry: The handlers of inline jobs. Its lists of handlers for each queue do not count: they have no queue.
-        default_timeout: Seconds for inline jobs and handlers that set none; 0 = unlimited.
-        owner: This scheduler.
-        grace: Seconds within which missed instants are made up for.
-        environment: Jobs that name environments run only if this is among them.
+    `registry` and `default_timeout` (seconds, 0 = unlimited) are for inline jobs: they have no queue, so the registry's
+    lists of handlers for each queue do not count. `grace`: seconds within which missed instants are made up for.
     """
 
     backend: QueueBackend
@@ -57,10 +51,9 @@ class Means:
         return planned.why_not(self.environment) is None
 
     def run_inline(self, name: str, definition: JobDefinition, at: datetime, lateness: float) -> Firing:
-        """Run the job of schedule `name` in this process: one attempt, under the alarm.
+        """Run the job of schedule `name` in this process: one attempt, under the alarm. Blocks for the handler.
 
-        Never raises a handler's errors; `InvalidJob` for the job's own. Blocks for the handler, for its timeout at most
-        if it heeds the alarm.
+        Never raises a handler's errors; `InvalidJob` for the job's own.
         """
         try:
             with _signals_kept():
@@ -101,16 +94,12 @@ class Enqueued:
 
 
 class Tick:
-    """One turn.
+    """One turn. `now`: when it began; instants due by then are fired. `firings`: the results of due instants.
 
     Args:
         means: The backend, the registry, the memory.
         clock: The time; a firing may be later than the turn's beginning.
         stopped: Tells if no more is to be fired.
-
-    Attributes:
-        now: When it began: instants due by then are fired.
-        firings: The results of due instants.
     """
 
     def __init__(self, means: Means, clock: Callable[[], datetime], stopped: Callable[[], bool]) -> None:
@@ -144,7 +133,11 @@ class Tick:
         else:
             self._flush()
             if due.missed:
-                self._miss(planned, due)
+                newest, count = due.missed[-1], f"{len(due.missed)}{' or more' if due.more else ''}"
+                why = f"{count} missed, the first at {rfc3339(due.missed[0])}"
+                self.firings.append(self._firing(planned, newest, FiringStatus.MISSED, why))
+                self._memory.note_seen(planned, newest)
+                self._memory.tell({planned.name: Record(newest, next=state.next)})
             self._fire_due(planned, due)
 
     def _beginning(self) -> datetime:
@@ -155,13 +148,6 @@ class Tick:
         """Enqueue what waits, and note where schedules begin that nobody has met before."""
         self._flush()
         self._memory.tell(self._new, first=True)
-
-    def _miss(self, planned: Planned, due: Due) -> None:
-        newest, count = due.missed[-1], f"{len(due.missed)}{' or more' if due.more else ''}"
-        why = f"{count} missed, the first at {rfc3339(due.missed[0])}"
-        self.firings.append(self._firing(planned, newest, FiringStatus.MISSED, why))
-        self._memory.note_seen(planned, newest)
-        self._memory.tell({planned.name: Record(newest, next=self._memory[planned].next)})
 
     @property
     def silence(self) -> str:
@@ -202,7 +188,7 @@ class Tick:
 
     def _enqueue_all(self, waiting: Sequence[Enqueued]) -> None:
         ids = self._means.backend.enqueue_many_once([(one.definition, one.key) for one in waiting])
-        won = self._memory.have_fired([one.key for one in waiting])
+        won = self._memory.win([one.key for one in waiting], TOLD_FOR)
         records: dict[str, Record] = {}
         for one, ident, mine in zip(waiting, ids, won, strict=True):
             firing = self._enqueued(one.planned, one.definition, one.due.fire[0], one.key, ident, mine)
@@ -252,9 +238,9 @@ class Tick:
             if not planned.is_inline:
                 ident = self._means.backend.enqueue_once(definition, key)
                 # After the enqueue: a note before it, and then a crash, would lose the firing.
-                won = ident != once_id(key) or self._memory.have_fired([key])[0]
+                won = ident != once_id(key) or self._memory.win([key], TOLD_FOR)[0]
                 return self._enqueued(planned, definition, at, key, ident, won)
-            if not self._memory.may_run(key):
+            if not self._memory.win([key])[0]:
                 return self._firing(planned, at, FiringStatus.ALREADY)
             definition = replace(definition, identifier=once_id(key))
             return self._means.run_inline(planned.name, definition, at, self._late(at))

@@ -26,15 +26,6 @@ N = TypeVar("N", float, Decimal)
 Convert = Callable[[Any, str], Any]
 """Of a value and the path of its field ("" = the payload itself)."""
 
-_FROM_TEXT: dict[Any, tuple[str, Callable[[str], Any]]] = {
-    datetime: ("a date and time in ISO 8601", datetime.fromisoformat),
-    date: ("a date in ISO 8601", date.fromisoformat),
-    time: ("a time in ISO 8601", time.fromisoformat),
-    Decimal: ("a decimal number as text", lambda text: _finite(Decimal(text))),
-    UUID: ("a UUID", UUID),
-    Path: ("a path", Path),
-}
-
 _MAX_FIELDS_NAMED = 5
 """Fields of a model that an error names."""
 
@@ -58,8 +49,6 @@ def converter(annotation: Any) -> Convert:
         return _model(annotation)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return _enum(annotation)
-    if isinstance(annotation, typing.Hashable) and annotation in _FROM_TEXT:
-        return _from_text(*_FROM_TEXT[annotation])
     return _generic(annotation)
 
 
@@ -94,11 +83,14 @@ def _exactly(kind: type, wanted: str) -> Convert:
     return convert
 
 
-def _float(value: Any, where: str) -> float:
-    if type(value) in (int, float):
-        with contextlib.suppress(OverflowError, ValueError):
-            return _finite(float(value))
-    raise _wrong(where, "a number", value)
+def _parsed(wanted: str, parse: Callable[[Any], Any], *kinds: type) -> Convert:
+    def convert(value: Any, where: str) -> Any:
+        if type(value) in kinds:
+            with contextlib.suppress(ValueError, ArithmeticError):
+                return parse(value)
+        raise _wrong(where, wanted, value)
+
+    return convert
 
 
 def _finite(number: N) -> N:
@@ -113,7 +105,13 @@ _SCALARS: dict[Any, Convert] = {
     str: _exactly(str, "text"),
     bool: _exactly(bool, "true or false"),
     int: _exactly(int, "a whole number"),
-    float: _float,
+    float: _parsed("a number", lambda number: _finite(float(number)), int, float),
+    datetime: _parsed("a date and time in ISO 8601", datetime.fromisoformat, str),
+    date: _parsed("a date in ISO 8601", date.fromisoformat, str),
+    time: _parsed("a time in ISO 8601", time.fromisoformat, str),
+    Decimal: _parsed("a decimal number as text", lambda text: _finite(Decimal(text)), str),
+    UUID: _parsed("a UUID", UUID, str),
+    Path: _parsed("a path", Path, str),
 }
 
 
@@ -190,16 +188,6 @@ def _enum(kind: type[Enum]) -> Convert:
             with contextlib.suppress(ValueError):
                 return kind(value)
         raise _wrong(where, f"one of {allowed}", value)
-
-    return convert
-
-
-def _from_text(what: str, parse: Callable[[str], Any]) -> Convert:
-    def convert(value: Any, where: str) -> Any:
-        if type(value) is str:
-            with contextlib.suppress(ValueError, ArithmeticError):
-                return parse(value)
-        raise _wrong(where, what, value)
 
     return convert
 

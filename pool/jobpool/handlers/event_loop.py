@@ -25,8 +25,7 @@ _kept = _Keeper()
 def awaited(value: Any) -> Any:
     """Return the value; of a coroutine, its result, or raise its error. Tasks that it leaves behind are cancelled.
 
-    Raises:
-        RuntimeError: This thread runs another event loop.
+    Raises `RuntimeError`: this thread runs another event loop.
     """
     return _run(value) if type(value) is CoroutineType else value
 

@@ -93,8 +93,7 @@ class Handler(Generic[P, R]):
     def define(self, **payload: Any) -> JobBuilder:
         """Return a builder for a job with this payload, on the handler's queue; ends with `dispatch()`.
 
-        Raises:
-            InvalidJob: JSON cannot carry the payload.
+        Raises `InvalidJob`: JSON cannot carry the payload.
         """
         builder = JobBuilder(self.name, payload)
         return builder.queue(self.queues[0]) if self.queues else builder
@@ -114,8 +113,7 @@ class Handler(Generic[P, R]):
     def bound(self) -> Bound:
         """The function, called with a context alone: arguments come from the payload. Made at the first use.
 
-        Raises:
-            ConfigurationError: Its annotations cannot work; the text says which.
+        Raises `ConfigurationError`: its annotations cannot work; the text says which.
         """
         return bind(self.function, self.name)
 
@@ -152,8 +150,7 @@ def place_of(function: Callable[..., Any]) -> str:
 def check_shape(function: Callable[..., Any], name: str, kind: str = "handler") -> None:
     """Refuse, where it is written, a function that no job could call. `kind`: what the text calls it.
 
-    Raises:
-        ConfigurationError: It is a class or a generator, takes no context, or has parameters that no name can fill.
+    Raises `ConfigurationError`: a class, a generator, no context, or parameters that no name can fill.
     """
     shown = f"{kind} {name!r}, {place_of(function)}"
     if isinstance(function, type):
@@ -249,8 +246,7 @@ def parameters_of(function: Callable[..., Any]) -> list[Parameter] | None:
 def _as_function(cls: type, name: str) -> Callable[..., Any]:
     """Return a function that makes an instance of `cls` and calls its `run`, or `__call__`. `name`: the handler's.
 
-    Raises:
-        ConfigurationError: The class does not fit; the text says where it is and why.
+    Raises `ConfigurationError`: the class does not fit; the text says where it is and why.
     """
     shown = f"handler {name!r}: class {cls.__module__}.{cls.__qualname__}"
     method = next((known for known in ("run", "__call__") if _is_plain(cls, known)), None)

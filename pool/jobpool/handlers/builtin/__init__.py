@@ -34,15 +34,9 @@ OPEN = frozenset({"url"})
 
 
 class Registered(Generic[C]):
-    """A function of the app that a built-in handler calls.
+    """A function of the app that a built-in handler calls: its name, and the place where it was written.
 
-    Attributes:
-        name: Of the function.
-        place: Where it was written.
-
-    Args:
-        bind: Makes `bound` of the function at its first use.
-        shown: Its name in texts, and the `kind` before that.
+    `bind` makes `bound` of it at its first use. Texts call it `kind` and `shown`.
     """
 
     def __init__(self, function: Callable[..., Any], shown: str, kind: str, bind: Callable[[], C]) -> None:
@@ -53,7 +47,7 @@ class Registered(Generic[C]):
 
     @cached_property
     def bound(self) -> C:
-        """The function, called with a context, and words if it is a command. Raises `ConfigurationError`."""
+        """Return the function, called with a context, and words if it is a command. Raises `ConfigurationError`."""
         return self._bind()
 
 
@@ -62,7 +56,6 @@ class Kit:
     """The parts that built-in handlers are made of.
 
     Attributes:
-        allowances: Their permissions.
         commands: Functions of `@jobpool.command`, by name.
         listeners: Functions of `@jobpool.listener`: event → listeners, in the order of their registration.
         options: Options set by `jobpool.builtin`: name of a built-in handler → options of its `Handler`.
@@ -82,10 +75,7 @@ def make(name: str, kit: Kit) -> AnyHandler:
 
 
 def enabled_by(name: str, kit: Kit) -> str:
-    """Return the setting or decorator that enables a built-in handler, in words.
-
-    "" = nothing, so it refuses every job (`url`: every inward one).
-    """
+    """Return what enables a built-in handler, in words; "" = nothing: it refuses all jobs (`url`: all inward ones)."""
     if name in kit.options:
         return f"jobpool.builtin({name!r}) of {kit.set_at[name]}"
     if name == "command":

@@ -41,8 +41,7 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 def register(commands: dict[str, Registered[Call]], function: F, name: str | None) -> F:
     """Add a function to `commands`, and return it. The same again (a module imported twice) replaces itself.
 
-    Raises:
-        ConfigurationError: The name is none, or another function has it; the text names both places.
+    Raises `ConfigurationError`: the name is none, or another function has it; the text names both places.
     """
     name = getattr(function, "__name__", "") if name is None else name
     place = place_of(function)
@@ -83,12 +82,9 @@ def make(kit: Kit) -> Callable[[JobContext], Any]:
 
 
 def _reader(function: Callable[..., Any], named: str, place: str) -> Call:
-    """Return a call of `function` with a context and words. `named`: its name in texts.
+    """Return a call of `function` with a context and words, which raises `Refused` if they do not fit.
 
-    Raises:
-        ConfigurationError: It takes `**fields`, which no word can fill.
-
-    The call raises `Refused` for words that do not fit, or the errors of `function`.
+    Raises `ConfigurationError`: it takes `**fields`, which no word can fill. `named`: its name in texts.
     """
     parameters = (parameters_of(function) or [])[1:]
     if [parameter.name for parameter in parameters] == [_RAW] and parameters[0].kind in FILLED_BY_NAME:

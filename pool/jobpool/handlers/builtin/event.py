@@ -41,9 +41,7 @@ class EventContext(JobContext):
 def register(listeners: dict[str, list[Listener]], function: F, event: str) -> F:
     """Add a function to those of an event, and return it. The same again (a module imported twice) replaces itself.
 
-    Raises:
-        ConfigurationError: Its parameters cannot be filled.
-        InvalidJob: The event's name is none.
+    Raises `ConfigurationError`: its parameters cannot be filled; `InvalidJob`: the event's name is none.
     """
     found = listeners.setdefault(check_name(event, "event name"), [])
     name = getattr(function, "__name__", type(function).__name__)

@@ -11,7 +11,6 @@ import signal
 import stat
 import sys
 from collections.abc import Callable, Sequence
-from typing import TextIO
 
 from jobpool.handlers.builtin import Failure, Kit, Refused, kind_of, spawning, split_words
 from jobpool.ipc.process_options import scrubbed
@@ -39,11 +38,12 @@ def make(kit: Kit) -> Callable[[JobContext], str]:
             raise Refused(f"a word of the command line of {words[0]!r:.80} cannot be written as bytes") from None
         except OSError as error:
             raise Failure(f"program {words[0]!r:.80} cannot be started: {error.strerror}") from None
-        if ended.code == 0:
-            _keep(ended.err, sys.stderr)
-            return ended.out.rstrip("\n")
-        _keep(ended.out, sys.stdout)
-        raise Failure(f"program {words[0][:200]!r} {_how(ended.code)}\n{ended.err}".rstrip("\n"))
+        kept, stream = (ended.err, sys.stderr) if ended.code == 0 else (ended.out, sys.stdout)
+        if kept:
+            print(kept.rstrip("\n"), file=stream)  # into the captured output of the attempt
+        if ended.code != 0:
+            raise Failure(f"program {words[0][:200]!r} {_how(ended.code)}\n{ended.err}".rstrip("\n"))
+        return ended.out.rstrip("\n")
 
     return run
 
@@ -60,12 +60,6 @@ def _words(payload: object) -> list[str]:
     if not words:
         raise Refused("the command line is empty: it begins with a program's name")
     return words
-
-
-def _keep(text: str, stream: TextIO) -> None:
-    """Keep the text with the captured output of the attempt."""
-    if text:
-        print(text.rstrip("\n"), file=stream)
 
 
 def _how(code: int | None) -> str:

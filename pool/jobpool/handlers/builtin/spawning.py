@@ -38,9 +38,8 @@ _RESET = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 class Ended:
     """The end of a program.
 
-    Attributes:
-        code: Its exit status; negative = the signal that killed it; None = nobody knows.
-        out, err: Text printed on its two streams: beginning and end, if it was much.
+    `code`: its exit status; negative = the signal that killed it; None = nobody knows. `out`, `err`: text printed on
+    its two streams: beginning and end, if it was much.
     """
 
     code: int | None
@@ -49,19 +48,16 @@ class Ended:
 
 
 def run(path: str, argv: Sequence[str], environ: Mapping[str, str], cap: int, give_up: float | None = None) -> Ended:
-    """Start the program at `path`, with nothing on its standard input, and wait for its end.
+    """Start the program at `path`, with nothing on its standard input, and wait for its end. No search, no shell.
 
     Args:
-        path: Of the file; no search, no shell.
+        path: Of the file.
         argv: Its name and arguments.
         environ: Its environment.
         cap: Bytes that are kept of each stream.
         give_up: CLOCK_MONOTONIC seconds at which it is killed; None = never.
 
-    Raises:
-        OSError: It cannot be started.
-
-    Blocks until the program has ended.
+    Raises `OSError`: it cannot be started.
     """
     out, err = HeadTail(cap), HeadTail(cap)
     with _held(FileIO.close, _pipe()) as (out_read, out_write), _held(FileIO.close, _pipe()) as (err_read, err_write):

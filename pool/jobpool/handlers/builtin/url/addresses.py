@@ -15,8 +15,6 @@ from time import monotonic
 from jobpool.handlers.builtin import Failure
 from jobpool.handlers.builtin.url.request import Address, Refused, Target
 
-Network = IPv4Network | IPv6Network
-
 Lookup = Callable[[str], Sequence[str]]
 """From a name to all its addresses, as text. Raises `OSError`: it has none, or nobody answered."""
 
@@ -82,21 +80,13 @@ def why_not_public(address: Address) -> str:
 
 
 class Deadline:
-    """A point in time.
-
-    Args:
-        seconds: From now.
-    """
+    """A point in time, `seconds` from now."""
 
     def __init__(self, seconds: float) -> None:
         self._at = monotonic() + seconds
 
     def left(self) -> float:
-        """Return seconds until then, > 0.
-
-        Raises:
-            TimeoutError: There are none.
-        """
+        """Return seconds until then, > 0. Raises `TimeoutError`: there are none."""
         left = self._at - monotonic()
         if left <= 0:
             raise TimeoutError("the call's time is up")
@@ -112,20 +102,16 @@ def system_lookup(host: str) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def admit(target: Target, networks: Sequence[Network], lookup: Lookup, deadline: Deadline) -> list[Address]:
-    """Return the addresses of the target, in order, each of them allowed. Asks `lookup` at most once.
+def admit(
+    target: Target, networks: Sequence[IPv4Network | IPv6Network], lookup: Lookup, deadline: Deadline
+) -> list[Address]:
+    """Return the addresses of the target, in order, each of them public or in `networks`.
 
-    Args:
-        target: Where a call goes.
-        networks: Allowed beside the public addresses.
-        lookup: Not asked when the host is an address.
-        deadline: For the lookup.
+    Asks `lookup` at most once, and not when the host is an address. Blocks until the deadline at most.
 
     Raises:
-        Refused: One of them is neither public nor in `networks`.
+        Refused: One of them is not allowed.
         Failure: The name could not be looked up, now.
-
-    Blocks until the deadline at most.
     """
     found = [target.address] if target.address is not None else _resolve(target.host, lookup, deadline)
     # A mapped address (`::ffff:a.b.c.d`) is connected to as the IPv4 address that it is.

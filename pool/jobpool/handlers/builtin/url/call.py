@@ -182,9 +182,7 @@ class Caller:
 def wait_asked(value: str | None, now: float) -> float | None:
     """Return the seconds, 0 to `MAX_WAIT_S`, that a `Retry-After` header asks for; None = none that are known.
 
-    Args:
-        value: Seconds, or a date.
-        now: Unix time.
+    `value`: seconds, or a date. `now`: Unix time.
     """
     if value is None or len(value) > MAX_HEADER_CHARS:
         return None
@@ -201,7 +199,7 @@ def wait_asked(value: str | None, now: float) -> float | None:
 def _judge(request: Request, response: BaseHTTPResponse) -> None:
     """Return if the status is one that the caller wants; of other answers the beginning of the body is read."""
     status = response.status
-    if request.expects(status):
+    if status in request.expect:
         return
     text = f"{request.method} {request.target.authority} answered {status}"
     if 300 <= status < 400:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Any
@@ -124,7 +124,7 @@ class Request:
         headers: As they are sent, but for `Host` and the framing.
         body: None = there is none.
         timeout: Seconds that the whole call may take, > 0.
-        expect: The statuses that are success; () = 200 to 299.
+        expect: The statuses that are success.
         ignored: Options that were left out of account.
     """
 
@@ -133,12 +133,8 @@ class Request:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | None = None
     timeout: float = 30.0
-    expect: tuple[int, ...] = ()
+    expect: Sequence[int] = range(200, 300)
     ignored: tuple[str, ...] = ()
-
-    def expects(self, status: int) -> bool:
-        """Return whether this status is success."""
-        return status in self.expect if self.expect else 200 <= status < 300
 
 
 def read(payload: object, *, timeout: float, max_bytes: int, identifier: str) -> Request:
@@ -269,22 +265,18 @@ def _timeout(options: Mapping[str, Any], most: float) -> float:
     return min(most, float(value))
 
 
-def _expect(value: object) -> tuple[int, ...]:
+def _expect(value: object) -> Sequence[int]:
     statuses = value if isinstance(value, list) else [] if value is None else [value]
     if any(type(status) is not int or not 200 <= status <= 599 for status in statuses):
         raise Refused("expect", "`expect` must be a status from 200 to 599, or a list of them")
-    return tuple(statuses)
+    return tuple(statuses) or range(200, 300)
 
 
 # --- URLs ---------------------------------------------------------------------------------------------
 
 
 def parse(url: object) -> Target:
-    """Parse a URL.
-
-    Raises:
-        Refused: It is not a plain http or https URL; the text names the rule and the mend.
-    """
+    """Parse a URL. Raises `Refused`: it is not a plain http or https URL; the text names the rule and the mend."""
     text = _plain_text(url)
     shape = _SHAPE.fullmatch(text)
     if shape is None:
