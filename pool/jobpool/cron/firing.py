@@ -49,8 +49,6 @@ def decide(schedule: Schedule, policy: Misfire, *, last: datetime | None, now: d
     a newer one fires on time. With `all(n)` the newest n are, that one included.
 
     Args:
-        schedule: When it is due.
-        policy: The treatment of missed instants.
         last: The last instant that was fired, or `Due.last` of the last decision; None = never seen. A schedule never
             seen before starts with the minute of `now`; nothing earlier is missed or made up for.
         now: Aware. Before `last`, because a clock was put back: nothing fires.

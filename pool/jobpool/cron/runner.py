@@ -44,21 +44,16 @@ class CronTime:
     """The time for schedules: the broker's clock if it has one, so that machines with wrong clocks agree."""
 
     def __init__(self, backend: QueueBackend, clock: Clock | None = None) -> None:
-        self._time = BrokerTime(backend.broker_time, clock or backend.clock)
+        self.broker = BrokerTime(backend.broker_time, clock or backend.clock)
 
     def now(self) -> datetime:
         """Return the time, aware, in UTC, to the microsecond. Raises and blocks as `BrokerTime.now`."""
-        return _EPOCH + timedelta(microseconds=round(self._time.now() * 1e6))
-
-    @property
-    def of_broker(self) -> bool | None:
-        """True if the broker has a clock of its own; None = it was not asked yet."""
-        return self._time.of_broker
+        return _EPOCH + timedelta(microseconds=round(self.broker.now() * 1e6))
 
     @property
     def patience(self) -> float:
         """Seconds after which a sleeper has to look at the time again, whatever it waits for."""
-        return ASK_EVERY if self.of_broker else LOOK_EVERY
+        return ASK_EVERY if self.broker.of_broker else LOOK_EVERY
 
 
 class CronRunner:
@@ -159,10 +154,8 @@ class CronRunner:
         tick = Tick(self._means, self.time.now if fixed is None else lambda: fixed, stopped)
         self._memory.read(tick.now)
         self._note_ahead(tick.now)
-        for planned in self.planned:
-            tick.attend(planned)
-        tick.end()
-        self.silence = tick.silence
+        tick.run(self.planned)
+        self.silence = next(iter(tick.silent.values()), "")
         return tick.firings
 
     def try_out(self, now: datetime) -> list[Firing]:

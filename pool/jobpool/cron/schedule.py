@@ -1,11 +1,8 @@
 """A cron expression in a time zone: its instants before and after any moment. Pure.
 
-`LocalTimes` are those that the five fields name, on a wall clock that knows no zone. `Timeline` says how the clocks of
-a zone run, in pieces without a change. Each piece has local times that fire in it, from `Schedule._opening` on, each at
-its own moment; those left out at its beginning fire at that beginning.
-
-Every moment is a number: seconds from 1970-01-01 00:00 UTC; a local time is the clock's reading, counted in the same
-way. So within a piece, local time = moment + offset.
+Each piece of a zone's timeline has local times that fire in it, from `Schedule._opening` on, each at its own moment;
+those left out at its beginning fire at that beginning. A moment is a number: seconds from 1970-01-01 00:00 UTC; a local
+time is the clock's reading, counted in the same way. So within a piece, local time = moment + offset.
 """
 
 from __future__ import annotations
@@ -95,13 +92,9 @@ class Schedule:
         return None
 
     def between(self, after: datetime, until: datetime, *, most: int, newest: bool = False) -> list[datetime]:
-        """Return the instants in (after, until], oldest first.
+        """Return the instants in (after, until], both aware, oldest first; at most `most` (>= 0), each in some 10 µs.
 
-        Args:
-            after: Aware; not itself one of them.
-            until: Aware; may be one of them.
-            most: How many at most, >= 0; each costs some 10 µs.
-            newest: Of too many, keep the last ones instead of the first ones.
+        `newest`: of too many, keep the last ones instead of the first ones.
         """
         found: list[datetime] = []
         moment = self.previous(until) if newest else self.next(after)

@@ -51,18 +51,12 @@ class Planned:
 
     entry: Entry
     definition: JobDefinition
+    schedule: Schedule
+    misfire: Misfire
 
     @cached_property
     def name(self) -> str:
         return job_name(self.definition)
-
-    @cached_property
-    def schedule(self) -> Schedule:
-        return Schedule(self.definition.cron_expression, self.definition.zone)
-
-    @cached_property
-    def misfire(self) -> Misfire:
-        return Misfire.parse(self.definition.misfire)
 
     @property
     def is_inline(self) -> bool:
@@ -118,7 +112,8 @@ class Scheduler:
 
         Raises `ConfigurationError` as `get_definitions` and `execution_order`.
         """
-        return execution_order(self.get_definitions(), [entry.place for entry in self.entries])
+        definitions = self.get_definitions()
+        return [definitions[number] for number in execution_order(definitions, [one.place for one in self.entries])]
 
     def __repr__(self) -> str:
         return f"<Scheduler of {len(self.entries)} jobs>"
@@ -139,15 +134,16 @@ def plan(schedulers: Iterable[Scheduler]) -> list[Planned]:
     entries = [entry for scheduler in schedulers for entry in scheduler.entries]
     definitions = [entry.definition() for entry in entries]
     try:
-        order = _order(definitions, [entry.place for entry in entries])
+        order = execution_order(definitions, [entry.place for entry in entries])
     except ConfigurationError as error:  # its notes say which jobs make a circle
         raise ConfigurationError(" ".join([str(error), *getattr(error, "__notes__", ())])) from None
-    planned = [Planned(entries[number], definitions[number]) for number in order]
-    for one in planned:
+    planned = []
+    for entry, definition in ((entries[number], definitions[number]) for number in order):
         try:
-            _ = one.schedule, one.misfire
+            schedule = Schedule(definition.cron_expression, definition.zone)
+            planned.append(Planned(entry, definition, schedule, Misfire.parse(definition.misfire)))
         except InvalidJob as error:
-            why = f"the schedule {one.name!r} at {one.entry.place} is refused: {error}"
+            why = f"the schedule {job_name(definition)!r} at {entry.place} is refused: {error}"
             raise ConfigurationError(why) from error
     return planned
 
@@ -157,22 +153,12 @@ def job_name(definition: JobDefinition) -> str:
     return definition.name or definition.handler
 
 
-def execution_order(definitions: Iterable[JobDefinition], places: Sequence[str] = ()) -> list[JobDefinition]:
-    """Order jobs so that each comes after those that it depends on; where that leaves a choice, as declared.
+def execution_order(jobs: Sequence[JobDefinition], places: Sequence[str] = ()) -> list[int]:
+    """Order jobs by their numbers so that each comes after those that it depends on; else as declared.
 
-    Args:
-        definitions: In the order of declaration.
-        places: Where each was declared (`shop/jobs.py:17`), for errors; empty = not known.
-
-    Raises:
-        ConfigurationError: Two jobs have one name (both places are named); `Dependency 'x' for job 'y' does not
-            exist.`; `Circular dependency detected in jobs.`, with the circle in the error's notes.
+    Raises `ConfigurationError`: two jobs have one name (`places`, where they were declared, are named); `Dependency 'x'
+    for job 'y' does not exist.`; `Circular dependency detected in jobs.`, with the circle in the error's notes.
     """
-    jobs = list(definitions)
-    return [jobs[number] for number in _order(jobs, places)]
-
-
-def _order(jobs: Sequence[JobDefinition], places: Sequence[str]) -> list[int]:
     index: dict[str, int] = {}
     for number, job in enumerate(jobs):
         first = index.setdefault(job_name(job), number)

@@ -175,7 +175,7 @@ class CronLoop:
     def _say_ready(self) -> None:
         served = [one for one in self._runner.planned if self._runner.serves(one)]
         due = self._runner.next_due()
-        clock = "the broker's" if self._runner.time.of_broker else "this machine's"
+        clock = "the broker's" if self._runner.time.broker.of_broker else "this machine's"
         fields = {"schedules": len(served), "clock": clock, "next": "never" if due is None else rfc3339(due)}
         log.info("cron is ready", extra={"fields": fields})
 
@@ -252,11 +252,10 @@ def serve(
     can be stopped.
 
     Args:
-        start: The scheduler's settings.
         companion: This process is a pool's own. As in the pool's children, its jobs enqueue only to the pool's broker,
             whatever URL a `Jobs` names.
-        on_fired: Called after a turn in which something was fired, with the lateness of each, in seconds.
         on_ready: Called once nothing can refuse the start any more, before the first firing.
+        on_fired: Called after a turn in which something was fired, with the lateness of each, in seconds.
 
     Raises:
         ConfigurationError: The app or a setting cannot work.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -25,6 +25,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 INSTANT_KEY = "scheduled_for"
 """The key of `meta` under which a job finds its instant, RFC 3339 in UTC; one of the job's own stays."""
+
+Waiting = tuple[Planned, Due, JobDefinition, str]
+"""A firing that waits to be enqueued with others, and its key."""
 
 ENQUEUED_AT_ONCE = 1000
 """Firings that are enqueued together: three or four round trips for all of them, and one transaction of some 50 ms."""
@@ -83,16 +86,6 @@ def _signals_kept() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
-    """A firing that waits to be enqueued with others."""
-
-    planned: Planned
-    due: Due
-    definition: JobDefinition
-    key: str
-
-
 class Tick:
     """One turn. `now`: when it began; instants due by then are fired. `firings`: the results of due instants.
 
@@ -108,19 +101,28 @@ class Tick:
         self._clock = clock
         self._stopped = stopped
         self._undecided: set[str] = set()
-        self._silent: dict[str | None, str] = {}
         self._new: dict[str, Record] = {}
-        self._batch: list[Enqueued] = []
+        self._batch: list[Waiting] = []
         self.now = clock()
+        # Where a schedule begins that nobody has met: with the minute of this turn, even if it fires later.
+        self._beginning = self.now.replace(second=0, microsecond=0) - MOMENT
         self.firings: list[Firing] = []
+        self.silent: dict[str | None, str] = {}
+        """Why the broker did not answer the enqueues of a queue."""
 
-    def attend(self, planned: Planned) -> None:
-        """Do what one schedule asks for."""
+    def run(self, plan: Iterable[Planned]) -> None:
+        """Do what the schedules ask for, in order, and note where those begin that nobody has met before."""
+        for planned in plan:
+            self._attend(planned)
+        self._flush()
+        self._memory.tell(self._new, first=True)
+
+    def _attend(self, planned: Planned) -> None:
         state = self._memory[planned]
         if state.seen is None:
-            self._memory.note_seen(planned, self._beginning())
+            self._memory.note_seen(planned, self._beginning)
             if self._means.serves(planned):
-                self._new[planned.name] = Record(self._beginning(), next=state.next)
+                self._new[planned.name] = Record(self._beginning, next=state.next)
         if state.next is None or state.next > self.now or self._stopped():
             return
         due = decide(planned.schedule, planned.misfire, last=state.seen, now=self.now, grace=self._means.grace)
@@ -140,33 +142,17 @@ class Tick:
                 self._memory.tell({planned.name: Record(newest, next=state.next)})
             self._fire_due(planned, due)
 
-    def _beginning(self) -> datetime:
-        """Return where a schedule begins that nobody has met: with the minute of this turn, even if it fires later."""
-        return self.now.replace(second=0, microsecond=0) - MOMENT
-
-    def end(self) -> None:
-        """Enqueue what waits, and note where schedules begin that nobody has met before."""
-        self._flush()
-        self._memory.tell(self._new, first=True)
-
-    @property
-    def silence(self) -> str:
-        """Why the broker did not answer an enqueue; "" = it did."""
-        return next(iter(self._silent.values()), "")
-
-    # --- firing together ----------------------------------------------------------------------------
-
-    def _may_wait(self, planned: Planned, due: Due) -> Enqueued | None:
+    def _may_wait(self, planned: Planned, due: Due) -> Waiting | None:
         """Return the firing, if it can be enqueued with others; None: it is dealt with by itself, in its order.
 
         Only where an enqueue that failed can be repeated without harm, piece by piece.
         """
         alone = len(due.fire) != 1 or due.missed or planned.is_inline or planned.definition.depends_on
-        if alone or planned.definition.queue in self._silent or not self._means.backend.capabilities.key_store:
+        if alone or planned.definition.queue in self.silent or not self._means.backend.capabilities.key_store:
             return None
         try:
             definition = for_instant(planned.entry.definition(), due.fire[0])
-            return Enqueued(planned, due, definition, firing_key(planned.name, due.fire[0]))
+            return planned, due, definition, firing_key(planned.name, due.fire[0])
         except JobpoolError:
             return None  # it is told, by itself
 
@@ -180,28 +166,26 @@ class Tick:
                 self._enqueue_all(waiting)
                 return
             except BackendUnavailable as error:
-                self._silent |= {one.definition.queue: str(error) for one in waiting}
+                self.silent |= {definition.queue: str(error) for _, _, definition, _ in waiting}
             except JobpoolError:
                 pass  # one by one it is found out which
-        for one in waiting:
-            self._fire_due(one.planned, one.due)
+        for planned, due, _, _ in waiting:
+            self._fire_due(planned, due)
 
-    def _enqueue_all(self, waiting: Sequence[Enqueued]) -> None:
-        ids = self._means.backend.enqueue_many_once([(one.definition, one.key) for one in waiting])
-        won = self._memory.win([one.key for one in waiting], TOLD_FOR)
+    def _enqueue_all(self, waiting: Sequence[Waiting]) -> None:
+        ids = self._means.backend.enqueue_many_once([(definition, key) for _, _, definition, key in waiting])
+        won = self._memory.win([key for *_, key in waiting], TOLD_FOR)
         records: dict[str, Record] = {}
-        for one, ident, mine in zip(waiting, ids, won, strict=True):
-            firing = self._enqueued(one.planned, one.definition, one.due.fire[0], one.key, ident, mine)
+        for (planned, due, definition, key), ident, mine in zip(waiting, ids, won, strict=True):
+            firing = self._enqueued(planned, definition, due.fire[0], key, ident, mine)
             self.firings.append(firing)
-            records |= self._note_fired(one.planned, firing)
-            self._memory.note_seen(one.planned, one.due.last)
+            records |= self._note_fired(planned, firing)
+            self._memory.note_seen(planned, due.last)
         self._memory.tell(records)
-
-    # --- firing -------------------------------------------------------------------------------------
 
     def _fire_due(self, planned: Planned, due: Due) -> None:
         """Fire in order. After one that is to be tried again, or left for later, the others wait."""
-        since = self._memory[planned].seen or self._beginning()
+        since = self._memory[planned].seen or self._beginning
         for at in due.fire:
             if self._stopped():
                 return
@@ -229,8 +213,8 @@ class Tick:
 
     def _fire(self, planned: Planned, at: datetime, since: datetime) -> Firing:
         key, queue = firing_key(planned.name, at), planned.definition.queue
-        if queue in self._silent:  # each call that is made in vain takes as long as a call may
-            return self._firing(planned, at, FiringStatus.LATER, self._silent[queue])
+        if queue in self.silent:  # each call that is made in vain takes as long as a call may
+            return self._firing(planned, at, FiringStatus.LATER, self.silent[queue])
         try:
             if (held := self._held_back(planned, at, since)) is not None:
                 return held
@@ -245,7 +229,7 @@ class Tick:
             definition = replace(definition, identifier=once_id(key))
             return self._means.run_inline(planned.name, definition, at, self._late(at))
         except BackendUnavailable as error:
-            self._silent[queue] = str(error)
+            self.silent[queue] = str(error)
             return self._firing(planned, at, FiringStatus.LATER, str(error))
         except JobpoolError as error:
             return self._firing(planned, at, FiringStatus.FAILED, str(error))

@@ -49,10 +49,6 @@ def converter(annotation: Any) -> Convert:
         return _model(annotation)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return _enum(annotation)
-    return _generic(annotation)
-
-
-def _generic(annotation: Any) -> Convert:
     origin = typing.get_origin(annotation) or annotation
     inner = typing.get_args(annotation)
     if origin is typing.Annotated:
@@ -230,19 +226,18 @@ def _dataclass(kind: type) -> Convert:
 
 def _fields(kind: type) -> tuple[Mapping[str, Convert], list[str]]:
     hints = resolve_hints(kind)
+    inits = {
+        name: hint.type if isinstance(hint, dataclasses.InitVar) else Any
+        for name, hint in hints.items()
+        if hint is dataclasses.InitVar or isinstance(hint, dataclasses.InitVar)
+    }
     kept = {part.name for part in dataclasses.fields(kind) if part.init}
     # `__dataclass_fields__` also has those for `__post_init__` only, which `fields` leaves out.
     every = kind.__dataclass_fields__.values()  # type: ignore[attr-defined]
-    fields = [part for part in every if part.name in kept or _for_init(hints.get(part.name))]
+    fields = [part for part in every if part.name in kept or part.name in inits]
     missing = dataclasses.MISSING
     required = [part.name for part in fields if part.default is missing and part.default_factory is missing]
-    types = {part.name: hints.get(part.name, Any) for part in fields}
-    inits = {name: hint.type for name, hint in types.items() if isinstance(hint, dataclasses.InitVar)}
-    return {name: converter(hint) for name, hint in (types | inits).items()}, required
-
-
-def _for_init(annotation: Any) -> bool:
-    return annotation is dataclasses.InitVar or isinstance(annotation, dataclasses.InitVar)
+    return {part.name: converter((hints | inits).get(part.name, Any)) for part in fields}, required
 
 
 def fill(

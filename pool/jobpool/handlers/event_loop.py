@@ -7,7 +7,6 @@ called from the signal handler), and nothing waits for a task that swallowed it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Coroutine
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +26,8 @@ def awaited(value: Any) -> Any:
 
     Raises `RuntimeError`: this thread runs another event loop.
     """
-    return _run(value) if type(value) is CoroutineType else value
-
-
-def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    if type(value) is not CoroutineType:
+        return value
     import asyncio  # a child whose handlers are plain functions never pays for it
 
     loop = _kept.loop
@@ -38,9 +35,9 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
         loop = _kept.loop = asyncio.new_event_loop()
     threads = threading.active_count()
     try:
-        return loop.run_until_complete(coroutine)
+        return loop.run_until_complete(value)
     finally:
-        coroutine.close()  # does nothing, unless the loop refused to run it
+        value.close()  # does nothing, unless the loop refused to run it
         if not loop.is_running():  # else somebody's own loop, in which the coroutine could not run
             tasks = asyncio.all_tasks(loop)
             for task in tasks:

@@ -1,11 +1,6 @@
 """A handler: a function with a name, how its jobs are run, and how it gets its arguments.
 
-A handler takes its `JobContext` first, and then
-
-* nothing: it reads `ctx.payload` itself;
-* one parameter annotated with a dataclass, or with a class that has `model_validate` (pydantic, which is never imported
-  here): the whole payload, as that type;
-* anything else: parameters filled by name from a payload that is an object, each checked against its annotation.
+Models of a payload are known by their `model_validate`: pydantic is never imported here.
 """
 
 from __future__ import annotations

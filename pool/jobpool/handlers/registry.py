@@ -286,7 +286,7 @@ class HandlerRegistry:
             if name in self._handlers:
                 continue
             options = self._kit.options.get(name, {})
-            enabled = name in kinds.OPEN or bool(kinds.enabled_by(name, self._kit))
+            enabled = name == "url" or bool(kinds.enabled_by(name, self._kit))  # it may call public addresses
             infos.append(HandlerInfo(name, options.get("max_retries"), options.get("timeout"), enabled=enabled))
         return infos
 

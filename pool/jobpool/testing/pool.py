@@ -85,7 +85,7 @@ class VirtualPool:
             self.backend,
             self.clock,
             self._plan,
-            registry,
+            registry=registry,
             retry=retry,
             limits=limits,
             queue_handlers=queue_handlers,
@@ -93,8 +93,6 @@ class VirtualPool:
             default_timeout=default_timeout,
             ttl=ttl,
         )
-
-    # --- jobs --------------------------------------------------------------------------------------
 
     def enqueue(self, job: Job) -> str:
         """Enqueue a job; its id. Raises as `Jobs.enqueue`."""
@@ -120,8 +118,6 @@ class VirtualPool:
     def counters(self, queue: str = "default") -> dict[str, int]:
         """Return the pool's counts for metrics, by name: `jobs_succeeded`, `jobs_requeued`, …"""
         return dict(self._worker.counters.get(queue, {}))
-
-    # --- running -----------------------------------------------------------------------------------
 
     def run_one(self, queue: str = "default") -> Run | None:
         """Run what is next in a queue now, and reap what that left behind; None when there is nothing to fetch.
@@ -166,8 +162,6 @@ class VirtualPool:
         """Give back what is held by leases that have ended, as every pool does now and then; how many."""
         return sum(len(self.backend.reap(queue, self._reap)) for queue in self._chosen(queues))
 
-    # --- faults ------------------------------------------------------------------------------------
-
     def inject(
         self,
         fault: Fault,
@@ -200,8 +194,6 @@ class VirtualPool:
         """The faults that have not happened, in words. A test that planned one and never met it proves nothing."""
         return [str(injection) for injection in self._plan.left]
 
-    # --- beginning and end -------------------------------------------------------------------------
-
     def close(self) -> None:
         """Close the broker, and all that is in it."""
         self.backend.close()
@@ -216,8 +208,6 @@ class VirtualPool:
 
     def __repr__(self) -> str:
         return f"<VirtualPool with {len(self.waiting())} jobs to run and {len(self.dead())} dead>"
-
-    # --- how it runs -------------------------------------------------------------------------------
 
     def _run(self, queues: tuple[str, ...], limit: int, idle: Callable[[Sequence[str]], bool]) -> list[Run]:
         """Deliver in turns until there is nothing to fetch and `idle` finds nothing to wait for."""

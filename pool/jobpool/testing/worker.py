@@ -49,28 +49,10 @@ class Struck(BaseException):
 
 
 class FaultyWorker(QueueWorker):
-    """Processes messages one by one, and remembers each as a `Run`.
+    """Processes messages one by one, and tells of each as a `Run`. `struck`: the last fault that struck a handler."""
 
-    Args:
-        backend: Where messages come from.
-        clock: Its clock.
-        plan: The faults.
-        registry: The handlers; None = those of `@jobpool.handler`.
-        options: As `QueueWorker` takes them.
-
-    Attributes:
-        struck: The fault that struck the handler of the last attempt.
-    """
-
-    def __init__(
-        self,
-        backend: QueueBackend,
-        clock: ManualClock,
-        plan: FaultPlan,
-        registry: HandlerRegistry | None,
-        **options: Any,
-    ) -> None:
-        super().__init__(backend, registry, **options)
+    def __init__(self, backend: QueueBackend, clock: ManualClock, plan: FaultPlan, **options: Any) -> None:
+        super().__init__(backend, **options)
         self._virtual = clock
         self._plan = plan
         self._outage = 0
@@ -79,11 +61,7 @@ class FaultyWorker(QueueWorker):
         self._output = ""
 
     def deliver(self, queue: str) -> Run | None:
-        """Process one message; None when there is none to fetch.
-
-        Raises:
-            BackendUnavailable: The fetch was not answered.
-        """
+        """Process one message; None when there is none. Raises `BackendUnavailable`: the fetch was not answered."""
         down = self._plan.take_fetch()
         self._outage += down.calls if down else 0
         if self._outage:
@@ -103,18 +81,7 @@ class FaultyWorker(QueueWorker):
             handler = lease.envelope.job
         except MalformedEnvelope:
             handler = ""
-        return Run(
-            result.status,
-            result.attempts,
-            result.error,
-            id=lease.id,
-            queue=queue,
-            handler=handler,
-            output=self._output,
-            at=fetched_at,
-        )
-
-    # --- the pipeline, with its points -------------------------------------------------------------
+        return Run(result.status, result.attempts, result.error, lease.id, queue, handler, self._output, fetched_at)
 
     def _run(self, lease: JobLease, handler: AnyHandler | None) -> tuple[Outcome, JobLease]:
         self._lease = lease

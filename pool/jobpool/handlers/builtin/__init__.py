@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from jobpool.errors import JobpoolError, Unrecoverable
 from jobpool.handlers.handler import AnyHandler, Handler, check_shape, place_of
 from jobpool.message.allowances import Allowances
 
-C = TypeVar("C", bound=Callable[..., Any])
+Function = Callable[..., Any]
 
 MAKERS = {
     "callable": "jobpool.handlers.builtin.callables",
@@ -29,24 +29,21 @@ MAKERS = {
 }
 """Name of a built-in handler → the module that makes it."""
 
-OPEN = frozenset({"url"})
-"""Built-in handlers that do some jobs without an allowance: calls of public addresses."""
 
-
-class Registered(Generic[C]):
+class Registered:
     """A function of the app that a built-in handler calls: its name, and the place where it was written.
 
     `bind` makes `bound` of it at its first use. Texts call it `kind` and `shown`.
     """
 
-    def __init__(self, function: Callable[..., Any], shown: str, kind: str, bind: Callable[[], C]) -> None:
+    def __init__(self, function: Function, shown: str, kind: str, bind: Callable[[], Function]) -> None:
         check_shape(function, shown, kind)
         self.name: str = getattr(function, "__name__", type(function).__name__)
         self.place = place_of(function)
         self._bind = bind
 
     @cached_property
-    def bound(self) -> C:
+    def bound(self) -> Function:
         """Return the function, called with a context, and words if it is a command. Raises `ConfigurationError`."""
         return self._bind()
 
@@ -63,8 +60,8 @@ class Kit:
     """
 
     allowances: Allowances = field(default_factory=Allowances)
-    commands: dict[str, Registered[Callable[..., Any]]] = field(default_factory=dict)
-    listeners: dict[str, list[Registered[Callable[..., Any]]]] = field(default_factory=dict)
+    commands: dict[str, Registered] = field(default_factory=dict)
+    listeners: dict[str, list[Registered]] = field(default_factory=dict)
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
     set_at: dict[str, str] = field(default_factory=dict)
 

@@ -1,9 +1,6 @@
 """The built-in handler `command`: its payload is a line of words, the first of which names a function of the app.
 
-The other words fill the function's parameters, by its signature: worked out once a function. `month: int` is filled by
-`--month 6` or `--month=6`, `dry_run: bool` by `--dry-run` or `--no-dry-run`, and `tags: list[str]` by any number of
-`--tags x`. Words that belong to no option fill the parameters without a default that no option has filled, in their
-order, and then `*args`. Behind `--` there are no options.
+`HandlerRegistry.command` says how the others fill its parameters. Behind `--` there are no options.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 
 
-def register(commands: dict[str, Registered[Call]], function: F, name: str | None) -> F:
+def register(commands: dict[str, Registered], function: F, name: str | None) -> F:
     """Add a function to `commands`, and return it. The same again (a module imported twice) replaces itself.
 
     Raises `ConfigurationError`: the name is none, or another function has it; the text names both places.

@@ -14,13 +14,11 @@ from typing import Any, TypeVar
 from jobpool.errors import Retry, Snooze
 from jobpool.handlers.builtin import Failure, Kit, Refused, Registered, kind_of
 from jobpool.handlers.ending import below_ours
-from jobpool.handlers.handler import Bound, bind
+from jobpool.handlers.handler import bind
 from jobpool.message.context import JobContext
 from jobpool.message.names import check_name
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-Listener = Registered[Bound]
 
 
 class EventContext(JobContext):
@@ -38,7 +36,7 @@ class EventContext(JobContext):
         return self._data
 
 
-def register(listeners: dict[str, list[Listener]], function: F, event: str) -> F:
+def register(listeners: dict[str, list[Registered]], function: F, event: str) -> F:
     """Add a function to those of an event, and return it. The same again (a module imported twice) replaces itself.
 
     Raises `ConfigurationError`: its parameters cannot be filled; `InvalidJob`: the event's name is none.
@@ -81,7 +79,7 @@ def _read(payload: object) -> tuple[str, Any]:
     return name, payload.get("data", {})
 
 
-def _fire(event: str, listeners: list[Listener], ctx: JobContext, data: Any) -> dict[str, Any] | None:
+def _fire(event: str, listeners: list[Registered], ctx: JobContext, data: Any) -> dict[str, Any] | None:
     values: dict[str, Any] = {}
     failed: dict[str, Exception | SystemExit] = {}
     for listener in list(listeners):

@@ -33,17 +33,17 @@ def make(kit: Kit) -> Callable[[JobContext], str]:
         path, argv0 = choose(words[0], allowed.allowed_shell_commands, allowed.allow_all_shell_commands, search_path)
         give_up = None if ctx.deadline is None else ctx.deadline + LATE_S
         try:
-            ended = spawning.run(path, [argv0, *words[1:]], scrubbed(os.environ), allowed.output_cap, give_up)
+            code, out, err = spawning.run(path, [argv0, *words[1:]], scrubbed(os.environ), allowed.output_cap, give_up)
         except UnicodeEncodeError:
             raise Refused(f"a word of the command line of {words[0]!r:.80} cannot be written as bytes") from None
         except OSError as error:
             raise Failure(f"program {words[0]!r:.80} cannot be started: {error.strerror}") from None
-        kept, stream = (ended.err, sys.stderr) if ended.code == 0 else (ended.out, sys.stdout)
+        kept, stream = (err, sys.stderr) if code == 0 else (out, sys.stdout)
         if kept:
             print(kept.rstrip("\n"), file=stream)  # into the captured output of the attempt
-        if ended.code != 0:
-            raise Failure(f"program {words[0][:200]!r} {_how(ended.code)}\n{ended.err}".rstrip("\n"))
-        return ended.out.rstrip("\n")
+        if code != 0:
+            raise Failure(f"program {words[0][:200]!r} {_how(code)}\n{err}".rstrip("\n"))
+        return out.rstrip("\n")
 
     return run
 
@@ -87,9 +87,7 @@ def choose(word: str, allowed: Sequence[str], allow_all: bool, search_path: str)
         allow_all: Anything may be started.
         search_path: Folders with ':' between; those that are not absolute are passed over.
 
-    Raises:
-        Refused: It is not allowed, or can never be started.
-        Failure: It is allowed, and not there.
+    Raises `Refused`: it is not allowed, or can never be started; `Failure`: it is allowed, and not there.
     """
     if not allowed and not allow_all:
         raise Refused("no program may be started here: allowed_shell_commands is empty")

@@ -14,7 +14,6 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from io import FileIO
 from itertools import chain, starmap
@@ -34,28 +33,16 @@ _RESET = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 """Signals that the program is to meet as usual, whatever its parent ignores."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The end of a program.
-
-    `code`: its exit status; negative = the signal that killed it; None = nobody knows. `out`, `err`: text printed on
-    its two streams: beginning and end, if it was much.
-    """
-
-    code: int | None
-    out: str
-    err: str
-
-
-def run(path: str, argv: Sequence[str], environ: Mapping[str, str], cap: int, give_up: float | None = None) -> Ended:
+def run(
+    path: str, argv: Sequence[str], environ: Mapping[str, str], cap: int, give_up: float | None
+) -> tuple[int | None, str, str]:
     """Start the program at `path`, with nothing on its standard input, and wait for its end. No search, no shell.
 
-    Args:
-        path: Of the file.
-        argv: Its name and arguments.
-        environ: Its environment.
-        cap: Bytes that are kept of each stream.
-        give_up: CLOCK_MONOTONIC seconds at which it is killed; None = never.
+    Returns:
+        Its exit status (negative = the signal that killed it; None = nobody knows), and the text printed on its two
+        streams: beginning and end, if it was much.
+
+    `cap`: bytes that are kept of each stream. `give_up`: CLOCK_MONOTONIC seconds at which it is killed; None = never.
 
     Raises `OSError`: it cannot be started.
     """
@@ -71,7 +58,7 @@ def run(path: str, argv: Sequence[str], environ: Mapping[str, str], cap: int, gi
                 _read({out_read.fileno(): out, err_read.fileno(): err}, pidfd, give_up)
         finally:
             codes.extend(map(_end, pids))
-    return Ended(codes[0], out.text(), err.text())
+    return codes[0], out.text(), err.text()
 
 
 def _spawn(

@@ -15,6 +15,8 @@ from time import monotonic
 from jobpool.handlers.builtin import Failure
 from jobpool.handlers.builtin.url.request import Address, Refused, Target
 
+Network = IPv4Network | IPv6Network
+
 Lookup = Callable[[str], Sequence[str]]
 """From a name to all its addresses, as text. Raises `OSError`: it has none, or nobody answered."""
 
@@ -102,9 +104,7 @@ def system_lookup(host: str) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def admit(
-    target: Target, networks: Sequence[IPv4Network | IPv6Network], lookup: Lookup, deadline: Deadline
-) -> list[Address]:
+def admit(target: Target, networks: Sequence[Network], lookup: Lookup, deadline: Deadline) -> list[Address]:
     """Return the addresses of the target, in order, each of them public or in `networks`.
 
     Asks `lookup` at most once, and not when the host is an address. Blocks until the deadline at most.

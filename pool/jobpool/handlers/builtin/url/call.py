@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_network
@@ -31,13 +31,6 @@ if TYPE_CHECKING:
 MAX_HEAD_BYTES = 256 << 10
 """Bytes that the head of an answer may have."""
 
-FRAMING = 2
-"""Limit of the size of a chunked body on its way, as a multiple of its content."""
-
-READ_BYTES = 65536
-SNIPPET_BYTES = 300
-"""Bytes of an unwanted answer that are shown."""
-
 KEPT_HEADERS = (
     *("allow", "content-language", "content-type", "date", "etag", "last-modified", "link", "location"),
     *("request-id", "retry-after", "x-request-id"),
@@ -57,9 +50,6 @@ CHARSETS = re.compile(
 
 _CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([\w-]{1,40})", re.IGNORECASE)
 
-WORTH_ANOTHER = frozenset({408, 425, 429})
-"""Statuses below 500 that say: not now."""
-
 
 class Later(Retry):
     """The server said when to come again: the next attempt is then. Burns an attempt."""
@@ -68,12 +58,8 @@ class Later(Retry):
 def make(kit: Kit) -> Callable[[JobContext], dict[str, Any]]:
     """Return the handler. Imports no HTTP client: its first call does."""
     allowed = kit.allowances
-    return Caller(
-        timeout=allowed.url_timeout,
-        max_bytes=allowed.url_max_bytes,
-        networks=allowed.allowed_url_networks,
-        keep=allowed.output_cap // 2,
-    ).run
+    networks, keep = allowed.allowed_url_networks, allowed.output_cap // 2
+    return Caller(timeout=allowed.url_timeout, max_bytes=allowed.url_max_bytes, networks=networks, keep=keep).run
 
 
 @dataclass(slots=True)
@@ -121,7 +107,7 @@ class Caller:
 
         if self.context is None and request.target.scheme == "https":
             self.context = connection.tls_context()
-        bounds = connection.Bounds(deadline, FRAMING * self.max_bytes + MAX_HEAD_BYTES)
+        bounds = connection.Bounds(deadline, 2 * self.max_bytes + MAX_HEAD_BYTES)  # chunks have heads of their own
         try:
             return connection.exchange(
                 request, addresses, bounds, self.context, lambda response: self._result(request, response)
@@ -132,14 +118,14 @@ class Caller:
     def _result(self, request: Request, response: BaseHTTPResponse) -> dict[str, Any]:
         _judge(request, response)
         body = self._body(response)
+        headers = response.headers
+        # The charset of the content type, if it is one of `CHARSETS`.
+        named = _CHARSET.search(headers.get("Content-Type", "")[:MAX_HEADER_CHARS])
+        charset = named[1] if named and CHARSETS.fullmatch(named[1]) else "utf-8"
         answer: dict[str, Any] = {
             "status": response.status,
-            "headers": {
-                name: str(response.headers[name])[:MAX_HEADER_CHARS]
-                for name in KEPT_HEADERS
-                if name in response.headers
-            },
-            "body": body[: self.keep].decode(_charset(response.headers), "replace"),
+            "headers": {name: str(headers[name])[:MAX_HEADER_CHARS] for name in KEPT_HEADERS if name in headers},
+            "body": body[: self.keep].decode(charset, "replace"),
             "bytes": len(body),
         }
         if len(body) > self.keep:
@@ -208,22 +194,16 @@ def _judge(request: Request, response: BaseHTTPResponse) -> None:
     after = wait_asked(response.headers.get("Retry-After"), time.time()) if status in (429, 503) else None
     if after is not None:
         raise Later(after, told)
-    if status >= 500 or status in WORTH_ANOTHER:
+    if status >= 500 or status in (408, 425, 429):  # not now
         raise Failure(told)
     raise Refused("status", told)
 
 
 def _piece(response: BaseHTTPResponse) -> bytes:
     try:
-        return response.read(READ_BYTES, decode_content=False)
+        return response.read(65536, decode_content=False)
     except ValueError:  # http.client's reading of a chunk of negative size
         raise Failure("the framing of the answer's body is broken") from None
-
-
-def _charset(headers: Mapping[str, str]) -> str:
-    """Return the charset of the content type, if it is one of `CHARSETS`; else UTF-8."""
-    named = _CHARSET.search(headers.get("Content-Type", "")[:MAX_HEADER_CHARS])
-    return named[1].lower() if named and CHARSETS.fullmatch(named[1]) else "utf-8"
 
 
 def _snippet(response: BaseHTTPResponse) -> str:
@@ -231,7 +211,7 @@ def _snippet(response: BaseHTTPResponse) -> str:
     if response.headers.get("Content-Encoding"):
         return ""
     try:
-        text = response.read(SNIPPET_BYTES, decode_content=False).decode("utf-8", "replace")
+        text = response.read(300, decode_content=False).decode("utf-8", "replace")
     except Exception:  # noqa: BLE001 - see above
         return ""
     shown = "".join(mark if mark.isprintable() else " " for mark in text).strip()

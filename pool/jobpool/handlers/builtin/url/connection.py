@@ -70,14 +70,11 @@ def exchange(
 ) -> T:
     """Send the request to the first of the addresses that answers, and return what `use` makes of the response.
 
-    The body is not read when `use` gets it. Every end of this, by the hard timeout too, closes the socket.
+    The body is not read when `use` gets it. Every end of this, by the hard timeout too, closes the socket. Blocks until
+    the deadline at most. Raises the errors of `use`, and `TooMuch`: more came in than the bounds allow.
 
     Raises:
         Failure: No address took the connection, or the exchange broke off, in `use` too.
-        TooMuch: More came in than the bounds allow.
-        Exception: `use` raised it.
-
-    Blocks until the deadline at most.
     """
     try:
         connection = _connect_any(request.target, addresses, bounds, context)

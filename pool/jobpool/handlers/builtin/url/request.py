@@ -22,8 +22,6 @@ from jobpool.handlers import builtin
 Address = IPv4Address | IPv6Address
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
-WITHOUT_BODY = frozenset({"GET", "HEAD"})
-NOT_REPEATABLE = frozenset({"POST", "PATCH"})
 OPTIONS = frozenset({"body", "expect", "form", "headers", "json", "query", "timeout"})
 
 TLS_OPTIONS = frozenset(
@@ -71,8 +69,7 @@ _SHAPE = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]
 _HOST_AND_PORT = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(?P<colon>:)?(?P<port>.*)")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_FORBIDDEN = re.compile(r'["<>^`{|}]')
-_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_BAD_PATH = re.compile(r'["<>^`{|}]|%(?![0-9A-Fa-f]{2})')
 
 
 class Refused(builtin.Refused):
@@ -91,14 +88,9 @@ class Refused(builtin.Refused):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target of a call.
+    """The target of a call. `host`: a name in lower case, or an address as text, without brackets.
 
-    Attributes:
-        scheme: `http` or `https`.
-        host: A name in lower case, or an address as text, without brackets.
-        address: Of the host, when that is an address.
-        port: 1 to 65535.
-        path: Begins with a slash; with the query.
+    `path` begins with a slash, and has the query.
     """
 
     scheme: str
@@ -141,7 +133,6 @@ def read(payload: object, *, timeout: float, max_bytes: int, identifier: str) ->
     """Return the request that a payload means.
 
     Args:
-        payload: Of the job.
         timeout: Seconds: the default of a call, and the most that one may ask for.
         max_bytes: Of the body, at most.
         identifier: Of the job: sent as `Idempotency-Key` with methods that must not be repeated blindly.
@@ -168,7 +159,7 @@ def read(payload: object, *, timeout: float, max_bytes: int, identifier: str) ->
     body, kind = _body(method, options, max_bytes)
     if kind:
         _default(headers, "Content-Type", kind)
-    if method in NOT_REPEATABLE:
+    if method in ("POST", "PATCH"):
         _default(headers, "Idempotency-Key", quote(identifier, safe="._:@/+=~-"))
     _default(headers, "User-Agent", "jobpool")
     return Request(method, target, headers, body, _timeout(options, timeout), _expect(options.get("expect")), ignored)
@@ -239,7 +230,7 @@ def _body(method: str, options: Mapping[str, Any], max_bytes: int) -> tuple[byte
         return None, ""
     if len(given) > 1:
         raise Refused("body", f"give one of `json`, `form` and `body`, not {' and '.join(given)}")
-    if method in WITHOUT_BODY:
+    if method in ("GET", "HEAD"):
         raise Refused("body", f"{method} carries no body: leave `{given[0]}` out")
     value = options[given[0]]
     if given[0] == "json":
@@ -289,7 +280,7 @@ def parse(url: object) -> Target:
     rest = shape["rest"]
     if "#" in rest:
         raise Refused("fragment", "a fragment is never sent: leave out the # and what follows, or write %23")
-    if _FORBIDDEN.search(rest) or _BAD_ESCAPE.search(rest):
+    if _BAD_PATH.search(rest):
         raise Refused("path", 'percent-encode % and the characters "<>^`{|} in the path and in the query')
     return Target(scheme, host, address, port or PORTS[scheme], rest if rest.startswith("/") else f"/{rest}")
 
