@@ -282,7 +282,4 @@ class Timeline:
         return int(offset.total_seconds())
 
 
-@cache
-def _timeline(zone: str) -> Timeline:
-    """Return the timeline of a zone, one for all schedules of a process. Raises `InvalidJob`: there is no such zone."""
-    return Timeline(open_zone(zone))
+_timeline = cache(lambda zone: Timeline(open_zone(zone)))  # one for all schedules of a process

@@ -127,9 +127,8 @@ def known_schedulers() -> list[Scheduler]:
 def plan(schedulers: Iterable[Scheduler]) -> list[Planned]:
     """Return all jobs of these schedulers together, checked, each behind those that it depends on.
 
-    Raises:
-        ConfigurationError: A definition, expression, zone or misfire policy is refused, and the text names its place;
-            or as `Scheduler.get_execution_order`, over all of them.
+    Raises `ConfigurationError`: a definition, expression, zone or misfire policy is refused, and the text names its
+    place; or as `execution_order`, over all of them.
     """
     entries = [entry for scheduler in schedulers for entry in scheduler.entries]
     definitions = [entry.definition() for entry in entries]

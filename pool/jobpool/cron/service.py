@@ -70,9 +70,8 @@ class Stop:
     """A `Sleeper` of the real world. As a context on the main thread, SIGTERM and SIGINT end it.
 
     The first signal lets an inline job finish. The second raises `KeyboardInterrupt` in it, so that its attempt fails
-    now. If that is resisted, the third ends the process, with status 128 + the signal's number.
-
-    A pipe, and not an event: a signal handler must not take a lock that its own thread is just about to take.
+    now. If that is resisted, the third ends the process, with status 128 + the signal's number. A pipe, and not an
+    event: a signal handler must not take a lock that its own thread is just about to take.
     """
 
     def __init__(self) -> None:

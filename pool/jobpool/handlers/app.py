@@ -20,13 +20,11 @@ def load(options: ChildOptions, *, may_be_empty: bool = False) -> list[HandlerIn
     """Import `options.apps`, in order, and return what handlers they registered, and the built-in ones.
 
     The working directory, and before it `options.sys_path`, come first on `sys.path`. An app that is imported already
-    costs nothing. `may_be_empty`: it may register no handler at all.
+    costs nothing. `may_be_empty`: it may register no handler at all. Blocks as long as the imports take.
 
     Raises:
         ConfigurationError: An app is not there, does not import, registers nothing that a job could call, or a handler
             cannot be called.
-
-    Blocks as long as the imports take.
     """
     _extend_path([*options.sys_path, os.getcwd()])
     for app in options.apps:

@@ -49,8 +49,7 @@ class HandlerRegistry:
     def register(self, handler: AnyHandler) -> AnyHandler:
         """Add a handler, and return it. The same function again (a module imported under two names) replaces itself.
 
-        Raises:
-            ConfigurationError: Another function has this name; the text names both places.
+        Raises `ConfigurationError`: another function has this name; the text names both places.
         """
         known = self._handlers.setdefault(handler.name, handler)
         if known.place != handler.place:
@@ -202,12 +201,8 @@ class HandlerRegistry:
     ) -> HandlerRegistry:
         """Return a registry of the same handlers, those that are registered later too, under rules of its own.
 
-        Args:
-            allowances: Permissions of the built-in handlers there; None = as here.
-            queue_handlers: As `restrict` takes it; None = as here.
-
-        Raises:
-            ConfigurationError: The allowances enable a built-in handler in whose place there is another.
+        `allowances` of the built-in handlers, and `queue_handlers` as of `restrict`; None = as here. Raises
+        `ConfigurationError`: the allowances enable a built-in handler in whose place there is another.
         """
         made = HandlerRegistry()
         made._handlers = self._handlers
@@ -247,9 +242,8 @@ class HandlerRegistry:
     def prepare(self) -> None:
         """Bind every handler now, so that children share the work and a mistake shows before the first job.
 
-        Raises:
-            ConfigurationError: An annotation cannot work, or an own handler has the name of an enabled built-in one;
-                the text names both.
+        Raises `ConfigurationError`: an annotation cannot work, or an own handler has the name of an enabled built-in
+        one; the text names both.
         """
         self._check_names()
         for handler in self._handlers.values():

@@ -122,8 +122,7 @@ class VirtualPool:
     def run_one(self, queue: str = "default") -> Run | None:
         """Run what is next in a queue now, and reap what that left behind; None when there is nothing to fetch.
 
-        Raises:
-            BackendUnavailable: A test has told the broker not to answer, and it was the fetch that met it.
+        Raises `BackendUnavailable`: a test has told the broker not to answer, and it was the fetch that met it.
         """
         self.reap(queue)
         run = self._worker.deliver(queue)

@@ -105,9 +105,8 @@ class FaultyWorker(QueueWorker):
         assert self._lease is not None
         self.struck = None
         if self._plan.concerns_handler(self._lease):
-            attempt = run_attempt(
-                job, _Sabotaged(self._registry, self), progress=lambda fraction, _: self.meet(fraction)
-            )
+            sabotaged = _Sabotaged(self._registry, self)
+            attempt = run_attempt(job, sabotaged, progress=lambda fraction, _: self.meet(fraction))
         else:
             attempt = super()._attempt(job)
         if isinstance(self.struck, Timeout):

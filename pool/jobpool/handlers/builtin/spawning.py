@@ -38,13 +38,12 @@ def run(
 ) -> tuple[int | None, str, str]:
     """Start the program at `path`, with nothing on its standard input, and wait for its end. No search, no shell.
 
+    `cap`: bytes that are kept of each stream. `give_up`: CLOCK_MONOTONIC seconds at which it is killed; None = never.
+    Raises `OSError`: it cannot be started.
+
     Returns:
         Its exit status (negative = the signal that killed it; None = nobody knows), and the text printed on its two
         streams: beginning and end, if it was much.
-
-    `cap`: bytes that are kept of each stream. `give_up`: CLOCK_MONOTONIC seconds at which it is killed; None = never.
-
-    Raises `OSError`: it cannot be started.
     """
     out, err = HeadTail(cap), HeadTail(cap)
     with _held(FileIO.close, _pipe()) as (out_read, out_write), _held(FileIO.close, _pipe()) as (err_read, err_write):

@@ -130,15 +130,12 @@ class Request:
 
 
 def read(payload: object, *, timeout: float, max_bytes: int, identifier: str) -> Request:
-    """Return the request that a payload means.
+    """Return the request that a payload means. Raises `Refused`: it is not a request, or breaks a rule.
 
     Args:
         timeout: Seconds: the default of a call, and the most that one may ask for.
         max_bytes: Of the body, at most.
         identifier: Of the job: sent as `Idempotency-Key` with methods that must not be repeated blindly.
-
-    Raises:
-        Refused: It is not a request, or breaks a rule.
     """
     fields = _object(payload, "payload")
     unknown = sorted(set(fields) - {"method", "url", "options"})
