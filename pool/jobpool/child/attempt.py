@@ -17,10 +17,11 @@ from typing import Any, Protocol
 
 from jobpool.child.capture import Capture
 from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
-from jobpool.handlers import ending, output
+from jobpool.handlers import ending
 from jobpool.handlers import event_loop as loops
 from jobpool.handlers.ending import Ending
-from jobpool.handlers.registry import AnyHandler, HandlerNotAllowed, HandlerRegistry, UnknownHandler
+from jobpool.handlers.handler import AnyHandler
+from jobpool.handlers.registry import HandlerNotAllowed, HandlerRegistry, UnknownHandler
 from jobpool.ipc.alarm import Alarm, Borrowed
 from jobpool.ipc.frames import MAX_ENQUEUED_BYTES, size_of
 from jobpool.message.capped_text import DEFAULT_CAP
@@ -243,7 +244,7 @@ class AttemptRunner:
     def _fill(self, attempt: Attempt, end: Ending, job: JobToRun) -> None:
         now = monotonic()
         attempt.duration = now - attempt.started
-        attempt.output = output.join(end.output, self._printed(), self._cap)
+        attempt.output = ending.join(end.output, self._printed(), self._cap)
         if self._watch.expired(now):
             self._time_out(attempt, job)
         else:
@@ -264,7 +265,7 @@ class AttemptRunner:
             os._exit(DOUBLE)
         now = monotonic()
         attempt.duration = now - attempt.started
-        attempt.output = output.join(attempt.output, self._printed(), self._cap)
+        attempt.output = ending.join(attempt.output, self._printed(), self._cap)
         if attempt.kind is not ResultKind.TIMEOUT and self._watch.expired(now):
             self._time_out(attempt, job)
 
@@ -272,7 +273,7 @@ class AttemptRunner:
         printed = self._capture.text()
         if self._more_output is None:
             return printed
-        return output.join(printed, self._more_output(), self._cap)
+        return ending.join(printed, self._more_output(), self._cap)
 
 
 def run_attempt(
@@ -363,7 +364,7 @@ def _user_code(task: tuple[AnyHandler, JobContext, int]) -> Ending:
         value = handler.bound(ctx)
         if value is None:
             return ending.SUCCEEDED
-        return Ending(ResultKind.SUCCEEDED, output=output.render(value, cap))
+        return Ending(ResultKind.SUCCEEDED, output=ending.render(value, cap))
     except BaseException as error:  # noqa: BLE001 - SystemExit, KeyboardInterrupt and HardTimeout fail the attempt
         return ending.of_error(error, cap)
 

@@ -22,7 +22,8 @@ from jobpool.broker.values import Leases, check_ttl
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.child.transaction import own_ack
 from jobpool.errors import BackendUnavailable, JobpoolError, Unsupported
-from jobpool.handlers.registry import DEFAULT, AnyHandler, HandlerRegistry
+from jobpool.handlers.handler import AnyHandler
+from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.master.acquire import Acquirer, check_key_store
 from jobpool.master.events import Event, LeasesBroke, Renewed, ThreadDied
 from jobpool.master.slots import Delivery

@@ -136,7 +136,7 @@ print(sorted(name for name in sys.modules if name.startswith("jobpool.handlers.b
         "['event']",
         "['callable', 'shell']",
         "['command']",
-        "['jobpool.handlers.builtin.command', 'jobpool.handlers.builtin.event', 'jobpool.handlers.builtin.words']",
+        "['jobpool.handlers.builtin.command', 'jobpool.handlers.builtin.event']",
     ], "and of what is not used, nothing is imported"
 
 
@@ -157,7 +157,7 @@ def test_what_a_pool_allows_is_what_its_children_are_told() -> None:
 
 
 def test_a_built_in_one_that_cannot_be_made_says_so(registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MAKERS, "shell", "jobpool.handlers.builtin.gone:make")
+    monkeypatch.setitem(MAKERS, "shell", "jobpool.handlers.builtin.gone")
     made = attempt("shell", "echo", registry)
     assert made.kind is ResultKind.FAILED
     assert made.error.startswith("the built-in handler 'shell' cannot be used here: No module named")
