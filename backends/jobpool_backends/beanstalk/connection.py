@@ -1,4 +1,4 @@
-"""One connection to beanstalkd: its protocol, many commands in one write, and the leases that it owns.
+"""One connection to beanstalkd: its protocol, many commands in one write, the leases that it owns, and its errors.
 
 beanstalkd handles the commands of a connection in order, and answers in that order. It stops reading while an answer
 does not fit into the socket. So a burst is cut into pieces, or both sides would wait for each other forever. greenstalk
@@ -10,6 +10,8 @@ it. So a connection knows its leases, and settlements go to it.
 
 from __future__ import annotations
 
+import errno
+import re
 import select
 import socket
 import threading
@@ -22,10 +24,12 @@ from typing import cast
 
 import greenstalk
 
+from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError
+from jobpool.message.frozen import maker
 from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
-from jobpool_backends.beanstalk.errors import refusal
 from jobpool_backends.beanstalk.records import Record
+from jobpool_backends.errors import HUNG_UP, Meaning, take_no_writes, unreached
 
 COMMANDS_PER_WRITE = 500
 BYTES_PER_WRITE = 2**20
@@ -36,8 +40,41 @@ Answer = greenstalk.Job[bytes] | bytes | tuple[bytes, ...] | greenstalk.Error
 
 `BURIED` is a word where it was asked for (`bury`), and elsewhere an error: here it is always words."""
 
+Stats = dict[str, int | str]
+
+TROUBLE = (OSError, AssertionError, greenstalk.UnknownResponseError, ValueError, LookupError)
+"""After any of these a connection is of no more use."""
+
+_MEANINGS = {
+    greenstalk.DrainingError: take_no_writes(
+        "is in drain mode, and takes no jobs until it is restarted: somebody sent it SIGUSR1. Restart it, or name"
+        " another server"
+    ),
+    greenstalk.OutOfMemoryError: take_no_writes(
+        "is out of memory or disk: give it more, or let the queues drain; nothing was changed"
+    ),
+    greenstalk.BuriedError: take_no_writes(
+        "is out of memory, and buried a job that it could not place in its queue: give it more, then kick it"
+    ),
+    greenstalk.InternalError: take_no_writes(
+        "reports an internal error, as a rule a binlog that cannot be written: check its disk and its log"
+    ),
+    greenstalk.JobTooBigError: Meaning(
+        InvalidJob,
+        "does not take a job as big as this: make its payload smaller, or start the server with a larger -z",
+    ),
+    greenstalk.BadFormatError: Meaning(
+        ConfigurationError,
+        "does not take a command as jobpool writes it: check the option tube_prefix, and that it is beanstalkd 1.12"
+        " or later",
+    ),
+    greenstalk.UnknownCommandError: Meaning(
+        ConfigurationError,
+        "does not know a command that jobpool needs (reserve-job): upgrade it to beanstalkd 1.12 or later",
+    ),
+}
+
 _ERRORS = {word: kind for word, kind in greenstalk.ERROR_RESPONSES.items() if word != b"BURIED"}
-_BODIES = frozenset((b"RESERVED", b"FOUND"))
 _WORDS = frozenset((b"INSERTED", b"DELETED", b"TOUCHED", b"RELEASED", b"BURIED", b"USING", b"WATCHING", b"KICKED"))
 
 _SOCKET_OPTIONS = (
@@ -50,8 +87,81 @@ _SOCKET_OPTIONS = (
 )
 """A machine that is gone without a word is noticed after some 10 seconds, well before a lease of 30 has ended."""
 
-_BUFFER_BYTES = 65536
+_COUNTERS = re.compile(
+    rb'tube: "?([^"\n]+)"?\nstate: (\w+)\npri: (\d+)\nage: (-?\d+)\ndelay: \d+\nttr: (\d+)\ntime-left: -?\d+\n'
+    rb"(?:file: \d+\n)?reserves: (\d+)\ntimeouts: \d+\nreleases: (\d+)\nburies: (\d+)"
+)
 _serials = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Counts of one job. `age` and `ttr` are whole seconds, rounded down; `state` is the server's word."""
+
+    tube: str
+    state: str
+    priority: int
+    age: int
+    ttr: int
+    reserves: int
+    releases: int
+    buries: int
+
+    @property
+    def crashes(self) -> int:
+        """Leases that ended without a verdict: they ran out, or their connection broke. It is reserved just now.
+
+        Each reserve ends in a release, a bury or a delete, or in this. A kick undoes a bury, and reserves nothing.
+        """
+        return max(0, self.reserves - self.releases - self.buries - 1)
+
+
+_make_counters = maker(Counters)
+
+
+def read_counters(text: bytes) -> Counters:
+    """Parse the answer to `stats-job`. Raises ValueError for any other text."""
+    match = _COUNTERS.search(text)
+    if match is None:
+        raise ValueError("no statistics of a job")
+    tube, state, *numbers = match.groups()
+    return _make_counters(tube.decode(), state.decode(), *map(int, numbers))
+
+
+def number(stats: Stats, name: str) -> int:
+    """Return a number that `stats…` told; 0 where it told none."""
+    value = stats.get(name, 0)
+    return value if isinstance(value, int) else 0
+
+
+def explain_break(error: BaseException, address: Address) -> BackendUnavailable:
+    """Explain a break of the connection."""
+    if isinstance(error, TimeoutError):
+        why = (
+            f"did not answer within {address.timeout:g} s: see whether it runs, is stopped or is behind a firewall, or"
+            " raise the option timeout"
+        )
+    elif not isinstance(error, OSError):
+        why = "does not speak beanstalkd's protocol: mend the host or the port"
+    elif (error.errno or errno.ECONNRESET) in HUNG_UP:  # `read_answer` raises it without one
+        why = "closed the connection: it was stopped or restarted, or has no file descriptor left (ulimit -n)"
+    else:
+        why = unreached(error, "beanstalkd") or f"cannot be reached: {error.strerror or error}"
+    return BackendUnavailable(f"{address.title} {why}")
+
+
+def refusal(error: greenstalk.Error, address: Address) -> JobpoolError | None:
+    """Explain a refusal; None for an ordinary answer."""
+    known = _MEANINGS.get(type(error))
+    return known.told(address.title) if known else None
+
+
+def number_of(answer: Answer) -> int | None:
+    """Return the server's number of what was put; None when it was refused.
+
+    A server that is out of memory buries what it has put: that is a refusal too, and the caller says so.
+    """
+    return int(answer[1]) if isinstance(answer, tuple) and answer[0] == b"INSERTED" else None
 
 
 def put_command(priority: int, delay: int, ttr: int, packed: bytes) -> bytes:
@@ -77,22 +187,17 @@ def read_answer(reader: BufferedReader) -> Answer:
         raise ConnectionResetError("the connection was closed")
     words = tuple(line.split())
     word = words[0] if words else b""
-    if word in _BODIES:
-        return greenstalk.Job(int(words[1]), _read_body(reader, int(words[2])))
-    if word == b"OK":
-        return _read_body(reader, int(words[1]))
+    if word in (b"RESERVED", b"FOUND", b"OK"):
+        size = int(words[-1]) + 2
+        data = reader.read(size)
+        if len(data) != size:
+            raise ConnectionResetError("the connection was closed")
+        return data[:-2] if word == b"OK" else greenstalk.Job(int(words[1]), data[:-2])
     if word in _ERRORS:
         return cast(greenstalk.Error, _ERRORS[word]())
     if word not in _WORDS:
         raise greenstalk.UnknownResponseError(word, list(words[1:]))
     return words
-
-
-def _read_body(reader: BufferedReader, size: int) -> bytes:
-    data = reader.read(size + 2)
-    if len(data) != size + 2:
-        raise ConnectionResetError("the connection was closed")
-    return data[:-2]
 
 
 class Connection:
@@ -112,10 +217,19 @@ class Connection:
         self.ends_first = 0.0
         self.held: dict[int, Held] = {}
         self.broken = False
-        self._socket = _connect(address)
-        self._reader = cast(BufferedReader, self._socket.makefile("rb", buffering=_BUFFER_BYTES))
+        self._socket = socket.create_connection((address.host, address.port), timeout=address.connect_timeout)
+        try:
+            for option in _SOCKET_OPTIONS:
+                self._socket.setsockopt(*option)
+            self._socket.settimeout(address.timeout)
+            self._reader = cast(BufferedReader, self._socket.makefile("rb", buffering=65536))
+        except BaseException:  # also an interrupt: nobody else could close it
+            self._socket.close()
+            raise
         self._used = "default"
         self._watched = {"default"}
+
+    # --- commands ----------------------------------------------------------------------------------------
 
     def use(self, tube: str) -> None:
         """Let puts and peeks be of this tube. A round trip if it is another one than before."""
@@ -142,11 +256,10 @@ class Connection:
         `answers` is a list that takes them one by one, so that those before a break are kept.
         """
         answers = [] if answers is None else answers
-        reader = self._reader
         for piece in pieces(commands):
             self.write(piece)
             for _ in piece:
-                answers.append(read_answer(reader))
+                answers.append(read_answer(self._reader))
         return answers
 
     def write(self, commands: Sequence[bytes]) -> None:
@@ -164,6 +277,8 @@ class Connection:
             self._socket.settimeout(usual)
         return answers
 
+    # --- answers; a refusal is raised as the error that it means -----------------------------------------
+
     def check(self, answer: Answer) -> Answer:
         """Return this answer, or raise the error that it means."""
         if isinstance(answer, greenstalk.Error):
@@ -171,6 +286,38 @@ class Connection:
             if meaning is not None:
                 raise meaning from answer
         return answer
+
+    def found(self, answer: Answer) -> Answer | None:
+        """Return the answer; None for NOT_FOUND."""
+        return None if isinstance(answer, greenstalk.NotFoundError) else self.check(answer)
+
+    def job(self, answer: Answer) -> greenstalk.Job[bytes] | None:
+        """Return the job that a `peek…` or `reserve…` command found; None when there is none."""
+        job = self.found(answer)
+        assert job is None or isinstance(job, greenstalk.Job)
+        return job
+
+    def counters(self, jobs: Sequence[int]) -> list[Counters | None]:
+        """Return the counters of each job, None for those that are gone. One round trip."""
+        answers = map(self.found, self.burst([b"stats-job %d" % job for job in jobs]))
+        return [read_counters(answer) if isinstance(answer, bytes) else None for answer in answers]
+
+    def stats(self, tubes: Iterable[str] | None = None) -> list[Stats]:
+        """Return the answer to `stats`; or to `stats-tube`, empty ones for tubes that do not exist. One round trip."""
+        commands = [b"stats"] if tubes is None else [b"stats-tube %b" % tube.encode() for tube in tubes]
+        pairs = [[line.partition(": ") for line in self._lines(answer)] for answer in self.burst(commands)]
+        return [{key: int(text) if text.isdigit() else text.strip('"') for key, _, text in each} for each in pairs]
+
+    def tubes(self) -> list[str]:
+        """Return the names of all tubes."""
+        return [line[2:].strip('"') for line in self._lines(self.burst([b"list-tubes"])[0])]
+
+    def _lines(self, answer: Answer) -> list[str]:
+        """Return the lines of a YAML text below its head."""
+        text = self.found(answer)
+        return text.decode().splitlines()[1:] if isinstance(text, bytes) else []
+
+    # --- its end -----------------------------------------------------------------------------------------
 
     def has_died(self) -> bool:
         """Return whether the other side has hung up: all that can be read while nothing is asked. Does not block."""
@@ -215,15 +362,3 @@ class Held:
     def is_owned(self) -> bool:
         """True if its connection still has it; then nobody else can have settled it here."""
         return self.connection.held.get(self.job) is self
-
-
-def _connect(address: Address) -> socket.socket:
-    made = socket.create_connection((address.host, address.port), timeout=address.connect_timeout)
-    try:
-        for option in _SOCKET_OPTIONS:
-            made.setsockopt(*option)
-        made.settimeout(address.timeout)
-    except BaseException:  # also an interrupt: nobody else could close it
-        made.close()
-        raise
-    return made
