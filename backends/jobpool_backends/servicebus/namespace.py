@@ -181,17 +181,24 @@ class Namespace:
 
     def queue(self, name: str) -> QueueClient:
         """Return the client of a queue. Raises `ConfigurationError`: the connection string is good for another only."""
-        if self._loop.inherited:
-            self._begin_anew()
-        return self._queues.get(name) or self._make_queue(name)
+        self._begin_anew_after_a_fork()
+        only = self.address.only
+        if only is not None and only != name:
+            raise ConfigurationError(
+                f"this connection string is good for queue {only!r} only (EntityPath), not for {name!r}: use one of a"
+                " shared access policy of the namespace"
+            )
+        with self._lock:
+            if name not in self._queues:
+                self._queues[name] = QueueClient(name, self.address, self._get_client())
+            return self._queues[name]
 
     def call(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
         """Do it on the loop; for callers on other threads. Blocks for `limit` seconds (None = the address's timeout).
 
         Raises `BackendUnavailable`: it took longer, or the namespace is closed; and errors of the work.
         """
-        if self._loop.inherited:
-            self._begin_anew()
+        self._begin_anew_after_a_fork()
         if self._closed:
             work.close()
             raise BackendUnavailable(f"{self.address.title}: this backend was closed: open another")
@@ -216,18 +223,6 @@ class Namespace:
         await asyncio.gather(*(queue.close() for queue in self._queues.values()), return_exceptions=True)
         await client.close()
 
-    def _make_queue(self, name: str) -> QueueClient:
-        only = self.address.only
-        if only is not None and only != name:
-            raise ConfigurationError(
-                f"this connection string is good for queue {only!r} only (EntityPath), not for {name!r}: use one of a"
-                " shared access policy of the namespace"
-            )
-        with self._lock:
-            if name not in self._queues:
-                self._queues[name] = QueueClient(name, self.address, self._get_client())
-            return self._queues[name]
-
     def _get_client(self) -> ServiceBusClient:
         if self._client is None:
             for name in FILTERED_LINES:
@@ -239,8 +234,10 @@ class Namespace:
                 self._client = ServiceBusClient.from_connection_string(self.address.connection_string, **options)
         return self._client
 
-    def _begin_anew(self) -> None:
+    def _begin_anew_after_a_fork(self) -> None:
         """Start anew in a forked child: the parent's connections are neither used nor closed nor forgotten."""
+        if not self._loop.inherited:
+            return
         self._loop.leave_behind(self._client, self._queues, self._lock)
         self._lock = threading.Lock()
         self._client = None

@@ -264,12 +264,12 @@ class Renewer:
         try:
             await channel.run(work, deadline)
         except LOST:
-            if len(leases) > 1:
-                for held in leases:
-                    await self._renew(queue, [held])
-            else:
+            if len(leases) == 1:
                 leases[0].lost = True
                 self._leases.drop(leases[0])
+                return
+            for held in leases:
+                await self._renew(queue, [held])
 
 
 async def _all(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
