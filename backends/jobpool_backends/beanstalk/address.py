@@ -20,25 +20,17 @@ LONGEST_TTR = 366 * 86400  # seconds; beanstalkd would take 136 years, but a lea
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The server's address and its options.
-
-    Attributes:
-        ttr: Whole seconds for which a lease of what is enqueued here lasts, 1 or more.
-        tube_prefix: Prefix of all tube names.
-        timeout: Seconds for an answer.
-        connect_timeout: Seconds for a connection, to each address that the host name has.
-    """
+    """The server's address and its options."""
 
     host: str
     port: int = DEFAULT_PORT
-    ttr: int = 30
+    ttr: int = 30  # whole seconds for which a lease of what is enqueued here lasts, 1 or more
     tube_prefix: str = ""
-    timeout: float = 5.0
-    connect_timeout: float = 5.0
+    timeout: float = 5.0  # seconds for an answer
+    connect_timeout: float = 5.0  # seconds for a connection, to each address that the host name has
 
     @property
     def title(self) -> str:
-        """Name of the server in error texts."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"beanstalkd at {host}:{self.port}"
 
@@ -52,6 +44,7 @@ class Address:
 
 
 _DEFAULT = Address("")
+# beanstalkd takes names of 200 bytes, of these characters, that begin with no '-'; a queue's name has up to 100.
 OPTIONS = (
     Option(
         "ttr",
@@ -68,7 +61,6 @@ OPTIONS = (
     seconds("timeout", _DEFAULT.timeout),
     seconds("connect_timeout", _DEFAULT.connect_timeout),
 )
-"""beanstalkd takes names of 200 bytes, of these characters, that begin with no '-'; a queue's name has up to 100."""
 
 
 def read_address(url: str, options: Mapping[str, object]) -> Address:

@@ -80,10 +80,7 @@ class BulkChanger:
             walk.end()
 
     def _delete_live(self, connection: Connection, queue: str, state: State, limit: int) -> int:
-        """Delete up to `limit` messages of a queue in this state.
-
-        A dead letter among them, just being buried or with a burial cut short, is buried.
-        """
+        """Delete up to `limit` messages of a queue in this state. A dead letter among them is buried."""
         connection.use(self._connections.address.tube(queue))
         peek, changed = _PEEKS[state], 0
         [answer] = connection.burst([peek])
@@ -115,10 +112,7 @@ def live_states(where: MessageFilter) -> tuple[State, ...]:
 
 
 class LetterChanges:
-    """One verb, done to dead letters one after the other; those to be raised a piece at a time.
-
-    `changed` counts them, those that `finish` is still to raise among them.
-    """
+    """One verb done to dead letters. `changed` counts also those that `finish` is still to raise."""
 
     def __init__(self, connections: Connections, connection: Connection, verb: Verb, limit: int) -> None:
         self.changed = 0

@@ -12,8 +12,8 @@ from jobpool_backends.beanstalk.connection import Stats, number
 from jobpool_backends.beanstalk.connections import Connections
 
 MIN_VERSION = (1, 12)  # the first that reserves a job by its number, as dead letters need
+# Least value of `-z` at which every job that jobpool allows fits, with its header.
 ROOMY_JOB_BYTES = MAX_BODY_BYTES + 2**16
-"""Least value of `-z` at which every job that jobpool allows fits, with its header."""
 
 
 def ping(connections: Connections) -> None:
@@ -41,10 +41,7 @@ def diagnose(connections: Connections) -> list[Finding]:
 
 
 def require_version(title: str, stats: Stats) -> None:
-    """Raise `ConfigurationError` when the server is too old; `title` names it.
-
-    An unknown version is new enough for everything. A build from a checkout has a longer text.
-    """
+    """Raise `ConfigurationError` when the server of this title is too old; an unknown version is new enough."""
     parts = str(stats.get("version", "")).split("+")[0].split(".")[:2]
     version = tuple(int(part) for part in parts if part.isdigit())
     if version and version < MIN_VERSION:

@@ -32,9 +32,7 @@ from jobpool_backends.beanstalk.records import Record
 from jobpool_backends.errors import HUNG_UP, Meaning, take_no_writes, unreached
 
 COMMANDS_PER_WRITE = 500
-BYTES_PER_WRITE = 2**20
-"""A write has to be over in the time of an answer; a single command may have more."""
-
+BYTES_PER_WRITE = 2**20  # A write has to be over in the time of an answer; a single command may have more
 Answer = greenstalk.Job[bytes] | bytes | tuple[bytes, ...] | greenstalk.Error
 """Of `reserve…` and `peek…` a job, of `stats…` and `list…` the YAML text, of others the words; or greenstalk's error.
 
@@ -42,9 +40,8 @@ Answer = greenstalk.Job[bytes] | bytes | tuple[bytes, ...] | greenstalk.Error
 
 Stats = dict[str, int | str]
 
+# After any of these a connection is of no more use.
 TROUBLE = (OSError, AssertionError, greenstalk.UnknownResponseError, ValueError, LookupError)
-"""After any of these a connection is of no more use."""
-
 _MEANINGS = {
     greenstalk.DrainingError: take_no_writes(
         "is in drain mode, and takes no jobs until it is restarted: somebody sent it SIGUSR1. Restart it, or name"
@@ -77,6 +74,7 @@ _MEANINGS = {
 _ERRORS = {word: kind for word, kind in greenstalk.ERROR_RESPONSES.items() if word != b"BURIED"}
 _WORDS = frozenset((b"INSERTED", b"DELETED", b"TOUCHED", b"RELEASED", b"BURIED", b"USING", b"WATCHING", b"KICKED"))
 
+# A machine that is gone without a word is noticed after some 10 seconds, well before a lease of 30 has ended.
 _SOCKET_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -85,8 +83,6 @@ _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
-"""A machine that is gone without a word is noticed after some 10 seconds, well before a lease of 30 has ended."""
-
 _COUNTERS = re.compile(
     rb'tube: "?([^"\n]+)"?\nstate: (\w+)\npri: (\d+)\nage: (-?\d+)\ndelay: \d+\nttr: (\d+)\ntime-left: -?\d+\n'
     rb"(?:file: \d+\n)?reserves: (\d+)\ntimeouts: \d+\nreleases: (\d+)\nburies: (\d+)"
@@ -157,10 +153,7 @@ def refusal(error: greenstalk.Error, address: Address) -> JobpoolError | None:
 
 
 def number_of(answer: Answer) -> int | None:
-    """Return the server's number of what was put; None when it was refused.
-
-    A server that is out of memory buries what it has put: that is a refusal too, and the caller says so.
-    """
+    """Return the server's number of what was put; None when it was refused, or buried for want of memory."""
     return int(answer[1]) if isinstance(answer, tuple) and answer[0] == b"INSERTED" else None
 
 
@@ -201,22 +194,15 @@ def read_answer(reader: BufferedReader) -> Answer:
 
 
 class Connection:
-    """A connection, for one thread at a time, which holds its lock. Raises OSError and greenstalk's errors.
-
-    Attributes:
-        held: The leases that it owns, by the server's number of the job.
-        ends_first: Boot-clock seconds before which none of its leases ends.
-        broken: True if it is of no more use, and owns nothing.
-        serial: Its place in the order in which locks are taken.
-    """
+    """A connection, for one thread at a time, which holds its lock. Raises OSError and greenstalk's errors."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self.serial = next(_serials)
+        self.serial = next(_serials)  # its place in the order in which locks are taken
         self.lock = threading.Lock()
-        self.ends_first = 0.0
-        self.held: dict[int, Held] = {}
-        self.broken = False
+        self.ends_first = 0.0  # boot-clock seconds before which none of its leases ends
+        self.held: dict[int, Held] = {}  # the leases that it owns, by the server's number of the job
+        self.broken = False  # True if it is of no more use, and owns nothing
         self._socket = socket.create_connection((address.host, address.port), timeout=address.connect_timeout)
         try:
             for option in _SOCKET_OPTIONS:
@@ -228,8 +214,6 @@ class Connection:
             raise
         self._used = "default"
         self._watched = {"default"}
-
-    # --- commands ----------------------------------------------------------------------------------------
 
     def use(self, tube: str) -> None:
         """Let puts and peeks be of this tube. A round trip if it is another one than before."""
@@ -251,10 +235,7 @@ class Connection:
                 raise answer
 
     def burst(self, commands: Sequence[bytes], answers: list[Answer] | None = None) -> list[Answer]:
-        """Send all commands at once and return their answers, among which refusals are values, not raised.
-
-        `answers` is a list that takes them one by one, so that those before a break are kept.
-        """
+        """Send all commands at once; return the answers, refusals as values. `answers` keeps those before a break."""
         answers = [] if answers is None else answers
         for piece in pieces(commands):
             self.write(piece)
@@ -309,15 +290,11 @@ class Connection:
         return [{key: int(text) if text.isdigit() else text.strip('"') for key, _, text in each} for each in pairs]
 
     def tubes(self) -> list[str]:
-        """Return the names of all tubes."""
         return [line[2:].strip('"') for line in self._lines(self.burst([b"list-tubes"])[0])]
 
     def _lines(self, answer: Answer) -> list[str]:
-        """Return the lines of a YAML text below its head."""
         text = self.found(answer)
         return text.decode().splitlines()[1:] if isinstance(text, bytes) else []
-
-    # --- its end -----------------------------------------------------------------------------------------
 
     def has_died(self) -> bool:
         """Return whether the other side has hung up: all that can be read while nothing is asked. Does not block."""
@@ -339,24 +316,15 @@ class Connection:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A lease, with all that settling it needs.
+    """A lease, with all that settling it needs."""
 
-    Attributes:
-        job: The server's number.
-        connection: The owner.
-        lease: As it was handed out, or renewed last.
-        priority: The server's.
-        ttr: Whole seconds that it lasts after each renewal.
-        prefetched: True if it was reserved by a waiter and not yet fetched.
-    """
-
-    job: int
-    connection: Connection
-    lease: JobLease
+    job: int  # the server's number
+    connection: Connection  # the owner
+    lease: JobLease  # as it was handed out, or renewed last
     record: Record
-    priority: int
-    ttr: int
-    prefetched: bool = False
+    priority: int  # the server's
+    ttr: int  # whole seconds that it lasts after each renewal
+    prefetched: bool = False  # True if it was reserved by a waiter and not yet fetched
 
     @property
     def is_owned(self) -> bool:

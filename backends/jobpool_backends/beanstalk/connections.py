@@ -34,9 +34,8 @@ from jobpool_backends.beanstalk.connection import (
 )
 
 MAX_IDLE = 4  # idle connections that are kept; more are closed
+# More are fetched on another connection: the server often searches all of one for the first lease that ends.
 MAX_LEASES_PER_CONNECTION = 256
-"""More are fetched on another connection: the server often searches all of one for the first lease that ends."""
-
 _ENDED_KEPT_S = 1.0  # for which an ended lease may still be remembered: it is refused by its deadline all the same
 _HURRIED_TIMEOUT_S = 0.1  # of an answer after another connection, asked at the same time, has not answered in time
 
@@ -113,7 +112,6 @@ class Connections:
 
     @property
     def is_inherited(self) -> bool:
-        """True if the connections are those of a parent process."""
         return os.getpid() != self._pid
 
     def check_process(self) -> None:
@@ -132,10 +130,7 @@ class Connections:
         return refusal(error, self.address) or explain_break(error, self.address)
 
     def max_job_size(self, connection: Connection | None = None, *, anew: bool = False) -> int:
-        """Return bytes that a job may have; asked for once, or `anew`.
-
-        On this connection, or a spare one: then it raises and blocks as `spare`.
-        """
+        """Return bytes that a job may have; asked for once, or `anew`, on this connection or as `spare` does."""
         if not self._max_job_size or anew:
             if connection is None:
                 with self.spare() as spare:
@@ -223,7 +218,6 @@ class Connections:
     def _exchange(
         self, pieces: dict[Connection, list[Held]], command: Callable[[Held], bytes], answers: Answers
     ) -> None:
-        """Write to all connections, then read from all."""
         limit = self.address.timeout
         for connection, helds in pieces.items():
             try:

@@ -69,12 +69,7 @@ class Enqueuer:
         self._clock = connections.clock
 
     def add(self, messages: Sequence[NewMessage]) -> None:
-        """Put these messages, in their order.
-
-        Raises:
-            InvalidJob: One is larger than the server takes; nothing was put.
-            BackendUnavailable: The text says how many are there for certain.
-        """
+        """Put these messages. Raises InvalidJob: nothing was put; or BackendUnavailable, with how many were put."""
         copies = self.copies(messages)
         answers: dict[int, Answer] = {}
         try:

@@ -1,10 +1,10 @@
 """The administrator's view: counts, queues, dead letters.
 
 beanstalkd counts the jobs of a tube, and shows the first that is ready, delayed or buried. So live messages are counted
-and not listed. To see all dead letters, which are buried jobs, they are rotated: the first is reserved by its number
-and buried again after the last, until the first comes up again. So the order stays. Each step is one round trip. Others
-may do the same meanwhile: a job that another administrator holds during a step is passed over. The places of letters
-shown before are remembered, so asking for one again costs one round trip.
+and not listed. Dead letters, which are buried jobs, are rotated: the first is reserved by its number and buried again
+after the last. When it comes up again, all were seen, and the order stays. Each step is one round trip. Others may do
+the same meanwhile: a job that another administrator holds during a step is passed over. The places of letters shown
+before are remembered, so asking for one again costs one round trip.
 
 While reserved, a job belongs to the connection. If that breaks, the job is ready, with its dead mark: the next client
 to reserve it buries it again. A job of another program has no mark; it goes to a pool, which rejects it.
@@ -31,33 +31,25 @@ from jobpool_backends.shared import matches, micros
 
 MAX_REMEMBERED_PLACES = 10_000
 MAX_WALK_STEPS = 100_000  # with more dead letters in a queue the next walk continues after them
+# A walk over no more than these goes on to its end for the sake of their order, even if it has found enough.
 MAX_ORDERED_LETTERS = 1000
-"""A walk over no more than these goes on to its end for the sake of their order, even if it has found enough."""
-
 FOREIGN_REASON = "buried"  # reason of a dead letter that another program buried
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One dead letter.
+    """One dead letter."""
 
-    Attributes:
-        job: The server's number; it grows with the time of death.
-        priority: The server's.
-        message: Its handler is "" if the body is not an envelope.
-    """
-
-    job: int
+    job: int  # the server's number; it grows with the time of death
     record: Record
-    priority: int
-    message: Message
+    priority: int  # the server's
+    message: Message  # its handler is "" if the body is not an envelope
 
     def burial(self) -> list[bytes]:
         """Return the commands that bury it, after all others. They do nothing if another client holds it by now."""
         return [b"reserve-job %d" % self.job, b"bury %d %d" % (self.job, self.priority)]
 
     def matches(self, where: MessageFilter, now: float) -> bool:
-        """Return whether a filter means this one."""
         message = self.message
         age = micros(now) - micros(message.died_at or 0.0)
         return matches(message, where, age, message.last_error, message.cause)
@@ -149,10 +141,7 @@ class Walk:
         self.letter = read_letter(self._connection, self._queue, job, self._clock) if job else None
 
     def _is_over(self) -> bool:
-        """Return whether all have been shown, when one comes up again.
-
-        Others may have come in between, or have been in somebody's hands: then the walk goes once more round.
-        """
+        """Return whether all have been shown, when one comes up again. If others came in, it goes once more round."""
         if not self._again:
             unseen = self._count() - len(self._kept)
             self._steps = min(self._steps, len(self._kept) + unseen)
@@ -174,7 +163,6 @@ class Inspector:
     # --- counts --------------------------------------------------------------------------------------
 
     def stats(self, queue: str) -> QueueStats:
-        """Return counts of one queue."""
         if not is_queue(queue):
             return QueueStats()
         with self._connections.spare() as connection:
@@ -182,7 +170,6 @@ class Inspector:
             return replace(counts, oldest=self._age_of_next(connection, queue)) if counts.waiting else counts
 
     def queues(self) -> list[str]:
-        """Return the names of all queues that hold a message, sorted."""
         with self._connections.spare() as connection:
             return [name for name, counts in self._each(connection, None) if counts.pending or counts.dead]
 
@@ -201,7 +188,7 @@ class Inspector:
         return list(zip(names, self._counts(connection, names), strict=True))
 
     def _counts(self, connection: Connection, queues: Collection[str]) -> list[QueueStats]:
-        """Return counts of queues. What was reserved for a waiter and not handed out yet is waiting, too."""
+        """Return counts of queues. Jobs that are reserved for a waiter are waiting, too."""
         told = connection.stats(map(self._connections.address.tube, queues))
         result = []
         for queue, stats in zip(queues, told, strict=True):

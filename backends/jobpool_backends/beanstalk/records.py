@@ -19,9 +19,8 @@ from jobpool.message.frozen import maker
 from jobpool.message.names import IDENTIFIER
 
 VERSION = 1
+# Bytes that a new message leaves free below the server's `max-job-size`, so that its copies have room for a header.
 HEADER_ROOM = 640
-"""Bytes that a new message leaves free below the server's `max-job-size`, so that its copies have room for a header."""
-
 EXPIRED = "lease expired"
 MAX_DELAY_S = 2**32 - 1  # the longest that beanstalkd takes
 _MIN_TEXT_CHARS = 16
@@ -30,30 +29,20 @@ _MAX_REASON_CHARS = 64
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The header of a message; fields as in a lease and a message. Wall-clock times are Unix seconds.
+    """The header of a message; fields as in a lease and a message. Wall-clock times are Unix seconds."""
 
-    Attributes:
-        id: Without a header, a name made from the server's number.
-        enqueued_at: When it was enqueued first; its copies keep it.
-        crashes: The charged ones; further ones in the server's counters are charged by the next copy.
-        deliveries: Of the jobs that this one is a copy of; the server counts on from there.
-        crashed_at: When the last crash was charged; 0.0 = never.
-        died_at: None = it is alive. This is the dead mark.
-        ours: True if the job had a header.
-    """
-
-    id: str
-    enqueued_at: float
+    id: str  # without a header, a name made from the server's number
+    enqueued_at: float  # of the first enqueue; its copies keep it
     attempts: int = 0
-    crashes: int = 0
-    deliveries: int = 0
-    crashed_at: float = 0.0
+    crashes: int = 0  # the charged ones; further ones in the server's counters are charged by the next copy
+    deliveries: int = 0  # of the jobs that this one is a copy of; the server counts on from there
+    crashed_at: float = 0.0  # when the last crash was charged; 0.0 = never
     last_error: str | None = None
     cause: str | None = None
     reason: str | None = None
-    died_at: float | None = None
+    died_at: float | None = None  # None = it is alive; else this is the dead mark
     begun: bool = False
-    ours: bool = True
+    ours: bool = True  # True if the job had a header
 
     @property
     def is_dead(self) -> bool:
@@ -83,10 +72,7 @@ class Charge:
 def charge(
     record: Record, crashes: int, cause: str, policy: ReapPolicy, now: float, draw: Callable[[float, float], float]
 ) -> Charge:
-    """Charge crashes that were not charged before, at this Unix time. The last of them had this cause.
-
-    `record` has all deliveries counted; `draw` is `random.uniform`.
-    """
+    """Charge crashes, the last with this cause, at this Unix time. `draw` is `random.uniform`."""
     total = crashes if now - record.crashed_at > policy.window else record.crashes + crashes
     charged = replace(record, crashes=total, crashed_at=now, cause=cause)
     if policy.is_over(total):
@@ -99,12 +85,11 @@ def whole_seconds(delay: float) -> int:
     return math.ceil(min(delay, MAX_DELAY_S)) if delay > 0 else 0
 
 
+# Key in the header → field; `jobpool` (the version), `id` and `at` come first, and are always there.
 _KEYS = {
     key: "last_error" if key == "error" else key
     for key in ("attempts", "crashes", "deliveries", "crashed_at", "error", "cause", "reason", "died_at", "begun")
 }
-"""Key in the header → field; `jobpool` (the version), `id` and `at` come first, and are always there."""
-
 _LIMITS = {"attempts": 2**31, "crashes": 2**31, "deliveries": 2**62}
 _TEXTS = ("error", "cause", "reason")
 _TIMES = ("crashed_at", "died_at")
@@ -113,10 +98,7 @@ _MAX_TIME_S = 253402300799.0  # the end of 9999: anyone can write headers, and n
 
 
 def new_bytes(message: NewMessage, since: float, now: float, largest: int) -> bytes:
-    """Return the job to put for a message that was enqueued at `since`; texts are cut as `to_bytes` does.
-
-    Crashes that it brings count from `now` on.
-    """
+    """Return the job to put for a message enqueued at `since`, its texts cut as in `to_bytes`. It crashed `now`."""
     counts = message.attempts, message.crashes, message.deliveries
     if any(counts) or message.last_error or message.cause:
         crashed_at = now if message.crashes else 0.0

@@ -31,40 +31,31 @@ from jobpool_backends.reaping import NativeReaping
 from jobpool_backends.shared import lifts_expiry
 
 _MAX_FAILED_CALLS = 100  # calls that failed whose results are remembered
+# Command that ends a job → the good answer. `BURIED` to a release is a bad one.
 _DONE = {b"delete": b"DELETED", b"release": b"RELEASED", b"bury": b"BURIED"}
-"""Command that ends a job → the good answer. `BURIED` to a release is a bad one."""
 
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """The steps of a settlement: jobs are put, and then a command ends the original.
+    """The steps of a settlement: jobs are put, and then a command ends the original."""
 
-    Attributes:
-        place: In the call.
-        charged: Of a forfeit.
-        stands: True if one of the copies is the message itself: then the settlement stands once they are put. Else the
-            copies are follow-ups, and the settlement is unknown until the original is ended.
-    """
-
-    place: int
+    place: int  # in the call
     end: bytes
     copies: Sequence[Copy] = ()
-    charged: Charge | None = None
+    charged: Charge | None = None  # of a forfeit
     stands: bool = False
+    """True if one of the copies is the message itself: then the settlement stands once they are put. Else the copies
+    are follow-ups, and the settlement is unknown until the original is ended.
+    """
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A settle call under way.
+    """A settle call under way."""
 
-    Attributes:
-        answers: By place; includes the answers of a failed call before this one, of the same id.
-        trouble: The reason why some have no answer.
-    """
-
-    answers: dict[int, Settled]
+    answers: dict[int, Settled]  # by place; also those of a failed call before this one, of the same id
     plans: dict[Held, Plan] = field(default_factory=dict)
-    trouble: JobpoolError | None = None
+    trouble: JobpoolError | None = None  # the reason why some have no answer
 
 
 class Settler:
@@ -77,13 +68,8 @@ class Settler:
         self._clock = connections.clock
         self._failed: dict[str, dict[int, Settled]] = {}
 
-    # --- renewing --------------------------------------------------------------------------------------
-
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
-        """Return each lease for its job's TTR from now; None where it has ended.
-
-        Never BackendUnavailable: a connection that does not answer is given up, and its leases with it.
-        """
+        """Return each lease for its job's TTR from now; None where it has ended, or its connection does not answer."""
         del ttl
         helds = [self._connections.owner(lease) for lease in leases]
         renewed = self.touch([held for held in helds if held is not None])
@@ -98,8 +84,6 @@ class Settler:
             if isinstance(answer, tuple):
                 held.lease = renewed[held] = replace(held.lease, expires_at=before + held.ttr)
         return renewed
-
-    # --- settling --------------------------------------------------------------------------------------
 
     def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         """See `QueueBackend.settle_many`.
@@ -151,10 +135,7 @@ class Settler:
             call.plans[held] = self._plan_copies(place, held, settlement, brought)
 
     def _plan_copies(self, place: int, held: Held, settlement: Settlement, brought: Sequence[NewMessage]) -> Plan:
-        """Return the plan of a settlement by copies. Raises InvalidJob when the server takes no job of that size.
-
-        No I/O, but to ask once for the server's limit.
-        """
+        """Return the plan of a settlement by copies. Raises InvalidJob when the server takes no job of that size."""
         record = replace(held.record, deliveries=held.lease.deliveries)
         match settlement:
             case Nack(delay, error, cause):

@@ -59,7 +59,6 @@ class Prefetched:
             return mine
 
     def any_of(self, queues: Sequence[str]) -> str | None:
-        """Return one of these queues that has something here."""
         return next((queue for queue in queues if queue in self._helds), None) if self._helds else None
 
 
@@ -75,10 +74,7 @@ class Waiter:
         self._closed = threading.Event()
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
-        """Return a queue that may have something, None after `timeout` seconds, or when this is closed.
-
-        Raises BackendUnavailable.
-        """
+        """Return a queue that may have something; None after `timeout` seconds, or when this is closed."""
         try:
             self._connections.check_usable()
             if queues:
@@ -235,7 +231,6 @@ class Watch:
 
 
 def give_back(connections: Connections, helds: Sequence[Held]) -> None:
-    """Release what nobody fetched."""
     if helds:
         connections.send_each(helds, _release, ends=True)
 

@@ -4,7 +4,8 @@ The SDK's asynchronous client, on one thread and event loop of the backend's own
 
 * `internals`: the few internals of the SDK that this package needs
 * `namespace`, `queue_client`, `channel`: the event loop, the channels of one queue, and one sender or receiver
-* `records`: the content of a message; `enqueue`, `leases`, `settle`: its life; `inspect`, `bulk`, `checks`: for people
+* `records`: the content of a message; `enqueue`, `leases`, `settle`: its life
+* `inspect`, `bulk`, `checks`: the administrator's side
 """
 
 from __future__ import annotations

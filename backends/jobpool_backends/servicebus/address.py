@@ -49,16 +49,11 @@ class Address:
 
     @property
     def title(self) -> str:
-        """For error texts."""
         return f"Service Bus at {self.host}"
 
 
 def read_address(url: str, options: Mapping[str, object]) -> Address:
-    """Return the address in `url` and `options` (by keyword: they win).
-
-    Raises:
-        ConfigurationError: Something cannot be right; the text names it, and never a key.
-    """
+    """Return the address in `url` and `options`, which win. Raises ConfigurationError, which names no key."""
     place, found = split_query(url.strip())
     named = place.lower().startswith("servicebus://")
     address = Address(_read_host(place)) if named else _read_string(place)

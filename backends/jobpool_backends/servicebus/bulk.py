@@ -88,10 +88,7 @@ class DeadLetterSearch:
         self.done = 0
 
     async def run(self, receiver: ServiceBusReceiver) -> None:
-        """Look until all is found, or nothing comes any more.
-
-        Raises `Unsupported` when too many others come before them; what was found first is done.
-        """
+        """Look until all is found, or nothing comes any more. Raises `Unsupported` when too many others come before."""
         others: list[ServiceBusReceivedMessage] = []
         try:
             while self._wanted and (some := await receive(receiver, RECEIVE_MESSAGES, RECEIVE_TIMEOUT_S)):
@@ -132,10 +129,7 @@ class DeadLetterSearch:
 
 
 def touched(where: MessageFilter, verb: Verb) -> list[State]:
-    """Return the states in which the verb may meet what the filter means.
-
-    Raises `Unsupported` when waiting messages would have to be chosen one by one to be deleted.
-    """
+    """Return the states in which the verb may meet these. Raises `Unsupported` for single waiting messages."""
     states = [state for state in TOUCHABLE[verb] if not where.states or state in where.states]
     if where.reason is not None:  # only a dead letter has one
         states = [state for state in states if state is State.DEAD]

@@ -21,9 +21,8 @@ from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.errors import FINAL, LOST, NOT_LET_IN, SOUND, explain, words
 from jobpool_backends.servicebus.internals import close_or_cut_off, is_broken, remember_clients
 
+# Calls of one handler: the SDK gives its management link credit for 10,000 replies, and never more.
 MAX_OPERATIONS = 5000
-"""Calls of one handler: the SDK gives its management link credit for 10,000 replies, and never more."""
-
 MAX_HANDLER_AGE_S = 1500.0  # before the token's renewal and the service's own limits come into play
 STALE_AFTER_S = 5.0  # time without use after which a handler may have been detached by the other side without a word
 CHECK_AFTER_S = 0.02  # time without use after which to look whether the other side has ended the connection
@@ -35,12 +34,7 @@ log = logging.getLogger("jobpool.servicebus")
 
 
 class Channel(Generic[H]):
-    """A channel, as the module describes it. Only for coroutines on the namespace's loop.
-
-    Args:
-        make: Makes a handler; no I/O.
-        most: Largest number of calls of one handler.
-    """
+    """A channel, only for coroutines on the namespace's loop. A handler, from `make`, has at most `most` calls."""
 
     def __init__(self, make: Callable[[], H], address: Address, queue: str, *, most: int = MAX_OPERATIONS) -> None:
         self._make = make
@@ -70,9 +64,7 @@ class Channel(Generic[H]):
             deadline: `time.monotonic()` until which to try; None = the address's timeout from now.
             patiently: False: tried again only when the handler had been idle, so that most likely nothing was done.
 
-        Raises:
-            One of `trouble.LOST`, as it is.
-            JobpoolError: Anything else, explained.
+        Raises one of `LOST` as it is, and anything else explained.
         """
         give_up = time.monotonic() + self.timeout if deadline is None else deadline
         async with self.lock:
@@ -126,7 +118,6 @@ class Channel(Generic[H]):
         self._operations += operations
 
     def recycle(self) -> None:
-        """Throw the handler away."""
         if self._handler is not None:
             handler, self._handler = self._handler, None
             self._close(handler, self._clients)

@@ -44,10 +44,7 @@ class Facts:
 
 
 def ping(namespace: Namespace) -> None:
-    """Ask the service for a sign of life. To be told that a queue is not there is one.
-
-    Raises BackendUnavailable, or ConfigurationError when it does not let us in.
-    """
+    """Ask for a sign of life: also an error that a queue is missing. Raises BackendUnavailable, ConfigurationError."""
     queue = namespace.address.only or next(iter(namespace.named_queues()), "default")
     try:
         _look(namespace, queue)

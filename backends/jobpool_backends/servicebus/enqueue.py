@@ -94,10 +94,7 @@ class Producer:
 async def send(
     client: QueueClient, messages: Sequence[Outgoing | ServiceBusMessage], *, patiently: bool = False
 ) -> None:
-    """Send messages to a queue, in batches by their sizes.
-
-    Raises InvalidJob, BackendUnavailable, ConfigurationError.
-    """
+    """Send messages to a queue, in batches by size. Raises InvalidJob, BackendUnavailable, ConfigurationError."""
     sent = 0
 
     async def work(sender: ServiceBusSender) -> None:

@@ -19,14 +19,14 @@ from jobpool.errors import AccessRefused, BackendUnavailable, InvalidJob, Jobpoo
 from jobpool_backends.errors import mend, unreached
 from jobpool_backends.servicebus.address import Address
 
+# The message is not ours (any more); for those who asked about it, and nobody else.
 LOST = (sdk.MessageLockLostError, sdk.MessageAlreadySettled, sdk.MessageNotFoundError)
-"""The message is not ours (any more); for those who asked about it, and nobody else."""
-
 NOT_LET_IN = (sdk.ServiceBusAuthorizationError, sdk.ServiceBusAuthenticationError)
 """From a handler that had been let in: its token has ended, because this machine slept or its clock was set. A new
 handler brings a new token. From a new handler: the key is wrong.
 """
 
+# The broker answered, or was not asked, and the handler is as good as before.
 SOUND = (
     *LOST,
     sdk.ServiceBusServerBusyError,
@@ -34,8 +34,7 @@ SOUND = (
     sdk.MessageSizeExceededError,
     JobpoolError,
 )
-"""The broker answered, or was not asked, and the handler is as good as before."""
-
+# To try again at once would not help.
 FINAL = (
     *LOST,
     sdk.MessagingEntityNotFoundError,
@@ -45,8 +44,6 @@ FINAL = (
     sdk.MessageSizeExceededError,
     JobpoolError,
 )
-"""To try again at once would not help."""
-
 _FAR = "cannot be reached from here: mend the host, the route or the firewall (ports 5671 and 5672)"
 _UNREACHABLE = {
     errno.ECONNREFUSED: "refuses connections: nothing listens there. Mend the address, or start the emulator",

@@ -86,17 +86,13 @@ class Found:
 
     @property
     def place(self) -> int:
-        """Where it stands in lists; its cursor."""
         return int(self.message.cursor)
 
 
 def see(
     queue: str, peeked: ServiceBusReceivedMessage, held: Mapping[int, Held], wall: float, boot: float, *, dead: bool
 ) -> Found:
-    """Return a peeked message or dead letter as a person sees it at this time.
-
-    `held`: the leases of this client on the queue, by number.
-    """
+    """Return a peeked message as a person sees it now; `held`: this client's leases on the queue, by number."""
     record = read(peeked)
     sequence = peeked.sequence_number or 0
     holding = None if dead else held.get(sequence)
@@ -135,10 +131,7 @@ def see(
 
 
 def delivered(record: Record, message: ServiceBusReceivedMessage) -> int:
-    """Return how often it was leased, earlier copies included.
-
-    The broker counts those that came back, so not the last one of what a settlement made a dead letter.
-    """
+    """Return how often it was leased, copies included; the broker does not count the last of our dead letters."""
     return record.deliveries + (message.delivery_count or 0) + (record.died_at is not None)
 
 
@@ -151,7 +144,6 @@ def raised(record: Record, message: ServiceBusReceivedMessage, *, afresh: bool) 
 
 
 def is_meant(message: Message, where: MessageFilter, now: float) -> bool:
-    """Return whether the filter means this one; `now`: Unix time."""
     since = message.enqueued_at if message.died_at is None else message.died_at
     return matches(message, where, micros(now) - micros(since), message.last_error, message.cause)
 

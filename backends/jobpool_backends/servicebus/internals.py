@@ -70,9 +70,6 @@ RELEASE = Disposition("released")  # back to the queue at once, as if it had not
 BURY = "rejected"  # to the dead letters, with the two texts
 
 
-# --- links -------------------------------------------------------------------------------------------
-
-
 class LinkListener:
     """A listener in front of the SDK's `ReceiverLink`: that one ignores used-up credit, and ends of dispositions."""
 
@@ -115,7 +112,6 @@ class LinkListener:
 
 
 def _client_of(receiver: ServiceBusReceiver) -> Any:
-    """Return the SDK's AMQP client of an open receiver."""
     client: Any = receiver._handler
     if client is None or client._link is None:
         raise sdk.ServiceBusConnectionError(message="the receiver was closed")
@@ -144,9 +140,6 @@ async def _read_until(client: Any, done: Callable[[], bool], seconds: float = 0.
             raise TimeoutError("the broker did not answer")
         await client._connection.listen(wait=min(READ_SLICE_S, left))
         client._link.get_state()  # raises its error, if any
-
-
-# --- receiving ---------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -249,16 +242,10 @@ async def _read_unless(client: Any, stop: asyncio.Event, give_up: float) -> floa
         stopped.cancel()
 
 
-# --- settling and renewing ---------------------------------------------------------------------------
-
-
 async def settle(
     receiver: ServiceBusReceiver, dispositions: Sequence[tuple[ServiceBusReceivedMessage, Disposition]]
 ) -> list[Answer]:
-    """Settle messages on the link that received them; return an answer each. One round trip.
-
-    Raises what the SDK raises of broken links; nothing is known then.
-    """
+    """Settle messages on their link; return an answer each. One round trip. Raises as broken links do."""
     client, listener = await _ready(receiver)
     listener.expect([message._delivery_id for message, _ in dispositions])
     for message, disposition in dispositions:
@@ -301,11 +288,7 @@ async def renew_locks(receiver: ServiceBusReceiver, tokens: Sequence[Any], secon
     return [moment / 1000 for moment in answer[b"expirations"]]
 
 
-# --- handlers and their connections ------------------------------------------------------------------
-
-
 def largest_message(sender: ServiceBusSender) -> int:
-    """Return bytes that an open sender's queue takes as one message."""
     return int(sender._max_message_size_on_link)
 
 
@@ -317,10 +300,7 @@ def is_broken(handler: Handler) -> bool:
 
 
 def remember_clients(handler: Handler) -> list[Any]:
-    """Return a list of all AMQP clients that it is going to make.
-
-    The handler forgets a client whose opening was cut short, and leaves it open.
-    """
+    """Return a list of all AMQP clients that it is going to make: it forgets one whose opening was cut short."""
     inside: Any = handler
     made: list[Any] = []
     create = inside._create_handler

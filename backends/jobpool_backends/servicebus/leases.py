@@ -88,7 +88,6 @@ class HeldLeases:
         _forget(held if superseded else None)
 
     def find(self, lease: JobLease) -> Held | Settled:
-        """Return the lease's entry, or the refusal if there is none."""
         with self._lock:
             return self._find(lease)
 
@@ -121,7 +120,6 @@ class HeldLeases:
             _forget(held)
 
     def clear(self) -> None:
-        """Forget everything."""
         with self._lock:
             self._held.clear()
 
@@ -163,11 +161,10 @@ class Locks:
         self._address = address
         self._clock = clock
         self._warned: dict[str, float] = {}
+        # Of each queue with short locks, the least time that one had left when it was given, by our clock.
         self.noticed: dict[str, float] = {}
-        """Of each queue with short locks, the least time that one had left when it was given, by our clock."""
 
     def now(self) -> RequestTime:
-        """Return the time, to be taken before a request."""
         return RequestTime(self._clock.boot(), self._clock.wall(), time.monotonic())
 
     def end(self, queue: str, asked: RequestTime, locked_until: float | None) -> float:
@@ -247,10 +244,7 @@ class Waiter:
         self._closed = False
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
-        """Return the first of these that has something to take; None when none has within `timeout` seconds.
-
-        Raises `BackendUnavailable`, or `ConfigurationError` if none of the queues is there.
-        """
+        """Return one that has something to take; None after `timeout` seconds. Raises if none of them is there."""
         clients = [self._namespace.queue(queue) for queue in dict.fromkeys(queues)]
         self._waited.update(queues)
         if self._closed:

@@ -24,9 +24,8 @@ from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.channel import CLOSE_LIMIT_S
 from jobpool_backends.servicebus.queue_client import QueueClient
 
+# Variables of azure-identity that are secrets by themselves.
 CREDENTIAL_VARIABLES = ("AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PASSWORD", "AZURE_PASSWORD")
-"""Variables of azure-identity that are secrets by themselves."""
-
 LOOP_THREAD_NAME = "jobpool-servicebus"
 THREAD_END_LIMIT_S = 5.0
 CALL_SPARE_S = 2.0  # time that a caller waits beyond the limit of the work on the loop
@@ -42,9 +41,8 @@ FILTERED_LINES = {
 They come each time as warnings, or as errors with a traceback. They are left out for our own thread only.
 """
 
+# Objects that came over a fork: kept, so that nothing of them is ever closed by being forgotten.
 _INHERITED: list[object] = []
-"""Objects that came over a fork: kept, so that nothing of them is ever closed by being forgotten."""
-
 T = TypeVar("T")
 
 
@@ -104,14 +102,10 @@ class LoopThread:
 
     @property
     def inherited(self) -> bool:
-        """True if this was made by a process that this one was forked from."""
         return self._pid != os.getpid()
 
     def run(self, work: Coroutine[Any, Any, T], limit: float) -> T:
-        """Do it on the loop, and wait for it, `limit` seconds at most.
-
-        Raises `BackendUnavailable`: it is cancelled then, or the thread was stopped; and errors of the work.
-        """
+        """Do it on the loop, within `limit` seconds. Raises BackendUnavailable if not, and errors of the work."""
         try:
             loop = self._running()
         except BackendUnavailable:
@@ -194,10 +188,7 @@ class Namespace:
             return self._queues[name]
 
     def call(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
-        """Do it on the loop; for callers on other threads. Blocks for `limit` seconds (None = the address's timeout).
-
-        Raises `BackendUnavailable`: it took longer, or the namespace is closed; and errors of the work.
-        """
+        """Do it on the loop; for callers on other threads. Raises and blocks as there; None = the address's timeout."""
         self._begin_anew_after_a_fork()
         if self._closed:
             work.close()
@@ -245,10 +236,7 @@ class Namespace:
 
 
 class Access(Namespace):
-    """One backend's access to a namespace that it may share with others: it knows which queues were named to *it*.
-
-    With `owns`, closing this closes the namespace.
-    """
+    """One backend's access to a namespace, which it may own and close: it knows which queues were named to *it*."""
 
     def __init__(self, namespace: Namespace, *, owns: bool) -> None:
         self.address = namespace.address

@@ -30,9 +30,8 @@ from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.errors import LOST
 from jobpool_backends.servicebus.internals import RELEASE, Answer, Disposition
 
+# Deliveries never settled on their link, after which it gets another: the session has room for some 5,000.
 MAX_UNSETTLED = 1000
-"""Deliveries never settled on their link, after which it gets another: the session has room for some 5,000."""
-
 MAX_SETTLEMENTS = 500
 PREFETCH_KEPT_S = 1.0  # time that a message which came while somebody waited is kept for the fetch that follows
 GIVE_BACK_LIMIT_S = 3.0  # time to give such messages back; their locks run out in any case
@@ -118,10 +117,7 @@ class QueueReceiver:
     async def settle(
         self, dispositions: Sequence[tuple[Delivery, Disposition]], deadline: float
     ) -> list[Answer | Doubt]:
-        """Return an answer each, in order. One round trip, as a rule.
-
-        Raises JobpoolError: not all were answered by the deadline; `settle` again is safe.
-        """
+        """Return an answer each, in order. Raises JobpoolError: not all were answered; `settle` again is safe."""
         batch = _Batch(dispositions)
         self.load -= len(dispositions)
         with self._wants():
@@ -261,7 +257,6 @@ class QueueClient:
         return min(self.receivers, key=lambda each: each.load)
 
     def stop_waiting(self) -> None:
-        """End the waits on this queue."""
         for receiver in self.receivers:
             receiver.stop_waiting.set()
 

@@ -32,14 +32,12 @@ from jobpool_backends.shared import micros
 
 MAX_TEXT_CHARS = 16_384  # characters of an error or a cause in a header; more is cut in the middle
 MAX_EPITAPH_CHARS = 4096  # characters that the broker keeps of a reason or a description
+# The broker's names of deaths that it causes itself, and jobpool's word for each.
 REASONS = {"MaxDeliveryCountExceeded": "crash-limit", "TTLExpiredException": "expired"}
-"""The broker's names of deaths that it causes itself, and jobpool's word for each."""
-
 MAX_MESSAGE_ID_CHARS = 128  # characters that the broker takes
 OVERHEAD_BYTES = 320  # bytes of properties and annotations around a body, at most
+# Bytes by which the header of a copy may be longer than that of the first message, without its texts.
 COPY_GROWTH_BYTES = 256
-"""Bytes by which the header of a copy may be longer than that of the first message, without its texts."""
-
 _LAST_DUE = datetime(9999, 1, 1, tzinfo=UTC)
 _CUT = " … "
 _MAX_COUNT = 2**31 - 1  # beyond any counter, and what a frame to a child can carry
@@ -77,7 +75,6 @@ class Record:
 
     @property
     def size(self) -> int:
-        """Bytes of the body that carries this, or somewhat less."""
         return len(self.write())
 
     def with_texts(self, error: str | None, cause: str | None) -> Record:
@@ -86,12 +83,7 @@ class Record:
         return replace(self, last_error=error, cause=cause)
 
     def message(self, *, message_id: str | None = None, due: float | None = None) -> ServiceBusMessage:
-        """Return a message to send that carries this.
-
-        Args:
-            message_id: None = the job's own; a copy needs another (`copy_id`).
-            due: Unix time on the broker's clock, rounded up to a millisecond; None = now.
-        """
+        """Return a message to send; a copy has another id. `due`: Unix time there, rounded up to a millisecond."""
         return ServiceBusMessage(
             self.write(),
             message_id=message_id or self.id,

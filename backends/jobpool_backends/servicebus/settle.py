@@ -64,9 +64,8 @@ class Settler:
     def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         """Return the answers, in order.
 
-        Raises:
-            WriteRefused: Copies of some were refused; its `answers` are those of the others.
-            BackendUnavailable: Some were not answered; the same call again goes on with those.
+        Raises WriteRefused: some copies were refused, and its `answers` are those of the others. Raises
+        BackendUnavailable: the same call again goes on with those without an answer.
         """
         answers = self._partial.pop(call_id, {})
         plans: dict[int, Plan] = {}
@@ -227,10 +226,7 @@ class Renewer:
         self._clock = clock
 
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
-        """Renew each lease for the time that its queue locks a message; None if it is lost.
-
-        Raises BackendUnavailable; the old ends stand.
-        """
+        """Renew each lease by its queue's lock; None if it is lost. Raises BackendUnavailable; the old ends stand."""
         del ttl
         held = [found if isinstance(found := self._leases.find(lease), Held) else None for lease in leases]
         by_queue: dict[str, list[Held]] = {}
