@@ -17,7 +17,7 @@ from jobpool_backends.servicebus.enqueue import Producer
 from jobpool_backends.servicebus.inspect import Inspector
 from jobpool_backends.servicebus.leases import Fetcher, HeldLeases, Locks, Waiter
 from jobpool_backends.servicebus.namespace import CREDENTIAL_VARIABLES, Access, Namespace, require
-from jobpool_backends.servicebus.settle import Renewer, Settler
+from jobpool_backends.servicebus.settle import Settler
 
 
 class ServiceBusBackend(QueueBackend):
@@ -68,11 +68,11 @@ class ServiceBusBackend(QueueBackend):
         producer = Producer(access, self.clock)
         waiter = Waiter(access)
         self._fetch = Fetcher(access, self.leases, self._locks, self.scheme).fetch
-        self._renew = Renewer(access, self.leases, self._locks, self.clock).renew
         self._inspector = inspector = Inspector(access, self.leases, self.clock)
         self._enqueue = producer.add
         self._wait_any = waiter.wait_any
-        self._settle = Settler(access, self.leases, producer, self._charges, self.clock).settle
+        settler = Settler(access, self.leases, self._locks, producer, self._charges, self.clock)
+        self._settle, self._renew = settler.settle, settler.renew
         self._bulk = BulkChanger(access, inspector).bulk
         self._closers = (waiter.close, self.leases.clear, access.close)
 

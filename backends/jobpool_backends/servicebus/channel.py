@@ -67,29 +67,26 @@ class Channel(Generic[H]):
         Raises one of `LOST` as it is, and anything else explained.
         """
         give_up = time.monotonic() + self.timeout if deadline is None else deadline
+        pause = 0.05
         async with self.lock:
             if time.monotonic() >= give_up:  # others took all the time: no fault of the handler's
                 raise self._explain(TimeoutError())
-            return await self._persist(work, give_up, patiently)
-
-    async def _persist(self, work: Callable[[H], Awaitable[T]], give_up: float, patiently: bool) -> T:
-        pause = 0.05
-        while True:
-            was_let_in = self.is_open
-            is_stale = was_let_in and time.monotonic() - self._used > STALE_AFTER_S
-            try:
-                return await self.attempt(work, give_up)
-            except LOST:
-                raise
-            except FINAL as error:
-                if not (was_let_in and isinstance(error, NOT_LET_IN)):
-                    raise self._explain(error) from error
-            except Exception as error:
-                late = time.monotonic() + pause >= give_up
-                if late or not (patiently or is_stale):
-                    raise self._explain(error) from error
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 2.0)
+            while True:
+                was_let_in = self.is_open
+                is_stale = was_let_in and time.monotonic() - self._used > STALE_AFTER_S
+                try:
+                    return await self.attempt(work, give_up)
+                except LOST:
+                    raise
+                except FINAL as error:
+                    if not (was_let_in and isinstance(error, NOT_LET_IN)):
+                        raise self._explain(error) from error
+                except Exception as error:
+                    late = time.monotonic() + pause >= give_up
+                    if late or not (patiently or is_stale):
+                        raise self._explain(error) from error
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 2.0)
 
     async def attempt(self, work: Callable[[H], Awaitable[T]], give_up: float) -> T:
         """Do `work` once. The caller holds the lock. A failure that leaves a doubt costs the handler."""

@@ -181,11 +181,8 @@ class Inspector:
 
         A queue that was not named by the filter and cannot be looked into is left out, unless that is all of them.
         """
-        if where.queue is not None:
-            yield from self._search(where.queue, where)
-            return
         troubles: list[ConfigurationError] = []
-        queues = self._namespace.named_queues()
+        queues = self._namespace.named_queues() if where.queue is None else [where.queue]
         for queue in queues:
             try:
                 yield from self._search(queue, where)

@@ -88,11 +88,6 @@ class LinkListener:
         self.drained = not drain
         await self._link.flow(link_credit=credit, drain=drain)
 
-    def expect(self, deliveries: Sequence[int]) -> None:
-        """Wait for the outcomes of these, and of nothing else."""
-        self.outcomes = dict.fromkeys(deliveries)
-        self.pending = len(self.outcomes)
-
     async def _hear_flow(self, frame: Any) -> None:
         """Count drained messages as delivered, on both sides (AMQP 2.6.7): the SDK leaves that out."""
         if not self.drained and frame[5] is not None and (frame[8] or not frame[6]):
@@ -247,7 +242,8 @@ async def settle(
 ) -> list[Answer]:
     """Settle messages on their link; return an answer each. One round trip. Raises as broken links do."""
     client, listener = await _ready(receiver)
-    listener.expect([message._delivery_id for message, _ in dispositions])
+    listener.outcomes = dict.fromkeys(message._delivery_id for message, _ in dispositions)
+    listener.pending = len(listener.outcomes)
     for message, disposition in dispositions:
         await client._link.send_disposition(
             first_delivery_id=message._delivery_id,

@@ -280,7 +280,7 @@ class Waiter:
             for task, client in tasks.items():
                 if not task.done():
                     client.stop_waiting()
-                    task.add_done_callback(_ignore)
+                    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody waits for it
 
     async def _first(self, tasks: dict[asyncio.Task[bool], QueueClient]) -> str | None:
         waiting = set(tasks)
@@ -312,9 +312,3 @@ class Waiter:
                 return False
             await asyncio.sleep(0)  # a caller that wanted the receiver goes first
         return False
-
-
-def _ignore(task: asyncio.Task[bool]) -> None:
-    """Ignore the result of a wait that nobody waits for any more; the next one tells it."""
-    if not task.cancelled():
-        task.exception()

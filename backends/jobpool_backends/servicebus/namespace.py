@@ -106,12 +106,15 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T], limit: float) -> T:
         """Do it on the loop, within `limit` seconds. Raises BackendUnavailable if not, and errors of the work."""
-        try:
-            loop = self._running()
-        except BackendUnavailable:
-            work.close()
-            raise
-        future = asyncio.run_coroutine_threadsafe(work, loop)
+        with self._lock:
+            if self._stopped:
+                work.close()
+                raise BackendUnavailable(f"{self._name}: this backend was closed: open another")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_run, args=(self._loop,), name=LOOP_THREAD_NAME, daemon=True)
+                self._thread.start()
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(limit)
         except concurrent.futures.CancelledError:
@@ -137,17 +140,6 @@ class LoopThread:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._loop = self._thread = None
-
-    def _running(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._stopped:
-                raise BackendUnavailable(f"{self._name}: this backend was closed: open another")
-            if self._loop is None:
-                loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_run, args=(loop,), name=LOOP_THREAD_NAME, daemon=True)
-                self._thread.start()
-                self._loop = loop
-            return self._loop
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -49,13 +49,20 @@ class Plan:
 
 
 class Settler:
-    """The settler of leases."""
+    """The settler and renewer of leases."""
 
     def __init__(
-        self, namespace: Namespace, leases: HeldLeases, producer: Producer, charges: NativeReaping, clock: Clock
+        self,
+        namespace: Namespace,
+        leases: HeldLeases,
+        locks: Locks,
+        producer: Producer,
+        charges: NativeReaping,
+        clock: Clock,
     ) -> None:
         self._namespace = namespace
         self._leases = leases
+        self._locks = locks
         self._producer = producer
         self._charges = charges
         self._clock = clock
@@ -214,16 +221,6 @@ class Settler:
         sequence = plan.held.sequence
         found = await client.management.run(lambda receiver: receiver.peek_messages(1, sequence_number=sequence))
         return Settled.EXPIRED if found and found[0].sequence_number == sequence else Settled.OK
-
-
-class Renewer:
-    """The renewer of leases."""
-
-    def __init__(self, namespace: Namespace, leases: HeldLeases, locks: Locks, clock: Clock) -> None:
-        self._namespace = namespace
-        self._leases = leases
-        self._locks = locks
-        self._clock = clock
 
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         """Renew each lease by its queue's lock; None if it is lost. Raises BackendUnavailable; the old ends stand."""
