@@ -28,8 +28,9 @@ class NativeReaping:
         with self._changing:
             self._charged[reaped.queue].append(reaped)
 
-    def reap(self, queue: str, policy: ReapPolicy) -> list[Reaped]:
+    def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None = None) -> list[Reaped]:
         """Apply this policy from now on; return the charges since the last call, `REAP_LIMIT` at most."""
+        del visibility_timeout  # the broker has given overdue leases back
         with self._changing:
             self._policies[queue] = policy
             charged = self._charged[queue]
