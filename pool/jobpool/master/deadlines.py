@@ -53,9 +53,9 @@ def _watch_refusal(pool: Pool, now: float) -> None:
     limit = pool.settings.broker_refusal_timeout
     if pool.is_stopping or not (pool.refused_since and 0 < limit <= now - pool.refused_since):
         return
-    pool.fatal = next(error for kind, error in pool.outages.values() if kind is AccessRefused)
-    pool.note("critical", "the broker has refused this pool for too long", error=pool.fatal, limit=limit)
-    pool.stop("stopping after a refusal")
+    error = next(error for kind, error in pool.outages.values() if kind is AccessRefused)
+    pool.note("critical", "the broker has refused this pool for too long", error=error, limit=limit)
+    pool.fail(error, "stopping after a refusal")
 
 
 def next_due(pool: Pool, now: float) -> float:

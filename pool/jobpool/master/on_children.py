@@ -13,7 +13,7 @@ from jobpool.ipc.frames import Result
 from jobpool.ipc.postfork import BROKEN
 from jobpool.master import events as ev
 from jobpool.master.slots import Delivery, Slot, SlotState
-from jobpool.master.state import BROKEN_GRACE_S, Pool, ServerState
+from jobpool.master.state import BROKEN_GRACE_S, Pool
 from jobpool.message.death import Death, innermost
 from jobpool.message.definition import JobDefinition
 from jobpool.message.outcome import (
@@ -52,7 +52,7 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
         server.refused = True
         _app_failed(pool, ev.AppFailed(event.generation, misfit, ""))
         return
-    server.state = ServerState.LOADED
+    server.loaded = True
     server.heard_at = pool.now
     if event.generation < pool.generation:
         return  # of two reloads, the later one was quicker
@@ -87,8 +87,7 @@ def _app_failed(pool: Pool, event: ev.AppFailed) -> None:
     if server is not None and not server.refused:
         server.ending = True  # it exits by itself
     if pool.generation == 0 and pool.boot.failures == 0:
-        pool.fatal = event.error
-        pool.stop("the app does not load")
+        pool.fail(event.error, "the app does not load")
         return
     pool.note("error", "the app does not load; what runs goes on", error=event.error, trace=event.trace)
     if pool.server() is None:  # else it was a reload, and children come up as before

@@ -270,8 +270,7 @@ def _counted(pool: Pool, event: ev.Counted) -> None:
         return
     if not pool.generation:  # an app that cannot be loaded is told, also where there is nothing to run
         if pool.boot.failures >= BOOT_LOOP:
-            pool.fatal = f"the app does not load: {pool.boot.last_error}"
-            pool.stop("the app does not load")
+            pool.fail(f"the app does not load: {pool.boot.last_error}", "the app does not load")
     elif is_empty and not pool.held:
         pool.stop("the queues are empty")
 

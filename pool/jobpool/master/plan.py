@@ -17,13 +17,14 @@ from jobpool.master.actions import Action
 from jobpool.master.deadlines import check_deadlines, lose_expired
 from jobpool.master.dispatch import dispatch
 from jobpool.master.scheduler import end_scheduler, keep_scheduler
-from jobpool.master.slots import Delivery, SlotState
+from jobpool.master.slots import SlotState
 from jobpool.master.spawning import keep_children, keep_servers, watch_servers
 from jobpool.master.state import Pool, Stopping
 from jobpool.message.dead_letters import copy_of_abandoned
 from jobpool.message.definition import JobDefinition
+from jobpool.message.lease import JobLease
 from jobpool.message.names import check_enqueue_to
-from jobpool.message.outcome import EndReason, NotRun, Outcome
+from jobpool.message.outcome import EndReason, NotRun
 from jobpool.message.settlement import Abandon, Leave
 from jobpool.policy.counters import counters_of
 from jobpool.policy.decide import Rules, decide
@@ -36,20 +37,17 @@ CHECK_EVERY_S = 0.01
 
 @dataclass(slots=True)
 class Planner:
-    """The pool's policies, and `plan`. Keeps nothing that `Pool` should know.
-
-    `check` raises a `JobpoolError` for a job that the backend would refuse (`QueueBackend.pack`).
-    """
+    """The pool's policies, and `plan`. Keeps nothing that `Pool` should know."""
 
     retry: RetryPolicy
     check: Callable[[JobDefinition], object]
+    """Raises a `JobpoolError` for a job that the backend would refuse (`QueueBackend.pack`)."""
     _rules: dict[str, Rules] = field(default_factory=dict)
     _generation: int = 0
 
     def plan(self, pool: Pool, now: float, now_boot: float) -> list[Action]:
-        """Everything that is to be done now, in order. Times: CLOCK_MONOTONIC and CLOCK_BOOTTIME seconds."""
-        pool.now = now
-        pool.boot_ahead = now_boot - now
+        """Return what is to be done now, in order. Times: CLOCK_MONOTONIC and CLOCK_BOOTTIME seconds."""
+        pool.now, pool.boot_ahead = now, now_boot - now
         actions: list[Action] = []
         self._settle(pool, now_boot, actions)
         _talk(pool, actions)
@@ -86,50 +84,39 @@ class Planner:
             rules = self._rules.get(delivery.handler) or self._rules_for(pool, delivery.handler)
             settlement = decide(outcome, delivery.lease, rules, self.retry, now_boot)
             if isinstance(settlement, Leave):
-                _leave(pool, delivery, outcome, settlement)
+                pool.lose(delivery, counters_of(settlement, outcome), quietly=True)
+                fields = {"id": delivery.lease.id, "why": settlement.why, "after": type(outcome).__name__}
+                pool.note("warning", "a message is left to its lease", **fields)
             else:
-                if type(settlement) is Abandon and pool.settings.dead_letter_queue:
-                    settlement = self._with_copy(pool, delivery, settlement)
-                delivery.settling = True
-                delivery.outcome = outcome
+                if type(settlement) is Abandon and (queue := pool.settings.dead_letter_queue):
+                    settlement = self._with_copy(pool, delivery.lease, settlement, queue)
+                delivery.settling, delivery.outcome = True, outcome
                 actions.append(act.Settle(delivery, settlement))
 
     def _rules_for(self, pool: Pool, handler: str) -> Rules:
-        info = pool.handlers.get(handler)
+        info, settings = pool.handlers.get(handler), pool.settings
         rules = Rules(
-            max_retries=info.max_retries if info else None,
-            unknown_handler_grace=pool.settings.unknown_handler_grace,
-            on_crash=pool.settings.on_crash.how,
-            on_crash_queue=pool.settings.on_crash.queue,
-            on_memory_limit_queue=pool.settings.on_memory_limit_queue,
-            max_crashes=pool.settings.max_crashes,
+            info.max_retries if info else None,
+            settings.unknown_handler_grace,
+            settings.on_crash.how,
+            settings.on_crash.queue,
+            settings.on_memory_limit_queue,
+            settings.max_crashes,
         )
         if info:
             self._rules[handler] = rules
         return rules
 
-    def _with_copy(self, pool: Pool, delivery: Delivery, settlement: Abandon) -> Abandon:
-        """The same, with what goes to the queue of failed payloads. A copy that is refused never holds up a death."""
-        lease, queue = delivery.lease, pool.settings.dead_letter_queue or ""
+    def _with_copy(self, pool: Pool, lease: JobLease, settlement: Abandon, queue: str) -> Abandon:
+        """Add the copy for `queue`, that of failed payloads. A copy that is refused never holds up a death."""
         try:
             copy = copy_of_abandoned(lease, settlement, queue, datetime.now(UTC))
-            if copy is None:
-                return settlement
-            self.check(copy)
+            if copy is not None:
+                self.check(copy)
+                return replace(settlement, follow_ups=(copy,))
         except JobpoolError as error:
             pool.note("warning", "a dead letter is not forwarded", id=lease.id, to=queue, error=str(error))
-            return settlement
-        return replace(settlement, follow_ups=(copy,))
-
-
-def _leave(pool: Pool, delivery: Delivery, outcome: Outcome, leave: Leave) -> None:
-    if delivery.nonce not in pool.held:
-        return
-    delivery.lost = True
-    pool.ended(delivery, counters_of(leave, outcome))
-    pool.note(
-        "warning", "a message is left to its lease", id=delivery.lease.id, why=leave.why, after=type(outcome).__name__
-    )
+        return settlement
 
 
 def _talk(pool: Pool, actions: list[Action]) -> None:
@@ -149,9 +136,7 @@ def _talk(pool: Pool, actions: list[Action]) -> None:
 
 
 def _refused(ask: Ask, enqueue_to: Collection[str]) -> Reply | None:
-    """The answer to what goes to another queue than these. What is not a definition at all is refused later."""
-    if not enqueue_to:
-        return None
+    """Answer what goes to another queue than these. What is not a definition at all is refused later."""
     try:
         for definition in ask.definitions:
             if isinstance(definition, dict):
@@ -161,15 +146,13 @@ def _refused(ask: Ask, enqueue_to: Collection[str]) -> Reply | None:
     return None
 
 
-# --- stopping ---------------------------------------------------------------------------------------------------------
-
-
 def _stop(pool: Pool, now: float, actions: list[Action]) -> None:
     """Give back what has not begun; let idle children go; kill the rest when the grace is over."""
     while pool.ready:
         pool.outcomes.append((pool.ready.popleft(), NotRun()))
     over = pool.stopping is Stopping.KILL or now >= pool.stop_by
-    end_scheduler(pool, now, over, actions)
+    for scheduler in pool.schedulers.running.values():
+        end_scheduler(scheduler, now, over, actions)
     for slot in pool.slots.live:
         if slot.state is SlotState.DYING:
             if over and not slot.killed_at:

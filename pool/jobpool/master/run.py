@@ -6,7 +6,6 @@ import gc
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -40,9 +39,6 @@ from jobpool.telemetry.metrics.memory import MemoryMetrics, RelayedMetrics
 
 COUNT_EVERY_UNTIL_EMPTY_S = 0.2
 """Seconds between two looks at the counts when the pool ends as soon as they are 0."""
-
-GC_EVERY_S = 10.0
-"""Between two garbage collections: each takes about a millisecond, for what was there at the start is left out."""
 
 log = logging.getLogger("jobpool.pool")
 
@@ -146,24 +142,6 @@ def _environ_of_children(backend: QueueBackend) -> dict[str, str]:
     return scrubbed(os.environ, kept)
 
 
-class PeriodicGc:
-    """A garbage collection now and then, for a broker's connections that have broken above all.
-
-    The collector of the master runs rarely (`_rare_collections`), which a stream of jobs does not mind: nothing
-    of a job is in a circle. A client's connection is, with its read buffer of 64 KiB and the frames of the error that
-    ended it. A master on a bad network would hold hundreds of them until the collector's turn comes.
-    """
-
-    def __init__(self, now: float) -> None:
-        self._due = now + GC_EVERY_S
-
-    def look(self, now: float) -> None:
-        """Collect, if that is due. `now`: seconds of any clock that only goes on."""
-        if now >= self._due:
-            self._due = now + GC_EVERY_S
-            gc.collect()
-
-
 @contextmanager
 def _rare_collections() -> Iterator[None]:
     """Leave what is here already out of garbage collections, and collect more rarely.
@@ -212,7 +190,6 @@ def _master(
         publisher=publisher,
         telemetry=watched,
         scheduler=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
-        collect_garbage=PeriodicGc(time.monotonic()).look,
     )
 
 
@@ -224,12 +201,7 @@ def _settle_thread(settings: Settings, backend: QueueBackend, inbox: Inbox) -> S
 
 def _fetch_thread(settings: Settings, backend: QueueBackend, signer: EnvelopeSigner, inbox: Inbox) -> FetchThread:
     return FetchThread(
-        backend,
-        settings.queues,
-        settings.ttl,
-        Inspector(signer, settings.queue_handlers),
-        inbox,
-        limits_of(settings),
+        backend, settings.queues, settings.ttl, Inspector(signer, settings.queue_handlers), inbox, limits_of(settings)
     )
 
 

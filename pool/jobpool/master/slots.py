@@ -89,15 +89,13 @@ class Slot:
         """Go to `to`, or raise `IllegalMoveError`."""
         if to not in MOVES[self.state]:
             raise IllegalMoveError(f"slot {self.index} cannot go from {self.state.value} to {to.value}")
-        self.state = to
-        self.since = now
+        self.state, self.since = to, now
 
     def hand(self, delivery: Delivery, now: float) -> None:
         """Note that `delivery` was written to the child; the clock of the head starts here."""
         if not self.deliveries:
             self.move(SlotState.BUSY, now)
-            self.head_since = now
-            self.dumped_at = 0.0
+            self.head_since, self.dumped_at = now, 0.0
         delivery.slot = self.index
         self.deliveries.append(delivery)
 
@@ -106,11 +104,8 @@ class Slot:
         if not self.deliveries or self.deliveries[0].nonce != nonce:
             return None
         head = self.deliveries.popleft()
-        self.head_since = now
-        self.full = False
-        self.dumped_at = 0.0
-        if not self.deliveries and self.state is SlotState.BUSY:
-            self.move(SlotState.IDLE, now)
+        self.head_since, self.dumped_at = now, 0.0
+        self._shortened(now)
         return head
 
     def take_back(self, nonces: set[int], now: float) -> list[Delivery]:
@@ -118,10 +113,13 @@ class Slot:
         taken = [delivery for delivery in self.deliveries if delivery.nonce in nonces]
         if taken:
             self.deliveries = deque(d for d in self.deliveries if d.nonce not in nonces)
-            self.full = False
-            if not self.deliveries and self.state is SlotState.BUSY:
-                self.move(SlotState.IDLE, now)
+            self._shortened(now)
         return taken
+
+    def _shortened(self, now: float) -> None:
+        self.full = False
+        if not self.deliveries and self.state is SlotState.BUSY:
+            self.move(SlotState.IDLE, now)
 
     @property
     def is_ready(self) -> bool:
@@ -138,8 +136,7 @@ class Slot:
         """Note that the child is being ended; its first reason stands."""
         if self.state is not SlotState.DYING:
             self.move(SlotState.DYING, now)
-            self.ending = why
-            self.ending_text = text
+            self.ending, self.ending_text = why, text
         if killed and not self.killed_at:
             self.killed_at = now
 
@@ -161,28 +158,25 @@ class Slots:
         return self._by_child.get(child)
 
     def empty(self) -> Slot | None:
-        """The first empty slot."""
         return next((slot for slot in self.all if slot.state is SlotState.EMPTY), None)
 
     def start(self, slot: Slot, child: int, generation: int, now: float) -> None:
-        """A child is asked for."""
+        """Note that a child is asked for."""
         slot.move(SlotState.STARTING, now)
         slot.child, slot.generation, slot.pid = child, generation, 0
         slot.restarts += 1
-        slot.ending, slot.ending_text, slot.retiring = EndReason.NONE, "", False
-        slot.killed_at = slot.dumped_at = 0.0
+        slot.ending, slot.ending_text = EndReason.NONE, ""
+        slot.retiring = slot.full = False
+        slot.killed_at = slot.dumped_at = slot.broken_at = slot.dead_at = 0.0
         slot.rss = slot.peak_rss = 0
-        slot.full = False
-        slot.broken_at = slot.dead_at = 0.0
         self._by_child[child] = slot
 
     def collect(self, child: int, now: float) -> Slot | None:
-        """A child's death was collected: its slot, EMPTY now, its deliveries still on it; None: not ours."""
+        """Note a collected death; return its slot, EMPTY now, its deliveries still on it; None: not ours."""
         slot = self._by_child.pop(child, None)
         if slot is not None:
             slot.move(SlotState.EMPTY, now)
-            slot.child = slot.pid = 0
-            slot.cpu = 0.0
+            slot.child, slot.pid, slot.cpu = 0, 0, 0.0
         return slot
 
     def count(self, *states: SlotState) -> int:

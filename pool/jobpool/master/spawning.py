@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobpool.master import actions as act
 from jobpool.master.actions import Action
 from jobpool.master.slots import Slot, SlotState
-from jobpool.master.state import Pool, Server, ServerState
+from jobpool.master.state import Pool, Server
 from jobpool.message.outcome import EndReason
 
 ANSWER_LIMIT_S = 10.0
@@ -29,7 +29,7 @@ def keep_servers(pool: Pool, now: float, actions: list[Action]) -> None:
         return
     for server in list(pool.servers.values()):
         _keep_server(pool, server, now, actions)
-    wanted = pool.server() is None and not any(_young(s) for s in pool.servers.values())
+    wanted = pool.server() is None and not any(server.is_young for server in pool.servers.values())
     if wanted and now >= pool.boot.next_at:
         _begin_server(pool, now, actions)
 
@@ -39,17 +39,13 @@ def reload_under_way(pool: Pool) -> str:
     old = sum(slot.generation < pool.generation for slot in pool.slots.live)
     if old:
         return f"a reload is under way: {old} of the old code's children are not gone yet"
-    if pool.generation and any(_young(server) for server in pool.servers.values()):
+    if pool.generation and any(server.is_young for server in pool.servers.values()):
         return "a reload is under way: the new code is being imported"
     return ""
 
 
-def _young(server: Server) -> bool:
-    return server.state is ServerState.STARTING and not server.ending
-
-
 def _begin_server(pool: Pool, now: float, actions: list[Action]) -> None:
-    generation = pool.next_generation()
+    generation = next(pool.generations)
     pool.servers[generation] = Server(generation, now)
     actions.append(act.StartForkServer(generation))
 
@@ -57,7 +53,7 @@ def _begin_server(pool: Pool, now: float, actions: list[Action]) -> None:
 def _keep_server(pool: Pool, server: Server, now: float, actions: list[Action]) -> None:
     if server.ending:
         return
-    late = server.state is ServerState.STARTING and now - server.started_at >= pool.settings.boot_timeout
+    late = not server.loaded and now - server.started_at >= pool.settings.boot_timeout
     if late:
         error = f"the app was not imported after {pool.settings.boot_timeout:g} s"
         pool.boot.failed(error, now)
@@ -106,7 +102,7 @@ def _kill_server(pool: Pool, server: Server, why: str, now: float, actions: list
 def keep_children(pool: Pool, now: float, actions: list[Action]) -> None:
     """Fill empty places; replace children of an old generation one by one, never before a new one is ready."""
     server = pool.server()
-    if server is None or server.state is not ServerState.LOADED or server.ending:
+    if server is None or not server.loaded or server.ending:
         return
     live = pool.slots.live
     starting = sum(slot.state is SlotState.STARTING for slot in live)
@@ -147,5 +143,5 @@ def _retire(slot: Slot, now: float, actions: list[Action]) -> None:
 def _spawn(pool: Pool, now: float, actions: list[Action]) -> None:
     slot = pool.slots.empty()
     if slot is not None:
-        pool.slots.start(slot, pool.next_child(), pool.generation, now)
+        pool.slots.start(slot, next(pool.child_numbers), pool.generation, now)
         actions.append(act.SpawnChild(slot))

@@ -250,8 +250,8 @@ class Publisher:
     def log_notes(self, pool: Pool) -> None:
         """Write the notes to the log and drop them."""
         notes, pool.notes = pool.notes, []
-        for note in notes:
-            pool_log.log(note.level, note.event, extra={"fields": note.fields, "limit": note.event})
+        for level, event, fields in notes:
+            getattr(pool_log, level)(event, extra={"fields": fields, "limit": event})
 
 
 def _problem(pool: Pool) -> str:
