@@ -22,7 +22,6 @@ OUTAGES = (BackendUnavailable, AccessRefused)
 """Errors of the broker that a pool waits out once it has worked."""
 
 FIRST_PAUSE_S = 0.05
-
 MAX_PAUSE_S = 1.0
 """With a call that gives up after 3 s, work goes on less than 5 s after the broker is back."""
 
@@ -77,10 +76,9 @@ class MasterThread(threading.Thread, ABC):
     def run(self) -> None:
         try:
             self.serve()
-        except JobpoolError as error:
-            self._inbox.put(ThreadDied(self.name, traceback.format_exc(), str(error)))
-        except Exception:  # noqa: BLE001 - whatever it is, it is reported and the pool stops
-            self._inbox.put(ThreadDied(self.name, traceback.format_exc()))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is reported and the pool stops
+            said = str(error) if isinstance(error, JobpoolError) else ""
+            self._inbox.put(ThreadDied(self.name, traceback.format_exc(), said))
 
 
 class BrokerRetry:
@@ -91,10 +89,7 @@ class BrokerRetry:
     The outage lasts until every kind of call that has failed was answered. So a call that always fails and one that
     always succeeds do not take turns in the log.
 
-    Args:
-        inbox: Of the loop.
-        stop: Set when the thread is to end.
-        thread: Its name.
+    `stop`: set when the thread is to end. `thread`: its name.
     """
 
     def __init__(self, inbox: Receiver, stop: Flag, thread: str = "") -> None:
@@ -108,14 +103,14 @@ class BrokerRetry:
     def failed(self, error: BackendUnavailable | AccessRefused, call: str = "", *, holding: bool = False) -> None:
         """Note the failure of this kind of call, and wait before the next try; a stop cuts the wait short.
 
-        `holding`: Leases are held, so the broker has let this pool in before.
-
-        Raises `error` if it is a refusal, and no such call was ever answered: the settings are wrong.
+        Raises `error` if it is a refusal, and no such call was ever answered: the settings are wrong. Not so while
+        leases are held (`holding`), so that the broker has let this pool in before.
         """
-        if isinstance(error, AccessRefused) and not holding and call not in self._let_in:
+        refused = isinstance(error, AccessRefused)
+        if refused and not holding and call not in self._let_in:
             raise error
         self.tell(error, call)
-        longest = MAX_REFUSED_PAUSE_S if isinstance(error, AccessRefused) else MAX_PAUSE_S
+        longest = MAX_REFUSED_PAUSE_S if refused else MAX_PAUSE_S
         pause = self._pauses[call] = min(longest, 2 * self._pauses[call] or FIRST_PAUSE_S)
         if self._stop.wait(pause):
             time.sleep(FIRST_PAUSE_S)  # what is still tried at a stop is tried at leisure
@@ -129,7 +124,6 @@ class BrokerRetry:
 
     def over(self, *calls: str) -> None:
         """Note that the broker has answered these kinds of calls."""
-        calls = calls or ("",)
         self._let_in.update(calls)
         if self._told is None:
             return
@@ -143,13 +137,11 @@ class BrokerRetry:
 class RenewThread(MasterThread):
     """The thread that pushes every held lease's deadline forward, each third of the time for which it holds.
 
-    That time is each lease's own. Mostly it is the `ttl` that was asked for; where the broker decides instead
-    (`Leases.BROKER`), it may be a fraction of that, or many times as long. From its first third to its end it
-    is tried about six times.
+    That time is each lease's own: mostly the `ttl` that was asked for; where the broker decides (`Leases.BROKER`), it
+    may be a fraction of that, or many times as long. From its first third to its end it is tried about six times.
 
-    The thread waits for no fetch and no settlement, and no handler can starve it: it shares only the interpreter with
-    the loop. Each queue is asked for by itself: where one master of a cluster is silent, the leases of the others'
-    queues live on.
+    The thread waits for no fetch and no settlement, and no handler can starve it. Each queue is asked for by itself:
+    where one master of a cluster is silent, the leases of the others' queues live on.
 
     A lease whose settlement the broker has refused for as long as the lease lasts is renewed no more: it runs out, and
     the message goes to any pool that can settle it.
@@ -179,21 +171,18 @@ class RenewThread(MasterThread):
         while not self._halt.is_set():
             self._turn.wait(max(MIN_ROUND_S, self._shortest / ROUNDS_A_LEASE))
             self._turn.clear()
-            if not self._halt.is_set():
-                self._renew_what_is_due()
-
-    def _renew_what_is_due(self) -> None:
-        parts = [
-            due[start : start + MAX_RENEWALS_A_CALL]
-            for due in self._due().values()
-            for start in range(0, len(due), MAX_RENEWALS_A_CALL)
-        ]
-        answered = [self._renew(part) for part in parts]
-        if all(answered) and (answered or not self._held()):
-            self._broker_retry.over()
+            if self._halt.is_set():
+                return
+            answered = [
+                self._renew(due[start : start + MAX_RENEWALS_A_CALL])
+                for due in self._due().values()
+                for start in range(0, len(due), MAX_RENEWALS_A_CALL)
+            ]
+            if all(answered) and (answered or not self._held()):
+                self._broker_retry.over("")
 
     def _due(self) -> dict[str, list[Delivery]]:
-        """Of each queue, leases with less than two thirds of their time left; ended ones are the loop's to drop."""
+        """Return, by queue, leases with less than two thirds of their time left; ended ones are the loop's to drop."""
         boot, mono = self._backend.clock.boot(), self._backend.clock.mono()
         shortest = self._ttl
         due: dict[str, list[Delivery]] = {}
@@ -236,13 +225,12 @@ class LostLeaseThread(MasterThread):
 
     def serve(self) -> None:
         while not self._halt.wait(LOST_LOOK_EVERY_S):
-            leases = self._backend.lost()
-            if leases:
+            if leases := self._backend.lost():
                 self._inbox.put(LeasesBroke(leases))
 
 
 class SampleThread(MasterThread):
-    """The thread that measures resident memory and CPU share of each child, by psutil, once a second.
+    """The thread that measures resident memory and CPU share of each child once a second.
 
     It holds no lease, so an error of its own, such as a process without a free descriptor, is told and ends nothing.
     `children` is asked for (child, pid, busy) of each living child.
@@ -260,32 +248,27 @@ class SampleThread(MasterThread):
             try:
                 self._sample()
             except Exception as error:  # noqa: BLE001 - a pool whose children are not measured still runs jobs
-                self._failed(error)
-
-    def _failed(self, error: Exception) -> None:
-        if not self._failing:
-            text = "children cannot be measured, and memory_limit is not kept to; trying again each second"
-            log.error(text, extra={"error": repr(error)})
-        self._failing = True
+                if not self._failing:
+                    text = "children cannot be measured, and memory_limit is not kept to; trying again each second"
+                    log.error(text, extra={"error": repr(error)})
+                self._failing = True
 
     def _sample(self) -> None:
         children = self._children()
-        self._known = {child: known for child, known in self._known.items() if child in {c for c, _, _ in children}}
-        looks = [
-            (child, pid) for child, pid, busy in children if pid and (busy or self._round % IDLE_SAMPLE_ROUNDS == 0)
-        ]
+        living = {child for child, _, _ in children}
+        self._known = {child: known for child, known in self._known.items() if child in living}
+        everyone = self._round % IDLE_SAMPLE_ROUNDS == 0
         self._round += 1
         at = time.monotonic()
-        samples = [sample for child, pid in looks if (sample := self._look(child, pid))]
+        looks = (self._look(child, pid) for child, pid, busy in children if pid and (busy or everyone))
+        samples = [sample for sample in looks if sample]
         if samples:
             self._failing = False
             self._inbox.put(Sampled(samples, at))
 
     def _look(self, child: int, pid: int) -> tuple[int, int, float] | None:
         try:
-            process = self._known.get(child)
-            if process is None:
-                process = self._known[child] = psutil.Process(pid)
+            process = self._known.get(child) or self._known.setdefault(child, psutil.Process(pid))
             with process.oneshot():
                 return child, process.memory_info().rss, process.cpu_percent() / 100
         except psutil.Error:
