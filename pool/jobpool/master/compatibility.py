@@ -48,15 +48,10 @@ def unmet(settings: Settings, backend: QueueBackend) -> Iterator[str]:
             " (Capabilities.key_store): leave --cron out, or choose another backend"
         )
     if settings.history.table:
-        yield no_table(backend.scheme)
-
-
-def no_table(scheme: str) -> str:
-    """Why history cannot be kept in the broker."""
-    return (
-        f"history = 'table' needs a broker that keeps keys, and {scheme}:// keeps none (Capabilities.key_store):"
-        " use history = 'file:PATH', or another backend"
-    )
+        yield (
+            f"history = 'table' needs a broker that keeps keys, and {backend.scheme}:// keeps none"
+            " (Capabilities.key_store): use history = 'file:PATH', or another backend"
+        )
 
 
 def queues_of(settings: Settings) -> list[str]:

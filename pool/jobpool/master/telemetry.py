@@ -8,8 +8,8 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from queue import Empty, SimpleQueue
+from concurrent.futures import CancelledError, Future
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobpool.broker.backend import QueueBackend
@@ -17,7 +17,6 @@ from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.ipc.board_views import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
-from jobpool.master.compatibility import no_table
 from jobpool.master.inbox import Inbox
 from jobpool.master.observer import Observer, Recorded, attempt_of
 from jobpool.master.slots import Slot, SlotState
@@ -43,57 +42,49 @@ END_LIMIT_S = 2.0
 
 NO_ANSWER = "the pool's loop does not answer"
 
-log = logging.getLogger("jobpool.metrics")
-
 PUBLISH_EVERY_S = 0.25
 """Seconds between two writes: a person reads it, and each costs some microseconds a slot."""
-
-pool_log = logging.getLogger("jobpool.pool")
-
-T = TypeVar("T")
 
 CALL_TIMEOUT_S = 2.0
 """Seconds for which a thread waits: a loop that takes longer is in trouble, and says so elsewhere."""
 
+log = logging.getLogger("jobpool.metrics")
+pool_log = logging.getLogger("jobpool.pool")
 
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
 class Telemetry:
     """See the module. `observer` belongs to the loop's thread; `start` and `end` are called on it too."""
 
-    def __init__(
-        self,
-        observer: Observer,
-        calls: LoopCalls,
-        server: Server | None = None,
-        rollups: RollupThread | None = None,
-        history: Writer | None = None,
-    ) -> None:
-        self.observer = observer
-        self._calls = calls
-        self._server = server
-        self._rollups = rollups
-        self._history = history
+    observer: Observer
+    calls: LoopCalls
+    server: Server | None
+    rollups: RollupThread | None
+    history: Writer | None
 
     def start(self) -> None:
         """Begin to serve and to write."""
-        for part in (self._server, self._rollups, self._history):
+        for part in (self.server, self.rollups, self.history):
             if part is not None:
                 part.start()
 
     def end(self, pool: Pool) -> None:
         """Write what is left, then serve no more. Blocks for some seconds at most, and only if it cannot be written."""
-        self._calls.close()
-        if self._rollups is not None:
-            self._rollups.finish(self.observer.snapshot(pool).ended, END_LIMIT_S)
-        if self._history is not None and self.observer.feed is not None:
-            self._history.finish([attempt_of(one) for one in self.observer.feed.take()], END_LIMIT_S)
+        self.calls.close()
+        if self.rollups is not None:
+            self.rollups.finish(self.observer.snapshot(pool).ended, END_LIMIT_S)
+        if self.history is not None and self.observer.feed is not None:
+            self.history.finish([attempt_of(one) for one in self.observer.feed.take()], END_LIMIT_S)
         self.close()
 
     def close(self) -> None:
         """Serve no more, let the port go, and write nothing more than `end` asks for. Safe to call twice."""
-        self._calls.close()
-        if self._server is not None:
-            self._server.close()
-        for writer in (self._rollups, self._history):
+        self.calls.close()
+        if self.server is not None:
+            self.server.close()
+        for writer in (self.rollups, self.history):
             if writer is not None:
                 writer.stop()
 
@@ -109,24 +100,21 @@ def make_telemetry(
     """Make what the settings ask for; None: nothing, and then nothing of it costs anything.
 
     Raises:
-        ConfigurationError: The port is taken, or history has no place.
+        ConfigurationError: The port is taken, or the directory of history's file is not there.
     """
     place = _place(settings, backend)
     rolls = settings.rollups > 0 and backend.capabilities.key_store
     if settings.metrics is None and place is None and not rolls and also is None:
         return None
     calls = LoopCalls(inbox)
-    feed: Feed[Recorded] | None = None if place is None else Feed(settings.history.keep)
-    writer = None if place is None or feed is None else _writer(settings, place, calls, feed)
-    unwritten = (lambda: writer.dropped) if writer else (lambda: 0)
-    observer = Observer(backend.clock, version, feed=feed, unwritten=unwritten)
-    return Telemetry(
-        observer,
-        calls,
-        _server(settings, board, calls, observer),
-        _rollups(settings, backend, calls, observer) if rolls else None,
-        writer,
-    )
+    if place is None:
+        writer, observer = None, Observer(backend.clock, version)
+    else:
+        feed: Feed[Recorded] = Feed(settings.history.keep)
+        writer = _writer(settings, place, calls, feed)
+        observer = Observer(backend.clock, version, feed, lambda: writer.dropped)
+    server = _server(settings, board, calls, observer)
+    return Telemetry(observer, calls, server, _rollups(settings, backend, calls, observer) if rolls else None, writer)
 
 
 def _place(settings: Settings, backend: QueueBackend) -> Place | None:
@@ -136,8 +124,6 @@ def _place(settings: Settings, backend: QueueBackend) -> Place | None:
     if history.path is not None:
         check_place(history)
         return InFile(history.path, history.keep)
-    if not backend.capabilities.key_store:
-        raise ConfigurationError(no_table(backend.scheme))
     return InTable(backend.keys, history.keep)
 
 
@@ -155,9 +141,6 @@ def _rollups(settings: Settings, backend: QueueBackend, calls: LoopCalls, observ
         return None if snapshot is None else snapshot.ended
 
     return RollupThread(backend.keys, secrets.token_hex(8), settings.rollups, counts, backend.clock.wall)
-
-
-# --- pages ------------------------------------------------------------------------------------------------------------
 
 
 def _server(settings: Settings, board: Scoreboard, calls: LoopCalls, observer: Observer) -> Server | None:
@@ -180,7 +163,7 @@ def _server(settings: Settings, board: Scoreboard, calls: LoopCalls, observer: O
 
 
 def metrics_page(calls: LoopCalls, observer: Observer, accept: str) -> Page:
-    """The metrics of this moment: 501 without prometheus-client, 503 when the loop does not answer."""
+    """Return the metrics of this moment: 501 without prometheus-client, 503 when the loop does not answer."""
     try:
         require_client()
     except ConfigurationError as error:
@@ -193,7 +176,7 @@ def metrics_page(calls: LoopCalls, observer: Observer, accept: str) -> Page:
 
 
 def probe_page(board: Scoreboard, judge: Callable[[HeaderView, float], Probe]) -> Page:
-    """200 or 503, and the sentence."""
+    """Return 200 or 503, and the sentence."""
     probe = judge(board.header.read(), time.monotonic())
     return text_page(200 if probe.ok else 503, probe.text)
 
@@ -211,10 +194,9 @@ class Publisher:
 
     def publish(self, pool: Pool, now: float, broker_ok_at: float, reaped_at: float) -> None:
         """Write what has changed. The caller keeps to `PUBLISH_EVERY_S`."""
-        ready = sum(slot.is_ready for slot in pool.slots)
         self._board.header.write(
             workers=pool.target,
-            ready=ready,
+            ready=sum(slot.is_ready for slot in pool.slots),
             boot_failures=pool.boot.failures,
             draining=int(pool.is_stopping),
             generation=pool.generation,
@@ -273,45 +255,41 @@ class LoopCalls:
         self._inbox = inbox
         self._lock = threading.Lock()
         self._closed = False
-        self._waiting: set[SimpleQueue[Any]] = set()
+        self._waiting: set[Future[Any]] = set()
 
     def call_in_loop(self, make: Callable[[Pool], T], timeout: float = CALL_TIMEOUT_S) -> T | None:
         """Return what `make` returns on the loop's thread; None: the loop ends, or did not get to it in time.
 
         With None, `make` was not called and never will be: so it may take something away, as history's does.
         """
-        answer: SimpleQueue[Any] = SimpleQueue()
+        answer: Future[T | None] = Future()
         with self._lock:
             if self._closed:
                 return None
             self._waiting.add(answer)
-            self._inbox.put(ev.Asked(lambda pool: self._make(make, pool, answer)))
+            self._inbox.put(ev.Asked(lambda pool: _make(make, pool, answer)))
         try:
-            return answer.get(timeout=timeout)  # type: ignore[no-any-return]
-        except Empty:
-            return answer.get() if self._is_taken_up(answer) else None
-
-    def _make(self, make: Callable[[Pool], T], pool: Pool, answer: SimpleQueue[Any]) -> None:
-        if self._is_taken_up(answer):
-            return
-        made: T | None = None
-        try:
-            made = make(pool)
+            return answer.result(timeout)
+        except TimeoutError:
+            return None if answer.cancel() else answer.result()
+        except CancelledError:
+            return None
         finally:
-            answer.put(made)  # also when that failed: nobody is to wait for ever
-
-    def _is_taken_up(self, answer: SimpleQueue[Any]) -> bool:
-        """Return whether the other side was first; else the caller takes the call up, or gives it up, by this."""
-        with self._lock:
-            if answer not in self._waiting:
-                return True
-            self._waiting.discard(answer)
-            return False
+            with self._lock:
+                self._waiting.discard(answer)
 
     def close(self) -> None:
         """Answer None to all calls that wait, and to those that come from now on."""
         with self._lock:
             self._closed = True
             for answer in self._waiting:
-                answer.put(None)
-            self._waiting.clear()
+                answer.cancel()
+
+
+def _make(make: Callable[[Pool], T], pool: Pool, answer: Future[T | None]) -> None:
+    if answer.set_running_or_notify_cancel():
+        made: T | None = None
+        try:
+            made = make(pool)
+        finally:
+            answer.set_result(made)  # also when that failed: nobody is to wait forever

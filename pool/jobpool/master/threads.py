@@ -171,15 +171,17 @@ class RenewThread(MasterThread):
         while not self._halt.is_set():
             self._turn.wait(max(MIN_ROUND_S, self._shortest / ROUNDS_A_LEASE))
             self._turn.clear()
-            if self._halt.is_set():
-                return
-            answered = [
-                self._renew(due[start : start + MAX_RENEWALS_A_CALL])
-                for due in self._due().values()
-                for start in range(0, len(due), MAX_RENEWALS_A_CALL)
-            ]
-            if all(answered) and (answered or not self._held()):
-                self._broker_retry.over("")
+            if not self._halt.is_set():
+                self._renew_what_is_due()
+
+    def _renew_what_is_due(self) -> None:
+        answered = [
+            self._renew(due[start : start + MAX_RENEWALS_A_CALL])
+            for due in self._due().values()
+            for start in range(0, len(due), MAX_RENEWALS_A_CALL)
+        ]
+        if all(answered) and (answered or not self._held()):
+            self._broker_retry.over("")
 
     def _due(self) -> dict[str, list[Delivery]]:
         """Return, by queue, leases with less than two thirds of their time left; ended ones are the loop's to drop."""
