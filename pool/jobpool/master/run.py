@@ -1,4 +1,4 @@
-"""Builds a pool from its settings and runs it."""
+"""Builds a pool from its settings, compares these with its broker's capabilities, and runs it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from jobpool.ipc import linux
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig, scrubbed
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.ipc.scoreboard import Scoreboard
+from jobpool.master.acquire import check_key_store
 from jobpool.master.child_processes import ChildProcesses
-from jobpool.master.compatibility import check_compatibility, limits_of, unserved_limits
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox, Signals
 from jobpool.master.loop import Master
@@ -33,6 +33,7 @@ from jobpool.master.state import Pool, slot_count
 from jobpool.master.telemetry import Publisher, Telemetry, make_telemetry
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import Inspector
+from jobpool.policy.limits import Limits
 from jobpool.settings import Settings
 from jobpool.telemetry.metrics.collector import MetricsCollector
 from jobpool.telemetry.metrics.memory import MemoryMetrics, RelayedMetrics
@@ -45,9 +46,6 @@ log = logging.getLogger("jobpool.pool")
 DESCRIPTORS_A_CHILD = 8
 DESCRIPTORS_BESIDES = 128
 """Open files of the master: at most so many for each slot, and so many for brokers, logs and the rest."""
-
-BROKER_INTERVAL_S = COUNT_EVERY_S
-"""Seconds in which the broker is asked at least once: the settle thread's counts."""
 
 
 def run_pool(
@@ -169,14 +167,18 @@ def _master(
     inbox: Inbox,
     watched: Telemetry | None,
 ) -> Master:
-    settle_thread = _settle_thread(settings, backend, inbox)
+    count_every = COUNT_EVERY_UNTIL_EMPTY_S if settings.until_empty else COUNT_EVERY_S
+    reaping, inspector = ReapPolicy(settings.max_crashes), Inspector(signer, settings.queue_handlers)
+    settle_thread = SettleThread(
+        backend, settings.queue_names, settings.ttl, reaping, inbox, count_every, settings.dead_letter_queue
+    )
     publisher = Publisher(
         board,
         name=settings.name,
         version=_version(),
         queues=" ".join(settings.queue_names),
         backend=redact(settings.backend),
-        broker_interval=BROKER_INTERVAL_S,
+        broker_interval=COUNT_EVERY_S,  # the broker is asked at least as often
         reap_interval=settle_thread.reap_every,
     )
     return Master(
@@ -185,7 +187,7 @@ def _master(
         backend=backend,
         children=children,
         inbox=inbox,
-        fetch_thread=_fetch_thread(settings, backend, signer, inbox),
+        fetch_thread=FetchThread(backend, settings.queues, settings.ttl, inspector, inbox, limits_of(settings)),
         settle_thread=settle_thread,
         publisher=publisher,
         telemetry=watched,
@@ -193,26 +195,17 @@ def _master(
     )
 
 
-def _settle_thread(settings: Settings, backend: QueueBackend, inbox: Inbox) -> SettleThread:
-    every = COUNT_EVERY_UNTIL_EMPTY_S if settings.until_empty else COUNT_EVERY_S
-    reaping = ReapPolicy(settings.max_crashes)
-    return SettleThread(backend, settings.queue_names, settings.ttl, reaping, inbox, every, settings.dead_letter_queue)
-
-
-def _fetch_thread(settings: Settings, backend: QueueBackend, signer: EnvelopeSigner, inbox: Inbox) -> FetchThread:
-    return FetchThread(
-        backend, settings.queues, settings.ttl, Inspector(signer, settings.queue_handlers), inbox, limits_of(settings)
-    )
-
-
 def fork_server_config(settings: Settings) -> ForkServerConfig:
     """Make what the fork server and its children are told: nothing of the broker."""
+    # Above the mark a child is replaced after an attempt. One that is above the limit already is replaced too: the next
+    # job would be killed for what this one has left.
+    mark = min((mark for mark in (settings.recycle.memory, settings.memory_limit) if mark), default=0)
     options = ChildOptions(
         apps=list(settings.apps),
         kill_grace=settings.kill_grace,
         output_cap=settings.output_cap,
         max_jobs=settings.recycle.jobs,
-        max_rss=_memory_mark(settings),
+        max_rss=mark,
         recycle_on_failure=settings.recycle.failure,
         title=settings.name,
         sys_path=list(settings.sys_path) or [os.getcwd()],
@@ -252,16 +245,77 @@ def _allow_descriptors(workers: int) -> None:
         )
 
 
-def _memory_mark(settings: Settings) -> int:
-    """Bytes above which a child is replaced after an attempt; 0 = never.
-
-    One that is above the limit already is replaced too: the next job would be killed for what this one has left.
-    """
-    return min((mark for mark in (settings.recycle.memory, settings.memory_limit) if mark), default=0)
-
-
 def _version() -> str:
     try:
         return version("jobpool")
     except PackageNotFoundError:
         return f"unknown (Python {sys.version_info.major}.{sys.version_info.minor})"
+
+
+def check_compatibility(settings: Settings, backend: QueueBackend) -> None:
+    """Refuse what cannot work, and say what will not be there.
+
+    Raises:
+        ConfigurationError: A setting needs what the broker lacks, or a queue that must have been made was not.
+        BackendUnavailable: The broker does not answer.
+
+    Blocks for a round trip a queue where queues must have been made.
+    """
+    for sentence in unmet(settings, backend):
+        raise ConfigurationError(sentence)
+    if not backend.capabilities.makes_queues:
+        for queue in queues_of(settings):
+            backend.stats(queue)
+    if settings.rollups and not backend.capabilities.key_store:
+        log.info("no rollups are kept", extra={"fields": {"why": f"{backend.scheme}:// keeps no keys"}})
+
+
+def unmet(settings: Settings, backend: QueueBackend) -> Iterator[str]:
+    """A sentence with its mend for each setting that needs what the broker lacks. No I/O."""
+    if not backend.capabilities.leases:
+        yield f"a pool cannot serve {backend.scheme}://, which runs jobs as they are enqueued; use sqlite:///jobpool.db"
+    if backend.capabilities.key_store:
+        return
+    try:
+        check_key_store(limits_of(settings), backend)
+    except ConfigurationError as error:
+        yield str(error)
+    if settings.cron:
+        yield (
+            f"a scheduler beside the pool needs a broker that keeps keys, and {backend.scheme}:// keeps none"
+            " (Capabilities.key_store): leave --cron out, or choose another backend"
+        )
+    if settings.history.table:
+        yield (
+            f"history = 'table' needs a broker that keeps keys, and {backend.scheme}:// keeps none"
+            " (Capabilities.key_store): use history = 'file:PATH', or another backend"
+        )
+
+
+def queues_of(settings: Settings) -> list[str]:
+    """Every queue that the pool fetches from, or sends to by itself."""
+    more = (settings.dead_letter_queue, settings.on_crash.queue, settings.on_memory_limit_queue)
+    return list(dict.fromkeys([*settings.queue_names, *(queue for queue in more if queue is not None)]))
+
+
+def limits_of(settings: Settings) -> Limits:
+    """Return the limits that the settings name. Raises `ConfigurationError`."""
+    return Limits(
+        idempotency_ttl=settings.idempotency_ttl,
+        concurrency=settings.concurrency_limits,
+        concurrency_per_key=settings.concurrency_per_key,
+        rates=settings.rate_limits,
+        rates_per_key=settings.rate_per_key,
+    )
+
+
+def unserved_limits(settings: Settings) -> list[str]:
+    """A sentence for each limit of a queue that the pool does not serve: meant for another pool, or mistyped."""
+    tables = ("concurrency_limits", "concurrency_per_key", "rate_limits", "rate_per_key")
+    named = [(table, queue) for table in tables for queue in getattr(settings, table)]
+    served = ", ".join(map(repr, settings.queue_names))
+    return [
+        f"{table} limits queue {queue!r}, which this pool does not serve; it serves {served}"
+        for table, queue in named
+        if queue not in settings.queue_names
+    ]

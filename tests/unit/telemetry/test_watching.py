@@ -18,9 +18,9 @@ from jobpool.broker.opening import open_backend
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
-from jobpool.master.compatibility import unmet
 from jobpool.master.inbox import Inbox
 from jobpool.master.observer import Observer
+from jobpool.master.run import unmet
 from jobpool.master.state import Pool
 from jobpool.master.telemetry import NO_ANSWER, LoopCalls, Telemetry, make_telemetry, metrics_page, probe_page
 from jobpool.message.counts import OUTCOMES
