@@ -24,7 +24,7 @@ LOOKAHEAD_SHARE = 4
 
 
 def dispatch(pool: Pool, now: float, actions: list[Action]) -> None:
-    """Idle children first; then, as far as the look-ahead goes, behind attempts that have only just begun."""
+    """Hand to idle children first; then, as far as the look-ahead goes, after attempts that have only just begun."""
     ready = pool.ready
     if not ready:
         return
@@ -61,7 +61,7 @@ def _takes_more(slot: Slot, now: float) -> bool:
 
 
 def room(pool: Pool, now: float) -> int:
-    """How many messages may be leased now: idle children and look-ahead, less what is held and has not begun."""
+    """Return how many messages may be leased now: idle children and look-ahead, less what is held and not begun."""
     if pool.is_stopping:
         return 0
     idle = busy = waiting = 0
@@ -80,7 +80,7 @@ def room(pool: Pool, now: float) -> int:
 
 
 def worth_fetching(pool: Pool, now: float) -> int:
-    """`room`, or 0 while children have enough in front of them that a larger fetch a little later is cheaper.
+    """Return `room`, or 0 while children have enough in front of them that a larger fetch a little later is cheaper.
 
     Each fetch is a transaction of the broker's. So unless a child is idle, a fetch waits until a quarter of the
     look-ahead is used up, two messages at least.
@@ -114,7 +114,7 @@ class Batch:
             self.due = now + MAX_LINGER_S
 
     def take(self) -> list[tuple[Delivery, Settlement]]:
-        """Everything, in the order in which it came; empty from here."""
+        """Take everything, in the order in which it came."""
         work, self._work = self._work, []
         self.due = math.inf
         return work

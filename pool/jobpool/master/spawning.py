@@ -22,7 +22,7 @@ FROZEN_S = 3.0
 
 
 def keep_servers(pool: Pool, now: float, actions: list[Action]) -> None:
-    """One loaded fork server, a young one while a reload is under way, and none longer than its children."""
+    """Keep one loaded fork server, a young one while a reload is under way, and none longer than its children."""
     if pool.reload_asked:
         pool.reload_asked = False
         _begin_server(pool, now, actions)
@@ -58,15 +58,11 @@ def _keep_server(pool: Pool, server: Server, now: float, actions: list[Action]) 
         error = f"the app was not imported after {pool.settings.boot_timeout:g} s"
         pool.boot.failed(error, now)
         pool.note("error", "the fork server is killed", error=error)
-    if late or server.refused or _is_spent(pool, server):
+    is_old = server.generation < pool.generation
+    is_spent = is_old and not any(slot.generation == server.generation for slot in pool.slots.live)
+    if late or server.refused or is_spent:
         server.ending = True
         actions.append(act.EndForkServer(server.generation))
-
-
-def _is_spent(pool: Pool, server: Server) -> bool:
-    """An old generation without children."""
-    old = server.generation < pool.generation
-    return old and not any(slot.generation == server.generation for slot in pool.slots.live)
 
 
 def watch_servers(pool: Pool, now: float, actions: list[Action]) -> None:
@@ -75,20 +71,15 @@ def watch_servers(pool: Pool, now: float, actions: list[Action]) -> None:
         for server in pool.servers.values():
             server.heard_at = now
     for server in pool.servers.values():
-        since = None if server.ending else _owes_since(pool, server)
-        if since is None:
+        live = [slot for slot in pool.slots.live if slot.generation == server.generation]
+        owed = [slot.dead_at or slot.since for slot in live if slot.dead_at or not slot.pid]
+        if server.ending or not owed:
             continue
+        since = max(min(owed), server.heard_at)
         if now - since >= ANSWER_LIMIT_S:
             _kill_server(pool, server, f"it has not answered for {ANSWER_LIMIT_S:g} s", now, actions)
         elif pool.is_stopping and now >= pool.stop_by and now - since >= STOP_LIMIT_S:
             _kill_server(pool, server, "it has not answered within the grace of the stop", now, actions)
-
-
-def _owes_since(pool: Pool, server: Server) -> float | None:
-    """Since when an answer of it is due; None: none is."""
-    live = [slot for slot in pool.slots.live if slot.generation == server.generation]
-    due = [slot.dead_at or slot.since for slot in live if slot.dead_at or not slot.pid]
-    return max(min(due), server.heard_at) if due else None
 
 
 def _kill_server(pool: Pool, server: Server, why: str, now: float, actions: list[Action]) -> None:
@@ -110,13 +101,15 @@ def keep_children(pool: Pool, now: float, actions: list[Action]) -> None:
     for _ in range(pool.target + has_old - len(live)):
         if now < pool.boot.next_at or (pool.boot.failures and starting):
             break
-        _spawn(pool, now, actions)
+        if (slot := pool.slots.empty()) is not None:
+            pool.slots.start(slot, next(pool.child_numbers), pool.generation, now)
+            actions.append(act.SpawnChild(slot))
         starting += 1
     _retire_surplus(pool, live, now, actions)
 
 
 def _retire_surplus(pool: Pool, live: list[Slot], now: float, actions: list[Action]) -> None:
-    """Children of an old generation once a new one is ready, and those above the target: idle ones one at a time.
+    """Retire an old generation's children once a new one is ready, and those above the target: idle ones one by one.
 
     Above the target though none of the new generation is ready: a second reload met the spare child of the first one.
     """
@@ -138,10 +131,3 @@ def _retire(slot: Slot, now: float, actions: list[Action]) -> None:
     if slot.state is SlotState.IDLE:
         slot.end(EndReason.RETIRE, now, "replaced", killed=False)
     actions.append(act.RetireChild(slot))
-
-
-def _spawn(pool: Pool, now: float, actions: list[Action]) -> None:
-    slot = pool.slots.empty()
-    if slot is not None:
-        pool.slots.start(slot, next(pool.child_numbers), pool.generation, now)
-        actions.append(act.SpawnChild(slot))
