@@ -56,7 +56,6 @@ END_LIMIT_S = 1.0
 SWEEP_LIMIT_S = 0.5
 """Seconds for killing what a dead fork server's children left behind."""
 
-
 ORPHANED = "the pool: its fork server has died"
 _KILLERS = {True: "the kernel: out of memory", False: "outside", None: "outside, or the kernel"}
 
@@ -77,8 +76,6 @@ class ChildProcesses:
         self._oom_kills = OomKills(find())
         self._drain_at = math.inf
 
-    # --- waiting ------------------------------------------------------------------------------------
-
     def watch(self, fd: int, reader: Callable[[], list[ev.Event]]) -> None:
         """Call `reader` from `poll` whenever `fd` can be read."""
         self._readers[fd] = reader
@@ -90,7 +87,7 @@ class ChildProcesses:
             self._poll.unregister(fd)
 
     def poll(self, timeout: float) -> list[ev.Event]:
-        """Sleep until something comes, `timeout` seconds at most; what came."""
+        """Sleep until something comes, `timeout` seconds at most; return what came."""
         if self._ended:
             timeout = min(timeout, COLLECT_EVERY_S)
         if timeout > 0:
@@ -99,8 +96,7 @@ class ChildProcesses:
         # Who was stopped (SIGSTOP) for longer than its wait comes back from it with nothing, whatever has come in the
         # meantime, and would kill a child for a result that it has not read: it looks again.
         for fd, _ in self._poll.poll(max(0.0, timeout)) or self._poll.poll(0.0):
-            reader = self._readers.get(fd)
-            if reader is not None:
+            if reader := self._readers.get(fd):
                 events.extend(reader())
         if self._ended:
             events.extend(self._collect())
@@ -119,8 +115,6 @@ class ChildProcesses:
         if self._drain_at == math.inf:
             self._drain_at = time.monotonic() + DRAIN_EVERY_S
 
-    # --- fork servers -------------------------------------------------------------------------------
-
     def start_server(self, generation: int) -> None:
         server = ForkServerClient.start(self._config, self._board.fd, self._environ)
         self._servers[generation] = server
@@ -128,8 +122,7 @@ class ChildProcesses:
 
     def end_server(self, generation: int) -> None:
         """Hang up; what is left of it and its children is collected by `poll`."""
-        server = self._servers.pop(generation, None)
-        if server is not None:
+        if server := self._servers.pop(generation, None):
             self.unwatch(server.fileno())
             server.close()
             self._ended[generation] = server
@@ -146,9 +139,8 @@ class ChildProcesses:
             server.kill()
 
     def _read_server(self, generation: int, server: ForkServerClient) -> list[ev.Event]:
-        events: list[ev.Event] = []
-        for frame, fds in server.receive():
-            events.extend(self._server_said(generation, frame, fds))
+        frames = server.receive()
+        events = [event for frame, fds in frames for event in self._server_said(generation, frame, fds)]
         if server.closed:
             self.end_server(generation)
             server.kill()
@@ -172,14 +164,17 @@ class ChildProcesses:
                 return []
 
     def _collect(self) -> list[ev.Event]:
-        """The children of fork servers that have died: this process adopts and collects them."""
+        """Collect the children of fork servers that have died, which this process has adopted."""
         events: list[ev.Event] = []
         for generation, server in list(self._ended.items()):
             gone = server.poll() is not None
             if not gone and not server.is_undead:
                 continue
             for channel in self._of(generation):
-                events.extend(self._collect_orphan(channel) if gone else self._bury(channel))
+                if gone:
+                    events += self._collect_orphan(channel)
+                elif channel.pid and channel.has_ended():  # can neither be collected by its fork server nor left to us
+                    events += self._died(Exited(channel.child, channel.pid, None, signal.SIGKILL), ORPHANED)
             if gone and not self._of(generation):
                 del self._ended[generation]
                 self._sweep()
@@ -196,14 +191,10 @@ class ChildProcesses:
         done, status, usage = os.wait4(pid, os.WNOHANG)
         if not done:
             return []
-        exited = _exited(child, pid, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+        code, number = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
+        cpu, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+        exited = Exited(child, pid, code, number, core=os.WCOREDUMP(status), cpu_seconds=cpu, peak_rss=peak)
         return self._died(exited, ORPHANED)
-
-    def _bury(self, channel: ChildChannel) -> list[ev.Event]:
-        """Take the end of a process for its death: its fork server can neither collect it nor leave it to us."""
-        if not channel.pid or not channel.has_ended():
-            return []
-        return self._died(Exited(channel.child, channel.pid, None, signal.SIGKILL), ORPHANED)
 
     def _sweep(self) -> None:
         servers = {server.pid for server in (*self._servers.values(), *self._ended.values())}
@@ -219,8 +210,6 @@ class ChildProcesses:
         self._not_ours.discard(pid)
         self._sweep()
 
-    # --- children -----------------------------------------------------------------------------------
-
     def spawn(self, slot: Slot) -> None:
         """Ask for the child that `slot` was marked with.
 
@@ -230,10 +219,9 @@ class ChildProcesses:
         server = self._servers.get(slot.generation)
         if server is None:
             raise OSError("the fork server is gone")
-        child = slot.child
-        channel = ChildChannel(child, self._config.options.output_cap, slot.index, slot.generation)
-        self._channels[child] = channel
-        server.spawn(child, slot.index, channel.ends().fds)
+        channel = ChildChannel(slot.child, self._config.options.output_cap, slot.index, slot.generation)
+        self._channels[slot.child] = channel
+        server.spawn(slot.child, slot.index, channel.ends().fds)
         channel.born()
         self._listen(channel)
         self._drain_soon()
@@ -306,8 +294,7 @@ class ChildProcesses:
 
     def forget(self, child: int) -> None:
         """Close what is held of a child."""
-        channel = self._channels.pop(child, None)
-        if channel is not None:
+        if channel := self._channels.pop(child, None):
             self.unwatch(channel.channel.fileno())
             self.unwatch(channel.pidfd)
             channel.close()
@@ -327,13 +314,11 @@ class ChildProcesses:
         return ev.TookBack(slot.child, channel.take_back() if channel else frozenset())
 
     def retire(self, slot: Slot) -> None:
-        channel = self._channels.get(slot.child)
-        if channel is not None:
+        if channel := self._channels.get(slot.child):
             channel.retire()
 
     def signal(self, slot: Slot, number: int) -> None:
-        channel = self._channels.get(slot.child)
-        if channel is not None:
+        if channel := self._channels.get(slot.child):
             channel.signal(number)
 
     def reply(self, child: int, reply: Reply) -> None:
@@ -391,16 +376,3 @@ def _child_said(child: int, frame: Frame) -> ev.Event:
             return ev.ChildBootFailed(child, error)
         case _:
             raise BrokenChannelError(f"a child sent {type(frame).__name__}")
-
-
-def _exited(child: int, pid: int, status: int, cpu: float, peak: int) -> Exited:
-    signalled = os.WIFSIGNALED(status)
-    return Exited(
-        child,
-        pid,
-        code=None if signalled else os.WEXITSTATUS(status),
-        signal=os.WTERMSIG(status) if signalled else None,
-        core=os.WCOREDUMP(status),
-        cpu_seconds=cpu,
-        peak_rss=peak,
-    )
