@@ -23,20 +23,15 @@ class Settle(Action):
     settlement: Settlement
 
 
-class ServerAction(Action):
+class StartForkServer(Action):
     generation: int
 
 
-class StartForkServer(ServerAction):
-    pass
+class EndForkServer(Action):
+    """Close its control channel: it ends its children and itself. Or it does not answer: kill it and its children."""
 
-
-class EndForkServer(ServerAction):
-    """Close its control channel: it ends its children and itself."""
-
-
-class KillForkServer(ServerAction):
-    """It does not answer: kill it and its children."""
+    generation: int
+    kill: bool = False
 
 
 class SlotAction(Action):

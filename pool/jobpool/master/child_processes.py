@@ -11,24 +11,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from jobpool.ipc import linux, packets
+from jobpool.ipc import frames, linux, packets
 from jobpool.ipc.child_channel import BrokenChannelError, ChildChannel
 from jobpool.ipc.fork_client import ForkServerClient
-from jobpool.ipc.frames import (
-    Ask,
-    BootFailed,
-    Exited,
-    Frame,
-    Loaded,
-    LoadFailed,
-    Ready,
-    Reply,
-    Result,
-    Spawned,
-    SpawnFailed,
-    run_packet,
-    with_ticket,
-)
+from jobpool.ipc.frames import Ask, Exited, Frame, Reply, Result
 from jobpool.ipc.oom_kills import OomKills, find
 from jobpool.ipc.process_options import ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
@@ -82,7 +68,7 @@ class ChildProcesses:
         self._poll.register(fd, select.EPOLLIN)
 
     def unwatch(self, fd: int) -> None:
-        """The reverse of `watch`, before `fd` is closed."""
+        """Undo `watch`, before `fd` is closed."""
         if self._readers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
@@ -120,27 +106,20 @@ class ChildProcesses:
         self._servers[generation] = server
         self.watch(server.fileno(), lambda: self._read_server(generation, server))
 
-    def end_server(self, generation: int) -> None:
-        """Hang up; what is left of it and its children is collected by `poll`."""
+    def end_server(self, generation: int, kill: bool = False) -> None:
+        """Hang up, or kill it and its children; what is left of them is collected by `poll`."""
+        for channel in self._of(generation) if kill else ():
+            channel.signal(signal.SIGKILL)
         if server := self._servers.pop(generation, None):
             self.unwatch(server.fileno())
             server.close()
             self._ended[generation] = server
-            if not server.has_loaded:
-                server.kill()  # it may hang in the import, where it hears nothing
-
-    def kill_server(self, generation: int) -> None:
-        """Kill it and its children; they are collected by `poll`."""
-        server = self._servers.get(generation)
-        self.end_server(generation)
-        for channel in self._of(generation):
-            channel.signal(signal.SIGKILL)
-        if server is not None:
-            server.kill()
+            if kill or not server.has_loaded:
+                server.kill()  # before it has loaded, it may hang in the import, where it hears nothing
 
     def _read_server(self, generation: int, server: ForkServerClient) -> list[ev.Event]:
-        frames = server.receive()
-        events = [event for frame, fds in frames for event in self._server_said(generation, frame, fds)]
+        said = server.receive()
+        events = [event for frame, fds in said for event in self._server_said(generation, frame, fds)]
         if server.closed:
             self.end_server(generation)
             server.kill()
@@ -149,16 +128,16 @@ class ChildProcesses:
 
     def _server_said(self, generation: int, frame: Frame, fds: list[int]) -> list[ev.Event]:
         match frame:
-            case Spawned(child, pid):
+            case frames.Spawned(child, pid):
                 return self._spawned(child, pid, fds)
             case Exited():
                 return self._died(frame)
-            case SpawnFailed(child, error):
+            case frames.SpawnFailed(child, error):
                 self.forget(child)
                 return [ev.SpawnRefused(child, error)]
-            case Loaded(handlers, preloaded, threads, seconds):
+            case frames.Loaded(handlers, preloaded, threads, seconds):
                 return [ev.AppLoaded(generation, handlers, preloaded, threads, seconds)]
-            case LoadFailed(error, trace):
+            case frames.LoadFailed(error, trace):
                 return [ev.AppFailed(generation, error, trace)]
             case _:
                 return []
@@ -305,9 +284,11 @@ class ChildProcesses:
         if channel is None:
             return False
         lease = delivery.lease
-        run = run_packet(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
+        run = frames.run_packet(
+            delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body
+        )
         self._drain_soon()
-        return channel.hand(delivery.nonce, with_ticket(run, ticket) if ticket else run)
+        return channel.hand(delivery.nonce, frames.with_ticket(run, ticket) if ticket else run)
 
     def take_back(self, slot: Slot) -> ev.TookBack:
         channel = self._channels.get(slot.child)
@@ -368,11 +349,11 @@ def _child_said(child: int, frame: Frame) -> ev.Event:
     match frame:
         case Result():
             return ev.ChildResult(child, frame)
-        case Ready():
+        case frames.Ready():
             return ev.ChildReady(child)
         case Ask():
             return ev.ChildAsked(child, frame)
-        case BootFailed(error):
+        case frames.BootFailed(error):
             return ev.ChildBootFailed(child, error)
         case _:
             raise BrokenChannelError(f"a child sent {type(frame).__name__}")

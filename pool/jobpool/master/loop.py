@@ -163,11 +163,8 @@ class Master:
                 self.children.reply(child, reply)
             case act.StartForkServer(generation):
                 self._start_server(generation)
-            case act.EndForkServer(generation):
-                self.children.end_server(generation)
-                self._apply(ev.ForkServerGone(generation))
-            case act.KillForkServer(generation):
-                self.children.kill_server(generation)
+            case act.EndForkServer(generation, kill):
+                self.children.end_server(generation, kill)
                 self._apply(ev.ForkServerGone(generation))
             case act.WriteStacks():
                 for slot in self.pool.slots.live:

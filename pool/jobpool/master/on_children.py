@@ -13,20 +13,10 @@ from jobpool.ipc.postfork import BROKEN
 from jobpool.master import events as ev
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import BROKEN_GRACE_S, Pool
+from jobpool.message import outcome as ended
 from jobpool.message.death import Death, innermost
 from jobpool.message.definition import JobDefinition
-from jobpool.message.outcome import (
-    Crashed,
-    EndReason,
-    Failed,
-    LostLease,
-    NeverStarted,
-    NotRun,
-    Outcome,
-    ResultKind,
-    Stopped,
-    Succeeded,
-)
+from jobpool.message.outcome import EndReason, Outcome, ResultKind
 from jobpool.policy.outcomes import death_of, outcome_of, outcome_of_death
 from jobpool.policy.retry import remember
 
@@ -38,7 +28,7 @@ MAX_ORPHAN_PAUSE_S = 600.0
 
 ALONE = "nothing else ran"
 
-SUCCEEDED = Succeeded()
+SUCCEEDED = ended.Succeeded()
 """Shared: most jobs end with it."""
 
 
@@ -163,7 +153,7 @@ def _outcome_of_result(result: Result, handler: str, seen_for: float, peak: int 
     try:
         follow_ups = tuple(JobDefinition.from_dict(item) for item in result.follow_ups)
     except (InvalidJob, KeyError, TypeError, ValueError) as error:
-        return Failed(f"a follow-up job is not valid: {error}")
+        return ended.Failed(f"a follow-up job is not valid: {error}")
     return outcome_of(
         result.kind,
         handler=handler,
@@ -242,19 +232,19 @@ def _attempt_died(pool: Pool, slot: Slot, delivery: Delivery, event: ev.ChildDie
     if not started:
         death = replace(death, output="")  # what is there was printed by the attempt before
     if slot.ending is EndReason.SERVER:
-        outcome = _orphaned_outcome(pool, slot, delivery, death) if started else NotRun()
+        outcome = _orphaned_outcome(pool, slot, delivery, death) if started else ended.NotRun()
     elif started or slot.ending in (EndReason.TIMEOUT, EndReason.STOP, EndReason.LOST):
         outcome = outcome_of_death(slot.ending, slot.ending_text, death)
     elif pool.is_stopping:
-        outcome = Stopped()
+        outcome = ended.Stopped()
     else:
         ident = delivery.lease.id
         times = remember(pool.never_started, ident, pool.never_started.get(ident, 0) + 1)
-        outcome = NeverStarted(times, death.to_text())
-    if isinstance(outcome, LostLease):
+        outcome = ended.NeverStarted(times, death.to_text())
+    if isinstance(outcome, ended.LostLease):
         pool.lose(delivery)
     else:
-        if isinstance(outcome, Crashed):
+        if isinstance(outcome, ended.Crashed):
             pool.remember_unsettled(delivery)
         pool.outcomes.append((delivery, outcome))
 
@@ -264,10 +254,10 @@ def _orphaned_outcome(pool: Pool, slot: Slot, delivery: Delivery, death: Death) 
     ident = delivery.lease.id
     times = remember(pool.orphaned, ident, pool.orphaned.get(ident, 0) + 1)
     if slot.ending_text == ALONE and times >= ORPHANED_LIMIT and not pool.is_stopping:
-        return Crashed(death.to_text())
+        return ended.Crashed(death.to_text())
     if times == 1 or pool.is_stopping:
-        return Stopped()
-    return Stopped(slot.suspicion * min(MAX_ORPHAN_PAUSE_S, 2.0 ** min(times - 2, 30)))
+        return ended.Stopped()
+    return ended.Stopped(slot.suspicion * min(MAX_ORPHAN_PAUSE_S, 2.0 ** min(times - 2, 30)))
 
 
 def _took_back(pool: Pool, event: ev.TookBack) -> None:

@@ -87,7 +87,7 @@ def _kill_server(pool: Pool, server: Server, why: str, now: float, actions: list
     if server.generation == pool.generation and not pool.is_stopping:
         pool.boot.failed(f"the fork server was killed: {why}", now)
     pool.note("error", "a fork server is killed", why=why, generation=server.generation)
-    actions.append(act.KillForkServer(server.generation))
+    actions.append(act.EndForkServer(server.generation, kill=True))
 
 
 def keep_children(pool: Pool, now: float, actions: list[Action]) -> None:

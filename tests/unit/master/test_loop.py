@@ -44,7 +44,7 @@ class NoChildren:
     def start_server(self, _generation: int) -> None:
         pass
 
-    def end_server(self, _generation: int) -> None:
+    def end_server(self, _generation: int, _kill: bool = False) -> None:
         pass
 
     def bound_outputs(self) -> None:
