@@ -34,9 +34,8 @@ def check_key_store(limits: Limits, backend: QueueBackend) -> None:
         return
     keepless = f"a broker that keeps keys, and {backend.scheme}:// keeps none (Capabilities.key_store)"
     if limits:
-        raise ConfigurationError(
-            f"limits of concurrency and rate need {keepless}: leave the limits out, or choose another backend"
-        )
+        why = f"limits of concurrency and rate need {keepless}: leave the limits out, or choose another backend"
+        raise ConfigurationError(why)
     if limits.idempotency_ttl != IDEMPOTENCY_TTL:
         raise ConfigurationError(f"idempotency_ttl needs {keepless}: leave it out, or choose another backend")
 
@@ -89,18 +88,14 @@ class Acquirer:
         return not of_queue
 
     def delay(self, lease: JobLease, begun: Begun) -> float:
-        """Seconds for which a refused message waits: longer each time, and never less than a rate takes."""
+        """Return the seconds for which a refused message waits: longer each time, and never less than a rate takes."""
         return begun.after + contention_delay(self._contentions.met(lease.id))
 
     def _refused(self, lease: JobLease, begun: Begun) -> Outcome:
-        match begun.answer:
-            case Begin.DONE:
-                self._contentions.forget(lease.id)
-                return AlreadyDone()
-            case Begin.LOST:
-                return LostLease()
-            case _:
-                return Contended(self.delay(lease, begun))
+        if begun.answer is Begin.DONE:
+            self._contentions.forget(lease.id)
+            return AlreadyDone()
+        return LostLease() if begun.answer is Begin.LOST else Contended(self.delay(lease, begun))
 
 
 @dataclass(slots=True)
@@ -154,7 +149,6 @@ class RetryingAcquirer:
         return found, total - sum(inspected.outcome is not None for inspected, _ in asked)
 
     def _begin(self, asked: Asked) -> list[Begun] | None:
-        """Return the key store's answers; None: it is silent."""
         try:
             answers = self.acquirer.begin([(inspected.lease, guards) for inspected, guards in asked])
         except OUTAGES as error:

@@ -43,8 +43,6 @@ class SpawnChild(SlotAction):
 
 
 class Hand(SlotAction):
-    """Write the attempt to the child."""
-
     delivery: Delivery
 
 

@@ -68,7 +68,6 @@ class ChildProcesses:
         self._poll.register(fd, select.EPOLLIN)
 
     def unwatch(self, fd: int) -> None:
-        """Undo `watch`, before `fd` is closed."""
         if self._readers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
@@ -91,7 +90,6 @@ class ChildProcesses:
         return events
 
     def _drain(self) -> None:
-        """Empty the full output pipes; look again while user code runs anywhere."""
         flooded = [channel for channel in self._channels.values() if channel.drain_output()]
         runs = flooded or any(channel.may_print for channel in self._channels.values())
         pause = DRAIN_FLOOD_EVERY_S if flooded else DRAIN_EVERY_S
@@ -272,7 +270,6 @@ class ChildProcesses:
         return events
 
     def forget(self, child: int) -> None:
-        """Close what is held of a child."""
         if channel := self._channels.pop(child, None):
             self.unwatch(channel.channel.fileno())
             self.unwatch(channel.pidfd)
@@ -303,8 +300,7 @@ class ChildProcesses:
             channel.signal(number)
 
     def reply(self, child: int, reply: Reply) -> None:
-        channel = self._channels.get(child)
-        if channel is not None and channel.is_asking:
+        if (channel := self._channels.get(child)) and channel.is_asking:
             channel.reply(reply)
             self._listen(channel)
 
@@ -314,7 +310,6 @@ class ChildProcesses:
         return channel is None or channel.has_trace
 
     def stack(self, slot: Slot) -> str:
-        """Read what the child's fault handler has written since the last look."""
         channel = self._channels.get(slot.child)
         return channel.read_trace() if channel else ""
 

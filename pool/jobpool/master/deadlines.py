@@ -6,7 +6,6 @@ from itertools import islice
 
 from jobpool.errors import AccessRefused
 from jobpool.master import actions as act
-from jobpool.master.actions import Action
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import BROKEN_GRACE_S, Pool, Stopping
 from jobpool.message.outcome import EndReason, NotRun
@@ -27,7 +26,7 @@ HEARTBEAT_S = 1.0
 """Seconds for which an idle loop sleeps at most."""
 
 
-def check_deadlines(pool: Pool, now: float, actions: list[Action]) -> None:
+def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
     """See to deadlines, limits, births and deaths that are due at `now`."""
     for slot in pool.slots.live:
         if slot.dead_at:
@@ -52,7 +51,7 @@ def check_deadlines(pool: Pool, now: float, actions: list[Action]) -> None:
         pool.fail(error, "stopping after a refusal")
 
 
-def _kill(slot: Slot, why: EndReason, text: str, now: float, actions: list[Action]) -> None:
+def _kill(slot: Slot, why: EndReason, text: str, now: float, actions: list[act.Action]) -> None:
     slot.end(why, now, text)
     actions.append(act.KillChild(slot))
 
@@ -92,7 +91,7 @@ def lose_expired(pool: Pool, now_boot: float) -> None:
         pool.lose(delivery)
 
 
-def _watch_busy(pool: Pool, slot: Slot, now: float, actions: list[Action]) -> None:
+def _watch_busy(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) -> None:
     head, limit = slot.deliveries[0], pool.settings.memory_limit
     if head.lost and pool.settings.on_lease_lost == "kill":
         _kill(slot, EndReason.LOST, "the lease was lost", now, actions)
@@ -107,7 +106,7 @@ def _watch_busy(pool: Pool, slot: Slot, now: float, actions: list[Action]) -> No
             actions.append(act.TakeBack(slot))
 
 
-def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions: list[Action]) -> None:
+def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions: list[act.Action]) -> None:
     deadline = slot.deadline()
     if deadline is None or now < deadline + pool.settings.kill_grace:
         return
@@ -122,7 +121,7 @@ def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions:
         _kill(slot, EndReason.TIMEOUT, text, now, actions)
 
 
-def _watch_dying(pool: Pool, slot: Slot, now: float, actions: list[Action]) -> None:
+def _watch_dying(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) -> None:
     if slot.deliveries and slot.ending is EndReason.RECYCLE:
         actions.append(act.TakeBack(slot))
     if not slot.pid and slot.generation in pool.servers:

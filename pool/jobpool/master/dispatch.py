@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from jobpool.master import actions as act
-from jobpool.master.actions import Action
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import Pool
 from jobpool.message.settlement import Ack, Settlement
@@ -23,7 +22,7 @@ LOOKAHEAD_SHARE = 4
 """So great a part of the look-ahead is company enough, and two settlements at least."""
 
 
-def dispatch(pool: Pool, now: float, actions: list[Action]) -> None:
+def dispatch(pool: Pool, now: float, actions: list[act.Action]) -> None:
     """Hand to idle children first; then, as far as the look-ahead goes, after attempts that have only just begun."""
     ready = pool.ready
     if not ready:
@@ -38,7 +37,7 @@ def dispatch(pool: Pool, now: float, actions: list[Action]) -> None:
     _hand_ahead(pool, now, planned, actions)
 
 
-def _hand_ahead(pool: Pool, now: float, planned: dict[int, int], actions: list[Action]) -> None:
+def _hand_ahead(pool: Pool, now: float, planned: dict[int, int], actions: list[act.Action]) -> None:
     """Spread what is left evenly: the shortest socket first."""
     able = [slot for slot in pool.slots.live if _takes_more(slot, now)]
     if not able:
@@ -62,8 +61,6 @@ def _takes_more(slot: Slot, now: float) -> bool:
 
 def room(pool: Pool, now: float) -> int:
     """Return how many messages may be leased now: idle children and look-ahead, less what is held and not begun."""
-    if pool.is_stopping:
-        return 0
     idle = busy = waiting = 0
     for slot in pool.slots.live:
         if slot.deliveries:
@@ -71,7 +68,7 @@ def room(pool: Pool, now: float) -> int:
             waiting += len(slot.deliveries) - 1
         elif slot.state is SlotState.IDLE and not slot.retiring:
             idle += 1
-    if not (idle or busy):
+    if pool.is_stopping or not (idle or busy):
         return 0
     wanted = idle + pool.lookahead.size(now) - waiting - len(pool.ready)
     if pool.settings.max_total:
@@ -114,7 +111,6 @@ class Batch:
             self.due = now + MAX_LINGER_S
 
     def take(self) -> list[tuple[Delivery, Settlement]]:
-        """Take everything, in the order in which it came."""
         work, self._work = self._work, []
         self.due = math.inf
         return work

@@ -58,8 +58,6 @@ class BreakerOpened(Event):
 
 
 class BreakerClosed(Event):
-    """A fetch from the queue was answered again."""
-
     queue: str
 
 
@@ -93,8 +91,6 @@ class ReapDone(Event):
 
 
 class Counted(Event):
-    """Fresh counts of every queue."""
-
     stats: dict[str, QueueStats]
 
 

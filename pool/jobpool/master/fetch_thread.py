@@ -197,7 +197,6 @@ class FetchThread(MasterThread):
             pass
 
     def _hinted(self) -> bool:
-        """Sleep for a while; return whether to fetch again."""
         now = self._clock.mono()
         waits = {
             queue: max(self._limits.wait(queue, now), self._breakers.wait(queue, now)) for queue in self._weights.names

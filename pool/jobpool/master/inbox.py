@@ -25,7 +25,6 @@ class Inbox:
         self._rung = False
 
     def put(self, event: Event) -> None:
-        """Leave an event. Safe from any thread."""
         self._events.append(event)
         if not self._rung:
             self._rung = True
@@ -75,7 +74,6 @@ class Signals:
             self._before[number] = signal.signal(number, _ignore)
 
     def read(self) -> list[Event]:
-        """Return the signals that came, in order."""
         try:
             numbers = os.read(self._here, 65536)
         except BlockingIOError:

@@ -82,7 +82,10 @@ class Master:
     def run(self) -> int:
         """Serve until told to stop; return the exit status. Blocks."""
         pool, clock = self.pool, self.backend.clock
-        self._start_threads()
+        for thread in (self.fetch_thread, self.settle_thread, *self._upkeep_threads):
+            thread.start()
+        if self.telemetry is not None:
+            self.telemetry.start(pool)
         leasing = True
         while leasing or not pool.finished:
             leasing = self.fetch_thread.is_leasing()  # before the wait: its last leases are events of this turn
@@ -94,8 +97,6 @@ class Master:
         counts = self._end()
         return int(bool(pool.fatal) or (pool.settings.fail_on_dead and counts.dead + counts.rejected > 0))
 
-    # --- wait ---------------------------------------------------------------------------------------
-
     def _wait(self) -> list[ev.Event]:
         """Return what has happened; sleep only if nothing has, and only then ask until when."""
         events = self.children.poll(0.0)
@@ -105,7 +106,6 @@ class Master:
         return events
 
     def _due(self) -> float:
-        """Return when to look round though nothing happens."""
         now = time.monotonic()
         due = max(next_due(self.pool, now), self.pool.checked_at + CHECK_EVERY_S)
         if self._unpublished:
@@ -115,8 +115,6 @@ class Master:
         if self.pool.is_stopping:
             due = min(due, now + (LAST_LOOK_S if self.fetch_thread.is_leasing() else PUBLISH_EVERY_S))
         return min(due, self._batch.due)
-
-    # --- perform ------------------------------------------------------------------------------------
 
     def _perform(self, action: act.Action) -> None:
         match action:
@@ -186,8 +184,6 @@ class Master:
             self.pool.boot.failed(str(error), time.monotonic())
             self.pool.servers.pop(generation, None)
 
-    # --- after each turn ----------------------------------------------------------------------------
-
     def _after(self, now: float) -> None:
         pool = self.pool
         if now >= self._batch.due:
@@ -213,7 +209,6 @@ class Master:
             self.publisher.log_notes(pool)
 
     def _tell_threads(self, now: float) -> None:
-        """Tell the fetch and renew threads what this turn means for them."""
         pool, fetch_thread = self.pool, self.fetch_thread
         if pool.fetch_came:
             pool.fetch_came = False
@@ -237,17 +232,8 @@ class Master:
         answered = max(self.fetch_thread.answered_at, self.settle_thread.answered_at)
         self.publisher.publish(self.pool, now, answered, self.settle_thread.reaped_at)
 
-    # --- threads ------------------------------------------------------------------------------------
-
     def _living(self) -> list[tuple[int, int, bool]]:
         return [(slot.child, slot.pid, slot.state is SlotState.BUSY) for slot in self.pool.slots.live]
-
-    def _start_threads(self) -> None:
-        for thread in (self.fetch_thread, self.settle_thread, *self._upkeep_threads):
-            thread.start()
-        if self.telemetry is not None:
-            self.telemetry.observer.attend(self.pool)
-            self.telemetry.start()
 
     def _end(self) -> Counts:
         """Let the threads finish, take in the last answers, end the fork servers, publish once more; the counts."""

@@ -165,7 +165,6 @@ def name_of(delivery: Delivery) -> str:
 
 
 def attempt_of(recorded: Recorded) -> Attempt:
-    """Make the attempt that history keeps."""
     delivery, settlement = recorded.delivery, recorded.settlement
     lease, outcome = delivery.lease, delivery.outcome
     assert outcome is not None

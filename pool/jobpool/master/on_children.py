@@ -38,11 +38,10 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
         return
     own = [] if pool.acks_in_transaction else [info.name for info in event.handlers if info.ack_in_transaction]
     if own:
-        why = f"handler {own[0]!r} is declared with ack_in_transaction, which the pool's backend cannot do:"
         server.refused = True
-        _app_failed(
-            pool, ev.AppFailed(event.generation, f"{why} use one that can (docs/backends.md), or leave that out", "")
-        )
+        why = f"handler {own[0]!r} is declared with ack_in_transaction, which the pool's backend cannot do:"
+        why += " use one that can (docs/backends.md), or leave that out"
+        _app_failed(pool, ev.AppFailed(event.generation, why, ""))
         return
     server.loaded, server.heard_at = True, pool.now
     if event.generation < pool.generation:
@@ -57,8 +56,7 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
 
 
 def _app_failed(pool: Pool, event: ev.AppFailed) -> None:
-    server = pool.servers.get(event.generation)
-    if server is not None and not server.refused:
+    if (server := pool.servers.get(event.generation)) and not server.refused:
         server.ending = True  # it exits by itself
     if pool.generation == 0 and pool.boot.failures == 0:
         pool.fail(event.error, "the app does not load")
@@ -85,38 +83,32 @@ def _fork_server_gone(pool: Pool, event: ev.ForkServerGone) -> None:
 
 
 def _child_spawned(pool: Pool, event: ev.ChildSpawned) -> None:
-    slot = pool.slots.by_child(event.child)
-    if slot is not None:
+    if slot := pool.slots.by_child(event.child):
         slot.pid = event.pid
         _heard(pool, slot)
 
 
 def _heard(pool: Pool, slot: Slot) -> None:
-    """Note that the slot's fork server has said something."""
-    server = pool.servers.get(slot.generation)
-    if server is not None:
+    if server := pool.servers.get(slot.generation):
         server.heard_at = pool.now
 
 
 def _spawn_refused(pool: Pool, event: ev.SpawnRefused) -> None:
-    slot = pool.slots.collect(event.child, pool.now)
-    if slot is not None:
+    if slot := pool.slots.collect(event.child, pool.now):
         _heard(pool, slot)
         pool.boot.failed(event.error, pool.now)
         pool.note("error", "no child could be forked", error=event.error)
 
 
 def _child_ready(pool: Pool, event: ev.ChildReady) -> None:
-    slot = pool.slots.by_child(event.child)
-    if slot is not None and slot.state is SlotState.STARTING:
+    if (slot := pool.slots.by_child(event.child)) and slot.state is SlotState.STARTING:
         slot.move(SlotState.IDLE, pool.now)
         pool.boot.succeeded()
         pool.child_came = True
 
 
 def _child_boot_failed(pool: Pool, event: ev.ChildBootFailed) -> None:
-    slot = pool.slots.by_child(event.child)
-    if slot is not None:
+    if slot := pool.slots.by_child(event.child):
         slot.end(EndReason.BOOT, pool.now, event.error, killed=False)
         pool.boot.failed(event.error, pool.now)
         pool.note("error", "a child could not boot", error=event.error)
@@ -177,8 +169,7 @@ def _child_broken(pool: Pool, event: ev.ChildBroken) -> None:
 
 
 def _child_ended(pool: Pool, event: ev.ChildEnded) -> None:
-    slot = pool.slots.by_child(event.child)
-    if slot is not None:
+    if slot := pool.slots.by_child(event.child):
         slot.retiring, slot.dead_at = True, pool.now  # nothing more is handed to it
 
 
@@ -261,15 +252,13 @@ def _orphaned_outcome(pool: Pool, slot: Slot, delivery: Delivery, death: Death) 
 
 
 def _took_back(pool: Pool, event: ev.TookBack) -> None:
-    slot = pool.slots.by_child(event.child)
-    if slot is not None:
+    if slot := pool.slots.by_child(event.child):
         pool.put_back(slot.take_back(set(event.nonces), pool.now))
 
 
 def _sampled(pool: Pool, event: ev.Sampled) -> None:
     for child, rss, cpu in event.samples:
-        slot = pool.slots.by_child(child)
-        if slot is not None:
+        if slot := pool.slots.by_child(child):
             slot.rss, slot.cpu, slot.sampled_at = rss, cpu, event.at
             slot.peak_rss = max(slot.peak_rss, rss)
 

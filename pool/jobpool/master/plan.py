@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc.frames import Ask, Reply
 from jobpool.master import actions as act
-from jobpool.master.actions import Action
 from jobpool.master.deadlines import check_deadlines, lose_expired
 from jobpool.master.dispatch import dispatch
 from jobpool.master.scheduler import end_scheduler, keep_scheduler
@@ -45,10 +44,10 @@ class Planner:
     _rules: dict[str, Rules] = field(default_factory=dict)
     _generation: int = 0
 
-    def plan(self, pool: Pool, now: float, now_boot: float) -> list[Action]:
+    def plan(self, pool: Pool, now: float, now_boot: float) -> list[act.Action]:
         """Return what is to be done now, in order. Times: CLOCK_MONOTONIC and CLOCK_BOOTTIME seconds."""
         pool.now, pool.boot_ahead = now, now_boot - now
-        actions: list[Action] = []
+        actions: list[act.Action] = []
         self._settle(pool, now_boot, actions)
         _talk(pool, actions)
         due = now - pool.checked_at >= CHECK_EVERY_S
@@ -71,7 +70,7 @@ class Planner:
         self._settle(pool, now_boot, actions)
         return actions
 
-    def _settle(self, pool: Pool, now_boot: float, actions: list[Action]) -> None:
+    def _settle(self, pool: Pool, now_boot: float, actions: list[act.Action]) -> None:
         """Decide what each outcome means. What may not be settled is forgotten: its lease runs out."""
         if pool.generation != self._generation:  # with other handlers
             self._generation = pool.generation
@@ -119,7 +118,7 @@ class Planner:
         return settlement
 
 
-def _talk(pool: Pool, actions: list[Action]) -> None:
+def _talk(pool: Pool, actions: list[act.Action]) -> None:
     """Carry what children ask, and the answers."""
     for child, ask in pool.asks:
         if refused := _refused(ask, pool.settings.enqueue_to):
@@ -146,7 +145,7 @@ def _refused(ask: Ask, enqueue_to: Collection[str]) -> Reply | None:
     return None
 
 
-def _stop(pool: Pool, now: float, actions: list[Action]) -> None:
+def _stop(pool: Pool, now: float, actions: list[act.Action]) -> None:
     """Give back what has not begun; let idle children go; kill the rest when the grace is over."""
     while pool.ready:
         pool.outcomes.append((pool.ready.popleft(), NotRun()))

@@ -133,7 +133,7 @@ def _run(
 
 
 def _environ_of_children(backend: QueueBackend) -> dict[str, str]:
-    """The environment without the master's secrets and the credentials of its broker."""
+    """Return the environment without the master's secrets and the credentials of its broker."""
     kept = [name for name in backend.credential_variables if name in os.environ]
     if kept:
         log.info("the app does not get the broker's credentials", extra={"fields": {"variables": kept}})
@@ -271,7 +271,7 @@ def check_compatibility(settings: Settings, backend: QueueBackend) -> None:
 
 
 def unmet(settings: Settings, backend: QueueBackend) -> Iterator[str]:
-    """A sentence with its mend for each setting that needs what the broker lacks. No I/O."""
+    """Yield a sentence with its mend for each setting that needs what the broker lacks. No I/O."""
     if not backend.capabilities.leases:
         yield f"a pool cannot serve {backend.scheme}://, which runs jobs as they are enqueued; use sqlite:///jobpool.db"
     if backend.capabilities.key_store:
@@ -280,20 +280,15 @@ def unmet(settings: Settings, backend: QueueBackend) -> Iterator[str]:
         check_key_store(limits_of(settings), backend)
     except ConfigurationError as error:
         yield str(error)
+    lacking = f"a broker that keeps keys, and {backend.scheme}:// keeps none (Capabilities.key_store)"
     if settings.cron:
-        yield (
-            f"a scheduler beside the pool needs a broker that keeps keys, and {backend.scheme}:// keeps none"
-            " (Capabilities.key_store): leave --cron out, or choose another backend"
-        )
+        yield f"a scheduler beside the pool needs {lacking}: leave --cron out, or choose another backend"
     if settings.history.table:
-        yield (
-            f"history = 'table' needs a broker that keeps keys, and {backend.scheme}:// keeps none"
-            " (Capabilities.key_store): use history = 'file:PATH', or another backend"
-        )
+        yield f"history = 'table' needs {lacking}: use history = 'file:PATH', or another backend"
 
 
 def queues_of(settings: Settings) -> list[str]:
-    """Every queue that the pool fetches from, or sends to by itself."""
+    """Return every queue that the pool fetches from, or sends to by itself."""
     more = (settings.dead_letter_queue, settings.on_crash.queue, settings.on_memory_limit_queue)
     return list(dict.fromkeys([*settings.queue_names, *(queue for queue in more if queue is not None)]))
 
@@ -310,12 +305,11 @@ def limits_of(settings: Settings) -> Limits:
 
 
 def unserved_limits(settings: Settings) -> list[str]:
-    """A sentence for each limit of a queue that the pool does not serve: meant for another pool, or mistyped."""
-    tables = ("concurrency_limits", "concurrency_per_key", "rate_limits", "rate_per_key")
-    named = [(table, queue) for table in tables for queue in getattr(settings, table)]
+    """Return a sentence for each limit of a queue that the pool does not serve: meant for another pool, or mistyped."""
     served = ", ".join(map(repr, settings.queue_names))
     return [
         f"{table} limits queue {queue!r}, which this pool does not serve; it serves {served}"
-        for table, queue in named
+        for table in ("concurrency_limits", "concurrency_per_key", "rate_limits", "rate_per_key")
+        for queue in getattr(settings, table)
         if queue not in settings.queue_names
     ]

@@ -3,9 +3,6 @@
 There is one, where the settings ask for it, from the first ready child on. One that ends by itself is started again,
 after a back-off. When a new app has loaded, a second one is started, and the first is asked to end once the second is
 ready: an app whose schedules are refused costs nobody the scheduler that runs. Two at once fire nothing twice.
-
-`keep_scheduler` and `end_scheduler` decide, the functions in `ON_SCHEDULERS` note events, and `SchedulerStarter`
-carries out what was decided.
 """
 
 from __future__ import annotations
@@ -38,8 +35,6 @@ TROUBLE_AFTER_ENDS = 3
 
 
 class SchedulerStarted(Event):
-    """The scheduler beside the pool was executed."""
-
     pid: int
 
 
@@ -70,12 +65,10 @@ class SchedulerEnded(Event):
 
 
 class StartScheduler(Action):
-    """Start a scheduler beside the pool."""
+    pass
 
 
 class SignalScheduler(Action):
-    """Send this scheduler a signal."""
-
     pid: int
     number: int
 
@@ -136,7 +129,7 @@ class Schedulers(BackOff):
 
 
 def keep_scheduler(pool: Pool, now: float, actions: list[Action]) -> None:
-    """Start it; beside it one with the new app; and end what that one replaces, once it is ready."""
+    """Start it; beside it one with the new app; and end the one that this replaces, once it is ready."""
     state = pool.schedulers
     for one in state.running.values():
         replaced = any(other.ready and other.generation > one.generation for other in state.serving)
@@ -191,8 +184,7 @@ def _start_refused(pool: Pool, event: SchedulerRefused) -> None:
 
 
 def _ready(pool: Pool, event: SchedulerReady) -> None:
-    one = pool.schedulers.running.get(event.pid)
-    if one is not None:
+    if one := pool.schedulers.running.get(event.pid):
         one.ready = pool.schedulers.was_ready = True
         pool.schedulers.refused = ""
 
@@ -209,8 +201,8 @@ def _ended(pool: Pool, event: SchedulerEnded) -> None:
         if one.is_steady(pool.now):
             pool.schedulers.failures = 0
         error = one.error or event.error
-        again = {"status": event.status, "error": error or None, "again_in": pool.schedulers.failed(error, pool.now)}
-        pool.note("error", "the scheduler died; another is started", **again)
+        again = {"error": error or None, "again_in": pool.schedulers.failed(error, pool.now)}
+        pool.note("error", "the scheduler died; another is started", status=event.status, **again)
 
 
 def _schedules_refused(pool: Pool, error: str) -> None:
@@ -220,10 +212,8 @@ def _schedules_refused(pool: Pool, error: str) -> None:
         pool.fail(f"the scheduler cannot start: {error}", "the schedules are refused")
         return
     state.refused, pause = error, state.failed(error, pool.now)
-    if state.serving:
-        pool.note("error", "the schedules are refused; the scheduler that runs goes on", error=error)
-    else:
-        pool.note("error", "the schedules are refused; there is no scheduler", error=error, again_in=pause)
+    then = "the scheduler that runs goes on" if state.serving else "there is no scheduler"
+    pool.note("error", f"the schedules are refused; {then}", error=error, again_in=None if state.serving else pause)
 
 
 ON_SCHEDULERS: dict[type[Any], Callable[[Pool, Any], None]] = {

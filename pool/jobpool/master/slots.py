@@ -142,8 +142,6 @@ class Slot:
 
 
 class Slots:
-    """All slots, by index and by child."""
-
     def __init__(self, count: int) -> None:
         self.all = [Slot(index) for index in range(count)]
         self._by_child: dict[int, Slot] = {}
@@ -161,7 +159,6 @@ class Slots:
         return next((slot for slot in self.all if slot.state is SlotState.EMPTY), None)
 
     def start(self, slot: Slot, child: int, generation: int, now: float) -> None:
-        """Note that a child is asked for."""
         slot.move(SlotState.STARTING, now)
         slot.child, slot.generation, slot.pid = child, generation, 0
         slot.restarts += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from jobpool.master import actions as act
-from jobpool.master.actions import Action
 from jobpool.master.slots import Slot, SlotState
 from jobpool.master.state import Pool, Server
 from jobpool.message.outcome import EndReason
@@ -21,7 +20,7 @@ FROZEN_S = 3.0
 """Seconds between two looks after which it was the master that stood still. Its loop turns once a second at least."""
 
 
-def keep_servers(pool: Pool, now: float, actions: list[Action]) -> None:
+def keep_servers(pool: Pool, now: float, actions: list[act.Action]) -> None:
     """Keep one loaded fork server, a young one while a reload is under way, and none longer than its children."""
     if pool.reload_asked:
         pool.reload_asked = False
@@ -44,13 +43,13 @@ def reload_under_way(pool: Pool) -> str:
     return ""
 
 
-def _begin_server(pool: Pool, now: float, actions: list[Action]) -> None:
+def _begin_server(pool: Pool, now: float, actions: list[act.Action]) -> None:
     generation = next(pool.generations)
     pool.servers[generation] = Server(generation, now)
     actions.append(act.StartForkServer(generation))
 
 
-def _keep_server(pool: Pool, server: Server, now: float, actions: list[Action]) -> None:
+def _keep_server(pool: Pool, server: Server, now: float, actions: list[act.Action]) -> None:
     if server.ending:
         return
     late = not server.loaded and now - server.started_at >= pool.settings.boot_timeout
@@ -65,7 +64,7 @@ def _keep_server(pool: Pool, server: Server, now: float, actions: list[Action]) 
         actions.append(act.EndForkServer(server.generation))
 
 
-def watch_servers(pool: Pool, now: float, actions: list[Action]) -> None:
+def watch_servers(pool: Pool, now: float, actions: list[act.Action]) -> None:
     """Kill each fork server that lets a birth or a death wait for too long; its children can be collected then."""
     if now - pool.checked_at > FROZEN_S:  # and perhaps the fork servers as well
         for server in pool.servers.values():
@@ -82,7 +81,7 @@ def watch_servers(pool: Pool, now: float, actions: list[Action]) -> None:
             _kill_server(pool, server, "it has not answered within the grace of the stop", now, actions)
 
 
-def _kill_server(pool: Pool, server: Server, why: str, now: float, actions: list[Action]) -> None:
+def _kill_server(pool: Pool, server: Server, why: str, now: float, actions: list[act.Action]) -> None:
     server.ending = True
     if server.generation == pool.generation and not pool.is_stopping:
         pool.boot.failed(f"the fork server was killed: {why}", now)
@@ -90,7 +89,7 @@ def _kill_server(pool: Pool, server: Server, why: str, now: float, actions: list
     actions.append(act.EndForkServer(server.generation, kill=True))
 
 
-def keep_children(pool: Pool, now: float, actions: list[Action]) -> None:
+def keep_children(pool: Pool, now: float, actions: list[act.Action]) -> None:
     """Fill empty places; replace children of an old generation one by one, never before a new one is ready."""
     server = pool.server()
     if server is None or not server.loaded or server.ending:
@@ -108,7 +107,7 @@ def keep_children(pool: Pool, now: float, actions: list[Action]) -> None:
     _retire_surplus(pool, live, now, actions)
 
 
-def _retire_surplus(pool: Pool, live: list[Slot], now: float, actions: list[Action]) -> None:
+def _retire_surplus(pool: Pool, live: list[Slot], now: float, actions: list[act.Action]) -> None:
     """Retire an old generation's children once a new one is ready, and those above the target: idle ones one by one.
 
     Above the target though none of the new generation is ready: a second reload met the spare child of the first one.
@@ -125,7 +124,7 @@ def _retire_surplus(pool: Pool, live: list[Slot], now: float, actions: list[Acti
         _retire(min(old or staying, key=lambda slot: slot.state is not SlotState.IDLE), now, actions)
 
 
-def _retire(slot: Slot, now: float, actions: list[Action]) -> None:
+def _retire(slot: Slot, now: float, actions: list[act.Action]) -> None:
     """Hand nothing more to it, from this very turn on; an idle one has to be gone within its time."""
     slot.retiring = True
     if slot.state is SlotState.IDLE:

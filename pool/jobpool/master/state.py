@@ -41,8 +41,6 @@ BROKEN_GRACE_S = 0.5
 
 
 class Stopping(Enum):
-    """How far a stop has come."""
-
     NO = "no"
     DRAIN = "drain"
     KILL = "kill"
@@ -161,8 +159,6 @@ class Pool:
         self.slots = Slots(slot_count(self.settings.workers))
         self.lookahead = LookAhead(self.now)
 
-    # --- reading ------------------------------------------------------------------------------------
-
     @property
     def is_stopping(self) -> bool:
         return self.stopping is not Stopping.NO
@@ -174,7 +170,6 @@ class Pool:
         return self.is_stopping and not self.slots.live and not self.schedulers.running and (not self.held or over)
 
     def server(self) -> Server | None:
-        """Return the fork server that new children come from."""
         return self.servers.get(self.generation)
 
     @property
@@ -190,8 +185,6 @@ class Pool:
     def places(self) -> dict[str, int]:
         """Count the guarded deliveries of each queue that are held; asked only where queues have limits."""
         return Counter(d.lease.queue for d in self.held.values() if d.lease.guards is not None)
-
-    # --- changing -----------------------------------------------------------------------------------
 
     def unknown_for(self, ident: str) -> float:
         """Return the seconds since this pool first saw the message with a handler that it does not know."""
@@ -212,10 +205,9 @@ class Pool:
         """Let go of a delivery and count its end: nothing else takes one out of `held`.
 
         Args:
-            delivery: It has ended.
-            counters: What it counts as, by `counters_of`.
-            settlement: The answered one; None: its lease has ended unsettled, or will. Neither a released delivery nor
-                one that no child had counts towards `max_total`.
+            delivery: Neither a released one nor one that no child had counts towards `max_total`.
+            counters: By `counters_of`.
+            settlement: The answered one; None: its lease has ended unsettled, or will.
         """
         self.held.pop(delivery.nonce, None)
         if delivery.slot < 0 if settlement is None else type(settlement) is Release:
@@ -254,11 +246,9 @@ class Pool:
     def stop(self, why: str, number: int | None = None) -> None:
         """Begin a stop: lease nothing more, let attempts run within the grace. Asked twice: kill."""
         if self.stopping is Stopping.NO:
-            self.stopping = Stopping.DRAIN
-            self.stop_by = self.now + self.settings.stop_grace
+            self.stopping, self.stop_by = Stopping.DRAIN, self.now + self.settings.stop_grace
         else:
-            self.stopping = Stopping.KILL
-            self.stop_by = min(self.stop_by, self.now)
+            self.stopping, self.stop_by = Stopping.KILL, min(self.stop_by, self.now)
         name = signal.Signals(number).name if number is not None else None
         self.note("info", why, signal=name, running=self.slots.count(SlotState.BUSY))
 
@@ -268,7 +258,6 @@ class Pool:
         self.stop(why)
 
     def note(self, level: str, event: str, **fields: Any) -> None:
-        """Keep something for the log."""
         self.notes.append(Note(level, event, {k: v for k, v in fields.items() if v is not None}))
 
 

@@ -45,6 +45,9 @@ NO_ANSWER = "the pool's loop does not answer"
 PUBLISH_EVERY_S = 0.25
 """Seconds between two writes: a person reads it, and each costs some microseconds a slot."""
 
+SLOT_FIELDS = ("pid", "child", "generation", "rss", "peak_rss", "crashes", "timeouts", "cpu", "since", "last_death")
+"""Published as they are; `state` and `restarts` in another form."""
+
 CALL_TIMEOUT_S = 2.0
 """Seconds for which a thread waits: a loop that takes longer is in trouble, and says so elsewhere."""
 
@@ -64,8 +67,8 @@ class Telemetry:
     rollups: RollupThread | None
     history: Writer | None
 
-    def start(self) -> None:
-        """Begin to serve and to write."""
+    def start(self, pool: Pool) -> None:
+        self.observer.attend(pool)
         for part in (self.server, self.rollups, self.history):
             if part is not None:
                 part.start()
@@ -99,8 +102,7 @@ def make_telemetry(
 ) -> Telemetry | None:
     """Make what the settings ask for; None: nothing, and then nothing of it costs anything.
 
-    Raises:
-        ConfigurationError: The port is taken, or the directory of history's file is not there.
+    Raises `ConfigurationError`: the port is taken, or the directory of history's file is not there.
     """
     place = _place(settings, backend)
     rolls = settings.rollups > 0 and backend.capabilities.key_store
@@ -214,23 +216,10 @@ class Publisher:
         if self._last.get(slot.index) == state or (slot.state is SlotState.EMPTY and slot.restarts < 0):
             return
         self._last[slot.index] = state
-        self._board.slot(slot.index).master.write(
-            state=slot.state.value,
-            pid=slot.pid,
-            child=slot.child,
-            generation=slot.generation,
-            rss=slot.rss,
-            peak_rss=slot.peak_rss,
-            restarts=max(0, slot.restarts),
-            crashes=slot.crashes,
-            timeouts=slot.timeouts,
-            cpu=slot.cpu,
-            since=slot.since,
-            last_death=slot.last_death,
-        )
+        same = {name: getattr(slot, name) for name in SLOT_FIELDS}
+        self._board.slot(slot.index).master.write(state=slot.state.value, restarts=max(0, slot.restarts), **same)
 
     def log_notes(self, pool: Pool) -> None:
-        """Write the notes to the log and drop them."""
         notes, pool.notes = pool.notes, []
         for level, event, fields in notes:
             getattr(pool_log, level)(event, extra={"fields": fields, "limit": event})

@@ -84,12 +84,9 @@ class MasterThread(threading.Thread, ABC):
 class BrokerRetry:
     """Back-off of one thread from a broker's outage, which it tells the loop once each way.
 
-    It begins at 50 ms and doubles, for each kind of call by itself; a good answer to that kind resets it.
-
-    The outage lasts until every kind of call that has failed was answered. So a call that always fails and one that
-    always succeeds do not take turns in the log.
-
-    `stop`: set when the thread is to end. `thread`: its name.
+    It begins at 50 ms and doubles, for each kind of call by itself; a good answer to that kind resets it. The outage
+    lasts until every kind of call that has failed was answered. So a call that always fails and one that always
+    succeeds do not take turns in the log. `stop`: set when the thread is to end.
     """
 
     def __init__(self, inbox: Receiver, stop: Flag, thread: str = "") -> None:
@@ -116,7 +113,6 @@ class BrokerRetry:
             time.sleep(FIRST_PAUSE_S)  # what is still tried at a stop is tried at leisure
 
     def tell(self, error: BackendUnavailable | AccessRefused, call: str) -> None:
-        """Note the failure, without a wait."""
         if type(error) is not self._told:
             self._told = type(error)
             self._inbox.put(BrokerSilent(str(error), self._thread, type(error)))
@@ -217,8 +213,7 @@ class RenewThread(MasterThread):
 class LostLeaseThread(MasterThread):
     """The thread that asks a broker, by whose connections leases live, which of them have broken, and tells the loop.
 
-    It runs only where leases end with their connection (`Leases.CONNECTION`), and apart from the renew thread, which a
-    silent broker may keep for seconds.
+    It runs only for `Leases.CONNECTION`, and apart from the renew thread, which a silent broker may keep for seconds.
     """
 
     def __init__(self, backend: QueueBackend, inbox: Receiver) -> None:
