@@ -24,8 +24,7 @@ Asked = list[tuple[Inspected, Guards]]
 
 LOST = Begun(Begin.LOST)
 
-RENEW, BEGIN = "renew", "begin"
-"""Kinds of calls, for `BrokerRetry`."""
+RENEW, BEGIN = "renew", "begin"  # kinds of calls, for `BrokerRetry`
 
 
 def check_key_store(limits: Limits, backend: QueueBackend) -> None:

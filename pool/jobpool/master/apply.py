@@ -38,7 +38,7 @@ def _signal(pool: Pool, event: ev.SignalCame) -> None:
         case signal.SIGHUP:
             pool.reload_asked = True
         case signal.SIGTTIN:
-            pool.target = min(pool.target + 1, len(pool.slots) - 1)
+            pool.target = min(pool.target + 1, len(pool.slots.all) - 1)
         case signal.SIGTTOU:
             pool.target = max(1, pool.target - 1)
 

@@ -14,15 +14,14 @@ from contextlib import suppress
 from jobpool.ipc import frames, linux, packets
 from jobpool.ipc.child_channel import BrokenChannelError, ChildChannel
 from jobpool.ipc.fork_client import ForkServerClient
-from jobpool.ipc.frames import Ask, Exited, Frame, Reply, Result
+from jobpool.ipc.frames import Ask, Exited, Frame, Reply, Result, run_packet
 from jobpool.ipc.oom_kills import OomKills, find
 from jobpool.ipc.process_options import ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master.slots import Delivery, Slot
 
-FRAMES_AT_ONCE = 128
-"""Frames read from one child before the others get their turn."""
+FRAMES_AT_ONCE = 128  # frames read from one child before the others get their turn
 
 FRAMES_OF_THE_DEAD = 2048
 """Frames read from a dead child's channel: more than it holds, so that a result is found after any flood."""
@@ -33,14 +32,9 @@ DRAIN_EVERY_S = 0.05
 DRAIN_FLOOD_EVERY_S = 0.001
 """The same while one is full: some hundred MiB a second, of a small part of the master's time."""
 
-COLLECT_EVERY_S = 0.02
-"""Seconds between two looks for the dead of a fork server that has died."""
-
-END_LIMIT_S = 1.0
-"""Seconds that a fork server gets to end by itself when the pool does, and again when it was killed."""
-
-SWEEP_LIMIT_S = 0.5
-"""Seconds for killing what a dead fork server's children left behind."""
+COLLECT_EVERY_S = 0.02  # seconds between two looks for the dead of a fork server that has died
+END_LIMIT_S = 1.0  # seconds that a fork server gets to end by itself when the pool does, and again when it was killed
+SWEEP_LIMIT_S = 0.5  # seconds for killing what a dead fork server's children left behind
 
 ORPHANED = "the pool: its fork server has died"
 _KILLERS = {True: "the kernel: out of memory", False: "outside", None: "outside, or the kernel"}
@@ -188,11 +182,7 @@ class ChildProcesses:
         self._sweep()
 
     def spawn(self, slot: Slot) -> None:
-        """Ask for the child that `slot` was marked with.
-
-        Raises:
-            OSError: Its fork server is gone, or no descriptor is to be had.
-        """
+        """Ask for the child of `slot`. Raises `OSError`: its fork server is gone, or no descriptor is to be had."""
         server = self._servers.get(slot.generation)
         if server is None:
             raise OSError("the fork server is gone")
@@ -281,9 +271,7 @@ class ChildProcesses:
         if channel is None:
             return False
         lease = delivery.lease
-        run = frames.run_packet(
-            delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body
-        )
+        run = run_packet(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
         self._drain_soon()
         return channel.hand(delivery.nonce, frames.with_ticket(run, ticket) if ticket else run)
 

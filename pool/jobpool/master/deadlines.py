@@ -10,11 +10,8 @@ from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import BROKEN_GRACE_S, Pool, Stopping
 from jobpool.message.outcome import EndReason, NotRun
 
-STALE_AFTER_S = 0.1
-"""Seconds after its lease at which a message that no child has begun goes back to its place."""
-
-DUMP_BEFORE_KILL_S = 0.05
-"""Seconds between the request for a stack and the kill."""
+STALE_AFTER_S = 0.1  # seconds after its lease at which a message that no child has begun goes back to its place
+DUMP_BEFORE_KILL_S = 0.05  # seconds between the request for a stack and the kill
 
 MAX_DUMP_S = 0.25
 """The same if no stack is written: on a busy machine a loop in C may not get a processor for so long."""
@@ -22,8 +19,7 @@ MAX_DUMP_S = 0.25
 UNDEAD_AFTER_S = 5.0
 """Seconds after SIGKILL at which a child that was not collected (state D) is given up and its slot replaced."""
 
-HEARTBEAT_S = 1.0
-"""Seconds for which an idle loop sleeps at most."""
+HEARTBEAT_S = 1.0  # seconds for which an idle loop sleeps at most
 
 
 def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
@@ -43,7 +39,9 @@ def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
                 pool.boot.failed(f"a child was {slot.ending_text}", now)
             case SlotState.DYING:
                 _watch_dying(pool, slot, now, actions)
-    _watch_ready(pool, now)
+    while pool.ready and now - pool.ready[0].leased_at >= STALE_AFTER_S:  # no child could take it in time
+        pool.outcomes.append((pool.ready.popleft(), NotRun()))
+        pool.lookahead.restart(now)
     limit = pool.settings.broker_refusal_timeout
     if pool.refused_since and 0 < limit <= now - pool.refused_since and not pool.is_stopping:
         error = next(error for kind, error in pool.outages.values() if kind is AccessRefused)
@@ -139,13 +137,6 @@ def _watch_dying(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) 
         slot.deliveries.clear()
         actions.append(act.ForgetChild(slot, slot.child))
         pool.slots.collect(slot.child, now)
-
-
-def _watch_ready(pool: Pool, now: float) -> None:
-    """Give back the messages that no child could take in time, and start the look-ahead from nothing."""
-    while pool.ready and now - pool.ready[0].leased_at >= STALE_AFTER_S:
-        pool.outcomes.append((pool.ready.popleft(), NotRun()))
-        pool.lookahead.restart(now)
 
 
 def _busy_due(pool: Pool, slot: Slot, now: float) -> float:

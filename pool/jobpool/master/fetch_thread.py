@@ -24,8 +24,7 @@ from jobpool.policy.limits import Limits
 from jobpool.policy.local_limits import LocalLimits
 from jobpool.policy.queue_weights import QueueWeights
 
-MAX_WAIT_S = 0.5
-"""Seconds for which the thread sleeps in the backend before it looks round."""
+MAX_WAIT_S = 0.5  # seconds for which the thread sleeps in the backend before it looks round
 
 FETCH_ANYWAY_AFTER_S = 5.0
 """Seconds after which it fetches though nothing was hinted at: what a hint is worth is the backend's word alone."""
@@ -34,11 +33,8 @@ FIRST_GLANCE_S = 0.02
 """Seconds between two looks at the other queues, while one may open any moment by a settlement of this pool's own. Each
 look that finds nothing doubles it, up to `MAX_WAIT_S`: a limited job may run for hours."""
 
-GLANCE_TIMEOUT_S = 0.001
-"""Seconds: a look, not a wait."""
-
-WAITING = "wait"
-"""Kind of call, for `BrokerRetry`."""
+GLANCE_TIMEOUT_S = 0.001  # seconds: a look, not a wait
+WAITING = "wait"  # kind of call, for `BrokerRetry`
 
 NO_LIMITS = Limits()
 BREAKERS = BreakerSettings()

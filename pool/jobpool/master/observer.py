@@ -32,8 +32,7 @@ from jobpool.telemetry.history.row import UNNAMED, Attempt
 from jobpool.telemetry.metrics import catalogue as names
 from jobpool.telemetry.metrics.memory import UNCOUNTED, Snapshot
 
-REMEMBER_DEAD_S = 60.0
-"""Seconds for which an ended child counts in `child_peak_rss_bytes`."""
+REMEMBER_DEAD_S = 60.0  # seconds for which an ended child counts in `child_peak_rss_bytes`
 
 log = logging.getLogger("jobpool.metrics")
 

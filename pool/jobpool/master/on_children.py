@@ -71,7 +71,7 @@ def _fork_server_gone(pool: Pool, event: ev.ForkServerGone) -> None:
     server = pool.servers.pop(event.generation, None)
     if server is None:
         return
-    slots = [slot for slot in pool.slots.live if slot.generation == event.generation]
+    slots = pool.slots.of(event.generation)
     running = sorted((slot for slot in slots if slot.deliveries), key=lambda slot: slot.head_since)
     for rank, slot in enumerate(running):
         slot.suspicion = rank / max(1, len(running) - 1)

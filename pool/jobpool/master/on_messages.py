@@ -22,8 +22,7 @@ from jobpool.telemetry.metrics.probes import BOOT_LOOP
 
 OK = Settled.OK
 
-MUCH_SHORTER_FACTOR = 2.0
-"""A lease that lasts for less than the ttl by this factor deserves a word."""
+MUCH_SHORTER_FACTOR = 2.0  # A lease that lasts for less than the ttl by this factor deserves a word
 
 OUTAGES: dict[type[JobpoolError], str] = {
     BackendUnavailable: "the broker does not answer; trying again until it does",
@@ -31,8 +30,7 @@ OUTAGES: dict[type[JobpoolError], str] = {
     AccessRefused: "the broker refuses this pool; trying again until that is mended",
 }
 
-REMEMBER_BROKEN_S = 30.0
-"""Seconds within which the fetch is taken in that brought a lease which broke meanwhile."""
+REMEMBER_BROKEN_S = 30.0  # seconds within which the fetch is taken in that brought a lease which broke meanwhile
 
 
 def _leased(pool: Pool, event: ev.Leased) -> None:

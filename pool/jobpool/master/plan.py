@@ -30,8 +30,7 @@ from jobpool.policy.decide import Rules, decide
 from jobpool.policy.outcomes import checked
 from jobpool.policy.retry import RetryPolicy
 
-CHECK_EVERY_S = 0.01
-"""Seconds between two looks at everything that is due by the clock, while the loop is busy."""
+CHECK_EVERY_S = 0.01  # seconds between two looks at everything that is due by the clock, while the loop is busy
 
 
 @dataclass(slots=True)

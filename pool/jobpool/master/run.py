@@ -38,8 +38,7 @@ from jobpool.settings import Settings
 from jobpool.telemetry.metrics.collector import MetricsCollector
 from jobpool.telemetry.metrics.memory import MemoryMetrics, RelayedMetrics
 
-COUNT_EVERY_UNTIL_EMPTY_S = 0.2
-"""Seconds between two looks at the counts when the pool ends as soon as they are 0."""
+COUNT_EVERY_UNTIL_EMPTY_S = 0.2  # seconds between two looks at the counts when the pool ends as soon as they are 0
 
 log = logging.getLogger("jobpool.pool")
 

@@ -27,11 +27,8 @@ FIRST_SCHEDULER_PAUSE_S = 1.0
 MAX_SCHEDULER_PAUSE_S = 30.0
 """Between the end of one that ended by itself and the next; doubles from the first to the last."""
 
-STEADY_AFTER_S = 60.0
-"""One that ends by itself after this time counts as the first to do so."""
-
-TROUBLE_AFTER_ENDS = 3
-"""From this many ends in a row on, the pool says so (health)."""
+STEADY_AFTER_S = 60.0  # one that ends by itself after this time counts as the first to do so
+TROUBLE_AFTER_ENDS = 3  # from this many ends in a row on, the pool says so (health)
 
 
 class SchedulerStarted(Event):

@@ -1,12 +1,12 @@
 """The settle thread: carries settlements to the backend in batches, enqueues for children, reaps and forwards the dead.
 
 A batch is sent again, with the same call id, until the broker has answered or every lease in it has ended: so a lost
-reply does no harm. Where the broker has answered and refuses to write (it is full, or draining), what it refuses is
-kept aside and tried again by itself until its leases have ended, while the rest goes on.
+reply does no harm. Settlements that the broker refuses to write (it is full, or draining) are kept aside and tried
+again until their leases have ended, while the rest goes on.
 
 An accepted forfeit is reaped at once; otherwise each queue is reaped every third of the ttl. Where the broker frees
-leases itself (`Leases.BROKER`), to reap costs nothing, and tells what was charged to messages as they were
-fetched: there it is asked with each count, and once more at the end, so that no death is missed.
+leases itself (`Leases.BROKER`), to reap costs nothing, and tells what was charged to messages as they were fetched:
+there it is asked with each count, and once more at the end, so that no death is missed.
 """
 
 from __future__ import annotations
@@ -39,20 +39,14 @@ Work = tuple[Delivery, Settlement]
 MAX_SETTLEMENTS_A_CALL = 500
 """Settlements in one call: a transaction of some 10 ms at most, so that no producer waits long behind it."""
 
-COUNT_EVERY_S = 3.0
-"""Seconds between two looks at the counts of the queues."""
-
-MIN_RETRY_PAUSE_S = 0.05
-"""Between two tries of refused settlements; doubles with each, up to `MAX_PAUSE_S`."""
+COUNT_EVERY_S = 3.0  # seconds between two looks at the counts of the queues
+MIN_RETRY_PAUSE_S = 0.05  # between two tries of refused settlements; doubles with each, up to `MAX_PAUSE_S`
 
 CALM_S = 10.0
 """Without a refusal, after which an outage is over though what was refused was only given up, not settled."""
 
-SETTLE, REFUSED, REAP, COUNT = "settle", "refused", "reap", "count"
-"""Kinds of calls, for `BrokerRetry`."""
-
-MAX_WAITING_COPIES = 10_000
-"""Deaths that wait for the broker; the oldest are forgotten beyond that."""
+SETTLE, REFUSED, REAP, COUNT = "settle", "refused", "reap", "count"  # kinds of calls, for `BrokerRetry`
+MAX_WAITING_COPIES = 10_000  # deaths that wait for the broker; the oldest are forgotten beyond that
 
 logger = logging.getLogger("jobpool.pool")
 
@@ -209,16 +203,15 @@ class SettleThread(MasterThread):
 
     def _set_aside(self, batch: list[Work], error: WriteRefused, asked_at: float) -> None:
         """Keep what was refused for later. Where the whole call was, an ack of it may still be done by itself."""
-        answers = error.answers or [None] * len(batch)
-        told = [(work, answer) for work, answer in zip(batch, answers, strict=True) if answer is not None]
-        if told:
-            self._note_answered([work for work, _ in told], [answer for _, answer in told], asked_at)
-        refused = [work for work, answer in zip(batch, answers, strict=True) if answer is None]
-        if not error.answers:
-            parts = [[w for w in batch if _is_plain_ack(w) is plain] for plain in (True, False)]
-            if all(parts):
-                self._call_each(parts)
-                return
+        refused = batch
+        if error.answers:
+            told = [(work, answer) for work, answer in zip(batch, error.answers, strict=True) if answer is not None]
+            refused = [work for work, answer in zip(batch, error.answers, strict=True) if answer is None]
+            if told:
+                self._note_answered([work for work, _ in told], [answer for _, answer in told], asked_at)
+        elif all(parts := [[w for w in batch if _is_plain_ack(w) is plain] for plain in (True, False)]):
+            self._call_each(parts)
+            return
         now = self._clock.mono()
         for delivery, _ in refused:
             delivery.refused_at = delivery.refused_at or now

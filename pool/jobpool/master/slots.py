@@ -146,12 +146,6 @@ class Slots:
         self.all = [Slot(index) for index in range(count)]
         self._by_child: dict[int, Slot] = {}
 
-    def __iter__(self) -> Iterator[Slot]:
-        return iter(self.all)
-
-    def __len__(self) -> int:
-        return len(self.all)
-
     def by_child(self, child: int) -> Slot | None:
         return self._by_child.get(child)
 
@@ -183,6 +177,10 @@ class Slots:
     def live(self) -> list[Slot]:
         """Slots that have a child."""
         return list(self._by_child.values())
+
+    def of(self, generation: int) -> list[Slot]:
+        """Return the slots that have a child of this generation."""
+        return [slot for slot in self._by_child.values() if slot.generation == generation]
 
 
 def nonces() -> Iterator[int]:

@@ -13,8 +13,7 @@ ANSWER_LIMIT_S = 10.0
 Most take some milliseconds; a sweep of strays may take a second, and a fork of many gigabytes as long.
 """
 
-STOP_LIMIT_S = 0.5
-"""The same past the grace of a stop."""
+STOP_LIMIT_S = 0.5  # the same past the grace of a stop
 
 FROZEN_S = 3.0
 """Seconds between two looks after which it was the master that stood still. Its loop turns once a second at least."""
@@ -22,15 +21,14 @@ FROZEN_S = 3.0
 
 def keep_servers(pool: Pool, now: float, actions: list[act.Action]) -> None:
     """Keep one loaded fork server, a young one while a reload is under way, and none longer than its children."""
-    if pool.reload_asked:
-        pool.reload_asked = False
-        _begin_server(pool, now, actions)
-        return
-    for server in list(pool.servers.values()):
+    reload, pool.reload_asked = pool.reload_asked, False
+    for server in () if reload else pool.servers.values():
         _keep_server(pool, server, now, actions)
-    wanted = pool.server() is None and not any(server.is_young for server in pool.servers.values())
-    if wanted and now >= pool.boot.next_at:
-        _begin_server(pool, now, actions)
+    lacking = pool.server() is None and not any(server.is_young for server in pool.servers.values())
+    if reload or (lacking and now >= pool.boot.next_at):
+        generation = next(pool.generations)
+        pool.servers[generation] = Server(generation, now)
+        actions.append(act.StartForkServer(generation))
 
 
 def reload_under_way(pool: Pool) -> str:
@@ -43,12 +41,6 @@ def reload_under_way(pool: Pool) -> str:
     return ""
 
 
-def _begin_server(pool: Pool, now: float, actions: list[act.Action]) -> None:
-    generation = next(pool.generations)
-    pool.servers[generation] = Server(generation, now)
-    actions.append(act.StartForkServer(generation))
-
-
 def _keep_server(pool: Pool, server: Server, now: float, actions: list[act.Action]) -> None:
     if server.ending:
         return
@@ -57,8 +49,7 @@ def _keep_server(pool: Pool, server: Server, now: float, actions: list[act.Actio
         error = f"the app was not imported after {pool.settings.boot_timeout:g} s"
         pool.boot.failed(error, now)
         pool.note("error", "the fork server is killed", error=error)
-    is_old = server.generation < pool.generation
-    is_spent = is_old and not any(slot.generation == server.generation for slot in pool.slots.live)
+    is_spent = server.generation < pool.generation and not pool.slots.of(server.generation)
     if late or server.refused or is_spent:
         server.ending = True
         actions.append(act.EndForkServer(server.generation))
@@ -70,8 +61,8 @@ def watch_servers(pool: Pool, now: float, actions: list[act.Action]) -> None:
         for server in pool.servers.values():
             server.heard_at = now
     for server in pool.servers.values():
-        live = [slot for slot in pool.slots.live if slot.generation == server.generation]
-        owed = [slot.dead_at or slot.since for slot in live if slot.dead_at or not slot.pid]
+        slots = pool.slots.of(server.generation)
+        owed = [slot.dead_at or slot.since for slot in slots if slot.dead_at or not slot.pid]
         if server.ending or not owed:
             continue
         since = max(min(owed), server.heard_at)

@@ -30,8 +30,7 @@ FIRST_BOOT_PAUSE_S = 0.1
 MAX_BOOT_PAUSE_S = 30.0
 """Between two tries of what does not come up; doubles from the first to the last."""
 
-MAX_RUN_S = 1e9
-"""Seconds. What a child says beyond this is not believed."""
+MAX_RUN_S = 1e9  # seconds. What a child says beyond this is not believed
 
 ANSWER_GRACE_S = 0.5
 """Seconds past the stop's grace for which the last settlements may wait for the broker; the reaper has them later."""

@@ -37,13 +37,11 @@ from jobpool.telemetry.metrics.rollup_thread import Counts, RollupThread
 if TYPE_CHECKING:
     from jobpool.telemetry.metrics.server import Server
 
-END_LIMIT_S = 2.0
-"""Seconds for the last rollups, and for the last rows of history, to be written at a stop."""
+END_LIMIT_S = 2.0  # seconds for the last rollups, and for the last rows of history, to be written at a stop
 
 NO_ANSWER = "the pool's loop does not answer"
 
-PUBLISH_EVERY_S = 0.25
-"""Seconds between two writes: a person reads it, and each costs some microseconds a slot."""
+PUBLISH_EVERY_S = 0.25  # seconds between two writes: a person reads it, and each costs some microseconds a slot
 
 SLOT_FIELDS = ("pid", "child", "generation", "rss", "peak_rss", "crashes", "timeouts", "cpu", "since", "last_death")
 """Published as they are; `state` and `restarts` in another form."""
@@ -198,7 +196,7 @@ class Publisher:
         """Write what has changed. The caller keeps to `PUBLISH_EVERY_S`."""
         self._board.header.write(
             workers=pool.target,
-            ready=sum(slot.is_ready for slot in pool.slots),
+            ready=sum(slot.is_ready for slot in pool.slots.all),
             boot_failures=pool.boot.failures,
             draining=int(pool.is_stopping),
             generation=pool.generation,
@@ -208,7 +206,7 @@ class Publisher:
             problem=_problem(pool),
             **asdict(pool.counters),
         )
-        for slot in pool.slots:
+        for slot in pool.slots.all:
             self._publish_slot(slot)
 
     def _publish_slot(self, slot: Slot) -> None:

@@ -22,28 +22,19 @@ OUTAGES = (BackendUnavailable, AccessRefused)
 """Errors of the broker that a pool waits out once it has worked."""
 
 FIRST_PAUSE_S = 0.05
-MAX_PAUSE_S = 1.0
-"""With a call that gives up after 3 s, work goes on less than 5 s after the broker is back."""
-
-MAX_REFUSED_PAUSE_S = 3.0
-"""After a refused password: servers count those, and lock accounts."""
+MAX_PAUSE_S = 1.0  # with a call that gives up after 3 s, work goes on less than 5 s after the broker is back
+MAX_REFUSED_PAUSE_S = 3.0  # after a refused password: servers count those, and lock accounts
 
 MAX_RENEWALS_A_CALL = 500
 
-ROUNDS_A_LEASE = 10
-"""Looks at what is held, in the life of the shortest lease."""
-
-MIN_ROUND_S = 0.02
-"""Seconds between two of them at least, however short a lease is."""
-
-LOST_LOOK_EVERY_S = 0.25
-"""Seconds between two looks, which cost no I/O."""
+ROUNDS_A_LEASE = 10  # looks at what is held, in the life of the shortest lease
+MIN_ROUND_S = 0.02  # seconds between two of them at least, however short a lease is
+LOST_LOOK_EVERY_S = 0.25  # seconds between two looks, which cost no I/O
 
 SAMPLE_EVERY_S = 1.0
 """Seconds between two samples: the longest time for which a growing job is above its limit unseen."""
 
-IDLE_SAMPLE_ROUNDS = 5
-"""Idle children are looked at only every so many samples."""
+IDLE_SAMPLE_ROUNDS = 5  # idle children are looked at only every so many samples
 
 log = logging.getLogger("jobpool.pool")
 
