@@ -1,8 +1,4 @@
-"""Gets leases what they need from the key store before they may run.
-
-The fetch thread and `QueueWorker` share `Acquirer`, which neither waits nor retries; `RetryingAcquirer` does, for the
-fetch thread.
-"""
+"""Gets leases what they need from the key store before they may run, for the fetch thread and `QueueWorker`."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ def check_key_store(limits: Limits, backend: QueueBackend) -> None:
 
 
 class Acquirer:
-    """The acquirer of one thread. Where the backend has no key store, messages that need it are rejected."""
+    """The acquirer of one thread, which neither waits nor retries. Without a key store, who needs it is rejected."""
 
     def __init__(self, backend: QueueBackend, limits: Limits) -> None:
         self._keys = backend.keys if backend.capabilities.key_store else None
@@ -109,11 +105,7 @@ class RetryingAcquirer:
     stop: Flag
 
     def in_time(self, leases: list[JobLease]) -> list[JobLease]:
-        """Return those that may be begun.
-
-        An answer that took as long as the leases last brings ended ones. No job starts on such a lease, unless the
-        broker still knows it as ours and renews it.
-        """
+        """Return those that may be begun. Not one that came so late that it has ended, unless the broker renews it."""
         now = self.backend.clock.boot()
         if all(lease.expires_at > now for lease in leases):
             return leases

@@ -70,10 +70,9 @@ def room(pool: Pool, now: float) -> int:
 
 
 def worth_fetching(pool: Pool, now: float) -> int:
-    """Return `room`, or 0 while children have enough in front of them that a larger fetch a little later is cheaper.
+    """Return `room`, or 0 while a larger fetch a little later is cheaper: each is a transaction of the broker's.
 
-    Each fetch is a transaction of the broker's. So unless a child is idle, a fetch waits until a quarter of the
-    look-ahead is used up, two messages at least.
+    Unless a child is idle, a fetch waits until a quarter of the look-ahead is used up, two messages at least.
     """
     wanted = room(pool, now)
     if not wanted or pool.slots.count(SlotState.IDLE):
@@ -83,10 +82,10 @@ def worth_fetching(pool: Pool, now: float) -> int:
 
 
 class Batch:
-    """Settlements on their way to the settle thread: gathered for a moment while short jobs stream.
+    """Settlements on their way to the settle thread.
 
-    Each call of the settle thread is a transaction of the broker's, and wakes the thread. While jobs stream, acks may
-    therefore wait for company: 10 ms at most, half of what the look-ahead holds. Other settlements never wait.
+    Each call of that thread is a transaction of the broker's. While jobs stream, acks may therefore wait for company:
+    10 ms at most, half of what the look-ahead holds. Other settlements never wait.
 
     `due`: CLOCK_MONOTONIC seconds at which `take` is to be called; infinity while there is nothing.
     """

@@ -94,10 +94,7 @@ class FetchThread(MasterThread):
         self._want, self._unseen = 0, False
 
     def hold(self, mine: Mapping[str, int], given_back: Iterable[str]) -> None:
-        """Take in the guarded deliveries of each queue that the loop holds, and queues where starts were given back.
-
-        Called only where queues have limits; may open what they keep shut.
-        """
+        """Take in the guarded deliveries of each queue that the loop holds, and queues where starts were given back."""
         if self._limits.hold(mine, given_back, self._clock.mono()):
             self._nudge()
 
@@ -153,16 +150,13 @@ class FetchThread(MasterThread):
         return False
 
     def _fetch_from(self, queue: str, count: int) -> int:
-        """Return how many starts came of it, 1 at least for any message at all; 0: nothing, or no answer.
-
-        A fetch that was not answered is made again under its id.
-        """
+        """Return how many starts came of it, 1 at least for any message at all; 0: nothing, or no answer."""
         call, fetch_id = f"fetch:{queue}", self._unanswered.get(queue) or secrets.token_hex(8)
         asked_at, asked_at_boot = self._clock.mono(), self._clock.boot()
         try:
             leases = self._backend.fetch_many(queue, limit=count, ttl=self._ttl, fetch_id=fetch_id)
         except OUTAGES as error:
-            self._unanswered[queue] = fetch_id
+            self._unanswered[queue] = fetch_id  # under which it is made again
             self._breakers.failed(queue, str(error), self._clock.mono())
             self._broker_retry.failed(error, call)
             return 0

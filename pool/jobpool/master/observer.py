@@ -1,8 +1,7 @@
 """Measurements and history of a pool. The observer sees some events before they are applied, and decides nothing.
 
 Jobs are counted where the pool's state changes (`Pool.metrics`). All of it runs on the loop's thread, so nothing is
-locked; others ask the loop for a `snapshot` (`LoopCalls`). The attempts that history keeps are made from a `Recorded`
-on the writer's thread, not the loop's.
+locked. Others ask the loop for a `snapshot` (`LoopCalls`); attempts are made of a `Recorded` on history's own thread.
 """
 
 from __future__ import annotations
@@ -38,10 +37,7 @@ log = logging.getLogger("jobpool.metrics")
 
 
 class Observer:
-    """See the module.
-
-    `feed`: where attempts are gathered for history, if there is any. `unwritten`: rows that its writer has left out.
-    """
+    """See the module. `feed`: where attempts are gathered for history. `unwritten`: rows that its writer left out."""
 
     def __init__(
         self, clock: Clock, version: str, feed: Feed[Recorded] | None = None, unwritten: Callable[[], int] = lambda: 0

@@ -252,13 +252,11 @@ def _version() -> str:
 
 
 def check_compatibility(settings: Settings, backend: QueueBackend) -> None:
-    """Refuse what cannot work, and say what will not be there.
+    """Refuse what cannot work. Blocks for a round trip a queue where queues must have been made.
 
     Raises:
         ConfigurationError: A setting needs what the broker lacks, or a queue that must have been made was not.
         BackendUnavailable: The broker does not answer.
-
-    Blocks for a round trip a queue where queues must have been made.
     """
     for sentence in unmet(settings, backend):
         raise ConfigurationError(sentence)

@@ -156,10 +156,7 @@ def _is_wanted(pool: Pool, now: float) -> bool:
 
 
 def end_scheduler(one: Scheduler, now: float, over: bool, actions: list[Action]) -> None:
-    """Let it finish what it runs; when the grace is `over`, kill it.
-
-    Marked here, and not when it is performed: a signal cannot fail in a way that a second one would mend.
-    """
+    """Let it finish what it runs; when the grace is `over`, kill it. No signal fails so that a second would mend it."""
     if not one.asked_at:
         one.asked_at = now
         actions.append(SignalScheduler(one.pid, signal.SIGTERM))
@@ -223,10 +220,7 @@ ON_SCHEDULERS: dict[type[Any], Callable[[Pool, Any], None]] = {
 
 
 class SchedulerStarter:
-    """The part that starts and signals schedulers, and turns what they say into events. Nothing here waits.
-
-    `children` watches a scheduler's line and its end, and leaves it alone when it sweeps.
-    """
+    """The part that starts and signals schedulers, and turns what they say into events. Nothing here waits."""
 
     def __init__(self, start: CronStart, children: ChildProcesses) -> None:
         self._start = start

@@ -192,9 +192,9 @@ class SettleThread(MasterThread):
             return False
 
     def _settle_each(self, batch: list[Work], error: JobpoolError) -> None:
-        """The broker refuses what one of them brings along, such as a job for a queue that is not there: each alone.
+        """Settle each alone: the broker refuses what one brings along, such as a job for a queue that is not there.
 
-        The one that is refused again is given up without it: no job may end the pool, or hold up the others for ever.
+        The one that is refused again is given up without it: no job may end the pool, or hold up the others forever.
         """
         if len(batch) == 1:
             [(delivery, settlement)] = batch
@@ -259,7 +259,7 @@ class SettleThread(MasterThread):
                 self._count_at = 0.0  # again after the pause: a good answer ends the cooldown of the fetches' breakers
 
     def _reap_all(self) -> None:
-        """Each queue, whatever became of the others: they may be on different servers."""
+        """Reap each queue, whatever became of the others: they may be on different servers."""
         silent: BackendUnavailable | AccessRefused | None = None
         for queue in self._queues:
             if self._halt.is_set() and not self._native_reap:
@@ -339,11 +339,10 @@ def produce(backend: QueueBackend, child: int, ask: Ask) -> Produced:
 class DeadLetterCopies:
     """Copies of what died in the reaper's hands, to `queue`, that of failed payloads; None = nothing is forwarded.
 
-    Unlike an abandon, which carries its copy, a reap cannot: the copy is a second step, right after it. It is repeated
-    until the broker has answered, under an id that makes it one copy; a pool that ends in between leaves it out, and so
-    does anyone else who reaps (`jobpool reap`, a pool without this setting). The dead letter itself is there in any
-    case. Where a broker knows no ids (`Capabilities.keeps_records`), a repetition whose first answer was lost makes one
-    more.
+    Unlike an abandon, a reap cannot carry its copy: that is a second step. It is repeated until the broker answers,
+    under an id that makes it one copy. A pool that ends in between leaves it out, and so does anyone else who reaps
+    (`jobpool reap`, a pool without this setting). The dead letter itself is there in any case. Where a broker knows no
+    ids (`Capabilities.keeps_records`), a repetition whose first answer was lost makes one more.
     """
 
     def __init__(self, backend: QueueBackend, queue: str | None) -> None:
@@ -357,11 +356,7 @@ class DeadLetterCopies:
             self.waiting.extend(one for one in reaped if one.dead and one.queue != self._queue)
 
     def forward(self) -> None:
-        """Enqueue a copy of each that waits. Blocks for two round trips each.
-
-        Raises:
-            BackendUnavailable: What is left waits for the next call.
-        """
+        """Enqueue a copy of each that waits, two round trips each. After `BackendUnavailable` the rest waits on."""
         while self.waiting:
             message = self._letter(self.waiting[0])
             try:

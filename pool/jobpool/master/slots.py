@@ -50,10 +50,7 @@ class IllegalMoveError(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One place. `deliveries` are the frames handed over and not answered; the head is the one that runs.
-
-    Times are CLOCK_MONOTONIC seconds.
-    """
+    """One place. `deliveries` were handed over and not answered; the head runs. Times are CLOCK_MONOTONIC seconds."""
 
     index: int
     state: SlotState = SlotState.EMPTY
@@ -195,20 +192,19 @@ def nonces() -> Iterator[int]:
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """Mutable on purpose: the lease is replaced when it is renewed.
+    """One attempt at a message. Times are CLOCK_MONOTONIC seconds.
 
     Attributes:
+        lease: The newest: it is replaced when it is renewed.
         nonce: Names this attempt in every frame and kill; of `nonces`.
         timeout: Seconds for the handler; 0 = unlimited.
-        leased_at: CLOCK_MONOTONIC seconds.
         lasts: Seconds for which its lease holds each time it is renewed; 0 = not known yet. The renew thread's alone.
         slot: Index of the slot whose socket holds it, or -1.
-        outcome: How it ended, once it has.
-        refused_at: CLOCK_MONOTONIC seconds at which the broker first refused its settlement; 0 = it has not.
+        refused_at: When the broker first refused its settlement; 0 = it has not.
         lost: Its lease has ended: whatever comes of it, nothing is settled.
         acks_itself: Its handler may ack in a transaction of its own, and is given the ticket to do so.
         settling: A settlement is under way: its verdict is fixed, "lost" is ignored.
-        began: CLOCK_MONOTONIC seconds at which its handler began, once `ran` is known.
+        began: When its handler began, once `ran` is known.
         ran: Seconds for which it ran; None = it has not ended, or never ran.
         output, error: What its child said of it at the end. Kept as plain values, not in a `Result`: many deliveries
             wait for their settlement at once, and the garbage collector would look through all of their results.

@@ -98,10 +98,7 @@ def make_telemetry(
     version: str,
     also: MetricsCollector | None = None,
 ) -> Telemetry | None:
-    """Make what the settings ask for; None: nothing, and then nothing of it costs anything.
-
-    Raises `ConfigurationError`: the port is taken, or the directory of history's file is not there.
-    """
+    """Make what the settings ask for, if anything. Raises `ConfigurationError`: a taken port, or no such directory."""
     place = _place(settings, backend)
     rolls = settings.rollups > 0 and backend.capabilities.key_store
     if settings.metrics is None and place is None and not rolls and also is None:
@@ -182,10 +179,7 @@ def probe_page(board: Scoreboard, judge: Callable[[HeaderView, float], Probe]) -
 
 
 class Publisher:
-    """The writer of the pool's state to the scoreboard, and of its notes to the log. It changes nothing of the state.
-
-    It keeps what was last written of each slot, so that only changes are.
-    """
+    """The writer of the pool's state to the scoreboard, changes only, and of its notes to the log."""
 
     def __init__(self, board: Scoreboard, **constants: str | int | float) -> None:
         self._board = board
@@ -233,10 +227,7 @@ def _problem(pool: Pool) -> str:
 
 
 class LoopCalls:
-    """Calls by other threads that see the pool's state: the loop's thread makes them, between two of its turns.
-
-    Safe from any thread.
-    """
+    """Calls by any threads that see the pool's state: the loop's thread makes them, between two of its turns."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox

@@ -46,10 +46,7 @@ class Receiver(Protocol):
 
 
 class MasterThread(threading.Thread, ABC):
-    """Runs `serve`; an error that leaves it ends the pool in good order.
-
-    It is a fault of ours, or the broker's last word, such as that a queue is not there any more.
-    """
+    """Runs `serve`; an error that leaves it, a fault of ours or the broker's last word, ends the pool in good order."""
 
     def __init__(self, name: str, inbox: Receiver) -> None:
         super().__init__(name=name, daemon=True)
@@ -128,10 +125,8 @@ class RenewThread(MasterThread):
     may be a fraction of that, or many times as long. From its first third to its end it is tried about six times.
 
     The thread waits for no fetch and no settlement, and no handler can starve it. Each queue is asked for by itself:
-    where one master of a cluster is silent, the leases of the others' queues live on.
-
-    A lease whose settlement the broker has refused for as long as the lease lasts is renewed no more: it runs out, and
-    the message goes to any pool that can settle it.
+    where one master of a cluster is silent, the leases of the others' queues live on. A lease whose settlement the
+    broker has refused for as long as the lease lasts is renewed no more: any pool that can settle it gets the message.
 
     `held` is asked for a snapshot of the deliveries whose settlement was not yet answered.
     """

@@ -65,8 +65,7 @@ def decide(
     Args:
         outcome: How the delivery ended.
         lease: The newest lease. Its body is decoded for failed attempts only, never for what was rejected.
-        rules: The pool's.
-        retry: The pool's.
+        rules, retry: The pool's.
         now_boot: CLOCK_BOOTTIME seconds. At `lease.expires_at` or after, nothing is settled, whatever happened.
     """
     if now_boot >= lease.expires_at or isinstance(outcome, ended.LostLease):
