@@ -18,8 +18,6 @@ from jobpool.policy.local_limits import LocalLimits
 
 Asked = list[tuple[Inspected, Guards]]
 
-LOST = Begun(Begin.LOST)
-
 RENEW, BEGIN = "renew", "begin"  # kinds of calls, for `BrokerRetry`
 
 
@@ -66,7 +64,7 @@ class Acquirer:
         return asked
 
     def begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
-        """`KeyStore.begin_many`. Raises `BackendUnavailable`; safe to call again."""
+        """Call `KeyStore.begin_many`. Raises `BackendUnavailable`; safe to call again."""
         assert self._keys is not None
         return self._keys.begin_many(asked)
 
@@ -155,7 +153,7 @@ class RetryingAcquirer:
             answers = self._begin(live) if live else []
             if answers is not None:
                 told = {id(inspected): begun for (inspected, _), begun in zip(live, answers, strict=True)}
-                return [told.get(id(inspected), LOST) for inspected, _ in asked]
+                return [told.get(id(inspected), Begun(Begin.LOST)) for inspected, _ in asked]
         for inspected, guards in asked:  # it may have been granted: what was counted is given back with the lease
             inspected.lease = inspected.lease.guarded(guards)
             inspected.outcome = NotRun()

@@ -22,16 +22,11 @@ from jobpool.master import events as ev
 from jobpool.master.slots import Delivery, Slot
 
 FRAMES_AT_ONCE = 128  # frames read from one child before the others get their turn
-
-FRAMES_OF_THE_DEAD = 2048
-"""Frames read from a dead child's channel: more than it holds, so that a result is found after any flood."""
+FRAMES_OF_THE_DEAD = 2048  # more than a dead child's channel holds, so that a result is found after any flood
 
 DRAIN_EVERY_S = 0.05
 """Seconds between two looks for full output pipes while user code runs: for how long a writer may have to wait."""
-
-DRAIN_FLOOD_EVERY_S = 0.001
-"""The same while one is full: some hundred MiB a second, of a small part of the master's time."""
-
+DRAIN_FLOOD_EVERY_S = 0.001  # the same while one is full: some hundred MiB a second, in little of the master's time
 COLLECT_EVERY_S = 0.02  # seconds between two looks for the dead of a fork server that has died
 END_LIMIT_S = 1.0  # seconds that a fork server gets to end by itself when the pool does, and again when it was killed
 SWEEP_LIMIT_S = 0.5  # seconds for killing what a dead fork server's children left behind

@@ -16,9 +16,7 @@ DUMP_BEFORE_KILL_S = 0.05  # seconds between the request for a stack and the kil
 MAX_DUMP_S = 0.25
 """The same if no stack is written: on a busy machine a loop in C may not get a processor for so long."""
 
-UNDEAD_AFTER_S = 5.0
-"""Seconds after SIGKILL at which a child that was not collected (state D) is given up and its slot replaced."""
-
+UNDEAD_AFTER_S = 5.0  # seconds after SIGKILL at which a child that was not collected (state D) is given up
 HEARTBEAT_S = 1.0  # seconds for which an idle loop sleeps at most
 
 
@@ -29,13 +27,13 @@ def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
             continue  # it is to be collected, which is its fork server's affair (spawning.watch_servers)
         match slot.state:
             case SlotState.BUSY | SlotState.IDLE if slot.broken_at and now - slot.broken_at >= BROKEN_GRACE_S:
-                _kill(slot, EndReason.PROTOCOL, "its channel is of no use", now, actions)
+                kill(slot, EndReason.PROTOCOL, "its channel is of no use", now, actions)
             case SlotState.BUSY:
                 _watch_busy(pool, slot, now, actions)
             case SlotState.IDLE if slot.retiring and not slot.broken_at:
                 slot.end(EndReason.RETIRE, now, "replaced", killed=False)  # it was told while it was busy
             case SlotState.STARTING if now - slot.since >= pool.settings.boot_timeout:
-                _kill(slot, EndReason.BOOT, f"not ready after {pool.settings.boot_timeout:g} s", now, actions)
+                kill(slot, EndReason.BOOT, f"not ready after {pool.settings.boot_timeout:g} s", now, actions)
                 pool.boot.failed(f"a child was {slot.ending_text}", now)
             case SlotState.DYING:
                 _watch_dying(pool, slot, now, actions)
@@ -49,7 +47,7 @@ def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
         pool.fail(error, "stopping after a refusal")
 
 
-def _kill(slot: Slot, why: EndReason, text: str, now: float, actions: list[act.Action]) -> None:
+def kill(slot: Slot, why: EndReason, text: str, now: float, actions: list[act.Action]) -> None:
     slot.end(why, now, text)
     actions.append(act.KillChild(slot))
 
@@ -84,7 +82,6 @@ def _slot_due(pool: Pool, slot: Slot, now: float) -> float:
 
 
 def lose_expired(pool: Pool, now_boot: float) -> None:
-    """Drop leases that ran out before they could be renewed."""
     for delivery in [d for d in pool.held.values() if now_boot >= d.lease.expires_at and not d.settling]:
         pool.lose(delivery)
 
@@ -92,13 +89,13 @@ def lose_expired(pool: Pool, now_boot: float) -> None:
 def _watch_busy(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) -> None:
     head, limit = slot.deliveries[0], pool.settings.memory_limit
     if head.lost and pool.settings.on_lease_lost == "kill":
-        _kill(slot, EndReason.LOST, "the lease was lost", now, actions)
+        kill(slot, EndReason.LOST, "the lease was lost", now, actions)
     elif 0 < limit < slot.rss and slot.sampled_at >= slot.head_since:  # an earlier sample tells of another job
         text = f"used {slot.rss / 2**20:.0f} MiB; its limit is {limit / 2**20:.0f} MiB"
-        _kill(slot, EndReason.MEMORY, text, now, actions)
+        kill(slot, EndReason.MEMORY, text, now, actions)
     else:
         _watch_deadline(pool, slot, head, now, actions)
-        # What waits too long after the head, or is lost, the child must not begin.
+        # The child must not begin an attempt that waits too long after the head, or is lost.
         if any(now - d.leased_at >= STALE_AFTER_S or d.lost for d in islice(slot.deliveries, 1, None)):
             pool.lookahead.restart(now)
             actions.append(act.TakeBack(slot))
@@ -116,7 +113,7 @@ def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions:
     elif now - slot.dumped_at >= DUMP_BEFORE_KILL_S:
         name = head.lease.envelope.name or head.handler
         text = f"Job '{name}' exceeded maximum execution time of {head.timeout:g} seconds."
-        _kill(slot, EndReason.TIMEOUT, text, now, actions)
+        kill(slot, EndReason.TIMEOUT, text, now, actions)
 
 
 def _watch_dying(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) -> None:

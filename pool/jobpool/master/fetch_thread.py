@@ -1,8 +1,7 @@
 """The fetch thread: fetches as many messages as the loop has room for, inspects them, and gets them what they need.
 
-One fetch is under way at a time; the loop says how many it could take (`want`), and the thread asks again once the
-loop has seen what came. With nothing to fetch it sleeps in the backend's `wait_any`, never in a busy loop. A queue that
-its limits or its circuit breaker keep shut is left out, and holds up no other.
+One fetch is under way at a time. The loop says how many it could take (`want`), and has seen what came before the next.
+With nothing to fetch the thread sleeps in the backend's `wait_any`. A queue that is shut holds up no other.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ from jobpool.policy.local_limits import LocalLimits
 from jobpool.policy.queue_weights import QueueWeights
 
 MAX_WAIT_S = 0.5  # seconds for which the thread sleeps in the backend before it looks round
-
-FETCH_ANYWAY_AFTER_S = 5.0
-"""Seconds after which it fetches though nothing was hinted at: what a hint is worth is the backend's word alone."""
+FETCH_ANYWAY_AFTER_S = 5.0  # though nothing was hinted at: what a hint is worth is the backend's word alone
 
 FIRST_GLANCE_S = 0.02
 """Seconds between two looks at the other queues, while one may open any moment by a settlement of this pool's own. Each
@@ -104,7 +101,6 @@ class FetchThread(MasterThread):
         self._nudge()
 
     def _nudge(self) -> None:
-        """Look again: some queue may be fetched from that could not."""
         with self._turn:
             self._nudged = True
             self._turn.notify()

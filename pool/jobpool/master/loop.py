@@ -30,18 +30,14 @@ from jobpool.master.threads import LostLeaseThread, MasterThread, RenewThread, S
 from jobpool.message.counts import Counts
 
 STACK_WAIT_S = 0.1  # seconds for the children's fault handlers to write, before their stacks are logged
-
-READY_PUBLISH_EVERY_S = 0.05
-"""Seconds between two writes of the pool's state while children become ready: who has started a pool waits for that."""
-
-HOUSEKEEPING_EVERY_S = 1.0  # between two looks for output that nobody reads
+READY_PUBLISH_EVERY_S = 0.05  # seconds between two writes while children become ready: who starts a pool waits for that
+HOUSEKEEPING_EVERY_S = 1.0  # seconds between two looks for output that nobody reads
 
 GC_EVERY_S = 10.0
 """Between two garbage collections, which are rare otherwise (`rare_collections`): nothing of a job is in a circle. A
 broker's connection that has broken is, with its read buffer of 64 KiB. Each collection takes about a millisecond."""
 
 LAST_LOOK_S = 0.02  # seconds between two looks whether the fetch thread has ended, which it does without an event
-
 JOIN_LIMIT_S = 2.0
 
 

@@ -49,7 +49,6 @@ class Observer:
         self._dead: deque[tuple[float, int]] = deque(maxlen=1000)
 
     def attend(self, pool: Pool) -> None:
-        """Be told of the pool's events before they are applied."""
         seen: dict[type[Any], Callable[[Pool, Any], None]] = {
             ev.Answered: self._answered,
             ev.Renewed: self._renewed,

@@ -28,8 +28,7 @@ MAX_ORPHAN_PAUSE_S = 600.0
 
 ALONE = "nothing else ran"
 
-SUCCEEDED = ended.Succeeded()
-"""Shared: most jobs end with it."""
+SUCCEEDED = ended.Succeeded()  # shared: most jobs end with it
 
 
 def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
@@ -138,8 +137,7 @@ def _child_result(pool: Pool, event: ev.ChildResult) -> None:
     pool.outcomes.append((delivery, _outcome_of_result(result, delivery.handler, seen_for, slot.peak_rss)))
 
 
-def _outcome_of_result(result: Result, handler: str, seen_for: float, peak: int = 0) -> Outcome:
-    """Return the outcome that a child's `Result` means. `peak`: bytes, the child's highest resident size seen."""
+def _outcome_of_result(result: Result, handler: str, seen_for: float, peak: int) -> Outcome:
     if result.kind is ResultKind.SUCCEEDED and not result.follow_ups:
         return SUCCEEDED
     try:

@@ -193,7 +193,7 @@ def _leases_broke(pool: Pool, event: ev.LeasesBroke) -> None:
 
 
 def _lose_broken(pool: Pool) -> None:
-    """A settlement that is under way is answered by itself."""
+    """Lose what has broken, but for settlements that are under way: these are answered."""
     found = [d for d in pool.held.values() if d.lease.owner_token in pool.broken]
     known = {d.lease.owner_token for d in found}
     pool.broken = {

@@ -6,14 +6,14 @@ ready, then whatever is due by the clock. Marking a slot busy, or a child killed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from jobpool.errors import ConfigurationError, JobpoolError
-from jobpool.ipc.frames import Ask, Reply
+from jobpool.ipc.frames import Reply
 from jobpool.master import actions as act
-from jobpool.master.deadlines import check_deadlines, lose_expired
+from jobpool.master.deadlines import check_deadlines, kill, lose_expired
 from jobpool.master.dispatch import dispatch
 from jobpool.master.scheduler import end_scheduler, keep_scheduler
 from jobpool.master.slots import SlotState
@@ -120,10 +120,13 @@ class Planner:
 def _talk(pool: Pool, actions: list[act.Action]) -> None:
     """Carry what children ask, and the answers."""
     for child, ask in pool.asks:
-        if refused := _refused(ask, pool.settings.enqueue_to):
-            pool.replies.append((child, refused))
-        else:
+        try:
+            for definition in ask.definitions:
+                if isinstance(definition, dict):  # anything else is refused later
+                    check_enqueue_to(definition.get("queue"), pool.settings.enqueue_to)
             actions.append(act.Produce(child, ask))
+        except ConfigurationError as error:
+            pool.replies.append((child, Reply([], type(error).__name__, str(error))))
     for child, reply in pool.replies:
         actions.append(act.Answer(child, reply))
     pool.asks.clear()
@@ -131,17 +134,6 @@ def _talk(pool: Pool, actions: list[act.Action]) -> None:
     if pool.stacks_asked:
         pool.stacks_asked = False
         actions.append(act.WriteStacks())
-
-
-def _refused(ask: Ask, enqueue_to: Collection[str]) -> Reply | None:
-    """Answer what goes to another queue than these. What is not a definition at all is refused later."""
-    try:
-        for definition in ask.definitions:
-            if isinstance(definition, dict):
-                check_enqueue_to(definition.get("queue"), enqueue_to)
-    except ConfigurationError as error:
-        return Reply([], type(error).__name__, str(error))
-    return None
 
 
 def _stop(pool: Pool, now: float, actions: list[act.Action]) -> None:
@@ -157,8 +149,7 @@ def _stop(pool: Pool, now: float, actions: list[act.Action]) -> None:
                 slot.killed_at = now
                 actions.append(act.KillChild(slot))
         elif over:
-            slot.end(EndReason.STOP, now, "the pool stops")
-            actions.append(act.KillChild(slot))
+            kill(slot, EndReason.STOP, "the pool stops", now, actions)
         elif len(slot.deliveries) > 1:
             actions.append(act.TakeBack(slot))
         elif slot.state is not SlotState.BUSY:

@@ -40,11 +40,11 @@ from jobpool.telemetry.metrics.memory import MemoryMetrics, RelayedMetrics
 
 COUNT_EVERY_UNTIL_EMPTY_S = 0.2  # seconds between two looks at the counts when the pool ends as soon as they are 0
 
-log = logging.getLogger("jobpool.pool")
-
 DESCRIPTORS_A_CHILD = 8
 DESCRIPTORS_BESIDES = 128
-"""Open files of the master: at most so many for each slot, and so many for brokers, logs and the rest."""
+"""Open files of the master at most: for each slot, and for brokers, logs and the rest."""
+
+log = logging.getLogger("jobpool.pool")
 
 
 def run_pool(
@@ -112,7 +112,10 @@ def _run(
     )
     inbox = Inbox()
     watched = make_telemetry(settings, backend, board, inbox, _version(), collector)
-    children = ChildProcesses(fork_server_config(settings), board, _environ_of_children(backend))
+    kept = [name for name in backend.credential_variables if name in os.environ]
+    if kept:
+        log.info("the app does not get the broker's credentials", extra={"fields": {"variables": kept}})
+    children = ChildProcesses(fork_server_config(settings), board, scrubbed(os.environ, kept))
     try:
         signals.install()
         children.watch(signals.fileno(), signals.read)
@@ -129,14 +132,6 @@ def _run(
     if pool.fatal:
         raise JobpoolError(pool.fatal)
     return status
-
-
-def _environ_of_children(backend: QueueBackend) -> dict[str, str]:
-    """Return the environment without the master's secrets and the credentials of its broker."""
-    kept = [name for name in backend.credential_variables if name in os.environ]
-    if kept:
-        log.info("the app does not get the broker's credentials", extra={"fields": {"variables": kept}})
-    return scrubbed(os.environ, kept)
 
 
 @contextmanager
@@ -196,8 +191,7 @@ def _master(
 
 def fork_server_config(settings: Settings) -> ForkServerConfig:
     """Make what the fork server and its children are told: nothing of the broker."""
-    # Above the mark a child is replaced after an attempt. One that is above the limit already is replaced too: the next
-    # job would be killed for what this one has left.
+    # A child above its limit is replaced after an attempt too: the next job would be killed for what this one has left.
     mark = min((mark for mark in (settings.recycle.memory, settings.memory_limit) if mark), default=0)
     options = ChildOptions(
         apps=list(settings.apps),

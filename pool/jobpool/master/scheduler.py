@@ -36,8 +36,6 @@ class SchedulerStarted(Event):
 
 
 class SchedulerRefused(Event):
-    """No process was to be had for it."""
-
     error: str
 
 
@@ -72,43 +70,29 @@ class SignalScheduler(Action):
 
 @dataclass(slots=True)
 class Scheduler:
-    """One scheduler's process, as the pool knows it. Times are CLOCK_MONOTONIC seconds.
-
-    Attributes:
-        generation: It has imported the app of this generation or a later one.
-        ready: Its schedules are good, and its broker has answered.
-        asked_at: When it was told to end; 0 = it was not.
-        error: Why it is ended, if that is its own fault.
-    """
+    """One scheduler's process, as the pool knows it. Times are CLOCK_MONOTONIC seconds."""
 
     pid: int
-    generation: int
+    generation: int  # it has imported the app of this one or a later one
     started_at: float
     ready: bool = False
-    asked_at: float = 0.0
+    asked_at: float = 0.0  # to end; 0 = it was not
     killed: bool = False
-    error: str = ""
+    error: str = ""  # why it is ended, if that is its own fault
 
     def is_steady(self, now: float) -> bool:
         return self.ready and now - self.started_at >= STEADY_AFTER_S
 
 
 class Schedulers(BackOff):
-    """The pool's knowledge of its schedulers, and the back-off of those that end by themselves.
-
-    Attributes:
-        running: Those whose end was not collected, by pid.
-        was_ready: One was ready, at any time.
-        tried: The last generation of which one was started, or could not be.
-        refused: Why the schedules of that generation cannot work; "" = nothing is known of that.
-    """
+    """The pool's knowledge of its schedulers, and the back-off of those that end by themselves."""
 
     def __init__(self) -> None:
         super().__init__(FIRST_SCHEDULER_PAUSE_S, MAX_SCHEDULER_PAUSE_S)
-        self.running: dict[int, Scheduler] = {}
-        self.was_ready = False
-        self.tried = 0
-        self.refused = ""
+        self.running: dict[int, Scheduler] = {}  # by pid, until their end is collected
+        self.was_ready = False  # one was, at any time
+        self.tried = 0  # the last generation of which one was started, or could not be
+        self.refused = ""  # why the schedules of that generation cannot work, if they cannot
 
     @property
     def serving(self) -> list[Scheduler]:
@@ -144,8 +128,7 @@ def keep_scheduler(pool: Pool, now: float, actions: list[Action]) -> None:
 def _is_wanted(pool: Pool, now: float) -> bool:
     """Return whether one is to be started: one at a time, a new app at once, and what has failed after a pause.
 
-    Refused schedules are tried again with the next app. Before that only if there is no scheduler at all: their files
-    may have been half of a deployment.
+    Refused schedules are tried again before the next app only if there is no scheduler: it may be half a deployment.
     """
     state, serving = pool.schedulers, pool.schedulers.serving
     if not pool.slots.count(SlotState.IDLE, SlotState.BUSY):

@@ -36,9 +36,7 @@ from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Settled, Set
 
 Work = tuple[Delivery, Settlement]
 
-MAX_SETTLEMENTS_A_CALL = 500
-"""Settlements in one call: a transaction of some 10 ms at most, so that no producer waits long behind it."""
-
+MAX_SETTLEMENTS_A_CALL = 500  # a transaction of some 10 ms at most, so that no producer waits long behind it
 COUNT_EVERY_S = 3.0  # seconds between two looks at the counts of the queues
 MIN_RETRY_PAUSE_S = 0.05  # between two tries of refused settlements; doubles with each, up to `MAX_PAUSE_S`
 
@@ -129,11 +127,10 @@ class SettleThread(MasterThread):
         """
         alone = [(d, s) for d, s in batch if d.acks_itself and type(s) is Ack]
         together = [(d, s) for d, s in batch if not (d.acks_itself and type(s) is Ack)] if alone else batch
-        parts = {"": together} if together else {}
-        if not self._backend.capabilities.atomic_across_queues:
-            parts = {}
-            for work in together:
-                parts.setdefault(work[0].lease.queue, []).append(work)
+        in_one = self._backend.capabilities.atomic_across_queues
+        parts = {"": together} if in_one and together else {}
+        for work in () if in_one else together:
+            parts.setdefault(work[0].lease.queue, []).append(work)
         self._call_each(parts.values(), [([(d, s)], f"ack:{d.lease.owner_token}") for d, s in alone])
 
     def _call_each(self, parts: Iterable[list[Work]], named: Sequence[tuple[list[Work], str]] = ()) -> None:
@@ -209,9 +206,12 @@ class SettleThread(MasterThread):
             refused = [work for work, answer in zip(batch, error.answers, strict=True) if answer is None]
             if told:
                 self._note_answered([work for work, _ in told], [answer for _, answer in told], asked_at)
-        elif all(parts := [[w for w in batch if _is_plain_ack(w) is plain] for plain in (True, False)]):
-            self._call_each(parts)
-            return
+        else:
+            acks: list[Work] = [(d, s) for d, s in batch if type(s) is Ack and not s.follow_ups]
+            rest = [(d, s) for d, s in batch if type(s) is not Ack or s.follow_ups]
+            if acks and rest:
+                self._call_each([acks, rest])
+                return
         now = self._clock.mono()
         for delivery, _ in refused:
             delivery.refused_at = delivery.refused_at or now
@@ -305,10 +305,6 @@ class SettleThread(MasterThread):
         return True
 
 
-def _is_plain_ack(work: Work) -> bool:
-    return type(work[1]) is Ack and not work[1].follow_ups
-
-
 def _without_company(settlement: Settlement, error: JobpoolError) -> Settlement:
     """Return the stand-in for a settlement that is refused even alone. Raise `error` if it brings nothing along."""
     match settlement:
@@ -377,7 +373,7 @@ class DeadLetterCopies:
         return next(iter(self._backend.list_messages(where, limit=1)), None)
 
     def _copy(self, message: Message) -> JobDefinition:
-        """Raises `MalformedEnvelope` for a body that is not what its producer signed."""
+        """Make the copy. Raises `MalformedEnvelope` for a body that is not what its producer signed."""
         envelope = decode(message.body, attempts=message.attempts)
         verify(message.body, envelope, self._backend.signer, message.queue)
         queue = self._queue or ""

@@ -9,14 +9,10 @@ from jobpool.message.outcome import EndReason
 
 ANSWER_LIMIT_S = 10.0
 """Seconds in which a fork server forks a child that was asked for, or collects one that is dead; then it is killed.
-
-Most take some milliseconds; a sweep of strays may take a second, and a fork of many gigabytes as long.
-"""
+Most take some milliseconds; a sweep of strays may take a second, and a fork of many gigabytes as long."""
 
 STOP_LIMIT_S = 0.5  # the same past the grace of a stop
-
-FROZEN_S = 3.0
-"""Seconds between two looks after which it was the master that stood still. Its loop turns once a second at least."""
+FROZEN_S = 3.0  # seconds between two looks after which the master stood still: its loop turns once a second at least
 
 
 def keep_servers(pool: Pool, now: float, actions: list[act.Action]) -> None:

@@ -35,8 +35,7 @@ MAX_RUN_S = 1e9  # seconds. What a child says beyond this is not believed
 ANSWER_GRACE_S = 0.5
 """Seconds past the stop's grace for which the last settlements may wait for the broker; the reaper has them later."""
 
-BROKEN_GRACE_S = 0.5
-"""Seconds between the close of a child's channel and its kill: mostly its death is already on its way."""
+BROKEN_GRACE_S = 0.5  # seconds between the close of a child's channel and its kill: mostly it is dying already
 
 
 class Stopping(Enum):
@@ -203,10 +202,8 @@ class Pool:
     def ended(self, delivery: Delivery, counters: tuple[str, ...], settlement: Settlement | None = None) -> None:
         """Let go of a delivery and count its end: nothing else takes one out of `held`.
 
-        Args:
-            delivery: Neither a released one nor one that no child had counts towards `max_total`.
-            counters: By `counters_of`.
-            settlement: The answered one; None: its lease has ended unsettled, or will.
+        `settlement`: the answered one; None: its lease has ended unsettled, or will. Neither a released delivery nor
+        one that no child had counts towards `max_total`.
         """
         self.held.pop(delivery.nonce, None)
         if delivery.slot < 0 if settlement is None else type(settlement) is Release:

@@ -40,14 +40,12 @@ if TYPE_CHECKING:
 END_LIMIT_S = 2.0  # seconds for the last rollups, and for the last rows of history, to be written at a stop
 
 NO_ANSWER = "the pool's loop does not answer"
-
 PUBLISH_EVERY_S = 0.25  # seconds between two writes: a person reads it, and each costs some microseconds a slot
 
 SLOT_FIELDS = ("pid", "child", "generation", "rss", "peak_rss", "crashes", "timeouts", "cpu", "since", "last_death")
 """Published as they are; `state` and `restarts` in another form."""
 
-CALL_TIMEOUT_S = 2.0
-"""Seconds for which a thread waits: a loop that takes longer is in trouble, and says so elsewhere."""
+CALL_TIMEOUT_S = 2.0  # seconds that a thread waits: a loop that takes longer is in trouble, and says so elsewhere
 
 log = logging.getLogger("jobpool.metrics")
 pool_log = logging.getLogger("jobpool.pool")
@@ -99,7 +97,13 @@ def make_telemetry(
     also: MetricsCollector | None = None,
 ) -> Telemetry | None:
     """Make what the settings ask for, if anything. Raises `ConfigurationError`: a taken port, or no such directory."""
-    place = _place(settings, backend)
+    place: Place | None = None
+    history = settings.history
+    if history.path is not None:
+        check_place(history)
+        place = InFile(history.path, history.keep)
+    elif history.table:
+        place = InTable(backend.keys, history.keep)
     rolls = settings.rollups > 0 and backend.capabilities.key_store
     if settings.metrics is None and place is None and not rolls and also is None:
         return None
@@ -107,21 +111,11 @@ def make_telemetry(
     if place is None:
         writer, observer = None, Observer(backend.clock, version)
     else:
-        feed: Feed[Recorded] = Feed(settings.history.keep)
+        feed: Feed[Recorded] = Feed(history.keep)
         writer = _writer(settings, place, calls, feed)
         observer = Observer(backend.clock, version, feed, lambda: writer.dropped)
     server = _server(settings, board, calls, observer)
     return Telemetry(observer, calls, server, _rollups(settings, backend, calls, observer) if rolls else None, writer)
-
-
-def _place(settings: Settings, backend: QueueBackend) -> Place | None:
-    history = settings.history
-    if not history.is_on:
-        return None
-    if history.path is not None:
-        check_place(history)
-        return InFile(history.path, history.keep)
-    return InTable(backend.keys, history.keep)
 
 
 def _writer(settings: Settings, place: Place, calls: LoopCalls, feed: Feed[Recorded]) -> Writer:

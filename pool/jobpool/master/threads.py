@@ -8,7 +8,6 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from threading import Event as Flag
 from typing import Protocol
 
 import psutil
@@ -18,22 +17,17 @@ from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError
 from jobpool.master.events import BrokerAnswered, BrokerSilent, Event, LeasesBroke, Renewed, Sampled, ThreadDied
 from jobpool.master.slots import Delivery
 
-OUTAGES = (BackendUnavailable, AccessRefused)
-"""Errors of the broker that a pool waits out once it has worked."""
+OUTAGES = (BackendUnavailable, AccessRefused)  # errors of the broker that a pool waits out once it has worked
 
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0  # with a call that gives up after 3 s, work goes on less than 5 s after the broker is back
 MAX_REFUSED_PAUSE_S = 3.0  # after a refused password: servers count those, and lock accounts
 
 MAX_RENEWALS_A_CALL = 500
-
 ROUNDS_A_LEASE = 10  # looks at what is held, in the life of the shortest lease
 MIN_ROUND_S = 0.02  # seconds between two of them at least, however short a lease is
 LOST_LOOK_EVERY_S = 0.25  # seconds between two looks, which cost no I/O
-
-SAMPLE_EVERY_S = 1.0
-"""Seconds between two samples: the longest time for which a growing job is above its limit unseen."""
-
+SAMPLE_EVERY_S = 1.0  # seconds between two samples: a growing job may be above its limit for as long, unseen
 IDLE_SAMPLE_ROUNDS = 5  # idle children are looked at only every so many samples
 
 log = logging.getLogger("jobpool.pool")
@@ -77,7 +71,7 @@ class BrokerRetry:
     succeeds do not take turns in the log. `stop`: set when the thread is to end.
     """
 
-    def __init__(self, inbox: Receiver, stop: Flag, thread: str = "") -> None:
+    def __init__(self, inbox: Receiver, stop: threading.Event, thread: str = "") -> None:
         self._inbox = inbox
         self._stop = stop
         self._thread = thread

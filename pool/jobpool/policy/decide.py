@@ -23,8 +23,7 @@ NEVER_STARTED_LIMIT = 3
 MAX_EXTRA_MOVES = 8
 """So many moves past its budget, from one queue for larger machines to the next: pools that name each other's end."""
 
-SIGNATURE_CHARS = 64
-"""Characters that signing adds to a body."""
+SIGNATURE_CHARS = 64  # that signing adds to a body
 
 LOOK_AGAIN_AFTER_S = 5.0
 """Seconds between two looks at a message whose handler, or wire version, this pool does not know."""
