@@ -198,8 +198,8 @@ MUTATIONS = [
     Mutation(
         "pool: a failed job is acked",
         f"{POOL}/policy/decide.py",
-        "case Failed(error):\n            return _failed(",
-        "case Failed(error):\n            return ACK or _failed(",
+        "if permanent else _failed(",
+        "if permanent else ACK or _failed(",
         "tests/unit/policy/test_decide.py",
     ),
     Mutation(
@@ -212,15 +212,15 @@ MUTATIONS = [
     Mutation(
         "pool: a timeout kills ten seconds late",
         f"{POOL}/master/deadlines.py",
-        "if now < deadline + pool.settings.kill_grace:",
-        "if now < deadline + 10 + pool.settings.kill_grace:",
+        "now < deadline + pool.settings.kill_grace:",
+        "now < deadline + 10 + pool.settings.kill_grace:",
         "tests/unit/master/test_plan.py tests/faults/test_timeouts.py",
     ),
     Mutation(
         "pool: the memory limit is off",
         f"{POOL}/master/deadlines.py",
-        "return 0 < pool.settings.memory_limit < slot.rss and",
-        "return 0 < pool.settings.memory_limit < 0 and",
+        "elif 0 < limit < slot.rss and",
+        "elif 0 < limit < 0 and",
         "tests/unit/master/test_plan.py tests/faults/test_memory_limits.py",
     ),
     Mutation(

@@ -16,7 +16,7 @@ from support.poolrig_brokers import BeanstalkBroker, Broker, ClusterBroker, Redi
 from support.servers import RedisServer
 from support.waiting import wait_until
 
-from jobpool.master.run import BROKER_INTERVAL_S
+from jobpool.master.settle_thread import COUNT_EVERY_S
 from jobpool.ops.health import look
 from jobpool.telemetry.history.places import HistoryFile
 from jobpool.telemetry.metrics.rollup import HOUR, rollups
@@ -55,7 +55,7 @@ def test_a_broker_that_is_killed_under_load_and_comes_back(broker: Broker, rig: 
         broker.bring_back()
         back = time.monotonic()
         figure("work goes on after", wait_begun_after(rig, back), "s")
-        wait_back(lambda: all(pool.is_healthy() for pool in pools), "and health tells", BACK + BROKER_INTERVAL_S)
+        wait_back(lambda: all(pool.is_healthy() for pool in pools), "and health tells", BACK + COUNT_EVERY_S)
         broker.server.stop()
         broker.bring_back()
         figure("after a restart", wait_begun_after(rig, time.monotonic()), "s")
