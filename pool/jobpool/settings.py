@@ -374,12 +374,6 @@ class Settings:
         metavar="URL",
         is_secret=True,
     )
-    broker_timeout: float | None = _setting(
-        TIME,
-        "Timeout of a call to the broker; the backend's own if not set.",
-        section=COMMON,
-        above=0,
-    )
     name: str = _setting(
         Kind(parse_pool_name, "NAME"),
         "Name of the pool in process titles, `top` and `health`.",
@@ -478,6 +472,7 @@ REMOVED: Mapping[str, str] = {
     "breaker_threshold": _BREAKER,
     "breaker_cooldown": _BREAKER,
     "breaker_max_cooldown": _BREAKER,
+    "broker_timeout": 'write its seconds into backend, such as "redis://localhost/0?timeout=5"',
     "crash_back_off": _BACK_OFF,
     "crash_back_off_cap": _BACK_OFF,
     "crash_window": "leave it out: a crash is forgotten after 72 hours",

@@ -74,7 +74,7 @@ class Session:
         asked = self._logging["log_level"] is not None
         configure(self.log_level(settings.log_level if asked else "warning"), settings.log_format)
         signer = EnvelopeSigner(settings.signing_keys() or None)
-        backend = open_backend(settings.backend, signer=signer, timeout=settings.broker_timeout)
+        backend = open_backend(settings.backend, signer=signer)
         try:
             yield backend
         finally:

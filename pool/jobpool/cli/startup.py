@@ -61,7 +61,7 @@ def backlog(pool: Settings) -> int:
     """Count the messages that wait, are delayed or leased in the pool's queues. Raises `BackendUnavailable`."""
     from jobpool.broker.opening import open_backend
 
-    backend = open_backend(pool.backend, timeout=pool.broker_timeout)
+    backend = open_backend(pool.backend)
     try:
         return sum(backend.stats(queue).pending for queue in pool.queue_names)
     finally:

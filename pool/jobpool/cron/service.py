@@ -58,7 +58,7 @@ def opened(start: CronStart) -> Iterator[QueueBackend]:
     """
     signer = EnvelopeSigner(list(start.signing_keys) or None)
     runner = inline_runner(default_timeout=start.default_timeout)  # of sync:// alone
-    backend = open_backend(start.backend, signer=signer, runner=runner, timeout=start.broker_timeout)
+    backend = open_backend(start.backend, signer=signer, runner=runner)
     try:
         producer.set_default(backend)
         yield backend

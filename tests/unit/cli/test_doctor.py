@@ -137,18 +137,24 @@ def test_a_configuration_file_with_a_secret_that_everybody_reads(
 
 
 @pytest.mark.parametrize(
-    ("ttl", "broker_timeout", "level", "text"),
+    ("ttl", "options", "level", "text"),
     [
-        (30.0, None, Level.OK, "ttl is 30 s"),
-        (30.0, 19.0, Level.OK, "may take 19 s"),
-        (30.0, 20.0, Level.PROBLEM, "loses leases, and their jobs run twice; set ttl to 60 or more, or broker_timeout"),
-        (5.0, None, Level.PROBLEM, "a call to the broker may take 5 s"),
-        (2.0, 0.5, Level.WARNING, "a master that stands still"),
-        (7200.0, None, Level.WARNING, "after the death of a machine"),
+        (30.0, "", Level.OK, "ttl is 30 s"),
+        (30.0, "?timeout=19", Level.OK, "may take 19 s"),
+        (
+            30.0,
+            "?dead_max=9&timeout=20",
+            Level.PROBLEM,
+            "loses leases, and their jobs run twice; set ttl to 60 or more",
+        ),
+        (5.0, "", Level.PROBLEM, "a call to the broker may take 5 s"),
+        (2.0, "?timeout=0.5", Level.WARNING, "a master that stands still"),
+        (5.0, "?timeout=soon", Level.PROBLEM, "may take 5 s: one renewal"),
+        (7200.0, "", Level.WARNING, "after the death of a machine"),
     ],
 )
-def test_the_ttl(ttl: float, broker_timeout: float | None, level: Level, text: str) -> None:
-    found = configuration.judge_ttl(ttl, broker_timeout)
+def test_the_ttl(ttl: float, options: str, level: Level, text: str) -> None:
+    found = configuration.judge_ttl(ttl, f"redis://localhost/0{options}")
     assert levels([found]) == [level]
     assert text in str(found)
 

@@ -24,7 +24,7 @@ SKEW_BAD = 5.0
 def examine(settings: Settings) -> Iterator[Finding]:
     """Yield every finding about the broker; no answer is a finding too."""
     try:
-        backend = open_backend(settings.backend, timeout=settings.broker_timeout)
+        backend = open_backend(settings.backend)
     except JobpoolError as error:
         yield _silent(error)
         return

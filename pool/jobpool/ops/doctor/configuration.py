@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator, Sequence
+from urllib.parse import parse_qsl
 
 from jobpool.broker.config_file import ConfigFile
 from jobpool.broker.finding import Finding, Level
@@ -21,14 +22,14 @@ LONG_TTL = 3600.0
 """Seconds: outside of these a ttl deserves a word."""
 
 USUAL_PATIENCE = 5.0
-"""Seconds that a call may take where `broker_timeout` says nothing: the longest of the backends' own limits."""
+"""Seconds that a call may take where the URL says nothing: the longest of the backends' own limits."""
 
 
 def judge(settings: Settings) -> Iterator[Finding]:
     """Judge the settings alone."""
     yield from judge_keys(settings)
     yield from judge_fit(settings)
-    yield judge_ttl(settings.ttl, settings.broker_timeout)
+    yield judge_ttl(settings.ttl, settings.backend)
     yield judge_timeout(settings.default_timeout, settings.max_timeout)
     yield judge_retries(settings.retry)
     yield judge_crashes(settings.max_crashes)
@@ -117,13 +118,16 @@ def _no_key(check: str, url: str) -> Finding:
     return Finding(check, Level.PROBLEM, f"no signing key, on a broker that others can reach ({scheme}://)", why, mend)
 
 
-def judge_ttl(ttl: float, broker_timeout: float | None) -> Finding:
-    """Judge `ttl`: a lease is renewed at a third of it, and must survive a call that runs into its limit."""
-    patience = USUAL_PATIENCE if broker_timeout is None else broker_timeout
+def judge_ttl(ttl: float, url: str) -> Finding:
+    """Judge `ttl`: a lease is renewed at a third of it, and must survive a call that runs into the URL's `timeout`."""
+    try:
+        patience = float(dict(parse_qsl(url.partition("?")[2])).get("timeout", USUAL_PATIENCE))
+    except ValueError:  # the check of the broker says so
+        patience = USUAL_PATIENCE
     limit = f"a call to the broker may take {patience:g} s"
     if patience >= ttl * 2 / 3:
         why = "one renewal without an answer (they begin at a third of it) loses leases, and their jobs run twice"
-        mend = f"set ttl to {patience * 3:g} or more, or broker_timeout to less than {ttl / 3:g}"
+        mend = f"set ttl to {patience * 3:g} or more, or ?timeout= in backend to less than {ttl / 3:g}"
         return Finding("ttl", Level.PROBLEM, f"ttl is {ttl:g} s, and {limit}", why, mend)
     if ttl < SHORT_TTL:
         why = "a master that stands still for so long (a suspend, swapping) loses its leases, and their jobs run twice"
