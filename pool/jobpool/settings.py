@@ -203,11 +203,7 @@ class Settings:
         flags=("-Q", "--queue"),
     )
     apps: tuple[str, ...] = _setting(
-        NAMES,
-        "Module or .py file with handlers; repeatable.",
-        section=POOL,
-        flags=("-A", "--app"),
-        metavar="MODULE",
+        NAMES, "Module or .py file with handlers; repeatable.", section=POOL, flags=("-A", "--app"), metavar="MODULE"
     )
     queue_handlers: dict[str, list[str]] = _setting(
         Kind(parse_handlers, "QUEUE=HANDLER,…", empty={}, repeats=True),
@@ -215,9 +211,7 @@ class Settings:
         section=POOL,
     )
     enqueue_to: tuple[str, ...] = _setting(
-        names_of(parse_queue_name, "QUEUE,…"),
-        "Queues that handlers may enqueue to; all if not set.",
-        section=POOL,
+        names_of(parse_queue_name, "QUEUE,…"), "Queues that handlers may enqueue to; all if not set.", section=POOL
     )
     cron: bool = _setting(SWITCH, "Run a scheduler of the app beside the pool.", "false", section=POOL)
     cron_environment: str | None = _setting(
@@ -257,12 +251,7 @@ class Settings:
     )
 
     ttl: float = _setting(
-        TIME,
-        "Length of a lease; it is renewed after each third.",
-        "30s",
-        section=TIMES,
-        above=0,
-        most=366 * 86400 - 1,
+        TIME, "Length of a lease; it is renewed after each third.", "30s", section=TIMES, above=0, most=366 * 86400 - 1
     )
     default_timeout: float = _setting(TIME, "Timeout of jobs that set none; 0 = unlimited.", "1h", section=TIMES)
     max_timeout: float = _setting(TIME, "Upper limit of every job's timeout; 0 = no limit.", "0", section=TIMES)
@@ -352,11 +341,7 @@ class Settings:
         section=WATCH,
     )
     rollups: float = _setting(
-        TIME,
-        "Time that sums of each minute are kept in the broker; 0 = off.",
-        "30d",
-        section=WATCH,
-        most=LONGEST_KEPT,
+        TIME, "Time that sums of each minute are kept in the broker; 0 = off.", "30d", section=WATCH, most=LONGEST_KEPT
     )
     history: History = _setting(
         Kind(parse_history, "WHERE"),

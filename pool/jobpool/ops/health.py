@@ -38,13 +38,7 @@ class Health:
 
 def examine(header: HeaderView, pool: PoolFile, now: float) -> list[Check]:
     """Return the checks of one pool. `now`: CLOCK_MONOTONIC seconds, as the times in the header."""
-    return [
-        _loop(header, pool, now),
-        _children(header),
-        _broker(header, now),
-        _reaper(header, now),
-        _boot(header),
-    ]
+    return [_loop(header, pool, now), _children(header), _broker(header, now), _reaper(header, now), _boot(header)]
 
 
 def look(pool: PoolFile, now: float | None = None) -> Health:
