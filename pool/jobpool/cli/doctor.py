@@ -14,6 +14,7 @@ from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer_json, note, plural
 from jobpool.cli.session import Session
 from jobpool.message.printable import one_line
+from jobpool.telemetry.logs import configure, is_colourful
 
 if TYPE_CHECKING:
     from jobpool.broker.finding import Finding
@@ -39,7 +40,6 @@ def doctor(
     """
     from jobpool.cli.startup import search_path
     from jobpool.ops.doctor.examination import examine, is_well
-    from jobpool.telemetry.logs import configure
 
     settings = session.settings(**flags)
     configure(session.log_level("error"), settings.log_format)
@@ -76,8 +76,6 @@ def _with_apps(settings: Settings, sys_path: tuple[str, ...]) -> Settings:
 
 
 def _tell(finding: Finding) -> None:
-    from jobpool.telemetry.logs import is_colourful
-
     style = _STYLES.get(finding.level.value, {}) if is_colourful(sys.stdout) else {}
     level = click.style(f"{finding.level.value:<7}", **style, reset=bool(style))
     click.echo(f"{level}  {finding.check:<{_NAME_WIDTH}}  {one_line(str(finding))}")  # not `say`, for the colours

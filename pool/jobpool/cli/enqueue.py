@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.lacking import tell_of_job
 from jobpool.cli.options import Command, as_json, option
-from jobpool.cli.output import answer_ids
+from jobpool.cli.output import answer_ids, note
 from jobpool.cli.session import Session
+from jobpool.errors import InvalidJob
+from jobpool.message.definition import JobDefinition
+from jobpool.message.units import parse_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
-    from jobpool.message.definition import JobDefinition
 
 BATCH_JOBS = 1000
 
@@ -53,9 +55,13 @@ def enqueue(
     may have "queue", "priority", "max_retries", "timeout", "delay", "expires_in", "id", "name", "idempotency_key",
     "unique", "single_instance" and "concurrency_key".
     """
-    defaults = _defaults(options)
+    renamed = {"ident": "id", "job_name": "name"}
+    defaults = {renamed.get(key, key): value for key, value in options.items() if value is not None}
     if file is not None:
-        _refuse_with_file(payload, defaults)
+        if payload:
+            raise click.UsageError("a payload and --file exclude each other: the payloads are the lines of the file")
+        if "id" in defaults:
+            raise click.UsageError('--id and --file exclude each other: write "id" into the lines')
         definitions = _from_lines(file, handler, defaults)
     elif handler is None:
         raise click.UsageError("the name of a handler is missing: jobpool enqueue HANDLER [PAYLOAD]")
@@ -71,8 +77,13 @@ def read_payload(words: tuple[str, ...]) -> Any:
     Raises:
         click.UsageError: They are neither.
     """
-    if len(words) == 1 and ("=" not in words[0] or words[0].lstrip()[:1] in ("{", "[", '"')):
-        return _json_value(words[0])
+    if len(words) == 1 and ("=" not in (text := words[0]) or text.lstrip()[:1] in ("{", "[", '"')):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise click.UsageError(
+                f"the payload {text[:60]!r} is neither JSON nor key=value: {error}; a text is written '\"like this\"'"
+            ) from None
     pairs: dict[str, Any] = {}
     for word in words:
         key, sign, value = word.partition("=")
@@ -80,41 +91,14 @@ def read_payload(words: tuple[str, ...]) -> Any:
             raise click.UsageError(f"{word!r} is not key=value; give one JSON value, or only key=value words")
         if key in pairs:
             raise click.UsageError(f"{key!r} is given twice")
-        pairs[key] = _json_or_text(value)
+        try:
+            pairs[key] = json.loads(value)
+        except (ValueError, RecursionError):
+            pairs[key] = value
     return pairs
 
 
-def _json_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise click.UsageError(
-            f"the payload {text[:60]!r} is neither JSON nor key=value: {error}; a text is written '\"like this\"'"
-        ) from None
-
-
-def _json_or_text(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-
-
-def _defaults(options: dict[str, Any]) -> dict[str, Any]:
-    renamed = {"ident": "id", "job_name": "name"}
-    return {renamed.get(key, key): value for key, value in options.items() if value is not None}
-
-
-def _refuse_with_file(payload: tuple[str, ...], defaults: dict[str, Any]) -> None:
-    if payload:
-        raise click.UsageError("a payload and --file exclude each other: the payloads are the lines of the file")
-    if "id" in defaults:
-        raise click.UsageError('--id and --file exclude each other: write "id" into the lines')
-
-
 def _from_lines(file: IO[bytes], handler: str | None, defaults: dict[str, Any]) -> Iterator[JobDefinition]:
-    from jobpool.errors import InvalidJob
-
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
@@ -135,9 +119,6 @@ def _read_line(line: bytes, handler: str | None) -> dict[str, Any]:
 
 
 def _definition(values: dict[str, Any]) -> JobDefinition:
-    from jobpool.message.definition import JobDefinition
-    from jobpool.message.units import parse_duration
-
     fields = dict(values)
     if "id" in fields:
         fields["identifier"] = fields.pop("id")
@@ -146,16 +127,11 @@ def _definition(values: dict[str, Any]) -> JobDefinition:
             if fields.get(key) is not None:
                 fields[key] = parse_duration(fields[key])
         if "delay" in fields:
-            fields["scheduled_at"] = _moment(parse_duration(fields.pop("delay")))
+            due = datetime.now(UTC) + timedelta(seconds=parse_duration(fields.pop("delay")))
+            fields["scheduled_at"] = due.isoformat()
     except (ValueError, OverflowError) as error:
         raise click.UsageError(str(error)) from None
     return JobDefinition.from_dict(fields)
-
-
-def _moment(delay: float) -> str:
-    from datetime import UTC, datetime, timedelta
-
-    return (datetime.now(UTC) + timedelta(seconds=delay)).isoformat()
 
 
 def _enqueue(backend: QueueBackend, definitions: Iterator[JobDefinition]) -> Iterator[list[str]]:
@@ -163,6 +139,14 @@ def _enqueue(backend: QueueBackend, definitions: Iterator[JobDefinition]) -> Ite
     is_first = True
     while batch := list(islice(definitions, BATCH_JOBS)):
         if is_first:
-            tell_of_job(backend, batch[0])
+            _tell_of_ignored(backend, batch[0])
         is_first = False
         yield backend.enqueue_many(batch)
+
+
+def _tell_of_ignored(backend: QueueBackend, job: JobDefinition) -> None:
+    """Say which options of a job the broker ignores."""
+    if job.priority != JobDefinition(job.handler).priority and not backend.capabilities.priorities:
+        note(f"{backend.scheme}:// knows no priorities (Capabilities.priorities): the job waits for those before it")
+    if job.identifier is not None and not backend.capabilities.keeps_records:
+        note(f"{backend.scheme}:// knows no ids (Capabilities.keeps_records): enqueued again, it is a second message")

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.lacking import find, listable, meet_queues, unseen
 from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer, answer_json, columns, note, say
+from jobpool.cli.queues import listable, meet_queues, unseen
 from jobpool.cli.session import Session
+from jobpool.errors import MalformedEnvelope
 from jobpool.message.printable import headline, json_text, one_line, printable
+from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
@@ -29,11 +31,17 @@ KILLED = frozenset({"timeout", "memory-limit", "crash-limit"})
 
 TIMES = ("enqueued_at", "available_at", "expires_at", "died_at", "ends_at")
 
+terms_argument = click.argument("terms", nargs=-1, metavar="[FILTER]...")
+queue_option = option("-Q", "--queue", metavar="NAME", help="The same as queue:NAME.")
+limit_option = option(
+    "--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show at most this number; 0 = all."
+)
+
 
 @click.command("list", cls=Command, short_help="List messages.")
-@click.argument("terms", nargs=-1, metavar="[FILTER]...")
-@option("-Q", "--queue", metavar="NAME", help="The same as queue:NAME.")
-@option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show at most this number; 0 = all.")
+@terms_argument
+@queue_option
+@limit_option
 @as_json
 def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
     """List messages in the order of their enqueue.
@@ -50,10 +58,17 @@ def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: in
 @as_json
 def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> None:
     """Show everything about one message: counters, times, payload, last error, and how its last attempt was killed."""
+    from jobpool.broker.values import MessageFilter, State
+
     with session.broker() as backend:
-        if queue is None and not backend.capabilities.makes_queues:
-            meet_queues(session, backend)
-        message = find(backend, ident, queue)
+        if queue is None:
+            if not backend.capabilities.makes_queues:
+                meet_queues(session, backend)
+            message = backend.inspect(ident)
+        else:
+            states = () if backend.capabilities.lists_live else (State.DEAD,)
+            where = MessageFilter(queue=queue, ids=(ident,), states=states)
+            message = next(iter(backend.list_messages(where, limit=1)), None)
         if message is None:
             raise click.ClickException(f"no message {ident!r}: {unseen(backend)}")
     if json_:
@@ -63,16 +78,10 @@ def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> Non
 
 
 def read_filter(terms: tuple[str, ...], queue: str | None = None) -> MessageFilter:
-    """Return the filter that these shell words mean. Raises `BadFilter`.
-
-    The shell has eaten the quotes of `"disk full"`, so a word with spaces and nothing else special is one text.
-    """
+    """Return the filter that these shell words mean. Raises `BadFilter`."""
     from jobpool.broker.filters import parse_filter
 
-    words = [_term(term) for term in terms]
-    if queue is not None:
-        words.append(f"queue:{queue}")
-    return parse_filter(" ".join(words))
+    return parse_filter(" ".join([*map(_term, terms), *([] if queue is None else [f"queue:{queue}"])]))
 
 
 def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dead: bool = False) -> None:
@@ -88,7 +97,12 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
     titles, cells = (DEAD_COLUMNS, dead_row) if dead else (COLUMNS, row)
     answer(json_, shown, as_values, titles, cells)
     if len(found) > len(shown):
-        note(f"there are more than {limit}; --limit 0 lists all")
+        note_more(limit)
+
+
+def note_more(limit: int) -> None:
+    """Say that not all is shown."""
+    note(f"there are more than {limit}; --limit 0 lists all")
 
 
 def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
@@ -121,8 +135,6 @@ def dead_row(message: Message) -> list[str]:
 
 def age(message: Message) -> str:
     """Since its enqueue; of a dead letter since its death."""
-    from jobpool.message.units import format_duration
-
     return format_duration(max(0.0, time.time() - (message.died_at or message.enqueued_at)))
 
 
@@ -149,19 +161,22 @@ def shown_value(body: bytes) -> Any:
 
 
 def _pages(backend: QueueBackend, where: MessageFilter, limit: int) -> Iterator[Message]:
+    """Yield what matches, up to `limit` messages; 0 = all."""
     after: str | None = None
-    left = limit or None
-    while left is None or left > 0:
-        asked = PAGE_MESSAGES if left is None else min(PAGE_MESSAGES, left)
+    seen = 0
+    while asked := min(PAGE_MESSAGES, limit - seen) if limit else PAGE_MESSAGES:
         page = backend.list_messages(where, after=after, limit=asked)
         yield from page
         if len(page) < asked:
             return
         after = page[-1].cursor
-        left = None if left is None else left - len(page)
+        seen += asked
 
 
 def _term(term: str) -> str:
+    """Return what a word means: 16 hex digits are an id. The shell has eaten the quotes of `"disk full"`, so a word
+    with spaces and nothing else special is one text.
+    """
     if len(term) == 16 and set(term) <= set("0123456789abcdef"):
         return f"id:{term}"
     if any(char.isspace() for char in term) and not set(term) & set('":'):
@@ -178,21 +193,14 @@ def _why(message: Message) -> str:
 
 
 def _body(body: bytes) -> dict[str, Any]:
-    from jobpool.errors import MalformedEnvelope
     from jobpool.message.envelope import decode
 
     try:
         envelope = decode(body, attempts=0)
     except MalformedEnvelope as error:
         return {"body": body.decode("utf-8", "replace"), "malformed": str(error)}
-    return {
-        "name": envelope.name,
-        "max_retries": envelope.max_retries,
-        "timeout": envelope.timeout,
-        "idempotency_key": envelope.idempotency_key,
-        "payload": envelope.payload,
-        "meta": envelope.meta,
-    }
+    names = ("name", "max_retries", "timeout", "idempotency_key", "payload", "meta")
+    return {name: getattr(envelope, name) for name in names}
 
 
 def _describe(message: Message) -> None:

@@ -16,6 +16,7 @@ import click
 
 from jobpool.errors import JobpoolError
 from jobpool.message.printable import json_text, one_line, printable
+from jobpool.telemetry.logs import is_colourful
 
 T = TypeVar("T")
 
@@ -91,8 +92,6 @@ def answer_ids(json_: bool, batches: Iterable[list[str]], word: str, end: str) -
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print rows of text, each cell on one line; on a terminal, cut to its width."""
-    from jobpool.telemetry.logs import is_colourful
-
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     head, *lines = aligned(columns, rows, room, gap=2)
     if is_colourful(sys.stdout):

@@ -11,8 +11,7 @@ import pytest
 from click.shell_completion import BashComplete
 from click.testing import CliRunner, Result
 
-from jobpool.cli.arrange import arrange, walk
-from jobpool.cli.main import Verbs, cli
+from jobpool.cli.main import Verbs, arrange, cli, walk
 from jobpool.settings import KEYS, SETTINGS, load
 
 Jobpool = Callable[..., Result]
