@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import click
 
 from jobpool.cli.options import Command, as_json, option, setting
 from jobpool.cli.output import answer, columns, note
-from jobpool.cli.session import Session
+from jobpool.cli.session import Session, warn_of_keys
 
 if TYPE_CHECKING:
     from jobpool.cli.options import Function
@@ -105,15 +104,13 @@ def parse_time(text: str) -> datetime:
 def _start(session: Session, flags: dict[str, Any]) -> CronStart:
     from dataclasses import replace
 
-    from jobpool.cli.startup import key_caution, read_pool
     from jobpool.master.run import cron_start
     from jobpool.telemetry.logs import configure
 
     only = flags.pop("only_scheduler", False)
-    pool = read_pool(session, flags)
+    pool = session.pool(flags)
     configure(pool.log_level, pool.log_format)
-    if caution := key_caution(pool):
-        logging.getLogger("jobpool.cli").warning("others can use the signing keys", extra={"why": caution})
+    warn_of_keys(pool)
     return replace(cron_start(pool), only=only)
 
 

@@ -12,7 +12,8 @@ import click
 from jobpool.cli import options
 from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer_json, note, plural
-from jobpool.cli.session import Session
+from jobpool.cli.session import Session, find_app, search_path
+from jobpool.errors import ConfigurationError
 from jobpool.message.printable import one_line
 from jobpool.telemetry.logs import configure, is_colourful
 
@@ -38,7 +39,6 @@ def doctor(
 
     Takes all options of the pool, and starts none. Exits 0: well, or warnings only; 1: a problem.
     """
-    from jobpool.cli.startup import search_path
     from jobpool.ops.doctor.examination import examine, is_well
 
     settings = session.settings(**flags)
@@ -65,9 +65,6 @@ def doctor(
 
 def _with_apps(settings: Settings, sys_path: tuple[str, ...]) -> Settings:
     """Return the settings with absolute paths of app files, as a pool gets them; a missing file is a finding."""
-    from jobpool.cli.startup import find_app
-    from jobpool.errors import ConfigurationError
-
     apps = list(settings.apps)
     for index, app in enumerate(apps):
         with contextlib.suppress(ConfigurationError):

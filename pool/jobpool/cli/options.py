@@ -13,7 +13,6 @@ from jobpool.settings import COMMON, SETTINGS
 
 Function = Callable[..., Any]
 
-LOGGING = ("log_level", "log_format", "verbose", "quiet")
 COMMON_KEYS = tuple(key for key, setting in SETTINGS.items() if setting.section == COMMON and setting.flags)
 """Keys of the settings that are options of every verb."""
 
@@ -35,9 +34,9 @@ class Command(click.Command):
     def __init__(self, *, callback: Function, params: list[click.Parameter], **kwargs: Any) -> None:
         @functools.wraps(callback)
         def with_session(**params: Any) -> Any:
-            flags = {key: params.pop(key) for key in ("config", *COMMON_KEYS) if key not in LOGGING}
-            logs = {key: params.pop(key) for key in LOGGING}
-            return callback(Session(flags, **logs), **params)
+            flags = {key: params.pop(key) for key in ("config", *COMMON_KEYS)}
+            louder = {key: params.pop(key) for key in ("verbose", "quiet")}
+            return callback(Session(flags, **louder), **params)
 
         _stack(with_session, [*map(setting, COMMON_KEYS), *_OTHERS])
         common: list[click.Parameter] = with_session.__click_params__[::-1]  # type: ignore[attr-defined]

@@ -6,13 +6,24 @@ import threading
 import time
 from types import TracebackType
 
+from jobpool.broker.opening import open_backend
 from jobpool.ipc.board_views import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.units import format_duration
+from jobpool.settings import Settings
 from jobpool.telemetry.logs import LineHandler
 
 REDRAW_PAUSE_S = 0.2
 BAR_CHARS = 30
+
+
+def backlog(pool: Settings) -> int:
+    """Count the messages that wait, are delayed or leased in the pool's queues. Raises `BackendUnavailable`."""
+    backend = open_backend(pool.backend)
+    try:
+        return sum(backend.stats(queue).pending for queue in pool.queue_names)
+    finally:
+        backend.close()
 
 
 class Progress:
@@ -76,5 +87,5 @@ def bar(header: HeaderView, total: int, seconds: float) -> str:
 
 
 def _trouble(header: HeaderView) -> str:
-    counts = (("retried", header.requeued), ("timed out", header.timed_out), ("crashed", header.crashed))
-    return "".join(f"  {count:,} {word}" for word, count in (*counts, ("dead", header.dead)) if count)
+    counts = {"retried": header.requeued, "timed out": header.timed_out, "crashed": header.crashed, "dead": header.dead}
+    return "".join(f"  {count:,} {word}" for word, count in counts.items() if count)

@@ -15,12 +15,12 @@ import click
 
 from jobpool.cli import options
 from jobpool.cli.options import Command, option
-from jobpool.cli.session import Session
+from jobpool.cli.session import Session, warn_of_keys
+from jobpool.telemetry.logs import LineHandler, configure
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.settings import Settings
-    from jobpool.telemetry.logs import LineHandler
 
 log = logging.getLogger("jobpool.cli")
 
@@ -62,18 +62,14 @@ def run(
     if ctx.obj is None:  # else it runs under a witness, who counts its descriptors
         _hide()
     mode = {"max_total": 1 if once else max_, "until_empty": until_empty, "fail_on_dead": fail_on_dead}
-    from jobpool.cli.startup import key_caution, read_pool
-    from jobpool.telemetry.logs import configure
-
-    pool = read_pool(session, flags, **mode)
+    pool = session.pool(flags, **mode)
     lines = configure(pool.log_level, pool.log_format)
     lines.write_in_background()
     sys.stderr = lines.stream  # warnings, ignored exceptions, and the sentence of an error that ends the pool
     if progress is None:
         progress = sys.stderr.isatty() and pool.log_format == "text" and bool(until_empty or pool.max_total)
     _announce(pool)
-    if caution := key_caution(pool):
-        log.warning("others can use the signing keys", extra={"why": caution})
+    warn_of_keys(pool)
     with _published(pool) as published:
         status = _run(published, lines if progress else None, ctx.obj)
     _leave(status)
@@ -146,8 +142,7 @@ def _run(pool: Settings, lines: LineHandler | None, wrap: Callable[[QueueBackend
 
     if lines is None or pool.board_path is None:
         return run_pool(pool, wrap=wrap, last=True)
-    from jobpool.cli.progress import Progress
-    from jobpool.cli.startup import backlog
+    from jobpool.cli.progress import Progress, backlog
 
     waiting = backlog(pool)
     total = min(waiting, pool.max_total) if pool.max_total and pool.until_empty else pool.max_total or waiting

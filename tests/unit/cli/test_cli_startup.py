@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jobpool.broker.opening import open_backend
-from jobpool.cli.progress import Progress, bar
-from jobpool.cli.startup import backlog, check_apps, search_path
+from jobpool.cli.progress import Progress, backlog, bar
+from jobpool.cli.session import check_apps, search_path
 from jobpool.errors import ConfigurationError
 from jobpool.ipc.scoreboard import HeaderView, Scoreboard
 from jobpool.settings import Settings
