@@ -16,6 +16,7 @@ import click
 from jobpool.cli import options
 from jobpool.cli.options import Command, option
 from jobpool.cli.session import Session, warn_of_keys
+from jobpool.errors import ConfigurationError
 from jobpool.telemetry.logs import LineHandler, configure
 
 if TYPE_CHECKING:
@@ -33,21 +34,13 @@ def _stop(*names: str, **kwargs: Any) -> Callable[[options.Function], options.Fu
 @options.settings
 @_stop("--until-empty", "--burst", is_flag=True, help="Stop when nothing is left to do.")
 @_stop("--once", "--one-shot", is_flag=True, help="Stop after one job.")
-@_stop("--max", "max_", type=click.IntRange(min=0), default=0, metavar="N", help="Stop after N jobs; 0 = no limit.")
+@_stop(
+    "--max", "max_total", type=click.IntRange(min=0), default=0, metavar="N", help="Stop after N jobs; 0 = no limit."
+)
 @_stop("--fail-on-dead", is_flag=True, help="Exit with 1 if a job became a dead letter.")
 @_stop("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal, if it stops]")
 @click.pass_context
-def run(
-    ctx: click.Context,
-    /,
-    session: Session,
-    until_empty: bool,
-    once: bool,
-    max_: int,
-    fail_on_dead: bool,
-    progress: bool | None,
-    **flags: Any,
-) -> None:
+def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | None, **flags: Any) -> None:
     """Run a pool of worker processes until it is told to stop.
 
     \b
@@ -57,17 +50,19 @@ def run(
     SIGTERM and SIGINT drain; a second one kills. SIGHUP reloads the app. SIGTTIN and SIGTTOU add and remove a worker
     process. SIGQUIT logs the stack of each.
     """
-    if once and max_ > 1:
+    mode = {key: flags.pop(key) for key in ("max_total", "until_empty", "fail_on_dead")}
+    if once and mode["max_total"] > 1:
         raise click.UsageError("--once and --max exclude each other")
-    if ctx.obj is None:  # else it runs under a witness, who counts its descriptors
-        _hide()
-    mode = {"max_total": 1 if once else max_, "until_empty": until_empty, "fail_on_dead": fail_on_dead}
-    pool = session.pool(flags, **mode)
+    if ctx.obj is None and not os.environ.get("JOBPOOL_DEBUG"):  # a witness counts this process's descriptors
+        from jobpool.ipc import linux
+
+        linux.hide_memory()  # in it, jobs, which are of the same user, could read the broker's credentials
+    pool = session.pool(flags, **mode | ({"max_total": 1} if once else {}))
     lines = configure(pool.log_level, pool.log_format)
     lines.write_in_background()
     sys.stderr = lines.stream  # warnings, ignored exceptions, and the sentence of an error that ends the pool
     if progress is None:
-        progress = sys.stderr.isatty() and pool.log_format == "text" and bool(until_empty or pool.max_total)
+        progress = sys.stderr.isatty() and pool.log_format == "text" and bool(pool.until_empty or pool.max_total)
     _announce(pool)
     warn_of_keys(pool)
     with _published(pool) as published:
@@ -87,14 +82,6 @@ def _leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _hide() -> None:
-    """Keep the broker's credentials from the jobs, which could read this process's memory: they are of one user."""
-    from jobpool.ipc import linux
-
-    if not os.environ.get("JOBPOOL_DEBUG"):
-        linux.hide_memory()
-
-
 def _announce(pool: Settings) -> None:
     from jobpool.broker.opening import LOCAL, redact, scheme_of
 
@@ -109,8 +96,7 @@ def _published(pool: Settings) -> Iterator[Settings]:
     """Leave a note for `top` and `health` while the block runs; without a runtime directory the pool runs unseen."""
     from importlib.metadata import version
 
-    from jobpool.errors import ConfigurationError
-    from jobpool.ops.runtime_dir import board_path, register, runtime_dir, this_pool, unregister
+    from jobpool.ops.runtime_dir import register, runtime_dir, this_pool, unregister
 
     try:
         place = runtime_dir(pool.runtime_dir)
@@ -131,7 +117,7 @@ def _published(pool: Settings) -> Iterator[Settings]:
     )
     path = register(place, note)
     try:
-        yield replace(pool, board_path=str(board_path(place, note.name, note.pid)))
+        yield replace(pool, board_path=note.board)
     finally:
         unregister(path)
 
