@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -26,17 +27,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("jobpool.cli")
 
 
-def _stop(*names: str, **kwargs: Any) -> Callable[[options.Function], options.Function]:
-    return option(*names, section="When to stop  [default: when told to]", **kwargs)
+_stop = partial(option, section="When to stop  [default: when told to]")
 
 
 @click.command("run", cls=Command, short_help="Run a pool; the same as `jobpool` without a verb.")
 @options.settings
 @_stop("--until-empty", "--burst", is_flag=True, help="Stop when nothing is left to do.")
 @_stop("--once", "--one-shot", is_flag=True, help="Stop after one job.")
-@_stop(
-    "--max", "max_total", type=click.IntRange(min=0), default=0, metavar="N", help="Stop after N jobs; 0 = no limit."
-)
+@_stop("--max", "max_total", type=click.IntRange(0), default=0, metavar="N", help="Stop after N jobs; 0 = no limit.")
 @_stop("--fail-on-dead", is_flag=True, help="Exit with 1 if a job became a dead letter.")
 @_stop("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal, if it stops]")
 @click.pass_context
