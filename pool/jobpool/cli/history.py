@@ -156,8 +156,8 @@ def _show_rollups(session: Session, asked: dict[str, Any], json_: bool) -> None:
             raise click.UsageError(f"--since {error}") from error
         now, span = time.time(), SPANS[asked["by"]]
         every = rollups(keys, (now - back) // span * span, now + 2 * span)
-    queue, handler = asked["queue"], asked["handler"]
-    rows = [row for row in every if queue in (None, row.queue) and handler in (None, row.handler)]
+        queue, handler = asked["queue"], asked["handler"]
+        rows = [row for row in every if queue in (None, row.queue) and handler in (None, row.handler)]
     nothing = "no rollups of that time; pools write them each minute, and when they stop"
     answer(json_, summed(rows, span), _values, ROLLED, _sums, nothing)
 
