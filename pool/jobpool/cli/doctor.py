@@ -37,7 +37,7 @@ def doctor(
 
     Takes all options of the pool, and starts none. Exits 0: well, or warnings only; 1: a problem.
     """
-    from jobpool.ops.doctor.examination import examine, is_well
+    from jobpool.ops.doctor import examine, is_well
 
     settings = session.settings(**flags)
     configure(session.log_level("error"), settings.log_format)

@@ -25,15 +25,13 @@ def examine(settings: Settings) -> Iterator[Finding]:
     """Yield every finding about the broker; no answer is a finding too."""
     try:
         backend = open_backend(settings.backend)
+        try:
+            yield from _ask(backend, settings)
+        finally:
+            backend.close()
     except JobpoolError as error:
-        yield _silent(error)
-        return
-    try:
-        yield from _ask(backend, settings)
-    except JobpoolError as error:
-        yield _silent(error)
-    finally:
-        backend.close()
+        why = "nothing can be enqueued or fetched"
+        yield Finding("broker", Level.PROBLEM, str(error), why, "start it, or mend the setting `backend`")
 
 
 def _ask(backend: QueueBackend, settings: Settings) -> Iterator[Finding]:
@@ -46,32 +44,23 @@ def _ask(backend: QueueBackend, settings: Settings) -> Iterator[Finding]:
     backend.prepare()
     backend.ping()
     yield Finding("broker", Level.OK, f"{where} answers")
-    yield from _judge_fit(settings, backend)  # first: a broker that lists no queues can look only at those it was told
+    # First: a broker that lists no queues can look only at those it was told.
+    fits = Finding(FIT, Level.OK, f"{backend.scheme}:// can do what the settings ask of it")
+    yield from list(_lacking(settings, backend)) or [fits]
+    yield from _worth_knowing(settings, backend)
     yield from backend.diagnose()
     yield judge_skew(*_compare(backend))
 
 
-def _judge_fit(settings: Settings, backend: QueueBackend) -> Iterator[Finding]:
-    """Yield the capabilities that are asked for and lacking, and other notable facts.
+def _lacking(pool: Settings, backend: QueueBackend) -> Iterator[Finding]:
+    """Yield capabilities that are asked for and lacking, and queues that must have been made, and are missing.
 
     Raises BackendUnavailable. Blocks for a round trip a queue where queues must have been made.
     """
-    bad = [*_lacking(settings, backend), *_missing(settings, backend)]
-    yield from bad or [Finding(FIT, Level.OK, f"{backend.scheme}:// can do what the settings ask of it")]
-    yield from _worth_knowing(settings, backend)
-
-
-def _lacking(pool: Settings, backend: QueueBackend) -> Iterator[Finding]:
     for sentence in unmet(pool, backend):
         found, _, mend = sentence.partition(": ")
         yield Finding(FIT, Level.PROBLEM, found, USELESS, mend)
-
-
-def _missing(pool: Settings, backend: QueueBackend) -> Iterator[Finding]:
-    """Yield queues that must have been made, and are missing."""
-    if backend.capabilities.makes_queues:
-        return
-    for queue in queues_of(pool):
+    for queue in () if backend.capabilities.makes_queues else queues_of(pool):
         try:
             backend.stats(queue)
         except BackendUnavailable:
@@ -111,8 +100,3 @@ def judge_skew(ahead: float | None, blur: float) -> Finding:
     why = "jobs with a time (scheduled_at, expires_in) are run, or thrown away, that much too early or too late"
     level = Level.PROBLEM if off > SKEW_BAD else Level.WARNING
     return Finding("broker.clock", level, found, why, "run an NTP client on both machines")
-
-
-def _silent(error: JobpoolError) -> Finding:
-    why = "nothing can be enqueued or fetched"
-    return Finding("broker", Level.PROBLEM, str(error), why, "start it, or mend the setting `backend`")

@@ -36,7 +36,7 @@ def judge(settings: Settings) -> Iterator[Finding]:
 
 
 def judge_file(config: ConfigFile) -> Iterator[Finding]:
-    """Return whether everybody on the machine can read a secret in the configuration file."""
+    """Judge if everybody on the machine can read a secret in the configuration file."""
     check, backend = "configuration-file", config.values.get("backend")
     if config.path is None:
         return
@@ -54,13 +54,9 @@ def judge_file(config: ConfigFile) -> Iterator[Finding]:
 
 def judge_fit(settings: Settings) -> Iterator[Finding]:
     """Judge limits of queues that the pool does not serve."""
-    check = "settings"
-    why = "it limits nothing here"
-    unserved = [
-        Finding(check, Level.WARNING, told, why, "correct the name, or leave it to the pool that serves the queue")
-        for told in unserved_limits(settings)
-    ]
-    yield from unserved or [Finding(check, Level.OK, "the settings fit together")]
+    why, mend = "it limits nothing here", "correct the name, or leave it to the pool that serves the queue"
+    unserved = [Finding("settings", Level.WARNING, told, why, mend) for told in unserved_limits(settings)]
+    yield from unserved or [Finding("settings", Level.OK, "the settings fit together")]
 
 
 def judge_crashes(max_crashes: int) -> Finding:
@@ -83,16 +79,10 @@ def judge_keys(settings: Settings) -> Iterator[Finding]:
     if not keys:
         yield _no_key(check, settings.backend)
         return
-    bad = [*_exposed(settings), *_weak(check, keys)]
-    yield from bad or [
-        Finding(check, Level.OK, f"messages are signed ({len(keys)} key{'s' if len(keys) != 1 else ''})")
-    ]
-
-
-def _exposed(settings: Settings) -> Iterator[Finding]:
-    found = None if settings.signing_key_file is None else judge_key_file(settings.signing_key_file)
-    if found is not None:
-        yield found
+    file = settings.signing_key_file
+    exposed = None if file is None else judge_key_file(file)
+    well = Finding(check, Level.OK, f"messages are signed ({len(keys)} key{'s' if len(keys) != 1 else ''})")
+    yield from [*([exposed] if exposed else []), *_weak(check, keys)] or [well]
 
 
 def _weak(check: str, keys: Sequence[str]) -> Iterator[Finding]:
@@ -134,9 +124,8 @@ def judge_ttl(ttl: float, url: str) -> Finding:
         return Finding("ttl", Level.WARNING, f"ttl is {ttl:g} s", why, "set ttl to 30")
     if ttl > LONG_TTL:
         why = "after the death of a machine its jobs wait for so long until another pool gets them"
-        return Finding(
-            "ttl", Level.WARNING, f"ttl is {ttl:g} s", why, "set ttl to 30: leases are renewed, jobs may take longer"
-        )
+        mend = "set ttl to 30: leases are renewed, jobs may take longer"
+        return Finding("ttl", Level.WARNING, f"ttl is {ttl:g} s", why, mend)
     return Finding("ttl", Level.OK, f"ttl is {ttl:g} s, and {limit}")
 
 
