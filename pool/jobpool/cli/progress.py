@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from types import TracebackType
 
 from jobpool.broker.opening import open_backend
 from jobpool.ipc.board_views import HeaderView
@@ -48,30 +47,25 @@ class Progress:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        board = self._board or self._open()
-        if board is not None:
-            self._show(board.header.read())
-            board.close()
+        self._show()
+        if self._board is not None:
+            self._board.close()
         self._lines.status("")
 
     def _draw(self) -> None:
         while not self._over.wait(REDRAW_PAUSE_S):
-            board = self._board = self._board or self._open()
-            if board is not None:
-                self._show(board.header.read())
+            self._show()
 
-    def _open(self) -> Scoreboard | None:
-        try:
-            return Scoreboard.open(self._path)
-        except (OSError, ValueError):
-            return None
-
-    def _show(self, header: HeaderView) -> None:
+    def _show(self) -> None:
+        if self._board is None:
+            try:
+                self._board = Scoreboard.open(self._path)
+            except (OSError, ValueError):
+                return
+        header = self._board.header.read()
         if not header.torn:
             self._lines.status(bar(header, self._total, time.monotonic() - self._since))
 

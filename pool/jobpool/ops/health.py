@@ -38,7 +38,14 @@ class Health:
 
 def examine(header: HeaderView, pool: PoolFile, now: float) -> list[Check]:
     """Return the checks of one pool. `now`: CLOCK_MONOTONIC seconds, as the times in the header."""
-    return [_loop(header, pool, now), _children(header), _broker(header, now), _reaper(header, now), _boot(header)]
+    broker, reaper = seconds_since(header.broker_ok_at, header, now), seconds_since(header.reaped_at, header, now)
+    return [
+        _loop(header, pool, now),
+        _children(header),
+        _regular("broker", header.backend, "answered", "asked", broker, header.broker_interval),
+        _regular("reaper", "the reaper", "ran", "due", reaper, header.reap_interval),
+        _boot(header),
+    ]
 
 
 def look(pool: PoolFile, now: float | None = None) -> Health:
@@ -67,22 +74,12 @@ def _children(header: HeaderView) -> Check:
     return Check("children", False, count + (f": {header.problem}" if header.problem else ""))
 
 
-def _broker(header: HeaderView, now: float) -> Check:
-    silent = seconds_since(header.broker_ok_at, header, now)
+def _regular(name: str, who: str, did: str, due: str, silent: float, interval: float) -> Check:
+    """Judge something that must happen each `interval` seconds, and last did `silent` seconds ago."""
     ago = format_duration(silent)
-    if silent > MISSED * header.broker_interval:
-        every = format_duration(header.broker_interval)
-        return Check("broker", False, f"{header.backend} last answered {ago} ago; it is asked every {every}")
-    return Check("broker", True, f"{header.backend} answered {ago} ago")
-
-
-def _reaper(header: HeaderView, now: float) -> Check:
-    silent = seconds_since(header.reaped_at, header, now)
-    ago = format_duration(silent)
-    if silent > MISSED * header.reap_interval:
-        every = format_duration(header.reap_interval)
-        return Check("reaper", False, f"the reaper last ran {ago} ago; it is due every {every}")
-    return Check("reaper", True, f"the reaper ran {ago} ago")
+    if silent > MISSED * interval:
+        return Check(name, False, f"{who} last {did} {ago} ago; it is {due} every {format_duration(interval)}")
+    return Check(name, True, f"{who} {did} {ago} ago")
 
 
 def _boot(header: HeaderView) -> Check:
