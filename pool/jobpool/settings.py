@@ -508,9 +508,13 @@ def _check_key(key: str, source: str, prefix: str = "") -> None:
 def _environment_layer(file: ConfigFile) -> Layer:
     found: Layer = {}
     for variable, text in os.environ.items():
-        key = _environment_key(variable) if variable.startswith(PREFIX) else None
+        word = variable.removeprefix(PREFIX)
+        key = word.lower()
+        if word == variable or (key not in KEYS and (word in NOT_SETTINGS or KUBERNETES.fullmatch(word))):
+            continue
+        _check_key(key, f"environment variable {variable}", PREFIX)
         # An empty variable is how compose files spell "not set"; an empty key would silently switch signing off.
-        if key and (text or key == "signing_key"):
+        if text or key == "signing_key":
             found[key] = (variable, text)
     if "JOBS_SIGNING_KEY" in os.environ:
         found.setdefault("signing_key", ("JOBS_SIGNING_KEY", os.environ["JOBS_SIGNING_KEY"]))
@@ -518,12 +522,3 @@ def _environment_layer(file: ConfigFile) -> Layer:
         # Of the keys the first that is set decides, and the file's setting comes before the environment's.
         found.pop("signing_key", None)
     return found
-
-
-def _environment_key(variable: str) -> str | None:
-    word = variable.removeprefix(PREFIX)
-    key = word.lower()
-    if key not in KEYS and (word in NOT_SETTINGS or KUBERNETES.fullmatch(word)):
-        return None
-    _check_key(key, f"environment variable {variable}", PREFIX)
-    return key

@@ -216,7 +216,14 @@ def list_claims(session: Session, queues: tuple[str, ...], json_: bool) -> None:
     with session.broker() as backend:
         _ = backend.claims  # where there are none, that is the answer, whatever queues there are
         held = [one for name in queues or backend.queues() for one in _select(backend, name).claims()]
-    answer(json_, held, _held_values, CLAIMS, _held_row, "there are no claims")
+    answer(
+        json_,
+        held,
+        lambda one: {key: value for key, value in asdict(one).items() if key != "messages"},
+        CLAIMS,
+        _held_row,
+        "there are no claims",
+    )
 
 
 def _select(backend: QueueBackend, queue: str, max_claims: int = 0) -> Queue:
@@ -325,9 +332,7 @@ def _claim_values(claim: Claim) -> dict[str, Any]:
 
 
 def _held_values(held: HeldClaim) -> dict[str, Any]:
-    values = asdict(held)
-    del values["messages"]
-    return values
+    return {key: value for key, value in asdict(held).items() if key != "messages"}
 
 
 def _held_row(held: HeldClaim) -> list[str]:

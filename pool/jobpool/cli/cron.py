@@ -56,15 +56,18 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
     Without --once or --test-time it runs until SIGTERM or SIGINT; a second one ends an inline job, too. The broker must
     answer at the start; a later outage is waited out. --test-time really enqueues and runs the jobs.
     """
-    at = None if test_time is None else parse_time(test_time)
+    from jobpool.cron.service import opened, runner_of, schedules_of, serve
+
+    at = None if test_time is None else _parse_time(test_time)
     start = _start(session, flags)
     if not (once or at):
-        from jobpool.cron.service import serve
-
         configure(start.log_level, start.log_format).write_in_background()
         serve(start)
         return
-    firings = _fire(start, at)
+    schedulers = schedules_of(start.options)
+    with opened(start) as backend:
+        runner = runner_of(start, backend, schedulers)
+        firings = runner.run() if at is None else runner.try_out(at)
     answer(json_, firings, lambda firing: firing.to_dict(), FIRED, _firing_cells, "nothing is due")
     ctx.exit(int(any(firing.status.value in ("failed", "later") for firing in firings)))
 
@@ -92,16 +95,20 @@ def next_(session: Session, schedule: str | None, limit: int, json_: bool, **fla
     """
     start = _start(session, flags)
     plan = _plan(start)
-    wanted = [_named(plan, schedule)] if schedule else plan
-    coming = _coming([planned for planned in wanted if planned.why_not(start.environment) is None], limit)
-    answer(json_, coming, _coming_values, COMING, _coming_cells, "nothing is due any more")
-    _note_left_out(wanted, start.environment)
+    if schedule:
+        names = [planned.name for planned in plan]
+        if schedule not in names:
+            near = f"{nearest(schedule, names)}; there are {', '.join(names)}"
+            raise ConfigurationError(f"no schedule is named {schedule!r}{near}")
+        plan = [plan[names.index(schedule)]]
+    now = datetime.now(UTC)
+    ahead = [_instants(planned, now) for planned in plan if planned.why_not(start.environment) is None]
+    coming = [row for _, row in islice(heapq.merge(*ahead, key=itemgetter(0)), limit)]
+    answer(json_, coming, dict, COMING, _coming_cells, "nothing is due any more")
+    _note_left_out(plan, start.environment)
 
 
-# --- what they work with ----------------------------------------------------------------------------------------------
-
-
-def parse_time(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     """Return an ISO 8601 moment; without an offset, UTC. Raises `click.UsageError`."""
     try:
         moment = datetime.fromisoformat(text)
@@ -131,15 +138,6 @@ def _plan(start: CronStart) -> list[Planned]:
     return plan(schedules_of(start.options))
 
 
-def _fire(start: CronStart, at: datetime | None) -> list[Firing]:
-    from jobpool.cron.service import opened, runner_of, schedules_of
-
-    schedulers = schedules_of(start.options)
-    with opened(start) as backend:
-        runner = runner_of(start, backend, schedulers)
-        return runner.run() if at is None else runner.try_out(at)
-
-
 def _asked(start: CronStart, plan: list[Planned]) -> tuple[datetime, dict[str, Record]]:
     """Return the time and the records of these schedules, if the broker keeps any."""
     from jobpool.cron.records import Records
@@ -153,24 +151,15 @@ def _asked(start: CronStart, plan: list[Planned]) -> tuple[datetime, dict[str, R
         return now, Records(backend.keys, "-").load(planned.name for planned in plan)
 
 
-def _named(plan: list[Planned], name: str) -> Planned:
-    names = [planned.name for planned in plan]
-    if name not in names:
-        raise ConfigurationError(f"no schedule is named {name!r}{nearest(name, names)}; there are {', '.join(names)}")
-    return plan[names.index(name)]
-
-
-def _coming(plan: list[Planned], count: int) -> list[tuple[datetime, Planned]]:
-    """Return the first `count` instants of all of them together, from now on."""
-    now = datetime.now(UTC)
-    instants = [_instants(planned, now) for planned in plan]
-    return list(islice(heapq.merge(*instants, key=itemgetter(0)), count))
-
-
-def _instants(planned: Planned, after: datetime) -> Iterator[tuple[datetime, Planned]]:
+def _instants(planned: Planned, after: datetime) -> Iterator[tuple[datetime, dict[str, str]]]:
     while (at := planned.schedule.next(after)) is not None:
-        yield at, planned
+        yield at, {"name": planned.name, "at": rfc3339(at), "zone": planned.schedule.zone}
         after = at
+
+
+def _coming_cells(row: dict[str, str]) -> list[str]:
+    local = datetime.fromisoformat(row["at"]).astimezone(ZoneInfo(row["zone"]))
+    return [row["at"], f"{local:%a %Y-%m-%d %H:%M %Z}", row["name"]]
 
 
 def _note_left_out(wanted: list[Planned], environment: str | None) -> None:
@@ -184,9 +173,6 @@ def _note_left_out(wanted: list[Planned], environment: str | None) -> None:
         reasons.append(elsewhere + ", ".join(sorted(names)))
     if reasons:
         note(f"{len(out)} left out: {'; '.join(reasons)}")
-
-
-# --- how they look ----------------------------------------------------------------------------------------------------
 
 
 def _firing_cells(firing: Firing) -> list[str]:
@@ -224,14 +210,3 @@ def _cells(row: dict[str, Any]) -> list[str]:
     where = f"in {', '.join(row['environments'])}" if row["environments"] else "everywhere"
     times = [row["last"] or "-", row["next"] or "-"]
     return [row["name"], row["expression"], row["zone"], queue, *times, where if row["enabled"] else "disabled", shown]
-
-
-def _coming_values(one: tuple[datetime, Planned]) -> dict[str, Any]:
-    at, planned = one
-    return {"name": planned.name, "at": rfc3339(at), "zone": planned.schedule.zone}
-
-
-def _coming_cells(one: tuple[datetime, Planned]) -> list[str]:
-    at, planned = one
-    local = f"{at.astimezone(ZoneInfo(planned.schedule.zone)):%a %Y-%m-%d %H:%M %Z}"
-    return [rfc3339(at), local, planned.name]

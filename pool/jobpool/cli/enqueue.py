@@ -103,19 +103,15 @@ def _from_lines(file: IO[bytes], handler: str | None, defaults: dict[str, Any]) 
         if not line.strip():
             continue
         try:
-            yield _definition({**defaults, **_read_line(line, handler)})
+            value = json.loads(line)
+            if handler is not None:
+                value = {"handler": handler, "payload": value}
+            elif not isinstance(value, dict) or "handler" not in value:
+                raise ValueError('it is not an object with "handler"; name a HANDLER if the lines are payloads')
+            yield _definition({**defaults, **value})
         except (ValueError, RecursionError, click.UsageError) as error:
             reason = error.format_message() if isinstance(error, click.UsageError) else error
             raise InvalidJob(f"line {number}: {reason}") from None
-
-
-def _read_line(line: bytes, handler: str | None) -> dict[str, Any]:
-    value = json.loads(line)
-    if handler is not None:
-        return {"handler": handler, "payload": value}
-    if not isinstance(value, dict) or "handler" not in value:
-        raise ValueError('it is not an object with "handler"; name a HANDLER if the lines are payloads')
-    return value
 
 
 def _definition(values: dict[str, Any]) -> JobDefinition:

@@ -34,7 +34,7 @@ def init(session: Session, directory: Path, force: bool, broker_only: bool) -> N
     there = [directory / name for name in FILES if (directory / name).exists()]
     if there and not force:
         raise click.UsageError(f"{' and '.join(map(str, there))} exists already; --force overwrites")
-    url = session.backend_flag()
+    url = session.flags["backend"]
     if url is not None:
         _prepare(session)  # first: a URL that does not work must not be written down
     _write(directory, url)

@@ -19,7 +19,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -147,21 +147,18 @@ def arrange(group: click.Group, words: Sequence[str], default: str, *, complete:
     verb = words[place]
     command = group.commands.get(verb)
     if command is None:
-        raise click.UsageError(_unknown_verb(verb, sorted(group.commands)))
+        verbs = sorted(group.commands)
+        near = [
+            one
+            for one in difflib.get_close_matches(verb, verbs, cutoff=NEAR)
+            if one not in DESTRUCTIVE_VERBS or difflib.get_close_matches(verb, [one], cutoff=VERY_NEAR)
+        ]
+        hint = f"did you mean {near[0]!r}?" if near else f"the verbs are {', '.join(verbs)}"
+        raise click.UsageError(f"{verb!r} is no verb of jobpool; {hint}")
     rest = [*words[:place], *words[place + 1 :]]
     if isinstance(command, click.Group):
         rest = arrange(command, rest, "list", complete=complete)
     return [verb, *rest]
-
-
-def _unknown_verb(word: str, verbs: Sequence[str]) -> str:
-    near = [
-        verb
-        for verb in difflib.get_close_matches(word, verbs, cutoff=NEAR)
-        if verb not in DESTRUCTIVE_VERBS or difflib.get_close_matches(word, [verb], cutoff=VERY_NEAR)
-    ]
-    hint = f"did you mean {near[0]!r}?" if near else f"the verbs are {', '.join(verbs)}"
-    return f"{word!r} is no verb of jobpool; {hint}"
 
 
 def _first_plain(words: Sequence[str], takes: dict[str, bool]) -> int | None:
@@ -211,7 +208,7 @@ def walk(group: click.Group) -> Iterator[click.Command]:
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-def _guarded(run: Callable[[], object], words: Iterable[str]) -> int:
+def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
     """Run it and return the exit code. An exception becomes a sentence on stderr."""
     try:
         result = run()
@@ -226,15 +223,11 @@ def _guarded(run: Callable[[], object], words: Iterable[str]) -> int:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return FAILED
     except Exception as error:  # noqa: BLE001 -- the last one to catch it; the alternative is a traceback for the user
-        if _wants_traceback(words):
+        letters = sum(word.count("v") for word in words if re.fullmatch(r"-[vq]+", word))
+        if os.environ.get("JOBPOOL_DEBUG") or letters + words.count("--verbose") >= 2:
             click.echo(printable(traceback.format_exc()), err=True, nl=False)
         return _report(error)
     return result if isinstance(result, int) else 0
-
-
-def _wants_traceback(words: Iterable[str]) -> bool:
-    letters = sum(word.count("v") for word in words if re.fullmatch(r"-[vq]+", word))
-    return bool(os.environ.get("JOBPOOL_DEBUG")) or letters + list(words).count("--verbose") >= 2
 
 
 def _report(error: Exception) -> int:

@@ -35,8 +35,7 @@ class Command(click.Command):
         @functools.wraps(callback)
         def with_session(**params: Any) -> Any:
             flags = {key: params.pop(key) for key in ("config", *COMMON_KEYS)}
-            louder = {key: params.pop(key) for key in ("verbose", "quiet")}
-            return callback(Session(flags, **louder), **params)
+            return callback(Session(flags, params.pop("verbose") - params.pop("quiet")), **params)
 
         _stack(with_session, [*map(setting, COMMON_KEYS), *_OTHERS])
         common: list[click.Parameter] = with_session.__click_params__[::-1]  # type: ignore[attr-defined]

@@ -77,9 +77,6 @@ def bar(header: HeaderView, total: int, seconds: float) -> str:
     filled = BAR_CHARS * done // total if total else BAR_CHARS
     rate = done / seconds if seconds > 0 else 0.0
     left = f"  {format_duration((total - done) / rate)} left" if rate and done < total else ""
-    return f"{'█' * filled}{'░' * (BAR_CHARS - filled)} {done:,}/{total:,}  {rate:,.0f} jobs/s{left}{_trouble(header)}"
-
-
-def _trouble(header: HeaderView) -> str:
+    shown = f"{'█' * filled}{'░' * (BAR_CHARS - filled)} {done:,}/{total:,}  {rate:,.0f} jobs/s{left}"
     counts = {"retried": header.requeued, "timed out": header.timed_out, "crashed": header.crashed, "dead": header.dead}
-    return "".join(f"  {count:,} {word}" for word, count in counts.items() if count)
+    return shown + "".join(f"  {count:,} {word}" for word, count in counts.items() if count)

@@ -28,18 +28,18 @@ class Session:
 
     Args:
         flags: The common flags, as they were typed; None = not given.
-        verbose: How many `-v`; `quiet` the same of `-q`.
+        louder: How many `-v`, less how many `-q`.
     """
 
-    def __init__(self, flags: Mapping[str, str | None], *, verbose: int, quiet: int) -> None:
-        self._flags = dict(flags)
-        self._config = self._flags.pop("config", None)
-        self._louder = verbose - quiet
+    def __init__(self, flags: Mapping[str, str | None], louder: int) -> None:
+        self.flags = dict(flags)
+        self._config = self.flags.pop("config", None)
+        self._louder = louder
 
     def settings(self, **more: Any) -> Settings:
         """Return the settings that apply, with `more` flags, if they were given. Raises `ConfigurationError`."""
         flags = {key: value for key, value in more.items() if value != ()}
-        return load({**self._flags, **flags}, config=self._config)
+        return load({**self.flags, **flags}, config=self._config)
 
     def pool(self, flags: Mapping[str, Any], **mode: Any) -> Settings:
         """Return the settings of a pool; `mode` are fields that no source sets. Raises `ConfigurationError`."""
@@ -54,7 +54,7 @@ class Session:
 
     def log_level(self, configured: str) -> str:
         """Return the level that -v and -q make of `configured`; -l is final."""
-        if self._flags["log_level"] is not None:
+        if self.flags["log_level"] is not None:
             return configured
         place = LEVELS.index(configured) - self._louder
         return LEVELS[min(max(place, 0), len(LEVELS) - 1)]
@@ -66,7 +66,7 @@ class Session:
         from jobpool.message.signing import EnvelopeSigner
 
         settings = self.settings()
-        asked = self._flags["log_level"] is not None
+        asked = self.flags["log_level"] is not None
         configure(self.log_level(settings.log_level if asked else "warning"), settings.log_format)
         backend = open_backend(settings.backend, signer=EnvelopeSigner(settings.signing_keys() or None))
         try:
@@ -74,19 +74,11 @@ class Session:
         finally:
             backend.close()
 
-    def backend_flag(self) -> str | None:
-        """Return the broker's URL as it was typed; None = not given."""
-        return self._flags["backend"]
-
-    def pool_name(self) -> str | None:
-        """Return the name that was asked for on the command line; None = every pool."""
-        return self._flags["name"]
-
     def runtime_dir(self) -> Path:
         """Return the runtime directory, without reading the settings as a whole: health probes come often."""
         from jobpool.ops.runtime_dir import runtime_dir
 
-        named: object = self._flags["runtime_dir"] or os.environ.get("JOBPOOL_RUNTIME_DIR")
+        named: object = self.flags["runtime_dir"] or os.environ.get("JOBPOOL_RUNTIME_DIR")
         named = named or self.config_file().values.get("runtime_dir")
         if named is not None and not isinstance(named, str):
             raise ConfigurationError(f"runtime_dir must be a text, not {named!r}")

@@ -54,14 +54,14 @@ def health(ctx: click.Context, session: Session, json_: bool) -> None:
     from jobpool.ops.runtime_dir import discover
 
     directory = session.runtime_dir()
-    found = [look(pool) for pool in discover(directory, session.pool_name())]
+    found = [look(pool) for pool in discover(directory, session.flags["name"])]
     if json_:
         answer_json([_values(one) for one in found])
     else:
         for one in found:
             tell(one)
     if not found:
-        note(_no_pool(session.pool_name(), str(directory)))
+        note(_no_pool(session.flags["name"], str(directory)))
         ctx.exit(NO_POOL)
     ctx.exit(0 if all(one.ok for one in found) else DEGRADED)
 
@@ -97,8 +97,8 @@ def top(ctx: click.Context, session: Session, once: bool, interval: float, json_
     from jobpool.ops.top import Watcher
 
     directory = session.runtime_dir()
-    nobody = _no_pool(session.pool_name(), str(directory))
-    with Watcher(partial(discover, directory, session.pool_name())) as watcher:
+    nobody = _no_pool(session.flags["name"], str(directory))
+    with Watcher(partial(discover, directory, session.flags["name"])) as watcher:
         if json_:
             answer_json([asdict(sample) for sample in watcher.sample()])
         elif once or not sys.stdout.isatty():
