@@ -54,15 +54,13 @@ from jobpool.message.units import parse_duration, parse_size
 from jobpool.policy.retry import RetryPolicy, parse_retry
 
 PREFIX = "JOBPOOL_"
-NOT_SETTINGS = frozenset({"CONFIG", "DEBUG", "FAILPOINT", "LEDGER"})
-"""JOBPOOL_* variables that are not settings."""
+NOT_SETTINGS = frozenset({"CONFIG", "DEBUG", "FAILPOINT", "LEDGER"})  # JOBPOOL_* variables that are not settings
 
 KUBERNETES = re.compile(r"(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?")
 """Variables that Kubernetes puts into every container beside a service that is called `jobpool`."""
 
 
-ANY_COMMAND = "*"
-"""Among the allowed shell commands: any program."""
+ANY_COMMAND = "*"  # among the allowed shell commands: any program
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +153,9 @@ class Setting:
 COMMON = "Common options"
 
 
-def _setting(
-    section: str,
-    kind: Kind,
-    means: str,
-    default: str | None = None,
-    *,
-    factory: Callable[[], Any] | None = None,
-    **about: Any,
-) -> Any:
+def _setting(section: str, kind: Kind, means: str, default: str | None = None, **about: Any) -> Any:
     """Return the field of a setting; `about` as in `Setting`. `factory` makes the default anew for each `Settings`."""
+    factory = about.pop("factory", None)
     setting = Setting(kind=kind, means=means, default=default, section=section, **about)
     metadata = {"setting": setting}
     if factory is not None or isinstance(kind.empty, dict):
@@ -404,8 +395,7 @@ def _settings() -> dict[str, Setting]:
     return found
 
 
-SETTINGS: Mapping[str, Setting] = _settings()
-"""Key → setting, in the order of `--help` and of the docs."""
+SETTINGS: Mapping[str, Setting] = _settings()  # key → setting, in the order of `--help` and of the docs
 
 KEYS = frozenset(SETTINGS)
 
@@ -480,8 +470,7 @@ def removed(source: str, key: str) -> str:
     return f"{source} is not a setting any more: {REMOVED[key]}"
 
 
-Layer = dict[str, tuple[str, Any]]
-"""Key → source and value."""
+Layer = dict[str, tuple[str, Any]]  # key → source and value
 
 
 def _file_layer(file: ConfigFile) -> Layer:

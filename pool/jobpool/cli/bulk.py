@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.messages import limit_option, none_matches, queue_option, read_filter, row, show, terms_argument
+from jobpool.cli import messages
+from jobpool.cli.messages import meet_queues, queue_option, read_filter, terms_argument
 from jobpool.cli.options import Command, as_json, confirmed, option
 from jobpool.cli.output import note, plural, say
-from jobpool.cli.queues import meet_queues, unseen
 from jobpool.cli.session import Session
 from jobpool.errors import JobpoolError, Unsupported
 from jobpool.message.printable import one_line
@@ -28,21 +28,16 @@ if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.broker.values import MessageFilter, Verb
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
+INTERRUPTED = 130  # exit code after Ctrl-C
 
 EXAMPLES = 5
 
-MOST_KEPT = 1_000_000
-"""The largest --keep: what is kept is counted."""
-
-CAP = 100_000
-"""Counting stops here, so that a look costs little however long the queue is."""
+MOST_KEPT = 1_000_000  # the largest --keep: what is kept is counted
+CAP = 100_000  # counting stops here, so that a look costs little however long the queue is
 
 BATCH = 1000
 
-TICK = 0.25
-"""Seconds between two calls when a rate is asked for that is above one message in this time."""
+TICK = 0.25  # seconds between two calls when a rate is asked for that is above one message in this time
 
 all_option = option("--all", "all_", is_flag=True, help="Select every message, in place of a FILTER.")
 letters_argument = click.argument("terms", nargs=-1, metavar="[FILTER|ID]...")
@@ -51,11 +46,11 @@ letters_argument = click.argument("terms", nargs=-1, metavar="[FILTER|ID]...")
 @click.command("list", cls=Command)
 @terms_argument
 @queue_option
-@limit_option
+@messages.limit_option
 @as_json
 def dead_list(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
     """List dead letters with reason and cause. FILTER as in `jobpool list`, such as reason:timeout "age:<1h"."""
-    show(session, _dead(read_filter(terms, queue)), limit, json_, dead=True)
+    messages.show(session, _dead(read_filter(terms, queue)), limit, json_, dead=True)
 
 
 @click.command("retry", cls=Command, short_help="Retry dead letters.")
@@ -80,10 +75,7 @@ def dead_retry(
     from jobpool.broker.values import Verb
 
     where = _dead(_chosen(terms, queue, asked))
-    with session.broker() as backend:
-        if not backend.capabilities.makes_queues:
-            meet_queues(session, backend, where.queue)
-        _carry_out(Sweep(backend, where, Verb.RESUME if keep_counters else Verb.RETRY, rate=rate), asked)
+    _carry_out(session, where, Verb.RESUME if keep_counters else Verb.RETRY, asked, rate=rate)
 
 
 @click.command("purge", cls=Command)
@@ -101,10 +93,7 @@ def dead_purge(
 
     older = () if older_than is None else (f"age:>{older_than}",)
     where = _dead(_chosen(terms, queue, asked, older, is_bounded=bool(keep or older)))
-    with session.broker() as backend:
-        if not backend.capabilities.makes_queues:
-            meet_queues(session, backend, where.queue)
-        _carry_out(Sweep(backend, where, Verb.DELETE, keep=keep), asked)
+    _carry_out(session, where, Verb.DELETE, asked, keep=keep)
 
 
 @click.command("purge", cls=Command, short_help="Delete messages.")
@@ -120,14 +109,7 @@ def purge(session: Session, terms: tuple[str, ...], queue: str | None, **asked: 
     if State.LEASED in where.states:
         raise click.UsageError("leased messages cannot be purged: they are being worked on")
     anywhere = (State.DEAD,) if where.reason is not None else (State.WAITING, State.DELAYED, State.DEAD)
-    where = replace(where, states=where.states or anywhere)
-    with session.broker() as backend:
-        queues = [] if backend.capabilities.makes_queues else meet_queues(session, backend, where.queue)
-        if _goes_whole(backend, where):
-            queues = queues or meet_queues(session, backend, where.queue)
-            _carry_out(WholeQueues(backend, where, Verb.DELETE, queues=queues), asked)
-        else:
-            _carry_out(Sweep(backend, where, Verb.DELETE), asked)
+    _carry_out(session, replace(where, states=where.states or anywhere), Verb.DELETE, asked)
 
 
 def _chosen(
@@ -171,7 +153,17 @@ def _goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
     )
 
 
-def _carry_out(sweep: Sweep, asked: dict[str, bool]) -> None:
+def _carry_out(session: Session, where: MessageFilter, verb: Verb, asked: dict[str, bool], **limits: Any) -> None:
+    with session.broker() as backend:
+        queues = [] if backend.capabilities.makes_queues else meet_queues(session, backend, where.queue)
+        if _goes_whole(backend, where):
+            queues = queues or meet_queues(session, backend, where.queue)
+            _confirm_and_run(WholeQueues(backend, where, verb, queues=queues), asked)
+        else:
+            _confirm_and_run(Sweep(backend, where, verb, **limits), asked)
+
+
+def _confirm_and_run(sweep: Sweep, asked: dict[str, bool]) -> None:
     from jobpool.broker.values import Verb
 
     word, done = ("purge", "purged") if sweep.verb is Verb.DELETE else ("retry", "retried")
@@ -179,7 +171,7 @@ def _carry_out(sweep: Sweep, asked: dict[str, bool]) -> None:
     _check_ids(sweep, count)
     if not count:
         kept = "no message is older than the newest to keep"
-        note(kept if sweep.keep else none_matches(sweep.backend, sweep.where))
+        note(kept if sweep.keep else messages.none_matches(sweep.backend, sweep.where))
         return
     if asked["dry_run"]:
         _preview(sweep, f"would {word}", count, say)
@@ -210,7 +202,7 @@ def _why_not(backend: QueueBackend, ident: str, where: MessageFilter) -> str:
     """Return why the filter does not match this message; "" = it does."""
     message = backend.inspect(ident)
     if message is None:
-        return f"there is no such message: {unseen(backend)}"
+        return f"there is no such message: {messages.unseen(backend)}"
     if message.state not in where.states:
         return f"it is {message.state.value}, not {' or '.join(where.states)}"
     if where.queue not in (None, message.queue):
@@ -228,7 +220,7 @@ def _preview(sweep: Sweep, word: str, count: int, tell: Callable[[str], None]) -
         return
     examples = sweep.backend.list_messages(sweep.where, limit=min(EXAMPLES, count))
     for message in examples:
-        ident, state, queue, handler, _, attempts, _, age, why = row(message)
+        ident, state, queue, handler, _, attempts, _, age, why = messages.row(message)
         shown = f"  {ident}  {state}  {queue}  {handler}  attempts={attempts}  age={age}  {why[:80]}"
         tell(one_line(shown).rstrip())
     if count > len(examples):

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 MESSAGES = columns("ID, HANDLER~, AGE>, LEFT>, CLAIMS>, MESSAGE~")
 LISTED = columns("ID, HANDLER~, AGE>, LEFT>, CLAIMS>, CLAIM, MESSAGE~")
 CLAIMS = columns("CLAIM, QUEUE~, MESSAGES>, AGE>, TTL>, GRACE>")
-MAX_SHOWN_CHARS = 200
-"""Characters of a message in a table."""
+MAX_SHOWN_CHARS = 200  # characters of a message in a table
 
 HOLD = "Hold them for so long; 60s to 12h."
 OUTLIVE = "A message outlives the claim by so long at least; 60s to 12h."
@@ -234,9 +233,6 @@ def _select(backend: QueueBackend, queue: str, max_claims: int = 0) -> Queue:
     return Queue(lambda: backend, queue, max_claims)
 
 
-# --- what was typed ---------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _wrong_usage() -> Iterator[None]:
     """Raise `click.UsageError`, with the bound, for a number out of its bounds."""
@@ -279,9 +275,6 @@ def _from_lines(file: Iterable[bytes]) -> Iterator[Any]:
                 yield _read_json(line)
             except (ValueError, RecursionError) as error:
                 raise InvalidJob(f"line {number} is no JSON value: {error}") from None
-
-
-# --- how they look ----------------------------------------------------------------------------------------------------
 
 
 def _message_row(message: ClaimMessage) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import chain, islice
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -31,7 +31,7 @@ BATCH_JOBS = 1000
 @option("--delay", metavar="TIME", help="Time from now before which it does not run.")
 @option("--max-retries", type=int, metavar="N", help="Number of retries after a failed first run.")
 @option("--timeout", metavar="TIME", help="Hard timeout of an attempt; 0 = unlimited.")
-@option("--id", "ident", metavar="ID", help="Id of the message; to enqueue a known id again changes nothing.")
+@option("--id", metavar="ID", help="Id of the message; to enqueue a known id again changes nothing.")
 @option("--job-name", metavar="NAME", help="Name of the job, in logs and for --single-instance.  [default: HANDLER]")
 @option("--expires-in", metavar="TIME", help="Time from now after which it is not started any more, but dead.")
 @option("--idempotency-key", metavar="KEY", help="Key under which one job succeeds; later ones are skipped.")
@@ -55,8 +55,7 @@ def enqueue(
     may have "queue", "priority", "max_retries", "timeout", "delay", "expires_in", "id", "name", "idempotency_key",
     "unique", "single_instance" and "concurrency_key".
     """
-    renamed = {"ident": "id", "job_name": "name"}
-    defaults = {renamed.get(key, key): value for key, value in options.items() if value is not None}
+    defaults = {"name" if key == "job_name" else key: value for key, value in options.items() if value is not None}
     if file is not None:
         if payload:
             raise click.UsageError("a payload and --file exclude each other: the payloads are the lines of the file")
@@ -131,18 +130,13 @@ def _definition(values: dict[str, Any]) -> JobDefinition:
 
 
 def _enqueue(backend: QueueBackend, definitions: Iterator[JobDefinition]) -> Iterator[list[str]]:
-    """Enqueue in batches, all or none each; yields their ids."""
-    is_first = True
-    while batch := list(islice(definitions, BATCH_JOBS)):
-        if is_first:
-            _tell_of_ignored(backend, batch[0])
-        is_first = False
+    """Enqueue in batches, all or none each; yields their ids. Say which options of the first the broker ignores."""
+    can, scheme = backend.capabilities, backend.scheme
+    first = next(definitions, None)
+    if first and first.priority != JobDefinition(first.handler).priority and not can.priorities:
+        note(f"{scheme}:// knows no priorities (Capabilities.priorities): the job waits for those before it")
+    if first and first.identifier is not None and not can.keeps_records:
+        note(f"{scheme}:// knows no ids (Capabilities.keeps_records): enqueued again, it is a second message")
+    jobs = chain([first] if first else [], definitions)
+    while batch := list(islice(jobs, BATCH_JOBS)):
         yield backend.enqueue_many(batch)
-
-
-def _tell_of_ignored(backend: QueueBackend, job: JobDefinition) -> None:
-    """Say which options of a job the broker ignores."""
-    if job.priority != JobDefinition(job.handler).priority and not backend.capabilities.priorities:
-        note(f"{backend.scheme}:// knows no priorities (Capabilities.priorities): the job waits for those before it")
-    if job.identifier is not None and not backend.capabilities.keeps_records:
-        note(f"{backend.scheme}:// knows no ids (Capabilities.keeps_records): enqueued again, it is a second message")

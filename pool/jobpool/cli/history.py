@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from jobpool.telemetry.history.places import Place
     from jobpool.telemetry.metrics.rollup import Row
 
-MAX_FIELD_CHARS = 200
-"""Characters of a field, unless all is asked for."""
+MAX_FIELD_CHARS = 200  # characters of a field, unless all is asked for
 
 SPANS = {"minute": 60, "hour": 3600}
 
@@ -75,9 +74,6 @@ def history(session: Session, job: str | None, rollup: bool, json_: bool, **aske
     for name in names:
         say(name)
     note(f"{plural(len(names), 'name')} with recorded attempts" if names else "nothing is recorded")
-
-
-# --- attempts ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -140,9 +136,6 @@ def _moment(unix: Any) -> str:
         return f"{datetime.fromtimestamp(unix):%Y-%m-%d %H:%M:%S}"
     except (ValueError, OverflowError, OSError):
         return "-"
-
-
-# --- rollups ----------------------------------------------------------------------------------------------------------
 
 
 def _show_rollups(session: Session, asked: dict[str, Any], json_: bool) -> None:

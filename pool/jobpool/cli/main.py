@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from jobpool.cli import bulk, claims, cron, doctor, enqueue, history, init, messages, queues, run, top
+from jobpool.cli import bulk, claims, cron, doctor, enqueue, history, init, messages, run, top
 from jobpool.cli.bulk import INTERRUPTED
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.message.printable import printable
@@ -35,8 +35,7 @@ FAILED = 1
 USAGE = 2
 
 DEFAULT_VERB = "run"
-VERBS = "jobpool.verbs"
-"""Entry-point group of verbs that other packages bring: each a click command."""
+VERBS = "jobpool.verbs"  # entry-point group of verbs that other packages bring: each a click command
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 FOR_THE_GROUP = frozenset({"-h", "--help", "-V", "--version"})
@@ -285,8 +284,8 @@ GROUPS: dict[str, tuple[str, tuple[click.Command, ...]]] = {
 for name, (means, verbs) in GROUPS.items():
     cli.add_command(Verbs(name, {verb.name or "": verb for verb in verbs}, help=means))
 for command in (
-    *(run.run, enqueue.enqueue, queues.stats, messages.list_, messages.inspect, bulk.purge),
-    *(queues.reap, top.top, top.health, history.history, doctor.doctor, init.init),
+    *(run.run, enqueue.enqueue, messages.stats, messages.list_, messages.inspect, bulk.purge),
+    *(messages.reap, top.top, top.health, history.history, doctor.doctor, init.init),
 ):
     cli.add_command(command)
 

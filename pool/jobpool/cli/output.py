@@ -20,8 +20,7 @@ from jobpool.telemetry.logs import is_colourful
 
 T = TypeVar("T")
 
-MIN_COLUMN_CHARS = 8
-"""Characters that a column keeps, however narrow the terminal is."""
+MIN_COLUMN_CHARS = 8  # characters that a column keeps, however narrow the terminal is
 
 
 @dataclass(frozen=True, slots=True)

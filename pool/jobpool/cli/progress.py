@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from jobpool.broker.opening import open_backend
 from jobpool.ipc.board_views import HeaderView
@@ -25,49 +27,38 @@ def backlog(pool: Settings) -> int:
         backend.close()
 
 
-class Progress:
-    """Draws while the block runs.
+@contextmanager
+def progress(path: str, total: int, lines: LineHandler) -> Iterator[None]:
+    """Draw while the block runs.
 
     Args:
-        board: Path of the scoreboard, which may appear later.
+        path: Of the scoreboard, which may appear later.
         total: Messages at the start; more may come.
         lines: The log, which the bar stays below.
     """
+    since, over = time.monotonic(), threading.Event()
 
-    def __init__(self, board: str, total: int, lines: LineHandler) -> None:
-        self._path = board
-        self._total = total
-        self._lines = lines
-        self._since = time.monotonic()
-        self._board: Scoreboard | None = None
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._draw, name="jobpool-progress", daemon=True)
+    def draw() -> None:
+        board = None
+        while True:
+            is_last = over.wait(REDRAW_PAUSE_S)
+            with suppress(OSError, ValueError):
+                board = board or Scoreboard.open(path)
+            if board is not None and not (header := board.header.read()).torn:
+                lines.status(bar(header, total, time.monotonic() - since))
+            if is_last:
+                break
+        if board is not None:
+            board.close()
+        lines.status("")
 
-    def __enter__(self) -> Progress:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        self._show()
-        if self._board is not None:
-            self._board.close()
-        self._lines.status("")
-
-    def _draw(self) -> None:
-        while not self._over.wait(REDRAW_PAUSE_S):
-            self._show()
-
-    def _show(self) -> None:
-        if self._board is None:
-            try:
-                self._board = Scoreboard.open(self._path)
-            except (OSError, ValueError):
-                return
-        header = self._board.header.read()
-        if not header.torn:
-            self._lines.status(bar(header, self._total, time.monotonic() - self._since))
+    thread = threading.Thread(target=draw, name="jobpool-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def bar(header: HeaderView, total: int, seconds: float) -> str:

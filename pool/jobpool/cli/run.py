@@ -126,9 +126,9 @@ def _run(pool: Settings, lines: LineHandler | None, wrap: Callable[[QueueBackend
 
     if lines is None or pool.board_path is None:
         return run_pool(pool, wrap=wrap, last=True)
-    from jobpool.cli.progress import Progress, backlog
+    from jobpool.cli.progress import backlog, progress
 
     waiting = backlog(pool)
     total = min(waiting, pool.max_total) if pool.max_total and pool.until_empty else pool.max_total or waiting
-    with Progress(pool.board_path, total, lines):
+    with progress(pool.board_path, total, lines):
         return run_pool(pool, wrap=wrap, last=True)

@@ -31,8 +31,7 @@ NO_POOL = 3
 COLUMNS = columns(
     "SLOT>, PID>, STATE, HANDLER~, JOB~, QUEUE~, TRY>, AGE>, LEFT>, MEM>, CPU%>, DONE>, FAILED>, RESTARTS>, PROGRESS~"
 )
-COLUMN_CHARS = (4, 7, 8, 10, 16, 8, 3, 6, 6, 5, 4, 7, 6, 8, 12)
-"""Characters that each column needs."""
+COLUMN_CHARS = (4, 7, 8, 10, 16, 8, 3, 6, 6, 5, 4, 7, 6, 8, 12)  # characters that each column needs
 
 FIRST_TO_GO = ("RESTARTS", "PROGRESS", "PID", "CPU%", "FAILED", "QUEUE", "TRY", "DONE", "MEM", "JOB", "LEFT")
 STYLES: dict[str, dict[str, Any]] = {
@@ -41,8 +40,7 @@ STYLES: dict[str, dict[str, Any]] = {
     **{state: {"fg": "red"} for state in ("dying", "empty")},
     **{state: {"fg": "yellow"} for state in ("starting", "booting")},
 }
-MAX_SILENCE_S = 3.0
-"""Seconds without a turn of the master's loop after which the headline says so."""
+MAX_SILENCE_S = 3.0  # seconds without a turn of the master's loop after which the headline says so
 
 
 @click.command("health", cls=Command, short_help="Check the pools of this machine.")

@@ -14,8 +14,7 @@ from jobpool.ipc.board_views import ChildState, ChildView, HeaderView, MasterVie
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.ops.runtime_dir import PoolFile
 
-RATE_SPAN = 5.0
-"""Seconds over which jobs/s is averaged."""
+RATE_SPAN = 5.0  # seconds over which jobs/s is averaged
 
 
 @dataclass(frozen=True, slots=True)

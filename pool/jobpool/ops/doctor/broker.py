@@ -17,8 +17,7 @@ FIT = "broker.fit"
 USELESS = "no pool starts with this"
 
 SKEW_TOLD = 1.0
-SKEW_BAD = 5.0
-"""Seconds between two clocks: from these on a warning, and a problem."""
+SKEW_BAD = 5.0  # seconds between two clocks: from these on a warning, and a problem
 
 
 def examine(settings: Settings) -> Iterator[Finding]:

@@ -14,15 +14,11 @@ from jobpool.master.compatibility import unserved_limits
 from jobpool.policy.retry import RetryPolicy
 from jobpool.settings import Settings
 
-SHORTEST_KEY = 16
-"""Bytes of a signing key: half of what HMAC-SHA256 can use, and beyond guessing."""
+SHORTEST_KEY = 16  # bytes of a signing key: half of what HMAC-SHA256 can use, and beyond guessing
 
 SHORT_TTL = 3.0
-LONG_TTL = 3600.0
-"""Seconds: outside of these a ttl deserves a word."""
-
-USUAL_PATIENCE = 5.0
-"""Seconds that a call may take where the URL says nothing: the longest of the backends' own limits."""
+LONG_TTL = 3600.0  # seconds: outside of these a ttl deserves a word
+USUAL_PATIENCE = 5.0  # seconds that a call may take where the URL says nothing: the longest of the backends' own limits
 
 
 def judge(settings: Settings) -> Iterator[Finding]:

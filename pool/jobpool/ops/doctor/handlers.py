@@ -15,20 +15,17 @@ from jobpool.broker.finding import Finding, Level
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.settings import ANY_COMMAND, Settings
 
-PATIENCE = 10.0
-"""Seconds that the app may take to import."""
+PATIENCE = 10.0  # seconds that the app may take to import
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "busybox")
 _STARTERS = ("env", "find", "nice", "nohup", "ssh", "su", "sudo", "timeout", "xargs")
 _LANGUAGES = ("awk", "lua", "node", "perl", "php", "python", "python3", "ruby")
-_RUN_ANYTHING = frozenset((*_SHELLS, *_STARTERS, *_LANGUAGES))
-"""Programs that run others, or code, by their arguments."""
+_RUN_ANYTHING = frozenset((*_SHELLS, *_STARTERS, *_LANGUAGES))  # programs that run others, or code, by their arguments
 
 _METADATA = tuple(map(ip_address, ("169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254")))
 """Where clouds serve what a machine is and may do."""
 
-_MANY = 5
-"""Names that are told of more."""
+_MANY = 5  # names that are told of more
 
 _warning = partial(Finding, "handlers", Level.WARNING)
 

@@ -22,29 +22,18 @@ from jobpool.master.state import slot_count
 from jobpool.message.units import format_size, parse_duration
 from jobpool.settings import Settings
 
-STOP_MARGIN_S = 2.0
-"""Seconds that a stop takes beyond `stop_grace`: kills, releases, goodbyes."""
-
-STOP_VARIABLE = "TIMEOUT_STOP_SEC"
-"""Says how long the supervisor waits, where nobody can be asked."""
-
-KUBERNETES_GRACE = 30.0
-"""Seconds. Source: Kubernetes, Pod v1, terminationGracePeriodSeconds."""
-
-DOCKER_GRACE = 10.0
-"""Seconds. Source: docker stop, --time."""
-
-SYSTEMCTL_LIMIT_S = 3.0
-"""Seconds that systemctl may take."""
+STOP_MARGIN_S = 2.0  # seconds that a stop takes beyond `stop_grace`: kills, releases, goodbyes
+STOP_VARIABLE = "TIMEOUT_STOP_SEC"  # says how long the supervisor waits, where nobody can be asked
+KUBERNETES_GRACE = 30.0  # seconds. Source: Kubernetes, Pod v1, terminationGracePeriodSeconds.
+DOCKER_GRACE = 10.0  # seconds. Source: docker stop, --time.
+SYSTEMCTL_LIMIT_S = 3.0  # seconds that systemctl may take
 
 _SYSTEMD_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
-NO_LIMIT_BYTES = 1 << 60
-"""What control groups say when there is no limit is above this."""
+NO_LIMIT_BYTES = 1 << 60  # what control groups say when there is no limit is above this
 
 EARLIEST = datetime(2024, 1, 1, tzinfo=UTC).timestamp()
-LATEST = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
-"""Unix times between which a clock may be right."""
+LATEST = datetime(2100, 1, 1, tzinfo=UTC).timestamp()  # unix times between which a clock may be right
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +68,6 @@ def judge(settings: Settings) -> Iterator[Finding]:
     yield judge_memory(settings.workers, settings.memory_limit, memory_of(root), settings.on_memory_limit_queue)
     yield judge_clock(time.time())
     yield judge_zone(os.environ.get("TZ", ""))
-
-
-# --- the time for a stop ----------------------------------------------------------------------------------------------
 
 
 def judge_stop(stop_grace: float, supervisor: Supervisor | None) -> Finding:
@@ -148,9 +134,6 @@ def parse_systemd(text: str) -> float | None:
             return None
         total += float(number) * unit
     return total if text else None
-
-
-# --- the rest ---------------------------------------------------------------------------------------------------------
 
 
 def judge_kernel(reason: str) -> Finding:
