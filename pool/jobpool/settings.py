@@ -65,21 +65,13 @@ ANY_COMMAND = "*"  # among the allowed shell commands: any program
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type of values.
+    """A type of values."""
 
-    Attributes:
-        read: Makes a value of a text or of a TOML value, or raises `ValueError` with a sentence.
-        metavar: Stands for a value in `--help`.
-        empty: The value of a setting that has no default.
-        repeats: Its flag may be repeated.
-        is_switch: Its flag takes no value.
-    """
-
-    read: Callable[[Any], Any]
-    metavar: str
-    empty: Any = None
-    repeats: bool = False
-    is_switch: bool = False
+    read: Callable[[Any], Any]  # makes a value of a text or TOML value, or raises `ValueError` with a sentence
+    metavar: str  # stands for a value in `--help`
+    empty: Any = None  # the value of a setting that has no default
+    repeats: bool = False  # its flag may be repeated
+    is_switch: bool = False  # its flag takes no value
 
 
 TIME = Kind(parse_duration, "TIME")
@@ -106,31 +98,19 @@ def names_of(check: Callable[[str], str], metavar: str) -> Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A setting.
+    """A setting. `above`, `least` and `most` are bounds in the unit of its kind; None = no bound."""
 
-    Attributes:
-        key: In the configuration file; the variable is JOBPOOL_ and the key in capitals.
-        kind: Of its values.
-        means: One sentence.
-        default: As a person writes it; None = not set.
-        section: Heading under which `--help` lists it.
-        flags: On the command line; () = it has none.
-        metavar: Stands for a value in `--help`.
-        above: Bound in the unit of the kind, as are `least` and `most`; None = no bound.
-        is_secret: Its value is never shown.
-    """
-
-    key: str = ""
+    key: str = ""  # in the configuration file; the variable is JOBPOOL_ and the key in capitals
     kind: Kind
-    means: str
-    default: str | None
-    section: str
-    flags: tuple[str, ...] | None = None
-    metavar: str = ""
+    means: str  # one sentence
+    default: str | None  # as a person writes it; None = not set
+    section: str  # heading under which `--help` lists it
+    flags: tuple[str, ...] | None = None  # () = it has none; None = one, of its key
+    metavar: str = ""  # stands for a value in `--help`; "" = the kind's
     above: float | None = None
     least: float | None = None
     most: float | None = None
-    is_secret: bool = False
+    is_secret: bool = False  # its value is never shown
 
     @property
     def flag(self) -> str:
@@ -179,13 +159,6 @@ class Settings:
     """The settings of a pool: durations in seconds, sizes in bytes. `load` makes one from its sources.
 
     The last five fields are the mode of a run, which no source sets.
-
-    Attributes:
-        max_total: Stop after this many messages were settled, or lost by the child that had them; 0 = no limit.
-        until_empty: Stop when nothing is left to do.
-        fail_on_dead: Exit with 1 if a message became a dead letter.
-        board_path: Where the scoreboard lies; None = in memory only, invisible from outside.
-        sys_path: Where apps are looked for.
     """
 
     workers: int = _pool(
@@ -350,11 +323,11 @@ class Settings:
     )
     log_format: str = _common(one_of("text", "json"), "Format of the log: text, or one JSON object a line.", "text")
 
-    max_total: int = 0
-    until_empty: bool = False
-    fail_on_dead: bool = False
-    board_path: str | None = None
-    sys_path: tuple[str, ...] = ()
+    max_total: int = 0  # stop after this many messages were settled, or lost by the child that had them; 0 = no limit
+    until_empty: bool = False  # stop when nothing is left to do
+    fail_on_dead: bool = False  # exit with 1 if a message became a dead letter
+    board_path: str | None = None  # where the scoreboard lies; None = in memory only, invisible from outside
+    sys_path: tuple[str, ...] = ()  # where apps are looked for
 
     @property
     def queue_names(self) -> tuple[str, ...]:

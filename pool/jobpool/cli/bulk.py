@@ -233,15 +233,12 @@ def _about(count: int) -> str:
 
 @dataclass(slots=True)
 class Sweep:
-    """`verb` for the messages that `where` matched when this was made, the oldest first, but for the newest `keep`.
-
-    `rate`: messages a minute, > 0; None = as quickly as it goes.
-    """
+    """`verb` for the messages that `where` matched when this was made, the oldest first, but for the newest `keep`."""
 
     backend: QueueBackend
     where: MessageFilter
     verb: Verb
-    rate: float | None = None
+    rate: float | None = None  # messages a minute, > 0; None = as quickly as it goes
     keep: int = 0
     done: int = 0
     begun: float = field(default_factory=time.monotonic)
@@ -301,16 +298,11 @@ class Sweep:
 
 @dataclass(slots=True)
 class WholeQueues(Sweep):
-    """Deletes all that is in some states of `queues`, where a broker can pick out no less; as many as were counted.
-
-    Attributes:
-        counted: A line a queue, since `count` was called.
-        is_capped: There may be more than was counted: then all goes, and what comes meanwhile too.
-    """
+    """Deletes all that is in some states of `queues`, where a broker can pick out no less; as many as were counted."""
 
     queues: Sequence[str] = ()
-    counted: list[str] = field(default_factory=list)
-    is_capped: bool = False
+    counted: list[str] = field(default_factory=list)  # a line a queue, since `count` was called
+    is_capped: bool = False  # there may be more than was counted: then all goes, and what comes meanwhile too
 
     def count(self) -> int:
         """Count the messages, or the least number. Blocks for a round trip a queue."""

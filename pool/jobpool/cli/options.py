@@ -52,9 +52,8 @@ class Command(click.Command):
                 formatter.write_dl(sections[section])
 
 
-def option(*names: str, **kwargs: Any) -> Callable[[Function], Function]:
-    """Return an option as `click.option` does, with `section`."""
-    return click.option(*names, cls=Option, **kwargs)
+option: Callable[..., Callable[[Function], Function]] = functools.partial(click.option, cls=Option)
+as_json = option("--json", "json_", is_flag=True, help="Answer with one JSON document.")
 
 
 def settings(function: Function) -> Function:
@@ -72,11 +71,6 @@ def setting(key: str, section: str = "") -> Callable[[Function], Function]:
     return option(*one.flags or (), key, metavar=one.metavar, multiple=one.kind.repeats, **kwargs)
 
 
-def as_json(function: Function) -> Function:
-    """Add `--json`, for every verb that reads."""
-    return option("--json", "json_", is_flag=True, help="Answer with one JSON document.")(function)
-
-
 def confirmed(function: Function) -> Function:
     """Add `--yes` and `--dry-run`, for every verb that destroys."""
     function = option("--dry-run", is_flag=True, help="Show the effect, and change nothing.")(function)
@@ -89,13 +83,9 @@ def _stack(function: Function, options: list[Callable[[Function], Function]]) ->
     return function
 
 
+_CONFIG = "Configuration file.  [default: the nearest jobpool.toml or pyproject.toml]"
 _OTHERS = [
-    option(
-        *("-C", "--config"),
-        section=COMMON,
-        metavar="FILE",
-        help="Configuration file.  [default: the nearest jobpool.toml or pyproject.toml]",
-    ),
+    option("-C", "--config", section=COMMON, metavar="FILE", help=_CONFIG),
     option("-v", "--verbose", section=COMMON, count=True, help="Log more; -vv logs tracebacks of errors too."),
     option("-q", "--quiet", section=COMMON, count=True, help="Log less."),
 ]

@@ -28,33 +28,19 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class PoolFile:
-    """A pool's note about itself.
+    """A pool's note about itself."""
 
-    Attributes:
-        name: Of the pool; several pools may share one.
-        pid: Of its master.
-        started: Start time of that process in clock ticks since the boot, from /proc/PID/stat.
-        boot: Id of the boot in which `started` counts.
-        host: Host name; notes of other hosts (a shared directory) are left alone.
-        version: Of jobpool.
-        queues: Their names.
-        workers: Children asked for at the start.
-        backend: URL of the broker, without its secrets.
-        board: Path of the scoreboard, beside the note; "" when it cannot be seen from outside.
-        since: Unix time of the start.
-    """
-
-    name: str
-    pid: int
-    started: int
-    boot: str
-    host: str
-    version: str
+    name: str  # several pools may share one
+    pid: int  # of its master
+    started: int  # start time of that process in clock ticks since the boot, from /proc/PID/stat
+    boot: str  # id of the boot in which `started` counts
+    host: str  # name; notes of other hosts (a shared directory) are left alone
+    version: str  # of jobpool
     queues: tuple[str, ...]
-    workers: int
-    backend: str
-    board: str
-    since: float
+    workers: int  # children asked for at the start
+    backend: str  # URL of the broker, without its secrets
+    board: str  # path of the scoreboard, beside the note; "" when it cannot be seen from outside
+    since: float  # Unix time of the start
 
     def is_alive(self) -> bool:
         """Return whether that very process still runs (a zombie does not)."""

@@ -19,15 +19,7 @@ RATE_SPAN = 5.0  # seconds over which jobs/s is averaged
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
-    """One slot, at one moment. Seconds and bytes; None = does not apply.
-
-    Attributes:
-        age: How long the attempt has run; of an idle slot, how long it has been idle.
-        left: Until the hard timeout; below 0 it is overdue; None = unlimited or idle.
-        progress: 0 to 1, as the handler tells it.
-        torn: The page was in mid-write; look again.
-        last_death: How the slot's last child died that was not ended by order.
-    """
+    """One slot, at one moment. Seconds and bytes; None = does not apply."""
 
     slot: int
     pid: int
@@ -36,36 +28,30 @@ class SlotRow:
     handler: str
     queue: str
     attempt: int | None
-    age: float
-    left: float | None
-    progress: float
+    age: float  # of the attempt; of an idle slot, how long it has been idle
+    left: float | None  # until the hard timeout; below 0 it is overdue; None = unlimited or idle
+    progress: float  # 0 to 1, as the handler tells it
     progress_text: str
     rss: int
     cpu: float
     done: int
     failed: int
     restarts: int
-    torn: bool
-    last_death: str = ""
+    torn: bool  # the page was in mid-write; look again
+    last_death: str = ""  # how the slot's last child died that was not ended by order
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    """One pool, at one moment.
-
-    Attributes:
-        rate: Attempts that ended a second, lately; None until there are two samples.
-        silent: Seconds since the master's loop last turned.
-        problem: Why there are no rows; "" = there are.
-    """
+    """One pool, at one moment."""
 
     pool: PoolFile
     header: HeaderView | None
     rows: tuple[SlotRow, ...]
-    rate: float | None
+    rate: float | None  # attempts that ended a second, lately; None until there are two samples
     uptime: float
-    silent: float
-    problem: str = ""
+    silent: float  # seconds since the master's loop last turned
+    problem: str = ""  # why there are no rows; "" = there are
 
     @property
     def busy(self) -> int:

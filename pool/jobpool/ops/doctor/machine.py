@@ -38,19 +38,12 @@ LATEST = datetime(2100, 1, 1, tzinfo=UTC).timestamp()  # unix times between whic
 
 @dataclass(frozen=True, slots=True)
 class Supervisor:
-    """The program that stops the pool, and kills it after `seconds`.
-
-    Attributes:
-        name: For people.
-        seconds: How long it waits.
-        setting: The setting to raise.
-        known: It said so itself; else `seconds` is its default.
-    """
+    """The program that stops the pool, and kills it after `seconds`."""
 
     name: str
     seconds: float
-    setting: str
-    known: bool = True
+    setting: str  # the one to raise
+    known: bool = True  # it said so itself; else `seconds` is its default
 
 
 def judge(settings: Settings) -> Iterator[Finding]:
