@@ -120,8 +120,7 @@ class _MovedModules:
         module.__dict__.update({name: value for name, value in vars(home).items() if not name.startswith("__")})
 
 
-_finder: Any = _MovedModules()
-sys.meta_path.append(_finder)
+sys.meta_path.append(_MovedModules())
 
 
 def __getattr__(name: str) -> Any:

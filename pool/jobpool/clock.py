@@ -40,11 +40,10 @@ class ManualClock:
         self._wall = wall
         self._boot = boot
 
-    def mono(self) -> float:
-        return self._boot
-
     def boot(self) -> float:
         return self._boot
+
+    mono = boot
 
     def wall(self) -> float:
         return self._wall

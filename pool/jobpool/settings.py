@@ -416,9 +416,16 @@ def load(
         ConfigurationError: A key is unknown, or a value cannot be used; one sentence for each, with its source.
     """
     file = find_config(config, start)
+    for key in file.values:
+        _check_key(key, f"{file.path}: {key!r}")
+    given = {key: (f"{file.path}: {key}", value) for key, value in file.values.items()} | _environment(file)
+    for key, value in (flags or {}).items():
+        _check_key(key, repr(key))
+        if value is not None:
+            given[key] = (SETTINGS[key].flag, value)
     values: dict[str, Any] = {}
     wrong: list[str] = []
-    for key, (source, value) in (_file_layer(file) | _environment_layer(file) | _flag_layer(flags or {})).items():
+    for key, (source, value) in given.items():
         try:
             values[key] = SETTINGS[key].read(value)
         except ValueError as error:
@@ -443,21 +450,6 @@ def removed(source: str, key: str) -> str:
     return f"{source} is not a setting any more: {REMOVED[key]}"
 
 
-Layer = dict[str, tuple[str, Any]]  # key → source and value
-
-
-def _file_layer(file: ConfigFile) -> Layer:
-    for key in file.values:
-        _check_key(key, f"{file.path}: {key!r}")
-    return {key: (f"{file.path}: {key}", value) for key, value in file.values.items()}
-
-
-def _flag_layer(flags: Mapping[str, Any]) -> Layer:
-    for key in flags:
-        _check_key(key, repr(key))
-    return {key: (SETTINGS[key].flag, value) for key, value in flags.items() if value is not None}
-
-
 def _check_key(key: str, source: str, prefix: str = "") -> None:
     """Raise `ConfigurationError` unless it is a setting. `prefix`: of variables, which are in capitals."""
     if key in REMOVED:
@@ -467,8 +459,9 @@ def _check_key(key: str, source: str, prefix: str = "") -> None:
         raise ConfigurationError(f"{source} is no setting of jobpool{nearest(word, known)}")
 
 
-def _environment_layer(file: ConfigFile) -> Layer:
-    found: Layer = {}
+def _environment(file: ConfigFile) -> dict[str, tuple[str, Any]]:
+    """Return key → variable and value."""
+    found: dict[str, tuple[str, Any]] = {}
     for variable, text in os.environ.items():
         word = variable.removeprefix(PREFIX)
         key = word.lower()

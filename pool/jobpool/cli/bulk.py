@@ -60,14 +60,7 @@ def dead_list(session: Session, terms: tuple[str, ...], queue: str | None, limit
 @option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Retry at most N a minute, evenly.")
 @option("--keep-counters", is_flag=True, help="Keep attempts, crashes and the last error.")
 @confirmed
-def dead_retry(
-    session: Session,
-    terms: tuple[str, ...],
-    queue: str | None,
-    rate: float | None,
-    keep_counters: bool,
-    **asked: bool,
-) -> None:
+def dead_retry(session: Session, terms: tuple[str, ...], queue: str | None, rate: float | None, **asked: bool) -> None:
     """Retry dead letters under their ids, with all counters at 0; FILTER as in `jobpool list`.
 
     A letter that dies again meanwhile waits for the next run of the command. After Ctrl-C, the same command goes on.
@@ -75,7 +68,7 @@ def dead_retry(
     from jobpool.broker.values import Verb
 
     where = _dead(_chosen(terms, queue, asked))
-    _carry_out(session, where, Verb.RESUME if keep_counters else Verb.RETRY, asked, rate=rate)
+    _carry_out(session, where, Verb.RESUME if asked["keep_counters"] else Verb.RETRY, asked, rate=rate)
 
 
 @click.command("purge", cls=Command)
@@ -92,7 +85,7 @@ def dead_purge(
     from jobpool.broker.values import Verb
 
     older = () if older_than is None else (f"age:>{older_than}",)
-    where = _dead(_chosen(terms, queue, asked, older, is_bounded=bool(keep or older)))
+    where = _dead(_chosen(terms, queue, asked, *older, is_bounded=bool(keep or older)))
     _carry_out(session, where, Verb.DELETE, asked, keep=keep)
 
 
@@ -113,12 +106,7 @@ def purge(session: Session, terms: tuple[str, ...], queue: str | None, **asked: 
 
 
 def _chosen(
-    terms: tuple[str, ...],
-    queue: str | None,
-    asked: dict[str, bool],
-    more: tuple[str, ...] = (),
-    *,
-    is_bounded: bool = False,
+    terms: tuple[str, ...], queue: str | None, asked: dict[str, bool], *more: str, is_bounded: bool = False
 ) -> MessageFilter:
     """Return the filter. Refuse a verb without one, unless `is_bounded` by another option."""
     if not (terms or queue or asked["all_"] or is_bounded):

@@ -9,12 +9,13 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.messages import limit_option, note_more, shown_value
+from jobpool.cli.messages import MORE, limit_option, shown_value
 from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer, answer_ids, answer_json, columns, note, plural, say, table
 from jobpool.cli.session import Session
@@ -78,10 +79,10 @@ def list_messages(session: Session, queue: str, claimed: bool, limit: int, json_
         found = _select(backend, queue).messages(claimed=claimed)
         shown = list(found if not limit else islice(found, limit))
         more = next(found, None) is not None
-        titles, row = (LISTED, _listed_row) if claimed else (MESSAGES, _message_row)
+        titles, row = LISTED if claimed else MESSAGES, partial(_message_row, claimed=claimed)
         answer(json_, shown, _message_values, titles, row, f"no message of queue {queue!r} is free")
     if more and not json_:
-        note_more(limit)
+        note(MORE.format(limit))
 
 
 @click.command("delete", cls=Command, short_help="Delete messages by id.")
@@ -277,17 +278,13 @@ def _from_lines(file: Iterable[bytes]) -> Iterator[Any]:
                 raise InvalidJob(f"line {number} is no JSON value: {error}") from None
 
 
-def _message_row(message: ClaimMessage) -> list[str]:
+def _message_row(message: ClaimMessage, *, claimed: bool = False) -> list[str]:
     now = time.time()
     left = "" if message.ends_at is None else format_duration(max(0.0, message.ends_at - now))
     age = format_duration(max(0.0, now - message.enqueued_at))
     text = message.body[: 4 * MAX_SHOWN_CHARS].decode("utf-8", "replace")[:MAX_SHOWN_CHARS]
-    return [message.id, message.handler or "-", age, left, str(message.claims), text]
-
-
-def _listed_row(message: ClaimMessage) -> list[str]:
-    *cells, text = _message_row(message)
-    return [*cells, message.claim or "", text]
+    claim = [message.claim or ""] if claimed else []
+    return [message.id, message.handler or "-", age, left, str(message.claims), *claim, text]
 
 
 def _message_values(message: ClaimMessage) -> dict[str, Any]:

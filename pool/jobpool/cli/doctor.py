@@ -18,7 +18,7 @@ from jobpool.message.printable import one_line
 from jobpool.telemetry.logs import configure, is_colourful
 
 if TYPE_CHECKING:
-    from jobpool.broker.finding import Finding
+    pass
 
 _NAME_WIDTH = 28
 _STYLES: dict[str, dict[str, Any]] = {"warning": {"fg": "yellow"}, "problem": {"fg": "red", "bold": True}}
@@ -54,7 +54,9 @@ def doctor(
             continue
         found.append(finding)
         if not json_:
-            _tell(finding)
+            style = _STYLES.get(finding.level.value, {}) if is_colourful(sys.stdout) else {}
+            level = click.style(f"{finding.level.value:<7}", **style, reset=bool(style))
+            click.echo(f"{level}  {finding.check:<{_NAME_WIDTH}}  {one_line(str(finding))}")  # not `say`: colours
     well = is_well(found, strict=strict)
     if json_:
         answer_json({"well": well, "findings": [asdict(finding) for finding in found]})
@@ -65,9 +67,3 @@ def doctor(
     if missed := sorted(set(ignore) - ignored):
         note(f"no check to ignore is called {', '.join(missed)}")
     ctx.exit(0 if well else 1)
-
-
-def _tell(finding: Finding) -> None:
-    style = _STYLES.get(finding.level.value, {}) if is_colourful(sys.stdout) else {}
-    level = click.style(f"{finding.level.value:<7}", **style, reset=bool(style))
-    click.echo(f"{level}  {finding.check:<{_NAME_WIDTH}}  {one_line(str(finding))}")  # not `say`, for the colours

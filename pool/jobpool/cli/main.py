@@ -8,8 +8,8 @@ Options may stand before the verb, and `jobpool` alone means `jobpool run`:
 Words only move; click parses them after their verb. Which word is the verb depends on which options
 take a value (`-Q stats` is a queue), so that is asked of the commands themselves.
 
-A failure is one sentence on stderr and an exit code: 0 done, 1 failed, 2 wrong usage or configuration, 3 no pool
-(`health` only), 130 interrupted. A traceback comes only with -vv or JOBPOOL_DEBUG.
+A failure is one sentence on stderr, with a traceback only by -vv or JOBPOOL_DEBUG. Exit codes: 0 done, 1 failed,
+2 wrong usage or configuration, 3 no pool (`health` only), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -255,16 +255,8 @@ def _say(code: int, sentence: str, hint: str = "") -> int:
 # --- the verbs --------------------------------------------------------------------------------------------------------
 
 
-def _version(ctx: click.Context, _param: click.Parameter, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
-        from importlib.metadata import version
-
-        click.echo(f"jobpool {version('jobpool')}")
-        ctx.exit()
-
-
 @click.group(cls=Root, epilog=EPILOG, context_settings=CONTEXT)
-@click.option("-V", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show it.")
+@click.version_option(None, "-V", "--version", package_name="jobpool", message="jobpool %(version)s", help="Show it.")
 def cli() -> None:
     """Run jobs from queues in a pool of worker processes; without a verb, run the pool itself."""
 

@@ -33,6 +33,7 @@ QUEUES = columns("QUEUE!, WAITING>, DELAYED>, LEASED>, DEAD>, OLDEST>")
 POSTED = columns("POSTED>")  # shown where there is one: most people post nothing
 
 PAGE_MESSAGES = 500
+MORE = "there are more than {}; --limit 0 lists all"
 
 COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, PRI>, ATT>, CRASH>, AGE>, WHY~")
 DEAD_COLUMNS = columns("ID, QUEUE~, HANDLER~, ATT>, CRASH>, AGE>, REASON, CAUSE~, ERROR~")
@@ -109,12 +110,7 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
     titles, cells = (DEAD_COLUMNS, dead_row) if dead else (COLUMNS, row)
     answer(json_, shown, as_values, titles, cells)
     if len(found) > len(shown):
-        note_more(limit)
-
-
-def note_more(limit: int) -> None:
-    """Say that not all is shown."""
-    note(f"there are more than {limit}; --limit 0 lists all")
+        note(MORE.format(limit))
 
 
 def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
@@ -160,7 +156,8 @@ def as_values(message: Message) -> dict[str, Any]:
     values["state"] = message.state.value
     for name in TIMES:
         moment = getattr(message, name)
-        values[name] = None if moment is None else _rfc3339(moment)
+        told = "" if moment is None else datetime.fromtimestamp(moment, UTC).isoformat(timespec="microseconds")
+        values[name] = told.replace("+00:00", "Z") or None
     return values | (_body(message.body) if message.handler else {"message": shown_value(message.body)})
 
 
@@ -232,13 +229,6 @@ def _describe(message: Message) -> None:
         if value not in (None, {}, ""):
             text = value if isinstance(value, str) and key not in ("payload", "message") else json_text(value, indent=2)
             say(f"\n{key}\n  " + printable(text).rstrip().replace("\n", "\n  "))
-
-
-def _rfc3339(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-# --- whole queues -----------------------------------------------------------------------------------------------------
 
 
 @click.command("stats", cls=Command, short_help="Count the messages of queues.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
 from jobpool.broker.opening import open_backend
 from jobpool.ipc.board_views import HeaderView
@@ -20,11 +20,8 @@ BAR_CHARS = 30
 
 def backlog(pool: Settings) -> int:
     """Count the messages that wait, are delayed or leased in the pool's queues. Raises `BackendUnavailable`."""
-    backend = open_backend(pool.backend)
-    try:
+    with closing(open_backend(pool.backend)) as backend:
         return sum(backend.stats(queue).pending for queue in pool.queue_names)
-    finally:
-        backend.close()
 
 
 @contextmanager

@@ -55,13 +55,18 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
         from jobpool.ipc import linux
 
         linux.hide_memory()  # in it, jobs, which are of the same user, could read the broker's credentials
+    from jobpool.broker.opening import LOCAL, redact, scheme_of
+
     pool = session.pool(flags, **mode | ({"max_total": 1} if once else {}))
     lines = configure(pool.log_level, pool.log_format)
     lines.write_in_background()
     sys.stderr = lines.stream  # warnings, ignored exceptions, and the sentence of an error that ends the pool
     if progress is None:
         progress = sys.stderr.isatty() and pool.log_format == "text" and bool(pool.until_empty or pool.max_total)
-    _announce(pool)
+    about = {"name": pool.name, "workers": pool.workers, "queues": list(pool.queue_names)}
+    log.info("pool starts", extra={"fields": about | {"backend": redact(pool.backend), "apps": list(pool.apps)}})
+    if not pool.signing_keys() and scheme_of(pool.backend) not in LOCAL:
+        log.warning("messages are not signed", extra={"mend": "set signing_key: who reaches the broker can enqueue"})
     warn_of_keys(pool)
     with _published(pool) as published:
         status = _run(published, lines if progress else None, ctx.obj)
@@ -80,15 +85,6 @@ def _leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _announce(pool: Settings) -> None:
-    from jobpool.broker.opening import LOCAL, redact, scheme_of
-
-    about = {"name": pool.name, "workers": pool.workers, "queues": list(pool.queue_names)}
-    log.info("pool starts", extra={"fields": about | {"backend": redact(pool.backend), "apps": list(pool.apps)}})
-    if not pool.signing_keys() and scheme_of(pool.backend) not in LOCAL:
-        log.warning("messages are not signed", extra={"mend": "set signing_key: who reaches the broker can enqueue"})
-
-
 @contextlib.contextmanager
 def _published(pool: Settings) -> Iterator[Settings]:
     """Leave a note for `top` and `health` while the block runs; without a runtime directory the pool runs unseen."""
@@ -104,15 +100,8 @@ def _published(pool: Settings) -> Iterator[Settings]:
         log.warning("top and health will not see this pool", extra={"why": str(error)})
         yield pool
         return
-    note = this_pool(
-        name=pool.name,
-        version=version("jobpool"),
-        queues=pool.queue_names,
-        workers=pool.workers,
-        backend=pool.backend,
-        directory=place,
-        since=time.time(),
-    )
+    about: dict[str, Any] = {"queues": pool.queue_names, "workers": pool.workers, "since": time.time()}
+    note = this_pool(name=pool.name, backend=pool.backend, directory=place, version=version("jobpool"), **about)
     path = register(place, note)
     try:
         yield replace(pool, board_path=note.board)

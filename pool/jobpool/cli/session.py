@@ -68,11 +68,9 @@ class Session:
         settings = self.settings()
         asked = self.flags["log_level"] is not None
         configure(self.log_level(settings.log_level if asked else "warning"), settings.log_format)
-        backend = open_backend(settings.backend, signer=EnvelopeSigner(settings.signing_keys() or None))
-        try:
+        signer = EnvelopeSigner(settings.signing_keys() or None)
+        with contextlib.closing(open_backend(settings.backend, signer=signer)) as backend:
             yield backend
-        finally:
-            backend.close()
 
     def runtime_dir(self) -> Path:
         """Return the runtime directory, without reading the settings as a whole: health probes come often."""

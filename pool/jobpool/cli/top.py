@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -34,12 +34,7 @@ COLUMNS = columns(
 COLUMN_CHARS = (4, 7, 8, 10, 16, 8, 3, 6, 6, 5, 4, 7, 6, 8, 12)  # characters that each column needs
 
 FIRST_TO_GO = ("RESTARTS", "PROGRESS", "PID", "CPU%", "FAILED", "QUEUE", "TRY", "DONE", "MEM", "JOB", "LEFT")
-STYLES: dict[str, dict[str, Any]] = {
-    "busy": {"fg": "green"},
-    "idle": {"dim": True},
-    **{state: {"fg": "red"} for state in ("dying", "empty")},
-    **{state: {"fg": "yellow"} for state in ("starting", "booting")},
-}
+COLOURS = {"busy": "green", "dying": "red", "empty": "red", "starting": "yellow", "booting": "yellow"}
 MAX_SILENCE_S = 3.0  # seconds without a turn of the master's loop after which the headline says so
 
 
@@ -229,7 +224,7 @@ def _table(rows: tuple[SlotRow, ...], width: int) -> list[str]:
     for row, line in zip(rows, lines, strict=True):
         for at, column in enumerate(shown):
             if column.title == "STATE":
-                line[at] = click.style(line[at], **STYLES.get(row.state, {}))
+                line[at] = click.style(line[at], fg=COLOURS.get(row.state), dim=True if row.state == "idle" else None)
             elif column.title == "LEFT" and row.left is not None and row.left < 0:
                 line[at] = click.style(line[at], fg="red", bold=True)
     return [click.style(" ".join(head).ljust(width), reverse=True), *map(" ".join, lines)]

@@ -38,13 +38,20 @@ class Health:
 
 def examine(header: HeaderView, pool: PoolFile, now: float) -> list[Check]:
     """Return the checks of one pool. `now`: CLOCK_MONOTONIC seconds, as the times in the header."""
+    silent, master = seconds_since(header.loop_at, header, now), f"the master (pid {pool.pid})"
+    told = f"turned its loop {format_duration(silent)} ago"
+    if silent > LOOP_LIMIT:
+        told = f"has not turned its loop for {format_duration(silent)}"
     broker, reaper = seconds_since(header.broker_ok_at, header, now), seconds_since(header.reaped_at, header, now)
+    failed = header.boot_failures
+    booted = failed < BOOT_LOOP
+    why = f": {header.problem}" if header.problem else ""
     return [
-        _loop(header, pool, now),
+        Check("loop", silent <= LOOP_LIMIT, f"{master} {told}"),
         _children(header),
         _regular("broker", header.backend, "answered", "asked", broker, header.broker_interval),
         _regular("reaper", "the reaper", "ran", "due", reaper, header.reap_interval),
-        _boot(header),
+        Check("boot", booted, "children boot" if booted else f"{failed} children in a row could not boot{why}"),
     ]
 
 
@@ -56,14 +63,6 @@ def look(pool: PoolFile, now: float | None = None) -> Health:
     except (OSError, ValueError) as error:
         return Health(pool, (Check("scoreboard", False, f"the scoreboard {pool.board} cannot be read: {error}"),))
     return Health(pool, tuple(examine(header, pool, time.monotonic() if now is None else now)))
-
-
-def _loop(header: HeaderView, pool: PoolFile, now: float) -> Check:
-    silent = seconds_since(header.loop_at, header, now)
-    master, ago = f"the master (pid {pool.pid})", format_duration(silent)
-    if silent > LOOP_LIMIT:
-        return Check("loop", False, f"{master} has not turned its loop for {ago}")
-    return Check("loop", True, f"{master} turned its loop {ago} ago")
 
 
 def _children(header: HeaderView) -> Check:
@@ -80,10 +79,3 @@ def _regular(name: str, who: str, did: str, due: str, silent: float, interval: f
     if silent > MISSED * interval:
         return Check(name, False, f"{who} last {did} {ago} ago; it is {due} every {format_duration(interval)}")
     return Check(name, True, f"{who} {did} {ago} ago")
-
-
-def _boot(header: HeaderView) -> Check:
-    if header.boot_failures >= BOOT_LOOP:
-        why = f": {header.problem}" if header.problem else ""
-        return Check("boot", False, f"{header.boot_failures} children in a row could not boot{why}")
-    return Check("boot", True, "children boot")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding, Level
@@ -23,11 +24,8 @@ SKEW_BAD = 5.0  # seconds between two clocks: from these on a warning, and a pro
 def examine(settings: Settings) -> Iterator[Finding]:
     """Yield every finding about the broker; no answer is a finding too."""
     try:
-        backend = open_backend(settings.backend)
-        try:
+        with closing(open_backend(settings.backend)) as backend:
             yield from _ask(backend, settings)
-        finally:
-            backend.close()
     except JobpoolError as error:
         why = "nothing can be enqueued or fetched"
         yield Finding("broker", Level.PROBLEM, str(error), why, "start it, or mend the setting `backend`")
@@ -48,7 +46,10 @@ def _ask(backend: QueueBackend, settings: Settings) -> Iterator[Finding]:
     yield from list(_lacking(settings, backend)) or [fits]
     yield from _worth_knowing(settings, backend)
     yield from backend.diagnose()
-    yield judge_skew(*_compare(backend))
+    before = time.time()
+    there = backend.broker_time()
+    after = time.time()
+    yield judge_skew(None if there is None else there - (before + after) / 2, (after - before) / 2)
 
 
 def _lacking(pool: Settings, backend: QueueBackend) -> Iterator[Finding]:
@@ -80,16 +81,8 @@ def _worth_knowing(pool: Settings, backend: QueueBackend) -> Iterator[Finding]:
         yield Finding(FIT, Level.NOTE, f"delays of retries are rounded up to {rounded} at {backend.scheme}://")
 
 
-def _compare(backend: QueueBackend) -> tuple[float | None, float]:
-    """Return seconds by which the broker's clock is ahead of ours (None: it has none), and how far off that may be."""
-    before = time.time()
-    there = backend.broker_time()
-    after = time.time()
-    return None if there is None else there - (before + after) / 2, (after - before) / 2
-
-
 def judge_skew(ahead: float | None, blur: float) -> Finding:
-    """Judge the skew: `ahead`, of the broker's clock, in seconds; `blur`, half of the question's time."""
+    """Judge the seconds by which the broker's clock is `ahead` (None: it has none), and `blur`, how far off that is."""
     if ahead is None:
         return Finding("broker.clock", Level.OK, "the broker tells no clock of its own: this machine's counts")
     found = f"the broker's clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} this machine's"
