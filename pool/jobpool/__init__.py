@@ -14,153 +14,93 @@ from typing import TYPE_CHECKING, Any
 from jobpool.message import producer
 
 if TYPE_CHECKING:
-    from jobpool.broker.backend import QueueBackend
-    from jobpool.broker.opening import open_backend
-    from jobpool.broker.values import Capabilities
-    from jobpool.client.claims import Claim, ClaimMessage, Queue
-    from jobpool.client.jobs import Jobs
-    from jobpool.client.keys import IdempotencyGuard, RateLimiter
-    from jobpool.client.worker import QueueWorker
-    from jobpool.cron.runner import CronRunner
-    from jobpool.cron.scheduler import Scheduler
-    from jobpool.errors import (
-        BackendUnavailable,
-        ClaimNotFound,
-        Forbidden,
-        HardTimeout,
-        LeaseLost,
-        Retry,
-        Snooze,
-        Unrecoverable,
-    )
-    from jobpool.handlers.registry import HandlerRegistry, builtin, command, handler, listener
-    from jobpool.message.allowances import Allowances
-    from jobpool.message.builder import JobBuilder
-    from jobpool.message.context import JobContext
-    from jobpool.message.dead_letters import DeadLetterQueue
-    from jobpool.message.definition import JobDefinition
-    from jobpool.message.envelope import JobEnvelope
-    from jobpool.message.lease import JobLease
-    from jobpool.message.outcome import ExecutionResult, WorkerResult
-    from jobpool.message.settlement import Settled
-    from jobpool.message.signing import EnvelopeSigner
-    from jobpool.policy.breaker import CircuitBreaker
-    from jobpool.policy.limits import Limits
-    from jobpool.policy.retry import RetryPolicy
-    from jobpool.telemetry.metrics.collector import MetricsCollector
+    from jobpool.broker.backend import QueueBackend as QueueBackend
+    from jobpool.broker.opening import open_backend as open_backend
+    from jobpool.broker.values import Capabilities as Capabilities
+    from jobpool.client.claims import Claim as Claim
+    from jobpool.client.claims import ClaimMessage as ClaimMessage
+    from jobpool.client.claims import Queue as Queue
+    from jobpool.client.jobs import Jobs as Jobs
+    from jobpool.client.keys import IdempotencyGuard as IdempotencyGuard
+    from jobpool.client.keys import RateLimiter as RateLimiter
+    from jobpool.client.worker import QueueWorker as QueueWorker
+    from jobpool.cron.runner import CronRunner as CronRunner
+    from jobpool.cron.scheduler import Scheduler as Scheduler
+    from jobpool.errors import BackendUnavailable as BackendUnavailable
+    from jobpool.errors import ClaimNotFound as ClaimNotFound
+    from jobpool.errors import Forbidden as Forbidden
+    from jobpool.errors import HardTimeout as HardTimeout
+    from jobpool.errors import LeaseLost as LeaseLost
+    from jobpool.errors import Retry as Retry
+    from jobpool.errors import Snooze as Snooze
+    from jobpool.errors import Unrecoverable as Unrecoverable
+    from jobpool.handlers.registry import HandlerRegistry as HandlerRegistry
+    from jobpool.handlers.registry import builtin as builtin
+    from jobpool.handlers.registry import command as command
+    from jobpool.handlers.registry import handler as handler
+    from jobpool.handlers.registry import listener as listener
+    from jobpool.message.allowances import Allowances as Allowances
+    from jobpool.message.builder import JobBuilder as JobBuilder
+    from jobpool.message.context import JobContext as JobContext
+    from jobpool.message.dead_letters import DeadLetterQueue as DeadLetterQueue
+    from jobpool.message.definition import JobDefinition as JobDefinition
+    from jobpool.message.envelope import JobEnvelope as JobEnvelope
+    from jobpool.message.lease import JobLease as JobLease
+    from jobpool.message.outcome import ExecutionResult as ExecutionResult
+    from jobpool.message.outcome import WorkerResult as WorkerResult
+    from jobpool.message.settlement import Settled as Settled
+    from jobpool.message.signing import EnvelopeSigner as EnvelopeSigner
+    from jobpool.policy.breaker import CircuitBreaker as CircuitBreaker
+    from jobpool.policy.limits import Limits as Limits
+    from jobpool.policy.retry import RetryPolicy as RetryPolicy
+    from jobpool.telemetry.metrics.collector import MetricsCollector as MetricsCollector
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Allowances",
-    "BackendUnavailable",
-    "Capabilities",
-    "CircuitBreaker",
-    "Claim",
-    "ClaimMessage",
-    "ClaimNotFound",
-    "CronRunner",
-    "DeadLetterQueue",
-    "EnvelopeSigner",
-    "ExecutionResult",
-    "Forbidden",
-    "HandlerRegistry",
-    "HardTimeout",
-    "IdempotencyGuard",
-    "JobBuilder",
-    "JobContext",
-    "JobDefinition",
-    "JobEnvelope",
-    "JobLease",
-    "Jobs",
-    "LeaseLost",
-    "Limits",
-    "MetricsCollector",
-    "Queue",
-    "QueueBackend",
-    "QueueWorker",
-    "RateLimiter",
-    "Retry",
-    "RetryPolicy",
-    "Scheduler",
-    "Settled",
-    "Snooze",
-    "Unrecoverable",
-    "WorkerResult",
-    "builtin",
-    "command",
-    "handler",
-    "listener",
-    "open_backend",
-]
-
 _HOME = {
-    "Allowances": "jobpool.message.allowances",
-    "BackendUnavailable": "jobpool.errors",
-    "Capabilities": "jobpool.broker.values",
-    "CircuitBreaker": "jobpool.policy.breaker",
-    "CronRunner": "jobpool.cron.runner",
-    "Claim": "jobpool.client.claims",
-    "ClaimMessage": "jobpool.client.claims",
-    "ClaimNotFound": "jobpool.errors",
-    "DeadLetterQueue": "jobpool.message.dead_letters",
-    "EnvelopeSigner": "jobpool.message.signing",
-    "ExecutionResult": "jobpool.message.outcome",
-    "Forbidden": "jobpool.errors",
-    "HandlerRegistry": "jobpool.handlers.registry",
-    "HardTimeout": "jobpool.errors",
-    "IdempotencyGuard": "jobpool.client.keys",
-    "JobBuilder": "jobpool.message.builder",
-    "JobContext": "jobpool.message.context",
-    "JobDefinition": "jobpool.message.definition",
-    "JobEnvelope": "jobpool.message.envelope",
-    "JobLease": "jobpool.message.lease",
-    "Jobs": "jobpool.client.jobs",
-    "LeaseLost": "jobpool.errors",
-    "MetricsCollector": "jobpool.telemetry.metrics.collector",
-    "Limits": "jobpool.policy.limits",
-    "Queue": "jobpool.client.claims",
-    "QueueBackend": "jobpool.broker.backend",
-    "QueueWorker": "jobpool.client.worker",
-    "RateLimiter": "jobpool.client.keys",
-    "Retry": "jobpool.errors",
-    "RetryPolicy": "jobpool.policy.retry",
-    "Scheduler": "jobpool.cron.scheduler",
-    "Settled": "jobpool.message.settlement",
-    "Snooze": "jobpool.errors",
-    "Unrecoverable": "jobpool.errors",
-    "WorkerResult": "jobpool.message.outcome",
-    "builtin": "jobpool.handlers.registry",
-    "command": "jobpool.handlers.registry",
-    "handler": "jobpool.handlers.registry",
-    "listener": "jobpool.handlers.registry",
-    "open_backend": "jobpool.broker.opening",
+    name: f"jobpool.{module}"
+    for module, names in {
+        "broker.backend": "QueueBackend",
+        "broker.opening": "open_backend",
+        "broker.values": "Capabilities",
+        "client.claims": "Claim ClaimMessage Queue",
+        "client.jobs": "Jobs",
+        "client.keys": "IdempotencyGuard RateLimiter",
+        "client.worker": "QueueWorker",
+        "cron.runner": "CronRunner",
+        "cron.scheduler": "Scheduler",
+        "errors": "BackendUnavailable ClaimNotFound Forbidden HardTimeout LeaseLost Retry Snooze Unrecoverable",
+        "handlers.registry": "HandlerRegistry builtin command handler listener",
+        "message.allowances": "Allowances",
+        "message.builder": "JobBuilder",
+        "message.context": "JobContext",
+        "message.dead_letters": "DeadLetterQueue",
+        "message.definition": "JobDefinition",
+        "message.envelope": "JobEnvelope",
+        "message.lease": "JobLease",
+        "message.outcome": "ExecutionResult WorkerResult",
+        "message.settlement": "Settled",
+        "message.signing": "EnvelopeSigner",
+        "policy.breaker": "CircuitBreaker",
+        "policy.limits": "Limits",
+        "policy.retry": "RetryPolicy",
+        "telemetry.metrics.collector": "MetricsCollector",
+    }.items()
+    for name in names.split()
 }
+"""Public name → its module."""
 
+__all__ = sorted(_HOME)
 
 _MOVED = {
-    "allowances": "message.allowances",
-    "backend": "broker.backend",
-    "builder": "message.builder",
-    "claims": "client.claims",
-    "claimstore": "broker.claim_store",
-    "context": "message.context",
-    "deadletters": "message.dead_letters",
-    "definition": "message.definition",
-    "envelope": "message.envelope",
-    "filters": "broker.filters",
-    "idempotency": "client.keys",
-    "keystore": "broker.key_store",
-    "lease": "message.lease",
-    "limiter": "client.keys",
-    "opening": "broker.opening",
-    "outcome": "message.outcome",
-    "producer": "message.producer",
-    "result": "message.outcome",
-    "settlement": "message.settlement",
-    "signing": "message.signing",
-    "worker": "client.worker",
-}
+    module.replace("_", ""): f"{room}.{module}"
+    for room, modules in {
+        "broker": "backend claim_store filters key_store opening",
+        "client": "claims worker",
+        "message": "allowances builder context dead_letters definition envelope lease outcome producer settlement signing",
+    }.items()
+    for module in modules.split()
+} | {"idempotency": "client.keys", "limiter": "client.keys", "result": "message.outcome"}
 
 
 class _MovedModules:
@@ -178,8 +118,7 @@ class _MovedModules:
         module.__dict__.update({name: value for name, value in vars(home).items() if not name.startswith("__")})
 
 
-_finder: Any = _MovedModules()
-sys.meta_path.append(_finder)
+sys.meta_path.append(_MovedModules())
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jobpool.broker.config_file import ConfigFile, find_config, sqlite_url
+from jobpool.broker.config_file import ConfigFile, find_config
 from jobpool.errors import ConfigurationError
 from jobpool.message.allowances import Allowances, check_allowed
 from jobpool.message.guards import LONGEST_KEPT
@@ -53,34 +53,24 @@ from jobpool.message.units import parse_duration, parse_size
 from jobpool.policy.retry import RetryPolicy, parse_retry
 
 PREFIX = "JOBPOOL_"
-NOT_SETTINGS = frozenset({"CONFIG", "DEBUG", "FAILPOINT", "LEDGER"})
-"""JOBPOOL_* variables that are not settings."""
+NOT_SETTINGS = frozenset({"CONFIG", "DEBUG", "FAILPOINT", "LEDGER"})  # JOBPOOL_* variables that are not settings
 
 KUBERNETES = re.compile(r"(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?")
 """Variables that Kubernetes puts into every container beside a service that is called `jobpool`."""
 
 
-ANY_COMMAND = "*"
-"""Among the allowed shell commands: any program."""
+ANY_COMMAND = "*"  # among the allowed shell commands: any program
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type of values.
+    """A type of values."""
 
-    Attributes:
-        read: Makes a value of a text or of a TOML value, or raises `ValueError` with a sentence.
-        metavar: Stands for a value in `--help`.
-        empty: The value of a setting that has no default.
-        repeats: Its flag may be repeated.
-        is_switch: Its flag takes no value.
-    """
-
-    read: Callable[[Any], Any]
-    metavar: str
-    empty: Any = None
-    repeats: bool = False
-    is_switch: bool = False
+    read: Callable[[Any], Any]  # makes a value of a text or TOML value, or raises `ValueError` with a sentence
+    metavar: str  # stands for a value in `--help`
+    empty: Any = None  # the value of a setting that has no default
+    repeats: bool = False  # its flag may be repeated
+    is_switch: bool = False  # its flag takes no value
 
 
 TIME = Kind(parse_duration, "TIME")
@@ -106,31 +96,19 @@ def names_of(check: Callable[[str], str], metavar: str) -> Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A setting.
+    """A setting. `above`, `least` and `most` are bounds in the unit of its kind; None = no bound."""
 
-    Attributes:
-        key: In the configuration file; the variable is JOBPOOL_ and the key in capitals.
-        kind: Of its values.
-        means: One sentence.
-        default: As a person writes it; None = not set.
-        section: Heading under which `--help` lists it.
-        flags: On the command line; () = it has none.
-        metavar: Stands for a value in `--help`.
-        above: Bound in the unit of the kind, as are `least` and `most`; None = no bound.
-        is_secret: Its value is never shown.
-    """
-
-    key: str = ""
+    key: str = ""  # in the configuration file; the variable is JOBPOOL_ and the key in capitals
     kind: Kind
-    means: str
-    default: str | None
-    section: str
-    flags: tuple[str, ...] | None = None
-    metavar: str = ""
+    means: str  # one sentence
+    default: str | None  # as a person writes it; None = not set
+    section: str  # heading under which `--help` lists it
+    flags: tuple[str, ...] | None = None  # () = it has none; None = one, of its key
+    metavar: str = ""  # stands for a value in `--help`; "" = the kind's
     above: float | None = None
     least: float | None = None
     most: float | None = None
-    is_secret: bool = False
+    is_secret: bool = False  # its value is never shown
 
     @property
     def flag(self) -> str:
@@ -150,21 +128,13 @@ class Setting:
         return value
 
 
-POOL = "Pool"
-BUILT_IN = "Built-in handlers  [default: they may do nothing]"
-TIMES = "Times (seconds, or 90s, 5m, 1h)"
-FAILURES = "Failures"
-SHARED = "Limits of a queue, in all pools together"
-CHILD = "Limits of a child (bytes, or 64K, 512M, 2G)"
-WATCH = "Metrics and history"
 COMMON = "Common options"
 
 
-def _setting(
-    kind: Kind, means: str, default: str | None = None, *, factory: Callable[[], Any] | None = None, **about: Any
-) -> Any:
+def _setting(section: str, kind: Kind, means: str, default: str | None = None, **about: Any) -> Any:
     """Return the field of a setting; `about` as in `Setting`. `factory` makes the default anew for each `Settings`."""
-    setting = Setting(kind=kind, means=means, default=default, **about)
+    factory = about.pop("factory", None)
+    setting = Setting(kind=kind, means=means, default=default, section=section, **about)
     metadata = {"setting": setting}
     if factory is not None or isinstance(kind.empty, dict):
         return field(default_factory=factory or dict, metadata=metadata)
@@ -172,252 +142,192 @@ def _setting(
     return field(default=value, repr=not setting.is_secret, metadata=metadata)
 
 
+_pool = partial(_setting, "Pool")
+_built_in = partial(_setting, "Built-in handlers  [default: they may do nothing]")
+_times = partial(_setting, "Times (seconds, or 90s, 5m, 1h)")
+_failures = partial(_setting, "Failures")
+_shared = partial(_setting, "Limits of a queue, in all pools together")
+_child = partial(_setting, "Limits of a child (bytes, or 64K, 512M, 2G)")
+_watch = partial(_setting, "Metrics and history")
+_common = partial(_setting, COMMON)
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of a pool: durations in seconds, sizes in bytes. `load` makes one from its sources.
 
     The last five fields are the mode of a run, which no source sets.
-
-    Attributes:
-        max_total: Stop after this many messages were settled, or lost by the child that had them; 0 = no limit.
-        until_empty: Stop when nothing is left to do.
-        fail_on_dead: Exit with 1 if a message became a dead letter.
-        board_path: Where the scoreboard lies; None = in memory only, invisible from outside.
-        sys_path: Where apps are looked for.
     """
 
-    workers: int = _setting(
+    workers: int = _pool(
         Kind(parse_workers, "N|auto"),
         "Worker processes; `auto` = one a usable CPU.",
         "auto",
-        section=POOL,
         flags=("-w", "--workers", "-c", "--concurrency"),
         factory=usable_cpus,
     )
-    queues: tuple[tuple[str, float], ...] = _setting(
+    queues: tuple[tuple[str, float], ...] = _pool(
         Kind(parse_queues, "NAME[=WEIGHT]", repeats=True),
         "Queue to work on, and its weight; repeatable.",
         "default",
-        section=POOL,
         flags=("-Q", "--queue"),
     )
-    apps: tuple[str, ...] = _setting(
-        NAMES,
-        "Module or .py file with handlers; repeatable.",
-        section=POOL,
-        flags=("-A", "--app"),
-        metavar="MODULE",
+    apps: tuple[str, ...] = _pool(
+        NAMES, "Module or .py file with handlers; repeatable.", flags=("-A", "--app"), metavar="MODULE"
     )
-    queue_handlers: dict[str, list[str]] = _setting(
+    queue_handlers: dict[str, list[str]] = _pool(
         Kind(parse_handlers, "QUEUE=HANDLER,…", empty={}, repeats=True),
         "Handlers that may run on a queue; other queues are not restricted.",
-        section=POOL,
     )
-    enqueue_to: tuple[str, ...] = _setting(
-        names_of(check_queue, "QUEUE,…"),
-        "Queues that handlers may enqueue to; all if not set.",
-        section=POOL,
+    enqueue_to: tuple[str, ...] = _pool(
+        names_of(check_queue, "QUEUE,…"), "Queues that handlers may enqueue to; all if not set."
     )
-    cron: bool = _setting(SWITCH, "Run a scheduler of the app beside the pool.", "false", section=POOL)
-    cron_environment: str | None = _setting(
+    cron: bool = _pool(SWITCH, "Run a scheduler of the app beside the pool.", "false")
+    cron_environment: str | None = _pool(
         TEXT,
         "Environment whose schedules fire too, beside those that name none.",
-        section=POOL,
         flags=("--environment", "--cron-environment"),
         metavar="NAME",
     )
-    cron_grace: float = _setting(
-        TIME, "Time for which a missed firing is made up for; at most 12h.", "1h", section=POOL, most=12 * 3600
-    )
+    cron_grace: float = _pool(TIME, "Time for which a missed firing is made up for; at most 12h.", "1h", most=12 * 3600)
 
-    allowed_callables: tuple[str, ...] = _setting(
+    allowed_callables: tuple[str, ...] = _built_in(
         names_of(partial(check_allowed, "allowed_callables"), "MODULE:FUNCTION,…"),
         "Functions that the handler `callable` may run.",
-        section=BUILT_IN,
     )
-    allowed_shell_commands: tuple[str, ...] = _setting(
+    allowed_shell_commands: tuple[str, ...] = _built_in(
         names_of(partial(check_allowed, "allowed_shell_commands"), "PROGRAM,…"),
         "Programs that the handler `shell` may start, by name or absolute path; `*` = any.",
-        section=BUILT_IN,
     )
-    allowed_events: tuple[str, ...] = _setting(
-        names_of(partial(check_allowed, "allowed_events"), "EVENT,…"),
-        "Events that the handler `event` may fire.",
-        section=BUILT_IN,
+    allowed_events: tuple[str, ...] = _built_in(
+        names_of(partial(check_allowed, "allowed_events"), "EVENT,…"), "Events that the handler `event` may fire."
     )
-    allowed_url_networks: tuple[str, ...] = _setting(
+    allowed_url_networks: tuple[str, ...] = _built_in(
         names_of(partial(check_allowed, "allowed_url_networks"), "CIDR,…"),
         "Networks that the handler `url` may call, beside public addresses.",
-        section=BUILT_IN,
     )
-    url_limits: UrlLimits = _setting(
+    url_limits: UrlLimits = _built_in(
         Kind(parse_url_limits, "WORDS"),
         "Longest call of the handler `url`, and largest body that it sends or takes.",
         "timeout=30s body=1M",
-        section=BUILT_IN,
     )
 
-    ttl: float = _setting(
-        TIME,
-        "Length of a lease; it is renewed after each third.",
-        "30s",
-        section=TIMES,
-        above=0,
-        most=366 * 86400 - 1,
+    ttl: float = _times(
+        TIME, "Length of a lease; it is renewed after each third.", "30s", above=0, most=366 * 86400 - 1
     )
-    default_timeout: float = _setting(TIME, "Timeout of jobs that set none; 0 = unlimited.", "1h", section=TIMES)
-    max_timeout: float = _setting(TIME, "Upper limit of every job's timeout; 0 = no limit.", "0", section=TIMES)
-    kill_grace: float = _setting(
-        TIME, "Time from the timeout's alarm in the handler to the kill of its processes.", "1s", section=TIMES
-    )
-    stop_grace: float = _setting(TIME, "Time that a stop gives running jobs to end.", "25s", section=TIMES)
-    boot_timeout: float = _setting(
-        TIME, "Time for the import of the app, and for the start of a child.", "60s", section=TIMES, above=0
+    default_timeout: float = _times(TIME, "Timeout of jobs that set none; 0 = unlimited.", "1h")
+    max_timeout: float = _times(TIME, "Upper limit of every job's timeout; 0 = no limit.", "0")
+    kill_grace: float = _times(TIME, "Time from the timeout's alarm in the handler to the kill of its processes.", "1s")
+    stop_grace: float = _times(TIME, "Time that a stop gives running jobs to end.", "25s")
+    boot_timeout: float = _times(TIME, "Time for the import of the app, and for the start of a child.", "60s", above=0)
+
+    broker_refusal_timeout: float = _times(
+        TIME, "Time that a running pool waits while its broker refuses it (password, rights); 0 = forever.", "30m"
     )
 
-    broker_refusal_timeout: float = _setting(
-        TIME,
-        "Time that a running pool waits while its broker refuses it (password, rights); 0 = forever.",
-        "30m",
-        section=TIMES,
-    )
-
-    retry: RetryPolicy = _setting(
+    retry: RetryPolicy = _failures(
         Kind(parse_retry, "WORDS"),
         "Retries: `none`, `fixed` or `exponential`, with base=TIME max=TIME multiplier=X jitter=SHARE attempts=N.",
         "none",
-        section=FAILURES,
     )
-    max_crashes: int = _setting(
-        COUNT, "Number of crashes that a message survives; 0 = no limit.", "5", section=FAILURES
-    )
-    on_crash: OnCrash = _setting(
+    max_crashes: int = _failures(COUNT, "Number of crashes that a message survives; 0 = no limit.", "5")
+    on_crash: OnCrash = _failures(
         Kind(parse_on_crash, "WORDS"),
         "Recovery of a crashed message: at once (`forfeit`) or after its lease (`expire`); queue=NAME moves it.",
         "forfeit",
-        section=FAILURES,
     )
-    on_memory_limit_queue: str | None = _setting(
-        QUEUE, "Queue for jobs that were killed for `memory_limit`; their own if not set.", section=FAILURES
+    on_memory_limit_queue: str | None = _failures(
+        QUEUE, "Queue for jobs that were killed for `memory_limit`; their own if not set."
     )
-    dead_letter_queue: str | None = _setting(
-        QUEUE, "Queue for a copy of each payload that failed for good; none if not set.", section=FAILURES
+    dead_letter_queue: str | None = _failures(
+        QUEUE, "Queue for a copy of each payload that failed for good; none if not set."
     )
-    unknown_handler_grace: float = _setting(
-        TIME, "Time that a message waits for an unknown handler to be deployed.", "10m", section=FAILURES
+    unknown_handler_grace: float = _failures(
+        TIME, "Time that a message waits for an unknown handler to be deployed.", "10m"
     )
-    on_lease_lost: str = _setting(
-        one_of("kill", "finish"),
-        "Kill a job whose lease is lost, or let it finish; its result is dropped.",
-        "kill",
-        section=FAILURES,
+    on_lease_lost: str = _failures(
+        one_of("kill", "finish"), "Kill a job whose lease is lost, or let it finish; its result is dropped.", "kill"
     )
 
-    concurrency_limits: dict[str, int] = _setting(
-        LIMITS, "At most N jobs of a queue run at a time.", section=SHARED, flags=("--concurrency-limit",)
+    concurrency_limits: dict[str, int] = _shared(
+        LIMITS, "At most N jobs of a queue run at a time.", flags=("--concurrency-limit",)
     )
-    concurrency_per_key: dict[str, int] = _setting(
-        LIMITS, "At most N jobs of a queue with the same concurrency key run at a time.", section=SHARED
+    concurrency_per_key: dict[str, int] = _shared(
+        LIMITS, "At most N jobs of a queue with the same concurrency key run at a time."
     )
-    rate_limits: dict[str, int] = _setting(
-        LIMITS, "At most N jobs of a queue start in any minute.", section=SHARED, flags=("--rate-limit",)
+    rate_limits: dict[str, int] = _shared(
+        LIMITS, "At most N jobs of a queue start in any minute.", flags=("--rate-limit",)
     )
-    rate_per_key: dict[str, int] = _setting(
-        LIMITS, "At most N jobs of a queue with the same concurrency key start in any minute.", section=SHARED
+    rate_per_key: dict[str, int] = _shared(
+        LIMITS, "At most N jobs of a queue with the same concurrency key start in any minute."
     )
-    idempotency_ttl: float = _setting(
+    idempotency_ttl: float = _shared(
         TIME,
         "Time that the key of a done job is remembered, and duplicates are skipped.",
         "24h",
-        section=SHARED,
         above=0,
         most=LONGEST_KEPT,
     )
 
-    memory_limit: int = _setting(
-        SIZE, "Memory above which a child is killed, as a failed attempt; 0 = no limit.", "0", section=CHILD
+    memory_limit: int = _child(SIZE, "Memory above which a child is killed, as a failed attempt; 0 = no limit.", "0")
+    output_cap: int = _child(
+        SIZE, "Longest captured output of an attempt; beginning and end are kept.", "64K", least=1024
     )
-    output_cap: int = _setting(
-        SIZE, "Longest captured output of an attempt; beginning and end are kept.", "64K", section=CHILD, least=1024
-    )
-    recycle: Recycle = _setting(
+    recycle: Recycle = _child(
         Kind(parse_recycle, "WORDS"),
         "Replacement of a child: after jobs=N, above memory=SIZE (0 = never), after a failure=suspect, always, never.",
         "jobs=0 memory=0 failure=suspect",
-        section=CHILD,
     )
 
-    metrics: Address | None = _setting(
+    metrics: Address | None = _watch(
         Kind(parse_address, "[HOST:]PORT"),
         "Address of the pages /metrics, /livez and /readyz; host 127.0.0.1 by default, port 0 = any.",
-        section=WATCH,
     )
-    rollups: float = _setting(
-        TIME,
-        "Time that sums of each minute are kept in the broker; 0 = off.",
-        "30d",
-        section=WATCH,
-        most=LONGEST_KEPT,
+    rollups: float = _watch(
+        TIME, "Time that sums of each minute are kept in the broker; 0 = off.", "30d", most=LONGEST_KEPT
     )
-    history: History = _setting(
+    history: History = _watch(
         Kind(parse_history, "WHERE"),
         "History of attempts: `off`, `table` (in the broker) or `file:PATH`, with keep=N of each name, mask=KEY,….",
         "off",
-        section=WATCH,
     )
 
-    backend: str = _setting(
+    backend: str = _common(
         TEXT,
         "URL of the broker; the default lies beside the configuration file.",
         "sqlite:///jobpool.db",
-        section=COMMON,
         flags=("-b", "--backend", "--broker"),
         metavar="URL",
         is_secret=True,
     )
-    broker_timeout: float | None = _setting(
-        TIME,
-        "Timeout of a call to the broker; the backend's own if not set.",
-        section=COMMON,
-        above=0,
-    )
-    name: str = _setting(
+    name: str = _common(
         Kind(parse_pool_name, "NAME"),
         "Name of the pool in process titles, `top` and `health`.",
         "jobpool",
-        section=COMMON,
         flags=("-n", "--name"),
     )
-    runtime_dir: Path | None = _setting(
-        PATH, "Directory of the files that `top` and `health` read.", section=COMMON, metavar="DIR"
-    )
-    signing_key: tuple[str, ...] = _setting(
+    runtime_dir: Path | None = _common(PATH, "Directory of the files that `top` and `health` read.", metavar="DIR")
+    signing_key: tuple[str, ...] = _common(
         Kind(parse_keys, "KEY", empty=()),
         "Signing keys: the first signs, all verify; messages are unsigned if not set.",
-        section=COMMON,
         flags=(),  # a key on the command line can be read by everybody on the machine
         is_secret=True,
     )
-    signing_key_file: Path | None = _setting(
-        PATH, "File with one signing key a line, in place of `signing_key`.", section=COMMON
-    )
-    log_level: str = _setting(
+    signing_key_file: Path | None = _common(PATH, "File with one signing key a line, in place of `signing_key`.")
+    log_level: str = _common(
         one_of("debug", "info", "warning", "error", "critical"),
         "Lowest level of log lines.",
         "info",
-        section=COMMON,
         flags=("-l", "--log-level"),
         metavar="LEVEL",
     )
-    log_format: str = _setting(
-        one_of("text", "json"), "Format of the log: text, or one JSON object a line.", "text", section=COMMON
-    )
+    log_format: str = _common(one_of("text", "json"), "Format of the log: text, or one JSON object a line.", "text")
 
-    max_total: int = 0
-    until_empty: bool = False
-    fail_on_dead: bool = False
-    board_path: str | None = None
-    sys_path: tuple[str, ...] = ()
+    max_total: int = 0  # stop after this many messages were settled, or lost by the child that had them; 0 = no limit
+    until_empty: bool = False  # stop when nothing is left to do
+    fail_on_dead: bool = False  # exit with 1 if a message became a dead letter
+    board_path: str | None = None  # where the scoreboard lies; None = in memory only, invisible from outside
+    sys_path: tuple[str, ...] = ()  # where apps are looked for
 
     @property
     def queue_names(self) -> tuple[str, ...]:
@@ -458,46 +368,36 @@ def _settings() -> dict[str, Setting]:
     return found
 
 
-SETTINGS: Mapping[str, Setting] = _settings()
-"""Key → setting, in the order of `--help` and of the docs."""
+SETTINGS: Mapping[str, Setting] = _settings()  # key → setting, in the order of `--help` and of the docs
 
 KEYS = frozenset(SETTINGS)
 
-_RETRY = 'write it into retry, such as "exponential base=5s multiplier=2 max=5m jitter=15% attempts=25"'
-_BREAKER = (
-    "leave it out: after 5 fetches without an answer a queue is left alone for 2 s, doubling to 60 s; a broker"
-    " that answers ends that at once"
-)
-_BACK_OFF = "leave it out: after a second crash a message waits for up to 1 s, doubling to 60 s"
-_RECYCLE = 'write it into recycle, such as "jobs=1000 memory=512M failure=suspect"'
-_METRICS = 'write metrics = "9100", or "0.0.0.0:9100" for all addresses'
-_HISTORY = 'write it behind the place, history = "table keep=100 mask=iban,ssn"'
-_URL = 'write it into url_limits, such as "timeout=30s body=1M"'
-
 REMOVED: Mapping[str, str] = {
-    "allow_all_shell_commands": 'write allowed_shell_commands = "*"',
-    "breaker_threshold": _BREAKER,
-    "breaker_cooldown": _BREAKER,
-    "breaker_max_cooldown": _BREAKER,
-    "crash_back_off": _BACK_OFF,
-    "crash_back_off_cap": _BACK_OFF,
-    "crash_window": "leave it out: a crash is forgotten after 72 hours",
-    "history_keep": _HISTORY,
-    "mask_keys": _HISTORY,
-    "metrics_host": _METRICS,
-    "metrics_port": _METRICS,
-    "on_crash_queue": 'write on_crash = "queue=NAME"',
-    "recycle_jitter": "leave it out: recycle varies jobs by 10 % from child to child",
-    "recycle_jobs": _RECYCLE,
-    "recycle_memory": _RECYCLE,
-    "recycle_on_failure": _RECYCLE,
-    "retry_base": _RETRY,
-    "retry_jitter": _RETRY,
-    "retry_max_attempts": _RETRY,
-    "retry_max_delay": _RETRY,
-    "retry_multiplier": _RETRY,
-    "url_max_bytes": _URL,
-    "url_timeout": _URL,
+    key: instead
+    for keys, instead in {
+        "allow_all_shell_commands": 'write allowed_shell_commands = "*"',
+        "breaker_cooldown breaker_max_cooldown breaker_threshold": (
+            "leave it out: after 5 fetches without an answer a queue is left alone for 2 s, doubling to 60 s; a broker"
+            " that answers ends that at once"
+        ),
+        "broker_timeout": 'write its seconds into backend, such as "redis://localhost/0?timeout=5"',
+        "crash_back_off crash_back_off_cap": (
+            "leave it out: after a second crash a message waits for up to 1 s, doubling to 60 s"
+        ),
+        "crash_window": "leave it out: a crash is forgotten after 72 hours",
+        "history_keep mask_keys": 'write it behind the place, history = "table keep=100 mask=iban,ssn"',
+        "metrics_host metrics_port": 'write metrics = "9100", or "0.0.0.0:9100" for all addresses',
+        "on_crash_queue": 'write on_crash = "queue=NAME"',
+        "recycle_jitter": "leave it out: recycle varies jobs by 10 % from child to child",
+        "recycle_jobs recycle_memory recycle_on_failure": (
+            'write it into recycle, such as "jobs=1000 memory=512M failure=suspect"'
+        ),
+        "retry_base retry_jitter retry_max_attempts retry_max_delay retry_multiplier": (
+            'write it into retry, such as "exponential base=5s multiplier=2 max=5m jitter=15% attempts=25"'
+        ),
+        "url_max_bytes url_timeout": 'write it into url_limits, such as "timeout=30s body=1M"',
+    }.items()
+    for key in keys.split()
 }
 """Settings of former versions → what to write in place of each."""
 
@@ -516,16 +416,27 @@ def load(
         ConfigurationError: A key is unknown, or a value cannot be used; one sentence for each, with its source.
     """
     file = find_config(config, start)
+    for key in file.values:
+        _check_key(key, f"{file.path}: {key!r}")
+    given = {key: (f"{file.path}: {key}", value) for key, value in file.values.items()} | _environment(file)
+    for key, value in (flags or {}).items():
+        _check_key(key, repr(key))
+        if value is not None:
+            given[key] = (SETTINGS[key].flag, value)
     values: dict[str, Any] = {}
     wrong: list[str] = []
-    for key, (source, value) in (_file_layer(file) | _environment_layer(file) | _flag_layer(flags or {})).items():
+    for key, (source, value) in given.items():
         try:
             values[key] = SETTINGS[key].read(value)
         except ValueError as error:
-            wrong.append(_sentence(source, error))
+            wrong.append(f"{source}{' ' if str(error).startswith('must') else ': '}{error}")
     if wrong:
         raise ConfigurationError("; ".join(wrong))
-    return Settings(**_default_backend(file) | values)
+    if "backend" not in values:
+        from jobpool.broker.opening import sqlite_url
+
+        values["backend"] = sqlite_url(file.directory / "jobpool.db")
+    return Settings(**values)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -539,39 +450,26 @@ def removed(source: str, key: str) -> str:
     return f"{source} is not a setting any more: {REMOVED[key]}"
 
 
-Layer = dict[str, tuple[str, Any]]
-"""Key → source and value."""
-
-
-def _default_backend(file: ConfigFile) -> dict[str, Any]:
-    return {"backend": sqlite_url(file.directory / "jobpool.db")}
-
-
-def _file_layer(file: ConfigFile) -> Layer:
-    for key in file.values:
-        _check_key(key, f"{file.path}: {key!r}")
-    return {key: (f"{file.path}: {key}", value) for key, value in file.values.items()}
-
-
-def _flag_layer(flags: Mapping[str, Any]) -> Layer:
-    for key in flags:
-        _check_key(key, repr(key))
-    return {key: (SETTINGS[key].flag, value) for key, value in flags.items() if value is not None}
-
-
-def _check_key(key: str, source: str) -> None:
+def _check_key(key: str, source: str, prefix: str = "") -> None:
+    """Raise `ConfigurationError` unless it is a setting. `prefix`: of variables, which are in capitals."""
     if key in REMOVED:
         raise ConfigurationError(removed(source, key))
     if key not in KEYS:
-        raise ConfigurationError(f"{source} is no setting of jobpool{nearest(key, KEYS)}")
+        known, word = ([prefix + known.upper() for known in KEYS], prefix + key.upper()) if prefix else (KEYS, key)
+        raise ConfigurationError(f"{source} is no setting of jobpool{nearest(word, known)}")
 
 
-def _environment_layer(file: ConfigFile) -> Layer:
-    found: Layer = {}
+def _environment(file: ConfigFile) -> dict[str, tuple[str, Any]]:
+    """Return key → variable and value."""
+    found: dict[str, tuple[str, Any]] = {}
     for variable, text in os.environ.items():
-        key = _environment_key(variable) if variable.startswith(PREFIX) else None
+        word = variable.removeprefix(PREFIX)
+        key = word.lower()
+        if word == variable or (key not in KEYS and (word in NOT_SETTINGS or KUBERNETES.fullmatch(word))):
+            continue
+        _check_key(key, f"environment variable {variable}", PREFIX)
         # An empty variable is how compose files spell "not set"; an empty key would silently switch signing off.
-        if key and (text or key == "signing_key"):
+        if text or key == "signing_key":
             found[key] = (variable, text)
     if "JOBS_SIGNING_KEY" in os.environ:
         found.setdefault("signing_key", ("JOBS_SIGNING_KEY", os.environ["JOBS_SIGNING_KEY"]))
@@ -579,21 +477,3 @@ def _environment_layer(file: ConfigFile) -> Layer:
         # Of the keys the first that is set decides, and the file's setting comes before the environment's.
         found.pop("signing_key", None)
     return found
-
-
-def _environment_key(variable: str) -> str | None:
-    word = variable.removeprefix(PREFIX)
-    key = word.lower()
-    if key in KEYS:
-        return key
-    if word in NOT_SETTINGS or KUBERNETES.fullmatch(word):
-        return None
-    if key in REMOVED:
-        raise ConfigurationError(removed(f"environment variable {variable}", key))
-    variables = [PREFIX + known.upper() for known in KEYS]
-    raise ConfigurationError(f"environment variable {variable} is no setting of jobpool{nearest(variable, variables)}")
-
-
-def _sentence(source: str, error: ValueError) -> str:
-    message = str(error)
-    return f"{source} {message}" if message.startswith("must") else f"{source}: {message}"

@@ -110,7 +110,6 @@ def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[
         queue=given["queue"] or "",
         restart_broker=given["restart_broker"] or "",
         keep=given["keep_all"],
-        broker_timeout=settings.broker_timeout,
     )
     check_machine(options, folder=Path(given["directory"] or tempfile.gettempdir()))
     return options, faults
@@ -258,7 +257,6 @@ class _Face:
             words += ["--ttl", f"{options.ttl:g}", "--rate", f"{options.rate:g}"]
             words += ["--faults", ",".join(options.faults)] if options.faults else []
         words += ["--queue", self._queue] if self._queue else []
-        words += ["--broker-timeout", f"{options.broker_timeout:g}"] if options.broker_timeout else []
         words += ["--restart-broker", self._restart] if self._restart else []
         return shlex.join(words)
 

@@ -101,7 +101,7 @@ def run_once(options: Options, folder: Path, watcher: Watcher, faults: Sequence[
     """
     with ExitStack() as stack:
         wanted = options.faults or tuple(KINDS) if faults is None else {fault.kind for fault in faults}
-        backend = open_backend(options.backend, timeout=options.timeout)
+        backend = open_backend(options.timed(options.backend))
         try:
             check_broker(backend, options)
             options = options.on_its_queue()

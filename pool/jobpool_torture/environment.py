@@ -104,7 +104,8 @@ class Environment:
     def _ways(self) -> tuple[list[tuple[Proxy | None, str]], str]:
         """Return, for each pool and the producer, a network and the URL through it; and why there is none, or ""."""
         own = self.options.backend
-        urls = [self._access.url if isinstance(self._access, Access) else own] * self.options.pools + [own]
+        pools = [self._access.url if isinstance(self._access, Access) else own] * self.options.pools
+        urls = list(map(self.options.timed, [*pools, own]))
         ways: list[tuple[Proxy | None, str]] = []
         for url in urls:
             route = find_route(url)
@@ -127,8 +128,7 @@ class Environment:
         keys = ("--idempotency-ttl", KEYS_KEPT, "--rollups", "0") if self.capabilities.key_store else ()
         return [
             *("-A", APP, "-Q", options.queue, "-w", str(options.workers), "--ttl", f"{options.ttl:g}"),
-            *("--broker-timeout", f"{options.timeout:g}", "--kill-grace", f"{KILL_GRACE_S:g}"),
-            *("--stop-grace", f"{STOP_GRACE_S:g}", "--retry", "fixed base=200ms"),
+            *("--kill-grace", f"{KILL_GRACE_S:g}", "--stop-grace", f"{STOP_GRACE_S:g}", "--retry", "fixed base=200ms"),
             *("--max-crashes", str(MAX_CRASHES), "--log-format", "json"),
             *keys,
         ]
@@ -139,7 +139,7 @@ class Environment:
 
     def connect(self) -> QueueBackend:
         """Open the broker by the producer's own network. Raises and blocks as `open_backend`."""
-        return open_backend(self._producer_url, signer=self.signer, timeout=self.options.timeout)
+        return open_backend(self._producer_url, signer=self.signer)
 
     def disturb_producer(self) -> None:
         """Lose answers to some of the producer's enqueues from now on."""

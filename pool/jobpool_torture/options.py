@@ -44,7 +44,6 @@ class Options:
     faults: tuple[str, ...] = ()  # kinds; empty = all that can be had
     restart_broker: str = ""  # A command for the shell that restarts the broker; "" = it is left alone
     keep: bool = False  # leave folder, jobs and dead letters where they are
-    broker_timeout: float | None = None  # seconds of a call; None = fitting to the ttl
 
     def __post_init__(self) -> None:
         _between("the run", self.seconds, 1.0, 7 * 86400.0, "seconds")
@@ -65,10 +64,16 @@ class Options:
         """Return the same, its queue named."""
         return self if self.queue else replace(self, queue=f"torture-{secrets.token_hex(4)}")
 
-    @property
-    def timeout(self) -> float:
-        """Seconds that a call to the broker may take: so short that a lease outlives two of them."""
-        return self.broker_timeout or min(5.0, max(1.0, self.ttl / 4))
+    def timed(self, url: str) -> str:
+        """Return `url`; if it has no timeout, with one that is so short that a lease outlives two of them."""
+        return with_timeout(url, min(5.0, max(1.0, self.ttl / 4)))
+
+
+def with_timeout(url: str, seconds: float) -> str:
+    """Return `url`, with this option `timeout` if it has none."""
+    place, _, query = url.partition("?")
+    options = [query] if query else []
+    return url if "timeout" in dict(parse_qsl(query)) else f"{place}?{'&'.join([*options, f'timeout={seconds:g}'])}"
 
 
 def absolute(url: str) -> str:

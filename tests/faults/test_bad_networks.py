@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.faultmoves import Figure, gated, let_pass, seconds_until_gone, start_on, start_pools, stop_all
@@ -51,9 +51,9 @@ OPENED = "the circuit breaker of a queue is open: nothing is fetched from it for
 CLOSED = "the circuit breaker of a queue is closed again"
 
 
-def start_apart(broker: Broker, rig: Rig, count: int, *flags: str) -> list[PoolProcess]:
+def start_apart(broker: Broker, rig: Rig, count: int, *flags: str, **options: Any) -> list[PoolProcess]:
     """So many pools, each on a host of its own, all ready."""
-    return start_on([broker.host() for _ in range(count)], rig, *flags)
+    return start_on([broker.host() for _ in range(count)], rig, *flags, **options)
 
 
 # --- black holes --------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_a_server_that_closes_every_connection_under_load(broker: Broker, rig: R
 @pytest.mark.on("postgres", "redis")
 def test_half_open_connections_are_left_behind(broker: Broker, rig: Rig, figure: Figure) -> None:
     """Whatever was sent into the hole is lost, and nobody closes the connections that it was sent on."""
-    pools = start_apart(broker, rig, 2, "--broker-timeout", "1")
+    pools = start_apart(broker, rig, 2, timeout=1)
     rig.enqueue_many("work", [{"seconds": 0.02}] * 200)
     wait_until(lambda: len(rig.ends()) > 20)
     for host in broker.hosts:
@@ -264,8 +264,8 @@ def test_leases_that_end_in_an_outage_are_neither_lost_nor_settled_late(
     Their circuit breakers open in plain sight, and end with the outage.
     """
     host = broker.host()
-    flags = ("--ttl", str(ENDS), "--max-crashes", "0", "--broker-timeout", "1")
-    pools = start_pools(rig, 2, *flags, workers=1, url=host.url)
+    flags = ("--ttl", str(ENDS), "--max-crashes", "0")
+    pools = start_pools(rig, 2, *flags, workers=1, url=host.url, timeout=1)
     cut = rig.directory / "cut"
     ends_then = {"first": 0, "later": 0.1, "until": str(cut)}
     held = rig.enqueue_many("again", [{"first": 60, "later": 0.1}, ends_then], priority=1)
@@ -320,7 +320,7 @@ def test_locks_outlive_an_outage_that_is_shorter_than_they_are(
     broker.control.create_queue("steady", lock_duration=LONG_LOCK, max_delivery_count=1000)
     lock = (f"lock={broker.lasts:g}", f"lock={LONG_LOCK:g}")
     hosts = [broker.host() for _ in range(2)]
-    pools = [rig.start_pool("-Q", "steady", "--broker-timeout", "4", url=host.url.replace(*lock)) for host in hosts]
+    pools = [rig.start_pool("-Q", "steady", url=host.url.replace(*lock), timeout=4) for host in hosts]
     for pool in pools:
         pool.wait_ready(2)
     long = rig.enqueue("work", {"seconds": 3.0}, **steady)

@@ -38,7 +38,7 @@ WRITERS_PROGRAM = Path(__file__).parents[1] / "support" / "dying_writers.py"
 @pytest.mark.on("sqlite")
 def test_a_file_that_another_program_locks_is_waited_for(rig: Rig, figure: Figure) -> None:
     """For longer than a call waits; what ends meanwhile is settled under its old lease."""
-    pools = start_pools(rig, 2, "--broker-timeout", "0.5")
+    pools = start_pools(rig, 2, timeout=0.5)
     locked = rig.directory / "locked"
     long = [gated(rig, locked) for _ in range(2)]
     rig.wait_started(*long)
@@ -94,7 +94,7 @@ def test_a_disk_that_is_full_is_waited_for(disk: SmallDisk, tmp_path: Path, figu
     """Nothing is lost but time: what has ended is settled when there is room again."""
     rig = Rig(tmp_path, f"sqlite:///{disk.path}/jobpool.db", witness=True)
     try:
-        pools = start_pools(rig, 2, "--broker-timeout", "1")
+        pools = start_pools(rig, 2, timeout=1)
         rig.enqueue_many("work", [{"seconds": 0.01, "tag": "x" * 500}] * 300)
         wait_until(lambda: len(rig.ends()) > 20)
         disk.fill()

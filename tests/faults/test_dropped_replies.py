@@ -106,7 +106,7 @@ def test_a_fetch_that_is_asked_again_gets_the_same_leases(
     broker: Broker, hosts: list[Host], rig: Rig, figure: Figure
 ) -> None:
     """None of them has to run out; nor where a reply is lost in silence, and the connection stays open."""
-    pools = start_on(hosts, rig, "--broker-timeout", "1")
+    pools = start_on(hosts, rig, timeout=1)
     lose(hosts, NOW_AND_THEN, broker.fetch_calls)
     rig.enqueue_many("work", [{"seconds": 0.01}] * 200)
     rig.wait_drained()

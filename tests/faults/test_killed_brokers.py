@@ -34,8 +34,8 @@ BEHIND = 2.0
 @pytest.mark.own_server
 def test_a_broker_that_is_killed_under_load_and_comes_back(broker: Broker, rig: Rig, figure: Figure) -> None:
     """And then restarted as an administrator does."""
-    flags = ("--metrics", "0", "--broker-timeout", "1")
-    pools = [rig.start_pool(*flags, "--history", f"file:history{number} keep=5000") for number in (1, 2)]
+    histories = [f"file:history{number} keep=5000" for number in (1, 2)]
+    pools = [rig.start_pool("--metrics", "0", "--history", history, timeout=1) for history in histories]
     for pool in pools:
         pool.wait_ready(2)
     rig.enqueue_many("work", [{"seconds": 0.02}] * 300)
@@ -144,7 +144,7 @@ def was_just_answered(at: float, killed: list[float]) -> bool:
 @pytest.mark.on("redis-cluster")
 def test_a_node_that_stands_still_is_waited_for(broker: ClusterBroker, rig: Rig, figure: Figure) -> None:
     """To its clients that is a black hole: no proxy can make one there."""
-    pools = start_pools(rig, 2, "--broker-timeout", "1")
+    pools = start_pools(rig, 2, timeout=1)
     rig.enqueue_many("work", [{"seconds": 0.02}] * 200)
     wait_until(lambda: len(rig.ends()) > 20)
     broker.server.pause()

@@ -20,13 +20,13 @@ Figure = Callable[[str, float, str], None]
 """`figure("ready again", 0.031, "s")`: the fixture that keeps what was measured."""
 
 
-def start_pools(rig: Rig, count: int, *flags: str, workers: int = 2, **options: str) -> list[PoolProcess]:
+def start_pools(rig: Rig, count: int, *flags: str, workers: int = 2, **options: Any) -> list[PoolProcess]:
     """So many pools on one queue, all ready. Options as `Rig.start_pool` takes them."""
     pools = [rig.start_pool(*flags, workers=workers, **options) for _ in range(count)]
     return [pool.wait_ready(workers) for pool in pools]
 
 
-def start_on(hosts: Sequence[Host], rig: Rig, *flags: str, workers: int = 2, **options: str) -> list[PoolProcess]:
+def start_on(hosts: Sequence[Host], rig: Rig, *flags: str, workers: int = 2, **options: Any) -> list[PoolProcess]:
     """A pool on each of these hosts, all ready."""
     pools = [rig.start_pool(*flags, workers=workers, url=host.url, **options) for host in hosts]
     return [pool.wait_ready(workers) for pool in pools]

@@ -32,6 +32,7 @@ from jobpool.ops.health import look
 from jobpool.ops.runtime_dir import PoolFile, discover
 from jobpool_torture import processes
 from jobpool_torture.ledger import LEDGER, Ledger, Line
+from jobpool_torture.options import with_timeout
 from jobpool_torture.oracle import Account, count
 from jobpool_torture.processes import is_alive
 from support.waiting import wait_ended, wait_until, whole_lines
@@ -204,17 +205,21 @@ class Rig:
         app: Path | str = APP,
         through: tuple[str, ...] = (),
         url: str | None = None,
+        timeout: float | None = None,
         witness: bool | None = None,
         stderr: int | None = None,
         **environment: str,
     ) -> PoolProcess:
         """Start one, `through` a program that executes it, and come back at once.
 
-        It leads a process group of its own, as a shell's job does. `url`: its own way to the broker. `witness`: None =
-        as the rig's pools do. `stderr`: a descriptor that its log goes to, in place of the file.
+        It leads a process group of its own, as a shell's job does. `url`: its own way to the broker. `timeout`:
+        seconds that a call to the broker may take. `witness`: None = as the rig's pools do. `stderr`: a descriptor that
+        its log goes to, in place of the file.
         """
         name = f"pool{len(self.pools) + 1}"
-        words = ["-A", str(app), "-b", url or self.url, "-w", str(workers), "-n", name, "--log-format", "json", *flags]
+        url = url or self.url
+        url = url if timeout is None else with_timeout(url, timeout)
+        words = ["-A", str(app), "-b", url, "-w", str(workers), "-n", name, "--log-format", "json", *flags]
         witnessed = self.witness if witness is None else witness
         program = "jobpool_torture.pool_process" if witnessed else "jobpool.cli.main"
         log = self.directory / f"{name}.log"

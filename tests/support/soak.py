@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from jobpool_torture.options import with_timeout
 from support.poolrig_brokers import SHORT_TTR, BeanstalkBroker, Broker, PostgresBroker, RedisBroker
 from support.servers import RedisServer
 
@@ -50,7 +51,8 @@ def start(name: str, folder: Path) -> tuple[Broker, list[str]]:
         case "servicebus":
             from support.poolrig_servicebus import ServiceBusBroker  # brings the SDK
 
-            return ServiceBusBroker.on_its_own(folder / "server"), ["--queue=default", "--broker-timeout=4"]
+            bus = ServiceBusBroker.on_its_own(folder / "server")
+            return bus, ["--queue=default", f"--backend={with_timeout(bus.url, 4)}"]
     raise SystemExit(f"no broker {name!r}: sqlite, redis, redis-everysec, postgres, beanstalk or servicebus")
 
 

@@ -1,137 +1,119 @@
-"""`jobpool dead list|retry|purge` and `jobpool purge`: many messages at once, never without a look at them first."""
+"""`jobpool dead list|retry|purge` and `jobpool purge`: many messages at once, never without a look at them first.
+
+Only messages that were there at the start are touched. A dead letter that is retried and dies again waits for the next
+command. So a job that fails at once never takes the turn of the others.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.lacking import goes_whole, meet_queues, unseen
-from jobpool.cli.messages import none_matches, read_filter, row, show
+from jobpool.cli import messages
+from jobpool.cli.messages import meet_queues, queue_option, read_filter, terms_argument
 from jobpool.cli.options import Command, as_json, confirmed, option
 from jobpool.cli.output import note, plural, say
 from jobpool.cli.session import Session
-from jobpool.cli.sweep import CAP, Sweep, WholeQueues
+from jobpool.errors import JobpoolError, Unsupported
 from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
-    from jobpool.broker.values import MessageFilter
+    from jobpool.broker.values import MessageFilter, Verb
+
+INTERRUPTED = 130  # exit code after Ctrl-C
 
 EXAMPLES = 5
 
-MOST_KEPT = 1_000_000
-"""The largest --keep: what is kept is counted."""
+MOST_KEPT = 1_000_000  # the largest --keep: what is kept is counted
+CAP = 100_000  # counting stops here, so that a look costs little however long the queue is
 
-queue_option = option("-Q", "--queue", metavar="NAME", help="The same as queue:NAME.")
+BATCH = 1000
+
+TICK = 0.25  # seconds between two calls when a rate is asked for that is above one message in this time
+
 all_option = option("--all", "all_", is_flag=True, help="Select every message, in place of a FILTER.")
+letters_argument = click.argument("terms", nargs=-1, metavar="[FILTER|ID]...")
 
 
 @click.command("list", cls=Command)
-@click.argument("terms", nargs=-1, metavar="[FILTER]...")
+@terms_argument
 @queue_option
-@option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show at most this number; 0 = all.")
+@messages.limit_option
 @as_json
 def dead_list(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
     """List dead letters with reason and cause. FILTER as in `jobpool list`, such as reason:timeout "age:<1h"."""
-    show(session, _dead(read_filter(terms, queue)), limit, json_, dead=True)
+    messages.show(session, _dead(read_filter(terms, queue)), limit, json_, dead=True)
 
 
 @click.command("retry", cls=Command, short_help="Retry dead letters.")
-@click.argument("terms", nargs=-1, metavar="[FILTER|ID]...")
+@letters_argument
 @queue_option
 @all_option
 @option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Retry at most N a minute, evenly.")
 @option("--keep-counters", is_flag=True, help="Keep attempts, crashes and the last error.")
 @confirmed
-def dead_retry(
-    session: Session,
-    terms: tuple[str, ...],
-    queue: str | None,
-    all_: bool,
-    rate: float | None,
-    keep_counters: bool,
-    yes: bool,
-    dry_run: bool,
-) -> None:
+def dead_retry(session: Session, terms: tuple[str, ...], queue: str | None, rate: float | None, **asked: bool) -> None:
     """Retry dead letters under their ids, with all counters at 0; FILTER as in `jobpool list`.
 
     A letter that dies again meanwhile waits for the next run of the command. After Ctrl-C, the same command goes on.
     """
     from jobpool.broker.values import Verb
 
-    _require(terms, queue, all_)
-    verb = Verb.RESUME if keep_counters else Verb.RETRY
-    where = _dead(read_filter(terms, queue))
-    with session.broker() as backend:
-        if not backend.capabilities.makes_queues:
-            meet_queues(session, backend, where.queue)
-        sweep = Sweep(backend, where, verb, rate=rate)
-        _carry_out(sweep, "retry", yes=yes, dry_run=dry_run)
+    where = _dead(_chosen(terms, queue, asked))
+    _carry_out(session, where, Verb.RESUME if asked["keep_counters"] else Verb.RETRY, asked, rate=rate)
 
 
 @click.command("purge", cls=Command)
-@click.argument("terms", nargs=-1, metavar="[FILTER|ID]...")
+@letters_argument
 @queue_option
 @all_option
 @option("--older-than", metavar="TIME", help="Select letters that died longer ago; the same as age:>TIME.")
 @option("--keep", type=click.IntRange(0, MOST_KEPT), default=0, metavar="N", help="Keep the newest N.")
 @confirmed
 def dead_purge(
-    session: Session,
-    terms: tuple[str, ...],
-    queue: str | None,
-    all_: bool,
-    older_than: str | None,
-    keep: int,
-    yes: bool,
-    dry_run: bool,
+    session: Session, terms: tuple[str, ...], queue: str | None, older_than: str | None, keep: int, **asked: bool
 ) -> None:
     """Delete dead letters, the oldest first; FILTER as in `jobpool list`."""
     from jobpool.broker.values import Verb
 
-    _require(terms, queue, all_, bounded=bool(keep) or older_than is not None)
-    if older_than is not None:
-        terms = (*terms, f"age:>{older_than}")
-    where = _dead(read_filter(terms, queue))
-    with session.broker() as backend:
-        if not backend.capabilities.makes_queues:
-            meet_queues(session, backend, where.queue)
-        sweep = Sweep(backend, where, Verb.DELETE, keep=keep)
-        _carry_out(sweep, "purge", yes=yes, dry_run=dry_run)
+    older = () if older_than is None else (f"age:>{older_than}",)
+    where = _dead(_chosen(terms, queue, asked, *older, is_bounded=bool(keep or older)))
+    _carry_out(session, where, Verb.DELETE, asked, keep=keep)
 
 
 @click.command("purge", cls=Command, short_help="Delete messages.")
-@click.argument("terms", nargs=-1, metavar="[FILTER]...")
+@terms_argument
 @queue_option
 @all_option
 @confirmed
-def purge(session: Session, terms: tuple[str, ...], queue: str | None, all_: bool, yes: bool, dry_run: bool) -> None:
+def purge(session: Session, terms: tuple[str, ...], queue: str | None, **asked: bool) -> None:
     """Delete waiting, delayed and dead messages, not leased ones. FILTER as in `jobpool list`."""
-    from jobpool.broker.values import Verb
+    from jobpool.broker.values import State, Verb
 
-    _require(terms, queue, all_)
-    where = _unleased(read_filter(terms, queue))
-    with session.broker() as backend:
-        queues = [] if backend.capabilities.makes_queues else meet_queues(session, backend, where.queue)
-        if goes_whole(backend, where):
-            queues = queues or meet_queues(session, backend, where.queue)
-            sweep: Sweep = WholeQueues(backend, where, Verb.DELETE, queues=queues)
-        else:
-            sweep = Sweep(backend, where, Verb.DELETE)
-        _carry_out(sweep, "purge", yes=yes, dry_run=dry_run)
+    where = _chosen(terms, queue, asked)
+    if State.LEASED in where.states:
+        raise click.UsageError("leased messages cannot be purged: they are being worked on")
+    anywhere = (State.DEAD,) if where.reason is not None else (State.WAITING, State.DELAYED, State.DEAD)
+    _carry_out(session, replace(where, states=where.states or anywhere), Verb.DELETE, asked)
 
 
-def _require(terms: tuple[str, ...], queue: str | None, all_: bool, *, bounded: bool = False) -> None:
-    """Refuse a verb without a filter, unless `bounded` by another option."""
-    if not (terms or queue or all_ or bounded):
+def _chosen(
+    terms: tuple[str, ...], queue: str | None, asked: dict[str, bool], *more: str, is_bounded: bool = False
+) -> MessageFilter:
+    """Return the filter. Refuse a verb without one, unless `is_bounded` by another option."""
+    if not (terms or queue or asked["all_"] or is_bounded):
         raise click.UsageError("say which messages: a FILTER such as queue:reports reason:timeout, or --all")
-    if terms and all_:
+    if terms and asked["all_"]:
         raise click.UsageError("a FILTER and --all exclude each other")
+    return read_filter((*terms, *more), queue)
 
 
 def _dead(where: MessageFilter) -> MessageFilter:
@@ -142,34 +124,55 @@ def _dead(where: MessageFilter) -> MessageFilter:
     return replace(where, states=(State.DEAD,))
 
 
-def _unleased(where: MessageFilter) -> MessageFilter:
+def _goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
+    """Return True if the broker can purge these messages by whole queues only.
+
+    Raises `Unsupported` if `where` picks out some of the messages that are not dead.
+    """
     from jobpool.broker.values import State
 
-    if State.LEASED in where.states:
-        raise click.UsageError("leased messages cannot be purged: they are being worked on")
-    anywhere = (State.DEAD,) if where.reason is not None else (State.WAITING, State.DELAYED, State.DEAD)
-    return replace(where, states=where.states or anywhere)
+    if backend.capabilities.keeps_records or where.states == (State.DEAD,):
+        return False
+    if replace(where, queue=None, states=()) == type(where)():
+        return True
+    raise Unsupported(
+        f"{backend.scheme}:// deletes what is waiting or delayed by whole queues only (Capabilities.keeps_records):"
+        " leave all terms but queue: and state: out; `jobpool dead purge` takes any filter"
+    )
 
 
-def _carry_out(sweep: Sweep, word: str, *, yes: bool, dry_run: bool) -> None:
+def _carry_out(session: Session, where: MessageFilter, verb: Verb, asked: dict[str, bool], **limits: Any) -> None:
+    with session.broker() as backend:
+        queues = [] if backend.capabilities.makes_queues else meet_queues(session, backend, where.queue)
+        if _goes_whole(backend, where):
+            queues = queues or meet_queues(session, backend, where.queue)
+            _confirm_and_run(WholeQueues(backend, where, verb, queues=queues), asked)
+        else:
+            _confirm_and_run(Sweep(backend, where, verb, **limits), asked)
+
+
+def _confirm_and_run(sweep: Sweep, asked: dict[str, bool]) -> None:
+    from jobpool.broker.values import Verb
+
+    word, done = ("purge", "purged") if sweep.verb is Verb.DELETE else ("retry", "retried")
     count = sweep.count()
     _check_ids(sweep, count)
     if not count:
-        note(
-            none_matches(sweep.backend, sweep.where)
-            if not sweep.keep
-            else "no message is older than the newest to keep"
-        )
+        kept = "no message is older than the newest to keep"
+        note(kept if sweep.keep else messages.none_matches(sweep.backend, sweep.where))
         return
-    _preview(sweep, f"would {word}" if dry_run else word, count, say if dry_run else note)
-    if dry_run:
+    if asked["dry_run"]:
+        _preview(sweep, f"would {word}", count, say)
         return
-    if not yes:
-        _ask(f"{word} {_about(count)}?")
-    say(f"{plural(sweep.run(count, DONE[word]), 'message')} {DONE[word]}")
-
-
-DONE = {"retry": "retried", "purge": "purged"}
+    _preview(sweep, word, count, note)
+    if not asked["yes"]:
+        question = f"{word} {_about(count)}?"
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{question} There is no terminal to ask on: give --yes, or --dry-run")
+        if not click.confirm(question, err=True):
+            note("nothing was changed")
+            raise click.exceptions.Exit(1)
+    say(f"{plural(sweep.run(count, done), 'message')} {done}")
 
 
 def _check_ids(sweep: Sweep, count: int) -> None:
@@ -187,7 +190,7 @@ def _why_not(backend: QueueBackend, ident: str, where: MessageFilter) -> str:
     """Return why the filter does not match this message; "" = it does."""
     message = backend.inspect(ident)
     if message is None:
-        return f"there is no such message: {unseen(backend)}"
+        return f"there is no such message: {messages.unseen(backend)}"
     if message.state not in where.states:
         return f"it is {message.state.value}, not {' or '.join(where.states)}"
     if where.queue not in (None, message.queue):
@@ -205,20 +208,116 @@ def _preview(sweep: Sweep, word: str, count: int, tell: Callable[[str], None]) -
         return
     examples = sweep.backend.list_messages(sweep.where, limit=min(EXAMPLES, count))
     for message in examples:
-        ident, state, queue, handler, _, attempts, _, age, why = row(message)
+        ident, state, queue, handler, _, attempts, _, age, why = messages.row(message)
         shown = f"  {ident}  {state}  {queue}  {handler}  attempts={attempts}  age={age}  {why[:80]}"
         tell(one_line(shown).rstrip())
     if count > len(examples):
         tell(f"  … and {'at least ' if count >= CAP else ''}{count - len(examples):,} more")
 
 
-def _ask(question: str) -> None:
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} There is no terminal to ask on: give --yes, or --dry-run")
-    if not click.confirm(question, err=True):
-        note("nothing was changed")
-        raise click.exceptions.Exit(1)
-
-
 def _about(count: int) -> str:
     return ("at least " if count >= CAP else "") + plural(count, "message")
+
+
+@dataclass(slots=True)
+class Sweep:
+    """`verb` for the messages that `where` matched when this was made, the oldest first, but for the newest `keep`."""
+
+    backend: QueueBackend
+    where: MessageFilter
+    verb: Verb
+    rate: float | None = None  # messages a minute, > 0; None = as quickly as it goes
+    keep: int = 0
+    done: int = 0
+    begun: float = field(default_factory=time.monotonic)
+
+    def count(self) -> int:
+        """Count the matching messages; `CAP` = at least that number."""
+        return max(0, self.backend.count(self._still_there(), cap=CAP + self.keep) - self.keep)
+
+    def run(self, count: int, word: str) -> int:
+        """Do it to all of them, `count` by the last look; how many it changed. Blocks for as long as the rate says.
+
+        Raises:
+            JobpoolError: The broker is away. The number of those done is told.
+            click.exceptions.Exit: Ctrl-C; the same.
+        """
+        so_far = "{} {} so far; the same command goes on with the rest".format
+        is_watched = sys.stderr.isatty() and (self.rate is not None or count > BATCH)
+        bar = click.progressbar(length=count, file=sys.stderr) if is_watched else None
+        try:
+            with bar or contextlib.nullcontext():
+                while self._round(count, bar) and count >= CAP:
+                    count = self.count()
+        except KeyboardInterrupt:
+            note(f"\ninterrupted: {so_far(plural(self.done, 'message'), word)}")
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except JobpoolError:
+            if self.done:
+                note(so_far(plural(self.done, "message"), word))
+            raise
+        return self.done
+
+    def _round(self, most: int, bar: Any) -> bool:
+        """Do up to `most` messages, and return True if there were that many."""
+        size = BATCH if self.rate is None else max(1, int(self.rate / 60 * TICK))
+        left = most
+        while left > 0:
+            begun = time.monotonic()
+            asked = min(size, left)
+            changed = self.backend.bulk(self._still_there(), self.verb, limit=asked)
+            self.done += changed
+            left -= changed
+            if bar is not None:
+                bar.update(changed)
+            if changed < asked:
+                return False
+            if self.rate is not None and left > 0:
+                time.sleep(max(0.0, begun + asked * 60 / self.rate - time.monotonic()))
+        return True
+
+    def _still_there(self) -> MessageFilter:
+        """Return the filter, less messages that came since the start: ages are taken as they were then."""
+        passed = time.monotonic() - self.begun
+        older = (self.where.older_than or 0.0) + passed
+        newer = None if self.where.newer_than is None else self.where.newer_than + passed
+        return replace(self.where, older_than=older, newer_than=newer)
+
+
+@dataclass(slots=True)
+class WholeQueues(Sweep):
+    """Deletes all that is in some states of `queues`, where a broker can pick out no less; as many as were counted."""
+
+    queues: Sequence[str] = ()
+    counted: list[str] = field(default_factory=list)  # a line a queue, since `count` was called
+    is_capped: bool = False  # there may be more than was counted: then all goes, and what comes meanwhile too
+
+    def count(self) -> int:
+        """Count the messages, or the least number. Blocks for a round trip a queue."""
+        self.counted, total = [], 0
+        for queue in self.queues:
+            stats = self.backend.stats(queue)
+            numbers = {state.value: getattr(stats, state.value) for state in self.where.states}
+            capped = {state for state, number in numbers.items() if stats.cap and number >= stats.cap}
+            told = [f"{number:,}{'+' * (state in capped)} {state}" for state, number in numbers.items()]
+            self.counted.append(f"{queue}: {', '.join(told)}")
+            self.is_capped |= bool(capped)
+            total += sum(numbers.values())
+        return total
+
+    def _round(self, most: int, bar: Any) -> bool:
+        """Carry out all in one round: there is no other after it."""
+        from jobpool.broker.values import MessageFilter, State
+
+        all_states = {State.WAITING, State.DELAYED, State.DEAD} <= set(self.where.states)
+        for queue in self.queues:
+            whole = MessageFilter(queue=queue, states=() if all_states else self.where.states)
+            while changed := self.backend.bulk(
+                whole, self.verb, limit=BATCH if self.is_capped else min(BATCH, most - self.done)
+            ):
+                self.done += changed
+                if bar is not None:
+                    bar.update(changed)
+                if self.done >= most and not self.is_capped:
+                    return False
+        return False

@@ -1,37 +1,143 @@
-"""`jobpool claim create|show|renew|release|list`: messages checked out by hand."""
+"""`jobpool message …` and `jobpool claim …`: messages that no pool runs, and messages checked out by hand."""
 
 from __future__ import annotations
 
+import json
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from jobpool.cli.messages import MORE, limit_option, shown_value
 from jobpool.cli.options import Command, as_json, option
-from jobpool.cli.output import answer, answer_json, columns, note, plural, say, table
-from jobpool.cli.posts import (
-    MESSAGES,
-    given,
-    message_row,
-    message_values,
-    queue_argument,
-    seconds,
-    selected,
-    wrong_usage,
-)
+from jobpool.cli.output import answer, answer_ids, answer_json, columns, note, plural, say, table
 from jobpool.cli.session import Session
-from jobpool.message.units import format_duration
+from jobpool.errors import InvalidJob, JobpoolError, MalformedEnvelope
+from jobpool.message.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
+    from jobpool.broker.backend import QueueBackend
     from jobpool.broker.claim_store import HeldClaim
-    from jobpool.client.claims import Claim
+    from jobpool.client.claims import Claim, ClaimMessage, Queue
 
-COLUMNS = columns("CLAIM, QUEUE~, MESSAGES>, AGE>, TTL>, GRACE>")
+MESSAGES = columns("ID, HANDLER~, AGE>, LEFT>, CLAIMS>, MESSAGE~")
+LISTED = columns("ID, HANDLER~, AGE>, LEFT>, CLAIMS>, CLAIM, MESSAGE~")
+CLAIMS = columns("CLAIM, QUEUE~, MESSAGES>, AGE>, TTL>, GRACE>")
+MAX_SHOWN_CHARS = 200  # characters of a message in a table
 
 HOLD = "Hold them for so long; 60s to 12h."
 OUTLIVE = "A message outlives the claim by so long at least; 60s to 12h."
 
+queue_argument = click.argument("queue", metavar="QUEUE")
 claim_argument = click.argument("ident", metavar="CLAIM")
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+@click.command("post", cls=Command, short_help="Add messages that no pool runs.")
+@queue_argument
+@click.argument("messages", nargs=-1, metavar="[MESSAGE]...")
+@option("--ttl", metavar="TIME", help="Life of a message, 60s to 14d; then it is deleted.  [default: no end]")
+@option("--delay", metavar="TIME", default="0", help="Time before it can be claimed, up to 15m.  [default: 0]")
+@option("--file", type=click.File("rb"), metavar="FILE", help="File of messages, one JSON value a line; - = stdin.")
+@as_json
+def post(
+    session: Session, queue: str, messages: tuple[str, ...], file: IO[bytes] | None, json_: bool, **times: str | None
+) -> None:
+    """Add messages to a queue, to be claimed, and print their ids.
+
+    Each MESSAGE is one JSON value where it can be read as JSON, else text:
+
+    \b
+      jobpool message post mail '{"to": "a@example.org"}' "a second one"
+    """
+    if bool(messages) == (file is not None):
+        raise click.UsageError("give the messages, or a --file of them: jobpool message post QUEUE MESSAGE...")
+    values = map(_json_or_text, messages) if file is None else _from_lines(file)
+    ttl = _seconds(times, "ttl")
+    with session.broker() as backend, _wrong_usage():
+        batches = _select(backend, queue).post_in_batches(values, ttl, _seconds(times, "delay") or 0.0)
+        answer_ids(json_, batches, "message", "posted; the ids are on stdout")
+
+
+@click.command("list", cls=Command, short_help="List the free messages of a queue.")
+@queue_argument
+@option("--claimed", is_flag=True, help="Show claimed and leased messages too.")
+@limit_option
+@as_json
+def list_messages(session: Session, queue: str, claimed: bool, limit: int, json_: bool) -> None:
+    """List the messages of a queue that a claim could take, jobs too, in the order of their enqueue."""
+    with session.broker() as backend:
+        found = _select(backend, queue).messages(claimed=claimed)
+        shown = list(found if not limit else islice(found, limit))
+        more = next(found, None) is not None
+        titles, row = LISTED if claimed else MESSAGES, partial(_message_row, claimed=claimed)
+        answer(json_, shown, _message_values, titles, row, f"no message of queue {queue!r} is free")
+    if more and not json_:
+        note(MORE.format(limit))
+
+
+@click.command("delete", cls=Command, short_help="Delete messages by id.")
+@queue_argument
+@click.argument("idents", nargs=-1, required=True, metavar="ID...")
+@option("--claim", metavar="CLAIM", help="Claim that holds the messages.")
+@as_json
+def delete(session: Session, queue: str, idents: tuple[str, ...], claim: str | None, json_: bool) -> None:
+    """Delete messages: free ones, or with --claim those that it holds. To delete one again is not an error.
+
+    Messages that somebody else holds are left alone, and the exit code is 1; the others are deleted.
+    """
+    from jobpool.broker.claim_store import MOST_MESSAGES, Deleted
+
+    held, rest = [], iter(idents)
+    with session.broker() as backend:
+        _select(backend, queue)
+        while batch := tuple(islice(rest, MOST_MESSAGES)):
+            ends = backend.claims.delete_many(queue, batch, claim)
+            held += [ident for ident, end in zip(batch, ends, strict=True) if end is Deleted.FORBIDDEN]
+    done = [ident for ident in idents if ident not in held]
+    if json_:
+        answer_json({"deleted": done, "forbidden": held})
+    elif done:
+        note(f"{plural(len(done), 'message')} deleted, or gone before")
+    if held:
+        mend = f"not claim {claim}" if claim else "name its claim with --claim, or leave it to its holder"
+        raise click.ClickException(f"in queue {queue!r} somebody holds {', '.join(held)}: {mend}")
+
+
+@click.command("pop", cls=Command, short_help="Take messages and delete them at once.")
+@queue_argument
+@option("--limit", type=int, default=1, show_default=True, metavar="N", help="Largest number of messages, 1 to 20.")
+@as_json
+def pop(session: Session, queue: str, limit: int, json_: bool) -> None:
+    """Take the oldest free messages, delete them, and print them, one a line. Nothing brings them back.
+
+    Into a pipe or a file their bytes go as they are; on a terminal control characters are shown, not sent.
+    """
+    with session.broker() as backend:
+        with _wrong_usage():
+            taken = _select(backend, queue).pop(limit)
+        if json_:
+            answer_json([_message_values(message) for message in taken])
+            return
+    for message in taken:
+        if sys.stdout.isatty():
+            say(message.body.decode("utf-8", "backslashreplace"))
+        else:
+            click.echo(message.body)
+    if not taken:
+        note(f"no message of queue {queue!r} is free")
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
 
 
 @click.command("create", cls=Command, short_help="Claim the oldest free messages of a queue.")
@@ -41,16 +147,16 @@ claim_argument = click.argument("ident", metavar="CLAIM")
 @option("--grace", metavar="TIME", default="60s", show_default=True, help=OUTLIVE)
 @option("--max-claims", type=int, default=0, metavar="N", help="Claims that a message survives.  [default: no limit]")
 @as_json
-def create(session: Session, queue: str, limit: int, ttl: str, grace: str, max_claims: int, json_: bool) -> None:
+def create(session: Session, queue: str, limit: int, max_claims: int, json_: bool, **times: str) -> None:
     """Claim the oldest free messages of a queue, and show them.
 
     Nobody else gets them until the claim ends. Delete each one when it is done, renew the claim if it takes longer, and
     release the rest. With --json the answer is null if no message is free.
     """
     with session.broker() as backend:
-        with wrong_usage():
-            chosen = selected(backend, queue, max_claims)
-            found = chosen.claim(limit, seconds(ttl, "--ttl"), seconds(grace, "--grace"))
+        with _wrong_usage():
+            chosen = _select(backend, queue, max_claims)
+            found = chosen.claim(limit, _seconds(times, "ttl"), _seconds(times, "grace"))
         if found is not None:
             _show(found, json_)
             return
@@ -66,7 +172,7 @@ def create(session: Session, queue: str, limit: int, ttl: str, grace: str, max_c
 def show(session: Session, queue: str, ident: str, json_: bool) -> None:
     """Show a claim and the messages that are still in it."""
     with session.broker() as backend:
-        _show(selected(backend, queue).get_claim(ident), json_)
+        _show(_select(backend, queue).get_claim(ident), json_)
 
 
 @click.command("renew", cls=Command, short_help="Hold the messages of a claim for longer.")
@@ -75,14 +181,14 @@ def show(session: Session, queue: str, ident: str, json_: bool) -> None:
 @option("--ttl", metavar="TIME", help=f"{HOLD}  [default: as before]")
 @option("--grace", metavar="TIME", help=f"{OUTLIVE}  [default: as before]")
 @as_json
-def renew(session: Session, queue: str, ident: str, ttl: str | None, grace: str | None, json_: bool) -> None:
+def renew(session: Session, queue: str, ident: str, json_: bool, **times: str | None) -> None:
     """Hold the messages of a claim for its TTL once more, counted from now. After its end it is too late."""
     with session.broker() as backend:
-        claim = selected(backend, queue).get_claim(ident)
-        with wrong_usage():
-            claim.renew(given(ttl, "--ttl"), given(grace, "--grace"))
+        claim = _select(backend, queue).get_claim(ident)
+        with _wrong_usage():
+            claim.renew(_seconds(times, "ttl"), _seconds(times, "grace"))
         if json_:
-            answer_json(_values(claim))
+            answer_json(_claim_values(claim))
             return
     note(f"{plural(len(claim), 'message')} held for {format_duration(claim.ttl)} from now")
 
@@ -94,50 +200,132 @@ def renew(session: Session, queue: str, ident: str, ttl: str | None, grace: str 
 def release(session: Session, queue: str, idents: tuple[str, ...], json_: bool) -> None:
     """Free the remaining messages of claims. Claims that have ended, or never were, are ignored."""
     with session.broker() as backend:
-        selected(backend, queue)
+        _select(backend, queue)
         freed = sum(backend.claims.release(queue, ident) for ident in idents)
     if json_:
         answer_json({"released": freed})
-        return
-    note(f"{plural(freed, 'message')} released")
+    else:
+        note(f"{plural(freed, 'message')} released")
 
 
 @click.command("list", cls=Command, short_help="List the live claims of queues.")
 @click.argument("queues", nargs=-1, metavar="[QUEUE]...")
 @as_json
-def list_(session: Session, queues: tuple[str, ...], json_: bool) -> None:
+def list_claims(session: Session, queues: tuple[str, ...], json_: bool) -> None:
     """List the live claims of these queues, or of all."""
     with session.broker() as backend:
         _ = backend.claims  # where there are none, that is the answer, whatever queues there are
-        names = queues or backend.queues()
-        held = [one for name in names for one in selected(backend, name).claims()]
-    answer(json_, held, _listed, COLUMNS, _row, "there are no claims")
+        held = [one for name in queues or backend.queues() for one in _select(backend, name).claims()]
+    answer(
+        json_,
+        held,
+        lambda one: {key: value for key, value in asdict(one).items() if key != "messages"},
+        CLAIMS,
+        _held_row,
+        "there are no claims",
+    )
+
+
+def _select(backend: QueueBackend, queue: str, max_claims: int = 0) -> Queue:
+    """Return this queue of that broker. Raises `InvalidJob`, or `Unsupported` where the broker has no claims."""
+    from jobpool.client.claims import Queue
+
+    _ = backend.claims
+    return Queue(lambda: backend, queue, max_claims)
+
+
+@contextmanager
+def _wrong_usage() -> Iterator[None]:
+    """Raise `click.UsageError`, with the bound, for a number out of its bounds."""
+    try:
+        yield
+    except JobpoolError:
+        raise
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _seconds(times: dict[str, Any], name: str) -> Any:
+    """Return this flag's `90`, `5m` or `1h` in seconds; None = not given. Raises `click.UsageError` naming the flag."""
+    try:
+        return None if times[name] is None else parse_duration(times[name])
+    except ValueError as error:
+        raise click.UsageError(f"--{name}: {error}") from None
+
+
+def _json_or_text(word: str) -> Any:
+    try:
+        return _read_json(word)
+    except (ValueError, RecursionError):
+        return word
+
+
+def _read_json(text: str | bytes) -> Any:
+    """Return a JSON value. Raises `ValueError`, also for NaN and Infinity, which only Python reads."""
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is none")
+
+
+def _from_lines(file: Iterable[bytes]) -> Iterator[Any]:
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                yield _read_json(line)
+            except (ValueError, RecursionError) as error:
+                raise InvalidJob(f"line {number} is no JSON value: {error}") from None
+
+
+def _message_row(message: ClaimMessage, *, claimed: bool = False) -> list[str]:
+    now = time.time()
+    left = "" if message.ends_at is None else format_duration(max(0.0, message.ends_at - now))
+    age = format_duration(max(0.0, now - message.enqueued_at))
+    text = message.body[: 4 * MAX_SHOWN_CHARS].decode("utf-8", "replace")[:MAX_SHOWN_CHARS]
+    claim = [message.claim or ""] if claimed else []
+    return [message.id, message.handler or "-", age, left, str(message.claims), *claim, text]
+
+
+def _message_values(message: ClaimMessage) -> dict[str, Any]:
+    """Return a message as JSON values: its payload, or why that cannot be trusted; bytes that are not JSON as text.
+
+    Where neither tells all of the body, it stands beside in Base64: what was popped is nowhere else.
+    """
+    names = ("id", "handler", "claims", "claim", "enqueued_at", "ends_at")
+    values: dict[str, Any] = {name: getattr(message, name) for name in names}
+    exact = {"base64": b64encode(message.body).decode()}
+    if message.handler is not None:
+        try:
+            return values | {"payload": message.payload}
+        except MalformedEnvelope as error:
+            return values | {"malformed": str(error)} | exact
+    is_text = message.body.decode("utf-8", "ignore").encode() == message.body
+    return values | {"payload": shown_value(message.body)} | ({} if is_text else exact)
 
 
 def _show(claim: Claim, json_: bool) -> None:
     if json_:
-        answer_json(_values(claim))
+        answer_json(_claim_values(claim))
         return
     say(f"claim {claim.id}")
     note(
         f"queue {claim.queue.name}, age {_age(claim.age)}, held for {format_duration(claim.ttl)},"
         f" grace {format_duration(claim.grace)}"
     )
-    table(MESSAGES, [message_row(message) for message in claim.messages])
+    table(MESSAGES, [_message_row(message) for message in claim.messages])
 
 
-def _values(claim: Claim) -> dict[str, Any]:
+def _claim_values(claim: Claim) -> dict[str, Any]:
     told = {"id": claim.id, "queue": claim.queue.name, "ttl": claim.ttl, "grace": claim.grace, "age": claim.age}
-    return told | {"messages": [message_values(message) for message in claim.messages]}
+    return told | {"messages": [_message_values(message) for message in claim.messages]}
 
 
-def _listed(held: HeldClaim) -> dict[str, Any]:
-    values = asdict(held)
-    del values["messages"]
-    return values
+def _held_values(held: HeldClaim) -> dict[str, Any]:
+    return {key: value for key, value in asdict(held).items() if key != "messages"}
 
 
-def _row(held: HeldClaim) -> list[str]:
+def _held_row(held: HeldClaim) -> list[str]:
     times = (_age(held.age), format_duration(held.ttl), format_duration(held.grace))
     return [held.id, held.queue, f"{held.count:,}", *times]
 

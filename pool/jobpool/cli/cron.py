@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import logging
+import heapq
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import click
 
 from jobpool.cli.options import Command, as_json, option, setting
 from jobpool.cli.output import answer, columns, note
-from jobpool.cli.session import Session
+from jobpool.cli.session import Session, warn_of_keys
+from jobpool.errors import ConfigurationError
+from jobpool.message.definition import rfc3339
+from jobpool.settings import nearest
+from jobpool.telemetry.logs import configure
 
 if TYPE_CHECKING:
     from jobpool.cli.options import Function
@@ -47,12 +56,18 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
     Without --once or --test-time it runs until SIGTERM or SIGINT; a second one ends an inline job, too. The broker must
     answer at the start; a later outage is waited out. --test-time really enqueues and runs the jobs.
     """
-    at = None if test_time is None else parse_time(test_time)
+    from jobpool.cron.service import opened, runner_of, schedules_of, serve
+
+    at = None if test_time is None else _parse_time(test_time)
     start = _start(session, flags)
     if not (once or at):
-        _serve(start)
+        configure(start.log_level, start.log_format).write_in_background()
+        serve(start)
         return
-    firings = _fire(start, at)
+    schedulers = schedules_of(start.options)
+    with opened(start) as backend:
+        runner = runner_of(start, backend, schedulers)
+        firings = runner.run() if at is None else runner.try_out(at)
     answer(json_, firings, lambda firing: firing.to_dict(), FIRED, _firing_cells, "nothing is due")
     ctx.exit(int(any(firing.status.value in ("failed", "later") for firing in firings)))
 
@@ -80,16 +95,20 @@ def next_(session: Session, schedule: str | None, limit: int, json_: bool, **fla
     """
     start = _start(session, flags)
     plan = _plan(start)
-    wanted = [_named(plan, schedule)] if schedule else plan
-    coming = _coming([planned for planned in wanted if planned.why_not(start.environment) is None], limit)
-    answer(json_, coming, _coming_values, COMING, _coming_cells, "nothing is due any more")
-    _note_left_out(wanted, start.environment)
+    if schedule:
+        names = [planned.name for planned in plan]
+        if schedule not in names:
+            near = f"{nearest(schedule, names)}; there are {', '.join(names)}"
+            raise ConfigurationError(f"no schedule is named {schedule!r}{near}")
+        plan = [plan[names.index(schedule)]]
+    now = datetime.now(UTC)
+    ahead = [_instants(planned, now) for planned in plan if planned.why_not(start.environment) is None]
+    coming = [row for _, row in islice(heapq.merge(*ahead, key=itemgetter(0)), limit)]
+    answer(json_, coming, dict, COMING, _coming_cells, "nothing is due any more")
+    _note_left_out(plan, start.environment)
 
 
-# --- what they work with ----------------------------------------------------------------------------------------------
-
-
-def parse_time(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     """Return an ISO 8601 moment; without an offset, UTC. Raises `click.UsageError`."""
     try:
         moment = datetime.fromisoformat(text)
@@ -103,17 +122,12 @@ def parse_time(text: str) -> datetime:
 
 
 def _start(session: Session, flags: dict[str, Any]) -> CronStart:
-    from dataclasses import replace
-
-    from jobpool.cli.startup import key_caution, read_pool
     from jobpool.master.run import cron_start
-    from jobpool.telemetry.logs import configure
 
     only = flags.pop("only_scheduler", False)
-    pool = read_pool(session, flags)
+    pool = session.pool(flags)
     configure(pool.log_level, pool.log_format)
-    if caution := key_caution(pool):
-        logging.getLogger("jobpool.cli").warning("others can use the signing keys", extra={"why": caution})
+    warn_of_keys(pool)
     return replace(cron_start(pool), only=only)
 
 
@@ -122,23 +136,6 @@ def _plan(start: CronStart) -> list[Planned]:
     from jobpool.cron.service import schedules_of
 
     return plan(schedules_of(start.options))
-
-
-def _serve(start: CronStart) -> None:
-    from jobpool.cron.service import serve
-    from jobpool.telemetry.logs import configure
-
-    configure(start.log_level, start.log_format).write_in_background()
-    serve(start)
-
-
-def _fire(start: CronStart, at: datetime | None) -> list[Firing]:
-    from jobpool.cron.service import opened, runner_of, schedules_of
-
-    schedulers = schedules_of(start.options)
-    with opened(start) as backend:
-        runner = runner_of(start, backend, schedulers)
-        return runner.run() if at is None else runner.try_out(at)
 
 
 def _asked(start: CronStart, plan: list[Planned]) -> tuple[datetime, dict[str, Record]]:
@@ -154,33 +151,15 @@ def _asked(start: CronStart, plan: list[Planned]) -> tuple[datetime, dict[str, R
         return now, Records(backend.keys, "-").load(planned.name for planned in plan)
 
 
-def _named(plan: list[Planned], name: str) -> Planned:
-    from jobpool.errors import ConfigurationError
-    from jobpool.settings import nearest
-
-    names = [planned.name for planned in plan]
-    if name not in names:
-        raise ConfigurationError(f"no schedule is named {name!r}{nearest(name, names)}; there are {', '.join(names)}")
-    return plan[names.index(name)]
+def _instants(planned: Planned, after: datetime) -> Iterator[tuple[datetime, dict[str, str]]]:
+    while (at := planned.schedule.next(after)) is not None:
+        yield at, {"name": planned.name, "at": rfc3339(at), "zone": planned.schedule.zone}
+        after = at
 
 
-def _coming(plan: list[Planned], count: int) -> list[tuple[datetime, Planned]]:
-    """Return the first `count` instants of all of them together, from now on."""
-    from heapq import heapify, heappop, heapreplace
-
-    now = datetime.now(UTC)
-    ahead = [(at, place) for place, planned in enumerate(plan) if (at := planned.schedule.next(now)) is not None]
-    heapify(ahead)
-    found: list[tuple[datetime, Planned]] = []
-    while ahead and len(found) < count:
-        at, place = ahead[0]
-        found.append((at, plan[place]))
-        following = plan[place].schedule.next(at)
-        if following is None:
-            heappop(ahead)
-        else:
-            heapreplace(ahead, (following, place))
-    return found
+def _coming_cells(row: dict[str, str]) -> list[str]:
+    local = datetime.fromisoformat(row["at"]).astimezone(ZoneInfo(row["zone"]))
+    return [row["at"], f"{local:%a %Y-%m-%d %H:%M %Z}", row["name"]]
 
 
 def _note_left_out(wanted: list[Planned], environment: str | None) -> None:
@@ -190,24 +169,18 @@ def _note_left_out(wanted: list[Planned], environment: str | None) -> None:
     names = {name for planned in out if planned.definition.enabled for name in planned.definition.environments}
     reasons = [f"{disabled} disabled"] if disabled else []
     if names:
-        reasons.append(
-            f"{len(out) - disabled} only in other environments, see --environment: {', '.join(sorted(names))}"
-        )
+        elsewhere = f"{len(out) - disabled} only in other environments, see --environment: "
+        reasons.append(elsewhere + ", ".join(sorted(names)))
     if reasons:
         note(f"{len(out)} left out: {'; '.join(reasons)}")
 
 
-# --- how they look ----------------------------------------------------------------------------------------------------
-
-
 def _firing_cells(firing: Firing) -> list[str]:
     took = "-" if firing.took is None else f"{firing.took:.3f}"
-    return [firing.name, _iso(firing.at), firing.status.value, firing.id or "-", took, firing.why or ""]
+    return [firing.name, rfc3339(firing.at), firing.status.value, firing.id or "-", took, firing.why or ""]
 
 
 def _values(planned: Planned, record: Record | None, now: datetime, environment: str | None) -> dict[str, Any]:
-    from dataclasses import asdict
-
     fires_here = planned.why_not(environment) is None
     due = planned.schedule.next(now) if fires_here else None
     owner = record.owner if record else None
@@ -220,11 +193,11 @@ def _values(planned: Planned, record: Record | None, now: datetime, environment:
         "environments": list(planned.definition.environments),
         "fires_here": fires_here,
         "misfire": planned.misfire.text,
-        "last": _iso(record.last) if record and record.last else None,
+        "last": rfc3339(record.last) if record and record.last else None,
         "lateness": record.lateness if record and record.last else None,
         "id": record.id if record else None,
         "failed": record.failed if record else None,
-        "next": _iso(due) if due else None,
+        "next": rfc3339(due) if due else None,
         "owner": asdict(owner) if owner else None,
         "declared": planned.entry.place,
     }
@@ -234,30 +207,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
     owner = row["owner"]
     shown = f"{owner['name']} {owner['host']}:{owner['pid']}" if owner else "-"
     queue = row["queue"] or "(inline)"
+    where = f"in {', '.join(row['environments'])}" if row["environments"] else "everywhere"
     times = [row["last"] or "-", row["next"] or "-"]
-    return [row["name"], row["expression"], row["zone"], queue, *times, _where(row), shown]
-
-
-def _where(row: dict[str, Any]) -> str:
-    if not row["enabled"]:
-        return "disabled"
-    return f"in {', '.join(row['environments'])}" if row["environments"] else "everywhere"
-
-
-def _coming_values(one: tuple[datetime, Planned]) -> dict[str, Any]:
-    at, planned = one
-    return {"name": planned.name, "at": _iso(at), "zone": planned.schedule.zone}
-
-
-def _coming_cells(one: tuple[datetime, Planned]) -> list[str]:
-    from zoneinfo import ZoneInfo
-
-    at, planned = one
-    local = f"{at.astimezone(ZoneInfo(planned.schedule.zone)):%a %Y-%m-%d %H:%M %Z}"
-    return [_iso(at), local, planned.name]
-
-
-def _iso(at: datetime) -> str:
-    from jobpool.message.definition import rfc3339
-
-    return rfc3339(at)
+    return [row["name"], row["expression"], row["zone"], queue, *times, where if row["enabled"] else "disabled", shown]

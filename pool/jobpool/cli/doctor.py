@@ -12,14 +12,14 @@ import click
 from jobpool.cli import options
 from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer_json, note, plural
-from jobpool.cli.session import Session
+from jobpool.cli.session import Session, find_app, search_path
+from jobpool.errors import ConfigurationError
 from jobpool.message.printable import one_line
+from jobpool.telemetry.logs import configure, is_colourful
 
 if TYPE_CHECKING:
-    from jobpool.broker.finding import Finding
-    from jobpool.settings import Settings
+    pass
 
-ILL = 1
 _NAME_WIDTH = 28
 _STYLES: dict[str, dict[str, Any]] = {"warning": {"fg": "yellow"}, "problem": {"fg": "red", "bold": True}}
 
@@ -37,53 +37,33 @@ def doctor(
 
     Takes all options of the pool, and starts none. Exits 0: well, or warnings only; 1: a problem.
     """
-    from jobpool.cli.startup import search_path
-    from jobpool.ops.doctor.examination import examine, is_well
-    from jobpool.telemetry.logs import configure
+    from jobpool.ops.doctor import examine, is_well
 
     settings = session.settings(**flags)
     configure(session.log_level("error"), settings.log_format)
     found, ignored = [], set()
     config = session.config_file()
     sys_path = search_path(config.directory)
-    for finding in examine(_with_apps(settings, sys_path), sys_path=sys_path, config=config):
+    apps = list(settings.apps)
+    for index, app in enumerate(apps):
+        with contextlib.suppress(ConfigurationError):  # a missing file is a finding
+            apps[index] = find_app(app, sys_path)
+    for finding in examine(replace(settings, apps=tuple(apps)), sys_path=sys_path, config=config):
         if finding.check in ignore:
             ignored.add(finding.check)
             continue
         found.append(finding)
         if not json_:
-            _tell(finding)
+            style = _STYLES.get(finding.level.value, {}) if is_colourful(sys.stdout) else {}
+            level = click.style(f"{finding.level.value:<7}", **style, reset=bool(style))
+            click.echo(f"{level}  {finding.check:<{_NAME_WIDTH}}  {one_line(str(finding))}")  # not `say`: colours
     well = is_well(found, strict=strict)
     if json_:
         answer_json({"well": well, "findings": [asdict(finding) for finding in found]})
     else:
-        note(_summary(found))
+        counts = {word: sum(finding.level.value == word for finding in found) for word in ("problem", "warning")}
+        told = [plural(count, word) for word, count in counts.items() if count]
+        note(f"{plural(len(found), 'line')} of checks: {', '.join(told) or 'all is well'}")
     if missed := sorted(set(ignore) - ignored):
         note(f"no check to ignore is called {', '.join(missed)}")
-    ctx.exit(0 if well else ILL)
-
-
-def _with_apps(settings: Settings, sys_path: tuple[str, ...]) -> Settings:
-    """Return the settings with absolute paths of app files, as a pool gets them; a missing file is a finding."""
-    from jobpool.cli.startup import find_app
-    from jobpool.errors import ConfigurationError
-
-    apps = list(settings.apps)
-    for index, app in enumerate(apps):
-        with contextlib.suppress(ConfigurationError):
-            apps[index] = find_app(app, sys_path)
-    return replace(settings, apps=tuple(apps))
-
-
-def _tell(finding: Finding) -> None:
-    from jobpool.telemetry.logs import is_colourful
-
-    style = _STYLES.get(finding.level.value, {}) if is_colourful(sys.stdout) else {}
-    level = click.style(f"{finding.level.value:<7}", **style, reset=bool(style))
-    click.echo(f"{level}  {finding.check:<{_NAME_WIDTH}}  {one_line(str(finding))}")  # not `say`, for the colours
-
-
-def _summary(found: list[Finding]) -> str:
-    counts = {word: sum(finding.level.value == word for finding in found) for word in ("problem", "warning")}
-    told = [plural(count, word) for word, count in counts.items() if count]
-    return f"{plural(len(found), 'line')} of checks: {', '.join(told) or 'all is well'}"
+    ctx.exit(0 if well else 1)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import islice
+from datetime import UTC, datetime, timedelta
+from itertools import chain, islice
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.lacking import tell_of_job
 from jobpool.cli.options import Command, as_json, option
-from jobpool.cli.output import answer_ids
+from jobpool.cli.output import answer_ids, note
 from jobpool.cli.session import Session
+from jobpool.errors import InvalidJob
+from jobpool.message.definition import JobDefinition
+from jobpool.message.units import parse_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
-    from jobpool.message.definition import JobDefinition
 
 BATCH_JOBS = 1000
 
@@ -29,7 +31,7 @@ BATCH_JOBS = 1000
 @option("--delay", metavar="TIME", help="Time from now before which it does not run.")
 @option("--max-retries", type=int, metavar="N", help="Number of retries after a failed first run.")
 @option("--timeout", metavar="TIME", help="Hard timeout of an attempt; 0 = unlimited.")
-@option("--id", "ident", metavar="ID", help="Id of the message; to enqueue a known id again changes nothing.")
+@option("--id", metavar="ID", help="Id of the message; to enqueue a known id again changes nothing.")
 @option("--job-name", metavar="NAME", help="Name of the job, in logs and for --single-instance.  [default: HANDLER]")
 @option("--expires-in", metavar="TIME", help="Time from now after which it is not started any more, but dead.")
 @option("--idempotency-key", metavar="KEY", help="Key under which one job succeeds; later ones are skipped.")
@@ -53,9 +55,12 @@ def enqueue(
     may have "queue", "priority", "max_retries", "timeout", "delay", "expires_in", "id", "name", "idempotency_key",
     "unique", "single_instance" and "concurrency_key".
     """
-    defaults = _defaults(options)
+    defaults = {"name" if key == "job_name" else key: value for key, value in options.items() if value is not None}
     if file is not None:
-        _refuse_with_file(payload, defaults)
+        if payload:
+            raise click.UsageError("a payload and --file exclude each other: the payloads are the lines of the file")
+        if "id" in defaults:
+            raise click.UsageError('--id and --file exclude each other: write "id" into the lines')
         definitions = _from_lines(file, handler, defaults)
     elif handler is None:
         raise click.UsageError("the name of a handler is missing: jobpool enqueue HANDLER [PAYLOAD]")
@@ -71,8 +76,13 @@ def read_payload(words: tuple[str, ...]) -> Any:
     Raises:
         click.UsageError: They are neither.
     """
-    if len(words) == 1 and ("=" not in words[0] or words[0].lstrip()[:1] in ("{", "[", '"')):
-        return _json_value(words[0])
+    if len(words) == 1 and ("=" not in (text := words[0]) or text.lstrip()[:1] in ("{", "[", '"')):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise click.UsageError(
+                f"the payload {text[:60]!r} is neither JSON nor key=value: {error}; a text is written '\"like this\"'"
+            ) from None
     pairs: dict[str, Any] = {}
     for word in words:
         key, sign, value = word.partition("=")
@@ -80,64 +90,30 @@ def read_payload(words: tuple[str, ...]) -> Any:
             raise click.UsageError(f"{word!r} is not key=value; give one JSON value, or only key=value words")
         if key in pairs:
             raise click.UsageError(f"{key!r} is given twice")
-        pairs[key] = _json_or_text(value)
+        try:
+            pairs[key] = json.loads(value)
+        except (ValueError, RecursionError):
+            pairs[key] = value
     return pairs
 
 
-def _json_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise click.UsageError(
-            f"the payload {text[:60]!r} is neither JSON nor key=value: {error}; a text is written '\"like this\"'"
-        ) from None
-
-
-def _json_or_text(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-
-
-def _defaults(options: dict[str, Any]) -> dict[str, Any]:
-    renamed = {"ident": "id", "job_name": "name"}
-    return {renamed.get(key, key): value for key, value in options.items() if value is not None}
-
-
-def _refuse_with_file(payload: tuple[str, ...], defaults: dict[str, Any]) -> None:
-    if payload:
-        raise click.UsageError("a payload and --file exclude each other: the payloads are the lines of the file")
-    if "id" in defaults:
-        raise click.UsageError('--id and --file exclude each other: write "id" into the lines')
-
-
 def _from_lines(file: IO[bytes], handler: str | None, defaults: dict[str, Any]) -> Iterator[JobDefinition]:
-    from jobpool.errors import InvalidJob
-
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
         try:
-            yield _definition({**defaults, **_read_line(line, handler)})
+            value = json.loads(line)
+            if handler is not None:
+                value = {"handler": handler, "payload": value}
+            elif not isinstance(value, dict) or "handler" not in value:
+                raise ValueError('it is not an object with "handler"; name a HANDLER if the lines are payloads')
+            yield _definition({**defaults, **value})
         except (ValueError, RecursionError, click.UsageError) as error:
             reason = error.format_message() if isinstance(error, click.UsageError) else error
             raise InvalidJob(f"line {number}: {reason}") from None
 
 
-def _read_line(line: bytes, handler: str | None) -> dict[str, Any]:
-    value = json.loads(line)
-    if handler is not None:
-        return {"handler": handler, "payload": value}
-    if not isinstance(value, dict) or "handler" not in value:
-        raise ValueError('it is not an object with "handler"; name a HANDLER if the lines are payloads')
-    return value
-
-
 def _definition(values: dict[str, Any]) -> JobDefinition:
-    from jobpool.message.definition import JobDefinition
-    from jobpool.message.units import parse_duration
-
     fields = dict(values)
     if "id" in fields:
         fields["identifier"] = fields.pop("id")
@@ -146,23 +122,21 @@ def _definition(values: dict[str, Any]) -> JobDefinition:
             if fields.get(key) is not None:
                 fields[key] = parse_duration(fields[key])
         if "delay" in fields:
-            fields["scheduled_at"] = _moment(parse_duration(fields.pop("delay")))
+            due = datetime.now(UTC) + timedelta(seconds=parse_duration(fields.pop("delay")))
+            fields["scheduled_at"] = due.isoformat()
     except (ValueError, OverflowError) as error:
         raise click.UsageError(str(error)) from None
     return JobDefinition.from_dict(fields)
 
 
-def _moment(delay: float) -> str:
-    from datetime import UTC, datetime, timedelta
-
-    return (datetime.now(UTC) + timedelta(seconds=delay)).isoformat()
-
-
 def _enqueue(backend: QueueBackend, definitions: Iterator[JobDefinition]) -> Iterator[list[str]]:
-    """Enqueue in batches, all or none each; yields their ids."""
-    is_first = True
-    while batch := list(islice(definitions, BATCH_JOBS)):
-        if is_first:
-            tell_of_job(backend, batch[0])
-        is_first = False
+    """Enqueue in batches, all or none each; yields their ids. Say which options of the first the broker ignores."""
+    can, scheme = backend.capabilities, backend.scheme
+    first = next(definitions, None)
+    if first and first.priority != JobDefinition(first.handler).priority and not can.priorities:
+        note(f"{scheme}:// knows no priorities (Capabilities.priorities): the job waits for those before it")
+    if first and first.identifier is not None and not can.keeps_records:
+        note(f"{scheme}:// knows no ids (Capabilities.keeps_records): enqueued again, it is a second message")
+    jobs = chain([first] if first else [], definitions)
+    while batch := list(islice(jobs, BATCH_JOBS)):
         yield backend.enqueue_many(batch)

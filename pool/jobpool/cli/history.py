@@ -13,16 +13,17 @@ import click
 from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
-from jobpool.message.printable import json_text, printable
+from jobpool.errors import ConfigurationError
+from jobpool.message.guards import MOST_LINES
+from jobpool.message.printable import headline, json_text, printable
+from jobpool.message.units import parse_duration
 
 if TYPE_CHECKING:
-    from jobpool.broker.key_store import KeyStore
-    from jobpool.settings import Settings
+    from jobpool.message.setting_types import History
     from jobpool.telemetry.history.places import Place
     from jobpool.telemetry.metrics.rollup import Row
 
-MAX_FIELD_CHARS = 200
-"""Characters of a field, unless all is asked for."""
+MAX_FIELD_CHARS = 200  # characters of a field, unless all is asked for
 
 SPANS = {"minute": 60, "hour": 3600}
 
@@ -62,22 +63,23 @@ def history(session: Session, job: str | None, rollup: bool, json_: bool, **aske
             raise click.UsageError("--rollup sums up by queue and handler: use --handler, not a name")
         _show_rollups(session, asked, json_)
         return
-    with _place(session, settings) as place:
-        if job is None:
-            _show_names(place, json_)
-        else:
+    with _place(session, settings.history) as place:
+        if job is not None:
             _show_attempts(place, job, asked, json_)
-
-
-# --- attempts ---------------------------------------------------------------------------------------------------------
+            return
+        names = place.names()
+    if json_:
+        answer_json(names)
+        return
+    for name in names:
+        say(name)
+    note(f"{plural(len(names), 'name')} with recorded attempts" if names else "nothing is recorded")
 
 
 @contextmanager
-def _place(session: Session, settings: Settings) -> Iterator[Place]:
-    from jobpool.errors import ConfigurationError
+def _place(session: Session, history: History) -> Iterator[Place]:
     from jobpool.telemetry.history.places import HistoryFile, HistoryTable
 
-    history = settings.history
     if history.path is not None:
         yield HistoryFile(history.path, history.keep)
     elif history.table:
@@ -89,21 +91,13 @@ def _place(session: Session, settings: Settings) -> Iterator[Place]:
         )
 
 
-def _show_names(place: Place, json_: bool) -> None:
-    names = place.names()
-    if json_:
-        answer_json(names)
-        return
-    for name in names:
-        say(name)
-    note(f"{plural(len(names), 'name')} with recorded attempts" if names else "nothing is recorded")
-
-
 def _show_attempts(place: Place, name: str, asked: dict[str, Any], json_: bool) -> None:
-    rows = _wanted(place, name, asked)
-    if not asked["full"]:
-        from jobpool.telemetry.history.row import shortened
+    from jobpool.telemetry.history.row import shortened
 
+    status, queue, limit = asked["status"], asked["queue"], asked["limit"]
+    rows = place.read(name, MOST_LINES if status or queue else limit)  # all, so that rare ones are found
+    rows = [row for row in rows if status in (None, row["status"]) and queue in (None, row["queue"])][:limit]
+    if not asked["full"]:
         rows = [{field: shortened(value, MAX_FIELD_CHARS) for field, value in row.items()} for row in rows]
     if rows and asked["full"] and not json_:
         for row in rows:
@@ -112,28 +106,10 @@ def _show_attempts(place: Place, name: str, asked: dict[str, Any], json_: bool) 
         answer(json_, rows, dict, ATTEMPTS, _cells, f"no such attempt of {name!r} is recorded")
 
 
-def _wanted(place: Place, name: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return how many rows to read: all, if a status is wanted, so that rare ones are found."""
-    from jobpool.message.guards import MOST_LINES
-
-    status, queue = asked["status"], asked["queue"]
-    rows = place.read(name, MOST_LINES if status or queue else asked["limit"])
-    found = [row for row in rows if status in (None, row["status"]) and queue in (None, row["queue"])]
-    return found[: asked["limit"]]
-
-
 def _cells(row: dict[str, Any]) -> list[str]:
-    from jobpool.message.printable import headline
-
     said = headline(row["error"]) or str(row["output"] or "")
-    duration = "-" if row["duration"] is None else f"{row['duration']:.3f}"
-    return [
-        _moment(row["start"]),
-        *_texts(row, "status", "id", "attempt"),
-        duration,
-        *_texts(row, "queue", "job"),
-        said,
-    ]
+    took = "-" if row["duration"] is None else f"{row['duration']:.3f}"
+    return [_moment(row["start"]), *_texts(row, "status", "id", "attempt"), took, *_texts(row, "queue", "job"), said]
 
 
 def _tell(row: dict[str, Any]) -> None:
@@ -162,30 +138,21 @@ def _moment(unix: Any) -> str:
         return "-"
 
 
-# --- rollups ----------------------------------------------------------------------------------------------------------
-
-
 def _show_rollups(session: Session, asked: dict[str, Any], json_: bool) -> None:
-    from jobpool.telemetry.metrics.rollup import summed
+    from jobpool.telemetry.metrics.rollup import rollups, summed
 
     with session.broker() as backend:
-        found = summed(_rolled(backend.keys, asked), SPANS[asked["by"]])
+        keys = backend.keys
+        try:
+            back = parse_duration(asked["since"])
+        except ValueError as error:
+            raise click.UsageError(f"--since {error}") from error
+        now, span = time.time(), SPANS[asked["by"]]
+        every = rollups(keys, (now - back) // span * span, now + 2 * span)
+        queue, handler = asked["queue"], asked["handler"]
+        rows = [row for row in every if queue in (None, row.queue) and handler in (None, row.handler)]
     nothing = "no rollups of that time; pools write them each minute, and when they stop"
-    answer(json_, found, _values, ROLLED, _sums, nothing)
-
-
-def _rolled(keys: KeyStore, asked: dict[str, Any]) -> list[Row]:
-    from jobpool.message.units import parse_duration
-    from jobpool.telemetry.metrics.rollup import rollups
-
-    try:
-        back = parse_duration(asked["since"])
-    except ValueError as error:
-        raise click.UsageError(f"--since {error}") from error
-    now, span = time.time(), SPANS[asked["by"]]
-    every = rollups(keys, (now - back) // span * span, now + 2 * span)
-    queue, handler = asked["queue"], asked["handler"]
-    return [row for row in every if queue in (None, row.queue) and handler in (None, row.handler)]
+    answer(json_, summed(rows, span), _values, ROLLED, _sums, nothing)
 
 
 def _values(row: Row) -> dict[str, Any]:
@@ -200,13 +167,8 @@ def _sums(row: Row) -> list[str]:
     other = sum(row.outcomes.get(word, 0) for word in OTHERS)
     mean = row.run.total / row.run.count if row.run.count else None
     times = [_seconds(mean, ""), *(_seconds(row.run.quantile(share), "≤") for share in (0.5, 0.95))]
-    return [
-        _moment(row.start),
-        row.queue or "-",
-        row.handler or "-",
-        *(f"{count:,}" for count in (*counts, other)),
-        *times,
-    ]
+    numbers = [f"{count:,}" for count in (*counts, other)]
+    return [_moment(row.start), row.queue or "-", row.handler or "-", *numbers, *times]
 
 
 def _seconds(value: float | None, sign: str) -> str:

@@ -34,11 +34,14 @@ def init(session: Session, directory: Path, force: bool, broker_only: bool) -> N
     there = [directory / name for name in FILES if (directory / name).exists()]
     if there and not force:
         raise click.UsageError(f"{' and '.join(map(str, there))} exists already; --force overwrites")
-    url = session.backend_flag()
+    url = session.flags["backend"]
     if url is not None:
         _prepare(session)  # first: a URL that does not work must not be written down
     _write(directory, url)
-    _next_steps(directory)
+    note("\nNext, in " + ("this directory:" if directory == Path() else f"{directory}:"))
+    say("  jobpool enqueue count_primes below=2000000   # put a job into the queue")
+    say("  jobpool                                      # run a pool; Ctrl-C stops it")
+    say("  jobpool top                                  # watch it, in another terminal")
 
 
 def _prepare(session: Session) -> None:
@@ -53,31 +56,19 @@ def _write(directory: Path, url: str | None) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name in FILES:
-            text = _template(name)
-            if url is not None:
-                text = text.replace(DEFAULT_BACKEND, _line(url))
-            _write_file(directory / name, text, secret=url is not None and redact(url) != url and name == FILES[0])
+            text = files("jobpool.cli").joinpath("templates", name).read_text()
+            path = directory / name
+            if name == FILES[0]:
+                text += _defaults(text)
+                if url is not None:
+                    text = text.replace(DEFAULT_BACKEND, f"backend = {json.dumps(url)}")  # strings are as in TOML
+                    if redact(url) != url:  # a password is for its owner's eyes
+                        path.touch(mode=0o600)
+                        path.chmod(0o600)
+            path.write_text(text)
     except OSError as error:
         raise ConfigurationError(f"{directory} cannot be written: {error.strerror}") from error
     note(f"wrote {' and '.join(str(directory / name) for name in FILES)}")
-
-
-def _write_file(path: Path, text: str, *, secret: bool) -> None:
-    """Write it; a password is for its owner's eyes."""
-    if secret:
-        path.touch(mode=0o600)
-        path.chmod(0o600)
-    path.write_text(text)
-
-
-def _line(url: str) -> str:
-    """Return a TOML line; JSON writes strings as TOML does."""
-    return f"backend = {json.dumps(url)}"
-
-
-def _template(name: str) -> str:
-    text = files("jobpool.cli").joinpath("templates", name).read_text()
-    return text + _defaults(text) if name == FILES[0] else text
 
 
 def _defaults(text: str) -> str:
@@ -89,16 +80,7 @@ def _defaults(text: str) -> str:
         if setting.section != section:
             section = setting.section
             lines += ["", f"# --- {section} ".ljust(100, "-")]
-        lines += ["", f"# {setting.means}", f"# {key} = {_toml(setting.default)}"]
+        default = setting.default
+        shown = default if default.isdigit() or default in ("true", "false") else json.dumps(default)
+        lines += ["", f"# {setting.means}", f"# {key} = {shown}"]
     return "\n".join(lines) + "\n"
-
-
-def _toml(default: str) -> str:
-    return default if default.isdigit() or default in ("true", "false") else json.dumps(default)
-
-
-def _next_steps(directory: Path) -> None:
-    note("\nNext, in " + ("this directory:" if directory == Path() else f"{directory}:"))
-    say("  jobpool enqueue count_primes below=2000000   # put a job into the queue")
-    say("  jobpool                                      # run a pool; Ctrl-C stops it")
-    say("  jobpool top                                  # watch it, in another terminal")

@@ -1,24 +1,44 @@
-"""The command `jobpool`: the pool itself, and the verbs around it."""
+"""The command `jobpool`: the pool itself, and the verbs around it.
+
+Options may stand before the verb, and `jobpool` alone means `jobpool run`:
+
+    jobpool -w 4 -Q reports        →  run -w 4 -Q reports
+    jobpool -C prod.toml dead list →  dead list -C prod.toml
+
+Words only move; click parses them after their verb. Which word is the verb depends on which options
+take a value (`-Q stats` is a queue), so that is asked of the commands themselves.
+
+A failure is one sentence on stderr, with a traceback only by -vv or JOBPOOL_DEBUG. Exit codes: 0 done, 1 failed,
+2 wrong usage or configuration, 3 no pool (`health` only), 130 interrupted.
+"""
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
 
-from jobpool.cli import bulk, claims, cron, doctor, enqueue, health, history, init, messages, posts, queues, run, top
-from jobpool.cli.arrange import arrange
-from jobpool.cli.failures import guarded
+from jobpool.cli import bulk, claims, cron, doctor, enqueue, history, init, messages, run, top
+from jobpool.cli.bulk import INTERRUPTED
+from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.message.printable import printable
+from jobpool.settings import REMOVED, removed
+
+FAILED = 1
+USAGE = 2
 
 DEFAULT_VERB = "run"
-VERBS = "jobpool.verbs"
-"""Entry-point group of verbs that other packages bring: each a click command."""
+VERBS = "jobpool.verbs"  # entry-point group of verbs that other packages bring: each a click command
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+FOR_THE_GROUP = frozenset({"-h", "--help", "-V", "--version"})
 EPILOG = """\b
 All options: jobpool run --help
 Shell completion: eval "$(_JOBPOOL_COMPLETE=bash_source jobpool)" (or zsh_source, fish_source).
@@ -30,6 +50,11 @@ OFTEN_USED = (
 )
 """Options of the pool that `jobpool --help` lists; `jobpool run --help` has them all."""
 
+DESTRUCTIVE_VERBS = frozenset({"purge", "delete", "pop"})
+NEAR, VERY_NEAR = 0.5, 0.8
+"""How alike a word and a verb must be (difflib) for a hint. A destructive verb is only named for its own misspelling:
+`pause` does not mean `purge`."""
+
 
 class Verbs(click.Group):
     """A group whose verb may be left out, and whose verbs' options may stand before the verb."""
@@ -40,15 +65,12 @@ class Verbs(click.Group):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         completing = bool(extra.get("resilient_parsing"))
-        return super().make_context(info_name, self._arranged(args, completing), parent, **extra)
-
-    def _arranged(self, args: list[str], completing: bool) -> list[str]:
-        if not completing:
-            return arrange(self, args, self.default)
         try:
-            return arrange(self, args, self.default, complete=True)
+            args = arrange(self, args, self.default, complete=completing)
         except click.UsageError:
-            return args
+            if not completing:
+                raise
+        return super().make_context(info_name, args, parent, **extra)
 
 
 class Root(Verbs):
@@ -62,16 +84,12 @@ class Root(Verbs):
         open_standard_streams()
         words = list(sys.argv[1:] if args is None else args)
         if not words or words[0] not in self.commands:  # else the look at all that is installed is saved
-            self._add_installed_verbs()
+            from importlib.metadata import entry_points
+
+            for point in entry_points(group=VERBS):
+                self.add_command(point.load(), point.name)
         extra["standalone_mode"] = False
-        code = guarded(lambda: click.Group.main(self, words, prog_name or "jobpool", **extra), words)
-        sys.exit(code)
-
-    def _add_installed_verbs(self) -> None:
-        from importlib.metadata import entry_points
-
-        for point in entry_points(group=VERBS):
-            self.add_command(point.load(), point.name)
+        sys.exit(_guarded(lambda: click.Group.main(self, words, prog_name or "jobpool", **extra), words))
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - the signature is click's
         return ["[OPTIONS]  |  VERB [OPTIONS] ..."]
@@ -109,52 +127,157 @@ def open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(nothing, "r" if name == "stdin" else "w", closefd=False))
 
 
-def _version(ctx: click.Context, _param: click.Parameter, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
-        from importlib.metadata import version
+# --- the order of words -----------------------------------------------------------------------------------------------
 
-        click.echo(f"jobpool {version('jobpool')}")
-        ctx.exit()
+
+def arrange(group: click.Group, words: Sequence[str], default: str, *, complete: bool = False) -> list[str]:
+    """Return `words` with the verb (or `default`) in front, and options that preceded it after it.
+
+    Args:
+        complete: The words are an unfinished line: where nothing is written yet, any verb may follow.
+
+    Raises:
+        click.UsageError: The first word after the options is not a verb; the text names the nearest one.
+    """
+    place = _first_plain(words, _values_taken(group))
+    if place is None:
+        asks_group = FOR_THE_GROUP & set(words) or (complete and not words)
+        return list(words) if asks_group else [default, *words]
+    verb = words[place]
+    command = group.commands.get(verb)
+    if command is None:
+        verbs = sorted(group.commands)
+        near = [
+            one
+            for one in difflib.get_close_matches(verb, verbs, cutoff=NEAR)
+            if one not in DESTRUCTIVE_VERBS or difflib.get_close_matches(verb, [one], cutoff=VERY_NEAR)
+        ]
+        hint = f"did you mean {near[0]!r}?" if near else f"the verbs are {', '.join(verbs)}"
+        raise click.UsageError(f"{verb!r} is no verb of jobpool; {hint}")
+    rest = [*words[:place], *words[place + 1 :]]
+    if isinstance(command, click.Group):
+        rest = arrange(command, rest, "list", complete=complete)
+    return [verb, *rest]
+
+
+def _first_plain(words: Sequence[str], takes: dict[str, bool]) -> int | None:
+    """Return the place of the first word that is neither an option nor its value; None if there is none."""
+    place = 0
+    while place < len(words):
+        word = words[place]
+        if not word.startswith("-") or word == "-":
+            return place
+        name, attached = _split(word, takes)
+        if name not in takes:
+            return None
+        place += 2 if takes[name] and not attached else 1
+    return None
+
+
+def _split(word: str, takes: dict[str, bool]) -> tuple[str, bool]:
+    """Return the option that decides about the next word, and True if its value is in this word already."""
+    if word.startswith("--"):
+        name, sign, _ = word.partition("=")
+        return name, bool(sign)
+    for index in range(1, len(word)):
+        letter = "-" + word[index]
+        if takes.get(letter, True):
+            return letter, index + 1 < len(word)
+    return "-" + word[-1], False
+
+
+def _values_taken(group: click.Group) -> dict[str, bool]:
+    """Return every option of every verb, and whether it takes a value."""
+    takes = dict.fromkeys(FOR_THE_GROUP, False)
+    for command in walk(group):
+        for option in command.params:
+            if isinstance(option, click.Option):
+                takes_value = not (option.is_flag or option.count)
+                takes.update(dict.fromkeys([*option.opts, *option.secondary_opts], takes_value))
+    return takes
+
+
+def walk(group: click.Group) -> Iterator[click.Command]:
+    """Yield the group, its commands, and theirs."""
+    yield group
+    for command in group.commands.values():
+        yield from walk(command) if isinstance(command, click.Group) else [command]
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
+    """Run it and return the exit code. An exception becomes a sentence on stderr."""
+    try:
+        result = run()
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone (`jobpool list | head`): keep the interpreter from complaining at its last flush.
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:  # noqa: BLE001 -- the last one to catch it; the alternative is a traceback for the user
+        letters = sum(word.count("v") for word in words if re.fullmatch(r"-[vq]+", word))
+        if os.environ.get("JOBPOOL_DEBUG") or letters + words.count("--verbose") >= 2:
+            click.echo(printable(traceback.format_exc()), err=True, nl=False)
+        return _report(error)
+    return result if isinstance(result, int) else 0
+
+
+def _report(error: Exception) -> int:
+    if isinstance(error, click.NoSuchOption) and (key := error.option_name.strip("-").replace("-", "_")) in REMOVED:
+        return _say(USAGE, removed(error.option_name, key))
+    if isinstance(error, click.UsageError):
+        path = error.ctx.command_path if error.ctx is not None else "jobpool"
+        return _say(USAGE, error.format_message(), f"`{path} --help` lists what there is.")
+    if isinstance(error, click.ClickException):
+        return _say(error.exit_code, error.format_message())
+    if isinstance(error, JobpoolError):
+        return _say(USAGE if isinstance(error, ConfigurationError | ValueError) else FAILED, str(error))
+    if isinstance(error, OSError) and error.filename:
+        return _say(FAILED, f"{error.filename}: {error.strerror}")
+    hint = "A fault in jobpool; -vv shows where: please report it."
+    return _say(FAILED, f"unexpected {type(error).__name__}: {error}", hint)
+
+
+def _say(code: int, sentence: str, hint: str = "") -> int:
+    click.echo(printable(f"jobpool: {sentence}"), err=True)
+    if hint:
+        click.echo(hint, err=True)
+    return code
+
+
+# --- the verbs --------------------------------------------------------------------------------------------------------
 
 
 @click.group(cls=Root, epilog=EPILOG, context_settings=CONTEXT)
-@click.option("-V", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show it.")
+@click.version_option(None, "-V", "--version", package_name="jobpool", message="jobpool %(version)s", help="Show it.")
 def cli() -> None:
     """Run jobs from queues in a pool of worker processes; without a verb, run the pool itself."""
 
 
-@cli.group(cls=Verbs)
-def dead() -> None:
-    """List, retry or purge dead letters."""
-
-
-@cli.group(cls=Verbs)
-def claim() -> None:
-    """Check messages out by hand; renew, release and list claims."""
-
-
-@cli.group("cron", cls=Verbs)
-def schedules() -> None:
-    """Run the app's schedules, and show when they are due."""
-
-
-@cli.group(cls=Verbs)
-def message() -> None:
-    """Post, list, pop and delete messages by hand."""
-
-
-for command in (claims.create, claims.show, claims.renew, claims.release, claims.list_):
-    claim.add_command(command)
-for command in (posts.post, posts.list_, posts.delete, posts.pop):
-    message.add_command(command)
-for command in (cron.run, cron.list_, cron.next_):
-    schedules.add_command(command)
-dead.add_command(bulk.dead_list)
-dead.add_command(bulk.dead_retry)
-dead.add_command(bulk.dead_purge)
+GROUPS: dict[str, tuple[str, tuple[click.Command, ...]]] = {
+    "dead": ("List, retry or purge dead letters.", (bulk.dead_list, bulk.dead_retry, bulk.dead_purge)),
+    "claim": (
+        "Check messages out by hand; renew, release and list claims.",
+        (claims.create, claims.show, claims.renew, claims.release, claims.list_claims),
+    ),
+    "cron": ("Run the app's schedules, and show when they are due.", (cron.run, cron.list_, cron.next_)),
+    "message": (
+        "Post, list, pop and delete messages by hand.",
+        (claims.post, claims.list_messages, claims.delete, claims.pop),
+    ),
+}
+for name, (means, verbs) in GROUPS.items():
+    cli.add_command(Verbs(name, {verb.name or "": verb for verb in verbs}, help=means))
 for command in (
-    *(run.run, enqueue.enqueue, queues.stats, messages.list_, messages.inspect, bulk.purge),
-    *(queues.reap, top.top, health.health, history.history, doctor.doctor, init.init),
+    *(run.run, enqueue.enqueue, messages.stats, messages.list_, messages.inspect, bulk.purge),
+    *(messages.reap, top.top, top.health, history.history, doctor.doctor, init.init),
 ):
     cli.add_command(command)
 

@@ -1,26 +1,39 @@
-"""`jobpool list` and `jobpool inspect`: messages as a person looks at them."""
+"""`jobpool list`, `inspect`, `stats` and `reap`: messages and queues as a person looks at them.
+
+Where a broker can do less than others, which a field of `Capabilities` says, a refusal is an `Unsupported` with the
+mend. An answer that is less than asked for is told on stderr.
+"""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.lacking import find, listable, meet_queues, unseen
 from jobpool.cli.options import Command, as_json, option
-from jobpool.cli.output import answer, answer_json, columns, note, say
+from jobpool.cli.output import answer, answer_json, columns, note, plural, say, table
 from jobpool.cli.session import Session
+from jobpool.errors import ConfigurationError, MalformedEnvelope, Unsupported
+from jobpool.message.names import check_queue
 from jobpool.message.printable import headline, json_text, one_line, printable
+from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
-    from jobpool.broker.values import Message, MessageFilter
+    from jobpool.broker.values import Message, MessageFilter, QueueStats
+
+FULL_REAP = 1000  # messages that one reap returns at most; a full answer means that there may be more
+
+QUEUES = columns("QUEUE!, WAITING>, DELAYED>, LEASED>, DEAD>, OLDEST>")
+POSTED = columns("POSTED>")  # shown where there is one: most people post nothing
 
 PAGE_MESSAGES = 500
+MORE = "there are more than {}; --limit 0 lists all"
 
 COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, PRI>, ATT>, CRASH>, AGE>, WHY~")
 DEAD_COLUMNS = columns("ID, QUEUE~, HANDLER~, ATT>, CRASH>, AGE>, REASON, CAUSE~, ERROR~")
@@ -29,11 +42,19 @@ KILLED = frozenset({"timeout", "memory-limit", "crash-limit"})
 
 TIMES = ("enqueued_at", "available_at", "expires_at", "died_at", "ends_at")
 
+terms_argument = click.argument("terms", nargs=-1, metavar="[FILTER]...")
+queue_option = option("-Q", "--queue", metavar="NAME", help="The same as queue:NAME.")
+limit_option = option(
+    "--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show at most this number; 0 = all."
+)
+names_argument = click.argument("names", nargs=-1, metavar="[QUEUE]...")
+names_option = option("-Q", "--queue", "more", multiple=True, metavar="NAME", help="The same as QUEUE.")
+
 
 @click.command("list", cls=Command, short_help="List messages.")
-@click.argument("terms", nargs=-1, metavar="[FILTER]...")
-@option("-Q", "--queue", metavar="NAME", help="The same as queue:NAME.")
-@option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show at most this number; 0 = all.")
+@terms_argument
+@queue_option
+@limit_option
 @as_json
 def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
     """List messages in the order of their enqueue.
@@ -50,10 +71,17 @@ def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: in
 @as_json
 def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> None:
     """Show everything about one message: counters, times, payload, last error, and how its last attempt was killed."""
+    from jobpool.broker.values import MessageFilter, State
+
     with session.broker() as backend:
-        if queue is None and not backend.capabilities.makes_queues:
-            meet_queues(session, backend)
-        message = find(backend, ident, queue)
+        if queue is None:
+            if not backend.capabilities.makes_queues:
+                meet_queues(session, backend)
+            message = backend.inspect(ident)
+        else:
+            states = () if backend.capabilities.lists_live else (State.DEAD,)
+            where = MessageFilter(queue=queue, ids=(ident,), states=states)
+            message = next(iter(backend.list_messages(where, limit=1)), None)
         if message is None:
             raise click.ClickException(f"no message {ident!r}: {unseen(backend)}")
     if json_:
@@ -63,16 +91,10 @@ def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> Non
 
 
 def read_filter(terms: tuple[str, ...], queue: str | None = None) -> MessageFilter:
-    """Return the filter that these shell words mean. Raises `BadFilter`.
-
-    The shell has eaten the quotes of `"disk full"`, so a word with spaces and nothing else special is one text.
-    """
+    """Return the filter that these shell words mean. Raises `BadFilter`."""
     from jobpool.broker.filters import parse_filter
 
-    words = [_term(term) for term in terms]
-    if queue is not None:
-        words.append(f"queue:{queue}")
-    return parse_filter(" ".join(words))
+    return parse_filter(" ".join([*map(_term, terms), *([] if queue is None else [f"queue:{queue}"])]))
 
 
 def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dead: bool = False) -> None:
@@ -88,7 +110,7 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
     titles, cells = (DEAD_COLUMNS, dead_row) if dead else (COLUMNS, row)
     answer(json_, shown, as_values, titles, cells)
     if len(found) > len(shown):
-        note(f"there are more than {limit}; --limit 0 lists all")
+        note(MORE.format(limit))
 
 
 def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
@@ -121,8 +143,6 @@ def dead_row(message: Message) -> list[str]:
 
 def age(message: Message) -> str:
     """Since its enqueue; of a dead letter since its death."""
-    from jobpool.message.units import format_duration
-
     return format_duration(max(0.0, time.time() - (message.died_at or message.enqueued_at)))
 
 
@@ -136,7 +156,8 @@ def as_values(message: Message) -> dict[str, Any]:
     values["state"] = message.state.value
     for name in TIMES:
         moment = getattr(message, name)
-        values[name] = None if moment is None else _rfc3339(moment)
+        told = "" if moment is None else datetime.fromtimestamp(moment, UTC).isoformat(timespec="microseconds")
+        values[name] = told.replace("+00:00", "Z") or None
     return values | (_body(message.body) if message.handler else {"message": shown_value(message.body)})
 
 
@@ -149,19 +170,22 @@ def shown_value(body: bytes) -> Any:
 
 
 def _pages(backend: QueueBackend, where: MessageFilter, limit: int) -> Iterator[Message]:
+    """Yield what matches, up to `limit` messages; 0 = all."""
     after: str | None = None
-    left = limit or None
-    while left is None or left > 0:
-        asked = PAGE_MESSAGES if left is None else min(PAGE_MESSAGES, left)
+    seen = 0
+    while asked := min(PAGE_MESSAGES, limit - seen) if limit else PAGE_MESSAGES:
         page = backend.list_messages(where, after=after, limit=asked)
         yield from page
         if len(page) < asked:
             return
         after = page[-1].cursor
-        left = None if left is None else left - len(page)
+        seen += asked
 
 
 def _term(term: str) -> str:
+    """Return what a word means: 16 hex digits are an id. The shell has eaten the quotes of `"disk full"`, so a word
+    with spaces and nothing else special is one text.
+    """
     if len(term) == 16 and set(term) <= set("0123456789abcdef"):
         return f"id:{term}"
     if any(char.isspace() for char in term) and not set(term) & set('":'):
@@ -178,21 +202,14 @@ def _why(message: Message) -> str:
 
 
 def _body(body: bytes) -> dict[str, Any]:
-    from jobpool.errors import MalformedEnvelope
     from jobpool.message.envelope import decode
 
     try:
         envelope = decode(body, attempts=0)
     except MalformedEnvelope as error:
         return {"body": body.decode("utf-8", "replace"), "malformed": str(error)}
-    return {
-        "name": envelope.name,
-        "max_retries": envelope.max_retries,
-        "timeout": envelope.timeout,
-        "idempotency_key": envelope.idempotency_key,
-        "payload": envelope.payload,
-        "meta": envelope.meta,
-    }
+    names = ("name", "max_retries", "timeout", "idempotency_key", "payload", "meta")
+    return {name: getattr(envelope, name) for name in names}
 
 
 def _describe(message: Message) -> None:
@@ -214,5 +231,102 @@ def _describe(message: Message) -> None:
             say(f"\n{key}\n  " + printable(text).rstrip().replace("\n", "\n  "))
 
 
-def _rfc3339(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+@click.command("stats", cls=Command, short_help="Count the messages of queues.")
+@names_argument
+@names_option
+@as_json
+def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
+    """Count waiting, delayed, leased, dead and posted messages, in these queues or in all."""
+    with session.broker() as backend:
+        found = {queue: backend.stats(queue) for queue in _named(session, backend, names + more)}
+        if not backend.capabilities.exact_counts:
+            note(f"{backend.scheme}:// counts messages that others have leased as waiting (Capabilities.exact_counts)")
+    if json_:
+        answer_json([{"queue": queue, **asdict(counts)} for queue, counts in found.items()])
+    elif any(counts.posted for counts in found.values()):
+        table(QUEUES + POSTED, [[*_counts(queue, counts), f"{counts.posted:,}"] for queue, counts in found.items()])
+    elif found:
+        table(QUEUES, [_counts(queue, counts) for queue, counts in found.items()])
+    else:
+        note("every queue is empty")
+
+
+@click.command("reap", cls=Command, short_help="Give back messages whose lease has expired.")
+@names_argument
+@names_option
+@as_json
+def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
+    """Give back the messages whose lease has expired, in these queues or in all. Every pool does this by itself."""
+    from jobpool.broker.values import Leases, ReapPolicy
+    from jobpool.message.death import cause_values
+
+    policy = ReapPolicy(session.settings().max_crashes)
+    reaped = []
+    with session.broker() as backend:
+        for queue in _named(session, backend, names + more):
+            reaped += (batch := backend.reap(queue, policy))
+            while len(batch) >= FULL_REAP:
+                reaped += (batch := backend.reap(queue, policy))
+        if backend.capabilities.leases is not Leases.OURS:
+            note(f"{backend.scheme}:// gives back messages with an expired lease by itself (Capabilities.leases)")
+    if json_:
+        answer_json([{**asdict(one), "cause": cause_values(one.cause)} for one in reaped])
+        return
+    for one in reaped:
+        say(one_line(f"{one.id}  {one.queue}  {'dead' if one.dead else 'waiting'}  crashes={one.crashes}"))
+    note(f"{plural(len(reaped), 'message')} reaped")
+
+
+def _named(session: Session, backend: QueueBackend, names: tuple[str, ...]) -> list[str]:
+    parts = [part.strip() for name in names for part in name.split(",")]
+    return [check_queue(part) for part in dict.fromkeys(parts)] if parts else meet_queues(session, backend)
+
+
+def _counts(queue: str, counts: QueueStats) -> list[str]:
+    numbers = (counts.waiting, counts.delayed, counts.leased, counts.dead)
+    shown = [f"{number:,}+" if counts.cap and number >= counts.cap else f"{number:,}" for number in numbers]
+    return [queue, *shown, "-" if counts.oldest is None else format_duration(counts.oldest)]
+
+
+def meet_queues(session: Session, backend: QueueBackend, queue: str | None = None) -> list[str]:
+    """Return the queues for a verb that names none; a broker that cannot list queues is told of the settings'.
+
+    Raises:
+        click.UsageError: One of those is not there.
+
+    Blocks for a round trip a queue, if at all.
+    """
+    if queue is not None:
+        return [queue]
+    if backend.capabilities.makes_queues:
+        return backend.queues()
+    names = session.settings().queue_names
+    cannot = f"{backend.scheme}:// cannot list its queues (Capabilities.makes_queues)"
+    for name in names:
+        try:
+            backend.stats(name)
+        except ConfigurationError as error:
+            raise click.UsageError(f"name the queue: {cannot}, and of the setting `queues`: {error}") from None
+    note(f"{cannot}: shown are {', '.join(names)}, of the setting `queues`; name others to see them")
+    return list(names)
+
+
+def listable(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
+    """Return `where`, less the states that the broker cannot list. Raises `Unsupported` when nothing is left."""
+    from jobpool.broker.values import State
+
+    if backend.capabilities.lists_live or where.states == (State.DEAD,):
+        return where
+    cannot = f"{backend.scheme}:// shows dead letters alone (Capabilities.lists_live)"
+    if where.states and State.DEAD not in where.states:
+        raise Unsupported(f"{cannot}, not what is {' or '.join(where.states)}: `jobpool stats` counts that")
+    note(f"{cannot}: `jobpool stats` counts the other messages")
+    return replace(where, states=(State.DEAD,))
+
+
+def unseen(backend: QueueBackend) -> str:
+    """Return why a message with some id may not be found."""
+    if backend.capabilities.lists_live:
+        return "it is done and gone, or never was on this broker"
+    only = f"{backend.scheme}:// shows dead letters alone"
+    return f"no dead letter is called so, and {only} (Capabilities.lists_live); `jobpool stats` counts the others"

@@ -13,7 +13,6 @@ from jobpool.settings import COMMON, SETTINGS
 
 Function = Callable[..., Any]
 
-LOGGING = ("log_level", "log_format", "verbose", "quiet")
 COMMON_KEYS = tuple(key for key, setting in SETTINGS.items() if setting.section == COMMON and setting.flags)
 """Keys of the settings that are options of every verb."""
 
@@ -35,9 +34,8 @@ class Command(click.Command):
     def __init__(self, *, callback: Function, params: list[click.Parameter], **kwargs: Any) -> None:
         @functools.wraps(callback)
         def with_session(**params: Any) -> Any:
-            flags = {key: params.pop(key) for key in ("config", *COMMON_KEYS) if key not in LOGGING}
-            logs = {key: params.pop(key) for key in LOGGING}
-            return callback(Session(flags, **logs), **params)
+            flags = {key: params.pop(key) for key in ("config", *COMMON_KEYS)}
+            return callback(Session(flags, params.pop("verbose") - params.pop("quiet")), **params)
 
         _stack(with_session, [*map(setting, COMMON_KEYS), *_OTHERS])
         common: list[click.Parameter] = with_session.__click_params__[::-1]  # type: ignore[attr-defined]
@@ -54,9 +52,8 @@ class Command(click.Command):
                 formatter.write_dl(sections[section])
 
 
-def option(*names: str, **kwargs: Any) -> Callable[[Function], Function]:
-    """Return an option as `click.option` does, with `section`."""
-    return click.option(*names, cls=Option, **kwargs)
+option: Callable[..., Callable[[Function], Function]] = functools.partial(click.option, cls=Option)
+as_json = option("--json", "json_", is_flag=True, help="Answer with one JSON document.")
 
 
 def settings(function: Function) -> Function:
@@ -74,11 +71,6 @@ def setting(key: str, section: str = "") -> Callable[[Function], Function]:
     return option(*one.flags or (), key, metavar=one.metavar, multiple=one.kind.repeats, **kwargs)
 
 
-def as_json(function: Function) -> Function:
-    """Add `--json`, for every verb that reads."""
-    return option("--json", "json_", is_flag=True, help="Answer with one JSON document.")(function)
-
-
 def confirmed(function: Function) -> Function:
     """Add `--yes` and `--dry-run`, for every verb that destroys."""
     function = option("--dry-run", is_flag=True, help="Show the effect, and change nothing.")(function)
@@ -91,13 +83,9 @@ def _stack(function: Function, options: list[Callable[[Function], Function]]) ->
     return function
 
 
+_CONFIG = "Configuration file.  [default: the nearest jobpool.toml or pyproject.toml]"
 _OTHERS = [
-    option(
-        *("-C", "--config"),
-        section=COMMON,
-        metavar="FILE",
-        help="Configuration file.  [default: the nearest jobpool.toml or pyproject.toml]",
-    ),
+    option("-C", "--config", section=COMMON, metavar="FILE", help=_CONFIG),
     option("-v", "--verbose", section=COMMON, count=True, help="Log more; -vv logs tracebacks of errors too."),
     option("-q", "--quiet", section=COMMON, count=True, help="Log less."),
 ]

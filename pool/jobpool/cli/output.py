@@ -16,11 +16,11 @@ import click
 
 from jobpool.errors import JobpoolError
 from jobpool.message.printable import json_text, one_line, printable
+from jobpool.telemetry.logs import is_colourful
 
 T = TypeVar("T")
 
-MIN_COLUMN_CHARS = 8
-"""Characters that a column keeps, however narrow the terminal is."""
+MIN_COLUMN_CHARS = 8  # characters that a column keeps, however narrow the terminal is
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,6 @@ def answer_ids(json_: bool, batches: Iterable[list[str]], word: str, end: str) -
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print rows of text, each cell on one line; on a terminal, cut to its width."""
-    from jobpool.telemetry.logs import is_colourful
-
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     head, *lines = aligned(columns, rows, room, gap=2)
     if is_colourful(sys.stdout):

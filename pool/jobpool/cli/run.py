@@ -9,45 +9,36 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from jobpool.cli import options
 from jobpool.cli.options import Command, option
-from jobpool.cli.session import Session
+from jobpool.cli.session import Session, warn_of_keys
+from jobpool.errors import ConfigurationError
+from jobpool.telemetry.logs import LineHandler, configure
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.settings import Settings
-    from jobpool.telemetry.logs import LineHandler
 
 log = logging.getLogger("jobpool.cli")
 
 
-def _stop(*names: str, **kwargs: Any) -> Callable[[options.Function], options.Function]:
-    return option(*names, section="When to stop  [default: when told to]", **kwargs)
+_stop = partial(option, section="When to stop  [default: when told to]")
 
 
 @click.command("run", cls=Command, short_help="Run a pool; the same as `jobpool` without a verb.")
 @options.settings
 @_stop("--until-empty", "--burst", is_flag=True, help="Stop when nothing is left to do.")
 @_stop("--once", "--one-shot", is_flag=True, help="Stop after one job.")
-@_stop("--max", "max_", type=click.IntRange(min=0), default=0, metavar="N", help="Stop after N jobs; 0 = no limit.")
+@_stop("--max", "max_total", type=click.IntRange(0), default=0, metavar="N", help="Stop after N jobs; 0 = no limit.")
 @_stop("--fail-on-dead", is_flag=True, help="Exit with 1 if a job became a dead letter.")
 @_stop("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal, if it stops]")
 @click.pass_context
-def run(
-    ctx: click.Context,
-    /,
-    session: Session,
-    until_empty: bool,
-    once: bool,
-    max_: int,
-    fail_on_dead: bool,
-    progress: bool | None,
-    **flags: Any,
-) -> None:
+def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | None, **flags: Any) -> None:
     """Run a pool of worker processes until it is told to stop.
 
     \b
@@ -57,23 +48,26 @@ def run(
     SIGTERM and SIGINT drain; a second one kills. SIGHUP reloads the app. SIGTTIN and SIGTTOU add and remove a worker
     process. SIGQUIT logs the stack of each.
     """
-    if once and max_ > 1:
+    mode = {key: flags.pop(key) for key in ("max_total", "until_empty", "fail_on_dead")}
+    if once and mode["max_total"] > 1:
         raise click.UsageError("--once and --max exclude each other")
-    if ctx.obj is None:  # else it runs under a witness, who counts its descriptors
-        _hide()
-    mode = {"max_total": 1 if once else max_, "until_empty": until_empty, "fail_on_dead": fail_on_dead}
-    from jobpool.cli.startup import key_caution, read_pool
-    from jobpool.telemetry.logs import configure
+    if ctx.obj is None and not os.environ.get("JOBPOOL_DEBUG"):  # a witness counts this process's descriptors
+        from jobpool.ipc import linux
 
-    pool = read_pool(session, flags, **mode)
+        linux.hide_memory()  # in it, jobs, which are of the same user, could read the broker's credentials
+    from jobpool.broker.opening import LOCAL, redact, scheme_of
+
+    pool = session.pool(flags, **mode | ({"max_total": 1} if once else {}))
     lines = configure(pool.log_level, pool.log_format)
     lines.write_in_background()
     sys.stderr = lines.stream  # warnings, ignored exceptions, and the sentence of an error that ends the pool
     if progress is None:
-        progress = sys.stderr.isatty() and pool.log_format == "text" and bool(until_empty or pool.max_total)
-    _announce(pool)
-    if caution := key_caution(pool):
-        log.warning("others can use the signing keys", extra={"why": caution})
+        progress = sys.stderr.isatty() and pool.log_format == "text" and bool(pool.until_empty or pool.max_total)
+    about = {"name": pool.name, "workers": pool.workers, "queues": list(pool.queue_names)}
+    log.info("pool starts", extra={"fields": about | {"backend": redact(pool.backend), "apps": list(pool.apps)}})
+    if not pool.signing_keys() and scheme_of(pool.backend) not in LOCAL:
+        log.warning("messages are not signed", extra={"mend": "set signing_key: who reaches the broker can enqueue"})
+    warn_of_keys(pool)
     with _published(pool) as published:
         status = _run(published, lines if progress else None, ctx.obj)
     _leave(status)
@@ -91,30 +85,12 @@ def _leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _hide() -> None:
-    """Keep the broker's credentials from the jobs, which could read this process's memory: they are of one user."""
-    from jobpool.ipc import linux
-
-    if not os.environ.get("JOBPOOL_DEBUG"):
-        linux.hide_memory()
-
-
-def _announce(pool: Settings) -> None:
-    from jobpool.broker.opening import LOCAL, redact, scheme_of
-
-    about = {"name": pool.name, "workers": pool.workers, "queues": list(pool.queue_names)}
-    log.info("pool starts", extra={"fields": about | {"backend": redact(pool.backend), "apps": list(pool.apps)}})
-    if not pool.signing_keys() and scheme_of(pool.backend) not in LOCAL:
-        log.warning("messages are not signed", extra={"mend": "set signing_key: who reaches the broker can enqueue"})
-
-
 @contextlib.contextmanager
 def _published(pool: Settings) -> Iterator[Settings]:
     """Leave a note for `top` and `health` while the block runs; without a runtime directory the pool runs unseen."""
     from importlib.metadata import version
 
-    from jobpool.errors import ConfigurationError
-    from jobpool.ops.runtime_dir import board_path, register, runtime_dir, this_pool, unregister
+    from jobpool.ops.runtime_dir import register, runtime_dir, this_pool, unregister
 
     try:
         place = runtime_dir(pool.runtime_dir)
@@ -124,18 +100,11 @@ def _published(pool: Settings) -> Iterator[Settings]:
         log.warning("top and health will not see this pool", extra={"why": str(error)})
         yield pool
         return
-    note = this_pool(
-        name=pool.name,
-        version=version("jobpool"),
-        queues=pool.queue_names,
-        workers=pool.workers,
-        backend=pool.backend,
-        directory=place,
-        since=time.time(),
-    )
+    about: dict[str, Any] = {"queues": pool.queue_names, "workers": pool.workers, "since": time.time()}
+    note = this_pool(name=pool.name, backend=pool.backend, directory=place, version=version("jobpool"), **about)
     path = register(place, note)
     try:
-        yield replace(pool, board_path=str(board_path(place, note.name, note.pid)))
+        yield replace(pool, board_path=note.board)
     finally:
         unregister(path)
 
@@ -146,10 +115,9 @@ def _run(pool: Settings, lines: LineHandler | None, wrap: Callable[[QueueBackend
 
     if lines is None or pool.board_path is None:
         return run_pool(pool, wrap=wrap, last=True)
-    from jobpool.cli.progress import Progress
-    from jobpool.cli.startup import backlog
+    from jobpool.cli.progress import backlog, progress
 
     waiting = backlog(pool)
     total = min(waiting, pool.max_total) if pool.max_total and pool.until_empty else pool.max_total or waiting
-    with Progress(pool.board_path, total, lines):
+    with progress(pool.board_path, total, lines):
         return run_pool(pool, wrap=wrap, last=True)

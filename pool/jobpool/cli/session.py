@@ -1,18 +1,24 @@
-"""The things that a verb works with: the settings that apply and the broker, each made when first asked for."""
+"""The things that a verb works with: the settings that apply, the place of the app, and the broker."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
+import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jobpool.broker.config_file import ConfigFile, find_config
 from jobpool.errors import ConfigurationError
+from jobpool.settings import Settings, load
+from jobpool.telemetry.logs import configure
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
-    from jobpool.broker.config_file import ConfigFile
-    from jobpool.settings import Settings
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -22,43 +28,33 @@ class Session:
 
     Args:
         flags: The common flags, as they were typed; None = not given.
-        verbose: How many `-v`; `quiet` the same of `-q`.
+        louder: How many `-v`, less how many `-q`.
     """
 
-    def __init__(
-        self,
-        flags: Mapping[str, str | None],
-        *,
-        log_level: str | None,
-        log_format: str | None,
-        verbose: int,
-        quiet: int,
-    ) -> None:
-        self._flags = dict(flags)
-        self._config = self._flags.pop("config", None)
-        self._logging = {"log_level": log_level, "log_format": log_format}
-        self._louder = verbose - quiet
+    def __init__(self, flags: Mapping[str, str | None], louder: int) -> None:
+        self.flags = dict(flags)
+        self._config = self.flags.pop("config", None)
+        self._louder = louder
 
     def settings(self, **more: Any) -> Settings:
         """Return the settings that apply, with `more` flags, if they were given. Raises `ConfigurationError`."""
-        from jobpool.settings import load
-
         flags = {key: value for key, value in more.items() if value != ()}
-        return load({**self._flags, **self._logging, **flags}, config=self._config)
+        return load({**self.flags, **flags}, config=self._config)
+
+    def pool(self, flags: Mapping[str, Any], **mode: Any) -> Settings:
+        """Return the settings of a pool; `mode` are fields that no source sets. Raises `ConfigurationError`."""
+        settings = self.settings(**flags)
+        settings.signing_keys()  # before anything starts
+        path = search_path(self.config_file().directory)
+        return check_apps(replace(settings, log_level=self.log_level(settings.log_level), sys_path=path, **mode))
 
     def config_file(self) -> ConfigFile:
         """Return the configuration file that applies. Raises `ConfigurationError`."""
-        from jobpool.broker.config_file import find_config
-
         return find_config(self._config)
-
-    def config_directory(self) -> Path:
-        """Return the folder of the configuration file, or the working directory. Raises `ConfigurationError`."""
-        return self.config_file().directory
 
     def log_level(self, configured: str) -> str:
         """Return the level that -v and -q make of `configured`; -l is final."""
-        if self._logging["log_level"] is not None or not self._louder:
+        if self.flags["log_level"] is not None:
             return configured
         place = LEVELS.index(configured) - self._louder
         return LEVELS[min(max(place, 0), len(LEVELS) - 1)]
@@ -68,41 +64,65 @@ class Session:
         """Open the configured broker for the block, with a log for a command (warnings only, unless asked)."""
         from jobpool.broker.opening import open_backend
         from jobpool.message.signing import EnvelopeSigner
-        from jobpool.telemetry.logs import configure
 
         settings = self.settings()
-        asked = self._logging["log_level"] is not None
+        asked = self.flags["log_level"] is not None
         configure(self.log_level(settings.log_level if asked else "warning"), settings.log_format)
         signer = EnvelopeSigner(settings.signing_keys() or None)
-        backend = open_backend(settings.backend, signer=signer, timeout=settings.broker_timeout)
-        try:
+        with contextlib.closing(open_backend(settings.backend, signer=signer)) as backend:
             yield backend
-        finally:
-            backend.close()
-
-    def backend_flag(self) -> str | None:
-        """Return the broker's URL as it was typed; None = not given."""
-        return self._flags.get("backend")
 
     def runtime_dir(self) -> Path:
         """Return the runtime directory, without reading the settings as a whole: health probes come often."""
         from jobpool.ops.runtime_dir import runtime_dir
 
-        return runtime_dir(self._peek("runtime_dir"))
+        named: object = self.flags["runtime_dir"] or os.environ.get("JOBPOOL_RUNTIME_DIR")
+        named = named or self.config_file().values.get("runtime_dir")
+        if named is not None and not isinstance(named, str):
+            raise ConfigurationError(f"runtime_dir must be a text, not {named!r}")
+        return runtime_dir(named)
 
-    def pool_name(self) -> str | None:
-        """Return the name that was asked for on the command line; None = every pool."""
-        return self._flags.get("name")
 
-    def _peek(self, key: str) -> str | None:
-        import os
+def search_path(config_directory: Path) -> tuple[str, ...]:
+    """Return the folders of apps: the working directory and that of the configuration file."""
+    return tuple(dict.fromkeys(map(str, (Path.cwd(), config_directory))))
 
-        from jobpool.broker.config_file import find_config
 
-        given = self._flags.get(key) or os.environ.get(f"JOBPOOL_{key.upper()}")
-        if given:
-            return given
-        value = find_config(self._config).values.get(key)
-        if value is not None and not isinstance(value, str):
-            raise ConfigurationError(f"{key} must be a text, not {value!r}")
-        return value
+def check_apps(pool: Settings) -> Settings:
+    """Return `pool` with absolute paths of app files. Only looks for modules: the fork server imports them.
+
+    A pool that may run programs or call functions by the built-in handlers needs no app.
+
+    Raises:
+        ConfigurationError: There is no app, or one cannot be found; the text says where was looked.
+    """
+    if not (pool.apps or pool.allowed_callables or pool.allowed_shell_commands):
+        raise ConfigurationError(
+            "no application: name the module with your handlers, --app myapp.jobs or apps in jobpool.toml"
+            " (`jobpool init` writes a first one)"
+        )
+    return replace(pool, apps=tuple(find_app(app, pool.sys_path) for app in pool.apps))
+
+
+def find_app(app: str, sys_path: tuple[str, ...]) -> str:
+    """Return `app`, a file as an absolute path; raise `ConfigurationError` if it is in none of these directories."""
+    looked = " or ".join(sys_path)
+    if app.endswith(".py") or os.sep in app:
+        for directory in sys_path:
+            path = Path(directory, app)
+            if path.is_file():
+                return str(path)
+        raise ConfigurationError(f"app {app!r} cannot be found: no such file in {looked}")
+    top = app.partition(".")[0]
+    if PathFinder.find_spec(top, [*sys_path, *sys.path]) is None:
+        hint = f"; for a file write --app {app}.py" if Path(f"{app}.py").is_file() else ""
+        raise ConfigurationError(f"app {app!r} cannot be found: no module {top!r} in {looked}{hint}")
+    return app
+
+
+def warn_of_keys(pool: Settings) -> None:
+    """Log a warning if others can read the file of signing keys."""
+    from jobpool.broker.opening import judge_key_file
+
+    if pool.signing_key_file is not None and (found := judge_key_file(pool.signing_key_file)):
+        logging.getLogger("jobpool.cli").warning("others can use the signing keys", extra={"why": str(found)})

@@ -1,4 +1,4 @@
-"""`jobpool top`: the pools of this machine, live. The values come from jobpool.top; here they get a face."""
+"""`jobpool top` and `jobpool health`: the pools of this machine, by their scoreboards; the broker is never asked."""
 
 from __future__ import annotations
 
@@ -14,16 +14,66 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobpool.cli.health import no_pool
 from jobpool.cli.options import Command, as_json, option
-from jobpool.cli.output import Column, answer_json, note, say, table
+from jobpool.cli.output import Column, aligned, answer_json, columns, note, say, table
 from jobpool.cli.session import Session
-from jobpool.cli.topview import COLUMNS, cells, headline, screen
+from jobpool.message.printable import one_line
+from jobpool.message.units import format_duration, format_size
+from jobpool.telemetry.logs import is_colourful
 
 if TYPE_CHECKING:
-    from jobpool.ops.top import Watcher
+    from jobpool.ops.health import Health
+    from jobpool.ops.top import PoolSample, SlotRow, Watcher
 
-FAILED = 1
+FAILED = DEGRADED = 1
+NO_POOL = 3
+
+COLUMNS = columns(
+    "SLOT>, PID>, STATE, HANDLER~, JOB~, QUEUE~, TRY>, AGE>, LEFT>, MEM>, CPU%>, DONE>, FAILED>, RESTARTS>, PROGRESS~"
+)
+COLUMN_CHARS = (4, 7, 8, 10, 16, 8, 3, 6, 6, 5, 4, 7, 6, 8, 12)  # characters that each column needs
+
+FIRST_TO_GO = ("RESTARTS", "PROGRESS", "PID", "CPU%", "FAILED", "QUEUE", "TRY", "DONE", "MEM", "JOB", "LEFT")
+COLOURS = {"busy": "green", "dying": "red", "empty": "red", "starting": "yellow", "booting": "yellow"}
+MAX_SILENCE_S = 3.0  # seconds without a turn of the master's loop after which the headline says so
+
+
+@click.command("health", cls=Command, short_help="Check the pools of this machine.")
+@as_json
+@click.pass_context
+def health(ctx: click.Context, session: Session, json_: bool) -> None:
+    """Check the pools on this machine, or those called --name. Exits 0: healthy, 1: degraded, 3: no pool."""
+    from jobpool.ops.health import look
+    from jobpool.ops.runtime_dir import discover
+
+    directory = session.runtime_dir()
+    found = [look(pool) for pool in discover(directory, session.flags["name"])]
+    if json_:
+        answer_json([_values(one) for one in found])
+    else:
+        for one in found:
+            tell(one)
+    if not found:
+        note(_no_pool(session.flags["name"], str(directory)))
+        ctx.exit(NO_POOL)
+    ctx.exit(0 if all(one.ok for one in found) else DEGRADED)
+
+
+def _no_pool(name: str | None, directory: str) -> str:
+    called = f" called {name!r}" if name else ""
+    return f"no pool{called} runs on this machine as far as {directory} tells; `jobpool run` starts one"
+
+
+def tell(health: Health) -> None:
+    """Print the answer for one pool."""
+    say(one_line(f"{health.pool.name} (pid {health.pool.pid}): {'healthy' if health.ok else 'DEGRADED'}"))
+    for check in health.checks:
+        say(one_line(f"  {'ok  ' if check.ok else 'FAIL'}  {check.name:<10}  {check.text}"))
+
+
+def _values(health: Health) -> dict[str, object]:
+    checks = [asdict(check) for check in health.checks]
+    return {"name": health.pool.name, "pid": health.pool.pid, "healthy": health.ok, "checks": checks}
 
 
 @click.command("top", cls=Command, short_help="Watch the pools of this machine, slot by slot.")
@@ -40,17 +90,17 @@ def top(ctx: click.Context, session: Session, once: bool, interval: float, json_
     from jobpool.ops.top import Watcher
 
     directory = session.runtime_dir()
-    with Watcher(partial(discover, directory, session.pool_name())) as watcher:
+    nobody = _no_pool(session.flags["name"], str(directory))
+    with Watcher(partial(discover, directory, session.flags["name"])) as watcher:
         if json_:
             answer_json([asdict(sample) for sample in watcher.sample()])
         elif once or not sys.stdout.isatty():
-            ctx.exit(_print(watcher, no_pool(session.pool_name(), str(directory))))
+            ctx.exit(_print(watcher.sample(), nobody))
         else:
-            _live(watcher, interval, no_pool(session.pool_name(), str(directory)))
+            _live(watcher, interval, nobody)
 
 
-def _print(watcher: Watcher, nobody: str) -> int:
-    samples = watcher.sample()
+def _print(samples: list[PoolSample], nobody: str) -> int:
     for number, sample in enumerate(samples):
         say(("\n" if number else "") + headline(sample))
         if sample.rows:
@@ -61,8 +111,6 @@ def _print(watcher: Watcher, nobody: str) -> int:
 
 
 def _live(watcher: Watcher, interval: float, nobody: str) -> None:
-    from jobpool.telemetry.logs import is_colourful
-
     with _keys() as keys, contextlib.suppress(KeyboardInterrupt), _window():
         while True:
             text = "\x1b[K\n".join(screen(watcher.sample(), *shutil.get_terminal_size(), nobody))
@@ -74,7 +122,7 @@ def _live(watcher: Watcher, interval: float, nobody: str) -> None:
 
 @contextlib.contextmanager
 def _window() -> Iterator[None]:
-    """The terminal's other screen for the block, without a cursor; long lines are cut, not wrapped."""
+    """Show the terminal's other screen, without a cursor; long lines are cut, not wrapped."""
     sys.stdout.write("\x1b[?1049h\x1b[?25l\x1b[?7l")
     try:
         yield
@@ -85,7 +133,7 @@ def _window() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[int | None]:
-    """Yield the keyboard, key by key and without echo, for the block; None when stdin is not a terminal."""
+    """Yield the keyboard, key by key and without echo; None when stdin is not a terminal."""
     if not sys.stdin.isatty():
         yield None
         return
@@ -102,9 +150,91 @@ def _keys() -> Iterator[int | None]:
 
 
 def _left(keyboard: int | None, interval: float) -> bool:
-    """Wait; whether the person wants to leave. Another key only looks again at once."""
+    """Wait, and return True if the person wants to leave. Another key only looks again at once."""
     ready, _, _ = select.select([] if keyboard is None else [keyboard], [], [], interval)
     if not ready or keyboard is None:
         return False
     pressed = os.read(keyboard, 32)
     return not pressed or pressed[:1] in b"qQ\x03\x04"
+
+
+def headline(sample: PoolSample) -> str:
+    """Return one pool in one line or two: who, how long, how much, and what is wrong."""
+    pool, header = sample.pool, sample.header
+    who = one_line(f"{pool.name}  pid {pool.pid}  {', '.join(pool.queues)}  {pool.backend}")
+    if header is None:
+        return f"{who}\n{one_line(sample.problem)}"
+    rate = "-" if sample.rate is None else f"{sample.rate:,.1f}"
+    counts = f"{header.succeeded:,} acked  {header.failed:,} failed  {header.dead:,} dead"
+    more = f"{header.timed_out:,} timed out  {header.crashed:,} crashed"
+    state = f"up {format_duration(sample.uptime)}  {sample.busy}/{header.workers} busy  {rate} jobs/s"
+    worries = []
+    if sample.silent > MAX_SILENCE_S:
+        worries.append(f"the master has not turned its loop for {format_duration(sample.silent)}")
+    if header.draining:
+        worries.append("draining: it leases nothing new")
+    if header.problem:
+        worries.append(one_line(header.problem))
+    return "\n".join([who, f"{state}  {counts}  {more}", *worries])
+
+
+def cells(row: SlotRow) -> list[str]:
+    """Return one slot as the cells of `COLUMNS`, safe for a terminal."""
+    shown = [
+        *(str(row.slot), str(row.pid or "-"), row.state + ("?" if row.torn else ""), row.handler, row.job, row.queue),
+        str(row.attempt) if row.attempt else "-",
+        *(format_duration(row.age), "-" if row.left is None else format_duration(row.left)),
+        *(format_size(row.rss) if row.rss else "-", f"{row.cpu * 100:.0f}"),
+        *(f"{row.done:,}", f"{row.failed:,}", str(row.restarts), _progress(row)),
+    ]
+    return [one_line(cell) for cell in shown]
+
+
+def _progress(row: SlotRow) -> str:
+    """Return how far the job is; of a slot without one, how its last child died."""
+    if not row.progress and not row.progress_text:
+        return f"last death: {row.last_death}" if row.last_death and row.state != "busy" else ""
+    return f"{row.progress:.0%} {row.progress_text}".rstrip()
+
+
+def screen(samples: list[PoolSample], width: int, height: int, nobody: str) -> list[str]:
+    """Return the lines of everything that fits in the window, in colours; each pool gets its share of them."""
+    if not samples:
+        return [click.style(nobody, fg="yellow")]
+    return [line for sample in samples for line in _pool(sample, width, height // len(samples))]
+
+
+def _pool(sample: PoolSample, width: int, height: int) -> list[str]:
+    """Return at most `height` lines: headline, head of the table, rows, and how many rows there was no room for."""
+    first, *rest = (line if len(line) <= width else f"{line[: width - 1]}…" for line in headline(sample).splitlines())
+    room = max(1, height - len(rest) - 2)
+    share = room if len(sample.rows) <= room else max(1, room - 1)
+    lines = [click.style(first, bold=True), *rest[:1], *(click.style(line, fg="yellow") for line in rest[1:])]
+    if sample.rows:
+        lines += _table(sample.rows[:share], width)
+    if len(sample.rows) > share:
+        lines.append(click.style(f"… {len(sample.rows) - share} more slots: make the window taller", dim=True))
+    return lines
+
+
+def _table(rows: tuple[SlotRow, ...], width: int) -> list[str]:
+    kept = fitting(width)
+    shown = [COLUMNS[index] for index in kept]
+    head, *lines = aligned(shown, [[cells(row)[index] for index in kept] for row in rows], width, gap=1)
+    for row, line in zip(rows, lines, strict=True):
+        for at, column in enumerate(shown):
+            if column.title == "STATE":
+                line[at] = click.style(line[at], fg=COLOURS.get(row.state), dim=True if row.state == "idle" else None)
+            elif column.title == "LEFT" and row.left is not None and row.left < 0:
+                line[at] = click.style(line[at], fg="red", bold=True)
+    return [click.style(" ".join(head).ljust(width), reverse=True), *map(" ".join, lines)]
+
+
+def fitting(width: int) -> list[int]:
+    """Return the columns that fit into `width` characters; the least telling ones go first."""
+    kept = list(range(len(COLUMNS)))
+    for title in FIRST_TO_GO:
+        if sum(COLUMN_CHARS[index] + 1 for index in kept) <= width:
+            break
+        kept.remove(next(index for index in kept if COLUMNS[index].title == title))
+    return kept

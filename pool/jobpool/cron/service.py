@@ -216,7 +216,7 @@ def opened(start: CronStart) -> Iterator[QueueBackend]:
     """Yield the broker, open for the block; jobs that handlers enqueue there go to it. Raises as `open_backend`."""
     signer = EnvelopeSigner(list(start.signing_keys) or None)
     runner = inline_runner(default_timeout=start.default_timeout)  # of sync:// alone
-    backend = open_backend(start.backend, signer=signer, runner=runner, timeout=start.broker_timeout)
+    backend = open_backend(start.backend, signer=signer, runner=runner)
     try:
         producer.set_default(backend)
         yield backend

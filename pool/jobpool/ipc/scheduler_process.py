@@ -60,7 +60,6 @@ class CronStart:
         backend: URL of the broker.
         options: What the app's import needs, as a child of the pool gets it.
         signing_keys: The first signs; empty = unsigned.
-        broker_timeout: Seconds that a call may take; None = the backend's own limit.
         name: Of the pool.
         environment: Of the schedules that are served.
         grace: Seconds within which what was missed is made up for.
@@ -72,7 +71,6 @@ class CronStart:
     backend: str = field(repr=False)
     options: ChildOptions
     signing_keys: tuple[str, ...] = field(default=(), repr=False)
-    broker_timeout: float | None = None
     name: str = "jobpool"
     environment: str | None = None
     grace: float = 3600.0

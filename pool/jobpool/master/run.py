@@ -77,7 +77,7 @@ def run_pool(
     linux.check_kernel()
     _allow_descriptors(settings.workers)
     signer = EnvelopeSigner(settings.signing_keys() or None)
-    broker = backend or open_backend(settings.backend, signer=signer, timeout=settings.broker_timeout)
+    broker = backend or open_backend(settings.backend, signer=signer)
     try:
         broker = wrap(broker) if wrap else broker
         check_compatibility(settings, broker)
@@ -217,7 +217,6 @@ def cron_start(settings: Settings) -> CronStart:
         backend=settings.backend,
         options=fork_server_config(settings).options,
         signing_keys=settings.signing_keys(),
-        broker_timeout=settings.broker_timeout,
         name=settings.name,
         environment=settings.cron_environment,
         grace=settings.cron_grace,

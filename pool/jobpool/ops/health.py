@@ -38,12 +38,20 @@ class Health:
 
 def examine(header: HeaderView, pool: PoolFile, now: float) -> list[Check]:
     """Return the checks of one pool. `now`: CLOCK_MONOTONIC seconds, as the times in the header."""
+    silent, master = seconds_since(header.loop_at, header, now), f"the master (pid {pool.pid})"
+    told = f"turned its loop {format_duration(silent)} ago"
+    if silent > LOOP_LIMIT:
+        told = f"has not turned its loop for {format_duration(silent)}"
+    broker, reaper = seconds_since(header.broker_ok_at, header, now), seconds_since(header.reaped_at, header, now)
+    failed = header.boot_failures
+    booted = failed < BOOT_LOOP
+    why = f": {header.problem}" if header.problem else ""
     return [
-        _loop(header, pool, now),
+        Check("loop", silent <= LOOP_LIMIT, f"{master} {told}"),
         _children(header),
-        _broker(header, now),
-        _reaper(header, now),
-        _boot(header),
+        _regular("broker", header.backend, "answered", "asked", broker, header.broker_interval),
+        _regular("reaper", "the reaper", "ran", "due", reaper, header.reap_interval),
+        Check("boot", booted, "children boot" if booted else f"{failed} children in a row could not boot{why}"),
     ]
 
 
@@ -57,14 +65,6 @@ def look(pool: PoolFile, now: float | None = None) -> Health:
     return Health(pool, tuple(examine(header, pool, time.monotonic() if now is None else now)))
 
 
-def _loop(header: HeaderView, pool: PoolFile, now: float) -> Check:
-    silent = seconds_since(header.loop_at, header, now)
-    master, ago = f"the master (pid {pool.pid})", format_duration(silent)
-    if silent > LOOP_LIMIT:
-        return Check("loop", False, f"{master} has not turned its loop for {ago}")
-    return Check("loop", True, f"{master} turned its loop {ago} ago")
-
-
 def _children(header: HeaderView) -> Check:
     count = f"{header.ready} of {header.workers} children ready"
     if header.ready >= 1:
@@ -73,26 +73,9 @@ def _children(header: HeaderView) -> Check:
     return Check("children", False, count + (f": {header.problem}" if header.problem else ""))
 
 
-def _broker(header: HeaderView, now: float) -> Check:
-    silent = seconds_since(header.broker_ok_at, header, now)
+def _regular(name: str, who: str, did: str, due: str, silent: float, interval: float) -> Check:
+    """Judge something that must happen each `interval` seconds, and last did `silent` seconds ago."""
     ago = format_duration(silent)
-    if silent > MISSED * header.broker_interval:
-        every = format_duration(header.broker_interval)
-        return Check("broker", False, f"{header.backend} last answered {ago} ago; it is asked every {every}")
-    return Check("broker", True, f"{header.backend} answered {ago} ago")
-
-
-def _reaper(header: HeaderView, now: float) -> Check:
-    silent = seconds_since(header.reaped_at, header, now)
-    ago = format_duration(silent)
-    if silent > MISSED * header.reap_interval:
-        every = format_duration(header.reap_interval)
-        return Check("reaper", False, f"the reaper last ran {ago} ago; it is due every {every}")
-    return Check("reaper", True, f"the reaper ran {ago} ago")
-
-
-def _boot(header: HeaderView) -> Check:
-    if header.boot_failures >= BOOT_LOOP:
-        why = f": {header.problem}" if header.problem else ""
-        return Check("boot", False, f"{header.boot_failures} children in a row could not boot{why}")
-    return Check("boot", True, "children boot")
+    if silent > MISSED * interval:
+        return Check(name, False, f"{who} last {did} {ago} ago; it is {due} every {format_duration(interval)}")
+    return Check(name, True, f"{who} {did} {ago} ago")

@@ -16,7 +16,6 @@ import os
 import socket
 import stat
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -29,33 +28,19 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class PoolFile:
-    """A pool's note about itself.
+    """A pool's note about itself."""
 
-    Attributes:
-        name: Of the pool; several pools may share one.
-        pid: Of its master.
-        started: Start time of that process in clock ticks since the boot, from /proc/PID/stat.
-        boot: Id of the boot in which `started` counts.
-        host: Host name; notes of other hosts (a shared directory) are left alone.
-        version: Of jobpool.
-        queues: Their names.
-        workers: Children asked for at the start.
-        backend: URL of the broker, without its secrets.
-        board: Path of the scoreboard; "" when it cannot be seen from outside.
-        since: Unix time of the start.
-    """
-
-    name: str
-    pid: int
-    started: int
-    boot: str
-    host: str
-    version: str
+    name: str  # several pools may share one
+    pid: int  # of its master
+    started: int  # start time of that process in clock ticks since the boot, from /proc/PID/stat
+    boot: str  # id of the boot in which `started` counts
+    host: str  # name; notes of other hosts (a shared directory) are left alone
+    version: str  # of jobpool
     queues: tuple[str, ...]
-    workers: int
-    backend: str
-    board: str
-    since: float
+    workers: int  # children asked for at the start
+    backend: str  # URL of the broker, without its secrets
+    board: str  # path of the scoreboard, beside the note; "" when it cannot be seen from outside
+    since: float  # Unix time of the start
 
     def is_alive(self) -> bool:
         """Return whether that very process still runs (a zombie does not)."""
@@ -79,7 +64,15 @@ def runtime_dir(named: str | os.PathLike[str] | None = None) -> Path:
         raise ConfigurationError(
             f"runtime directory {directory} cannot be made: {error.strerror}; set JOBPOOL_RUNTIME_DIR to one that can"
         ) from error
-    _check(directory, found)
+    if not stat.S_ISDIR(found.st_mode):
+        raise ConfigurationError(f"runtime directory {directory} is not a directory; set JOBPOOL_RUNTIME_DIR")
+    if found.st_uid != os.geteuid():  # for root too: its pool would write where somebody else may
+        raise ConfigurationError(
+            f"runtime directory {directory} belongs to another user (uid {found.st_uid}): be that user, or set"
+            " JOBPOOL_RUNTIME_DIR"
+        )
+    if found.st_mode & 0o022:
+        raise ConfigurationError(f"runtime directory {directory} can be written by others; chmod 700 it")
     return directory
 
 
@@ -127,29 +120,15 @@ def note_path(directory: Path, name: str, pid: int) -> Path:
     return directory / f"{name}.{pid}.json"
 
 
-def board_path(directory: Path, name: str, pid: int) -> Path:
-    """Return where the scoreboard of this pool lies: beside its note."""
-    return note_path(directory, name, pid).with_suffix(".board")
+def this_pool(*, name: str, backend: str, directory: Path, **about: Any) -> PoolFile:
+    """Return the note of a pool whose master is the calling process and whose files lie in `directory`.
 
-
-def this_pool(
-    *, name: str, version: str, queues: tuple[str, ...], workers: int, backend: str, directory: Path, since: float
-) -> PoolFile:
-    """Return the note of a pool whose master is the calling process and whose files lie in `directory`."""
+    `about`: `version`, `queues`, `workers` and `since`, as in `PoolFile`.
+    """
     pid = os.getpid()
-    return PoolFile(
-        name=name,
-        pid=pid,
-        started=start_time(pid) or 0,
-        boot=boot_id(),
-        host=socket.gethostname(),
-        version=version,
-        queues=queues,
-        workers=workers,
-        backend=redact(backend),
-        board=str(board_path(directory, name, pid)),
-        since=since,
-    )
+    about |= {"pid": pid, "started": start_time(pid) or 0, "boot": boot_id(), "host": socket.gethostname()}
+    board = str(note_path(directory, name, pid).with_suffix(".board"))
+    return PoolFile(name=name, backend=redact(backend), board=board, **about)
 
 
 def start_time(pid: int) -> int | None:
@@ -190,27 +169,11 @@ def _is_own(directory: str) -> bool:
         return False
 
 
-def _check(directory: Path, found: os.stat_result) -> None:
-    if not stat.S_ISDIR(found.st_mode):
-        raise ConfigurationError(f"runtime directory {directory} is not a directory; set JOBPOOL_RUNTIME_DIR")
-    if found.st_uid != os.geteuid():  # for root too: its pool would write where somebody else may
-        raise ConfigurationError(
-            f"runtime directory {directory} belongs to another user (uid {found.st_uid}): be that user, or set"
-            " JOBPOOL_RUNTIME_DIR"
-        )
-    if found.st_mode & 0o022:
-        raise ConfigurationError(f"runtime directory {directory} can be written by others; chmod 700 it")
-
-
 def _read(path: Path) -> PoolFile | None:
     """Return the note at `path`; None when it has gone, is not ours to read, or is not of this version."""
     try:
         values = json.loads(path.read_bytes())
-        return PoolFile(**_known(values))
+        known = {field.name: values[field.name] for field in fields(PoolFile)}
+        return PoolFile(**known | {"queues": tuple(known["queues"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
-
-
-def _known(values: Mapping[str, Any]) -> dict[str, Any]:
-    known = {field.name: values[field.name] for field in fields(PoolFile)}
-    return known | {"queues": tuple(known["queues"])}

@@ -9,27 +9,17 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import TracebackType
 
 from jobpool.ipc.board_views import ChildState, ChildView, HeaderView, MasterView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.ops.runtime_dir import PoolFile
 
-RATE_SPAN = 5.0
-"""Seconds over which jobs/s is averaged."""
+RATE_SPAN = 5.0  # seconds over which jobs/s is averaged
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
-    """One slot, at one moment. Seconds and bytes; None = does not apply.
-
-    Attributes:
-        age: How long the attempt has run; of an idle slot, how long it has been idle.
-        left: Until the hard timeout; below 0 it is overdue; None = unlimited or idle.
-        progress: 0 to 1, as the handler tells it.
-        torn: The page was in mid-write; look again.
-        last_death: How the slot's last child died that was not ended by order.
-    """
+    """One slot, at one moment. Seconds and bytes; None = does not apply."""
 
     slot: int
     pid: int
@@ -38,36 +28,30 @@ class SlotRow:
     handler: str
     queue: str
     attempt: int | None
-    age: float
-    left: float | None
-    progress: float
+    age: float  # of the attempt; of an idle slot, how long it has been idle
+    left: float | None  # until the hard timeout; below 0 it is overdue; None = unlimited or idle
+    progress: float  # 0 to 1, as the handler tells it
     progress_text: str
     rss: int
     cpu: float
     done: int
     failed: int
     restarts: int
-    torn: bool
-    last_death: str = ""
+    torn: bool  # the page was in mid-write; look again
+    last_death: str = ""  # how the slot's last child died that was not ended by order
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    """One pool, at one moment.
-
-    Attributes:
-        rate: Attempts that ended a second, lately; None until there are two samples.
-        silent: Seconds since the master's loop last turned.
-        problem: Why there are no rows; "" = there are.
-    """
+    """One pool, at one moment."""
 
     pool: PoolFile
     header: HeaderView | None
     rows: tuple[SlotRow, ...]
-    rate: float | None
+    rate: float | None  # attempts that ended a second, lately; None until there are two samples
     uptime: float
-    silent: float
-    problem: str = ""
+    silent: float  # seconds since the master's loop last turned
+    problem: str = ""  # why there are no rows; "" = there are
 
     @property
     def busy(self) -> int:
@@ -86,12 +70,12 @@ class Watcher:
         self._find = find
         self._now = now
         self._boards: dict[tuple[int, str], Scoreboard] = {}
-        self._rates: dict[tuple[int, str], _Rate] = {}
+        self._counts: dict[tuple[int, str], list[tuple[float, int]]] = {}
 
     def sample(self) -> list[PoolSample]:
         """Return all pools now, oldest first. Does not block."""
         pools = list(self._find())
-        self._forget({_key(pool) for pool in pools})
+        self._forget({(pool.pid, pool.board) for pool in pools})
         return [self._sample(pool) for pool in pools]
 
     def close(self) -> None:
@@ -100,55 +84,45 @@ class Watcher:
     def __enter__(self) -> Watcher:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _sample(self, pool: PoolFile) -> PoolSample:
+        key = (pool.pid, pool.board)
         try:
-            board = self._board(pool)
+            board = self._boards[key] = self._boards.get(key) or Scoreboard.open(pool.board)
         except (OSError, ValueError) as error:
             problem = f"its scoreboard cannot be read: {error}"
             return PoolSample(pool, None, (), None, 0.0, 0.0, problem)
         now = self._now()
         header = board.header.read()
+        views = [(slot.child.read(), slot.master.read()) for slot in map(board.slot, range(board.slots))]
         # A board has room for children to be added by a signal: slots never filled are not shown.
-        views = [(index, *_views(board, index)) for index in range(board.slots)]
-        rows = tuple(slot_row(index, child, master, now) for index, child, master in views if master.state)
-        rate = self._rates.setdefault(_key(pool), _Rate()).note(now, sum(row.done + row.failed for row in rows))
+        rows = tuple(slot_row(index, *view, now) for index, view in enumerate(views) if view[1].state)
+        rate = self._rate(key, now, sum(row.done + row.failed for row in rows))
         uptime = now - header.started if header.started else 0.0
         return PoolSample(pool, header, rows, rate, uptime, max(0.0, now - (header.loop_at or header.started or now)))
 
-    def _board(self, pool: PoolFile) -> Scoreboard:
-        key = _key(pool)
-        if key not in self._boards:
-            self._boards[key] = Scoreboard.open(pool.board)
-        return self._boards[key]
+    def _rate(self, key: tuple[int, str], now: float, count: int) -> float | None:
+        """Return the counter's growth a second over the last `RATE_SPAN`."""
+        seen = [(at, old) for at, old in self._counts.get(key, ()) if now - at <= RATE_SPAN]
+        self._counts[key] = seen = [*seen, (now, count)]
+        (first, before), (last, after) = seen[0], seen[-1]
+        return (after - before) / (last - first) if last > first else None
 
     def _forget(self, alive: set[tuple[int, str]]) -> None:
         for key in self._boards.keys() - alive:
             with contextlib.suppress(OSError):
                 self._boards.pop(key).close()
-            self._rates.pop(key, None)
-
-
-class _Rate:
-    """A counter's growth a second over the last `RATE_SPAN`."""
-
-    def __init__(self) -> None:
-        self._seen: list[tuple[float, int]] = []
-
-    def note(self, now: float, count: int) -> float | None:
-        self._seen = [(at, old) for at, old in self._seen if now - at <= RATE_SPAN]
-        self._seen.append((now, count))
-        (first, before), (last, after) = self._seen[0], self._seen[-1]
-        return (after - before) / (last - first) if last > first else None
+            self._counts.pop(key, None)
 
 
 def slot_row(index: int, child: ChildView, master: MasterView, now: float) -> SlotRow:
     """Combine the two parts of a slot's page."""
-    state = _state(child, master)
+    # The child knows whether it is busy; only the master, whether it is missing or ending.
+    state = child.state.name.lower()
+    if not master.pid or child.pid != master.pid or master.state == "dying":
+        state = master.state or "empty"
     busy = child.state is ChildState.BUSY and state in ("busy", "dying")
     return SlotRow(
         slot=index,
@@ -170,19 +144,3 @@ def slot_row(index: int, child: ChildView, master: MasterView, now: float) -> Sl
         torn=child.torn or master.torn,
         last_death=master.last_death,
     )
-
-
-def _state(child: ChildView, master: MasterView) -> str:
-    """Return the slot's state: the child knows whether it is busy; only the master, whether it is missing or ending."""
-    if not master.pid or child.pid != master.pid or master.state == "dying":
-        return master.state or "empty"
-    return child.state.name.lower()
-
-
-def _views(board: Scoreboard, index: int) -> tuple[ChildView, MasterView]:
-    slot = board.slot(index)
-    return slot.child.read(), slot.master.read()
-
-
-def _key(pool: PoolFile) -> tuple[int, str]:
-    return pool.pid, pool.board

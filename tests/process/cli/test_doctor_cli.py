@@ -58,7 +58,7 @@ def test_it_prints_a_line_a_check_and_a_summary(ward: Shell) -> None:
     [ttl] = [line for line in lines if line.split()[1] == "ttl"]
     assert ttl.startswith("problem  ttl ")
     assert "ttl is 4 s, and a call to the broker may take 5 s: " in ttl
-    assert "; set ttl to 15 or more, or broker_timeout to less than" in ttl
+    assert "; set ttl to 15 or more, or ?timeout= in backend to less than" in ttl
     assert done.stderr.strip().endswith("checks: 1 problem")
 
 
@@ -84,7 +84,7 @@ def test_what_is_to_be_ignored_is_and_a_name_that_is_none_is_told(ward: Shell) -
         (["-b", "nonsense"], {}, "broker", "problem", "is no URL: write scheme://"),
         (["-b", "memory://"], {}, "memory.place", "problem", "they end with it"),
         *more(
-            (["--broker-timeout", "25"], {}, "ttl", "problem", "loses leases"),
+            (["-b", "sqlite:///jobpool.db?timeout=25"], {}, "ttl", "problem", "loses leases"),
             (["--retry", "none attempts=5"], {}, "retry", "warning", "retry is 'none'"),
             ([], {"JOBPOOL_SIGNING_KEY": f'["{KEY}", "{KEY}"]'}, "signing-key", "warning", "listed twice"),
             (["--signing-key-file", "/nowhere"], {}, "signing-key", "problem", "cannot be read"),

@@ -65,8 +65,8 @@ def assert_clean(document: dict[str, Any], code: int) -> None:
 @pytest.mark.more
 def test_a_run_on_redis_is_clean_and_leaves_nothing_behind(shell: Shell, schedule: Path) -> None:
     server = shared_redis()
-    url = f"redis://{server.host}:{server.port}/0?prefix={fresh_name('torture')}"
-    named = ("--queue", "mine", "--broker-timeout", "2")
+    url = f"redis://{server.host}:{server.port}/0?prefix={fresh_name('torture')}&timeout=2"
+    named = ("--queue", "mine")
     document, code = tortured(shell, "-b", url, "--replay", str(schedule), *named)
 
     assert_clean(document, code)

@@ -14,7 +14,7 @@ import pytest
 from support.built_in import attempt, output, refusal
 
 from jobpool import Jobs, open_backend
-from jobpool.cli.startup import check_apps
+from jobpool.cli.session import check_apps
 from jobpool.client.worker import JobFailedError, QueueWorker, inline_runner
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.handlers.builtin import MAKERS

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jobpool.broker.opening import open_backend
-from jobpool.cli.progress import Progress, bar
-from jobpool.cli.startup import backlog, check_apps, search_path
+from jobpool.cli.progress import backlog, bar, progress
+from jobpool.cli.session import check_apps, search_path
 from jobpool.errors import ConfigurationError
 from jobpool.ipc.scoreboard import HeaderView, Scoreboard
 from jobpool.settings import Settings
@@ -77,8 +77,7 @@ def test_the_bar_tells_how_far_how_fast_and_what_went_wrong(
 def test_progress_ends_with_the_last_word(tmp_path: Path) -> None:
     stream = io.StringIO()
     with Scoreboard.create(tmp_path / "board", 1) as board:
-        with Progress(str(tmp_path / "board"), 4, LineHandler(stream)) as progress:
-            assert progress is not None
+        with progress(str(tmp_path / "board"), 4, LineHandler(stream)):
             board.header.write(succeeded=4)
         assert " 4/4 " in stream.getvalue()
     assert stream.getvalue().endswith("\n")
@@ -86,6 +85,6 @@ def test_progress_ends_with_the_last_word(tmp_path: Path) -> None:
 
 def test_progress_without_a_board_says_nothing(tmp_path: Path) -> None:
     stream = io.StringIO()
-    with Progress(str(tmp_path / "none"), 4, LineHandler(stream)):
+    with progress(str(tmp_path / "none"), 4, LineHandler(stream)):
         pass
     assert stream.getvalue() == ""

@@ -15,7 +15,7 @@ from click.testing import Result
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.broker.values import Message, MessageFilter, State, Verb
-from jobpool.cli import sweep
+from jobpool.cli import bulk
 from jobpool.errors import BackendUnavailable
 from jobpool.message.death import Death
 from jobpool.message.definition import JobDefinition
@@ -195,7 +195,7 @@ class Dying:
 
 def test_what_dies_again_waits_for_the_next_time(broker: QueueBackend) -> None:
     idents = [kill_off(broker) for _ in range(5)]
-    retry = sweep.Sweep(Dying(broker), DEAD, Verb.RETRY, rate=300)  # type: ignore[arg-type]
+    retry = bulk.Sweep(Dying(broker), DEAD, Verb.RETRY, rate=300)  # type: ignore[arg-type]
     assert retry.run(retry.count(), "retried") == 5
     assert {message(broker, ident).reason for ident in idents} == {"again"}, "each had its turn, none had two"
     assert {message(broker, ident).deliveries for ident in idents} == {3}
@@ -213,12 +213,12 @@ def test_cut_short_it_says_how_far_it_came_and_can_go_on(
 ) -> None:
     for _ in range(5):
         kill_off(broker)
-    retry = sweep.Sweep(Dying(broker, breaks), DEAD, Verb.RETRY, rate=300)  # type: ignore[arg-type]
+    retry = bulk.Sweep(Dying(broker, breaks), DEAD, Verb.RETRY, rate=300)  # type: ignore[arg-type]
     with pytest.raises((Exception, KeyboardInterrupt)) as error:
         retry.run(5, "retried")
     assert type(error.value).__name__ == raised
     assert said in capsys.readouterr().err
-    again = sweep.Sweep(broker, MessageFilter(states=(State.DEAD,), reason="timeout"), Verb.RETRY)
+    again = bulk.Sweep(broker, MessageFilter(states=(State.DEAD,), reason="timeout"), Verb.RETRY)
     assert again.run(again.count(), "retried") == 3
 
 
@@ -250,11 +250,11 @@ def test_purge_keeps_the_newest_of_those_that_match(jobpool: Jobpool, broker: Qu
 
 
 def test_more_than_the_cap_goes_in_rounds(broker: QueueBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "CAP", 4)
-    monkeypatch.setattr(sweep, "BATCH", 3)
+    monkeypatch.setattr(bulk, "CAP", 4)
+    monkeypatch.setattr(bulk, "BATCH", 3)
     for _ in range(11):
         kill_off(broker)
-    purge = sweep.Sweep(broker, MessageFilter(states=(State.DEAD,)), Verb.DELETE, keep=2)
+    purge = bulk.Sweep(broker, MessageFilter(states=(State.DEAD,)), Verb.DELETE, keep=2)
     assert purge.count() == 4, "at least"
     assert purge.run(purge.count(), "purged") == 9
     assert broker.stats("default").dead == 2

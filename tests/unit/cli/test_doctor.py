@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,13 @@ from support.servers.ports import free_port
 from jobpool.broker.config_file import find_config
 from jobpool.broker.finding import Finding, Level, cautions_of
 from jobpool.ipc.frames import HandlerInfo
-from jobpool.ops.doctor import broker, configuration, handlers, machine
-from jobpool.ops.doctor.examination import examine, is_well
-from jobpool.ops.doctor.surroundings import (
-    Supervisor,
-    Surroundings,
-    find_supervisor,
-    look_around,
-    memory_of,
-    parse_systemd,
-)
+from jobpool.ops.doctor import broker, configuration, examine, handlers, is_well, machine
+from jobpool.ops.doctor.machine import Supervisor, find_supervisor, memory_of, parse_systemd
 from jobpool.settings import Settings, load
 
 KEY = "0123456789abcdef"
 GIB = 2**30
-WELL = Surroundings(open_files=65536, memory=8 * GIB, now=1_800_000_000.0)
+NOW = 1_800_000_000.0
 
 
 @pytest.fixture
@@ -137,18 +128,24 @@ def test_a_configuration_file_with_a_secret_that_everybody_reads(
 
 
 @pytest.mark.parametrize(
-    ("ttl", "broker_timeout", "level", "text"),
+    ("ttl", "options", "level", "text"),
     [
-        (30.0, None, Level.OK, "ttl is 30 s"),
-        (30.0, 19.0, Level.OK, "may take 19 s"),
-        (30.0, 20.0, Level.PROBLEM, "loses leases, and their jobs run twice; set ttl to 60 or more, or broker_timeout"),
-        (5.0, None, Level.PROBLEM, "a call to the broker may take 5 s"),
-        (2.0, 0.5, Level.WARNING, "a master that stands still"),
-        (7200.0, None, Level.WARNING, "after the death of a machine"),
+        (30.0, "", Level.OK, "ttl is 30 s"),
+        (30.0, "?timeout=19", Level.OK, "may take 19 s"),
+        (
+            30.0,
+            "?dead_max=9&timeout=20",
+            Level.PROBLEM,
+            "loses leases, and their jobs run twice; set ttl to 60 or more",
+        ),
+        (5.0, "", Level.PROBLEM, "a call to the broker may take 5 s"),
+        (2.0, "?timeout=0.5", Level.WARNING, "a master that stands still"),
+        (5.0, "?timeout=soon", Level.PROBLEM, "may take 5 s: one renewal"),
+        (7200.0, "", Level.WARNING, "after the death of a machine"),
     ],
 )
-def test_the_ttl(ttl: float, broker_timeout: float | None, level: Level, text: str) -> None:
-    found = configuration.judge_ttl(ttl, broker_timeout)
+def test_the_ttl(ttl: float, options: str, level: Level, text: str) -> None:
+    found = configuration.judge_ttl(ttl, f"redis://localhost/0{options}")
     assert levels([found]) == [level]
     assert text in str(found)
 
@@ -219,7 +216,7 @@ def test_settings_that_do_not_fit_together(settings: Any, flags: dict[str, Any],
     ids=str,
 )
 def test_the_grace_of_a_stop(supervisor: Supervisor | None, stop_grace: float, level: Level) -> None:
-    found = machine.judge_stop(stop_grace, replace(WELL, supervisor=supervisor))
+    found = machine.judge_stop(stop_grace, supervisor)
     assert levels([found]) == [level]
     if found.is_bad:
         assert supervisor is not None
@@ -248,7 +245,7 @@ def test_systemd_is_asked_for_its_unit(root: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", environ["PATH"])
     found = find_supervisor(environ, root)
     assert found == Supervisor("systemd (jobpool@reports.service)", 90.0, "TimeoutStopSec")
-    assert levels([machine.judge_stop(120.0, replace(WELL, supervisor=found))]) == [Level.PROBLEM]
+    assert levels([machine.judge_stop(120.0, found)]) == [Level.PROBLEM]
 
 
 def test_systemd_that_does_not_answer_is_passed_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,26 +298,26 @@ def test_times_as_systemd_writes_them(text: str, seconds: float | None) -> None:
 @pytest.mark.parametrize(
     ("found", "level"),
     [
-        (machine.judge_open_files(4, WELL), Level.OK),
-        (machine.judge_open_files(4, replace(WELL, open_files=None)), Level.OK),
-        (machine.judge_open_files(4, replace(WELL, open_files=256)), Level.PROBLEM),
-        (machine.judge_memory(4, 0, WELL), Level.OK),
-        (machine.judge_memory(4, 0, WELL, "big"), Level.WARNING),
-        (machine.judge_memory(4, GIB, WELL, "big"), Level.OK),
-        (machine.judge_memory(4, GIB, WELL), Level.OK),
-        (machine.judge_memory(9, GIB, WELL), Level.PROBLEM),
-        (machine.judge_memory(9, GIB, replace(WELL, memory=0)), Level.NOTE),
-        (machine.judge_clock(WELL), Level.OK),
-        (machine.judge_clock(replace(WELL, now=0.0)), Level.PROBLEM),
-        (machine.judge_clock(replace(WELL, now=5e9)), Level.PROBLEM),
-        (machine.judge_zone(WELL), Level.OK),
-        (machine.judge_zone(replace(WELL, zone="Europe/Zurich")), Level.OK),
-        (machine.judge_zone(replace(WELL, zone=":Asia/Tokyo")), Level.OK),
-        (machine.judge_zone(replace(WELL, zone="CET-1CEST")), Level.OK),
-        (machine.judge_zone(replace(WELL, zone="Europe/Zürich")), Level.WARNING),
-        (machine.judge_zone(replace(WELL, zone="Mars/Olympus")), Level.WARNING),
-        (machine.judge_kernel(WELL), Level.OK),
-        (machine.judge_kernel(replace(WELL, kernel="no pidfd")), Level.PROBLEM),
+        (machine.judge_open_files(4, 65536), Level.OK),
+        (machine.judge_open_files(4, None), Level.OK),
+        (machine.judge_open_files(4, 256), Level.PROBLEM),
+        (machine.judge_memory(4, 0, 8 * GIB), Level.OK),
+        (machine.judge_memory(4, 0, 8 * GIB, "big"), Level.WARNING),
+        (machine.judge_memory(4, GIB, 8 * GIB, "big"), Level.OK),
+        (machine.judge_memory(4, GIB, 8 * GIB), Level.OK),
+        (machine.judge_memory(9, GIB, 8 * GIB), Level.PROBLEM),
+        (machine.judge_memory(9, GIB, 0), Level.NOTE),
+        (machine.judge_clock(NOW), Level.OK),
+        (machine.judge_clock(0.0), Level.PROBLEM),
+        (machine.judge_clock(5e9), Level.PROBLEM),
+        (machine.judge_zone(""), Level.OK),
+        (machine.judge_zone("Europe/Zurich"), Level.OK),
+        (machine.judge_zone(":Asia/Tokyo"), Level.OK),
+        (machine.judge_zone("CET-1CEST"), Level.OK),
+        (machine.judge_zone("Europe/Zürich"), Level.WARNING),
+        (machine.judge_zone("Mars/Olympus"), Level.WARNING),
+        (machine.judge_kernel(""), Level.OK),
+        (machine.judge_kernel("no pidfd"), Level.PROBLEM),
     ],
     ids=str,
 )
@@ -328,11 +325,10 @@ def test_the_machine(found: Finding, level: Level) -> None:
     assert levels([found]) == [level]
 
 
-def test_what_this_machine_says_of_itself() -> None:
-    around = look_around()
-    assert abs(around.now - time.time()) < 5
-    assert around.memory > 64 * 2**20
-    assert around.kernel == ""
+def test_what_this_machine_says_of_itself(settings: Any) -> None:
+    found = {finding.check: finding.level for finding in machine.judge(settings(workers=1))}
+    assert [found[check] for check in ("kernel", "open-files", "memory", "clock")] == [Level.OK] * 4
+    assert memory_of(Path("/")) > 64 * 2**20
 
 
 def test_the_memory_of_a_container_is_its_limit(root: Path) -> None:
@@ -357,9 +353,9 @@ program = struct.pack("HxxxxxxP", len(rules), ctypes.addressof(held))
 assert libc.prctl(38, 1, 0, 0, 0) == 0
 if libc.prctl(22, 2, program, 0, 0) != 0:
     sys.exit(77)
-from jobpool.ops.doctor.machine import judge_kernel
-from jobpool.ops.doctor.surroundings import look_around
-found = judge_kernel(look_around())
+from jobpool.ops.doctor.machine import judge
+from jobpool.settings import Settings
+[found] = [one for one in judge(Settings()) if one.check == "kernel"]
 print(found.level.value, found)
 """
 

@@ -15,9 +15,9 @@ from jobpool.errors import ConfigurationError
 from jobpool.ops.runtime_dir import (
     PoolFile,
     _choose,
-    board_path,
     boot_id,
     discover,
+    note_path,
     register,
     runtime_dir,
     start_time,
@@ -68,7 +68,7 @@ def test_a_dead_pools_note_and_board_are_cleaned_up(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         pool = replace(a_pool(tmp_path), pid=process.pid, started=start_time(process.pid) or 0)
         register(tmp_path, pool)
-        board_path(tmp_path, pool.name, pool.pid).write_bytes(b"")
+        note_path(tmp_path, pool.name, pool.pid).with_suffix(".board").write_bytes(b"")
         assert discover(tmp_path) == [pool]
     assert discover(tmp_path) == []
     assert list(tmp_path.iterdir()) == []

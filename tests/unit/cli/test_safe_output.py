@@ -17,9 +17,9 @@ from click.testing import Result
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
-from jobpool.cli.health import _tell as tell_health
 from jobpool.cli.output import columns, table
-from jobpool.cli.topview import cells, headline, screen
+from jobpool.cli.top import cells, headline, screen
+from jobpool.cli.top import tell as tell_health
 from jobpool.message.printable import json_text, one_line, printable
 from jobpool.ops.health import Check, Health
 from jobpool.ops.runtime_dir import PoolFile

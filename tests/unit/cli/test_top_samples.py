@@ -8,7 +8,7 @@ import click
 import pytest
 from face_boards import NOW, a_pool, publish
 
-from jobpool.cli.topview import cells, headline, screen
+from jobpool.cli.top import cells, headline, screen
 from jobpool.ops.runtime_dir import discover, note_path, register, unregister
 from jobpool.ops.top import PoolSample, Watcher
 

@@ -18,7 +18,6 @@ SETTINGS = Settings(
     apps=("shop.jobs",),
     name="shop",
     signing_key=("new", "old"),
-    broker_timeout=2.5,
     default_timeout=60.0,
     cron=True,
     cron_environment="production",
@@ -33,7 +32,7 @@ SETTINGS = Settings(
 def test_the_settings_cross_as_json() -> None:
     start = cron_start(SETTINGS)
     assert CronStart.from_json(start.to_json()).to_json() == start.to_json()
-    assert (start.backend, start.signing_keys, start.broker_timeout) == (SETTINGS.backend, ("new", "old"), 2.5)
+    assert (start.backend, start.signing_keys) == (SETTINGS.backend, ("new", "old"))
     assert (start.environment, start.grace, start.default_timeout) == ("production", 600.0, 60.0)
     assert (start.name, start.log_level, start.log_format, start.only) == ("shop", "debug", "json", False)
     assert (start.options.apps, start.options.sys_path) == (["shop.jobs"], ["/srv/shop"])

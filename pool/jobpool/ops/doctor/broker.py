@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding, Level
@@ -17,23 +18,17 @@ FIT = "broker.fit"
 USELESS = "no pool starts with this"
 
 SKEW_TOLD = 1.0
-SKEW_BAD = 5.0
-"""Seconds between two clocks: from these on a warning, and a problem."""
+SKEW_BAD = 5.0  # seconds between two clocks: from these on a warning, and a problem
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
     """Yield every finding about the broker; no answer is a finding too."""
     try:
-        backend = open_backend(settings.backend, timeout=settings.broker_timeout)
+        with closing(open_backend(settings.backend)) as backend:
+            yield from _ask(backend, settings)
     except JobpoolError as error:
-        yield _silent(error)
-        return
-    try:
-        yield from _ask(backend, settings)
-    except JobpoolError as error:
-        yield _silent(error)
-    finally:
-        backend.close()
+        why = "nothing can be enqueued or fetched"
+        yield Finding("broker", Level.PROBLEM, str(error), why, "start it, or mend the setting `backend`")
 
 
 def _ask(backend: QueueBackend, settings: Settings) -> Iterator[Finding]:
@@ -46,32 +41,26 @@ def _ask(backend: QueueBackend, settings: Settings) -> Iterator[Finding]:
     backend.prepare()
     backend.ping()
     yield Finding("broker", Level.OK, f"{where} answers")
-    yield from _judge_fit(settings, backend)  # first: a broker that lists no queues can look only at those it was told
-    yield from backend.diagnose()
-    yield judge_skew(*_compare(backend))
-
-
-def _judge_fit(settings: Settings, backend: QueueBackend) -> Iterator[Finding]:
-    """Yield the capabilities that are asked for and lacking, and other notable facts.
-
-    Raises BackendUnavailable. Blocks for a round trip a queue where queues must have been made.
-    """
-    bad = [*_lacking(settings, backend), *_missing(settings, backend)]
-    yield from bad or [Finding(FIT, Level.OK, f"{backend.scheme}:// can do what the settings ask of it")]
+    # First: a broker that lists no queues can look only at those it was told.
+    fits = Finding(FIT, Level.OK, f"{backend.scheme}:// can do what the settings ask of it")
+    yield from list(_lacking(settings, backend)) or [fits]
     yield from _worth_knowing(settings, backend)
+    yield from backend.diagnose()
+    before = time.time()
+    there = backend.broker_time()
+    after = time.time()
+    yield judge_skew(None if there is None else there - (before + after) / 2, (after - before) / 2)
 
 
 def _lacking(pool: Settings, backend: QueueBackend) -> Iterator[Finding]:
+    """Yield capabilities that are asked for and lacking, and queues that must have been made, and are missing.
+
+    Raises BackendUnavailable. Blocks for a round trip a queue where queues must have been made.
+    """
     for sentence in unmet(pool, backend):
         found, _, mend = sentence.partition(": ")
         yield Finding(FIT, Level.PROBLEM, found, USELESS, mend)
-
-
-def _missing(pool: Settings, backend: QueueBackend) -> Iterator[Finding]:
-    """Yield queues that must have been made, and are missing."""
-    if backend.capabilities.makes_queues:
-        return
-    for queue in queues_of(pool):
+    for queue in () if backend.capabilities.makes_queues else queues_of(pool):
         try:
             backend.stats(queue)
         except BackendUnavailable:
@@ -92,16 +81,8 @@ def _worth_knowing(pool: Settings, backend: QueueBackend) -> Iterator[Finding]:
         yield Finding(FIT, Level.NOTE, f"delays of retries are rounded up to {rounded} at {backend.scheme}://")
 
 
-def _compare(backend: QueueBackend) -> tuple[float | None, float]:
-    """Return seconds by which the broker's clock is ahead of ours (None: it has none), and how far off that may be."""
-    before = time.time()
-    there = backend.broker_time()
-    after = time.time()
-    return None if there is None else there - (before + after) / 2, (after - before) / 2
-
-
 def judge_skew(ahead: float | None, blur: float) -> Finding:
-    """Judge the skew: `ahead`, of the broker's clock, in seconds; `blur`, half of the question's time."""
+    """Judge the seconds by which the broker's clock is `ahead` (None: it has none), and `blur`, how far off that is."""
     if ahead is None:
         return Finding("broker.clock", Level.OK, "the broker tells no clock of its own: this machine's counts")
     found = f"the broker's clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} this machine's"
@@ -111,8 +92,3 @@ def judge_skew(ahead: float | None, blur: float) -> Finding:
     why = "jobs with a time (scheduled_at, expires_in) are run, or thrown away, that much too early or too late"
     level = Level.PROBLEM if off > SKEW_BAD else Level.WARNING
     return Finding("broker.clock", level, found, why, "run an NTP client on both machines")
-
-
-def _silent(error: JobpoolError) -> Finding:
-    why = "nothing can be enqueued or fetched"
-    return Finding("broker", Level.PROBLEM, str(error), why, "start it, or mend the setting `backend`")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator, Sequence
+from urllib.parse import parse_qsl
 
 from jobpool.broker.config_file import ConfigFile
 from jobpool.broker.finding import Finding, Level
@@ -13,29 +14,25 @@ from jobpool.master.run import unserved_limits
 from jobpool.policy.retry import RetryPolicy
 from jobpool.settings import Settings
 
-SHORTEST_KEY = 16
-"""Bytes of a signing key: half of what HMAC-SHA256 can use, and beyond guessing."""
+SHORTEST_KEY = 16  # bytes of a signing key: half of what HMAC-SHA256 can use, and beyond guessing
 
 SHORT_TTL = 3.0
-LONG_TTL = 3600.0
-"""Seconds: outside of these a ttl deserves a word."""
-
-USUAL_PATIENCE = 5.0
-"""Seconds that a call may take where `broker_timeout` says nothing: the longest of the backends' own limits."""
+LONG_TTL = 3600.0  # seconds: outside of these a ttl deserves a word
+USUAL_PATIENCE = 5.0  # seconds that a call may take where the URL says nothing: the longest of the backends' own limits
 
 
 def judge(settings: Settings) -> Iterator[Finding]:
     """Judge the settings alone."""
     yield from judge_keys(settings)
     yield from judge_fit(settings)
-    yield judge_ttl(settings.ttl, settings.broker_timeout)
+    yield judge_ttl(settings.ttl, settings.backend)
     yield judge_timeout(settings.default_timeout, settings.max_timeout)
     yield judge_retries(settings.retry)
     yield judge_crashes(settings.max_crashes)
 
 
 def judge_file(config: ConfigFile) -> Iterator[Finding]:
-    """Return whether everybody on the machine can read a secret in the configuration file."""
+    """Judge if everybody on the machine can read a secret in the configuration file."""
     check, backend = "configuration-file", config.values.get("backend")
     if config.path is None:
         return
@@ -53,13 +50,9 @@ def judge_file(config: ConfigFile) -> Iterator[Finding]:
 
 def judge_fit(settings: Settings) -> Iterator[Finding]:
     """Judge limits of queues that the pool does not serve."""
-    check = "settings"
-    why = "it limits nothing here"
-    unserved = [
-        Finding(check, Level.WARNING, told, why, "correct the name, or leave it to the pool that serves the queue")
-        for told in unserved_limits(settings)
-    ]
-    yield from unserved or [Finding(check, Level.OK, "the settings fit together")]
+    why, mend = "it limits nothing here", "correct the name, or leave it to the pool that serves the queue"
+    unserved = [Finding("settings", Level.WARNING, told, why, mend) for told in unserved_limits(settings)]
+    yield from unserved or [Finding("settings", Level.OK, "the settings fit together")]
 
 
 def judge_crashes(max_crashes: int) -> Finding:
@@ -82,16 +75,10 @@ def judge_keys(settings: Settings) -> Iterator[Finding]:
     if not keys:
         yield _no_key(check, settings.backend)
         return
-    bad = [*_exposed(settings), *_weak(check, keys)]
-    yield from bad or [
-        Finding(check, Level.OK, f"messages are signed ({len(keys)} key{'s' if len(keys) != 1 else ''})")
-    ]
-
-
-def _exposed(settings: Settings) -> Iterator[Finding]:
-    found = None if settings.signing_key_file is None else judge_key_file(settings.signing_key_file)
-    if found is not None:
-        yield found
+    file = settings.signing_key_file
+    exposed = None if file is None else judge_key_file(file)
+    well = Finding(check, Level.OK, f"messages are signed ({len(keys)} key{'s' if len(keys) != 1 else ''})")
+    yield from [*([exposed] if exposed else []), *_weak(check, keys)] or [well]
 
 
 def _weak(check: str, keys: Sequence[str]) -> Iterator[Finding]:
@@ -117,22 +104,24 @@ def _no_key(check: str, url: str) -> Finding:
     return Finding(check, Level.PROBLEM, f"no signing key, on a broker that others can reach ({scheme}://)", why, mend)
 
 
-def judge_ttl(ttl: float, broker_timeout: float | None) -> Finding:
-    """Judge `ttl`: a lease is renewed at a third of it, and must survive a call that runs into its limit."""
-    patience = USUAL_PATIENCE if broker_timeout is None else broker_timeout
+def judge_ttl(ttl: float, url: str) -> Finding:
+    """Judge `ttl`: a lease is renewed at a third of it, and must survive a call that runs into the URL's `timeout`."""
+    try:
+        patience = float(dict(parse_qsl(url.partition("?")[2])).get("timeout", USUAL_PATIENCE))
+    except ValueError:  # the check of the broker says so
+        patience = USUAL_PATIENCE
     limit = f"a call to the broker may take {patience:g} s"
     if patience >= ttl * 2 / 3:
         why = "one renewal without an answer (they begin at a third of it) loses leases, and their jobs run twice"
-        mend = f"set ttl to {patience * 3:g} or more, or broker_timeout to less than {ttl / 3:g}"
+        mend = f"set ttl to {patience * 3:g} or more, or ?timeout= in backend to less than {ttl / 3:g}"
         return Finding("ttl", Level.PROBLEM, f"ttl is {ttl:g} s, and {limit}", why, mend)
     if ttl < SHORT_TTL:
         why = "a master that stands still for so long (a suspend, swapping) loses its leases, and their jobs run twice"
         return Finding("ttl", Level.WARNING, f"ttl is {ttl:g} s", why, "set ttl to 30")
     if ttl > LONG_TTL:
         why = "after the death of a machine its jobs wait for so long until another pool gets them"
-        return Finding(
-            "ttl", Level.WARNING, f"ttl is {ttl:g} s", why, "set ttl to 30: leases are renewed, jobs may take longer"
-        )
+        mend = "set ttl to 30: leases are renewed, jobs may take longer"
+        return Finding("ttl", Level.WARNING, f"ttl is {ttl:g} s", why, mend)
     return Finding("ttl", Level.OK, f"ttl is {ttl:g} s, and {limit}")
 
 

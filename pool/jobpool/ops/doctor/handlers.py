@@ -8,118 +8,97 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from ipaddress import ip_address, ip_network
 
 from jobpool.broker.finding import Finding, Level
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.settings import ANY_COMMAND, Settings
 
-PATIENCE = 10.0
-"""Seconds that the app may take to import."""
+PATIENCE = 10.0  # seconds that the app may take to import
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "busybox")
 _STARTERS = ("env", "find", "nice", "nohup", "ssh", "su", "sudo", "timeout", "xargs")
 _LANGUAGES = ("awk", "lua", "node", "perl", "php", "python", "python3", "ruby")
-_RUN_ANYTHING = frozenset((*_SHELLS, *_STARTERS, *_LANGUAGES))
-"""Programs that run others, or code, by their arguments."""
+_RUN_ANYTHING = frozenset((*_SHELLS, *_STARTERS, *_LANGUAGES))  # programs that run others, or code, by their arguments
 
 _METADATA = tuple(map(ip_address, ("169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254")))
 """Where clouds serve what a machine is and may do."""
 
-_MANY = 5
-"""Names that are told of more."""
+_MANY = 5  # names that are told of more
+
+_warning = partial(Finding, "handlers", Level.WARNING)
 
 
 def examine(settings: Settings, sys_path: Sequence[str]) -> Iterator[Finding]:
     """Yield what the handlers of `settings.apps` want, and what they get."""
     if not settings.apps:
         yield Finding("handlers", Level.NOTE, "the handlers were not looked at: no app is named (--app, or apps)")
-        yield from _programs(settings)
-        yield from _networks(settings)
+        yield from _permissions(settings)
         return
     found = _load(settings, sys_path)
     if isinstance(found, Finding):
         yield found
-        return
-    yield from judge(found, settings)
+    else:
+        yield from judge(found, settings)
 
 
 def judge(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
     """Yield contradictions to the settings; one line if there are none."""
-    bad = [*_unlimited(handlers), *_at_once(handlers, settings), *_capped(handlers, settings)]
-    bad += [*_unknown(handlers, settings), *_idle(handlers, settings), *_programs(settings)]
-    bad += _networks(settings)
     names = [handler.name for handler in handlers if handler.enabled]
-    yield from bad or [Finding("handlers", Level.OK, f"within the settings: {_list(names)}")]
+    well = Finding("handlers", Level.OK, f"within the settings: {_list(names)}")
+    bad = [*_times_and_retries(handlers, settings), *_lists(handlers, settings), *_permissions(settings)]
+    yield from bad or [well]
 
 
-def _unlimited(handlers: Sequence[HandlerInfo]) -> Iterator[Finding]:
-    names = [handler.name for handler in handlers if handler.timeout == 0]
-    if names:
+def _times_and_retries(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
+    most = settings.retry.max_attempts
+    if names := [handler.name for handler in handlers if handler.timeout == 0]:
         why = "one that hangs holds its place, and its job, for ever"
-        yield Finding("handlers", Level.WARNING, f"timeout=0 (unlimited) on {_list(names)}", why, "give each a timeout")
-
-
-def _at_once(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
+        yield _warning(f"timeout=0 (unlimited) on {_list(names)}", why, "give each a timeout")
     names = [handler.name for handler in handlers if handler.max_retries]
     if names and settings.retry.strategy == "none":
         found = f"retry is 'none', and max_retries is set on {_list(names)}"
         why = "the attempts follow each other at once, so an outage of a second uses them all up"
-        yield Finding("handlers", Level.WARNING, found, why, "set retry to 'exponential'")
-
-
-def _capped(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
-    most = settings.retry.max_attempts
-    names = [handler.name for handler in handlers if most and (handler.max_retries or 0) + 1 > most]
-    if names:
+        yield _warning(found, why, "set retry to 'exponential'")
+    if names := [handler.name for handler in handlers if most and (handler.max_retries or 0) + 1 > most]:
         found = f"retry has attempts={most}, and max_retries asks for more on {_list(names)}"
         why = "they are dead after fewer attempts than they ask for"
-        yield Finding("handlers", Level.WARNING, found, why, "raise attempts in retry, or lower max_retries")
+        yield _warning(found, why, "raise attempts in retry, or lower max_retries")
 
 
-def _unknown(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
+def _lists(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
+    """Yield handlers in `queue_handlers` that are unknown, or may do nothing."""
     known = {handler.name for handler in handlers}
-    for queue, names in settings.queue_handlers.items():
-        missing = [name for name in names if name not in known]
-        if missing:
-            found = f"queue_handlers allows on queue {queue!r} what no app registers: {_list(missing)}"
-            why = "a job with the handler's real name is dead on that queue"
-            yield Finding("handlers", Level.PROBLEM, found, why, "correct the name")
-
-
-def _idle(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
     # `url` may call public addresses though nothing is set for it.
     idle = {handler.name for handler in handlers if not handler.enabled and handler.name != "url"}
     for queue, names in settings.queue_handlers.items():
-        found = [name for name in names if name in idle]
-        if found:
-            text = f"queue_handlers allows on queue {queue!r} built-in handlers that may do nothing: {_list(found)}"
+        if missing := [name for name in names if name not in known]:
+            found = f"queue_handlers allows on queue {queue!r} what no app registers: {_list(missing)}"
+            why = "a job with the handler's real name is dead on that queue"
+            yield Finding("handlers", Level.PROBLEM, found, why, "correct the name")
+    for queue, names in settings.queue_handlers.items():
+        if useless := [name for name in names if name in idle]:
+            found = f"queue_handlers allows on queue {queue!r} built-in handlers that may do nothing: {_list(useless)}"
             mend = "set what they may do (docs/handlers.md), or take them off the list"
-            yield Finding("handlers", Level.WARNING, text, "every job for them is dead at once", mend)
+            yield _warning(found, "every job for them is dead at once", mend)
 
 
-def _programs(settings: Settings) -> Iterator[Finding]:
-    """Yield settings by which `shell` may start more than it seems."""
-    mend = "name the programs that jobs need in allowed_shell_commands"
-    if ANY_COMMAND in settings.allowed_shell_commands:
-        why = "whoever can enqueue a job can run anything here"
-        yield Finding("handlers", Level.WARNING, "allowed_shell_commands has '*', any program", why, mend)
-        return
-    names = [name for name in settings.allowed_shell_commands if os.path.basename(name) in _RUN_ANYTHING]
-    if names:
+def _permissions(settings: Settings) -> Iterator[Finding]:
+    """Yield settings by which `shell` may start more than it seems, or `url` fetch the machine's credentials."""
+    why = "whoever can enqueue a job can run anything here"
+    allowed = settings.allowed_shell_commands
+    if ANY_COMMAND in allowed:
+        mend = "name the programs that jobs need in allowed_shell_commands"
+        yield _warning("allowed_shell_commands has '*', any program", why, mend)
+    elif names := [name for name in allowed if os.path.basename(name) in _RUN_ANYTHING]:
         found = f"allowed_shell_commands names what runs whatever it is told: {_list(names)}"
-        why = "whoever can enqueue a job can run anything here"
-        yield Finding("handlers", Level.WARNING, found, why, "name programs that do one thing, or scripts of your own")
-
-
-def _networks(settings: Settings) -> Iterator[Finding]:
-    """Yield settings by which `url` may fetch the credentials of the machine."""
+        yield _warning(found, why, "name programs that do one thing, or scripts of your own")
     blocks = [ip_network(block) for block in settings.allowed_url_networks]
-    names = [str(block) for block in blocks if any(address in block for address in _METADATA)]
-    if names:
+    if names := [str(block) for block in blocks if any(address in block for address in _METADATA)]:
         found = f"allowed_url_networks holds an address where a cloud serves credentials: {_list(names)}"
         why = "whoever can enqueue a job, and read its output, can be this machine"
-        yield Finding("handlers", Level.WARNING, found, why, "name the smallest blocks that will do")
+        yield _warning(found, why, "name the smallest blocks that will do")
 
 
 def _list(names: Sequence[str]) -> str:
@@ -131,15 +110,13 @@ def _load(settings: Settings, sys_path: Sequence[str]) -> list[HandlerInfo] | Fi
     """Return the handlers, or the finding why there are none."""
     allowances = asdict(settings.allowances)
     asked = json.dumps({"apps": settings.apps, "sys_path": [*sys_path, os.getcwd()], "allowances": allowances})
-    command = [sys.executable, "-m", "jobpool.ops.doctor.listing"]
+    command = [sys.executable, "-m", "jobpool.ops.listing"]
     try:
         done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        told = json.loads(done.stdout.rpartition("\n")[2])
     except subprocess.TimeoutExpired:
         found = f"the handlers were not looked at: the app took more than {PATIENCE:g} s to import"
         return Finding("handlers", Level.NOTE, found)
-    answer = done.stdout.rpartition("\n")[2]
-    try:
-        told = json.loads(answer)
     except ValueError:
         told = {"error": f"the app ended its process with status {done.returncode} while it was imported"}
     if "error" in told:

@@ -3,90 +3,156 @@
 from __future__ import annotations
 
 import math
+import os
 import platform
-from collections.abc import Iterator
+import resource
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from jobpool.broker.finding import Finding, Level
+from jobpool.errors import ConfigurationError
+from jobpool.ipc import linux
 from jobpool.master.run import DESCRIPTORS_A_CHILD, DESCRIPTORS_BESIDES
 from jobpool.master.state import slot_count
-from jobpool.message.units import format_size
-from jobpool.ops.doctor.surroundings import Supervisor, Surroundings
+from jobpool.message.units import format_size, parse_duration
 from jobpool.settings import Settings
 
-STOP_MARGIN_S = 2.0
-"""Seconds that a stop takes beyond `stop_grace`: kills, releases, goodbyes."""
+STOP_MARGIN_S = 2.0  # seconds that a stop takes beyond `stop_grace`: kills, releases, goodbyes
+STOP_VARIABLE = "TIMEOUT_STOP_SEC"  # says how long the supervisor waits, where nobody can be asked
+KUBERNETES_GRACE = 30.0  # seconds. Source: Kubernetes, Pod v1, terminationGracePeriodSeconds.
+DOCKER_GRACE = 10.0  # seconds. Source: docker stop, --time.
+SYSTEMCTL_LIMIT_S = 3.0  # seconds that systemctl may take
+
+_SYSTEMD_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+NO_LIMIT_BYTES = 1 << 60  # what control groups say when there is no limit is above this
 
 EARLIEST = datetime(2024, 1, 1, tzinfo=UTC).timestamp()
-LATEST = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
-"""Unix times between which a clock may be right."""
+LATEST = datetime(2100, 1, 1, tzinfo=UTC).timestamp()  # unix times between which a clock may be right
 
 
-def judge(settings: Settings, around: Surroundings) -> Iterator[Finding]:
-    """Yield every check of the machine."""
-    yield judge_stop(settings.stop_grace, around)
-    yield judge_kernel(around)
-    yield judge_open_files(settings.workers, around)
-    yield judge_memory(settings.workers, settings.memory_limit, around, settings.on_memory_limit_queue)
-    yield judge_clock(around)
-    yield judge_zone(around)
+@dataclass(frozen=True, slots=True)
+class Supervisor:
+    """The program that stops the pool, and kills it after `seconds`."""
+
+    name: str
+    seconds: float
+    setting: str  # the one to raise
+    known: bool = True  # it said so itself; else `seconds` is its default
 
 
-def judge_stop(stop_grace: float, around: Surroundings) -> Finding:
-    """Compare `stop_grace` with the time that the supervisor waits."""
-    supervisor = around.supervisor
+def judge(settings: Settings) -> Iterator[Finding]:
+    """Yield every check of the machine. Blocks for up to 3 s, under systemd only."""
+    root = Path("/")
+    yield judge_stop(settings.stop_grace, find_supervisor(os.environ, root))
+    reason = ""
+    try:
+        linux.check_kernel()
+    except ConfigurationError as error:
+        reason = str(error)
+    yield judge_kernel(reason)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    yield judge_open_files(settings.workers, None if hard == resource.RLIM_INFINITY else hard)
+    yield judge_memory(settings.workers, settings.memory_limit, memory_of(root), settings.on_memory_limit_queue)
+    yield judge_clock(time.time())
+    yield judge_zone(os.environ.get("TZ", ""))
+
+
+def judge_stop(stop_grace: float, supervisor: Supervisor | None) -> Finding:
+    """Compare `stop_grace` with the time that the supervisor waits; None = nobody as far as can be seen."""
     if supervisor is None:
         return Finding("stop-grace", Level.OK, f"stop_grace is {stop_grace:g} s, and no supervisor is seen")
-    if supervisor.seconds >= stop_grace + STOP_MARGIN_S:
-        return Finding("stop-grace", Level.OK, f"{_waits(supervisor)}, and stop_grace is {stop_grace:g} s")
-    return Finding(
-        "stop-grace",
-        Level.PROBLEM if supervisor.known else Level.WARNING,
-        f"{_waits(supervisor)}, and stop_grace is {stop_grace:g} s",
-        "it kills the pool in the middle of its stop: a crash for what runs, which then waits for its lease to end",
-        _mend(supervisor, stop_grace),
-    )
-
-
-def _waits(supervisor: Supervisor) -> str:
     waits = f"{supervisor.name} waits {supervisor.seconds:g} s for a stop"
-    return waits if supervisor.known else f"{waits} unless told otherwise"
-
-
-def _mend(supervisor: Supervisor, stop_grace: float) -> str:
+    found = f"{waits}{'' if supervisor.known else ' unless told otherwise'}, and stop_grace is {stop_grace:g} s"
+    if supervisor.seconds >= stop_grace + STOP_MARGIN_S:
+        return Finding("stop-grace", Level.OK, found)
+    why = "it kills the pool in the middle of its stop: a crash for what runs, which then waits for its lease to end"
+    mend = f"set {supervisor.setting} to {math.ceil(stop_grace + 5)} s or more"
     lower = supervisor.seconds - STOP_MARGIN_S
-    raised = f"set {supervisor.setting} to {math.ceil(stop_grace + 5)} s or more"
-    return f"{raised}, or stop_grace to {lower:g} or less" if lower > 0 else raised
+    if lower > 0:
+        mend += f", or stop_grace to {lower:g} or less"
+    return Finding("stop-grace", Level.PROBLEM if supervisor.known else Level.WARNING, found, why, mend)
 
 
-def judge_kernel(around: Surroundings) -> Finding:
-    """Check that a pool runs here at all."""
-    if not around.kernel:
+def find_supervisor(environ: Mapping[str, str], root: Path) -> Supervisor | None:
+    """Find the supervisor: by the environment, then systemd, Kubernetes, Docker. `root`: of the system's files."""
+    if (text := environ.get(STOP_VARIABLE)) is not None:
+        try:
+            return Supervisor(STOP_VARIABLE, parse_duration(text), "the supervisor's time and this variable")
+        except ValueError:
+            return Supervisor(STOP_VARIABLE, 0.0, f"it: {text!r} is no duration")
+    if "INVOCATION_ID" in environ and (unit := _unit(root)):
+        seconds = _asked(unit, environ)
+        if seconds is not None:
+            return Supervisor(f"systemd ({unit})", seconds, "TimeoutStopSec")
+    if "KUBERNETES_SERVICE_HOST" in environ:
+        return Supervisor("Kubernetes", KUBERNETES_GRACE, "terminationGracePeriodSeconds", known=False)
+    if (root / ".dockerenv").exists():
+        return Supervisor("docker", DOCKER_GRACE, "the time of docker stop (stop_grace_period in compose)", known=False)
+    return None
+
+
+def _unit(root: Path) -> str | None:
+    """Return the service that this process belongs to."""
+    lines = _read(root / "proc/self/cgroup").splitlines()
+    parts = [part for line in lines for part in line.rpartition(":")[2].split("/")]
+    return next((part for part in reversed(parts) if part.endswith(".service") and not part.startswith("user@")), None)
+
+
+def _asked(unit: str, environ: Mapping[str, str]) -> float | None:
+    """Return the answer of systemd; None if it gives none."""
+    command = ["systemctl", "show", "--property=TimeoutStopUSec", "--value", unit]
+    env = dict(environ)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SYSTEMCTL_LIMIT_S, env=env, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return parse_systemd(done.stdout.strip())
+
+
+def parse_systemd(text: str) -> float | None:
+    """Return seconds of `1min 30s`, `500ms`, `infinity`; None for any other text."""
+    if text == "infinity":
+        return float("inf")
+    total = 0.0
+    for part in text.split():
+        number = part.rstrip("abcdefghijklmnopqrstuvwxyz")
+        unit = _SYSTEMD_UNITS.get(part[len(number) :])
+        if unit is None or not number.replace(".", "", 1).isdigit():
+            return None
+        total += float(number) * unit
+    return total if text else None
+
+
+def judge_kernel(reason: str) -> Finding:
+    """Judge the reason why jobpool cannot run here; "" = it can."""
+    if not reason:
         return Finding("kernel", Level.OK, f"{platform.system()} {platform.release()}, with pidfd")
-    return Finding(
-        "kernel", Level.PROBLEM, around.kernel, "no pool starts here", "use Linux 5.4 or later, and its /proc"
-    )
+    return Finding("kernel", Level.PROBLEM, reason, "no pool starts here", "use Linux 5.4 or later, and its /proc")
 
 
-def judge_open_files(workers: int, around: Surroundings) -> Finding:
-    """Judge the hard limit: a pool raises its soft one by itself."""
+def judge_open_files(workers: int, limit: int | None) -> Finding:
+    """Judge the hard limit (None = none): a pool raises its soft one by itself."""
     needed = DESCRIPTORS_BESIDES + DESCRIPTORS_A_CHILD * slot_count(workers)
-    found = f"{workers} workers need up to {needed} open files"
-    if around.open_files is None or around.open_files >= needed:
-        allowed = "no limit" if around.open_files is None else f"{around.open_files} are allowed"
-        return Finding("open-files", Level.OK, f"{found}, and {allowed}")
-    return Finding(
-        "open-files",
-        Level.PROBLEM,
-        f"{found}, and {around.open_files} are allowed",
-        "the pool does not start",
-        "raise `ulimit -Hn` (LimitNOFILE= under systemd), or use fewer workers",
-    )
+    found = f"{workers} workers need up to {needed} open files, and"
+    if limit is None or limit >= needed:
+        return Finding("open-files", Level.OK, f"{found} {'no limit' if limit is None else f'{limit} are allowed'}")
+    mend = "raise `ulimit -Hn` (LimitNOFILE= under systemd), or use fewer workers"
+    return Finding("open-files", Level.PROBLEM, f"{found} {limit} are allowed", "the pool does not start", mend)
 
 
-def judge_memory(workers: int, limit: int, around: Surroundings, moves_to: str | None = None) -> Finding:
-    """Check that all children may reach `memory_limit` (bytes) at once. `moves_to`: on_memory_limit_queue."""
+def judge_memory(workers: int, limit: int, memory: int, moves_to: str | None = None) -> Finding:
+    """Check that all children may reach `memory_limit` (bytes) at once.
+
+    Args:
+        memory: Bytes that this machine, or the container's limit, has; 0 = not known.
+        moves_to: on_memory_limit_queue.
+    """
     if not limit and moves_to is not None:
         why = "nothing is ever sent there: what outgrows this machine meets the kernel's killer, as a crash"
         found = f"on_memory_limit_queue is {moves_to!r}, and memory_limit is 0"
@@ -94,40 +160,48 @@ def judge_memory(workers: int, limit: int, around: Surroundings, moves_to: str |
     if not limit:
         return Finding("memory", Level.OK, "no memory_limit")
     found = f"{workers} workers of {format_size(limit)} each (memory_limit) make {format_size(workers * limit)}"
-    if not around.memory:
+    if not memory:
         return Finding("memory", Level.NOTE, f"{found}, and how much there is could not be read")
-    found = f"{found}, and there are {format_size(around.memory)}"
-    if workers * limit <= around.memory:
+    found = f"{found}, and there are {format_size(memory)}"
+    if workers * limit <= memory:
         return Finding("memory", Level.OK, found)
     why = "the kernel's out-of-memory killer comes before the limit does, and takes what it likes, as crashes"
     return Finding("memory", Level.PROBLEM, found, why, "use fewer workers, or a lower memory_limit")
 
 
-def judge_clock(around: Surroundings) -> Finding:
-    """Check that this machine's time can be true."""
-    if EARLIEST <= around.now <= LATEST:
-        return Finding("clock", Level.OK, "this machine's clock can be right")
-    year = datetime.fromtimestamp(around.now, UTC).year
-    why = "jobs with a time (scheduled_at, expires_in) run or expire at the wrong one"
-    return Finding(
-        "clock", Level.PROBLEM, f"this machine's clock says it is {year}", why, "set it, and run an NTP client"
-    )
+def memory_of(root: Path) -> int:
+    """Return bytes of the machine, or of the container's limit when that is less."""
+    lines = _read(root / "proc/meminfo").splitlines()
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:")]
+    for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        text = _read(root / name)
+        found += [int(text)] if text.isdigit() else []
+    return min((size for size in found if 0 < size < NO_LIMIT_BYTES), default=0)
 
 
-def judge_zone(around: Surroundings) -> Finding:
-    """Judge the variable TZ: an unknown zone is UTC without a word."""
-    name = around.zone.removeprefix(":")
-    if not name or name.startswith("/") or _is_zone(name) or any(char.isdigit() for char in name):
-        return Finding("time-zone", Level.OK, f"TZ is {around.zone!r}" if name else "TZ is not set")
-    why = "local times are then those of UTC, without a word"
-    return Finding(
-        "time-zone", Level.WARNING, f"TZ names no zone: {around.zone!r}", why, "write one such as Europe/Zurich"
-    )
-
-
-def _is_zone(name: str) -> bool:
+def _read(path: Path) -> str:
     try:
-        ZoneInfo(name)
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def judge_clock(now: float) -> Finding:
+    """Check that this machine's time (Unix) can be true."""
+    if EARLIEST <= now <= LATEST:
+        return Finding("clock", Level.OK, "this machine's clock can be right")
+    found = f"this machine's clock says it is {datetime.fromtimestamp(now, UTC).year}"
+    why = "jobs with a time (scheduled_at, expires_in) run or expire at the wrong one"
+    return Finding("clock", Level.PROBLEM, found, why, "set it, and run an NTP client")
+
+
+def judge_zone(zone: str) -> Finding:
+    """Judge the variable TZ ("" = not set): an unknown zone is UTC without a word."""
+    name = zone.removeprefix(":")
+    try:
+        if name and not name.startswith("/") and not any(char.isdigit() for char in name):
+            ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        return False
-    return True
+        why, mend = "local times are then those of UTC, without a word", "write one such as Europe/Zurich"
+        return Finding("time-zone", Level.WARNING, f"TZ names no zone: {zone!r}", why, mend)
+    return Finding("time-zone", Level.OK, f"TZ is {zone!r}" if name else "TZ is not set")
