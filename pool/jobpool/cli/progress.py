@@ -6,7 +6,7 @@ import threading
 import time
 from types import TracebackType
 
-from jobpool.ipc.board_views import HeaderView
+from jobpool.ipc.board_layout import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.units import format_duration
 from jobpool.telemetry.logs import LineHandler

@@ -29,21 +29,17 @@ from typing import Any, TypeVar
 
 from jobpool.errors import HardTimeout
 
-ALARM_EVERY_S = 0.1
-"""Seconds between two alarms, once the first has fired."""
-
+ALARM_EVERY_S = 0.1  # between two alarms, once the first has fired
 STACK_DEPTH = 100
-"""How many of the innermost frames are kept of the stack that the alarm met."""
+"""Innermost frames that are kept of the stack that the alarm met."""
 
 try:
-    # What `signal` wraps to turn numbers into enums; the wrapping costs 2 µs a call, several times on every job's way.
+    # `signal` wraps this to turn numbers into enums; the wrapping costs 2 µs a call, several times on every job's way.
     _raw: Any = importlib.import_module("_signal")
 except ImportError:  # another Python than CPython
     _raw = signal
 raw_signal: Callable[[int, Any], Any] = _raw.signal
-"""`signal.signal`, fast."""
-raw_getsignal: Callable[[int], Any] = _raw.getsignal
-"""`signal.getsignal`, fast; dispositions come as numbers."""
+raw_getsignal: Callable[[int], Any] = _raw.getsignal  # dispositions come as numbers
 _sigmask: Callable[[int, Any], Any] = _raw.pthread_sigmask
 _setitimer = signal.setitimer
 _SIGALRM = int(signal.SIGALRM)
@@ -55,13 +51,13 @@ R = TypeVar("R")
 
 
 class Alarm:
-    """One per process, used from its main thread only: `arm`, then `call` as often as needed, then `disarm`.
+    """The alarm of a process, used on its main thread only: `arm`, then `call` as often as needed, then `disarm`.
 
     Args:
         kill_grace: Seconds (>= 0) between the deadline and the master's kill; half of it belongs to `finally` blocks.
 
     Attributes:
-        fired: Whether the alarm has raised since `arm`; then the attempt has timed out, whatever it returns.
+        fired: The alarm has raised since `arm`; then the attempt has timed out, whatever it returns.
         stack: Where it raised first, innermost frame last; None until then.
         on_fire: Called each time just before it raises, from the signal handler; must neither block nor raise.
     """
@@ -80,8 +76,7 @@ class Alarm:
     def arm(self, seconds: float) -> None:
         """Start the clock: `seconds` > 0 until the first alarm, 0 for never. Resets `fired` and `stack`.
 
-        Raises:
-            ValueError: Not in the main thread.
+        Raises `ValueError` in any but the main thread.
         """
         self.fired = False
         self.stack = None
@@ -165,7 +160,7 @@ class Borrowed:
 
 
 def _stack(frame: FrameType | None) -> StackSummary:
-    """The stack from just below `Alarm.call` down to `frame`. Reads no source file: that can wait."""
+    """Return the stack from just below `Alarm.call` down to `frame`. Reads no source file: that can wait."""
     frames: list[tuple[FrameType, int]] = []
     while frame is not None and frame.f_code is not _CALL and len(frames) < STACK_DEPTH:
         frames.append((frame, frame.f_lineno))

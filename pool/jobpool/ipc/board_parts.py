@@ -5,29 +5,40 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
-from jobpool.ipc.board_layout import CHILD, HEADER, MASTER, MAX_COUNT, MAX_REAL, PRINTED, PROGRESS, WORD, Layout, Memory
-from jobpool.ipc.board_views import ChildState, ChildView, HeaderView, MasterView
+from jobpool.ipc.board_layout import (
+    CHILD,
+    MAX_COUNT,
+    MAX_REAL,
+    PRINTED,
+    PROGRESS,
+    WORD,
+    ChildState,
+    ChildView,
+    Field,
+    Layout,
+    Memory,
+)
 
 READ_LIMIT_S = 0.001
 """Seconds after which a reader gives up on a part that is being written."""
 
+V = TypeVar("V")
+
 _BUSY, _IDLE, _BOOTING = int(ChildState.BUSY), int(ChildState.IDLE), int(ChildState.BOOTING)
-_PID, _STATE, _NONCE, _ATTEMPT, _DONE, _FAILED = (
-    CHILD.at[name] for name in ("pid", "state", "nonce", "attempt", "done", "failed")
+_PID, _STATE, _NONCE, _ATTEMPT, _DONE, _FAILED, _SINCE, _STARTED, _DEADLINE, _IDENT, _QUEUE, _HANDLER = (
+    field.at for field in CHILD.fields.values()
 )
-_SINCE, _STARTED, _DEADLINE = (CHILD.at[name] for name in ("since", "started", "deadline"))
-_IDENT, _QUEUE, _HANDLER = (CHILD.at[name] for name in ("ident", "queue", "handler"))
-_NAME_ROOM = CHILD.fields["ident"].room
-_FOR_NONCE, _FRACTION, _TEXT = (PROGRESS.at[name] for name in ("nonce", "fraction", "text"))
-_PRINTED_FOR, _TOTAL, _RING = (PRINTED.at[name] for name in ("nonce", "total", "ring"))
+_FOR_NONCE, _FRACTION, _TEXT = (field.at for field in PROGRESS.fields.values())
+_PRINTED_FOR, _TOTAL, _RING = (field.at for field in PRINTED.fields.values())
+_NAME_ROOM, _TEXT_ROOM = CHILD.fields["ident"].room, PROGRESS.fields["text"].room
 _RING_START, _RING_ROOM = (_RING + 1) * WORD, PRINTED.fields["ring"].room
-_TEXT_ROOM = PROGRESS.fields["text"].room
 
 
 def cut(text: str, room: int) -> bytes:
-    """`text` in UTF-8, at most `room` bytes, never half a character; a lone surrogate becomes "?"."""
+    """Return `text` in UTF-8, at most `room` bytes, never half a character; a lone surrogate becomes "?"."""
     raw = text.encode("utf-8", "replace")
     if len(raw) <= room:
         return raw
@@ -43,7 +54,7 @@ def write_text(memory: Memory, at: int, text: str, room: int) -> None:
 
 
 def read_part(layout: Layout, memory: Memory) -> list[Any]:
-    """The fields in the order of the table, and behind them whether they may be torn.
+    """Return the fields in the order of the table, then True if they may be torn.
 
     Blocks for `READ_LIMIT_S` seconds at most.
     """
@@ -65,31 +76,31 @@ def _values(layout: Layout, raw: bytes) -> list[Any]:
     view = memoryview(raw)
     words, reals = view.cast("Q"), view.cast("d")
     values: list[Any] = []
-    for name, field in layout.fields.items():
-        at = layout.at[name]
-        if field.kind == "word":
+    for kind, room, at in layout.fields.values():
+        if kind == "word":
             values.append(words[at])
-        elif field.kind == "count":
-            values.append(words[at] if words[at] < MAX_COUNT else 0)
-        elif field.kind == "real":
+        elif kind == "count":
+            values.append(_count(words[at]))
+        elif kind == "real":
             values.append(reals[at] if -MAX_REAL <= reals[at] <= MAX_REAL else 0.0)  # NaN neither
         else:
             start = (at + 1) * WORD
-            length = min(words[at], field.room)  # a torn length word must not lead outside
+            length = min(words[at], room)  # a torn length word must not lead outside
             values.append(raw[start : start + length].decode("utf-8", "replace"))
     return values
 
 
-class _NamedPart:
-    """A part that is written by name: the master's, where a microsecond does not matter.
+class NamedPart(Generic[V]):
+    """A part that is written by name, by the master's main thread only, where a microsecond does not matter.
 
-    The sequence is the writer's own number. What is in the shared memory is never read back to write: a word there that
-    is not ours must not end the master.
+    The sequence is the writer's own number. The shared memory is never read back to write: a word there that is not
+    ours must not end the master.
     """
 
-    def __init__(self, layout: Layout, memory: Memory) -> None:
+    def __init__(self, layout: Layout, page: memoryview, view: Callable[..., V]) -> None:
         self._layout = layout
-        self._memory = memory
+        self._memory = layout.of(page)
+        self._view = view
         self._sequence = 0
 
     def write(self, **fields: int | float | str) -> None:
@@ -98,54 +109,36 @@ class _NamedPart:
         Raises:
             KeyError: No such field; nothing was written.
         """
-        places = [(self._layout.fields[name], self._layout.at[name], value) for name, value in fields.items()]
+        places = [(self._layout.fields[name], value) for name, value in fields.items()]
         memory = self._memory
         self._sequence += 2
         memory.words[0] = self._sequence - 1
         try:
-            for field, at, value in places:
-                _put(memory, field.kind, field.room, at, value)
+            for field, value in places:
+                _put(memory, field, value)
         finally:
             memory.words[0] = self._sequence
+
+    def read(self) -> V:
+        """Read what it says now. Blocks for `READ_LIMIT_S` seconds at most."""
+        *values, torn = read_part(self._layout, self._memory)
+        return self._view(**dict(zip(self._layout.fields, values, strict=True)), torn=torn)
 
     def release(self) -> None:
         self._memory.release()
 
 
-def _put(memory: Memory, kind: str, room: int, at: int, value: Any) -> None:
-    if kind == "real":
-        memory.reals[at] = value
-    elif kind == "text":
-        write_text(memory, at, value, room)
+def _put(memory: Memory, field: Field, value: Any) -> None:
+    if field.kind == "real":
+        memory.reals[field.at] = value
+    elif field.kind == "text":
+        write_text(memory, field.at, value, field.room)
     else:
-        memory.words[at] = int(value)
-
-
-class HeaderPart(_NamedPart):
-    """The pool. Written by the master's main thread only."""
-
-    def __init__(self, memory: Memory) -> None:
-        super().__init__(HEADER, memory)
-
-    def read(self) -> HeaderView:
-        """Read what it says now. Blocks for `READ_LIMIT_S` seconds at most."""
-        *values, torn = read_part(HEADER, self._memory)
-        return HeaderView(**dict(zip(HEADER.fields, values, strict=True)), torn=torn)
-
-
-class MasterPart(_NamedPart):
-    """The master's word on a slot. Written by the master's main thread only."""
-
-    def __init__(self, memory: Memory) -> None:
-        super().__init__(MASTER, memory)
-
-    def read(self) -> MasterView:
-        """Read what it says now. Blocks for `READ_LIMIT_S` seconds at most."""
-        return MasterView(*read_part(MASTER, self._memory))
+        memory.words[field.at] = int(value)
 
 
 class ChildPart:
-    """The child's word on itself. Each writer is called in the child, on its main thread; `progress` on any thread.
+    """The child's word on itself. Writers are called in the child, on its main thread; `progress` on any thread.
 
     The sequences are this object's own numbers, and come out even again whatever a writer before has left: it may have
     been ended in mid-write, by a kill or by the alarm's exception, and a handler may have written over the page.
@@ -161,8 +154,6 @@ class ChildPart:
         self._done = self._failed = 0
         self._sequence = self._progress_sequence = 0
         self._lock = threading.Lock()
-
-    # --- written by the child ----------------------------------------------------------------------
 
     def booting(self, pid: int, now: float) -> None:
         """Take the page over from the child before: reset all but the totals, and heal both sequences.
@@ -186,7 +177,7 @@ class ChildPart:
         self._write_progress(0, 0.0, "")
 
     def idle(self, now: float) -> None:
-        """It waits for a frame."""
+        """Note that it waits for a frame."""
         words = self._words
         self._sequence = sequence = self._sequence + 2
         words[0] = sequence - 1
@@ -195,7 +186,7 @@ class ChildPart:
         words[0] = sequence
 
     def took(self, nonce: int, now: float) -> None:
-        """It has received this frame and not looked into it: the first act on a frame."""
+        """Note that it has received this frame and not looked into it: the first act on a frame."""
         words, reals = self._words, self._reals
         self._sequence = sequence = self._sequence + 2
         words[0] = sequence - 1
@@ -209,7 +200,7 @@ class ChildPart:
     def started(
         self, nonce: int, now: float, deadline: float, ident: str, queue: str, handler: str, attempt: int
     ) -> None:
-        """It runs this attempt. `deadline` 0 = unlimited."""
+        """Note that it runs this attempt. `deadline` 0 = unlimited."""
         words, reals = self._words, self._reals
         self._sequence = sequence = self._sequence + 2
         words[0] = sequence - 1
@@ -228,7 +219,7 @@ class ChildPart:
         words[0] = sequence
 
     def finished(self, succeeded: bool, now: float) -> None:
-        """The attempt has ended with a verdict; it waits for a frame."""
+        """Note that the attempt has ended with a verdict, and that it waits for a frame."""
         words = self._words
         self._sequence = sequence = self._sequence + 2
         words[0] = sequence - 1
@@ -243,7 +234,7 @@ class ChildPart:
         words[0] = sequence
 
     def progress(self, fraction: float, text: str = "") -> None:
-        """How far the attempt is. When two threads tell at the same time, one is left out."""
+        """Note how far the attempt is. When two threads tell at the same time, one is left out."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -259,8 +250,6 @@ class ChildPart:
         self._progress.reals[_FRACTION] = fraction
         write_text(self._progress, _TEXT, text, _TEXT_ROOM)
         words[0] = sequence
-
-    # --- read by anybody ---------------------------------------------------------------------------
 
     @property
     def nonce(self) -> int:
@@ -292,12 +281,12 @@ def _count(word: int) -> int:
 
 
 def _printable(text: str) -> str:
-    """`text` on one line, without what a terminal would obey."""
+    """Return `text` on one line, without what a terminal would obey."""
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
 class PrintedPart:
-    """The last of what the running attempt has printed, where a kill cannot take it away.
+    """The last text that the running attempt has printed, where a kill cannot take it away.
 
     `write` is called in the child. A thread that writes at the same time may lose some of it to another.
     """

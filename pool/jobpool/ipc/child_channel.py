@@ -9,7 +9,7 @@ import select
 import signal
 import socket
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from jobpool.ipc import packets
 from jobpool.ipc.frames import MAX_ENQUEUED_BYTES, Ask, BadFrame, BootFailed, Frame, Ready, Reply, Result, Run, decode
@@ -22,7 +22,6 @@ TRACE_BYTES = 256 * 1024
 
 TRACE_TAIL_BYTES = 16 * 1024
 OUTPUT_TAIL_BYTES = 4 * 1024
-
 OUTPUT_PIPE_BYTES = 256 * 1024
 """Bytes of a child's output pipe, if the user may still have that much in pipes; else it has what the kernel gives."""
 
@@ -38,8 +37,7 @@ class BrokenChannelError(Exception):
         self.closed = closed
 
 
-@dataclass(slots=True)
-class ChildEnds:
+class ChildEnds(NamedTuple):
     """The child's ends, to be sent with `Spawn`: reading end of work, channel, trace file, writing end of output."""
 
     work: socket.socket
@@ -58,14 +56,12 @@ class ChildChannel:
     The master keeps the reading end of `work` as well: a frame that the child has not read yet can be taken back, and
     the kernel gives each packet to one reader only, so it is never both taken back and run.
 
-    Args:
-        child: Its serial number.
-        output_cap: Bytes of output that it keeps of an attempt.
-        slot: Index of its slot.
-        generation: Of its fork server.
-
     Attributes:
+        child: Its serial number.
+        generation: Of its fork server.
         pid: Of its process; 0 = it is not known to be born yet.
+        dropped: Bytes of the running attempt's raw output that were thrown away.
+        is_asking: Its question is open: nothing more of it is read until `reply`.
     """
 
     def __init__(self, child: int, output_cap: int, slot: int = 0, generation: int = 0) -> None:
@@ -89,11 +85,9 @@ class ChildChannel:
         self._has_room = select.poll()
         self._has_room.register(self._output, select.POLLOUT)
         self.dropped = 0
-        """Bytes of the running attempt's raw output that were thrown away."""
         self.pidfd = -1
         self._doomed = False
         self.is_asking = False
-        """Its question is open: nothing more of it is read until `reply`."""
         self._booted = False
         self._handed: deque[int] = deque()
 
@@ -101,7 +95,7 @@ class ChildChannel:
         return ChildEnds(self._work_in, self._far, self._trace, self._output_in)
 
     def born(self) -> None:
-        """The child's ends were sent: the far end of the channel is its alone from here, so that its close is seen."""
+        """Close the child's ends, once they were sent: the far end is its alone from here, and its close is seen."""
         self._far.close()
         os.close(self._output_in)
         self._output_in = -1
@@ -118,33 +112,32 @@ class ChildChannel:
 
     def hand(self, nonce: int, run: bytes) -> bool:
         """Write attempt `nonce` (`frames.run_packet`) to the child; False: nothing was written, its socket is full."""
-        written = self._write(run)
-        if written:
-            self._handed.append(nonce)
-        return written
+        try:
+            packets.send(self._work, run)
+        except OSError:
+            return False
+        self._handed.append(nonce)
+        return True
 
     def retire(self) -> None:
         """End the child's work: it leaves after what it has read. A frame that says so could be taken back."""
         self._work.shutdown(socket.SHUT_WR)
 
-    def _write(self, packet: bytes) -> bool:
-        try:
-            packets.send(self._work, packet)
-        except OSError:
-            return False
-        return True
-
     def reply(self, reply: Reply) -> None:
         """Answer an `Ask`. A child that has died, or that asks on and reads no answer, hears nothing more."""
         self.is_asking = False
         try:
-            _send_reply(self.channel, reply)
+            try:
+                packets.send(self.channel, reply.encode())
+            except packets.PacketTooLarge as error:
+                why = f"the answer is too large, ask for fewer jobs at once: {error}"
+                packets.send(self.channel, Reply([], "InvalidJob", why).encode())
         except OSError:
             with contextlib.suppress(OSError):  # or it would wait for this answer forever
                 self.channel.shutdown(socket.SHUT_RDWR)
 
     def take_back(self) -> frozenset[int]:
-        """The nonces of the frames that the child had not read; it never will."""
+        """Return the nonces of the frames that the child had not read; it never will."""
         nonces: set[int] = set()
         while True:
             try:
@@ -159,7 +152,7 @@ class ChildChannel:
                 self._handed.remove(frame.nonce)
 
     def receive(self) -> Frame | None:
-        """The child's next frame; None: nothing now.
+        """Return the child's next frame; None: nothing now.
 
         Raises:
             BrokenChannelError: It has closed, or what came is not a frame, or not one that the child may send now.
@@ -182,7 +175,7 @@ class ChildChannel:
         return frame
 
     def _check(self, frame: Frame) -> None:
-        """Refuse what comes out of turn: user code has these descriptors too, and could keep the master busy."""
+        """Refuse a frame out of turn: user code has these descriptors too, and could keep the master busy."""
         kind = type(frame)
         if kind is Result:
             if not self._handed or self._handed[0] != frame.nonce:  # type: ignore[union-attr]
@@ -271,14 +264,6 @@ class ChildChannel:
         fds = [fd for fd in (self._trace, self._output, self._output_in, self.pidfd) if fd >= 0]
         packets.close_all(fds)
         self._trace = self._output = self._output_in = self.pidfd = -1
-
-
-def _send_reply(channel: socket.socket, reply: Reply) -> None:
-    try:
-        packets.send(channel, reply.encode())
-    except packets.PacketTooLarge as error:
-        why = f"the answer is too large, ask for fewer jobs at once: {error}"
-        packets.send(channel, Reply([], "InvalidJob", why).encode())
 
 
 def _trace_file() -> int:

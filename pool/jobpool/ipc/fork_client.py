@@ -54,15 +54,9 @@ class ForkServerClient:
 
     @classmethod
     def start(cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str]) -> ForkServerClient:
-        """Start one; its first frame is `Loaded` or `LoadFailed`.
+        """Start one, with `environ` after it is `scrubbed`; its first frame is `Loaded` or `LoadFailed`.
 
-        Args:
-            config: What it is told.
-            board_fd: Of the scoreboard; stays the caller's.
-            environ: Its environment, before it is `scrubbed`.
-
-        Raises:
-            OSError: No process or descriptor to be had.
+        `board_fd`, of the scoreboard, stays the caller's. Raises `OSError` if no process or descriptor is to be had.
 
         Call it on the main thread: the fork server dies with the calling thread until the app is imported.
         Blocks until the interpreter is executed, some milliseconds.
@@ -81,19 +75,13 @@ class ForkServerClient:
         return cls(process, here)
 
     def fileno(self) -> int:
-        """Readable when `receive` has something; -1 once `close` was called."""
+        """Return a descriptor that is readable when `receive` has something; -1 once `close` was called."""
         return self._control.fileno()
 
     def spawn(self, child: int, slot: int, fds: tuple[int, int, int, int]) -> None:
-        """Ask for a child; the answer is `Spawned` or `SpawnFailed`, or `closed`.
+        """Ask for a child (`Spawn`); the answer is `Spawned` or `SpawnFailed`, or `closed`. `fds` stay the caller's.
 
-        Args:
-            child: Serial number, never used before.
-            slot: Which page of the board it writes.
-            fds: work (reading end), channel, trace, output; they stay the caller's.
-
-        Raises:
-            OSError: EMFILE, no descriptor to be had for a request that has to wait.
+        Raises `OSError` (EMFILE) if no descriptor is to be had for a request that has to wait.
         """
         if self.closed:
             return
@@ -101,7 +89,7 @@ class ForkServerClient:
             self._outbox.send(Spawn(child, slot).encode(), fds)
 
     def receive(self) -> list[tuple[Frame, list[int]]]:
-        """The frames that have come, at most 256, and with a `Spawned` the pidfd, which is the caller's to close."""
+        """Return the frames that have come, at most 256. With a `Spawned` comes the pidfd, the caller's to close."""
         frames: list[tuple[Frame, list[int]]] = []
         if not self.closed:
             with contextlib.suppress(ConnectionError):
@@ -136,13 +124,13 @@ class ForkServerClient:
             frames.append((frame, fds))
 
     def _give_up(self, why: str) -> None:
-        """It sends rubbish: the app has got at its descriptors. Its children cannot be looked after any more."""
+        """Kill it: it sends rubbish, so the app has got at its descriptors. Nobody can look after its children."""
         self.broken = f"the fork server does not speak our language any more ({why}), and was killed"
         self.closed = True
         self.kill()
 
     def poll(self) -> int | None:
-        """Its exit status, negative = by that signal; None while it runs. Collects it.
+        """Collect it; return its exit status, negative = by that signal; None while it runs.
 
         Kills one that has not ended `END_LIMIT_S` seconds after `close`: it may be stopped, or hang in an app's hook.
         """
@@ -157,11 +145,11 @@ class ForkServerClient:
         return time.monotonic() - self._killed_at > UNDEAD_AFTER_S
 
     def wait(self, timeout: float) -> int:
-        """Its exit status, after at most `timeout` seconds. Raises `subprocess.TimeoutExpired`."""
+        """Return its exit status, after at most `timeout` seconds. Raises `subprocess.TimeoutExpired`."""
         return self._process.wait(timeout)
 
     def kill(self) -> None:
-        """SIGKILL for it and its group; its children die with it. A dead one is fine."""
+        """Kill it and its group; its children die with it. A dead one is fine."""
         if self._process.poll() is None:
             self._kill()
 

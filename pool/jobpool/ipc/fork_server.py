@@ -12,31 +12,25 @@ import select
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from jobpool.ipc import linux, packets, postfork
 from jobpool.ipc.frames import BadFrame, Exited, Spawn, Spawned, SpawnFailed, decode
 from jobpool.ipc.packets import Outbox
 from jobpool.ipc.process_options import ASKS_STACK, ChildOptions
-from jobpool.ipc.scoreboard import ChildPages
+from jobpool.ipc.scoreboard import ChildPage, ChildPages
 
 SWEEP_LIMIT_S = 1.0
 """Seconds for which one sweep may hold the loop up; what is left is tried again every `RESWEEP_EVERY_S` seconds."""
 
-SHORT_SWEEP_S = 0.05
-"""The same while something is left from the sweep before, which may not die for long (state D)."""
-
+SHORT_SWEEP_S = 0.05  # while something is left from the sweep before, which may not die for long (state D)
 RESWEEP_EVERY_S = 1.0
 END_LIMIT_S = 5.0
-
-FORK_LIMIT_S = 15.0
-"""Seconds that one fork may take, the app's own at-fork hooks included. The master is less patient, if it lives."""
-
+FORK_LIMIT_S = 15.0  # of one fork, the app's own at-fork hooks included; the master is less patient, if it lives
 _REQUESTS_AT_ONCE = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class Child(NamedTuple):
     """A child that was not collected yet."""
 
     child: int
@@ -123,19 +117,9 @@ class ForkServer:
     def _spawn(self, frame: Spawn, fds: list[int]) -> None:
         if len(fds) != 4 or not 0 <= frame.slot < self._pages.slots:
             raise BadFrame(f"a Spawn for slot {frame.slot} with {len(fds)} descriptors")
-        work, channel, trace, output = fds
         try:
             with self._pages.mapped(frame.slot) as page:
-                request = postfork.SpawnRequest(
-                    slot=frame.slot,
-                    child=frame.child,
-                    fds=(work, channel, trace, output),
-                    server_pid=os.getpid(),
-                    page=page,
-                    options=self._options,
-                    main=self._main,
-                )
-                child = self._fork(request)
+                child = self._fork(frame, fds, page)
         except OSError as error:  # EAGAIN: too many processes; ENOMEM; EMFILE: no pidfd
             self._outbox.send(SpawnFailed(frame.child, f"the child could not be forked: {error}").encode())
             return
@@ -143,10 +127,10 @@ class ForkServer:
         self._poll.register(child.pidfd, select.POLLIN)
         self._outbox.send(Spawned(child.child, child.pid).encode(), [child.pidfd])
 
-    def _fork(self, request: postfork.SpawnRequest) -> Child:
+    def _fork(self, spawn: Spawn, fds: list[int], page: ChildPage) -> Child:
         # Not the board's descriptor: the child has its page mapped, and a handler that writes to every descriptor it
         # finds must not write over the pages of the others.
-        self._inheritance.keep = {0, 1, 2, *request.fds}
+        self._inheritance.keep = {0, 1, 2, *fds}
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {ASKS_STACK})
         pid = -1
         signal.setitimer(signal.ITIMER_REAL, FORK_LIMIT_S)  # its signal ends this process, also where a hook is in C
@@ -159,11 +143,11 @@ class ForkServer:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if pid == 0:
             self._control.detach()  # closed already; its number may be another's by now
-            postfork.live(request)
+            postfork.live(self._main, spawn, fds, page, self._options, self._pid)
         with contextlib.suppress(PermissionError, ProcessLookupError):  # the child was faster: executed, or dead
             os.setpgid(pid, pid)  # on both sides, so that it holds before either goes on
         try:
-            return Child(request.child, pid, os.pidfd_open(pid))
+            return Child(spawn.child, pid, os.pidfd_open(pid))
         except OSError:
             linux.kill(pid)
             os.waitpid(pid, 0)

@@ -20,16 +20,14 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from jobpool.errors import ConfigurationError
+from jobpool.ipc.packets import close_all
 
 _HARMLESS = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
 _STOPS = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 _REQUESTS = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGKILL}
-_FAULTS = {
-    *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
-    *(signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP),
-}
-_PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}
-ACCIDENTAL_SIGNALS = signal.valid_signals() - _HARMLESS - _STOPS - _REQUESTS - _FAULTS - _PYTHON_IGNORES
+_FAULTS = {getattr(signal, f"SIG{name}") for name in ("ABRT", "BUS", "FPE", "ILL", "SEGV", "SYS", "TRAP")}
+PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}
+ACCIDENTAL_SIGNALS = signal.valid_signals() - _HARMLESS - _STOPS - _REQUESTS - _FAULTS - PYTHON_IGNORES
 """Signals that end a process by default, and that nobody sends to a pool who means that: USR1, ALRM, real-time ones, …
 
 A fault's or an abort's are not among them: the kernel, a debugger or systemd's watchdog do mean them.
@@ -40,19 +38,14 @@ _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _WAITID = ctypes.CDLL(None).waitid
-_CPU, _FSIZE, _DATA, _STACK, _NPROC, _NOFILE, _AS = 0, 1, 2, 3, 6, 7, 9
-"""Numbers of resource limits."""
+_CHECKED_LIMITS = 0, 1, 2, 3, 6, 7, 9
+"""Numbers of the resource limits that jobs fail at: CPU, FSIZE, DATA, STACK, NPROC, NOFILE, AS."""
 _ANY_CHILD = os.WEXITED | os.WNOHANG | os.WNOWAIT
-_SWEEP_PAUSE_S = 0.0005
-"""Seconds between two looks at a process that was sent SIGKILL; most are dead within one."""
+_SWEEP_PAUSE_S = 0.0005  # between two looks at a process that was sent SIGKILL; most are dead within one
 
 
 def check_kernel() -> None:
-    """Return on a system that jobpool can run on.
-
-    Raises:
-        ConfigurationError: It is not Linux, or one older than 5.4 (pidfd), or /proc lacks the list of children.
-    """
+    """Raise `ConfigurationError` unless this is Linux 5.4 (pidfd) or newer, and /proc has the list of children."""
     if sys.platform != "linux":
         raise ConfigurationError(f"jobpool runs its workers on Linux only, and this is {sys.platform}: use a container")
     try:
@@ -100,10 +93,9 @@ def become_subreaper() -> None:
 
 
 def direct_children() -> set[int]:
-    """The living and dead, not yet collected, children of this process, adopted ones too.
+    """Return the children of this process, also adopted ones, and dead ones that are not collected.
 
-    Raises:
-        OSError: /proc cannot be read (no descriptor left, say).
+    Raises `OSError` if /proc cannot be read (no descriptor left, say).
     """
     pids: set[int] = set()
     for task in os.listdir("/proc/self/task"):
@@ -137,12 +129,8 @@ def sweep_strays(keep: Collection[int], limit_s: float) -> int:
     A killed stranger's own children are adopted before its death can be collected; so when a look finds no stranger,
     there is none in the whole tree below, but what hangs under those in `keep`.
 
-    Args:
-        keep: Pids that are left alone.
-        limit_s: Seconds, >= 0. What does not die within them (state D) is left; sweep again later.
-
-    Returns:
-        How many were collected.
+    A child that does not die within `limit_s` seconds, >= 0 (state D), is left: sweep again later.
+    Returns how many were collected.
     """
     give_up = time.monotonic() + limit_s
     collected = 0
@@ -159,13 +147,13 @@ def sweep_strays(keep: Collection[int], limit_s: float) -> int:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL for a child that nobody else collects, so that its pid cannot be another's. One that is gone is fine."""
+    """Kill a child that nobody else collects, so that its pid cannot be another's. One that is gone is fine."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 
 def kill_group(pgid: int) -> None:
-    """SIGKILL for a process group whose leader was not collected yet. An empty one is fine."""
+    """Kill a process group whose leader was not collected yet. An empty one is fine."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pgid, signal.SIGKILL)
 
@@ -178,16 +166,16 @@ def _collect(pid: int) -> bool:
 
 
 def limits() -> list[tuple[int, int]]:
-    """Every resource limit of this process as (soft, hard), by its number; -1 = unlimited.
+    """Return every resource limit of this process as (soft, hard), by its number; -1 = unlimited.
 
-    Read without the module `resource`, of which `child.tidy` asks if this process has imported it.
+    Read without the module `resource`: `child.restore` asks if this process has imported it.
     """
-    pairs = [line[26:].split()[:2] for line in limits_text().splitlines()[1:]]
-    return [(_limit(soft), _limit(hard)) for soft, hard in pairs]
+    words = (line[26:].split()[:2] for line in limits_text().splitlines()[1:])
+    return [tuple(-1 if word == b"unlimited" else int(word) for word in pair) for pair in words]  # type: ignore[misc]
 
 
 def limits_text() -> bytes:
-    """The same in the kernel's words, to be compared: that is quicker."""
+    """Return the same in the kernel's words, to be compared: that is quicker."""
     return _told_of_self("limits")
 
 
@@ -199,10 +187,6 @@ def _told_of_self(name: str) -> bytes:
         os.close(fd)
 
 
-def _limit(word: bytes) -> int:
-    return -1 if word == b"unlimited" else int(word)
-
-
 def restore_limits(before: list[tuple[int, int]]) -> bool:
     """Put back each resource limit that is lower than it was; False = that cannot be done.
 
@@ -210,10 +194,10 @@ def restore_limits(before: list[tuple[int, int]]) -> bool:
     """
     import resource
 
-    for number in _CPU, _FSIZE, _DATA, _STACK, _NPROC, _NOFILE, _AS:
+    for number in _CHECKED_LIMITS:
         now = resource.getrlimit(number)
         if now != before[number]:
-            if all(_at_least(*pair) for pair in zip(now, before[number], strict=True)):
+            if all(new == -1 or new >= old != -1 for new, old in zip(now, before[number], strict=True)):
                 before[number] = now
                 continue
             try:
@@ -227,16 +211,12 @@ _RIGHTS = re.compile(rb"^(?:Uid|Gid|Groups|Cap\w+|NoNewPrivs|Seccomp):.*", re.MU
 
 
 def rights() -> tuple[int, list[bytes]]:
-    """Niceness, user, groups, capabilities and filters of system calls of this process, to be compared."""
+    """Return niceness, user, groups, capabilities and filters of system calls of this process, to be compared."""
     return os.getpriority(os.PRIO_PROCESS, 0), _RIGHTS.findall(_told_of_self("status"))
 
 
-def _at_least(limit: int, other: int) -> bool:
-    return limit == -1 or limit >= other != -1
-
-
 def allow_open_files(count: int) -> int:
-    """Raise this process's soft limit of open files to `count`, as far as the hard limit lets it; the limit then."""
+    """Raise the soft limit of open files to `count`, as far as the hard limit lets it; return the limit then."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -248,28 +228,18 @@ def allow_open_files(count: int) -> int:
 
 
 def open_fds() -> set[int]:
-    """The open descriptors of this process."""
-    return {fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd)}  # the list names its own, closed again
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        fcntl.fcntl(fd, fcntl.F_GETFD)
-    except OSError:
-        return False
-    return True
+    """Return the open descriptors of this process."""
+    fds: set[int] = set()
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # the list names its own descriptor, which is closed again
+            fcntl.fcntl(fd, fcntl.F_GETFD)
+            fds.add(fd)
+    return fds
 
 
 def close_all_but(keep: Collection[int]) -> None:
     """Close every descriptor that is not in `keep`."""
-    close_each(open_fds().difference(keep))
-
-
-def close_each(fds: Iterable[int]) -> None:
-    """Close each; one that is closed already is fine."""
-    for fd in fds:
-        with contextlib.suppress(OSError):
-            os.close(fd)
+    close_all(open_fds().difference(keep))
 
 
 def blind(fds: Iterable[int]) -> None:

@@ -7,13 +7,11 @@ service, so a rise is believed for a second only, and once for each kill that it
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 BELIEVED_S = 1.0
 """Seconds after a rise was seen for which a death by SIGKILL is put down to it."""
-
-_KEY = "oom_kill"
-_MOUNT = Path("/sys/fs/cgroup")
 
 
 class OomKills:
@@ -21,20 +19,16 @@ class OomKills:
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
-        self._last = self._read()
+        self._last = count_in(file)
         self._spare = 0
         self._seen_at = 0.0
 
     def look(self, now: float) -> None:
         """Take in a rise. Called now and then, so that an old one is not put down to a later death."""
-        count = self._read()
-        if count is None or self._last is None:
-            self._last = count
-            return
-        if count > self._last:
-            self._spare = count - self._last
+        last, self._last = self._last, count_in(self._file)
+        if last is not None and self._last is not None and self._last > last:
+            self._spare = self._last - last
             self._seen_at = now
-        self._last = count
 
     def killed_one(self, now: float) -> bool | None:
         """Return whether the SIGKILL of a death just collected was the kernel's; None = the count cannot be read."""
@@ -46,35 +40,27 @@ class OomKills:
         self._spare -= 1
         return True
 
-    def _read(self) -> int | None:
-        if self._file is None:
-            return None
-        try:
-            return count_in(self._file.read_text())
-        except OSError:
-            return None
+
+def count_in(file: Path | None) -> int | None:
+    """Return the number after `oom_kill` in such a file; None if there is none (before Linux 4.13)."""
+    try:
+        found = re.search(r"^oom_kill +([0-9]+)$", file.read_text(), re.MULTILINE) if file else None
+    except OSError:
+        return None
+    return int(found[1]) if found else None
 
 
-def count_in(text: str) -> int | None:
-    """The number behind `oom_kill` in such a file; None when there is none (before Linux 4.13)."""
-    for line in text.splitlines():
-        key, _, value = line.partition(" ")
-        if key == _KEY and value.strip().isdigit():
-            return int(value)
-    return None
-
-
-def find(membership: Path = Path("/proc/self/cgroup"), mount: Path = _MOUNT) -> Path | None:
-    """The file with the count of this process's group; None when there is none, as in the root of all groups."""
+def find(membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Path | None:
+    """Return the file with the count of this process's group; None if there is none, as in the root of all groups."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
         return None
-    return next((file for line in lines for file in _files_of(line, mount) if _has_count(file)), None)
+    return next((file for line in lines for file in _files_of(line, mount) if count_in(file) is not None), None)
 
 
 def _files_of(line: str, mount: Path) -> list[Path]:
-    """`0::/system.slice/jobpool.service`, or `9:memory:/docker/0123`: the group's own, else the container's.
+    """Parse `0::/system.slice/jobpool.service` or `9:memory:/docker/0123`: the group's own file, else the container's.
 
     Inside a container the path may be the host's, while its own group is what is mounted.
     """
@@ -86,10 +72,3 @@ def _files_of(line: str, mount: Path) -> list[Path]:
     if "memory" not in controllers.split(","):
         return []
     return [mount / "memory" / below / "memory.oom_control", mount / "memory" / "memory.oom_control"]
-
-
-def _has_count(file: Path) -> bool:
-    try:
-        return count_in(file.read_text()) is not None
-    except OSError:
-        return False

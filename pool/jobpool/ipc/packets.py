@@ -14,9 +14,7 @@ import fcntl
 import os
 import socket
 from collections import deque
-from collections.abc import Sequence
-
-from jobpool.ipc import packets
+from collections.abc import Iterable, Sequence
 
 INLINE_BYTES = 32 * 1024
 MAX_PACKET_BYTES = 64 * 1024 * 1024
@@ -37,7 +35,7 @@ class PacketTooLarge(ValueError):
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """A connected pair; close-on-exec, blocking."""
+    """Return a connected pair; close-on-exec, blocking."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
@@ -62,7 +60,9 @@ def send(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = ()) -> None:
         )
     memfd = os.memfd_create("packet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        _write_all(memfd, packet)
+        view = memoryview(packet)
+        while view:
+            view = view[os.write(memfd, view) :]
         fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
         socket.send_fds(sock, [_BY_MEMFD], [memfd])
     finally:
@@ -70,20 +70,16 @@ def send(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = ()) -> None:
 
 
 def send_announced(sock: socket.socket, packet: bytes) -> None:
-    """`send`, to a reader that uses `Reader`."""
+    """Send as `send` does, to a reader that uses `Reader`."""
     if len(packet) > INLINE_BYTES:
         sock.send(_ANNOUNCED)
     send(sock, packet)
 
 
 class Reader:
-    """Reads packets without descriptors off one socket, at half the cost of `recv`.
+    """A reader of packets without descriptors off one socket, which is its alone, at half the cost of `recv`.
 
     A packet that comes as a memfd is announced by one before it; a descriptor that was not announced is dropped.
-
-    Args:
-        sock: Nobody else reads from it.
-        largest: Bytes in a packet.
     """
 
     def __init__(self, sock: socket.socket, largest: int = MAX_PACKET_BYTES) -> None:
@@ -92,7 +88,7 @@ class Reader:
         self._announced = False
 
     def read(self) -> bytes | None:
-        """The next packet; None at the end of the stream. Raises as `recv`."""
+        """Return the next packet; None at the end of the stream. Raises as `recv`."""
         if not self._announced:
             data = self._sock.recv(INLINE_BYTES + 1)
             if data != _ANNOUNCED:
@@ -112,9 +108,9 @@ class Reader:
 def recv(
     sock: socket.socket, largest: int = MAX_PACKET_BYTES, flags: int = 0, *, fds_may_lack: bool = False
 ) -> tuple[bytes, list[int]] | None:
-    """The next packet and the descriptors beside it; None at the end of the stream.
+    """Return the next packet and the descriptors beside it; None at the end of the stream.
 
-    `fds_may_lack`: A packet whose descriptors this process has no room for (`ulimit -n`) comes without any.
+    `fds_may_lack`: a packet whose descriptors this process has no room for (`ulimit -n`) comes without any.
 
     Raises:
         BlockingIOError: Nothing to read now, on a non-blocking socket or with MSG_DONTWAIT.
@@ -137,7 +133,7 @@ def recv(
     return data, fds
 
 
-def close_all(fds: list[int]) -> None:
+def close_all(fds: Iterable[int]) -> None:
     """Close each descriptor; ignore one that is closed already."""
     for fd in fds:
         with contextlib.suppress(OSError):
@@ -164,12 +160,6 @@ def _read_memfd(memfd: int, largest: int) -> bytes:
         os.close(memfd)
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
 class Outbox:
     """The sending side of a non-blocking SOCK_SEQPACKET socket, which stays the caller's."""
 
@@ -178,14 +168,13 @@ class Outbox:
         self._kept: deque[tuple[bytes, list[int]]] = deque()
 
     def __len__(self) -> int:
-        """How many packets wait; when there are any, call `flush` once the socket is writable."""
+        """Count the packets that wait; while there are any, call `flush` once the socket is writable."""
         return len(self._kept)
 
     def send(self, packet: bytes, fds: Sequence[int] = ()) -> None:
-        """Send `packet` behind all that wait. `fds` stay the caller's: a packet that has to wait gets copies.
+        """Send `packet` after all that wait. `fds` stay the caller's: a packet that has to wait gets copies.
 
-        Raises:
-            OSError: The peer is gone.
+        Raises `OSError` when the peer is gone.
         """
         self.flush()
         if self._kept or not self._sent(packet, fds):
@@ -194,16 +183,16 @@ class Outbox:
     def flush(self) -> None:
         """Send what waits, as far as the socket takes it. Raises `OSError` when the peer is gone."""
         while self._kept and self._sent(*self._kept[0]):
-            packets.close_all(self._kept.popleft()[1])
+            close_all(self._kept.popleft()[1])
 
     def close(self) -> None:
         """Drop what waits."""
         while self._kept:
-            packets.close_all(self._kept.popleft()[1])
+            close_all(self._kept.popleft()[1])
 
     def _sent(self, packet: bytes, fds: Sequence[int]) -> bool:
         try:
-            packets.send(self._sock, packet, tuple(fds))
+            send(self._sock, packet, tuple(fds))
         except OSError as error:
             if error.errno not in _FULL:
                 raise

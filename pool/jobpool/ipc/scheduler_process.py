@@ -1,4 +1,4 @@
-"""The scheduler that runs beside a pool: what it is told, and the master's side of its process. Nothing here waits.
+"""The scheduler that runs beside a pool: its options, and the master's side of its process. Nothing here waits.
 
 It is started by exec, in a session of its own, so that a Ctrl-C to the master's group is the master's to handle. It has
 a connection of its own to the broker, imports the app, and may run its code, which the master never does. It ends with
@@ -36,17 +36,17 @@ FIRED_AT_ONCE = 300
 """Firings told in one write, which a pipe takes whole or not at all."""
 
 MAX_WORDS_BYTES = 4096
-"""Bytes of last words that are kept; a pipe takes so many at once."""
+"""Bytes of last words that are kept; a pipe takes no more at once."""
 
 
 def say(line: int, words: bytes) -> None:
-    """From the scheduler to the master, if there is one still. Does not wait for it."""
+    """Write from the scheduler to the master, if there is one still. Does not wait for it."""
     with contextlib.suppress(OSError):
         os.write(line, words[:MAX_WORDS_BYTES])
 
 
 def say_fired(line: int, lateness: Sequence[float]) -> None:
-    """Tell how late firings were. What finds no room, because the master stands still, is not told."""
+    """Tell how late firings were. One that finds no room, because the master stands still, is not told."""
     for first in range(0, len(lateness), FIRED_AT_ONCE):
         told = " ".join(f"{seconds:.3f}" for seconds in lateness[first : first + FIRED_AT_ONCE])
         say(line, FIRED + told.encode() + b"\n")
@@ -54,40 +54,27 @@ def say_fired(line: int, lateness: Sequence[float]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CronStart:
-    """The start options of a scheduler's process: plain values, already checked. JSON-able.
+    """The start options of a scheduler's process: plain values, already checked. JSON-able."""
 
-    Attributes:
-        backend: URL of the broker.
-        options: What the app's import needs, as a child of the pool gets it.
-        signing_keys: The first signs; empty = unsigned.
-        broker_timeout: Seconds that a call may take; None = the backend's own limit.
-        name: Of the pool.
-        environment: Of the schedules that are served.
-        grace: Seconds within which what was missed is made up for.
-        only: There is no other scheduler.
-        default_timeout: Seconds for inline jobs that set none; 0 = unlimited.
-        log_level, log_format: Of the log.
-    """
-
-    backend: str = field(repr=False)
-    options: ChildOptions
-    signing_keys: tuple[str, ...] = field(default=(), repr=False)
-    broker_timeout: float | None = None
-    name: str = "jobpool"
-    environment: str | None = None
-    grace: float = 3600.0
-    only: bool = False
-    default_timeout: float = 3600.0
+    backend: str = field(repr=False)  # URL of the broker
+    options: ChildOptions  # for the app's import, as a child of the pool gets them
+    signing_keys: tuple[str, ...] = field(default=(), repr=False)  # the first signs; empty = unsigned
+    broker_timeout: float | None = None  # seconds that a call may take; None = the backend's own limit
+    name: str = "jobpool"  # of the pool
+    environment: str | None = None  # of the schedules that are served
+    grace: float = 3600.0  # seconds within which what was missed is made up for
+    only: bool = False  # there is no other scheduler
+    default_timeout: float = 3600.0  # seconds for inline jobs that set none; 0 = unlimited
     log_level: str = "info"
     log_format: str = "text"
 
     def to_json(self) -> bytes:
-        """As UTF-8 JSON."""
+        """Return it as UTF-8 JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> CronStart:
-        """The reverse of `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
+        """Reverse `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
         values: dict[str, Any] = json.loads(data)
         values["signing_keys"] = tuple(values["signing_keys"])
         return cls(options=ChildOptions(**values.pop("options")), **values)
@@ -100,7 +87,7 @@ class SchedulerProcess:
         pid: Of the process; it leads a session and a group of its own.
         line: Readable when it has said something, and when it hung up; then `hear`.
         is_ready: It has said so.
-        fired: The lateness of firings that it has told of, in seconds; whoever reads it empties it.
+        fired: The lateness of firings that it has told of, in seconds; the reader empties it.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], pidfd: int, line: int) -> None:
@@ -114,16 +101,10 @@ class SchedulerProcess:
 
     @classmethod
     def start(cls, start: CronStart, environ: Mapping[str, str]) -> SchedulerProcess:
-        """Start one.
+        """Start one with these options, and with `environ` after it is `scrubbed`.
 
-        Args:
-            start: What it is told.
-            environ: Its environment, before it is `scrubbed`.
-
-        Raises:
-            OSError: No process or descriptor to be had.
-
-        Blocks until the interpreter is executed, some milliseconds.
+        Raises `OSError` if no process or descriptor is to be had. Blocks until the interpreter is executed, some
+        milliseconds.
         """
         here, there = os.pipe2(os.O_CLOEXEC)
         try:
@@ -142,7 +123,7 @@ class SchedulerProcess:
             os.close(there)
 
     def fileno(self) -> int:
-        """Readable when the process has ended."""
+        """Return a descriptor that is readable when the process has ended."""
         return self._pidfd
 
     def hear(self) -> bool:
@@ -150,18 +131,15 @@ class SchedulerProcess:
         try:
             while words := os.read(self.line, MAX_WORDS_BYTES):
                 self.is_ready = self.is_ready or READY in words
-                self._words = self._without_fired(self._words + words.replace(READY, b""))[:MAX_WORDS_BYTES]
+                *lines, last = (self._words + words.replace(READY, b"")).split(b"\n")
+                for line in lines:
+                    if line.startswith(FIRED):
+                        self.fired += map(float, line[len(FIRED) :].split())
+                kept = [*(line for line in lines if not line.startswith(FIRED)), last]
+                self._words = b"\n".join(kept)[:MAX_WORDS_BYTES]
         except BlockingIOError:
             return True
         return False
-
-    def _without_fired(self, words: bytes) -> bytes:
-        """Return what is left when the firings that are told of whole are taken out."""
-        *lines, last = words.split(b"\n")
-        for line in lines:
-            if line.startswith(FIRED):
-                self.fired += map(float, line[len(FIRED) :].split())
-        return b"\n".join([*(line for line in lines if not line.startswith(FIRED)), last])
 
     @property
     def error(self) -> str:
@@ -174,7 +152,7 @@ class SchedulerProcess:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def poll(self) -> int | None:
-        """Its exit status, negative = by that signal; None while it runs. Collects it."""
+        """Collect it; its exit status, negative = by that signal; None while it runs."""
         return self._process.poll()
 
     def close(self) -> None:

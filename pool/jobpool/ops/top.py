@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
-from jobpool.ipc.board_views import ChildState, ChildView, HeaderView, MasterView
+from jobpool.ipc.board_layout import ChildState, ChildView, HeaderView, MasterView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.ops.runtime_dir import PoolFile
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from jobpool.ipc import packets
-from jobpool.ipc.board_views import ChildView
-from jobpool.ipc.frames import BootFailed, Frame, Ready, Reply, Result, Run, decode
+from jobpool.ipc.board_layout import ChildView
+from jobpool.ipc.frames import BootFailed, Frame, Ready, Reply, Result, Run, Spawn, decode
 from jobpool.ipc.process_options import ChildOptions
 from jobpool.ipc.scoreboard import ChildPages, Scoreboard
 from jobpool.message.definition import JobDefinition
@@ -150,13 +150,13 @@ class ChildProcess:
 
 def main(work: str, channel: str, board: str, trace: str, output: str, options: str) -> None:
     from jobpool.child.main import run
-    from jobpool.ipc.postfork import SpawnRequest, live
+    from jobpool.ipc.postfork import live
 
     fds = (int(work), int(channel), int(trace), int(output))
     for fd in (*fds, int(board)):
         os.set_inheritable(fd, False)
     with ChildPages(int(board)).mapped(0) as page:
-        live(SpawnRequest(0, 7, fds, os.getppid(), page, ChildOptions.from_json(options), run))
+        live(run, Spawn(7, 0), fds, page, ChildOptions.from_json(options), os.getppid())
 
 
 if __name__ == "__main__":

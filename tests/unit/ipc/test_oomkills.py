@@ -46,8 +46,12 @@ def test_without_a_count_nothing_is_known(events: Path, text: str) -> None:
     assert OomKills(events).killed_one(0.0) is None
 
 
-def test_the_count_of_either_version() -> None:
-    assert (count_in(V2.format(17)), count_in(V1.format(3))) == (17, 3)
+def test_the_count_of_either_version(events: Path) -> None:
+    counts = []
+    for text in V2.format(17), V1.format(3):
+        events.write_text(text)
+        counts.append(count_in(events))
+    assert counts == [17, 3]
 
 
 @pytest.mark.parametrize(

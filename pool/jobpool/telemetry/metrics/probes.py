@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jobpool.ipc.board_views import HeaderView
+from jobpool.ipc.board_layout import HeaderView
 from jobpool.message.units import format_duration
 
 LOOP_LIMIT = 5.0
