@@ -12,9 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
+import orjson
+
+from jobpool.broker.values import NewMessage, Ticket
 from jobpool.child.capture import Capture
 from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
 from jobpool.handlers import ending, output
@@ -35,71 +39,48 @@ DOUBLE = 75
 """Exit status of a process that a handler forked and that came back from it: there is one of us already."""
 
 Progress = Callable[[float, str], object]
-
 OwnAck = Callable[[object, Sequence[JobDefinition]], Callable[[], bool]]
-"""Acks on the handler's connection, with follow-ups; returns what tells whether the transaction is still open."""
+"""Acks on the handler's connection, with follow-ups; returns a test whether the transaction is still open."""
+
+Packer = Callable[[Sequence[JobDefinition]], list[NewMessage]]
+"""Signs jobs: the master, asked over the channel, or a backend of this process."""
 
 LEFT_OPEN = "the transaction in which the handler acked its message was left open: commit it before the handler returns"
 
 
 @dataclass(slots=True)
 class JobToRun:
-    """The facts of a message that an attempt needs.
+    """The facts of a message that an attempt needs."""
 
-    Attributes:
-        envelope: Decoded, its signature verified.
-        queue: Where it was fetched from.
-        fence: The message's deliveries.
-        crashes: Deliveries so far that ended with no verdict.
-        timeout: Seconds; 0 = unlimited.
-        max_retries: The value that applies, if it is not the envelope's.
-        ack: Acks the message on the handler's own connection, with these follow-ups; None = the handler may not.
-    """
-
-    envelope: JobEnvelope
-    queue: str
-    fence: int = 1
-    crashes: int = 0
-    timeout: float = 0.0
-    max_retries: int | None = None
-    ack: OwnAck | None = None
+    envelope: JobEnvelope  # decoded, its signature verified
+    queue: str  # where it was fetched from
+    fence: int = 1  # the message's deliveries
+    crashes: int = 0  # deliveries so far that ended with no verdict
+    timeout: float = 0.0  # seconds; 0 = unlimited
+    max_retries: int | None = None  # the value that applies, if it is not the envelope's
+    ack: OwnAck | None = None  # None = the handler may not ack the message itself
 
 
 @dataclass(slots=True)
 class Attempt:
-    """The end of an attempt.
+    """The end of an attempt."""
 
-    Attributes:
-        handler: Its name.
-        kind: How it ended.
-        started: CLOCK_MONOTONIC seconds; `duration` counts from here.
-        duration: Seconds, hooks included.
-        output: Captured text and return value, capped.
-        error: Traceback, stack or reason; "" on success.
-        after: Seconds that `Retry` or `Snooze` asked for.
-        follow_ups: Jobs from `ctx.enqueue`; empty unless it succeeded.
-        started_at: Unix time.
-        daemons: The handler may leave processes behind.
-        left_open: The handler acked in a transaction that it neither committed nor rolled back.
-        suspect: It failed in a way that may have spoilt its process.
-    """
-
-    handler: str
+    handler: str  # its name
     kind: ResultKind
-    started: float
-    duration: float = 0.0
-    output: str = ""
-    error: str = ""
-    after: float = 0.0
-    follow_ups: Sequence[JobDefinition] = ()
-    started_at: float = 0.0
-    daemons: bool = False
-    left_open: bool = False
-    suspect: bool = False
+    started: float  # CLOCK_MONOTONIC seconds; `duration` counts from here
+    duration: float = 0.0  # seconds, hooks included
+    output: str = ""  # captured text and return value, capped
+    error: str = ""  # traceback, stack or reason; "" on success
+    after: float = 0.0  # seconds that `Retry` or `Snooze` asked for
+    follow_ups: Sequence[JobDefinition] = ()  # from `ctx.enqueue`; empty unless it succeeded
+    started_at: float = 0.0  # Unix time
+    daemons: bool = False  # the handler may leave processes behind
+    left_open: bool = False  # the handler acked in a transaction that it neither committed nor rolled back
+    suspect: bool = False  # it failed in a way that may have spoilt its process
 
     @property
     def result(self) -> ExecutionResult:
-        """As `after_run` hooks and histories see it."""
+        """The result for `after_run` hooks and histories."""
         ended_at = self.started_at + self.duration
         succeeded = self.kind is ResultKind.SUCCEEDED
         return ExecutionResult(
@@ -107,23 +88,8 @@ class Attempt:
         )
 
 
-class Watch(Protocol):
-    """The guard that ends user code in time: `Alarm`, or `SoftWatch` if no alarm can be had."""
-
-    on_fire: Callable[[], object] | None
-    stack: Any
-
-    def arm(self, seconds: float) -> None: ...
-
-    def disarm(self) -> None: ...
-
-    def expired(self, now: float) -> bool: ...
-
-    def call(self, function: Callable[[Any], Any], argument: Any) -> tuple[Any, BaseException | None]: ...
-
-
 class SoftWatch:
-    """A watch for threads that are not the main one, where Python delivers no signal: it interrupts nothing.
+    """An `Alarm` for threads that are not the main one, where Python delivers no signal: it interrupts nothing.
 
     A handler that returns late has timed out all the same, so the verdict is the one that a pool would give.
     """
@@ -163,9 +129,6 @@ class AttemptRunner:
     """A runner of attempts, one after the other, in the process and thread that made it.
 
     Args:
-        registry: The handlers.
-        watch: Ends user code in time.
-        capture: Takes printed text.
         output_cap: Bytes of output, and of error text, that are kept.
         more_output: Asked once an attempt for text that was printed past `sys.stdout`.
         enqueue_to: The only queues that follow-ups may go to; empty = any.
@@ -174,7 +137,7 @@ class AttemptRunner:
     def __init__(
         self,
         registry: HandlerRegistry,
-        watch: Watch,
+        watch: Alarm | SoftWatch,
         capture: Capture | NoCapture,
         output_cap: int = DEFAULT_CAP,
         more_output: Callable[[], str] | None = None,
@@ -190,11 +153,7 @@ class AttemptRunner:
         watch.on_fire = loops.stop
 
     def run(self, job: JobToRun, progress: Progress | None = None) -> Attempt:
-        """Run one attempt. Raises only what `more_output` raises.
-
-        Args:
-            job: The job.
-            progress: Called for every `ctx.progress`.
+        """Run one attempt. Raises only what `more_output` raises. `progress` is called for every `ctx.progress`.
 
         Blocks until the handler is done, or as long as it resists `HardTimeout`.
         """
@@ -223,7 +182,11 @@ class AttemptRunner:
     def _run(self, handler: AnyHandler, job: JobToRun, attempt: Attempt, notes: _Notes) -> None:
         self._capture.begin()
         self._watch.arm(job.timeout)
-        self._fill(attempt, self._call(handler, _context(job, attempt, notes)), job)
+        deadline = attempt.started + job.timeout if job.timeout > 0 else None
+        ctx = JobContext(
+            job.envelope, notes, fence=job.fence, crashes=job.crashes, max_retries=job.max_retries, deadline=deadline
+        )
+        self._fill(attempt, self._call(handler, ctx), job)
         if notes.left_open():
             attempt.left_open = True
             if attempt.kind is ResultKind.SUCCEEDED:
@@ -239,7 +202,7 @@ class AttemptRunner:
             os._exit(DOUBLE)
         if raised is not None:  # while the handler's own error was being put into words
             return Ending(ResultKind.FAILED, error=ending.named(raised), suspect=ending.is_suspect(raised))
-        return answer  # type: ignore[no-any-return]
+        return answer or ending.SUCCEEDED
 
     def _fill(self, attempt: Attempt, end: Ending, job: JobToRun) -> None:
         now = monotonic()
@@ -290,8 +253,6 @@ def run_attempt(
     hangs is not stopped, and one that returns late has timed out.
 
     Args:
-        job: The job.
-        registry: The handlers.
         output_cap: Bytes of output, and of error text, that are kept.
         kill_grace: Seconds; a handler that swallows the alarm meets it again after half of them.
         progress: Called for every `ctx.progress`.
@@ -344,17 +305,6 @@ class _Notes:
         return self._still_open is not None and self._still_open()
 
 
-def _context(job: JobToRun, attempt: Attempt, notes: _Notes) -> JobContext:
-    return JobContext(
-        job.envelope,
-        notes,
-        fence=job.fence,
-        crashes=job.crashes,
-        max_retries=job.max_retries,
-        deadline=attempt.started + job.timeout if job.timeout > 0 else None,
-    )
-
-
 def _user_code(task: tuple[AnyHandler, JobContext, int]) -> Ending:
     """Run user code, under the alarm only. All user code runs below this frame, and its exceptions end here."""
     handler, ctx, cap = task
@@ -378,3 +328,19 @@ def _after_run(task: tuple[Callable[[ExecutionResult], object], ExecutionResult]
         import logging
 
         logging.getLogger("jobpool.child").exception("after_run of handler %r failed", result.handler)
+
+
+def own_ack(ticket: bytes | Ticket, pack: Packer) -> OwnAck:
+    """Return the function for `ctx.ack`: it acks on the connection it is given, and enqueues the follow-ups there.
+
+    `ticket` is that of `QueueBackend.ticket`, as it is or as JSON. It names the backend's function, which is imported
+    only when a handler calls `ctx.ack`: the only code of a broker that a child ever runs.
+    """
+
+    def ack(connection: object, follow_ups: Sequence[JobDefinition]) -> Callable[[], bool]:
+        read: Ticket = orjson.loads(ticket) if isinstance(ticket, bytes) else ticket
+        messages = pack(follow_ups) if follow_ups else []
+        function: Callable[..., Callable[[], bool]] = resolve_name(str(read["ack"]))
+        return function(connection, read, messages)
+
+    return ack

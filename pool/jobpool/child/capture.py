@@ -37,9 +37,7 @@ class EchoedHeadTail(HeadTail):
 class Capture:
     """A stand-in for `sys.stdout` and `sys.stderr`, both into one text, in the order of the writes.
 
-    Args:
-        cap: Bytes that are kept of one attempt.
-        echo: Called with what is printed, as it is printed.
+    `cap`: bytes that are kept of one attempt. `echo` is called with what is printed, as it is printed.
     """
 
     def __init__(self, cap: int = DEFAULT_CAP, echo: Callable[[bytes], None] | None = None) -> None:
@@ -73,9 +71,7 @@ class Capture:
 class OutputPipe:
     """The pipe that descriptors 1 and 2 of a child write to. The master empties it when it is full.
 
-    Args:
-        fd: Its writing end.
-        cap: Bytes that are kept of one attempt.
+    `fd`: its writing end. `cap`: bytes that are kept of one attempt.
     """
 
     def __init__(self, fd: int, cap: int = DEFAULT_CAP) -> None:
@@ -87,38 +83,47 @@ class OutputPipe:
     def take(self) -> str:
         """Return what was written since the last call. Costs one system call when there is nothing.
 
-        Raises:
-            OSError: The handler has closed it.
+        Raises `OSError` if the handler has closed it.
         """
         fcntl.ioctl(self._fd, termios.FIONREAD, self._waiting)
         size = self._waiting[0]
-        return self._take(size) if size else ""
-
-    def _take(self, size: int) -> str:
+        if not size:
+            return ""
         kept = HeadTail(self._cap)
         with contextlib.suppress(BlockingIOError):  # the master was quicker
             kept.write(os.read(self._fd, size))
         return kept.text()
 
 
-class _Stream(io.TextIOBase):
-    """One of the two streams. It cannot be closed: the next attempt prints to it too."""
+class _Kept:
+    """The common part of a stream and its buffer. They cannot be closed: the next attempt prints to them too."""
 
     def __init__(self, kept: HeadTail, fd: int) -> None:
         super().__init__()
         self._kept = kept
         self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def writable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+class _Stream(_Kept, io.TextIOBase):
+    """One of the two streams."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+    mode = "w"
+
+    def __init__(self, kept: HeadTail, fd: int) -> None:
+        super().__init__(kept, fd)
         self.buffer = _Binary(kept, fd)
         self.name = "<stdout>" if fd == 1 else "<stderr>"
-        self.mode = "w"
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8"
-
-    @property
-    def errors(self) -> str:  # type: ignore[override]
-        return "backslashreplace"
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
@@ -126,37 +131,14 @@ class _Stream(io.TextIOBase):
         self._kept.write(text.encode("utf-8", "backslashreplace"))
         return len(text)
 
-    def fileno(self) -> int:
-        return self._fd
-
-    def writable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        pass
-
     def reconfigure(self, **_: Any) -> None:
         """Do nothing: unlike a `TextIOWrapper` this has no options."""
 
 
-class _Binary(io.RawIOBase):
+class _Binary(_Kept, io.RawIOBase):
     """`sys.stdout.buffer`."""
-
-    def __init__(self, kept: HeadTail, fd: int) -> None:
-        super().__init__()
-        self._kept = kept
-        self._fd = fd
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         self._kept.write(bytes(view))
         return len(view)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def writable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        pass

@@ -18,8 +18,7 @@ from time import monotonic
 
 from setproctitle import setproctitle
 
-from jobpool.child import transaction
-from jobpool.child.attempt import Attempt, AttemptRunner, JobToRun, OwnAck
+from jobpool.child.attempt import Attempt, AttemptRunner, JobToRun, OwnAck, own_ack
 from jobpool.child.capture import Capture, OutputPipe
 from jobpool.child.channel import ChannelProducer
 from jobpool.child.recycle import DESCRIPTORS, SocketsLost, Wear
@@ -39,22 +38,15 @@ from jobpool.message.outcome import ResultKind
 
 OK = 0
 CANNOT_BOOT = 69
-IDLE_AFTER = 0.1
-"""Seconds without a frame after which the process title says so: not after every job of a quick series."""
-
-LONG_S = 0.01
-"""Seconds of an attempt after which a thorough look at its process costs next to nothing."""
-
-QUICK_S = 0.001
-"""Seconds below which an attempt is a quick one."""
-
+IDLE_AFTER_S = 0.1  # without a frame, then the process title says so: not after every job of a quick series
+LONG_S = 0.01  # of an attempt; then a thorough look at its process costs next to nothing
+QUICK_S = 0.001  # below it an attempt is a quick one
 _RUN = 1
 _IDLE = " idle"  # no handler's name
 
 
 def run(boot: ChildBoot) -> int:
-    """Run a child's life in this process; return its exit status. Uses the main thread, signals and standard streams
-    freely.
+    """Run a child's life in this process, of which it uses all freely; return its exit status.
 
     Blocks for as long as there is work: until `work` ends, or the child is worn (then its last `Result` says why).
     """
@@ -65,19 +57,15 @@ def run(boot: ChildBoot) -> int:
         if not boot.options.preload:
             app.load(boot.options)
     except ConfigurationError as error:
-        return _cannot_boot(boot, str(error))
+        with contextlib.suppress(OSError):
+            packets.send_announced(boot.channel, BootFailed(str(error)).encode())
+        return CANNOT_BOOT
     try:
         return Child(boot).serve()
     except (OSError, SocketsLost) as error:
         # Through the shared page: the descriptors may be somebody else's by now.
         boot.page.printed.write(f"\njobpool: this child cannot go on: {error!r}\n".encode())
         return BROKEN
-
-
-def _cannot_boot(boot: ChildBoot, error: str) -> int:
-    with contextlib.suppress(OSError):
-        packets.send_announced(boot.channel, BootFailed(error).encode())
-    return CANNOT_BOOT
 
 
 class Child:
@@ -94,19 +82,14 @@ class Child:
         self._channel = boot.channel
         self._page = boot.page.child
         self._title = _Title(f"{options.title}: slot {boot.slot}")
-        raw_output = OutputPipe(boot.output_fd, options.output_cap)
-        capture = Capture(options.output_cap, boot.page.printed.write)
-        self._runner = AttemptRunner(
-            DEFAULT,
-            Alarm(options.kill_grace),
-            capture,
-            options.output_cap,
-            raw_output.take,
-            options.enqueue_to,
-        )
-        _forget_output(raw_output)
+        cap = options.output_cap
+        take = OutputPipe(boot.output_fd, cap).take
+        capture = Capture(cap, boot.page.printed.write)
+        self._runner = AttemptRunner(DEFAULT, Alarm(options.kill_grace), capture, cap, take, options.enqueue_to)
+        with contextlib.suppress(OSError):
+            take()  # text printed before the first job belongs to none
         # Title and page are written only when the child has been idle for a moment, so the wait needs a limit.
-        boot.work.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(IDLE_AFTER * 1e6)))
+        boot.work.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(IDLE_AFTER_S * 1e6)))
         self._more_work = select.poll()
         self._more_work.register(boot.work, select.POLLIN)
         self._tidy = Tidy()
@@ -115,8 +98,7 @@ class Child:
     def serve(self) -> int:
         """Tell the master, then take frame after frame.
 
-        Raises:
-            OSError, SocketsLost: A socket to the master is broken.
+        Raises `OSError` or `SocketsLost` if a socket to the master is broken.
         """
         self._page.idle(monotonic())
         self._title.idle()
@@ -126,7 +108,7 @@ class Child:
                 leaving = self._attempt(packet)
             elif packet[0] == TICKETED:
                 ticket, run = split_ticket(packet)
-                leaving = self._attempt(run, transaction.own_ack(ticket, self._producer.pack))
+                leaving = self._attempt(run, own_ack(ticket, self._producer.pack))
             else:
                 break
             if leaving:
@@ -138,7 +120,7 @@ class Child:
         while True:
             try:
                 received = packets.recv(self._work)
-            except BlockingIOError:  # nothing for IDLE_AFTER seconds, or the master was quicker and took it back
+            except BlockingIOError:  # nothing for IDLE_AFTER_S, or the master was quicker and took it back
                 self._runner.rest()
                 self._title.idle()
                 self._more_work.poll()
@@ -219,18 +201,11 @@ class _Title:
 def _packet(nonce: int, attempt: Attempt, leaving: str) -> bytes:
     if attempt.kind is ResultKind.SUCCEEDED and not (attempt.output or attempt.follow_ups or leaving):
         return plain_success(nonce, attempt.started, attempt.duration)
-    result = Result(
-        nonce,
-        attempt.kind,
-        attempt.started,
-        attempt.duration,
-        attempt.output,
-        attempt.error,
-        attempt.after,
-        [definition.to_dict() for definition in attempt.follow_ups],
-        leaving,
-    )
-    return result.encode()
+    follow_ups = [definition.to_dict() for definition in attempt.follow_ups]
+    times = attempt.started, attempt.duration
+    return Result(
+        nonce, attempt.kind, *times, attempt.output, attempt.error, attempt.after, follow_ups, leaving
+    ).encode()
 
 
 def _write_lines_at_once() -> None:
@@ -241,9 +216,3 @@ def _write_lines_at_once() -> None:
     libc = ctypes.CDLL(None)
     with contextlib.suppress(ValueError, AttributeError):
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 1, 0)  # 1: _IOLBF
-
-
-def _forget_output(raw_output: OutputPipe) -> None:
-    """Drop text printed before the first job; it belongs to none."""
-    with contextlib.suppress(OSError):
-        raw_output.take()

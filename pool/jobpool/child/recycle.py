@@ -29,10 +29,8 @@ FAILURE = "a failure that may have spoilt it"
 
 _FAILURES = (ResultKind.FAILED, ResultKind.UNRECOVERABLE, ResultKind.RETRY)
 
-LAST_WORDS = 0.05
-"""Seconds that threads which an attempt left behind get to end by themselves."""
-
-SWEEP_LIMIT = 0.5
+LAST_WORDS_S = 0.05  # that threads which an attempt left behind get to end by themselves
+SWEEP_LIMIT_S = 0.5
 """Seconds for which killing left-over processes may hold the result up; the fork server sweeps again anyway."""
 
 _SOL_SOCKET = socket.SOL_SOCKET
@@ -52,17 +50,15 @@ class Wear:
         self._after_failure = boot.options.recycle_on_failure
         self._left = _lifetime(boot.options, boot.child)
         self._threads = _thread._count()
-        self._memory = _Memory(boot.options.max_rss)
         self._descriptors = _Descriptors((boot.work, boot.channel), boot.options.max_leaked_fds)
         self._daemons = linux.direct_children() if linux.has_children() else set()
 
     def reason(self, attempt: Attempt) -> str:
         """Return why the child should go now; "" = it may stay. Kills what processes the attempt has left behind.
 
-        Raises:
-            SocketsLost: There is no way to the master any more.
+        Raises `SocketsLost` if there is no way to the master any more.
 
-        Blocks for `LAST_WORDS` and `SWEEP_LIMIT` at most, and not at all when nothing was left behind.
+        Blocks for `LAST_WORDS_S` and `SWEEP_LIMIT_S` at most, and not at all when nothing was left behind.
         """
         self._descriptors.check_sockets()
         self._left -= 1
@@ -82,7 +78,7 @@ class Wear:
             return THREADS
         if self._descriptors.worn():
             return DESCRIPTORS
-        if self._memory.worn():
+        if self._options.max_rss and self._outgrown(self._options.max_rss):
             return MEMORY
         return JOBS if self._left == 0 else ""
 
@@ -91,11 +87,13 @@ class Wear:
         if attempt.daemons and attempt.kind is not ResultKind.TIMEOUT:
             self._daemons |= linux.direct_children()
             return False
-        _collect_the_dead()
-        return linux.has_children() and linux.sweep_strays(self._daemons, SWEEP_LIMIT) > 0
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        return linux.has_children() and linux.sweep_strays(self._daemons, SWEEP_LIMIT_S) > 0
 
     def _threads_ended(self) -> bool:
-        give_up = monotonic() + LAST_WORDS
+        give_up = monotonic() + LAST_WORDS_S
         for thread in threading.enumerate():
             if thread is not threading.current_thread():
                 thread.join(max(0.0, give_up - monotonic()))
@@ -103,19 +101,11 @@ class Wear:
                     break
         return _thread._count() <= self._threads
 
+    def _outgrown(self, mark: int) -> bool:
+        import resource  # its being imported costs two microseconds an attempt: see `restore`
 
-class _Memory:
-    """Resident memory against its mark; read only when the peak, which is cheaper to ask for, was above it."""
-
-    def __init__(self, mark: int) -> None:
-        self._mark = mark
-
-    def worn(self) -> bool:
-        if not self._mark:
-            return False
-        import resource  # its being imported costs two microseconds an attempt: see `tidy`
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > self._mark and resident() > self._mark
+        # Resident memory is read only when the peak, which is cheaper to ask for, was above the mark.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > mark and resident() > mark
 
 
 class _Descriptors:
@@ -158,12 +148,6 @@ def _lifetime(options: ChildOptions, child: int) -> int:
     spread = options.max_jobs_jitter
     drawn = random.Random(child).uniform(1 - spread, 1 + spread)
     return max(1, round(options.max_jobs * drawn))
-
-
-def _collect_the_dead() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _lowest_free() -> int:

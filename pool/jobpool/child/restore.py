@@ -30,8 +30,7 @@ RIGHTS = "user or rights"
 LIMITS = "resource limits"
 
 _TIMERS = {int(signal.SIGVTALRM): int(signal.ITIMER_VIRTUAL), int(signal.SIGPROF): int(signal.ITIMER_PROF)}
-_NAMES = ("TERM", "INT", "HUP", "QUIT", "CHLD", "PIPE")
-_KEPT = (*(int(signal.Signals[f"SIG{name}"]) for name in _NAMES), *_TIMERS)
+_KEPT = (*(int(signal.Signals[f"SIG{name}"]) for name in ("TERM", "INT", "HUP", "QUIT", "CHLD", "PIPE")), *_TIMERS)
 
 
 class Tidy:
@@ -53,12 +52,9 @@ class Tidy:
         self._interpreter = _Interpreter()
 
     def restore(self, thorough: bool = False) -> str:
-        """Make it so; what could not be put back, "" = nothing.
+        """Bring the state back; return what could not be, "" = nothing. `thorough`: make the costly checks, too.
 
-        `thorough`: look at what is not cheap to look at, too.
-
-        Raises:
-            OSError: The handler has closed the folder's descriptor.
+        Raises `OSError` if the handler has closed the folder's descriptor.
         """
         if list(map(raw_getsignal, _KEPT)) != self._handlers:
             self._restore_signals()
@@ -76,7 +72,7 @@ class Tidy:
         return self._spoilt() if thorough else ""
 
     def _spoilt(self) -> str:
-        """Restore or name what only a long look shows: some 20 microseconds."""
+        """Restore or name changes that only a long look shows: some 20 microseconds."""
         if linux.rights() != self._rights:
             return RIGHTS
         if linux.limits_text() != self._limits_text:
@@ -162,7 +158,7 @@ class _Interpreter:
         self._path = list(sys.path)
 
     def _restore_filters(self) -> None:
-        """Take those out that make other jobs fail; the rest may be those of a library that was imported late."""
+        """Take out filters that make other jobs fail; the rest may be those of a library that was imported late."""
         self._filters = [found for found in warnings.filters if found in self._filters or found[0] != "error"]
         warnings.filters[:] = self._filters  # type: ignore[index]
         with warnings.catch_warnings():
@@ -183,16 +179,12 @@ def _settings() -> list[Any]:
     ]
 
 
-def _switch_gc(on: bool) -> None:
-    (gc.enable if on else gc.disable)()
-
-
 _PUT: tuple[Callable[[Any], object], ...] = (
     sys.setrecursionlimit,
     sys.settrace,
     sys.setprofile,
     socket.setdefaulttimeout,
-    _switch_gc,
+    lambda on: gc.enable() if on else gc.disable(),
     lambda prec: setattr(decimal.getcontext(), "prec", prec),
     lambda rounding: setattr(decimal.getcontext(), "rounding", rounding),
 )

@@ -19,8 +19,7 @@ from typing import Self, TypeVar
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases, check_ttl
-from jobpool.child.attempt import Attempt, JobToRun, run_attempt
-from jobpool.child.transaction import own_ack
+from jobpool.child.attempt import Attempt, JobToRun, own_ack, run_attempt
 from jobpool.errors import BackendUnavailable, JobpoolError, Unsupported
 from jobpool.handlers.registry import DEFAULT, AnyHandler, HandlerRegistry
 from jobpool.master.acquire import Acquirer, check_key_store
