@@ -202,7 +202,7 @@ class AttemptRunner:
             os._exit(DOUBLE)
         if raised is not None:  # while the handler's own error was being put into words
             return Ending(ResultKind.FAILED, error=ending.named(raised), suspect=ending.is_suspect(raised))
-        return answer or ending.SUCCEEDED
+        return answer  # type: ignore[return-value]
 
     def _fill(self, attempt: Attempt, end: Ending, job: JobToRun) -> None:
         now = monotonic()

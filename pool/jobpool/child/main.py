@@ -203,9 +203,8 @@ def _packet(nonce: int, attempt: Attempt, leaving: str) -> bytes:
         return plain_success(nonce, attempt.started, attempt.duration)
     follow_ups = [definition.to_dict() for definition in attempt.follow_ups]
     times = attempt.started, attempt.duration
-    return Result(
-        nonce, attempt.kind, *times, attempt.output, attempt.error, attempt.after, follow_ups, leaving
-    ).encode()
+    result = Result(nonce, attempt.kind, *times, attempt.output, attempt.error, attempt.after, follow_ups, leaving)
+    return result.encode()
 
 
 def _write_lines_at_once() -> None:

@@ -34,11 +34,10 @@ from jobpool.message.outcome import Contended, LostLease, Outcome, ResultKind, S
 from jobpool.message.result import ExecutionResult, Status, WorkerResult
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Nack, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.counters import counters_of, counts_as_attempt, status_of
 from jobpool.policy.decide import Rules, budget, decide
 from jobpool.policy.inspection import Inspected, Inspector
 from jobpool.policy.limits import Limits
-from jobpool.policy.outcomes import checked, outcome_of
+from jobpool.policy.outcomes import checked, counters_of, counts_as_attempt, outcome_of, status_of
 from jobpool.policy.retry import RetryPolicy, remember
 
 T = TypeVar("T")

@@ -22,8 +22,8 @@ from jobpool.message.counts import Counts
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import NotRun, Outcome
 from jobpool.message.settlement import Release, Settlement
-from jobpool.policy.counters import LEASE_LOST
 from jobpool.policy.lookahead import LookAhead
+from jobpool.policy.outcomes import LEASE_LOST
 from jobpool.policy.retry import BackOff, remember
 from jobpool.settings import Settings
 from jobpool.telemetry.metrics.memory import OTHER, MemoryMetrics
