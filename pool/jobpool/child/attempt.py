@@ -25,7 +25,7 @@ from jobpool.handlers import ending, output
 from jobpool.handlers import event_loop as loops
 from jobpool.handlers.ending import Ending
 from jobpool.handlers.registry import AnyHandler, HandlerNotAllowed, HandlerRegistry, UnknownHandler
-from jobpool.ipc.alarm import Alarm, Borrowed
+from jobpool.ipc.alarm import Alarm, borrowed
 from jobpool.ipc.frames import MAX_ENQUEUED_BYTES, size_of
 from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
@@ -35,8 +35,7 @@ from jobpool.message.names import check_enqueue_to
 from jobpool.message.outcome import ResultKind
 from jobpool.message.result import ExecutionResult
 
-DOUBLE = 75
-"""Exit status of a process that a handler forked and that came back from it: there is one of us already."""
+DOUBLE = 75  # exit status of a process that a handler forked and that came back from it: there is one of us already
 
 Progress = Callable[[float, str], object]
 OwnAck = Callable[[object, Sequence[JobDefinition]], Callable[[], bool]]
@@ -186,7 +185,10 @@ class AttemptRunner:
         ctx = JobContext(
             job.envelope, notes, fence=job.fence, crashes=job.crashes, max_retries=job.max_retries, deadline=deadline
         )
-        self._fill(attempt, self._call(handler, ctx), job)
+        end = self._call(handler, ctx)
+        attempt.kind, attempt.output, attempt.error = end.kind, end.output, end.error
+        attempt.after, attempt.suspect = end.after, end.suspect
+        self._end(attempt, job)
         if notes.left_open():
             attempt.left_open = True
             if attempt.kind is ResultKind.SUCCEEDED:
@@ -204,33 +206,21 @@ class AttemptRunner:
             return Ending(ResultKind.FAILED, error=ending.named(raised), suspect=ending.is_suspect(raised))
         return answer  # type: ignore[return-value]
 
-    def _fill(self, attempt: Attempt, end: Ending, job: JobToRun) -> None:
+    def _end(self, attempt: Attempt, job: JobToRun) -> None:
         now = monotonic()
         attempt.duration = now - attempt.started
-        attempt.output = output.join(end.output, self._printed(), self._cap)
-        if self._watch.expired(now):
-            self._time_out(attempt, job)
-        else:
-            attempt.kind = end.kind
-            attempt.error = end.error
-            attempt.after = end.after
-            attempt.suspect = end.suspect
-
-    def _time_out(self, attempt: Attempt, job: JobToRun) -> None:
-        name = job.envelope.name or job.envelope.job
-        attempt.kind = ResultKind.TIMEOUT
-        attempt.error = ending.timeout_text(name, job.timeout, self._watch.stack, self._cap)
+        attempt.output = output.join(attempt.output, self._printed(), self._cap)
+        if attempt.kind is not ResultKind.TIMEOUT and self._watch.expired(now):
+            attempt.kind = ResultKind.TIMEOUT
+            name = job.envelope.name or job.envelope.job
+            attempt.error = ending.timeout_text(name, job.timeout, self._watch.stack, self._cap)
 
     def _after(self, hook: Callable[[ExecutionResult], object], attempt: Attempt, job: JobToRun) -> None:
         self._capture.begin()
         self._watch.call(_after_run, (hook, attempt.result))
         if os.getpid() != self._pid:
             os._exit(DOUBLE)
-        now = monotonic()
-        attempt.duration = now - attempt.started
-        attempt.output = output.join(attempt.output, self._printed(), self._cap)
-        if attempt.kind is not ResultKind.TIMEOUT and self._watch.expired(now):
-            self._time_out(attempt, job)
+        self._end(attempt, job)
 
     def _printed(self) -> str:
         printed = self._capture.text()
@@ -262,7 +252,7 @@ def run_attempt(
     if threading.current_thread() is not threading.main_thread():
         return AttemptRunner(registry, SoftWatch(), NoCapture(), output_cap).run(job, progress)
     capture = Capture(output_cap)
-    with Borrowed(), capture.lent():
+    with borrowed(), capture.lent():
         return AttemptRunner(registry, Alarm(kill_grace), capture, output_cap).run(job, progress)
 
 

@@ -34,8 +34,7 @@ SWEEP_LIMIT_S = 0.5
 """Seconds for which killing left-over processes may hold the result up; the fork server sweeps again anyway."""
 
 _SOL_SOCKET = socket.SOL_SOCKET
-_SO_COOKIE = 57
-"""Of <asm-generic/socket.h>: a number that no other socket of this boot has."""
+_SO_COOKIE = 57  # of <asm-generic/socket.h>: a number that no other socket of this boot has
 
 
 class SocketsLost(Exception):

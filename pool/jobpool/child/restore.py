@@ -57,7 +57,9 @@ class Tidy:
         Raises `OSError` if the handler has closed the folder's descriptor.
         """
         if list(map(raw_getsignal, _KEPT)) != self._handlers:
-            self._restore_signals()
+            for number, handler in zip(_KEPT, self._handlers, strict=True):
+                if raw_getsignal(number) is not handler and handler is not None:
+                    raw_signal(number, handler)
         self._interpreter.restore()
         os.umask(self._umask)
         if not self._is_root or _working_directory() != self._working_directory:
@@ -80,11 +82,6 @@ class Tidy:
                 return LIMITS
             self._limits_text = linux.limits_text()
         return ""
-
-    def _restore_signals(self) -> None:
-        for number, handler in zip(_KEPT, self._handlers, strict=True):
-            if raw_getsignal(number) is not handler and handler is not None:
-                raw_signal(number, handler)
 
 
 def _stop_timer(number: int, _: object) -> None:

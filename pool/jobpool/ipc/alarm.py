@@ -18,10 +18,11 @@ C code that does not return to the interpreter is out of its reach; the master's
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic
 from traceback import StackSummary
 from types import CodeType, FrameType
@@ -30,8 +31,7 @@ from typing import Any, TypeVar
 from jobpool.errors import HardTimeout
 
 ALARM_EVERY_S = 0.1  # between two alarms, once the first has fired
-STACK_DEPTH = 100
-"""Innermost frames that are kept of the stack that the alarm met."""
+STACK_DEPTH = 100  # innermost frames that are kept of the stack that the alarm met
 
 try:
     # `signal` wraps this to turn numbers into enums; the wrapping costs 2 µs a call, several times on every job's way.
@@ -136,27 +136,26 @@ def is_in_call(frame: FrameType | None) -> bool:
     return False
 
 
-class Borrowed:
-    """SIGALRM and its timer, lent by a program that may use them itself, and given back as they were.
+@contextlib.contextmanager
+def borrowed() -> Iterator[None]:
+    """Lend SIGALRM and its timer by a program that may use them itself, and give them back as they were.
 
     For attempts in somebody else's process (`QueueWorker`), perhaps itself under an alarm. A timer that was running
     goes on with what was left of it, at least 1 ms.
     """
-
-    def __enter__(self) -> None:
-        self._handler = signal.getsignal(signal.SIGALRM)
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        self._since = monotonic()
-        self._left, self._interval = signal.getitimer(signal.ITIMER_REAL)
-
-    def __exit__(self, *_: object) -> None:
+    handler = signal.getsignal(signal.SIGALRM)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    since = monotonic()
+    left, interval = signal.getitimer(signal.ITIMER_REAL)
+    try:
+        yield
+    finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         # None: set by C code, which Python cannot put back.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL if self._handler is None else self._handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-        if self._left > 0:
-            left = self._left - (monotonic() - self._since)
-            signal.setitimer(signal.ITIMER_REAL, max(left, 0.001), self._interval)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if left > 0:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (monotonic() - since), 0.001), interval)
 
 
 def _stack(frame: FrameType | None) -> StackSummary:

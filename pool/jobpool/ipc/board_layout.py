@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jobpool.message.counts import SUMS, Counts
 
-VERSION = 3
-"""Raise it with any change of a table below."""
-
+VERSION = 3  # raise it with any change of a table below
+READ_LIMIT_S = 0.001  # seconds after which a reader gives up on a part that is being written
 PAGE = 4096
 WORD = 8
 FRONT_WORDS = 8
 """Words kept for magic, version, slots and page size at the start of the header page, and unused on slots' pages."""
 
 MAX_COUNT = 2**53
-MAX_REAL = 1e12
-"""Above these is rubbish: a child's page holds what a handler's stray pointer has written there, too."""
+MAX_REAL = 1e12  # above these is rubbish: a child's page holds what a handler's stray pointer has written there, too
 
 
 class Field(NamedTuple):
@@ -67,6 +68,39 @@ class Layout:
     def of(self, page: memoryview) -> Memory:
         """Return this part of that page."""
         return Memory(page[self.start * WORD : self.end * WORD])
+
+    def read(self, memory: Memory) -> list[Any]:
+        """Return the fields in the order of the table, then True if they may be torn.
+
+        Blocks for `READ_LIMIT_S` seconds at most.
+        """
+        give_up = 0.0
+        while True:
+            before = memory.words[0]
+            raw = bytes(memory.bytes)
+            if not before & 1 and memory.words[0] == before:
+                return [*self._values(raw), False]
+            now = time.monotonic()
+            if not give_up:
+                give_up = now + READ_LIMIT_S
+            elif now >= give_up:
+                return [*self._values(raw), True]
+            os.sched_yield()  # the writer may be waiting for this very core
+
+    def _values(self, raw: bytes) -> Iterator[int | float | str]:
+        view = memoryview(raw)
+        words, reals = view.cast("Q"), view.cast("d")
+        for kind, room, at in self.fields.values():
+            if kind == "word":
+                yield words[at]
+            elif kind == "count":
+                yield words[at] if words[at] < MAX_COUNT else 0
+            elif kind == "real":
+                yield reals[at] if -MAX_REAL <= reals[at] <= MAX_REAL else 0.0  # NaN neither
+            else:
+                start = (at + 1) * WORD
+                length = min(words[at], room)  # a torn length word must not lead outside
+                yield raw[start : start + length].decode("utf-8", "replace")
 
 
 # Written by the master.

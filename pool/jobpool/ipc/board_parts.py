@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from jobpool.ipc.board_layout import (
-    CHILD,
-    MAX_COUNT,
-    MAX_REAL,
-    PRINTED,
-    PROGRESS,
-    WORD,
-    ChildState,
-    ChildView,
-    Field,
-    Layout,
-    Memory,
-)
-
-READ_LIMIT_S = 0.001
-"""Seconds after which a reader gives up on a part that is being written."""
+from jobpool.ipc.board_layout import CHILD, MAX_COUNT, PRINTED, PROGRESS, WORD, ChildState, ChildView, Layout, Memory
 
 V = TypeVar("V")
 
@@ -53,43 +36,6 @@ def write_text(memory: Memory, at: int, text: str, room: int) -> None:
     memory.words[at] = len(raw)
 
 
-def read_part(layout: Layout, memory: Memory) -> list[Any]:
-    """Return the fields in the order of the table, then True if they may be torn.
-
-    Blocks for `READ_LIMIT_S` seconds at most.
-    """
-    give_up = 0.0
-    while True:
-        before = memory.words[0]
-        raw = bytes(memory.bytes)
-        if not before & 1 and memory.words[0] == before:
-            return [*_values(layout, raw), False]
-        now = time.monotonic()
-        if not give_up:
-            give_up = now + READ_LIMIT_S
-        elif now >= give_up:
-            return [*_values(layout, raw), True]
-        os.sched_yield()  # the writer may be waiting for this very core
-
-
-def _values(layout: Layout, raw: bytes) -> list[Any]:
-    view = memoryview(raw)
-    words, reals = view.cast("Q"), view.cast("d")
-    values: list[Any] = []
-    for kind, room, at in layout.fields.values():
-        if kind == "word":
-            values.append(words[at])
-        elif kind == "count":
-            values.append(_count(words[at]))
-        elif kind == "real":
-            values.append(reals[at] if -MAX_REAL <= reals[at] <= MAX_REAL else 0.0)  # NaN neither
-        else:
-            start = (at + 1) * WORD
-            length = min(words[at], room)  # a torn length word must not lead outside
-            values.append(raw[start : start + length].decode("utf-8", "replace"))
-    return values
-
-
 class NamedPart(Generic[V]):
     """A part that is written by name, by the master's main thread only, where a microsecond does not matter.
 
@@ -109,32 +55,28 @@ class NamedPart(Generic[V]):
         Raises:
             KeyError: No such field; nothing was written.
         """
-        places = [(self._layout.fields[name], value) for name, value in fields.items()]
+        places: list[tuple[Any, Any]] = [(self._layout.fields[name], value) for name, value in fields.items()]
         memory = self._memory
         self._sequence += 2
         memory.words[0] = self._sequence - 1
         try:
-            for field, value in places:
-                _put(memory, field, value)
+            for (kind, room, at), value in places:
+                if kind == "real":
+                    memory.reals[at] = value
+                elif kind == "text":
+                    write_text(memory, at, value, room)
+                else:
+                    memory.words[at] = int(value)
         finally:
             memory.words[0] = self._sequence
 
     def read(self) -> V:
         """Read what it says now. Blocks for `READ_LIMIT_S` seconds at most."""
-        *values, torn = read_part(self._layout, self._memory)
+        *values, torn = self._layout.read(self._memory)
         return self._view(**dict(zip(self._layout.fields, values, strict=True)), torn=torn)
 
     def release(self) -> None:
         self._memory.release()
-
-
-def _put(memory: Memory, field: Field, value: Any) -> None:
-    if field.kind == "real":
-        memory.reals[field.at] = value
-    elif field.kind == "text":
-        write_text(memory, field.at, value, field.room)
-    else:
-        memory.words[field.at] = int(value)
 
 
 class ChildPart:
@@ -263,8 +205,8 @@ class ChildPart:
 
     def read(self) -> ChildView:
         """Read what it says now. Blocks for twice `READ_LIMIT_S` seconds at most."""
-        told_for, fraction, text, torn_progress = read_part(PROGRESS, self._progress)
-        pid, state, nonce, *rest, torn = read_part(CHILD, self._memory)
+        told_for, fraction, text, torn_progress = PROGRESS.read(self._progress)
+        pid, state, nonce, *rest, torn = CHILD.read(self._memory)
         if told_for != nonce or torn_progress:  # of an attempt before: so no new one has to reset it
             fraction, text = 0.0, ""
         known = ChildState(state) if state <= _BUSY else ChildState.NONE

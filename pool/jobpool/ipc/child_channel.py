@@ -9,7 +9,6 @@ import select
 import signal
 import socket
 from collections import deque
-from typing import NamedTuple
 
 from jobpool.ipc import packets
 from jobpool.ipc.frames import MAX_ENQUEUED_BYTES, Ask, BadFrame, BootFailed, Frame, Ready, Reply, Result, Run, decode
@@ -37,19 +36,6 @@ class BrokenChannelError(Exception):
         self.closed = closed
 
 
-class ChildEnds(NamedTuple):
-    """The child's ends, to be sent with `Spawn`: reading end of work, channel, trace file, writing end of output."""
-
-    work: socket.socket
-    channel: socket.socket
-    trace: int
-    output: int
-
-    @property
-    def fds(self) -> tuple[int, int, int, int]:
-        return self.work.fileno(), self.channel.fileno(), self.trace, self.output
-
-
 class ChildChannel:
     """The master's hold on a child. Every call returns at once.
 
@@ -57,9 +43,6 @@ class ChildChannel:
     the kernel gives each packet to one reader only, so it is never both taken back and run.
 
     Attributes:
-        child: Its serial number.
-        generation: Of its fork server.
-        pid: Of its process; 0 = it is not known to be born yet.
         dropped: Bytes of the running attempt's raw output that were thrown away.
         is_asking: Its question is open: nothing more of it is read until `reply`.
     """
@@ -68,7 +51,7 @@ class ChildChannel:
         self.child = child
         self.slot = slot
         self.generation = generation
-        self.pid = 0
+        self.pid = 0  # it is not known to be born yet
         self._work_in, self._work = packets.pair()
         self.channel, self._far = packets.pair()
         self._work.setblocking(False)
@@ -91,8 +74,10 @@ class ChildChannel:
         self._booted = False
         self._handed: deque[int] = deque()
 
-    def ends(self) -> ChildEnds:
-        return ChildEnds(self._work_in, self._far, self._trace, self._output_in)
+    @property
+    def fds(self) -> tuple[int, int, int, int]:
+        """The child's ends, for `Spawn`: reading end of work, channel, trace file, writing end of output."""
+        return self._work_in.fileno(), self._far.fileno(), self._trace, self._output_in
 
     def born(self) -> None:
         """Close the child's ends, once they were sent: the far end is its alone from here, and its close is seen."""
@@ -159,18 +144,15 @@ class ChildChannel:
         """
         try:
             packet = self._reader.read()
+            if packet is None:
+                raise BrokenChannelError("closed", closed=True)
+            frame = decode(packet)
         except BlockingIOError:
             return None
-        except packets.PacketTooLarge as error:
+        except (packets.PacketTooLarge, BadFrame) as error:
             raise BrokenChannelError(str(error)) from error
         except OSError as error:
             raise BrokenChannelError(str(error), closed=True) from error
-        if packet is None:
-            raise BrokenChannelError("closed", closed=True)
-        try:
-            frame = decode(packet)
-        except BadFrame as error:
-            raise BrokenChannelError(str(error)) from error
         self._check(frame)
         return frame
 
@@ -261,8 +243,7 @@ class ChildChannel:
         """Let everything go. Safe to call twice."""
         for sock in (self._work_in, self._work, self.channel, self._far):
             sock.close()
-        fds = [fd for fd in (self._trace, self._output, self._output_in, self.pidfd) if fd >= 0]
-        packets.close_all(fds)
+        packets.close_all([self._trace, self._output, self._output_in, self.pidfd])
         self._trace = self._output = self._output_in = self.pidfd = -1
 
 

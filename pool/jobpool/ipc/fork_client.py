@@ -8,21 +8,17 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 
 from jobpool.ipc import packets
 from jobpool.ipc.frames import BadFrame, Exited, Frame, Loaded, LoadFailed, Spawn, Spawned, SpawnFailed, decode
 from jobpool.ipc.packets import Outbox
-from jobpool.ipc.process_options import ForkServerConfig, scrubbed
+from jobpool.ipc.process_options import ForkServerConfig
 
-END_LIMIT_S = 10.0
-"""Seconds in which a fork server ends after its master has hung up: it may have strays to sweep."""
-
-UNDEAD_AFTER_S = 1.0
-"""Seconds after SIGKILL at which its children that are dead are not left to it any more."""
-
+PROGRAM = "jobpool.ipc.fork_server_main"
+END_LIMIT_S = 10.0  # seconds in which a fork server ends after its master has hung up: it may have strays to sweep
+UNDEAD_AFTER_S = 1.0  # seconds after SIGKILL at which its children that are dead are not left to it any more
 _FRAMES_AT_ONCE = 256
 _UP = (Loaded, LoadFailed, Spawned, SpawnFailed, Exited)
 
@@ -56,23 +52,18 @@ class ForkServerClient:
     def start(cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str]) -> ForkServerClient:
         """Start one, with `environ` after it is `scrubbed`; its first frame is `Loaded` or `LoadFailed`.
 
-        `board_fd`, of the scoreboard, stays the caller's. Raises `OSError` if no process or descriptor is to be had.
+        `board_fd`, of the scoreboard, stays the caller's. Raises and blocks as `ProgramOptions.execute`.
 
         Call it on the main thread: the fork server dies with the calling thread until the app is imported.
-        Blocks until the interpreter is executed, some milliseconds.
         """
         here, there = packets.pair()
-        with there:
-            config_fd = os.memfd_create("jobpool-config", os.MFD_CLOEXEC)
-            try:
-                os.write(config_fd, config.to_json())
-                process = _execute((there.fileno(), config_fd, board_fd), environ)
-            except BaseException:
-                here.close()
-                raise
-            finally:
-                os.close(config_fd)
-        return cls(process, here)
+        try:
+            return cls(config.execute(PROGRAM, (there.fileno(), board_fd), environ), here)
+        except BaseException:
+            here.close()
+            raise
+        finally:
+            there.close()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `receive` has something; -1 once `close` was called."""
@@ -163,13 +154,3 @@ class ForkServerClient:
         self._hung_up_at = min(self._hung_up_at, time.monotonic())
         self._outbox.close()
         self._control.close()
-
-
-def _execute(fds: tuple[int, int, int], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "jobpool.ipc.fork_server_main", *map(str, fds)],
-        stdin=subprocess.DEVNULL,
-        pass_fds=fds,
-        start_new_session=True,
-        env=scrubbed(environ),
-    )

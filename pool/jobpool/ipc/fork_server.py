@@ -92,8 +92,6 @@ class ForkServer:
         waiting = select.POLLOUT if self._outbox else 0
         self._poll.modify(self._control, select.POLLIN | waiting)
 
-    # --- requests ----------------------------------------------------------------------------------
-
     def _read(self) -> None:
         for _ in range(_REQUESTS_AT_ONCE):
             try:
@@ -103,16 +101,14 @@ class ForkServer:
             if got is None:
                 self._master_gone = True
                 return
-            self._serve(*got)
-
-    def _serve(self, packet: bytes, fds: list[int]) -> None:
-        try:
-            frame = decode(packet)
-            if not isinstance(frame, Spawn):
-                raise BadFrame(f"{type(frame).__name__} is not for a fork server")
-            self._spawn(frame, fds)
-        finally:
-            packets.close_all(fds)
+            packet, fds = got
+            try:
+                frame = decode(packet)
+                if not isinstance(frame, Spawn):
+                    raise BadFrame(f"{type(frame).__name__} is not for a fork server")
+                self._spawn(frame, fds)
+            finally:
+                packets.close_all(fds)
 
     def _spawn(self, frame: Spawn, fds: list[int]) -> None:
         if len(fds) != 4 or not 0 <= frame.slot < self._pages.slots:
@@ -153,25 +149,19 @@ class ForkServer:
             os.waitpid(pid, 0)
             raise
 
-    # --- deaths ------------------------------------------------------------------------------------
-
     def _collect(self, dead: list[Child]) -> None:
         """Kill the groups of the dead, sweep, and only then free their pids; so no pid or group can be another's."""
         for child in dead:
             os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
             linux.kill_group(child.pid)
-        strays = self._sweep()
-        for child in dead:
-            self._outbox.send(self._collected(child, strays).encode())
-            strays = 0  # when several die at once, the first is charged with all
-
-    def _sweep(self) -> int:
         ours = {child.pid for child in self._children.values()} | self._of_app
         limit = SHORT_SWEEP_S if self._strays_left else SWEEP_LIMIT_S
         begun = time.monotonic()
         strays = linux.sweep_strays(ours, limit)
         self._strays_left = time.monotonic() - begun >= limit
-        return strays
+        for child in dead:
+            self._outbox.send(self._collected(child, strays).encode())
+            strays = 0  # when several die at once, the first is charged with all
 
     def _collected(self, child: Child, strays: int) -> Exited:
         self._poll.unregister(child.pidfd)

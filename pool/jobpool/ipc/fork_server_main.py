@@ -1,4 +1,4 @@
-"""The fork server, a program: `python -m jobpool.ipc.fork_server_main CONTROL_FD CONFIG_FD BOARD_FD [--no-preload]`.
+"""The fork server, a program: `python -m jobpool.ipc.fork_server_main CONFIG_FD CONTROL_FD BOARD_FD … [--no-preload]`.
 
 Started by exec, so it is small and clean: one thread, no broker socket, no secrets in its environment. It imports the
 app once, freezes the heap, and forks children on request until the master is gone (fork_server.py).
@@ -56,8 +56,8 @@ _TRACE_CHARS = 20_000
 
 def main(argv: list[str]) -> int:
     """Run with these arguments; return the exit status."""
-    control_fd, config_fd, board_fd = map(int, argv[1:4])
-    preload = NO_PRELOAD not in argv[4:]
+    config_fd, control_fd, board_fd = map(int, argv[1:4])
+    preload = NO_PRELOAD not in argv
     linux.close_all_but({0, 1, 2, control_fd, config_fd, board_fd})
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=control_fd)
     config = ForkServerConfig.from_json(os.pread(config_fd, os.fstat(config_fd).st_size, 0))
@@ -84,7 +84,11 @@ def main(argv: list[str]) -> int:
 def _prepare(config: ForkServerConfig, control: socket.socket) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # and not SIG_IGN, which a program that the app starts would inherit
-    _die_with_master(control)
+    linux.signal_at_parents_death(signal.SIGKILL)
+    poll = select.poll()
+    poll.register(control, 0)
+    if poll.poll(0):  # hung up: the master died before the line above
+        raise SystemExit(0)
     linux.become_subreaper()
     if sys.stderr is not None:
         faulthandler.enable()  # an import that crashes leaves its stack on the master's stderr
@@ -105,14 +109,6 @@ def _reset_and_ignore_signals() -> None:
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def _die_with_master(control: socket.socket) -> None:
-    linux.signal_at_parents_death(signal.SIGKILL)
-    poll = select.poll()
-    poll.register(control, 0)
-    if poll.poll(0):  # hung up: the master died before the line above
-        raise SystemExit(0)
 
 
 def _load(config: ForkServerConfig) -> Loaded | LoadFailed:

@@ -19,15 +19,11 @@ from jobpool.message.outcome import ResultKind
 RUN_HEAD = struct.Struct("<BQQIId")
 RESULT_HEAD = struct.Struct("<BQBdd")
 TICKET_HEAD = struct.Struct("<BI")
-TICKETED = 3
-"""First byte of a run with a ticket before it."""
-
+TICKETED = 3  # first byte of a run with a ticket before it
 MAX_ENQUEUED_BYTES = 8 * 1024 * 1024
 """Bytes of jobs, as JSON, that one attempt may enqueue with its end, or ask for at once: the master holds all of it."""
 
-MAX_SECONDS = 1e12
-"""No clock and no run time in a frame from a child reaches this."""
-
+MAX_SECONDS = 1e12  # no clock and no run time in a frame from a child reaches this
 _RESULT_TAIL: tuple[Any, ...] = (str, str, (int, float), list, str)
 
 

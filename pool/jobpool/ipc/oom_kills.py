@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-BELIEVED_S = 1.0
-"""Seconds after a rise was seen for which a death by SIGKILL is put down to it."""
+BELIEVED_S = 1.0  # seconds after a rise was seen for which a death by SIGKILL is put down to it
 
 
 class OomKills:

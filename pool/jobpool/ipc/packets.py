@@ -118,7 +118,12 @@ def recv(
         OSError: The socket is broken.
     """
     data, ancillary, message_flags, _ = sock.recvmsg(INLINE_BYTES + 1, _ANCILLARY, int(flags) | _CLOEXEC)
-    fds = _descriptors(ancillary) if ancillary else []
+    fds: list[int] = []
+    for level, kind, rights in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received = array.array("i")
+            received.frombytes(rights[: len(rights) - len(rights) % received.itemsize])
+            fds += received
     if not data and not fds:
         return None
     if message_flags & _TRUNCATED:
@@ -138,14 +143,6 @@ def close_all(fds: Iterable[int]) -> None:
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)
-
-
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return list(fds)
 
 
 def _read_memfd(memfd: int, largest: int) -> bytes:

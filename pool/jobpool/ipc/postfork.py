@@ -94,11 +94,17 @@ def _settle_in(spawn: Spawn, fds: Sequence[int], page: ChildPage, options: Child
     linux.become_subreaper()
     linux.prefer_as_victim(VICTIM_POINTS)
     reset_signals({ASKS_STACK})
-    _set_streams(output)
+    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     faulthandler.enable(file=trace, all_threads=True)
     faulthandler.register(ASKS_STACK, file=trace, all_threads=True, chain=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {ASKS_STACK})
-    _reseed()
+    for name in ("random", "numpy.random"):  # `random.Random` objects and numpy generators of the app stay shared
+        if module := sys.modules.get(name):
+            module.seed()
     return ChildBoot(
         slot=spawn.slot,
         child=spawn.child,
@@ -121,18 +127,3 @@ def reset_signals(blocked: Iterable[signal.Signals] = ()) -> None:
         if signal.getsignal(number) not in (signal.SIG_DFL, None):
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-def _set_streams(output: int) -> None:
-    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-
-
-def _reseed() -> None:
-    """Give the child random states of its own. `random.Random` objects and numpy generators of the app are shared."""
-    for name in ("random", "numpy.random"):
-        if module := sys.modules.get(name):
-            module.seed()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
-from collections.abc import Collection, Mapping
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from jobpool.ipc.scoreboard import ChildPage
 
@@ -39,18 +42,43 @@ class ChildOptions:
     enqueue_to: list[str] = field(default_factory=list)  # the only queues for handlers; empty = any. Also in the master
     allowances: dict[str, Any] = field(default_factory=dict)  # what built-in handlers may do; {} = nothing
 
+
+@dataclass(frozen=True, slots=True)
+class ProgramOptions:
+    """The options of a program that the master starts; the field `options` has those of its app."""
+
     def to_json(self) -> bytes:
         """Return it as UTF-8 JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_json(cls, data: bytes | str) -> ChildOptions:
-        """Reverse `to_json`. Raises `ValueError` or `TypeError` for anything else."""
-        return cls(**json.loads(data))
+    def from_json(cls, data: bytes | str) -> Self:
+        """Reverse `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
+        fields: dict[str, Any] = json.loads(data)
+        return cls(options=ChildOptions(**fields.pop("options")), **fields)  # type: ignore[call-arg]
+
+    def execute(self, program: str, fds: Sequence[int], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start `python -m program CONFIG_FD FD… MASTER_PID` in a session of its own, with `environ` but its secrets.
+
+        CONFIG_FD has these options as JSON. Raises `OSError` if no process or descriptor is to be had. Blocks until the
+        interpreter is executed, some milliseconds.
+        """
+        config = os.memfd_create("jobpool-config", os.MFD_CLOEXEC)
+        try:
+            os.write(config, self.to_json())
+            return subprocess.Popen(
+                [sys.executable, "-m", program, *map(str, (config, *fds, os.getpid()))],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(config, *fds),
+                start_new_session=True,
+                env=scrubbed(environ),
+            )
+        finally:
+            os.close(config)
 
 
 @dataclass(frozen=True, slots=True)
-class ForkServerConfig:
+class ForkServerConfig(ProgramOptions):
     """Options of a fork server. The room `child` is named by strings only, because this room may not import it.
 
     Attributes:
@@ -65,16 +93,6 @@ class ForkServerConfig:
     child_main: str
     app_loader: str
     name: str = ""
-
-    def to_json(self) -> bytes:
-        """Return it as UTF-8 JSON."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes | str) -> ForkServerConfig:
-        """Reverse `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
-        fields: dict[str, Any] = json.loads(data)
-        return cls(options=ChildOptions(**fields.pop("options")), **fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,13 @@ the master: PDEATHSIG, followed by a look at the parent. Start it on a thread th
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
-from jobpool.ipc.process_options import ChildOptions, scrubbed
+from jobpool.ipc.process_options import ChildOptions, ProgramOptions
 
 PROGRAM = "jobpool.cli.pool_scheduler"
 """Called with the number of a descriptor that holds a `CronStart` as JSON, of a pipe to say `READY` and last words in,
@@ -26,17 +23,10 @@ and the master's pid."""
 READY = b"\0"
 """Said when the app is imported, its schedules are good and the broker has answered. All else is an error's text."""
 
-REFUSED = 2
-"""The exit status when the app or a setting cannot work, and another try cannot either."""
-
-FIRED = b"\1"
-"""Before the lateness of each firing of a turn: seconds with a space between them, up to a line break."""
-
-FIRED_AT_ONCE = 300
-"""Firings told in one write, which a pipe takes whole or not at all."""
-
-MAX_WORDS_BYTES = 4096
-"""Bytes of last words that are kept; a pipe takes no more at once."""
+REFUSED = 2  # the exit status when the app or a setting cannot work, and another try cannot either
+FIRED = b"\1"  # before the lateness of each firing of a turn: seconds with a space between them, up to a line break
+FIRED_AT_ONCE = 300  # firings told in one write, which a pipe takes whole or not at all
+MAX_WORDS_BYTES = 4096  # bytes of last words that are kept; a pipe takes no more at once
 
 
 def say(line: int, words: bytes) -> None:
@@ -53,12 +43,12 @@ def say_fired(line: int, lateness: Sequence[float]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class CronStart:
-    """The start options of a scheduler's process: plain values, already checked. JSON-able."""
+class CronStart(ProgramOptions):
+    """The start options of a scheduler's process: plain values, already checked."""
 
     backend: str = field(repr=False)  # URL of the broker
     options: ChildOptions  # for the app's import, as a child of the pool gets them
-    signing_keys: tuple[str, ...] = field(default=(), repr=False)  # the first signs; empty = unsigned
+    signing_keys: Sequence[str] = field(default=(), repr=False)  # the first signs; empty = unsigned
     broker_timeout: float | None = None  # seconds that a call may take; None = the backend's own limit
     name: str = "jobpool"  # of the pool
     environment: str | None = None  # of the schedules that are served
@@ -67,17 +57,6 @@ class CronStart:
     default_timeout: float = 3600.0  # seconds for inline jobs that set none; 0 = unlimited
     log_level: str = "info"
     log_format: str = "text"
-
-    def to_json(self) -> bytes:
-        """Return it as UTF-8 JSON."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes) -> CronStart:
-        """Reverse `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
-        values: dict[str, Any] = json.loads(data)
-        values["signing_keys"] = tuple(values["signing_keys"])
-        return cls(options=ChildOptions(**values.pop("options")), **values)
 
 
 class SchedulerProcess:
@@ -103,13 +82,12 @@ class SchedulerProcess:
     def start(cls, start: CronStart, environ: Mapping[str, str]) -> SchedulerProcess:
         """Start one with these options, and with `environ` after it is `scrubbed`.
 
-        Raises `OSError` if no process or descriptor is to be had. Blocks until the interpreter is executed, some
-        milliseconds.
+        Raises and blocks as `ProgramOptions.execute`.
         """
         here, there = os.pipe2(os.O_CLOEXEC)
         try:
             os.set_blocking(here, False)
-            process = _execute(start, there, environ)
+            process = start.execute(PROGRAM, (there,), environ)
             try:
                 return cls(process, os.pidfd_open(process.pid), here)
             except OSError:
@@ -159,18 +137,3 @@ class SchedulerProcess:
         """Let go of the descriptors, once the process was collected."""
         os.close(self._pidfd)
         os.close(self.line)
-
-
-def _execute(start: CronStart, line: int, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    config = os.memfd_create("jobpool-cron", os.MFD_CLOEXEC)
-    try:
-        os.write(config, start.to_json())
-        return subprocess.Popen(
-            [sys.executable, "-m", PROGRAM, str(config), str(line), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            pass_fds=(config, line),
-            start_new_session=True,
-            env=scrubbed(environ),
-        )
-    finally:
-        os.close(config)

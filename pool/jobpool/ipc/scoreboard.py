@@ -25,17 +25,7 @@ import os
 import struct
 from collections.abc import Iterator
 
-from jobpool.ipc.board_layout import (
-    CHILD,
-    HEADER,
-    MASTER,
-    PAGE,
-    PRINTED,
-    PROGRESS,
-    VERSION,
-    HeaderView,
-    MasterView,
-)
+from jobpool.ipc.board_layout import CHILD, HEADER, MASTER, PAGE, PRINTED, PROGRESS, VERSION, HeaderView, MasterView
 from jobpool.ipc.board_parts import ChildPart, NamedPart, PrintedPart
 
 _MAGIC = int.from_bytes(b"JOBPOOL\0", "little")

@@ -233,7 +233,7 @@ class ChildProcesses:
         child = slot.child
         channel = ChildChannel(child, self._config.options.output_cap, slot.index, slot.generation)
         self._channels[child] = channel
-        server.spawn(child, slot.index, channel.ends().fds)
+        server.spawn(child, slot.index, channel.fds)
         channel.born()
         self._listen(channel)
         self._drain_soon()

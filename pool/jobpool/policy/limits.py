@@ -27,15 +27,9 @@ JOB = "job:"  # before the name of a single-instance job
 SHARED = "concurrency:"  # before a concurrency key
 
 FIRST_CONTENTION_DELAY_S = 1.0
-MAX_CONTENTION_DELAY_S = 30.0
-"""Seconds: the upper edges of the first delay and of every later one (SEMANTICS §6)."""
-
-MAX_SHUT_S = 5.0
-"""Seconds after which a limit is tried though nobody here gave a place back: another pool may have."""
-
-MIN_SHUT_S = 0.02
-"""Seconds: a quick rate is asked for in batches, not start by start."""
-
+MAX_CONTENTION_DELAY_S = 30.0  # seconds: the upper edges of the first delay and of every later one (SEMANTICS §6)
+MAX_SHUT_S = 5.0  # seconds after which a limit is tried though nobody here gave a place back: another pool may have
+MIN_SHUT_S = 0.02  # seconds: a quick rate is asked for in batches, not start by start
 MAX_WINDOW = 1 << 16
 
 
@@ -74,7 +68,15 @@ class Limits:
     def __post_init__(self) -> None:
         check_keep(self.idempotency_ttl)
         for queue, most in self._all():
-            _check_limit(queue, most)
+            try:
+                check_queue(queue)
+            except InvalidJob as error:
+                raise ConfigurationError(str(error)) from None
+            if type(most) is not int or not 1 <= most <= MOST_PLACES:
+                raise ConfigurationError(
+                    f"the limit of queue {queue!r} is a whole number from 1 to {MOST_PLACES}, not {most!r};"
+                    " leave the queue out for no limit"
+                )
 
     def __bool__(self) -> bool:
         """Return whether any limit is set: then the broker must have a key store."""
@@ -107,8 +109,14 @@ def guards_of(envelope: JobEnvelope, limits: QueueLimits) -> Guards | None:
     key, shared = _key(envelope), _shared_key(envelope)
     if key is None and shared is None and not (envelope.single_instance or limits.holds or limits.rates):
         return None
-    holds, rates = _holds(envelope, limits, shared), _rates(limits, shared)
-    return Guards(key, limits.keep, holds, rates) if key or holds or rates else None
+    holds, rates = list(limits.holds), list(limits.rates)
+    if envelope.single_instance:
+        holds.append(Hold(JOB + (envelope.name or envelope.job)))
+    if shared is not None and limits.per_key:
+        holds.append(Hold(SHARED + shared, limits.per_key))
+    if shared is not None and limits.rate_per_key:
+        rates.append(Rate(SHARED + shared, limits.rate_per_key))
+    return Guards(key, limits.keep, tuple(holds), tuple(rates)) if key or holds or rates else None
 
 
 def refusal(envelope: JobEnvelope, scheme: str) -> str | None:
@@ -132,21 +140,6 @@ def refusal(envelope: JobEnvelope, scheme: str) -> str | None:
     )
 
 
-def _holds(envelope: JobEnvelope, limits: QueueLimits, shared: str | None) -> tuple[Hold, ...]:
-    holds = list(limits.holds)
-    if envelope.single_instance:
-        holds.append(Hold(JOB + (envelope.name or envelope.job)))
-    if shared is not None and limits.per_key:
-        holds.append(Hold(SHARED + shared, limits.per_key))
-    return tuple(holds)
-
-
-def _rates(limits: QueueLimits, shared: str | None) -> tuple[Rate, ...]:
-    if shared is None or not limits.rate_per_key:
-        return limits.rates
-    return (*limits.rates, Rate(SHARED + shared, limits.rate_per_key))
-
-
 def _key(envelope: JobEnvelope) -> str | None:
     key = envelope.idempotency_key
     key = key.strip() if key is not None else None
@@ -161,18 +154,6 @@ def _key(envelope: JobEnvelope) -> str | None:
 def _shared_key(envelope: JobEnvelope) -> str | None:
     key = envelope.concurrency_key
     return key.strip() or None if key is not None else None
-
-
-def _check_limit(queue: str, most: int) -> None:
-    try:
-        check_queue(queue)
-    except InvalidJob as error:
-        raise ConfigurationError(str(error)) from None
-    if type(most) is not int or not 1 <= most <= MOST_PLACES:
-        raise ConfigurationError(
-            f"the limit of queue {queue!r} is a whole number from 1 to {MOST_PLACES}, not {most!r};"
-            " leave the queue out for no limit"
-        )
 
 
 def contention_delay(times: int, longest: float = MAX_CONTENTION_DELAY_S) -> float:

@@ -22,8 +22,7 @@ Strategy = Literal["none", "fixed", "exponential"]
 
 V = TypeVar("V")
 
-REMEMBERED_MESSAGES = 10_000
-"""Messages of which a pool remembers since when, or how often in a row, they were met."""
+REMEMBERED_MESSAGES = 10_000  # messages of which a pool remembers since when, or how often in a row, they were met
 
 
 def remember(memory: dict[str, V], ident: str, value: V) -> V:

@@ -7,6 +7,8 @@ itself, started by exec and not forked from the test, which may have threads.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import select
 import signal
@@ -60,7 +62,7 @@ class ChildProcess:
         self.trace = os.memfd_create("trace")
         self.output, output = os.pipe()
         fds = [work.fileno(), channel.fileno(), self.board.fd, self.trace, output]
-        arguments = [*map(str, fds), ChildOptions(**options).to_json().decode()]
+        arguments = [*map(str, fds), json.dumps(dataclasses.asdict(ChildOptions(**options)))]
         self.process = subprocess.Popen([sys.executable, __file__, *arguments], pass_fds=fds, process_group=0)
         self._nonce = 0
         self._reader = packets.Reader(self.channel)
@@ -156,7 +158,7 @@ def main(work: str, channel: str, board: str, trace: str, output: str, options: 
     for fd in (*fds, int(board)):
         os.set_inheritable(fd, False)
     with ChildPages(int(board)).mapped(0) as page:
-        live(run, Spawn(7, 0), fds, page, ChildOptions.from_json(options), os.getppid())
+        live(run, Spawn(7, 0), fds, page, ChildOptions(**json.loads(options)), os.getppid())
 
 
 if __name__ == "__main__":
