@@ -1,7 +1,6 @@
 """One attempt at one job, in this process: from the handler's name to an `Attempt`.
 
-The order is: resolve the handler for the queue; capture stdout and stderr; `before_run`; the handler; `after_run`. All
-user code runs inside `Alarm.call`, hooks, exceptions' texts and returned values' `repr` included. So nothing of it
+All user code runs inside `Alarm.call`, hooks, exceptions' texts and returned values' `repr` included. So nothing of it
 outlasts the hard timeout, and no `HardTimeout` gets out.
 """
 
@@ -26,7 +25,7 @@ from jobpool.handlers import event_loop as loops
 from jobpool.handlers.ending import Ending
 from jobpool.handlers.registry import AnyHandler, HandlerNotAllowed, HandlerRegistry, UnknownHandler
 from jobpool.ipc.alarm import Alarm, borrowed
-from jobpool.ipc.frames import MAX_ENQUEUED_BYTES, size_of
+from jobpool.ipc.frames import MAX_ENQUEUED_BYTES
 from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
@@ -139,7 +138,7 @@ class AttemptRunner:
         watch: Alarm | SoftWatch,
         capture: Capture | NoCapture,
         output_cap: int = DEFAULT_CAP,
-        more_output: Callable[[], str] | None = None,
+        more_output: Callable[[], str] = str,
         enqueue_to: Collection[str] = (),
     ) -> None:
         self._registry = registry
@@ -170,13 +169,6 @@ class AttemptRunner:
         attempt = Attempt(name, ResultKind.FAILED, started, started_at=time.time(), daemons=handler.allow_daemons)
         self._run(handler, job, attempt, _Notes(progress, job.ack, self._enqueue_to))
         return attempt
-
-    def rest(self) -> None:
-        """Stop the clock of the last attempt; until then its alarm may come, and does nothing.
-
-        Left out between two jobs of a quick series, to save a system call: each sets the clock anew.
-        """
-        self._watch.disarm()
 
     def _run(self, handler: AnyHandler, job: JobToRun, attempt: Attempt, notes: _Notes) -> None:
         self._capture.begin()
@@ -209,7 +201,8 @@ class AttemptRunner:
     def _end(self, attempt: Attempt, job: JobToRun) -> None:
         now = monotonic()
         attempt.duration = now - attempt.started
-        attempt.output = output.join(attempt.output, self._printed(), self._cap)
+        printed = output.join(self._capture.text(), self._more_output(), self._cap)
+        attempt.output = output.join(attempt.output, printed, self._cap)
         if attempt.kind is not ResultKind.TIMEOUT and self._watch.expired(now):
             attempt.kind = ResultKind.TIMEOUT
             name = job.envelope.name or job.envelope.job
@@ -222,12 +215,6 @@ class AttemptRunner:
             os._exit(DOUBLE)
         self._end(attempt, job)
 
-    def _printed(self) -> str:
-        printed = self._capture.text()
-        if self._more_output is None:
-            return printed
-        return output.join(printed, self._more_output(), self._cap)
-
 
 def run_attempt(
     job: JobToRun,
@@ -239,8 +226,8 @@ def run_attempt(
 ) -> Attempt:
     """Run one attempt in the caller's process, and leave its streams, alarm and signal mask as they were.
 
-    In the main thread this is what a child does. In any other thread there is no alarm and no capture: a handler that
-    hangs is not stopped, and one that returns late has timed out.
+    In the main thread it runs as in a child. In any other thread there is no alarm and no capture: a handler that hangs
+    is not stopped. One that returns late has timed out.
 
     Args:
         output_cap: Bytes of output, and of error text, that are kept.
@@ -277,7 +264,7 @@ class _Notes:
         if self._still_open is not None:
             raise Unsupported("this job has acked itself: enqueue its follow-ups before ctx.ack(connection)")
         check_enqueue_to(definition.queue, self._enqueue_to)
-        size = self._bytes + size_of(definition.to_dict())
+        size = self._bytes + len(orjson.dumps(definition.to_dict())) + 1
         if size > MAX_ENQUEUED_BYTES:
             raise InvalidJob(
                 f"the follow-ups of one job have at most {MAX_ENQUEUED_BYTES} bytes together: give them less data"

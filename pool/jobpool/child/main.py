@@ -48,7 +48,7 @@ _IDLE = " idle"  # no handler's name
 def run(boot: ChildBoot) -> int:
     """Run a child's life in this process, of which it uses all freely; return its exit status.
 
-    Blocks for as long as there is work: until `work` ends, or the child is worn (then its last `Result` says why).
+    Blocks until `work` ends, or the child is worn (then its last `Result` says why).
     """
     page = boot.page.child
     page.booting(os.getpid(), monotonic())
@@ -85,7 +85,8 @@ class Child:
         cap = options.output_cap
         take = OutputPipe(boot.output_fd, cap).take
         capture = Capture(cap, boot.page.printed.write)
-        self._runner = AttemptRunner(DEFAULT, Alarm(options.kill_grace), capture, cap, take, options.enqueue_to)
+        self._alarm = Alarm(options.kill_grace)
+        self._runner = AttemptRunner(DEFAULT, self._alarm, capture, cap, take, options.enqueue_to)
         with contextlib.suppress(OSError):
             take()  # text printed before the first job belongs to none
         # Title and page are written only when the child has been idle for a moment, so the wait needs a limit.
@@ -121,7 +122,7 @@ class Child:
             try:
                 received = packets.recv(self._work)
             except BlockingIOError:  # nothing for IDLE_AFTER_S, or the master was quicker and took it back
-                self._runner.rest()
+                self._alarm.disarm()  # not after each job of a quick series: until then it may come, and does nothing
                 self._title.idle()
                 self._more_work.poll()
                 continue
@@ -175,15 +176,12 @@ class _Title:
     """The process title: slot, state, handler, and the job, except in a series of quick ones.
 
     To write it costs two microseconds, a tenth of what a child spends on a job that does nothing.
-
-    Attributes:
-        in_series: The job before was a quick one: the title of the next names its handler alone.
     """
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._shown = ""
-        self.in_series = False
+        self.in_series = False  # the job before was a quick one: the title of the next names its handler alone
 
     def busy(self, handler: str, identifier: str) -> None:
         shown = handler if self.in_series else f"{handler} {identifier}"

@@ -1,6 +1,6 @@
-"""When a child has served: the reasons not to use it for another job, looked at after every attempt.
+"""The reasons not to use a child for another job, looked at after every attempt.
 
-Each look is a system call or less; what costs more is done only when the cheap look says so.
+Each look is a system call or less; a costlier one is made only when the cheap one says so.
 """
 
 from __future__ import annotations
@@ -49,17 +49,18 @@ class Wear:
         self._after_failure = boot.options.recycle_on_failure
         self._left = _lifetime(boot.options, boot.child)
         self._threads = _thread._count()
-        self._descriptors = _Descriptors((boot.work, boot.channel), boot.options.max_leaked_fds)
+        self._first_free = _lowest_free()
+        sockets = boot.work, boot.channel
+        self._sockets = [(sock.getsockopt, sock.getsockopt(_SOL_SOCKET, _SO_COOKIE, 8)) for sock in sockets]
         self._daemons = linux.direct_children() if linux.has_children() else set()
 
     def reason(self, attempt: Attempt) -> str:
-        """Return why the child should go now; "" = it may stay. Kills what processes the attempt has left behind.
+        """Return why the child should go now; "" = it may stay. Kills processes that the attempt has left behind.
 
         Raises `SocketsLost` if there is no way to the master any more.
-
         Blocks for `LAST_WORDS_S` and `SWEEP_LIMIT_S` at most, and not at all when nothing was left behind.
         """
-        self._descriptors.check_sockets()
+        self._check_sockets()
         self._left -= 1
         # Swept in any case: a left-over process must not go on because the child leaves for another reason.
         swept = linux.has_children() and self._sweep(attempt)
@@ -75,7 +76,7 @@ class Wear:
             return PROCESSES
         if _thread._count() > self._threads and not self._threads_ended():
             return THREADS
-        if self._descriptors.worn():
+        if self._leaks_descriptors():
             return DESCRIPTORS
         if self._options.max_rss and self._outgrown(self._options.max_rss):
             return MEMORY
@@ -100,26 +101,8 @@ class Wear:
                     break
         return _thread._count() <= self._threads
 
-    def _outgrown(self, mark: int) -> bool:
-        import resource  # its being imported costs two microseconds an attempt: see `restore`
-
-        # Resident memory is read only when the peak, which is cheaper to ask for, was above the mark.
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > mark and resident() > mark
-
-
-class _Descriptors:
-    """A check, by the lowest free descriptor, whether descriptors leak or were closed under our feet: two system calls.
-
-    Our sockets are recognised by their cookies, in case their numbers now belong to others: a result must not go
-    astray.
-    """
-
-    def __init__(self, sockets: tuple[socket.socket, ...], most: int) -> None:
-        self._first = _lowest_free()
-        self._most = self._first + most
-        self._sockets = [(sock.getsockopt, sock.getsockopt(_SOL_SOCKET, _SO_COOKIE, 8)) for sock in sockets]
-
-    def check_sockets(self) -> None:
+    def _check_sockets(self) -> None:
+        """Recognise our sockets by their cookies, in case their numbers are others' now: no result must go astray."""
         try:
             for ask, cookie in self._sockets:
                 if ask(_SOL_SOCKET, _SO_COOKIE, 8) != cookie:
@@ -127,11 +110,18 @@ class _Descriptors:
         except OSError:  # closed, or a file now
             raise SocketsLost from None
 
-    def worn(self) -> bool:
+    def _leaks_descriptors(self) -> bool:
+        """Tell by the lowest free one if descriptors leak or were closed under our feet: two system calls."""
         try:
-            return not self._first <= _lowest_free() <= self._most
+            return not self._first_free <= _lowest_free() <= self._first_free + self._options.max_leaked_fds
         except OSError:  # none is left, or the standard streams are closed
             return True
+
+    def _outgrown(self, mark: int) -> bool:
+        import resource  # its being imported costs two microseconds an attempt: see `restore`
+
+        # Resident memory is read only when the peak, which is cheaper to ask for, was above the mark.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > mark and resident() > mark
 
 
 def resident() -> int:

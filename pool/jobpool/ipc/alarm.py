@@ -1,17 +1,13 @@
 """The hard timeout, stage 1: SIGALRM raises `HardTimeout` in user code.
 
-A Python signal handler runs between two bytecodes of the main thread, wherever that thread happens to be, so the
-question is never how to raise but where it may land. Four rules answer it:
+A Python signal handler runs between two bytecodes of the main thread, anywhere. So four rules say where it may raise:
 
-* It raises only inside `call`, and there only in a frame below `call`'s own. Python hands the handler the frame it
-  interrupted; when that frame is `call` itself, user code has not begun or has returned, and nothing is raised. So no
-  `HardTimeout` ever escapes from `call`, however the alarm races the return.
-* It raises only at or after the deadline of the attempt that is running: an alarm left over from the attempt before,
-  or sent by somebody else, changes nothing.
-* After the first time it is quiet until `deadline + kill_grace / 2`, so that `finally` blocks can work; from then on it
-  raises every 100 ms, because `except BaseException`, `__del__`, weakref, gc and ctypes callbacks swallow it.
-* Before every attempt the handler, the timer and the signal mask are set anew: the attempt before may have cleared,
-  replaced, masked or ignored SIGALRM.
+* Only inside `call`, in a frame below `call`'s own. If Python has interrupted `call` itself, user code has not begun or
+  has returned. So no `HardTimeout` ever escapes from `call`, however the alarm races the return.
+* Only at or after the deadline of the attempt that is running: an alarm of the attempt before changes nothing.
+* After the first time it is quiet until `deadline + kill_grace / 2`, so that `finally` blocks can work. From then on it
+  raises every 100 ms: `except BaseException`, `__del__`, weakref, gc and ctypes callbacks swallow it.
+* Before every attempt the handler, the timer and the signal mask are set anew: the one before may have changed them.
 
 C code that does not return to the interpreter is out of its reach; the master's kill (stages 2 and 3) is not.
 """
@@ -100,8 +96,8 @@ class Alarm:
     def call(self, function: Callable[[A], R], argument: A) -> tuple[R | None, BaseException | None]:
         """Return what `function(argument)` returned, or what it raised, `HardTimeout` included. Raise nothing.
 
-        `function` must be a Python function, not a builtin: a builtin has no frame of its own, so the alarm would take
-        it for this method and leave it alone. `on_alarm` relies on this method running nothing but `function`.
+        `function` must not be a builtin: that has no frame of its own, so the alarm would take it for this method and
+        leave it alone. `_on_alarm` relies on this method running nothing but `function`.
         """
         try:
             self._inside = True

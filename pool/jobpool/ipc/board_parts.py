@@ -82,8 +82,8 @@ class NamedPart(Generic[V]):
 class ChildPart:
     """The child's word on itself. Writers are called in the child, on its main thread; `progress` on any thread.
 
-    The sequences are this object's own numbers, and come out even again whatever a writer before has left: it may have
-    been ended in mid-write, by a kill or by the alarm's exception, and a handler may have written over the page.
+    The sequences are this object's own numbers, and come out even again whatever a writer before has left: a kill or
+    the alarm's exception may have ended it in mid-write.
     """
 
     def __init__(self, memory: Memory, progress: Memory) -> None:
@@ -98,10 +98,7 @@ class ChildPart:
         self._lock = threading.Lock()
 
     def booting(self, pid: int, now: float) -> None:
-        """Take the page over from the child before: reset all but the totals, and heal both sequences.
-
-        Whatever that one has left there, even where its handler had written over the page.
-        """
+        """Take the page over from the child before, in any state: reset all but the totals, and heal both sequences."""
         words, progress = self._words, self._progress.words
         self._lock = threading.Lock()  # the old one may have been held when the process was forked
         self._queue = self._handler = ""

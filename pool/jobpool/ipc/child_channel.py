@@ -39,12 +39,8 @@ class BrokenChannelError(Exception):
 class ChildChannel:
     """The master's hold on a child. Every call returns at once.
 
-    The master keeps the reading end of `work` as well: a frame that the child has not read yet can be taken back, and
-    the kernel gives each packet to one reader only, so it is never both taken back and run.
-
-    Attributes:
-        dropped: Bytes of the running attempt's raw output that were thrown away.
-        is_asking: Its question is open: nothing more of it is read until `reply`.
+    The master keeps the reading end of `work` as well: a frame that the child has not read yet can be taken back. The
+    kernel gives each packet to one reader only, so it is never both taken back and run.
     """
 
     def __init__(self, child: int, output_cap: int, slot: int = 0, generation: int = 0) -> None:
@@ -67,10 +63,10 @@ class ChildChannel:
         self._output_room = fcntl.fcntl(self._output, fcntl.F_GETPIPE_SZ)
         self._has_room = select.poll()
         self._has_room.register(self._output, select.POLLOUT)
-        self.dropped = 0
+        self.dropped = 0  # bytes of the running attempt's raw output that were thrown away
         self.pidfd = -1
         self._doomed = False
-        self.is_asking = False
+        self.is_asking = False  # True: its question is open, and nothing more of it is read until `reply`
         self._booted = False
         self._handed: deque[int] = deque()
 

@@ -28,12 +28,6 @@ class ForkServerClient:
 
     Poll `fileno()` for reading and call `receive()`; when `closed` is true, unregister it, call `close()`, and call
     `poll()` until it gives a status. Its children die with it.
-
-    Attributes:
-        pid: Of the process; it leads a session and a group of its own.
-        closed: No frame will come any more: it has died, or it was closed.
-        broken: Why it was killed by this class; "" = it was not.
-        has_loaded: It has imported the app.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
@@ -43,10 +37,10 @@ class ForkServerClient:
         self._outbox = Outbox(control)
         self._hung_up_at = math.inf
         self._killed_at = math.inf
-        self.pid = process.pid
-        self.closed = False
-        self.broken = ""
-        self.has_loaded = False
+        self.pid = process.pid  # it leads a session and a group of its own
+        self.closed = False  # no frame will come any more: it has died, or it was closed
+        self.broken = ""  # why it was killed by this class; "" = it was not
+        self.has_loaded = False  # the app
 
     @classmethod
     def start(cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str]) -> ForkServerClient:
@@ -121,7 +115,7 @@ class ForkServerClient:
         self.kill()
 
     def poll(self) -> int | None:
-        """Collect it; return its exit status, negative = by that signal; None while it runs.
+        """Collect it and return its exit status, negative = by that signal; None while it runs.
 
         Kills one that has not ended `END_LIMIT_S` seconds after `close`: it may be stopped, or hang in an app's hook.
         """

@@ -124,8 +124,7 @@ class ForkServer:
         self._outbox.send(Spawned(child.child, child.pid).encode(), [child.pidfd])
 
     def _fork(self, spawn: Spawn, fds: list[int], page: ChildPage) -> Child:
-        # Not the board's descriptor: the child has its page mapped, and a handler that writes to every descriptor it
-        # finds must not write over the pages of the others.
+        # Not the board's descriptor: a handler may write to every descriptor that it finds, and the child has its page.
         self._inheritance.keep = {0, 1, 2, *fds}
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {ASKS_STACK})
         pid = -1

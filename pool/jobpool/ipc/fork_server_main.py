@@ -3,18 +3,17 @@
 Started by exec, so it is small and clean: one thread, no broker socket, no secrets in its environment. It imports the
 app once, freezes the heap, and forks children on request until the master is gone (fork_server.py).
 
-It ends with the master. While the app is imported, only the kernel can end it (an import may hang in C), so PDEATHSIG
-is SIGKILL, and there is no child yet that would need more than that. Later that would leave no time to sweep, and it
-fires when the *thread* ends that started this program. So, from then on, the end of the control socket tells; and
-PDEATHSIG is SIGCONT, with a handler that looks who the parent is. That also ends a fork server which somebody has
-stopped, or which waits in an app's at-fork hook; one that hangs there in C code has the timer of a fork. So: start it
-on a thread that outlives the import, the master's main thread.
+It ends with the master. While the app is imported, only the kernel can end it (an import may hang in C): PDEATHSIG is
+SIGKILL, and there is no child yet that would need more. Later that would leave no time to sweep, and it fires when the
+*thread* ends that started this program. So from then on the end of the control socket tells, and PDEATHSIG is SIGCONT,
+with a handler that looks who the parent is. That also ends a fork server that is stopped, or waits in an app's at-fork
+hook. One that hangs there in C code has the timer of a fork. So start it on a thread that outlives the import.
 
-Python threads that live on after the import make forking unsafe. Then, or when `options.preload` is False, the table of
-handlers is reported and the program executes itself anew with `--no-preload`; the children import the app themselves.
+Python threads that live on after the import make forking unsafe. Then, or without `options.preload`, the handlers are
+reported, the program executes itself anew with `--no-preload`, and the children import the app themselves.
 
-It is in a session of its own: a Ctrl-C or a TERM to the master's group does not reach it. What is sent to it all the
-same, or by accident, it ignores (`IGNORED`). Exit status: 0 the master is gone; 3 the app does not import.
+It is in a session of its own: a Ctrl-C or a TERM to the master's group does not reach it, and it ignores a stray signal
+(`IGNORED`). Exit status: 0 the master is gone; 3 the app does not import.
 """
 
 from __future__ import annotations

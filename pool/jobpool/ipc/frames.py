@@ -133,11 +133,6 @@ class Reply(_JsonFrame):
     packed: list[dict[str, Any]] = field(default_factory=list)  # for `pack`: `NewMessage.to_dict`
 
 
-def size_of(definition: dict[str, Any]) -> int:
-    """Count the bytes of a job in a `Result` or an `Ask`."""
-    return len(orjson.dumps(definition)) + 1
-
-
 @dataclass(frozen=True, slots=True)
 class HandlerInfo:
     """The master's knowledge of a handler. None = the job's or the pool's value applies."""

@@ -1,8 +1,8 @@
 """Calls of Linux that Python does not offer: parents and orphans, descriptors, the out-of-memory killer.
 
-Facts that this stands on: PR_SET_PDEATHSIG fires when the parent *thread* that forked ends, reaches no grandchild, and
-must be followed by a look at getppid(). An orphan goes to its nearest living ancestor that is a sub-reaper; there
-it is a direct child, whatever session or group it has put itself into, and so it can be found.
+PR_SET_PDEATHSIG fires when the parent *thread* that forked ends, reaches no grandchild, and must be followed by a look
+at getppid(). An orphan becomes a direct child of its nearest living ancestor that is a sub-reaper, whatever session or
+group it has put itself into. So it can be found.
 """
 
 from __future__ import annotations
@@ -81,8 +81,7 @@ def die_with_parent(expected_ppid: int) -> None:
 def hide_memory() -> None:
     """Keep this process's memory, environment and descriptors from other processes of its user.
 
-    Only who may trace any process (CAP_SYS_PTRACE) still reads them, and the process leaves no core dump. What it
-    executes is not hidden, what it forks is.
+    Processes with CAP_SYS_PTRACE still read them. There is no core dump. Forks are hidden too, executed programs not.
     """
     _prctl(_PR_SET_DUMPABLE, 0)
 
@@ -126,9 +125,8 @@ def is_child(pid: int) -> bool:
 def sweep_strays(keep: Collection[int], limit_s: float) -> int:
     """Kill and collect every child of this process that is not in `keep`, until no stranger remains.
 
-    A killed stranger's own children are adopted before its death can be collected; so when a look finds no stranger,
-    there is none in the whole tree below, but what hangs under those in `keep`.
-
+    A killed stranger's own children are adopted before its death can be collected. So when a look finds no stranger,
+    there is none in the whole tree below, but for the children of those in `keep`.
     A child that does not die within `limit_s` seconds, >= 0 (state D), is left: sweep again later.
     Returns how many were collected.
     """
@@ -245,8 +243,8 @@ def close_all_but(keep: Collection[int]) -> None:
 def blind(fds: Iterable[int]) -> None:
     """Cut each descriptor off from its file, but keep its number taken.
 
-    For descriptors whose owners in this process still believe in them: a read or write gives EBADF, as if they were
-    closed, and a late `close` by the owner hits no innocent file that got the same number.
+    For descriptors whose owners in this process still believe in them: a read or write gives EBADF, as if closed. A
+    late `close` by the owner hits no innocent file that got the same number.
     """
     nothing = os.open("/dev/null", os.O_PATH | os.O_CLOEXEC)
     for fd in fds:

@@ -1,8 +1,8 @@
 """The kernel's kills for want of memory, which it counts for each control group.
 
 A process that dies of SIGKILL cannot say who sent it. The count of its group (cgroup v2: `memory.events`, v1:
-`memory.oom_control`), read before and after, can. Groups are shared with whatever else runs in the container or
-service, so a rise is believed for a second only, and once for each kill that it counts.
+`memory.oom_control`), read before and after, can. All that runs in the container or service shares a group. So a rise
+is believed for a second only, and once for each kill that it counts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Packets over a SOCK_SEQPACKET socket, of any size up to a bound, with descriptors beside them.
 
-One `send` is one packet is one `recv`: nothing is ever half read, and a packet that nobody has read yet can be taken
-back by whoever holds the reading end too. A packet above `INLINE_BYTES` bytes (the kernel bounds one by the socket's
-buffer, net.core.wmem_max, 212,992 bytes by default) travels as a sealed memfd beside a one-byte packet.
+One `send` is one packet is one `recv`: nothing is ever half read. A packet above `INLINE_BYTES` (the kernel bounds one
+by net.core.wmem_max, 212,992 bytes by default) travels as a sealed memfd beside a one-byte packet.
 """
 
 from __future__ import annotations

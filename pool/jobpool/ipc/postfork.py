@@ -1,8 +1,8 @@
 """The first moments of a child: from the fork to its main function, and out again without ever going back.
 
-The order matters. Descriptors are shed first, by an after-fork hook that was registered before the app was imported:
-so it runs before the app's own hooks, and what those open anew is kept. Then the process group, so that a kill of the
-group finds it; then its end with the parent's; then signals, streams, the fault handler, random states.
+The order matters. An after-fork hook, registered before the app was imported, sheds descriptors first: before the app's
+own hooks, so that what those open anew is kept. Then comes the process group, so that a kill of the group finds it;
+then its end with the parent's; then signals, streams, the fault handler, random states.
 """
 
 from __future__ import annotations

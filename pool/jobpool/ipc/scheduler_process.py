@@ -1,8 +1,7 @@
 """The scheduler that runs beside a pool: its options, and the master's side of its process. Nothing here waits.
 
-It is started by exec, in a session of its own, so that a Ctrl-C to the master's group is the master's to handle. It has
-a connection of its own to the broker, imports the app, and may run its code, which the master never does. It ends with
-the master: PDEATHSIG, followed by a look at the parent. Start it on a thread that lives as long as the pool.
+It has a connection of its own to the broker, imports the app, and may run its code, which the master never does. It
+ends with the master: PDEATHSIG, followed by a look at the parent. Start it on a thread that lives as long as the pool.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from dataclasses import dataclass, field
 from jobpool.ipc.process_options import ChildOptions, ProgramOptions
 
 PROGRAM = "jobpool.cli.pool_scheduler"
-"""Called with the number of a descriptor that holds a `CronStart` as JSON, of a pipe to say `READY` and last words in,
-and the master's pid."""
+"""Called with descriptors of a `CronStart` as JSON and of a pipe for `READY` and last words, and the master's pid."""
 
 READY = b"\0"
 """Said when the app is imported, its schedules are good and the broker has answered. All else is an error's text."""
@@ -60,30 +58,20 @@ class CronStart(ProgramOptions):
 
 
 class SchedulerProcess:
-    """One running scheduler. Use it on one thread.
-
-    Attributes:
-        pid: Of the process; it leads a session and a group of its own.
-        line: Readable when it has said something, and when it hung up; then `hear`.
-        is_ready: It has said so.
-        fired: The lateness of firings that it has told of, in seconds; the reader empties it.
-    """
+    """One running scheduler. Use it on one thread."""
 
     def __init__(self, process: subprocess.Popen[bytes], pidfd: int, line: int) -> None:
         self._process = process
         self._pidfd = pidfd
         self._words = b""
-        self.pid = process.pid
-        self.line = line
+        self.pid = process.pid  # it leads a session and a group of its own
+        self.line = line  # readable when it has said something, and when it hung up; then `hear`
         self.is_ready = False
-        self.fired: list[float] = []
+        self.fired: list[float] = []  # the lateness of firings that it has told of, in seconds; the reader empties it
 
     @classmethod
     def start(cls, start: CronStart, environ: Mapping[str, str]) -> SchedulerProcess:
-        """Start one with these options, and with `environ` after it is `scrubbed`.
-
-        Raises and blocks as `ProgramOptions.execute`.
-        """
+        """Start one with these options. Raises and blocks as `ProgramOptions.execute`."""
         here, there = os.pipe2(os.O_CLOEXEC)
         try:
             os.set_blocking(here, False)
@@ -130,7 +118,7 @@ class SchedulerProcess:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def poll(self) -> int | None:
-        """Collect it; its exit status, negative = by that signal; None while it runs."""
+        """Collect it and return its exit status, negative = by that signal; None while it runs."""
         return self._process.poll()
 
     def close(self) -> None:

@@ -1,18 +1,16 @@
 """The scoreboard: shared memory that says what every slot does, readable from outside while the master is stopped.
 
 A memfd or a file: one header page, one page a slot that its child writes, and one a slot that the master writes. A
-child has its own page in its memory and nothing else of the board, so that a stray pointer of a handler reaches nobody
-else's. Readers take every bit pattern that such a pointer may leave there.
+child has nothing of the board in its memory but its own page, which a stray pointer of a handler may fill with bits.
 
-A page holds *parts*; a part has one writer and a sequence lock of its own: the writer makes the sequence odd, writes,
-makes it even; a reader takes what it read only between two equal even readings. A writer killed in mid-write leaves it
-odd forever: readers give up after a bounded time and say `torn`, and the next writer of that part heals it. The table
-of who writes what is board_layout.py, and nothing in this file knows an offset.
+A page holds *parts*. A part has one writer and a sequence lock of its own: the writer makes the sequence odd, writes,
+makes it even. A reader takes what it read only between two equal even readings. A writer killed in mid-write leaves it
+odd forever: readers give up after a bounded time and say `torn`, and the next writer heals it.
 
 Numbers are native 8-byte words written through a cast memoryview: one store each, which does not tear (`struct` with a
 byte order packs byte by byte, and does). So a single number, `slot.child.nonce` say, may be read without the lock.
-Python gives no memory barrier: the lock stands on the total store order of x86. On a weakly ordered machine a reader
-might in theory see a mixed record; what the master *decides* by is single words and frames, never a record.
+Python gives no memory barrier: the lock stands on the total store order of x86. Elsewhere a reader might in theory see
+a mixed record; but the master *decides* by single words and frames, never by a record.
 
 Times are CLOCK_MONOTONIC seconds, the same in all processes of a boot; a name that ends in `_wall` is Unix time.
 """

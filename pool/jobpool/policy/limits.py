@@ -1,12 +1,10 @@
 """The needs of a message from the key store before it may run: its own wishes and its queue's limits. Pure.
 
-The master and `QueueWorker` ask the same functions. A message that asks for nothing, on a queue without limits, costs
-two looks at its envelope.
+A message that asks for nothing, on a queue without limits, costs two looks at its envelope.
 
-A queue with a limit also has a gate in each pool (`LocalLimit`), so that what cannot start is not leased. It lets
-through what this pool may still run, and shuts when the key store refuses for the whole queue, until there may be room
-again: so nothing is leased and given back in a circle, and no other queue waits. The key store alone decides what
-starts; a local limit that is wrong costs a round trip.
+A queue with a limit also has a gate in each pool (`LocalLimit`), so that nothing is leased and given back in a circle,
+and no other queue waits. It lets through what this pool may still run, and shuts while the key store refuses for the
+whole queue. The key store alone decides what starts; a local limit that is wrong costs a round trip.
 """
 
 from __future__ import annotations

@@ -2,14 +2,12 @@
 
 No-op jobs then stream in batches, and long jobs are never hoarded. Numbers in, numbers out: no clock, no I/O.
 
-The size follows what finished lately, seen twice: over the last 100 ms, so that one burst is not taken for a stream,
-and over the last 20 to 30 ms, so that it falls as soon as jobs get longer. Where jobs last 10 ms or more, that second
-look goes back further: two children in step, with jobs of 25 ms, pause for 25 ms at a time while the stream goes on.
-A broker that is far away answers a fetch late: twice what it takes is held on top (what is used up meanwhile, and as
-much again when the answer comes), or the pool would start one batch a round trip.
+The size is the lower of two views on what finished lately. The last 100 ms keep one burst from being taken for a
+stream. The last 20 to 30 ms let it fall as soon as jobs get longer. Where jobs last 10 ms or more, the second view goes
+back further: two children in step, with jobs of 25 ms, pause for 25 ms at a time while the stream goes on.
 
-The size at most doubles from one window to the next, because the first few short jobs prove nothing about the ones
-behind them.
+A far broker answers a fetch late, so twice that time is held on top: for what is used up meanwhile, and again when the
+answer comes. The size at most doubles from one window to the next: a few short jobs prove nothing about the next ones.
 """
 
 from __future__ import annotations

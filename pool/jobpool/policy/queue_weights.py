@@ -1,7 +1,7 @@
 """The queue to fetch from first, and how much: each gets starts by its weight, and lends what it does not use. Pure.
 
-Stride scheduling. A queue's pass grows by what it got over its weight, and the smallest pass goes first: so the passes
-of queues that always have something stay together, and their shares are as their weights, whatever the fetches brought.
+Stride scheduling. A queue's pass grows by what it got over its weight, and the smallest pass goes first. So the passes
+of queues that always have something stay together, and their shares are as their weights.
 A queue that had nothing for a while is not owed what it missed: its pass is raised to that of the others.
 """
 
@@ -28,8 +28,8 @@ class QueueWeights:
     def share(self, queue: str, count: int) -> int:
         """Return how many of `count` messages to ask `queue` for; at least 1.
 
-        While heavier queues have something, a light one gets its part of a batch: a whole one would be what it is due
-        in many rounds, and the others would wait for that long.
+        While heavier queues have something, a light one gets its part of a batch. A whole one would be its due of many
+        rounds, for which the others would wait.
         """
         weight = self._weights[queue]
         heaviest = max((self._weights[name] for name in self._weights if name not in self._empty), default=weight)
