@@ -6,6 +6,7 @@ outlasts the hard timeout, and no `HardTimeout` gets out.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -13,7 +14,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from time import monotonic
-from typing import Any
 
 import orjson
 
@@ -86,41 +86,24 @@ class Attempt:
         )
 
 
-class SoftWatch:
-    """An `Alarm` for threads that are not the main one, where Python delivers no signal: it interrupts nothing.
+class SoftAlarm(Alarm):
+    """An alarm for threads that are not the main one, where Python delivers no signal: it interrupts nothing.
 
     A handler that returns late has timed out all the same, so the verdict is the one that a pool would give.
     """
 
-    def __init__(self) -> None:
-        self.on_fire: Callable[[], object] | None = None
-        self.stack = None
-        self._deadline = 0.0
-
     def arm(self, seconds: float) -> None:
-        self._deadline = monotonic() + seconds if seconds > 0 else 0.0
+        self._deadline = monotonic() + seconds if seconds > 0 else math.inf
 
     def disarm(self) -> None:
         pass
 
-    def expired(self, now: float) -> bool:
-        return 0.0 < self._deadline <= now
 
-    def call(self, function: Callable[[Any], Any], argument: Any) -> tuple[Any, BaseException | None]:
-        try:
-            return function(argument), None
-        except BaseException as raised:  # noqa: BLE001 - SystemExit is an answer too
-            return None, raised
-
-
-class NoCapture:
+class NoCapture(Capture):
     """The lack of a capture, for threads other than the main one: `sys.stdout` belongs to all of them."""
 
     def begin(self) -> None:
         pass
-
-    def text(self) -> str:
-        return ""
 
 
 class AttemptRunner:
@@ -135,8 +118,8 @@ class AttemptRunner:
     def __init__(
         self,
         registry: HandlerRegistry,
-        watch: Alarm | SoftWatch,
-        capture: Capture | NoCapture,
+        watch: Alarm,
+        capture: Capture,
         output_cap: int = DEFAULT_CAP,
         more_output: Callable[[], str] = str,
         enqueue_to: Collection[str] = (),
@@ -237,7 +220,7 @@ def run_attempt(
     Blocks until the handler is done, or as long as it resists `HardTimeout`: nobody kills it here.
     """
     if threading.current_thread() is not threading.main_thread():
-        return AttemptRunner(registry, SoftWatch(), NoCapture(), output_cap).run(job, progress)
+        return AttemptRunner(registry, SoftAlarm(), NoCapture(), output_cap).run(job, progress)
     capture = Capture(output_cap)
     with borrowed(), capture.lent():
         return AttemptRunner(registry, Alarm(kill_grace), capture, output_cap).run(job, progress)

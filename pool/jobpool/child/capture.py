@@ -20,20 +20,6 @@ from typing import Any, TextIO, cast
 from jobpool.message.capped_text import DEFAULT_CAP, HeadTail
 
 
-class EchoedHeadTail(HeadTail):
-    """A text that is also passed on to a listener."""
-
-    __slots__ = ("_echo",)
-
-    def __init__(self, cap: int, echo: Callable[[bytes], None]) -> None:
-        super().__init__(cap)
-        self._echo = echo
-
-    def write(self, data: bytes) -> None:
-        super().write(data)
-        self._echo(data)
-
-
 class Capture:
     """A stand-in for `sys.stdout` and `sys.stderr`, both into one text, in the order of the writes.
 
@@ -41,9 +27,9 @@ class Capture:
     """
 
     def __init__(self, cap: int = DEFAULT_CAP, echo: Callable[[bytes], None] | None = None) -> None:
-        self._kept = HeadTail(cap) if echo is None else EchoedHeadTail(cap, echo)
-        self._out = cast(TextIO, _Stream(self._kept, 1))
-        self._err = cast(TextIO, _Stream(self._kept, 2))
+        self._kept = HeadTail(cap)
+        self._out = cast(TextIO, _Stream(self._kept, echo, 1))
+        self._err = cast(TextIO, _Stream(self._kept, echo, 2))
 
     def begin(self) -> None:
         """Forget what was printed, and take the places of the two streams, if they were taken away."""
@@ -98,10 +84,16 @@ class OutputPipe:
 class _Kept:
     """The common part of a stream and its buffer. They cannot be closed: the next attempt prints to them too."""
 
-    def __init__(self, kept: HeadTail, fd: int) -> None:
+    def __init__(self, kept: HeadTail, echo: Callable[[bytes], None] | None, fd: int) -> None:
         super().__init__()
         self._kept = kept
+        self._echo = echo
         self._fd = fd
+
+    def _keep(self, data: bytes) -> None:
+        self._kept.write(data)
+        if self._echo is not None:
+            self._echo(data)
 
     def fileno(self) -> int:
         return self._fd
@@ -120,15 +112,15 @@ class _Stream(_Kept, io.TextIOBase):
     errors = "backslashreplace"
     mode = "w"
 
-    def __init__(self, kept: HeadTail, fd: int) -> None:
-        super().__init__(kept, fd)
-        self.buffer = _Binary(kept, fd)
+    def __init__(self, kept: HeadTail, echo: Callable[[bytes], None] | None, fd: int) -> None:
+        super().__init__(kept, echo, fd)
+        self.buffer = _Binary(kept, echo, fd)
         self.name = "<stdout>" if fd == 1 else "<stderr>"
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        self._kept.write(text.encode("utf-8", "backslashreplace"))
+        self._keep(text.encode("utf-8", "backslashreplace"))
         return len(text)
 
     def reconfigure(self, **_: Any) -> None:
@@ -140,5 +132,5 @@ class _Binary(_Kept, io.RawIOBase):
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self._kept.write(bytes(view))
+        self._keep(bytes(view))
         return len(view)

@@ -1,8 +1,8 @@
 """A child's life: boot, then one attempt at a time, until the work ends or it is worn.
 
-It holds no lease, no owner token and no broker connection; it decides nothing about a message. It reads `Run` frames
-from `work`, one when it is idle, and answers each with a `Result` on `channel`. Its first act on a frame is to write
-the attempt's nonce to its page of the scoreboard. So the master knows of every frame whether it was looked at.
+It decides nothing about a message. It reads `Run` frames from `work`, one when it is idle, and answers each with a
+`Result` on `channel`. Its first act on a frame is to write the attempt's nonce to its page of the scoreboard. So the
+master knows of every frame if it was looked at.
 """
 
 from __future__ import annotations
@@ -97,10 +97,7 @@ class Child:
         self._wear = Wear(boot)
 
     def serve(self) -> int:
-        """Tell the master, then take frame after frame.
-
-        Raises `OSError` or `SocketsLost` if a socket to the master is broken.
-        """
+        """Tell the master, then take frame after frame. Raises `OSError` or `SocketsLost` without the master."""
         self._page.idle(monotonic())
         self._title.idle()
         packets.send_announced(self._channel, Ready().encode())
@@ -134,7 +131,7 @@ class Child:
             return packet
 
     def _attempt(self, packet: bytes, ack: OwnAck | None = None) -> str:
-        """Run one attempt and answer it; why the child leaves now, or ""."""
+        """Run one attempt and answer it; return why the child leaves now, or ""."""
         _, nonce, fence, attempts, crashes, timeout = RUN_HEAD.unpack_from(packet)
         now = monotonic()
         self._page.took(nonce, now)
@@ -151,17 +148,14 @@ class Child:
         return self._answer(nonce, attempt)
 
     def _answer(self, nonce: int, attempt: Attempt) -> str:
-        leaving = self._leaving(attempt)
+        try:
+            spoilt = self._tidy.restore(attempt.kind is not ResultKind.SUCCEEDED or attempt.duration > LONG_S)
+            leaving = self._wear.reason(attempt) or spoilt
+        except OSError:
+            leaving = DESCRIPTORS
         self._send(nonce, attempt, leaving)
         self._page.finished(attempt.kind is ResultKind.SUCCEEDED, monotonic())
         return leaving
-
-    def _leaving(self, attempt: Attempt) -> str:
-        try:
-            spoilt = self._tidy.restore(attempt.kind is not ResultKind.SUCCEEDED or attempt.duration > LONG_S)
-            return self._wear.reason(attempt) or spoilt
-        except OSError:
-            return DESCRIPTORS
 
     def _send(self, nonce: int, attempt: Attempt, leaving: str) -> None:
         try:

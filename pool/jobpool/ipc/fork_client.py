@@ -82,37 +82,31 @@ class ForkServerClient:
         while not self.closed and len(frames) < _FRAMES_AT_ONCE:
             try:
                 got = packets.recv(self._control, fds_may_lack=True)
+                if got is None:
+                    self.closed = True
+                else:
+                    frames.append((self._frame(*got), got[1]))
             except BlockingIOError:
                 break
-            except packets.PacketTooLarge as error:
-                self._give_up(str(error))
+            except (packets.PacketTooLarge, BadFrame) as error:
+                # The app has got at its descriptors: nobody can look after its children any more.
+                self.broken = f"the fork server does not speak our language any more ({error}), and was killed"
+                self.closed = True
+                self.kill()
             except OSError:
                 self.closed = True
-            else:
-                self._take(got, frames)
         return frames
 
-    def _take(self, got: tuple[bytes, list[int]] | None, frames: list[tuple[Frame, list[int]]]) -> None:
-        if got is None:
-            self.closed = True
-            return
-        packet, fds = got
+    def _frame(self, packet: bytes, fds: list[int]) -> Frame:
         try:
             frame = decode(packet)
             if not isinstance(frame, _UP):
                 raise BadFrame(f"{type(frame).__name__} is not for the master")
-        except BadFrame as error:
+        except BadFrame:
             packets.close_all(fds)
-            self._give_up(str(error))
-        else:
-            self.has_loaded = self.has_loaded or isinstance(frame, Loaded)
-            frames.append((frame, fds))
-
-    def _give_up(self, why: str) -> None:
-        """Kill it: it sends rubbish, so the app has got at its descriptors. Nobody can look after its children."""
-        self.broken = f"the fork server does not speak our language any more ({why}), and was killed"
-        self.closed = True
-        self.kill()
+            raise
+        self.has_loaded = self.has_loaded or isinstance(frame, Loaded)
+        return frame
 
     def poll(self) -> int | None:
         """Collect it and return its exit status, negative = by that signal; None while it runs.

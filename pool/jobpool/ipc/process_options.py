@@ -79,20 +79,15 @@ class ProgramOptions:
 
 @dataclass(frozen=True, slots=True)
 class ForkServerConfig(ProgramOptions):
-    """Options of a fork server. The room `child` is named by strings only, because this room may not import it.
+    """Options of a fork server. The rooms above are named by strings only, because this room may not import them.
 
-    Attributes:
-        options: For it and its children.
-        child_main: "module:function", called in the child as `function(boot: ChildBoot) -> int`, the exit status.
-        app_loader: "module:function", called as `function(options: ChildOptions) -> list[HandlerInfo]`; imports the
-            app and raises what went wrong. A `ConfigurationError` is passed on in its own words.
-        name: Of the pool, for the process title.
+    `app_loader` imports the app and raises what went wrong. A `ConfigurationError` is passed on in its own words.
     """
 
-    options: ChildOptions
-    child_main: str
-    app_loader: str
-    name: str = ""
+    options: ChildOptions  # for it and its children
+    child_main: str  # "module:function", called in the child as `function(boot: ChildBoot) -> int`, the exit status
+    app_loader: str  # "module:function", called as `function(options: ChildOptions) -> list[HandlerInfo]`
+    name: str = ""  # of the pool, for the process title
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ from jobpool.ipc.frames import (
     run_packet,
     with_ticket,
 )
-from jobpool.ipc.oom_kills import OomKills, find
 from jobpool.ipc.process_options import ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
@@ -74,7 +73,7 @@ class ChildProcesses:
         self._servers: dict[int, ForkServerClient] = {}
         self._ended: dict[int, ForkServerClient] = {}
         self._not_ours = linux.direct_children()
-        self._oom_kills = OomKills(find())
+        self._oom_kills = linux.OomKills(linux.find_oom_kills())
         self._drain_at = math.inf
 
     # --- waiting ------------------------------------------------------------------------------------

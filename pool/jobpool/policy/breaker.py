@@ -71,9 +71,8 @@ class CircuitBreaker:
 
     def state(self, now: float) -> BreakerState:
         """Return its state at `now`; looking changes nothing."""
-        if self._state is BreakerState.OPEN and now >= self._until:
-            return BreakerState.HALF_OPEN
-        return self._state
+        over = self._state is BreakerState.OPEN and now >= self._until
+        return BreakerState.HALF_OPEN if over else self._state
 
     def wait(self, now: float) -> float:
         """Return the seconds until `allow` may say yes; 0.0 = it would now. Changes nothing."""

@@ -6,28 +6,11 @@ import signal
 from collections.abc import Callable, Collection
 
 from jobpool.errors import JobpoolError
+from jobpool.message import outcome as outcomes
 from jobpool.message.death import Death, Exit
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import check_enqueue_to
-from jobpool.message.outcome import (
-    AlreadyDone,
-    Crashed,
-    EndReason,
-    Failed,
-    HandlerNotAllowed,
-    LostLease,
-    MemoryExceeded,
-    NeverStarted,
-    Outcome,
-    Rejected,
-    ResultKind,
-    RetryAsked,
-    Snoozed,
-    Stopped,
-    Succeeded,
-    TimedOut,
-    UnknownHandler,
-)
+from jobpool.message.outcome import EndReason, Failed, Outcome, Rejected, ResultKind, Succeeded, TimedOut
 from jobpool.message.result import Status
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
 from jobpool.policy import decide
@@ -56,15 +39,15 @@ def outcome_of(
         case ResultKind.UNRECOVERABLE:
             return Failed(error, permanent=True)
         case ResultKind.RETRY:
-            return RetryAsked(after, error)
+            return outcomes.RetryAsked(after, error)
         case ResultKind.SNOOZE:
-            return Snoozed(after)
+            return outcomes.Snoozed(after)
         case ResultKind.TIMEOUT:
             return TimedOut(error, by_alarm(error, peak, output).to_text())
         case ResultKind.UNKNOWN_HANDLER:
-            return UnknownHandler(handler, seen_for)
+            return outcomes.UnknownHandler(handler, seen_for)
         case ResultKind.NOT_ALLOWED:
-            return HandlerNotAllowed(handler)
+            return outcomes.HandlerNotAllowed(handler)
 
 
 def checked(outcome: Outcome, check: Callable[[JobDefinition], object], enqueue_to: Collection[str] = ()) -> Outcome:
@@ -90,13 +73,13 @@ def outcome_of_death(ending: EndReason, ending_text: str, death: Death) -> Outco
         case EndReason.TIMEOUT:
             return TimedOut(text, death.to_text())
         case EndReason.MEMORY:
-            return MemoryExceeded(text, death.to_text())
+            return outcomes.MemoryExceeded(text, death.to_text())
         case EndReason.STOP:
-            return Stopped()
+            return outcomes.Stopped()
         case EndReason.LOST:
-            return LostLease()
+            return outcomes.LostLease()
         case _:
-            return Crashed(death.to_text())
+            return outcomes.Crashed(death.to_text())
 
 
 def death_of(exited: Exit, ending: EndReason, killer: str = "", stack: str = "", output: str = "") -> Death:
@@ -177,11 +160,11 @@ def status_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled
     if not settled:
         return Status.LOST
     match settlement, outcome:
-        case Ack(), AlreadyDone():
+        case Ack(), outcomes.AlreadyDone():
             return Status.SKIPPED_IDEMPOTENT
         case Abandon(), Rejected():
             return Status.REJECTED
-        case Leave(), Crashed() | NeverStarted() if settlement is not decide.LEASE_LOST:
+        case Leave(), outcomes.Crashed() | outcomes.NeverStarted() if settlement is not decide.LEASE_LOST:
             return Status.CRASHED
         case _:
             return _STATUS[type(settlement)]
@@ -223,4 +206,4 @@ _PLAIN_COUNTERS: dict[Status, tuple[str, ...]] = {
 
 def counts_as_attempt(outcome: Outcome) -> bool:
     """Return whether the handler ran and is responsible for the failure."""
-    return isinstance(outcome, Failed | RetryAsked | TimedOut | MemoryExceeded)
+    return isinstance(outcome, Failed | outcomes.RetryAsked | TimedOut | outcomes.MemoryExceeded)

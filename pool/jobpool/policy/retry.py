@@ -19,7 +19,6 @@ from jobpool.message.setting_types import parse_count, parse_number, parse_share
 from jobpool.message.units import parse_duration
 
 Strategy = Literal["none", "fixed", "exponential"]
-
 V = TypeVar("V")
 
 REMEMBERED_MESSAGES = 10_000  # messages of which a pool remembers since when, or how often in a row, they were met
@@ -32,11 +31,6 @@ def remember(memory: dict[str, V], ident: str, value: V) -> V:
     if len(memory) > REMEMBERED_MESSAGES:
         del memory[next(iter(memory))]
     return value
-
-
-def attempts_from_retries(max_retries: int) -> int:
-    """Return all executions of a job that may be retried `max_retries` times: the one place of this conversion."""
-    return max_retries + 1
 
 
 class Dice:
@@ -115,8 +109,7 @@ class RetryPolicy:
     def preset(cls, name: str, *, seed: int | None = None) -> RetryPolicy:
         """Return a policy by name: `none` (no retries unless a job asks for them) or `exponential` (25 times, to 5 s).
 
-        Raises:
-            ConfigurationError: There is no preset of that name.
+        Raises `ConfigurationError` if there is no preset of that name.
         """
         if name not in PRESETS:
             raise ConfigurationError(f"retry preset {name!r} is unknown; choose one of: {', '.join(PRESETS)}")
@@ -127,7 +120,7 @@ class RetryPolicy:
 
         That is the smaller of the job's and the policy's, of those that are set; 1 when neither is.
         """
-        limits = [] if max_retries is None else [max(1, attempts_from_retries(max_retries))]
+        limits = [] if max_retries is None else [max(1, max_retries + 1)]
         if self.max_attempts:
             limits.append(self.max_attempts)
         return min(limits, default=1)
@@ -217,9 +210,7 @@ def parse_retry(value: object) -> RetryPolicy:
     """Return the policy that a text such as `"exponential base=5s max=5m attempts=25"` describes.
 
     A word that is not given is that of the preset of this name; `fixed` waits for 5 s.
-
-    Raises:
-        ValueError: It cannot be read; the text says how to write it.
+    Raises `ValueError` if it cannot be read; the text says how to write it.
     """
     text, given = parse_words(value, {word: parse for word, (_, parse) in _WORDS.items()})
     strategy = text.lower()
