@@ -212,12 +212,8 @@ def run_attempt(
     In the main thread it runs as in a child. In any other thread there is no alarm and no capture: a handler that hangs
     is not stopped. One that returns late has timed out.
 
-    Args:
-        output_cap: Bytes of output, and of error text, that are kept.
-        kill_grace: Seconds; a handler that swallows the alarm meets it again after half of them.
-        progress: Called for every `ctx.progress`.
-
-    Blocks until the handler is done, or as long as it resists `HardTimeout`: nobody kills it here.
+    `kill_grace`: seconds; a handler that swallows the alarm meets it again after half of them. The rest as in
+    `AttemptRunner`. Blocks until the handler is done, or as long as it resists `HardTimeout`: nobody kills it here.
     """
     if threading.current_thread() is not threading.main_thread():
         return AttemptRunner(registry, SoftAlarm(), NoCapture(), output_cap).run(job, progress)

@@ -21,10 +21,7 @@ from jobpool.message.capped_text import DEFAULT_CAP, HeadTail
 
 
 class Capture:
-    """A stand-in for `sys.stdout` and `sys.stderr`, both into one text, in the order of the writes.
-
-    `cap`: bytes that are kept of one attempt. `echo` is called with what is printed, as it is printed.
-    """
+    """A stand-in for both streams, into one text in the order of the writes. `echo` gets each write, too."""
 
     def __init__(self, cap: int = DEFAULT_CAP, echo: Callable[[bytes], None] | None = None) -> None:
         self._kept = HeadTail(cap)
@@ -55,10 +52,7 @@ class Capture:
 
 
 class OutputPipe:
-    """The pipe that descriptors 1 and 2 of a child write to. The master empties it when it is full.
-
-    `fd`: its writing end. `cap`: bytes that are kept of one attempt.
-    """
+    """The pipe of descriptors 1 and 2 of a child, by its writing end `fd`. The master empties it when it is full."""
 
     def __init__(self, fd: int, cap: int = DEFAULT_CAP) -> None:
         # An end of its own: whether it waits is no matter of the master's, nor of a handler's subprocess.
@@ -67,10 +61,7 @@ class OutputPipe:
         self._waiting = array.array("i", [0])
 
     def take(self) -> str:
-        """Return what was written since the last call. Costs one system call when there is nothing.
-
-        Raises `OSError` if the handler has closed it.
-        """
+        """Return the text since the last call. One system call if there is none. Raises `OSError` if it was closed."""
         fcntl.ioctl(self._fd, termios.FIONREAD, self._waiting)
         size = self._waiting[0]
         if not size:

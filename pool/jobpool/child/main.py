@@ -46,10 +46,7 @@ _IDLE = " idle"  # no handler's name
 
 
 def run(boot: ChildBoot) -> int:
-    """Run a child's life in this process, of which it uses all freely; return its exit status.
-
-    Blocks until `work` ends, or the child is worn (then its last `Result` says why).
-    """
+    """Run a child's life in this process, of which it uses all freely. Return its exit status when it leaves."""
     page = boot.page.child
     page.booting(os.getpid(), monotonic())
     setproctitle(f"{boot.options.title}: slot {boot.slot} booting")
@@ -167,10 +164,7 @@ class Child:
 
 
 class _Title:
-    """The process title: slot, state, handler, and the job, except in a series of quick ones.
-
-    To write it costs two microseconds, a tenth of what a child spends on a job that does nothing.
-    """
+    """The process title: slot, state, handler, and the job, except in a series of quick ones: it costs 2 µs."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix

@@ -70,10 +70,7 @@ class Alarm:
         self.on_fire: Callable[[], object] | None = None
 
     def arm(self, seconds: float) -> None:
-        """Start the clock: `seconds` > 0 until the first alarm, 0 for never. Resets `fired` and `stack`.
-
-        Raises `ValueError` in any but the main thread.
-        """
+        """Start the clock: `seconds` > 0 until the first alarm, 0 for never. `ValueError` off the main thread."""
         self.fired = False
         self.stack = None
         raw_signal(_SIGALRM, self._handler)
@@ -87,10 +84,7 @@ class Alarm:
         _setitimer(_ITIMER_REAL, 0.0)
 
     def expired(self, now: float) -> bool:
-        """Return whether the attempt has timed out at `now` (CLOCK_MONOTONIC): the alarm raised, or it should have.
-
-        The second half answers for handlers that stop the timer or mask the signal and return late.
-        """
+        """Return whether the alarm has raised by `now` (CLOCK_MONOTONIC), or should have: handlers may stop it."""
         return self.fired or now >= self._deadline
 
     def call(self, function: Callable[[A], R], argument: A) -> tuple[R | None, BaseException | None]:

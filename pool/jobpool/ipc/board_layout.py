@@ -70,10 +70,7 @@ class Layout:
         return Memory(page[self.start * WORD : self.end * WORD])
 
     def read(self, memory: Memory) -> list[Any]:
-        """Return the fields in the order of the table, then True if they may be torn.
-
-        Blocks for `READ_LIMIT_S` seconds at most.
-        """
+        """Return the fields in order, then True if they may be torn. Blocks for `READ_LIMIT_S` seconds at most."""
         give_up = 0.0
         while True:
             before = memory.words[0]

@@ -50,11 +50,7 @@ class NamedPart(Generic[V]):
         self._sequence = 0
 
     def write(self, **fields: int | float | str) -> None:
-        """Set these fields in one step; the others stay.
-
-        Raises:
-            KeyError: No such field; nothing was written.
-        """
+        """Set these fields in one step; the others stay. Raises `KeyError`, and writes nothing, for an unknown one."""
         places: list[tuple[Any, Any]] = [(self._layout.fields[name], value) for name, value in fields.items()]
         memory = self._memory
         self._sequence += 2

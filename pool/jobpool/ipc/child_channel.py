@@ -133,11 +133,7 @@ class ChildChannel:
                 self._handed.remove(frame.nonce)
 
     def receive(self) -> Frame | None:
-        """Return the child's next frame; None: nothing now.
-
-        Raises:
-            BrokenChannelError: It has closed, or what came is not a frame, or not one that the child may send now.
-        """
+        """Return the child's next frame; None: nothing now. Raises `BrokenChannelError`, also out of turn."""
         try:
             packet = self._reader.read()
             if packet is None:
@@ -167,10 +163,7 @@ class ChildChannel:
             self._booted = True
 
     def signal(self, number: int) -> None:
-        """Send a signal through the pidfd: never to a process that has taken over the pid.
-
-        One that is not known to be born yet gets SIGKILL at its birth, and no other signal.
-        """
+        """Send a signal through the pidfd. Before the birth is known, SIGKILL waits for it, and no other does."""
         if self.pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, number)

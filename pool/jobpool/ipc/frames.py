@@ -210,11 +210,7 @@ _TAGS = {kind: bytes([tag]) for tag, kind in _JSON_FRAMES.items()}
 
 
 def decode(packet: bytes) -> Frame:
-    """Return the frame in one packet.
-
-    Raises:
-        BadFrame: It is none of ours.
-    """
+    """Return the frame in one packet. Raises `BadFrame` if it is none of ours."""
     try:
         return _decode(packet)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, struct.error) as error:

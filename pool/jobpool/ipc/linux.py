@@ -93,10 +93,7 @@ def become_subreaper() -> None:
 
 
 def direct_children() -> set[int]:
-    """Return the children of this process, also adopted ones, and dead ones that are not collected.
-
-    Raises `OSError` if /proc cannot be read (no descriptor left, say).
-    """
+    """Return this process's children, adopted and uncollected ones too. Raises `OSError` if /proc cannot be read."""
     pids: set[int] = set()
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
@@ -254,10 +251,7 @@ def blind(fds: Iterable[int]) -> None:
 
 
 def prefer_as_victim(points: int) -> None:
-    """Raise this process's `oom_score_adj` by `points` (bounded at 1000), so that it dies before its betters do.
-
-    Raising is always allowed; where it is not, nothing happens.
-    """
+    """Raise `oom_score_adj` by `points`, to 1000 at most, if allowed: this process dies before its betters do."""
     path = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError, ValueError):
         path.write_text(str(min(1000, int(path.read_text()) + points)))
@@ -295,7 +289,7 @@ class OomKills:
 
 
 def oom_kills_in(file: Path | None) -> int | None:
-    """Return the number after `oom_kill` in `memory.events` (cgroup v2) or `memory.oom_control` (v1); None before Linux 4.13."""
+    """Return the count in `memory.events` (cgroup v2) or `memory.oom_control` (v1); None before Linux 4.13."""
     try:
         found = re.search(r"^oom_kill +([0-9]+)$", file.read_text(), re.MULTILINE) if file else None
     except OSError:

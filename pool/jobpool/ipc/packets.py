@@ -41,11 +41,8 @@ def pair() -> tuple[socket.socket, socket.socket]:
 def send(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = ()) -> None:
     """Send one packet, whole. `packet` is never empty, at most MAX_PACKET_BYTES bytes; `fds` at most MAX_FDS.
 
-    Raises:
-        BlockingIOError: The socket is non-blocking and full; nothing was sent.
-        OSError: The peer is gone (EPIPE, ECONNRESET).
-
-    Blocks while the socket is full, if it is a blocking one.
+    Blocks while the socket is full; a non-blocking one raises `BlockingIOError`, and nothing was sent. Raises `OSError`
+    if the peer is gone (EPIPE, ECONNRESET).
     """
     if len(packet) <= INLINE_BYTES:
         if fds:
@@ -168,10 +165,7 @@ class Outbox:
         return len(self._kept)
 
     def send(self, packet: bytes, fds: Sequence[int] = ()) -> None:
-        """Send `packet` after all that wait. `fds` stay the caller's: a packet that has to wait gets copies.
-
-        Raises `OSError` when the peer is gone.
-        """
+        """Send `packet` after all that wait, with copies of `fds` if it waits. Raises `OSError` if the peer is gone."""
         self.flush()
         if self._kept or not self._sent(packet, fds):
             self._kept.append((packet, [os.dup(fd) for fd in fds]))

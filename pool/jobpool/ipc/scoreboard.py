@@ -106,11 +106,8 @@ class Scoreboard:
     def create(cls, path: str | os.PathLike[str] | None, slots: int) -> Scoreboard:
         """Make a new, empty board, writable; `path` None = in memory only (a memfd, to be handed on by descriptor).
 
-        The file has mode 0600 and appears complete, in one step, in place of an old one.
-
-        Raises:
-            ValueError: slots is less than 1.
-            OSError: It cannot be written; a full disk shows here, not later as SIGBUS.
+        The file has mode 0600 and appears complete, in one step, in place of an old one. Raises `OSError` if it cannot
+        be written; a full disk shows here, not later as SIGBUS.
         """
         if slots < 1:
             raise ValueError(f"a scoreboard has 1 slot or more, not {slots!r}")
@@ -123,12 +120,7 @@ class Scoreboard:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Scoreboard:
-        """Open a board from outside, read-only: a write raises `TypeError`.
-
-        Raises:
-            ScoreboardError: No board, or one of another layout.
-            OSError: No such file, or not allowed.
-        """
+        """Open a board from outside, read-only: a write raises `TypeError`. Raises `ScoreboardError` or `OSError`."""
         return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC), writable=False)
 
     def slot(self, index: int) -> Slot:

@@ -31,10 +31,7 @@ class Inspector:
         self._allowed = {queue: frozenset(names) for queue, names in queue_handlers.items()}
 
     def inspect(self, lease: JobLease, now: Callable[[], float]) -> Inspected:
-        """Return the lease with the outcome it has already, or None.
-
-        `now`: Unix time on the broker's clock, by which jobs expire. Only asked for a job that does.
-        """
+        """Return the lease with its outcome so far, or None. `now`: the broker's Unix time, asked for expiry only."""
         return Inspected(lease, self._outcome(lease, now))
 
     def _outcome(self, lease: JobLease, now: Callable[[], float]) -> Outcome | None:

@@ -97,11 +97,7 @@ class Limits:
 
 
 def guards_of(envelope: JobEnvelope, limits: QueueLimits) -> Guards | None:
-    """Return all that this delivery must be granted before its handler may run; None = nothing.
-
-    Raises:
-        MalformedEnvelope: Its idempotency key can be none. Keys are trimmed, and what is empty then is not a key.
-    """
+    """Return all that a delivery must be granted to run; None = nothing. Raises `MalformedEnvelope` for a bad key."""
     if envelope.idempotency_key is None and not envelope.meta and not limits.holds and not limits.rates:
         return None  # nearly all messages
     key, shared = _key(envelope), _shared_key(envelope)
@@ -118,10 +114,7 @@ def guards_of(envelope: JobEnvelope, limits: QueueLimits) -> Guards | None:
 
 
 def refusal(envelope: JobEnvelope, scheme: str) -> str | None:
-    """Say why a broker without a key store cannot run this message, as its enqueue would have; None: it can.
-
-    Raises as `guards_of`.
-    """
+    """Say why a broker without a key store cannot run this message; None: it can. Raises as `guards_of`."""
     if envelope.idempotency_key is None and not envelope.meta:
         return None
     asked = {
@@ -155,10 +148,7 @@ def _shared_key(envelope: JobEnvelope) -> str | None:
 
 
 def contention_delay(times: int, longest: float = MAX_CONTENTION_DELAY_S) -> float:
-    """Draw the seconds to wait after the `times`-th contention in a row (1-based): uniform from 0 to the doubled edge.
-
-    The edge is never above `longest` seconds, > 0.
-    """
+    """Draw the seconds after the `times`-th contention in a row: from 0 to the doubled edge, `longest` at most."""
     return random.uniform(0.0, min(longest, FIRST_CONTENTION_DELAY_S * 2.0 ** min(times - 1, 60)))
 
 

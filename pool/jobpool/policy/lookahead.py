@@ -23,10 +23,7 @@ MAX_LOOKAHEAD = 1024
 
 
 class LookAhead:
-    """A size that adapts to what the pool finishes. Times are CLOCK_MONOTONIC seconds and do not run backwards.
-
-    `cap` is the largest size, 0 or more; 0 switches look-ahead off.
-    """
+    """A size, `cap` at most, that follows what the pool finishes. Times are CLOCK_MONOTONIC seconds, never back."""
 
     __slots__ = ("_allowed", "_busy", "_cap", "_counts", "_held", "_last", "_quiet", "_size", "_stale", "_window")
 

@@ -162,10 +162,7 @@ class RetryPolicy:
 
 
 class BackOff:
-    """The failures in a row of one thing, and when its next try is due. Times are seconds on one clock.
-
-    The wait is `first` seconds after the first failure, and doubles with each up to `longest`.
-    """
+    """Failures in a row, and when the next try is due: after `first` seconds, doubling up to `longest`."""
 
     def __init__(self, first: float, longest: float) -> None:
         self._first = first
