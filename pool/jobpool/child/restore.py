@@ -52,7 +52,7 @@ class Tidy:
         self._interpreter = _Interpreter()
 
     def restore(self, thorough: bool = False) -> str:
-        """Bring the state back; return what could not be, "" = nothing. Raises `OSError` if the handler closed the folder."""
+        """Bring the state back; return what could not be, "" = nothing. Raises `OSError` if the folder was closed."""
         if list(map(raw_getsignal, _KEPT)) != self._handlers:
             for number, handler in zip(_KEPT, self._handlers, strict=True):
                 if raw_getsignal(number) is not handler and handler is not None:

@@ -8,13 +8,14 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jobpool.ipc import packets
 from jobpool.ipc.frames import BadFrame, Exited, Frame, Loaded, LoadFailed, Spawn, Spawned, SpawnFailed, decode
 from jobpool.ipc.packets import Outbox
-from jobpool.ipc.process_options import ForkServerConfig
+from jobpool.ipc.process_options import ForkServerConfig, ProgramOptions, scrubbed
 
 PROGRAM = "jobpool.ipc.fork_server_main"
 END_LIMIT_S = 10.0  # seconds in which a fork server ends after its master has hung up: it may have strays to sweep
@@ -46,13 +47,13 @@ class ForkServerClient:
     def start(cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str]) -> ForkServerClient:
         """Start one, with `environ` after it is `scrubbed`; its first frame is `Loaded` or `LoadFailed`.
 
-        `board_fd`, of the scoreboard, stays the caller's. Raises and blocks as `ProgramOptions.execute`.
+        `board_fd`, of the scoreboard, stays the caller's. Raises and blocks as `execute`.
 
         Call it on the main thread: the fork server dies with the calling thread until the app is imported.
         """
         here, there = packets.pair()
         try:
-            return cls(config.execute(PROGRAM, (there.fileno(), board_fd), environ), here)
+            return cls(execute(PROGRAM, config, (there.fileno(), board_fd), environ), here)
         except BaseException:
             here.close()
             raise
@@ -142,3 +143,25 @@ class ForkServerClient:
         self._hung_up_at = min(self._hung_up_at, time.monotonic())
         self._outbox.close()
         self._control.close()
+
+
+def execute(
+    program: str, options: ProgramOptions, fds: Sequence[int], environ: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start `python -m program CONFIG_FD FD… MASTER_PID` in a session of its own, with `environ` but its secrets.
+
+    CONFIG_FD has the options as JSON. Raises `OSError` if no process or descriptor is to be had. Blocks until the
+    interpreter is executed, some milliseconds.
+    """
+    config = os.memfd_create("jobpool-config", os.MFD_CLOEXEC)
+    try:
+        os.write(config, options.to_json())
+        return subprocess.Popen(
+            [sys.executable, "-m", program, *map(str, (config, *fds, os.getpid()))],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(config, *fds),
+            start_new_session=True,
+            env=scrubbed(environ),
+        )
+    finally:
+        os.close(config)

@@ -24,9 +24,8 @@ _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
 # Plain numbers: to combine the enum's members costs more than the system call.
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
-
+# ETOOMANYREFS: more descriptors are on their way than this user may have open.
 _FULL = {errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
-"""ETOOMANYREFS: more descriptors are on their way than this user may have open."""
 
 
 class PacketTooLarge(ValueError):

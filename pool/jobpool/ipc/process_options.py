@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -56,25 +53,6 @@ class ProgramOptions:
         """Reverse `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
         fields: dict[str, Any] = json.loads(data)
         return cls(options=ChildOptions(**fields.pop("options")), **fields)  # type: ignore[call-arg]
-
-    def execute(self, program: str, fds: Sequence[int], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start `python -m program CONFIG_FD FD… MASTER_PID` in a session of its own, with `environ` but its secrets.
-
-        CONFIG_FD has these options as JSON. Raises `OSError` if no process or descriptor is to be had. Blocks until the
-        interpreter is executed, some milliseconds.
-        """
-        config = os.memfd_create("jobpool-config", os.MFD_CLOEXEC)
-        try:
-            os.write(config, self.to_json())
-            return subprocess.Popen(
-                [sys.executable, "-m", program, *map(str, (config, *fds, os.getpid()))],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(config, *fds),
-                start_new_session=True,
-                env=scrubbed(environ),
-            )
-        finally:
-            os.close(config)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from jobpool.ipc.fork_client import execute
 from jobpool.ipc.process_options import ChildOptions, ProgramOptions
 
 PROGRAM = "jobpool.cli.pool_scheduler"
@@ -71,11 +72,11 @@ class SchedulerProcess:
 
     @classmethod
     def start(cls, start: CronStart, environ: Mapping[str, str]) -> SchedulerProcess:
-        """Start one with these options. Raises and blocks as `ProgramOptions.execute`."""
+        """Start one with these options. Raises and blocks as `execute`."""
         here, there = os.pipe2(os.O_CLOEXEC)
         try:
             os.set_blocking(here, False)
-            process = start.execute(PROGRAM, (there,), environ)
+            process = execute(PROGRAM, start, (there,), environ)
             try:
                 return cls(process, os.pidfd_open(process.pid), here)
             except OSError:
