@@ -71,20 +71,15 @@ class ChannelProducer:
             self._owed += 1
             packets.send_announced(self._channel, packet)
             while True:
-                reply = self._receive()
+                received = packets.recv(self._channel)
+                if received is None:
+                    raise BackendUnavailable("the pool's master is gone")
+                packets.close_all(received[1])
+                reply = frames.decode(received[0])
+                if not isinstance(reply, Reply):
+                    raise frames.BadFrame(f"a {type(reply).__name__} is no answer")
                 self._owed -= 1
                 if not self._owed:
                     return reply
         except (OSError, frames.BadFrame) as error:
             raise BackendUnavailable(f"the pool's master does not answer: {error}") from error
-
-    def _receive(self) -> Reply:
-        received = packets.recv(self._channel)
-        if received is None:
-            raise BackendUnavailable("the pool's master is gone")
-        packet, fds = received
-        packets.close_all(fds)
-        frame = frames.decode(packet)
-        if not isinstance(frame, Reply):
-            raise frames.BadFrame(f"a {type(frame).__name__} is no answer")
-        return frame

@@ -36,7 +36,6 @@ from jobpool.message.capped_text import DEFAULT_CAP, cap_text
 from jobpool.message.envelope import decode_again
 from jobpool.message.outcome import ResultKind
 
-OK = 0
 CANNOT_BOOT = 69
 IDLE_AFTER_S = 0.1  # without a frame, then the process title says so: not after every job of a quick series
 LONG_S = 0.01  # of an attempt; then a thorough look at its process costs next to nothing
@@ -108,7 +107,7 @@ class Child:
                 break
             if leaving:
                 break
-        return OK
+        return 0
 
     def _next(self) -> bytes | None:
         """Return the next frame; None at the end of the work. Blocks until there is one."""

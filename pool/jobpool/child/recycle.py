@@ -18,20 +18,12 @@ from jobpool.ipc import linux
 from jobpool.ipc.process_options import ChildBoot, ChildOptions
 from jobpool.message.outcome import ResultKind
 
-TIMEOUT = "timeout"
-JOBS = "jobs"
-MEMORY = "memory"
-THREADS = "threads"
-PROCESSES = "processes"
-TRANSACTION = "a transaction was left open"
 DESCRIPTORS = "descriptors"
 FAILURE = "a failure that may have spoilt it"
-
 _FAILURES = (ResultKind.FAILED, ResultKind.UNRECOVERABLE, ResultKind.RETRY)
 
 LAST_WORDS_S = 0.05  # that threads which an attempt left behind get to end by themselves
-SWEEP_LIMIT_S = 0.5
-"""Seconds for which killing left-over processes may hold the result up; the fork server sweeps again anyway."""
+SWEEP_LIMIT_S = 0.5  # for which killing left-over processes may hold the result up; the fork server sweeps again
 
 _SOL_SOCKET = socket.SOL_SOCKET
 _SO_COOKIE = 57  # of <asm-generic/socket.h>: a number that no other socket of this boot has
@@ -65,22 +57,22 @@ class Wear:
         # Swept in any case: a left-over process must not go on because the child leaves for another reason.
         swept = linux.has_children() and self._sweep(attempt)
         if attempt.kind is ResultKind.TIMEOUT:
-            return TIMEOUT
+            return "timeout"
         if attempt.left_open:
-            return TRANSACTION
+            return "a transaction was left open"
         if attempt.suspect and self._after_failure == "suspect":
             return FAILURE
         if self._after_failure == "always" and attempt.kind in _FAILURES:
             return FAILURE
         if swept:
-            return PROCESSES
+            return "processes"
         if _thread._count() > self._threads and not self._threads_ended():
-            return THREADS
+            return "threads"
         if self._leaks_descriptors():
             return DESCRIPTORS
         if self._options.max_rss and self._outgrown(self._options.max_rss):
-            return MEMORY
-        return JOBS if self._left == 0 else ""
+            return "memory"
+        return "jobs" if self._left == 0 else ""
 
     def _sweep(self, attempt: Attempt) -> bool:
         """Return whether anything had to be killed. Processes that had ended by themselves are only collected."""

@@ -25,7 +25,6 @@ from typing import Any
 from jobpool.ipc import linux
 from jobpool.ipc.alarm import raw_getsignal, raw_signal
 
-ROOT = "root directory"
 RIGHTS = "user or rights"
 LIMITS = "resource limits"
 
@@ -62,7 +61,7 @@ class Tidy:
         if not self._is_root or _working_directory() != self._working_directory:
             os.fchdir(self._folder)
             if self._is_root and _working_directory() != self._working_directory:
-                return ROOT
+                return "root directory"
         if self._is_root and os.geteuid() != 0:
             return RIGHTS
         modules = sys.modules

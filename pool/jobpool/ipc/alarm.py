@@ -49,13 +49,7 @@ R = TypeVar("R")
 class Alarm:
     """The alarm of a process, used on its main thread only: `arm`, then `call` as often as needed, then `disarm`.
 
-    Args:
-        kill_grace: Seconds (>= 0) between the deadline and the master's kill; half of it belongs to `finally` blocks.
-
-    Attributes:
-        fired: The alarm has raised since `arm`; then the attempt has timed out, whatever it returns.
-        stack: Where it raised first, innermost frame last; None until then.
-        on_fire: Called each time just before it raises, from the signal handler; must neither block nor raise.
+    `kill_grace`: seconds (>= 0) between the deadline and the master's kill; half of it belongs to `finally` blocks.
     """
 
     def __init__(self, kill_grace: float = 1.0) -> None:
@@ -65,9 +59,9 @@ class Alarm:
         self._inside = False
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ()) - {signal.SIGALRM}
         self._handler = self._on_alarm  # one bound method: arming allocates nothing
-        self.fired = False
-        self.stack: StackSummary | None = None
-        self.on_fire: Callable[[], object] | None = None
+        self.fired = False  # True: it has raised since `arm`, and the attempt has timed out, whatever it returns
+        self.stack: StackSummary | None = None  # where it raised first, innermost frame last
+        self.on_fire: Callable[[], object] | None = None  # called before each raise; never blocks or raises
 
     def arm(self, seconds: float) -> None:
         """Start the clock: `seconds` > 0 until the first alarm, 0 for never. `ValueError` off the main thread."""

@@ -15,9 +15,7 @@ VERSION = 3  # raise it with any change of a table below
 READ_LIMIT_S = 0.001  # seconds after which a reader gives up on a part that is being written
 PAGE = 4096
 WORD = 8
-FRONT_WORDS = 8
-"""Words kept for magic, version, slots and page size at the start of the header page, and unused on slots' pages."""
-
+FRONT_WORDS = 8  # for magic, version, slots and page size at the start of the header page; unused on slots' pages
 MAX_COUNT = 2**53
 MAX_REAL = 1e12  # above these is rubbish: a child's page holds what a handler's stray pointer has written there, too
 

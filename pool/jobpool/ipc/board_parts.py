@@ -86,7 +86,6 @@ class ChildPart:
         self._memory = memory
         self._words = memory.words
         self._reals = memory.reals
-        self._bytes = memory.bytes
         self._progress = progress
         self._queue = self._handler = ""
         self._done = self._failed = 0

@@ -13,19 +13,12 @@ from collections import deque
 from jobpool.ipc import packets
 from jobpool.ipc.frames import MAX_ENQUEUED_BYTES, Ask, BadFrame, BootFailed, Frame, Ready, Reply, Result, Run, decode
 
-ESCAPED_FACTOR = 16
-"""Times the output cap that an answer's output and error may take as JSON: six bytes for one, and both are capped."""
-
-TRACE_BYTES = 256 * 1024
-"""Bytes of a trace file: some dumps of many threads. Writes beyond fail, which a fault handler does not mind."""
-
+ESCAPED_FACTOR = 16  # times the output cap, for output and error as JSON: six bytes for one, and both are capped
+TRACE_BYTES = 256 * 1024  # some dumps of many threads; writes beyond fail, which a fault handler does not mind
 TRACE_TAIL_BYTES = 16 * 1024
 OUTPUT_TAIL_BYTES = 4 * 1024
-OUTPUT_PIPE_BYTES = 256 * 1024
-"""Bytes of a child's output pipe, if the user may still have that much in pipes; else it has what the kernel gives."""
-
-DRAINS_AT_ONCE = 16
-"""Halves of a full pipe that one look throws away, where the writer fills it again meanwhile: some 2 MiB."""
+OUTPUT_PIPE_BYTES = 256 * 1024  # if the user may still have that much in pipes; else what the kernel gives
+DRAINS_AT_ONCE = 16  # halves of a full pipe that one look throws away, if the writer fills it meanwhile: some 2 MiB
 
 
 class BrokenChannelError(Exception):

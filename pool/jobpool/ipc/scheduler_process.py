@@ -19,9 +19,7 @@ from jobpool.ipc.process_options import ChildOptions, ProgramOptions
 PROGRAM = "jobpool.cli.pool_scheduler"
 """Called with descriptors of a `CronStart` as JSON and of a pipe for `READY` and last words, and the master's pid."""
 
-READY = b"\0"
-"""Said when the app is imported, its schedules are good and the broker has answered. All else is an error's text."""
-
+READY = b"\0"  # the app is imported, its schedules are good and the broker has answered; all else is an error's text
 REFUSED = 2  # the exit status when the app or a setting cannot work, and another try cannot either
 FIRED = b"\1"  # before the lateness of each firing of a turn: seconds with a space between them, up to a line break
 FIRED_AT_ONCE = 300  # firings told in one write, which a pipe takes whole or not at all

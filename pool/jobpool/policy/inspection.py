@@ -11,8 +11,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Expired, HandlerNotAllowed, NewerWire, Outcome, Rejected
 from jobpool.message.signing import EnvelopeSigner
 
-MAX_COUNTER = 2**32 - 1
-"""Of any counter: a frame to a child carries no more. A visitor of the broker may have written another one there."""
+MAX_COUNTER = 2**32 - 1  # a frame to a child carries no more; a visitor of the broker may have written another one
 
 
 @dataclass(slots=True)
