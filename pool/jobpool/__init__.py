@@ -97,7 +97,8 @@ _MOVED = {
     for room, modules in {
         "broker": "backend claim_store filters key_store opening",
         "client": "claims worker",
-        "message": "allowances builder context dead_letters definition envelope lease outcome producer settlement signing",
+        "message": "allowances builder context dead_letters definition envelope lease outcome producer"
+        " settlement signing",
     }.items()
     for module in modules.split()
 } | {"idempotency": "client.keys", "limiter": "client.keys", "result": "message.outcome"}

@@ -433,7 +433,7 @@ def load(
     if wrong:
         raise ConfigurationError("; ".join(wrong))
     if "backend" not in values:
-        from jobpool.broker.opening import sqlite_url
+        from jobpool.broker.config_file import sqlite_url
 
         values["backend"] = sqlite_url(file.directory / "jobpool.db")
     return Settings(**values)

@@ -24,7 +24,7 @@ from typing import Any
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State
-from jobpool.ipc.board_views import HeaderView
+from jobpool.ipc.board_layout import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner

@@ -19,8 +19,7 @@ from typing import Self, TypeVar
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases, check_ttl
-from jobpool.child.attempt import Attempt, JobToRun, run_attempt
-from jobpool.child.transaction import own_ack
+from jobpool.child.attempt import Attempt, JobToRun, own_ack, run_attempt
 from jobpool.errors import BackendUnavailable, JobpoolError, Unsupported
 from jobpool.handlers.handler import AnyHandler
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
@@ -44,11 +43,10 @@ from jobpool.message.outcome import (
 )
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Nack, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.counters import counters_of, counts_as_attempt, status_of
 from jobpool.policy.decide import Rules, budget, decide
 from jobpool.policy.inspection import Inspected, Inspector
 from jobpool.policy.limits import Limits
-from jobpool.policy.outcomes import checked, outcome_of
+from jobpool.policy.outcomes import checked, counters_of, counts_as_attempt, outcome_of, status_of
 from jobpool.policy.retry import RetryPolicy, remember
 
 T = TypeVar("T")

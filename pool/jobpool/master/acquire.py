@@ -13,8 +13,16 @@ from jobpool.message.guards import IDEMPOTENCY_TTL, Begin, Begun, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import AlreadyDone, Contended, LostLease, NotRun, Outcome, Rejected
 from jobpool.policy.inspection import Inspected
-from jobpool.policy.limits import QUEUE, Contentions, Limits, QueueLimits, contention_delay, guards_of, refusal
-from jobpool.policy.local_limits import LocalLimits
+from jobpool.policy.limits import (
+    QUEUE,
+    Contentions,
+    Limits,
+    LocalLimits,
+    QueueLimits,
+    contention_delay,
+    guards_of,
+    refusal,
+)
 
 Asked = list[tuple[Inspected, Guards]]
 

@@ -15,7 +15,6 @@ from jobpool.ipc import frames, linux, packets
 from jobpool.ipc.child_channel import BrokenChannelError, ChildChannel
 from jobpool.ipc.fork_client import ForkServerClient
 from jobpool.ipc.frames import Ask, Exited, Frame, Reply, Result, run_packet
-from jobpool.ipc.oom_kills import OomKills, find
 from jobpool.ipc.process_options import ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
@@ -48,7 +47,7 @@ class ChildProcesses:
         self._servers: dict[int, ForkServerClient] = {}
         self._ended: dict[int, ForkServerClient] = {}
         self._not_ours = linux.direct_children()
-        self._oom_kills = OomKills(find())
+        self._oom_kills = linux.OomKills(linux.find_oom_kills())
         self._drain_at = math.inf
 
     def watch(self, fd: int, reader: Callable[[], list[ev.Event]]) -> None:
@@ -183,7 +182,7 @@ class ChildProcesses:
             raise OSError("the fork server is gone")
         channel = ChildChannel(slot.child, self._config.options.output_cap, slot.index, slot.generation)
         self._channels[slot.child] = channel
-        server.spawn(slot.child, slot.index, channel.ends().fds)
+        server.spawn(slot.child, slot.index, channel.fds)
         channel.born()
         self._listen(channel)
         self._drain_soon()

@@ -19,8 +19,7 @@ from jobpool.master.threads import OUTAGES, BrokerRetry, MasterThread
 from jobpool.message.lease import JobLease
 from jobpool.policy.breaker import Breakers, BreakerSettings
 from jobpool.policy.inspection import Inspector
-from jobpool.policy.limits import Limits
-from jobpool.policy.local_limits import LocalLimits
+from jobpool.policy.limits import Limits, LocalLimits
 from jobpool.policy.queue_weights import QueueWeights
 
 MAX_WAIT_S = 0.5  # seconds for which the thread sleeps in the backend before it looks round

@@ -24,8 +24,7 @@ from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import Pool
 from jobpool.message.outcome import EndReason, Rejected, Snoozed
 from jobpool.message.settlement import Abandon, Forfeit, Move, Nack, Release, Settled, Settlement
-from jobpool.policy.counters import status_of
-from jobpool.policy.outcomes import signal_name
+from jobpool.policy.outcomes import signal_name, status_of
 from jobpool.telemetry.history.row import UNNAMED, Attempt
 from jobpool.telemetry.history.writer import Feed
 from jobpool.telemetry.metrics import catalogue as names

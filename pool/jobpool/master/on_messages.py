@@ -16,8 +16,8 @@ from jobpool.message.definition import timeout_of
 from jobpool.message.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
 from jobpool.message.printable import headline
 from jobpool.message.settlement import Abandon, Ack, Move, Release, Settled, Settlement
-from jobpool.policy.counters import LEASE_LOST, REAPED, REAPED_DEAD, SUCCEEDED, counters_of
 from jobpool.policy.inspection import Inspected
+from jobpool.policy.outcomes import LEASE_LOST, REAPED, REAPED_DEAD, SUCCEEDED, counters_of
 from jobpool.telemetry.metrics.pages import BOOT_LOOP
 
 OK = Settled.OK

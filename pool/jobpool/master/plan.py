@@ -25,9 +25,8 @@ from jobpool.message.lease import JobLease
 from jobpool.message.names import check_enqueue_to
 from jobpool.message.outcome import EndReason, NotRun
 from jobpool.message.settlement import Abandon, Leave
-from jobpool.policy.counters import counters_of
 from jobpool.policy.decide import Rules, decide
-from jobpool.policy.outcomes import checked
+from jobpool.policy.outcomes import checked, counters_of
 from jobpool.policy.retry import RetryPolicy
 
 CHECK_EVERY_S = 0.01  # seconds between two looks at everything that is due by the clock, while the loop is busy

@@ -19,8 +19,8 @@ from jobpool.master.slots import Delivery, Slots, SlotState, nonces
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Counts, NotRun, Outcome
 from jobpool.message.settlement import Release, Settlement
-from jobpool.policy.counters import LEASE_LOST
 from jobpool.policy.lookahead import LookAhead
+from jobpool.policy.outcomes import LEASE_LOST
 from jobpool.policy.retry import BackOff, remember
 from jobpool.settings import Settings
 from jobpool.telemetry.metrics.memory import OTHER, MemoryMetrics

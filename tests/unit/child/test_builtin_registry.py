@@ -20,7 +20,7 @@ from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.handlers.builtin import MAKERS
 from jobpool.handlers.registry import HandlerNotAllowed, HandlerRegistry, UnknownHandler
 from jobpool.ipc.frames import HandlerInfo
-from jobpool.ipc.process_options import ChildOptions
+from jobpool.ipc.process_options import ForkServerConfig
 from jobpool.master.run import fork_server_config
 from jobpool.message.allowances import Allowances
 from jobpool.message.context import JobContext
@@ -152,7 +152,7 @@ def test_a_pool_needs_no_app_to_run_programs_or_functions() -> None:
 def test_what_a_pool_allows_is_what_its_children_are_told() -> None:
     allowed: dict[str, Any] = {"allowed_events": ("x",), "allowed_callables": ("a:b",), "output_cap": 5000}
     settings = Settings(queues=(("default", 1.0),), backend="memory://", **allowed)
-    told = ChildOptions.from_json(fork_server_config(settings).options.to_json()).allowances
+    told = ForkServerConfig.from_json(fork_server_config(settings).to_json()).options.allowances
     assert Allowances(**told) == Allowances(**allowed)
 
 

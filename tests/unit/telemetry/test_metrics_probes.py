@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from jobpool.ipc.board_views import HeaderView
+from jobpool.ipc.board_layout import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.telemetry.metrics.pages import live, ready
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jobpool.ipc.board_views import HeaderView
+from jobpool.ipc.board_layout import HeaderView
 from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration
 
