@@ -146,22 +146,23 @@ class MemoryBackend(QueueBackend):
             for place, (lease, settlement) in enumerate(settlements):
                 entry = self._store.entry(lease)
                 answer = judge(entry, lease, self._turn.boot)
-                if entry is not None and answer is Settled.OK:
+                if entry and answer is Settled.OK:
                     self._store.settle(entry, lease, settlement, brought.get(place, ()))
                 answers.append(answer)
             self._calls.put(call_id, answers, self._turn.now + micros(REMEMBER_CALLS))
         return answers
 
     def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
+        renewed: list[JobLease | None] = []
         with self._turn:
-            return [self._renew_one(lease, ttl) for lease in leases]
-
-    def _renew_one(self, lease: JobLease, ttl: float) -> JobLease | None:
-        entry = self._store.entry(lease)
-        if entry is None or not judge(entry, lease, self._turn.boot):
-            return None
-        entry.hold(micros(ttl), self._turn)
-        return replace(lease, expires_at=entry.deadline / MICRO)
+            for lease in leases:
+                entry = self._store.entry(lease)
+                if entry and judge(entry, lease, self._turn.boot):
+                    entry.hold(micros(ttl), self._turn)
+                    renewed.append(replace(lease, expires_at=entry.deadline / MICRO))
+                else:
+                    renewed.append(None)
+        return renewed
 
     def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         with self._turn:
