@@ -2,7 +2,7 @@
 
 A *claim* holds up to 20 messages of one queue for a known time. A person, or a program other than a pool, works on
 them, deletes each one when it is done, renews the claim meanwhile, and releases the rest. Messages not deleted by its
-end are free again. No crash is charged, as the end of a lease would: a claim makes no promise to finish.
+end are free again. No crash is charged, unlike at the end of a lease: a claim makes no promise to finish.
 
 *Jobs* are wire envelopes, enqueued as ever: a pool runs them, and a claim may take them. *Posted* messages are any
 bytes; a pool never fetches one. A posted message may have a life: at its end it is gone for everybody.
