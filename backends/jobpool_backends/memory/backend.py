@@ -40,8 +40,7 @@ from jobpool_backends.options import DEAD_CAPS, read_options, split_query, take_
 from jobpool_backends.shared import MICRO, TOUCHABLE, DeadCaps, delay_micros, micros, more_than
 
 REAP_LIMIT = 1000
-LONGEST_SLEEP = 0.1
-"""Seconds after which a waiter looks again: a manual clock may have been turned, which wakes nobody."""
+LONGEST_SLEEP = 0.1  # seconds until a waiter looks again: a manual clock may have been turned, which wakes nobody
 
 
 class MemoryBackend(QueueBackend):
@@ -85,8 +84,6 @@ class MemoryBackend(QueueBackend):
     def _enqueue(self, messages: Sequence[NewMessage]) -> Existing:
         with self._turn:
             return self._store.add(messages)
-
-    # --- consuming ---------------------------------------------------------------------------------
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         call = f"{queue}:{fetch_id}"
@@ -134,8 +131,6 @@ class MemoryBackend(QueueBackend):
                 until_due = LONGEST_SLEEP if due is None else (due - self._turn.now) / MICRO
                 self._turn.wait(min(remaining, until_due, LONGEST_SLEEP))
         return None
-
-    # --- settling ----------------------------------------------------------------------------------
 
     def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         with self._turn:

@@ -20,10 +20,9 @@ class Places:
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self.done: Expiring[bool] = Expiring()  # by queue and key
+        # By queue and name: the messages by their sequence number; and when each start was counted, by token, in order.
         self._held: dict[tuple[str, str], dict[int, Entry]] = defaultdict(dict)
-        """By queue and name: the messages by their sequence number."""
         self._starts: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-        """By queue and name: when, by token, in the order in which they were counted."""
         self._ends: list[tuple[int, tuple[str, str], str]] = []  # when each start need not be known any more
 
     def begin(self, entry: Entry | None, lease: JobLease, guards: Guards) -> Begun:

@@ -138,8 +138,6 @@ class Database(IdleConnections[sqlite3.Connection]):
     def wall(self) -> int:
         return micros(self.clock.wall())
 
-    # --- connections -------------------------------------------------------------------------------
-
     def check_usable(self) -> None:
         super().check_usable()
         for name, inode in self._files.items():
@@ -188,8 +186,6 @@ class Database(IdleConnections[sqlite3.Connection]):
                 f"database {self.path} cannot use a write-ahead log (its journal mode stays {mode!r}): put it on a"
                 " local disk, not on a network file system"
             )
-
-    # --- transactions ------------------------------------------------------------------------------
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
