@@ -37,7 +37,7 @@ ENQUEUED_AT_ONCE = 1000
 class Means:
     """The means of a turn.
 
-    `registry` and `default_timeout` (seconds, 0 = unlimited) are for inline jobs: they have no queue, so the registry's
+    `registry` and `default_timeout` (seconds, 0 = unlimited) are for inline jobs. These have no queue: the registry's
     lists of handlers for each queue do not count. `grace`: seconds within which missed instants are made up for.
     """
 
