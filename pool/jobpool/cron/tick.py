@@ -87,12 +87,9 @@ def _signals_kept() -> Iterator[None]:
 
 
 class Tick:
-    """One turn. `now`: when it began; instants due by then are fired. `firings`: the results of due instants.
+    """One turn. `now`: when it began; instants due by then are fired, by `clock` maybe later. `firings`: their results.
 
-    Args:
-        means: The backend, the registry, the memory.
-        clock: The time; a firing may be later than the turn's beginning.
-        stopped: Tells if no more is to be fired.
+    `stopped` tells if no more is to be fired.
     """
 
     def __init__(self, means: Means, clock: Callable[[], datetime], stopped: Callable[[], bool]) -> None:
