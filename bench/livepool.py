@@ -17,7 +17,7 @@ from bench.plan import Plan
 from bench.processes import descendants
 from bench.programs import ROOT, clean_environment
 from jobpool.client.jobs import Jobs
-from jobpool.ipc.board_views import ChildState
+from jobpool.ipc.board_layout import ChildState
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.ops.runtime_dir import discover
 

@@ -107,14 +107,14 @@ MUTATIONS = [
     Mutation(
         "memory: follow-ups are lost",
         f"{BACKENDS}/memory/store.py",
-        "        store.add(brought, now)\n",
+        "        self.add(brought)\n",
         "",
         f"{LAWS}/test_follow_up_law.py {LAWS}/test_enqueue_law.py",
     ),
     Mutation(
         "redis cluster: what a settlement brings elsewhere is lost",
-        f"{BACKENDS}/redis/cluster.py",
-        "            self._outbox.relay(queues)\n",
+        f"{BACKENDS}/redis/backend.py",
+        "            self._enqueuer.relay(queues)\n",
         "            pass\n",
         f"{LAWS}/test_follow_up_law.py {LAWS}/test_move_law.py",
     ),
@@ -128,8 +128,8 @@ MUTATIONS = [
     Mutation(
         "memory: a lock outlives its lease",
         f"{BACKENDS}/memory/places.py",
-        "if seq != entry.seq and other.deadline > boot)",
-        "if seq != entry.seq)",
+        ".values() if entry.deadline > self._turn.boot]",
+        ".values()]",
         f"{LAWS}/test_guard_life_law.py {LAWS}/test_guard_law.py",
     ),
     Mutation(
@@ -198,8 +198,8 @@ MUTATIONS = [
     Mutation(
         "pool: a failed job is acked",
         f"{POOL}/policy/decide.py",
-        "case Failed(error):\n            return _failed(",
-        "case Failed(error):\n            return ACK or _failed(",
+        "if permanent else _failed(",
+        "if permanent else ACK or _failed(",
         "tests/unit/policy/test_decide.py",
     ),
     Mutation(
@@ -212,15 +212,15 @@ MUTATIONS = [
     Mutation(
         "pool: a timeout kills ten seconds late",
         f"{POOL}/master/deadlines.py",
-        "if now < deadline + pool.settings.kill_grace:",
-        "if now < deadline + 10 + pool.settings.kill_grace:",
+        "now < deadline + pool.settings.kill_grace:",
+        "now < deadline + 10 + pool.settings.kill_grace:",
         "tests/unit/master/test_plan.py tests/faults/test_timeouts.py",
     ),
     Mutation(
         "pool: the memory limit is off",
         f"{POOL}/master/deadlines.py",
-        "return 0 < pool.settings.memory_limit < slot.rss and",
-        "return 0 < pool.settings.memory_limit < 0 and",
+        "elif 0 < limit < slot.rss and",
+        "elif 0 < limit < 0 and",
         "tests/unit/master/test_plan.py tests/faults/test_memory_limits.py",
     ),
     Mutation(

@@ -10,17 +10,13 @@ from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, Writ
 
 
 class Meaning(NamedTuple):
-    """The meaning of an error: the error of jobpool to raise, and its sentence after the broker's name.
-
-    `sound`: the connection can be used again.
-    """
+    """The error to raise, and its sentence after the broker's name; `sound`: the connection can be used again."""
 
     kind: type[JobpoolError]
     text: str
     sound: bool = False
 
     def told(self, title: str) -> JobpoolError:
-        """Return the error, of the broker with this name."""
         return self.kind(f"{title} {self.text}")
 
 

@@ -1,8 +1,7 @@
-"""Wake-ups between processes: one touches a file, others hear it through inotify.
+"""Wake-ups between processes: one touches a file, in two microseconds; others hear it through inotify, in `poll`.
 
-Waking sets the file's times, nothing else, and costs two microseconds; a thread that listens sleeps in `poll`. Linux
-only, as the pool is. The kernel limits the listeners of a user (fs.inotify.max_user_instances, 128 by default). Beyond
-that `OSError` is raised, and the caller looks at intervals instead.
+Linux only, as the pool is. The kernel limits the listeners of a user (fs.inotify.max_user_instances, 128 by default).
+Beyond that `OSError` is raised, and the caller looks at intervals instead.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+from contextlib import suppress
 
 _IN_ATTRIB = 0x00000004
 _IN_CLOEXEC = 0o2000000
 _IN_NONBLOCK = 0o0004000
-_PLENTY = 4096
-"""Bytes; more than the events of one file, which the kernel merges while nobody reads."""
+_PLENTY = 4096  # bytes: more than the events of one file, which the kernel merges while nobody reads
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -23,8 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Listener:
     """A listener for `wake(path)` from any process. For one thread at a time; close it.
 
-    Raises:
-        OSError: The file is not there, or the kernel's limit of listeners is reached.
+    Raises `OSError`: the file is not there, or the kernel's limit of listeners is reached.
     """
 
     def __init__(self, path: str) -> None:
@@ -46,11 +44,9 @@ class Listener:
 
     def clear(self) -> None:
         """Forget the wake-ups until now. Does not block."""
-        try:
+        with suppress(BlockingIOError):
             while len(os.read(self._fd, _PLENTY)) == _PLENTY:
                 pass
-        except BlockingIOError:
-            pass
 
     def close(self) -> None:
         """Stop listening; safe to call twice."""
@@ -61,10 +57,8 @@ class Listener:
 
 def wake(path: str) -> None:
     """Wake every listener of `path`. A missing file has none, and raises nothing."""
-    try:
+    with suppress(OSError):  # the message is safe; listeners look by themselves within half a second
         os.utime(path)
-    except OSError:  # the message is safe; listeners look by themselves within half a second
-        return
 
 
 def _checked(result: int) -> int:

@@ -18,20 +18,15 @@ _LABEL = "[A-Za-z0-9_-]{1,63}"
 _HOST = re.compile(rf"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|({_LABEL}(?:\.{_LABEL})*\.?))(?::(\d{{1,5}}))?")
 
 MAX_TIMEOUT_S = 3600.0
-MAX_DEAD = 10**12
-"""The largest `dead_max`."""
+MAX_DEAD = 10**12  # the largest `dead_max`
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     """An option of a URL, or an argument by keyword.
 
-    Attributes:
-        name: As it is written.
-        default: Its value where it is not given.
-        takes: A phrase of the values that it takes, for error texts.
-        read: Makes its value of what was given. Raises `ValueError`, `TypeError` or `KeyError`.
-        secret: Error texts never quote it.
+    `takes`: a phrase of the values that it takes, for error texts, which never quote a `secret` one. `read` makes its
+    value of what was given, or raises `ValueError`, `TypeError` or `KeyError`.
     """
 
     name: str
@@ -50,7 +45,7 @@ def seconds(name: str, default: float, least: float = 0.0, most: float = MAX_TIM
 def whole(name: str, default: int | None, least: int, most: int, unit: str = "") -> Option:
     """Return an option of a whole number, `least` to `most`."""
     takes = f"a whole number{unit and f' of {unit}'} from {least} to {most}"
-    return Option(name, default, takes, lambda value: _whole(number(value, least, most)))
+    return Option(name, default, takes, lambda value: whole_number(value, least, most))
 
 
 def text(name: str, *, secret: bool = False) -> Option:
@@ -74,27 +69,16 @@ def choice(name: str, default: object, values: Mapping[str, object]) -> Option:
     return Option(name, default, f"{', '.join(words)} or {last}", lambda value: values[str(value).lower()])
 
 
+_MOST = f"a whole number from 0 (no cap) to {MAX_DEAD:g}"
+_OLDEST = f"a number of seconds from 0 (no cap) to {LONGEST:g}"
 DEAD_CAPS = (
-    Option(
-        "dead_max",
-        0,
-        f"a whole number from 0 (no cap) to {MAX_DEAD:g}",
-        lambda value: _whole(number(value, 0, MAX_DEAD)),
-    ),
-    Option(
-        "dead_max_age",
-        0.0,
-        f"a number of seconds from 0 (no cap) to {LONGEST:g}",
-        lambda value: number(value, 0.0, LONGEST),
-    ),
+    Option("dead_max", 0, _MOST, lambda value: whole_number(value, 0, MAX_DEAD)),
+    Option("dead_max_age", 0.0, _OLDEST, lambda value: number(value, 0.0, LONGEST)),
 )
-"""How many dead letters a queue keeps, and for how many seconds; 0 = all, forever. Applied when a message of the queue
-dies or is reaped.
-"""
+"""How many dead letters a queue keeps, and how long. Applied when a message of the queue dies or is reaped."""
 
 
 def take_caps(values: dict[str, Any]) -> DeadCaps:
-    """Take the values of `DEAD_CAPS` out of `values`."""
     return DeadCaps(values.pop("dead_max"), micros(values.pop("dead_max_age")))
 
 
@@ -114,15 +98,10 @@ def read_host(place: str, port: int) -> tuple[str, int] | None:
 def read_options(scheme: str, given: Mapping[str, object], table: Sequence[Option]) -> dict[str, Any]:
     """Return the value of each option of `table`, by its name.
 
-    Raises:
-        ConfigurationError: One that is given is not in the table, or is not what that one takes.
+    Raises `ConfigurationError`: one that is given is not in the table, or is not what that one takes.
     """
     known = {option.name for option in table}
-    _refuse(scheme, {name: value for name, value in given.items() if name not in known})
-    return {option.name: _read(scheme, option, given) for option in table}
-
-
-def _refuse(scheme: str, unknown: Mapping[str, object]) -> None:
+    unknown = {name: value for name, value in given.items() if name not in known}
     if not all(name.isidentifier() and "@" not in str(value) for name, value in unknown.items()):
         # Not quoted: it may be the part of a password after a '?' or '&'.
         raise ConfigurationError(
@@ -130,6 +109,7 @@ def _refuse(scheme: str, unknown: Mapping[str, object]) -> None:
         )
     if unknown:
         raise ConfigurationError(f"{scheme}:// has no option {', '.join(sorted(unknown))}: leave it out")
+    return {option.name: _read(scheme, option, given) for option in table}
 
 
 def _read(scheme: str, option: Option, given: Mapping[str, object]) -> Any:
@@ -151,10 +131,12 @@ def number(value: object, least: float, most: float) -> float:
     return read
 
 
-def _whole(value: float) -> int:
-    if not value.is_integer():
+def whole_number(value: object, least: float, most: float) -> int:
+    """Return the whole number in a text, or raise `ValueError`: it is `least` to `most`."""
+    read = number(value, least, most)
+    if not read.is_integer():
         raise ValueError(value)
-    return int(value)
+    return int(read)
 
 
 def _matching(value: object, expression: str) -> str:

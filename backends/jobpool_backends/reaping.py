@@ -1,7 +1,4 @@
-"""Reaping where the broker frees expired leases itself: a reap sets the policy, and returns the charges since the last.
-
-The backends charge a crash when they meet its message, by the policy that was told last.
-"""
+"""Reaping where the broker frees expired leases itself: backends charge a crash when they meet its message next."""
 
 from __future__ import annotations
 
@@ -10,11 +7,8 @@ from collections import defaultdict, deque
 
 from jobpool.broker.values import Reaped, ReapPolicy
 
-REAP_LIMIT = 1000
-"""Messages that one reap returns."""
-
-MOST_REMEMBERED = 10_000
-"""Charges a queue that are remembered until somebody asks for them; when nobody reaps, the oldest are forgotten."""
+REAP_LIMIT = 1000  # messages that one reap returns
+MOST_REMEMBERED = 10_000  # charges a queue until somebody asks for them; when nobody reaps, the oldest are forgotten
 
 
 class NativeReaping:
@@ -34,8 +28,9 @@ class NativeReaping:
         with self._changing:
             self._charged[reaped.queue].append(reaped)
 
-    def reap(self, queue: str, policy: ReapPolicy) -> list[Reaped]:
+    def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None = None) -> list[Reaped]:
         """Apply this policy from now on; return the charges since the last call, `REAP_LIMIT` at most."""
+        del visibility_timeout  # the broker has given overdue leases back
         with self._changing:
             self._policies[queue] = policy
             charged = self._charged[queue]

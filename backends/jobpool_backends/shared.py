@@ -1,8 +1,8 @@
-"""Shared parts of several backends: microseconds, filters, and caps on dead letters."""
+"""Shared parts of several backends: microseconds, filters, guards, and caps on dead letters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,20 +10,16 @@ from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED
-from jobpool.message.guards import Rate
+from jobpool.message.guards import Guards, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Release
 
 MICRO = 1_000_000
 
-KEY_PLACE = "key:"
-"""An idempotency key is held as the only place under this and the key (`KeyStore.holders`)."""
+KEY_PLACE = "key:"  # an idempotency key is held as the only place under this and the key (`KeyStore.holders`)
 
-TOUCHABLE = {
-    Verb.DELETE: (State.WAITING, State.DELAYED, State.DEAD),
-    Verb.RETRY: (State.DEAD,),
-    Verb.RESUME: (State.DEAD,),
-}
+_DEAD = (State.DEAD,)
+TOUCHABLE = {Verb.DELETE: (State.WAITING, State.DELAYED, State.DEAD), Verb.RETRY: _DEAD, Verb.RESUME: _DEAD}
 """The states in which a verb may meet a message."""
 
 
@@ -111,11 +107,14 @@ def lifts_expiry(lease: JobLease, release: Release) -> bool:
         return False
 
 
+def all_holds(guards: Guards) -> Iterator[tuple[str, int, str]]:
+    """Yield the name of each place, how many there are under it, and the word for its refusal."""
+    if guards.key is not None:
+        yield KEY_PLACE + guards.key, 1, guards.key
+    for hold in guards.holds:
+        yield hold.name, hold.most, hold.name
+
+
 def longest_windows(rates: Sequence[Rate]) -> dict[str, float]:
-    """Return by name the longest window, in seconds, of these rates: all rates that share a name count the same
-    start.
-    """
-    windows: dict[str, float] = {}
-    for rate in rates:
-        windows[rate.name] = max(rate.window, windows.get(rate.name, 0.0))
-    return windows
+    """Return by name the longest window, in seconds: all rates that share a name count the same start."""
+    return {rate.name: rate.window for rate in sorted(rates, key=lambda rate: rate.window)}

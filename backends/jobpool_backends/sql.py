@@ -16,8 +16,6 @@ from jobpool_backends.shared import MICRO, TOUCHABLE
 
 
 class Closable(Protocol):
-    """A connection."""
-
     def close(self) -> None: ...
 
 
@@ -57,14 +55,12 @@ class IdleConnections(Generic[C]):
             self._close_idle()
 
     def take(self) -> C | None:
-        """Return an idle connection, None if there is none."""
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
     def give_back(self, connection: C) -> None:
-        """Keep it for its next use."""
         self._idle.append(connection)
         if self.closed:
             self._close_idle()

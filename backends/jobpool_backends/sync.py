@@ -9,22 +9,12 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import redact
-from jobpool.broker.parts import Brought, Settlements
-from jobpool.broker.values import (
-    Capabilities,
-    Leases,
-    Message,
-    MessageFilter,
-    NewMessage,
-    QueueStats,
-    Reaped,
-    ReapPolicy,
-    Verb,
-)
+from jobpool.broker.parts import Settlements
+from jobpool.broker.values import Capabilities, Leases, Message, NewMessage, QueueStats, Reaped
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError, Unsupported
 from jobpool.message.definition import JobDefinition
@@ -37,13 +27,7 @@ Runner = Callable[[JobDefinition], object]
 
 
 class SyncBackend(QueueBackend):
-    """A backend that runs jobs at once.
-
-    Args:
-        runner: Called with each definition; what it raises, `enqueue` raises.
-        signer: Signs the body whose bounds are checked; None = unsigned.
-        clock: Tells whether a job's time lies in the future.
-    """
+    """A backend that runs jobs at once: `runner` is called with each definition, and `enqueue` raises its errors."""
 
     scheme: ClassVar[str] = "sync"
     capabilities: ClassVar[Capabilities] = Capabilities(leases=Leases.NONE, priorities=False)
@@ -59,19 +43,10 @@ class SyncBackend(QueueBackend):
 
     @classmethod
     def from_url(
-        cls,
-        url: str,
-        *,
-        signer: EnvelopeSigner | None = None,
-        clock: Clock | None = None,
-        runner: Runner | None = None,
-        **options: object,
-    ) -> SyncBackend:
-        """Return the backend for `sync://`.
-
-        Raises:
-            ConfigurationError: There is anything behind `sync://`, or an option.
-        """
+        cls, url: str, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None, **options: Any
+    ) -> Self:
+        """Return the backend for `sync://`. Raises `ConfigurationError`: there is more behind that, or an option."""
+        runner = options.pop("runner", None)
         if url.lower() != "sync://":
             raise ConfigurationError(f"{redact(url)!r} is refused: write sync:// and nothing behind it")
         options.pop("timeout", None)  # no call here waits for anything
@@ -88,10 +63,17 @@ class SyncBackend(QueueBackend):
             Exception: A job raised it; those after it were not run.
         """
         checked = list(definitions)
-        runner = self._require_runner()
+        if self._runner is None:
+            raise ConfigurationError(
+                "sync:// has nothing to run jobs with: pass runner= to open_backend, or use Jobs('sync://')"
+            )
         for definition in checked:
             self._check(definition)
-        return [self._run(runner, definition) for definition in checked]
+        idents = []
+        for definition in checked:
+            self._runner(definition)
+            idents.append(f"sync-{secrets.token_hex(6)}")
+        return idents
 
     def _check(self, definition: JobDefinition) -> None:
         self.pack(definition)
@@ -102,67 +84,43 @@ class SyncBackend(QueueBackend):
                 " leave the time out, or choose a backend that keeps messages"
             )
 
-    def _require_runner(self) -> Runner:
-        if self._runner is None:
-            raise ConfigurationError(
-                "sync:// has nothing to run jobs with: pass runner= to open_backend, or use Jobs('sync://')"
-            )
-        return self._runner
-
-    @staticmethod
-    def _run(runner: Runner, definition: JobDefinition) -> str:
-        runner(definition)
-        return f"sync-{secrets.token_hex(6)}"
-
     def _enqueue(self, messages: Sequence[NewMessage]) -> None:
-        raise Unsupported(
-            f"sync:// keeps no messages, so not these {len(messages)}: enqueue definitions, which it runs"
-        )
+        kept = f"sync:// keeps no messages, so not these {len(messages)}"
+        raise Unsupported(f"{kept}: enqueue definitions, which it runs")
 
-    def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
-        del queue, limit, ttl, fetch_id
+    def _wait_any(self, _: Sequence[str], timeout: float) -> None:
+        self._closed.wait(max(0.0, timeout))  # nothing can ever come: the wait is the whole of the answer
+
+    def _fetch(self, *_: object) -> list[JobLease]:
         return []
 
-    def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
-        del queues
-        self._closed.wait(max(0.0, timeout))  # nothing can ever come: the wait is the whole of the answer
-        return None
-
-    def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
-        del brought, call_id
+    def _settle(self, settlements: Settlements, *_: object) -> list[Settled]:
         return [Settled.OK] * len(settlements)
 
-    def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
-        del ttl
+    def _renew(self, leases: Sequence[JobLease], _: float) -> list[JobLease | None]:
         return list(leases)
 
-    def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
-        del queue, policy, visibility_timeout
+    def _reap(self, *_: object) -> list[Reaped]:
         return []
 
-    def _bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
-        del where, verb, limit
+    def _bulk(self, *_: object) -> int:
         return 0
 
 
 class _Nothing:
     """An inspector of what is never kept."""
 
-    def stats(self, queue: str) -> QueueStats:
-        del queue
+    def stats(self, _: str) -> QueueStats:
         return QueueStats()
 
     def queues(self) -> list[str]:
         return []
 
-    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
-        del where, after, limit
+    def page(self, *_: object) -> list[Message]:
         return []
 
-    def count(self, where: MessageFilter, cap: int) -> int:
-        del where, cap
+    def count(self, *_: object) -> int:
         return 0
 
-    def inspect(self, ident: str) -> Message | None:
-        del ident
+    def inspect(self, _: str) -> None:
         return None

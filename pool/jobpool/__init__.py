@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from jobpool.client.claims import Claim as Claim
     from jobpool.client.claims import ClaimMessage as ClaimMessage
     from jobpool.client.claims import Queue as Queue
-    from jobpool.client.idempotency import IdempotencyGuard as IdempotencyGuard
     from jobpool.client.jobs import Jobs as Jobs
-    from jobpool.client.limiter import RateLimiter as RateLimiter
+    from jobpool.client.keys import IdempotencyGuard as IdempotencyGuard
+    from jobpool.client.keys import RateLimiter as RateLimiter
     from jobpool.client.worker import QueueWorker as QueueWorker
     from jobpool.cron.runner import CronRunner as CronRunner
     from jobpool.cron.scheduler import Scheduler as Scheduler
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from jobpool.message.definition import JobDefinition as JobDefinition
     from jobpool.message.envelope import JobEnvelope as JobEnvelope
     from jobpool.message.lease import JobLease as JobLease
-    from jobpool.message.result import ExecutionResult as ExecutionResult
-    from jobpool.message.result import WorkerResult as WorkerResult
+    from jobpool.message.outcome import ExecutionResult as ExecutionResult
+    from jobpool.message.outcome import WorkerResult as WorkerResult
     from jobpool.message.settlement import Settled as Settled
     from jobpool.message.signing import EnvelopeSigner as EnvelopeSigner
     from jobpool.policy.breaker import CircuitBreaker as CircuitBreaker
@@ -64,9 +64,8 @@ _HOME = {
         "broker.opening": "open_backend",
         "broker.values": "Capabilities",
         "client.claims": "Claim ClaimMessage Queue",
-        "client.idempotency": "IdempotencyGuard",
         "client.jobs": "Jobs",
-        "client.limiter": "RateLimiter",
+        "client.keys": "IdempotencyGuard RateLimiter",
         "client.worker": "QueueWorker",
         "cron.runner": "CronRunner",
         "cron.scheduler": "Scheduler",
@@ -79,7 +78,7 @@ _HOME = {
         "message.definition": "JobDefinition",
         "message.envelope": "JobEnvelope",
         "message.lease": "JobLease",
-        "message.result": "ExecutionResult WorkerResult",
+        "message.outcome": "ExecutionResult WorkerResult",
         "message.settlement": "Settled",
         "message.signing": "EnvelopeSigner",
         "policy.breaker": "CircuitBreaker",
@@ -97,12 +96,12 @@ _MOVED = {
     module.replace("_", ""): f"{room}.{module}"
     for room, modules in {
         "broker": "backend claim_store filters key_store opening",
-        "client": "claims idempotency limiter worker",
-        "message": "allowances builder context dead_letters definition envelope lease outcome producer result"
+        "client": "claims worker",
+        "message": "allowances builder context dead_letters definition envelope lease outcome producer"
         " settlement signing",
     }.items()
     for module in modules.split()
-}
+} | {"idempotency": "client.keys", "limiter": "client.keys", "result": "message.outcome"}
 
 
 class _MovedModules:

@@ -23,9 +23,10 @@ from typing import Any
 from jobpool.broker.config_file import ConfigFile, find_config
 from jobpool.errors import ConfigurationError
 from jobpool.message import setting_types
-from jobpool.message.allowances import Allowances, check_callable, check_event, check_network, check_shell_command
+from jobpool.message.allowances import Allowances, check_allowed
 from jobpool.message.guards import LONGEST_KEPT
-from jobpool.message.setting_types import Address, History, OnCrash, Recycle, UrlLimits, choice, each, usable_cpus
+from jobpool.message.names import check_queue
+from jobpool.message.setting_types import Address, History, OnCrash, Recycle, UrlLimits, choice, usable_cpus
 from jobpool.message.units import parse_duration, parse_size
 from jobpool.policy.retry import RetryPolicy, parse_retry
 
@@ -54,7 +55,7 @@ COUNT = Kind(setting_types.parse_count, "N")
 TEXT = Kind(setting_types.parse_text, "TEXT")
 PATH = Kind(lambda value: Path(setting_types.parse_text(value)), "FILE")
 SWITCH = Kind(setting_types.parse_switch, "", is_switch=True)
-QUEUE = Kind(setting_types.parse_queue_name, "QUEUE")
+QUEUE = Kind(check_queue, "QUEUE")
 NAMES = Kind(setting_types.parse_names, "NAME,…", empty=(), repeats=True)
 LIMITS = Kind(setting_types.parse_limits, "QUEUE=N", empty={}, repeats=True)
 
@@ -66,8 +67,7 @@ def one_of(*words: str) -> Kind:
 
 def names_of(check: Callable[[str], str], metavar: str) -> Kind:
     """Return the kind of a list of names, each of them checked."""
-    check_all = each(check)
-    return Kind(lambda value: check_all(setting_types.parse_names(value)), metavar, empty=(), repeats=True)
+    return Kind(lambda value: tuple(map(check, setting_types.parse_names(value))), metavar, empty=(), repeats=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,7 @@ class Settings:
         "Handlers that may run on a queue; other queues are not restricted.",
     )
     enqueue_to: tuple[str, ...] = _pool(
-        names_of(setting_types.parse_queue_name, "QUEUE,…"), "Queues that handlers may enqueue to; all if not set."
+        names_of(check_queue, "QUEUE,…"), "Queues that handlers may enqueue to; all if not set."
     )
     cron: bool = _pool(SWITCH, "Run a scheduler of the app beside the pool.", "false")
     cron_environment: str | None = _pool(
@@ -168,17 +168,19 @@ class Settings:
     cron_grace: float = _pool(TIME, "Time for which a missed firing is made up for; at most 12h.", "1h", most=12 * 3600)
 
     allowed_callables: tuple[str, ...] = _built_in(
-        names_of(check_callable, "MODULE:FUNCTION,…"), "Functions that the handler `callable` may run."
+        names_of(partial(check_allowed, "allowed_callables"), "MODULE:FUNCTION,…"),
+        "Functions that the handler `callable` may run.",
     )
     allowed_shell_commands: tuple[str, ...] = _built_in(
-        names_of(check_shell_command, "PROGRAM,…"),
+        names_of(partial(check_allowed, "allowed_shell_commands"), "PROGRAM,…"),
         "Programs that the handler `shell` may start, by name or absolute path; `*` = any.",
     )
     allowed_events: tuple[str, ...] = _built_in(
-        names_of(check_event, "EVENT,…"), "Events that the handler `event` may fire."
+        names_of(partial(check_allowed, "allowed_events"), "EVENT,…"), "Events that the handler `event` may fire."
     )
     allowed_url_networks: tuple[str, ...] = _built_in(
-        names_of(check_network, "CIDR,…"), "Networks that the handler `url` may call, beside public addresses."
+        names_of(partial(check_allowed, "allowed_url_networks"), "CIDR,…"),
+        "Networks that the handler `url` may call, beside public addresses.",
     )
     url_limits: UrlLimits = _built_in(
         Kind(setting_types.parse_url_limits, "WORDS"),
@@ -407,7 +409,7 @@ def load(
     if wrong:
         raise ConfigurationError("; ".join(wrong))
     if "backend" not in values:
-        from jobpool.broker.opening import sqlite_url
+        from jobpool.broker.config_file import sqlite_url
 
         values["backend"] = sqlite_url(file.directory / "jobpool.db")
     return Settings(**values)

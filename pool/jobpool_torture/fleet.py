@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobpool.ipc.board_views import ChildState, HeaderView
+from jobpool.ipc.board_layout import ChildState, HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.ops.runtime_dir import PoolFile, discover
 from jobpool_torture import processes

@@ -11,7 +11,8 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.opening import scheme_of, sqlite_url
+from jobpool.broker.config_file import sqlite_url
+from jobpool.broker.opening import scheme_of
 from jobpool.errors import ConfigurationError
 from jobpool.message.names import check_queue
 from jobpool.message.units import format_size

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jobpool.broker.values import QueueStats
-from jobpool.telemetry.metrics.probes import LOOP_LIMIT
+from jobpool.telemetry.metrics.pages import LOOP_LIMIT
 from jobpool_torture import processes
 from jobpool_torture.fleet import Pool
 from jobpool_torture.processes import Stops

@@ -19,7 +19,7 @@ from support.waiting import wait_until
 
 from jobpool.master.state import FIRST_BOOT_PAUSE_S
 from jobpool.ops.health import look
-from jobpool.telemetry.metrics.probes import BOOT_LOOP
+from jobpool.telemetry.metrics.pages import BOOT_LOOP
 
 BOOT = 2.0
 """Seconds that a boot may take: enough for one that succeeds, on a busy machine."""

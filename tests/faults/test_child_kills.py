@@ -17,7 +17,7 @@ from support.faultmoves import Figure, gated, start_pools, stop_all
 from support.poolrig import PoolProcess, Rig, kill_child
 from support.seeds import printed_seed
 from support.stalls import Stalls
-from support.waiting import wait_until
+from support.waiting import wait_until, whole_lines
 
 APP = Path(apps_pool.__file__).with_name("apps_phases.py")
 PHASES = (
@@ -115,7 +115,7 @@ def _tell_killed(rig: Rig, server: int, slot: int, at: float) -> None:
 
 
 def _events(rig: Rig) -> list[dict[str, Any]]:
-    return sorted(map(json.loads, (rig.directory / "phases").read_text().splitlines()), key=lambda event: event["at"])
+    return sorted(map(json.loads, whole_lines(rig.directory / "phases")), key=lambda event: event["at"])
 
 
 def _killed(rig: Rig) -> dict[str, str]:

@@ -16,9 +16,9 @@ from support.poolrig_brokers import BeanstalkBroker, Broker, ClusterBroker, Redi
 from support.servers import RedisServer
 from support.waiting import wait_until
 
-from jobpool.master.run import BROKER_INTERVAL_S
+from jobpool.master.settle_thread import COUNT_EVERY_S
 from jobpool.ops.health import look
-from jobpool.telemetry.history.places import InFile
+from jobpool.telemetry.history.places import HistoryFile
 from jobpool.telemetry.metrics.rollup import HOUR, rollups
 
 KILLS = 3
@@ -55,7 +55,7 @@ def test_a_broker_that_is_killed_under_load_and_comes_back(broker: Broker, rig: 
         broker.bring_back()
         back = time.monotonic()
         figure("work goes on after", wait_begun_after(rig, back), "s")
-        wait_back(lambda: all(pool.is_healthy() for pool in pools), "and health tells", BACK + BROKER_INTERVAL_S)
+        wait_back(lambda: all(pool.is_healthy() for pool in pools), "and health tells", BACK + COUNT_EVERY_S)
         broker.server.stop()
         broker.bring_back()
         figure("after a restart", wait_begun_after(rig, time.monotonic()), "s")
@@ -96,7 +96,7 @@ def assert_all_is_counted(rig: Rig) -> None:
     now, ended = time.time(), len(rig.ends())
     rows = rollups(rig.backend.keys, now - HOUR, now + HOUR)
     assert sum(row.outcomes.get("succeeded", 0) for row in rows) == ended
-    files = [InFile(rig.directory / f"history{number}", 10_000) for number in (1, 2)]
+    files = [HistoryFile(rig.directory / f"history{number}", 10_000) for number in (1, 2)]
     assert sum(len(file.read("work", 10_000)) for file in files) == ended
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from support.poolrig import Rig
-from support.waiting import wait_until
+from support.waiting import wait_until, whole_lines
 
 from jobpool.cron.records import Record, Records
 from jobpool_torture.clocks import PoolClock, clear
@@ -55,8 +55,7 @@ class Program:
             )
 
     def said(self, event: str) -> list[dict[str, Any]]:
-        lines = (self.folder / "log").read_text().splitlines()
-        entries = [json.loads(line) for line in lines if line.startswith("{")]
+        entries = [json.loads(line) for line in whole_lines(self.folder / "log") if line.startswith("{")]
         return [entry for entry in entries if entry["event"] == event]
 
     def stop(self) -> int:

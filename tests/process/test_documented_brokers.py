@@ -24,7 +24,7 @@ from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Guards, Hold
 from jobpool.message.settlement import Abandon
-from jobpool_backends.redis.key_names import KeyNames
+from jobpool_backends.redis.keyspace import KeyNames
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from jobpool.broker.opening import open_backend
-from jobpool.cron.loop import CronLoop
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
+from jobpool.cron.service import CronLoop
 from jobpool.message.context import JobContext
 
 MOST = 8

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.opening import sqlite_url
+from jobpool.broker.config_file import sqlite_url
 from jobpool.errors import BackendUnavailable
 from support.cron_driven import Drive
 from support.harness import Harness

@@ -18,7 +18,7 @@ from jobpool_torture.fleet import Fleet, Pool
 from jobpool_torture.nemesis import Nemesis
 from jobpool_torture.network import Proxy, Route, close_all, find_route
 from jobpool_torture.schedule import Fault
-from support.waiting import wait_until
+from support.waiting import wait_until, whole_lines
 
 LIMIT = 60.0
 """Seconds: far more than anything here takes on an idle machine."""
@@ -82,8 +82,7 @@ class FleetRig:
 
     def told(self) -> list[dict[str, Any]]:
         """What the handlers wrote."""
-        path = self.directory / "told"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [json.loads(line) for line in whole_lines(self.directory / "told")]
 
     def wait_told_by(self, *names: str) -> dict[str, dict[str, Any]]:
         """Enqueue until each of these pools has run a job that was enqueued from now on; the first of each."""
@@ -100,7 +99,7 @@ class FleetRig:
 
     def record(self, event: str = "") -> list[dict[str, Any]]:
         """What the nemesis wrote down."""
-        entries = [json.loads(line) for line in (self.directory / "record").read_text().splitlines()]
+        entries = [json.loads(line) for line in whole_lines(self.directory / "record")]
         return [entry for entry in entries if event in ("", entry["event"])]
 
     def assert_healed(self) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.errors import BackendUnavailable
-from jobpool.master.run import BROKER_INTERVAL_S
+from jobpool.master.settle_thread import COUNT_EVERY_S
 from jobpool.message.definition import JobDefinition
 from jobpool.ops.health import MISSED, look
 from support.faultmoves import fed
@@ -25,7 +25,7 @@ T = TypeVar("T")
 BACK = 5.0
 """Seconds after the broker, or the way to it, is back within which work goes on."""
 
-OUTAGE = MISSED * BROKER_INTERVAL_S + 0.5
+OUTAGE = MISSED * COUNT_EVERY_S + 0.5
 """Seconds after the broker's last answer by which health tells."""
 
 IDLE_CPU = 0.03

@@ -24,7 +24,7 @@ from typing import Any
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State
-from jobpool.ipc.board_views import HeaderView
+from jobpool.ipc.board_layout import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner
@@ -35,7 +35,7 @@ from jobpool_torture.ledger import LEDGER, Ledger, Line
 from jobpool_torture.options import with_timeout
 from jobpool_torture.oracle import Account, count
 from jobpool_torture.processes import is_alive
-from support.waiting import wait_ended, wait_until
+from support.waiting import wait_ended, wait_until, whole_lines
 
 LIMIT = 90.0
 """Seconds: far more than anything here takes on an idle machine."""
@@ -142,7 +142,7 @@ class PoolProcess:
 
     def log_lines(self) -> list[str]:
         """All that it and its children have written."""
-        return self.log_path.read_text().splitlines()
+        return whole_lines(self.log_path)
 
     def log(self, event: str = "") -> list[dict[str, Any]]:
         """The entries of its log, all or those of one event."""

@@ -7,6 +7,7 @@ import select
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -32,6 +33,14 @@ def wait_until(condition: Callable[[], T], limit: float = 30.0, what: str = "") 
         if looked_at >= give_up:
             raise AssertionError(f"not within {limit} s: {what or getattr(condition, '__name__', condition)}")
         time.sleep(min(max(time.monotonic() - looked_at, EVERY), LONGEST))
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Return the lines of a file that others write to, without one that is half written; a missing file has none.
+
+    A reader may see the first part of a single write.
+    """
+    return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
 
 
 def wait_ended(process: subprocess.Popen[Any], limit: float) -> int:

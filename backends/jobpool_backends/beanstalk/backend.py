@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding
-from jobpool.broker.values import Capabilities, Leases, Reaped, ReapPolicy
+from jobpool.broker.values import Capabilities, Leases
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable
 from jobpool.message.lease import JobLease
@@ -15,17 +14,15 @@ from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.beanstalk import checks
 from jobpool_backends.beanstalk.address import Address, read_address
 from jobpool_backends.beanstalk.bulk import BulkChanger
-from jobpool_backends.beanstalk.connection import Held
 from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.enqueue import Enqueuer
 from jobpool_backends.beanstalk.fetch import Fetcher
 from jobpool_backends.beanstalk.inspect import Inspector
-from jobpool_backends.beanstalk.reap import CrashLedger
-from jobpool_backends.beanstalk.settle import Copier, Settler
+from jobpool_backends.beanstalk.settle import Settler
 from jobpool_backends.beanstalk.wait import Prefetched, Waiter
+from jobpool_backends.reaping import NativeReaping
 
-FRESH = 0.8
-"""Part of its lease that a prefetched message must have left to be handed out as it is."""
+FRESH = 0.8  # part of its lease that a prefetched message must have left to be handed out as it is
 
 
 class BeanstalkBackend(QueueBackend):
@@ -60,17 +57,19 @@ class BeanstalkBackend(QueueBackend):
     def __init__(self, address: Address, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:
         super().__init__(signer=signer, clock=clock)
         self._connections = connections = Connections(address, self.clock)
-        self._ledger = ledger = CrashLedger()
+        ledger = NativeReaping()
+        enqueuer = Enqueuer(connections)
         self._prefetched = Prefetched()
-        enqueuer = Enqueuer(connections, self.clock)
-        self._fetcher = Fetcher(connections, ledger, self.clock, self.scheme)
-        self._settler = Settler(connections, Copier(connections, enqueuer, ledger, self.clock), ledger, self.clock)
-        self._waiter = Waiter(connections, self._fetcher, self._prefetched, self.clock)
-        self._inspector = inspector = Inspector(connections, self.clock)
+        self._fetcher = Fetcher(connections, ledger, self.scheme)
+        self._settler = Settler(connections, enqueuer, ledger)
+        self._waiter = Waiter(connections, self._fetcher, self._prefetched)
+        self._inspector = Inspector(connections)
         self._enqueue = enqueuer.add
         self._wait_any = self._waiter.wait_any
         self._settle = self._settler.settle
-        self._bulk = BulkChanger(connections, inspector, self.clock).bulk
+        self._renew = self._settler.renew
+        self._reap = ledger.reap
+        self._bulk = BulkChanger(connections, self._inspector).bulk
 
     @classmethod
     def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
@@ -102,12 +101,14 @@ class BeanstalkBackend(QueueBackend):
         """Check what the server can lose or refuses."""
         return checks.diagnose(self._connections)
 
-    # --- the life of a message -----------------------------------------------------------------------
-
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         del ttl, fetch_id
         self._connections.check_usable()  # what a parent process prefetched is the parent's
-        helds = self._take_prefetched(queue, limit)
+        helds = self._prefetched.take(queue, limit)
+        now = self.clock.boot()
+        old = [held for held in helds if held.lease.expires_at - now < FRESH * held.ttr]
+        renewed = self._settler.touch(old) if old else {}
+        helds = [held for held in helds if held.is_owned and (held in renewed or held not in old)]
         if len(helds) < limit:
             try:
                 helds += self._fetcher.fetch(queue, limit - len(helds))
@@ -117,22 +118,6 @@ class BeanstalkBackend(QueueBackend):
         for held in helds:
             held.prefetched = False  # from here on it is told when it is lost; so the look comes after this
         return [held.lease for held in helds if held.is_owned]
-
-    def _take_prefetched(self, queue: str, limit: int) -> list[Held]:
-        """Return jobs that were reserved for a waiter, with old leases renewed."""
-        helds = self._prefetched.take(queue, limit)
-        now = self.clock.boot()
-        old = [held for held in helds if held.lease.expires_at - now < FRESH * held.ttr]
-        renewed = self._settler.touch(old) if old else {}
-        return [held for held in helds if held.is_owned and (held in renewed or held not in old)]
-
-    def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
-        del ttl
-        return self._settler.renew(leases)
-
-    def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
-        del visibility_timeout  # the server has given overdue leases back
-        return self._ledger.reap(queue, policy)
 
     def lost(self) -> list[JobLease]:
         """Return leases whose connection broke since the last call, and before their time. No I/O."""

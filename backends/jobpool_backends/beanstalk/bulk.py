@@ -15,18 +15,14 @@ from itertools import groupby
 import greenstalk
 
 from jobpool.broker.values import MessageFilter, State, Verb
-from jobpool.clock import Clock
 from jobpool.errors import JobpoolError, Unsupported
-from jobpool_backends.beanstalk.answers import Counters, about, ask_counters, job_of, none_if_missing
-from jobpool_backends.beanstalk.connection import Answer, Connection, put_command
+from jobpool_backends.beanstalk.connection import Answer, Connection, Counters, put_command
 from jobpool_backends.beanstalk.connections import Connections
-from jobpool_backends.beanstalk.dead_letters import Letter, Walk, read_letter
-from jobpool_backends.beanstalk.inspect import Inspector, is_queue
-from jobpool_backends.beanstalk.records import Record, from_bytes, to_bytes
+from jobpool_backends.beanstalk.inspect import Inspector, Letter, Walk, is_queue, read_letter
+from jobpool_backends.beanstalk.records import from_bytes, to_bytes
 
 LETTERS_RAISED_AT_ONCE = 100
-BYTES_RAISED_AT_ONCE = 4 * 2**20
-"""No more is in memory, but for the last message of a piece."""
+BYTES_RAISED_AT_ONCE = 4 * 2**20  # no more is in memory, but for the last message of a piece
 
 Job = greenstalk.Job[bytes]
 
@@ -36,10 +32,10 @@ _PEEKS = {State.WAITING: b"peek-ready", State.DELAYED: b"peek-delayed"}
 class BulkChanger:
     """The bulk changes of queues. Nothing is left reserved."""
 
-    def __init__(self, connections: Connections, inspector: Inspector, clock: Clock) -> None:
+    def __init__(self, connections: Connections, inspector: Inspector) -> None:
         self._connections = connections
         self._inspector = inspector
-        self._clock = clock
+        self._clock = connections.clock
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         """Do `verb` to up to `limit` matching messages, dead letters first; how many were changed."""
@@ -47,75 +43,64 @@ class BulkChanger:
         changed = 0
         with self._connections.spare() as connection:
             if not where.states or State.DEAD in where.states:
-                changed += self._change_dead(connection, where, verb, limit)
+                work = LetterChanges(self._connections, connection, verb, limit)
+                try:
+                    self._change_dead(connection, work, where)
+                    work.finish()
+                except JobpoolError:  # the connection is as good as before, and lent to others
+                    work.give_up()
+                    raise
+                changed = work.changed
             for state in live:
                 changed += self._delete_live(connection, str(where.queue), state, limit - changed)
         return changed
 
-    # --- dead letters --------------------------------------------------------------------------------
-
-    def _change_dead(self, connection: Connection, where: MessageFilter, verb: Verb, limit: int) -> int:
-        work = LetterChanges(self._connections, connection, verb, limit)
-        try:
-            self._find(connection, work, where)
-            work.finish()
-        except JobpoolError:  # the connection is as good as before, and lent to others
-            work.give_up()
-            raise
-        return work.changed
-
-    def _find(self, connection: Connection, work: LetterChanges, where: MessageFilter) -> None:
+    def _change_dead(self, connection: Connection, work: LetterChanges, where: MessageFilter) -> None:
         """Change what matches: first where it was seen before, then wherever it is."""
-        wanted = set(where.ids)
-        for letter in self._inspector.known(connection, where.ids):
-            if letter.matches(where, self._clock.wall()) and not work.is_done:
-                work.change(letter)
-                wanted.discard(letter.record.id)
-        if wanted or not where.ids:
-            rest = replace(where, ids=tuple(wanted))
-            for queue in self._inspector.with_letters(connection, where.queue):
-                if not work.is_done:
-                    self._walk(work, Walk(connection, queue, self._clock), rest)
-
-    def _walk(self, work: LetterChanges, walk: Walk, where: MessageFilter) -> None:
         now = self._clock.wall()
-        while (letter := walk.letter) is not None and not work.is_done:
-            if letter.matches(where, now):
-                work.change(letter)
-                walk.skip()
-            else:
-                walk.keep()
-        walk.end()
-
-    # --- live messages -------------------------------------------------------------------------------
+        wanted = set(where.ids)
+        for known in self._inspector.known(connection, where.ids):
+            if known.matches(where, now) and not work.is_done:
+                work.change(known)
+                wanted.discard(known.record.id)
+        if where.ids and not wanted:
+            return
+        rest = replace(where, ids=tuple(wanted))
+        for queue in self._inspector.with_letters(connection, where.queue):
+            if work.is_done:
+                return
+            now = self._clock.wall()
+            walk = Walk(connection, queue, self._clock)
+            while (letter := walk.letter) is not None and not work.is_done:
+                if letter.matches(rest, now):
+                    work.change(letter)
+                    walk.skip()
+                else:
+                    walk.keep()
+            walk.end()
 
     def _delete_live(self, connection: Connection, queue: str, state: State, limit: int) -> int:
-        """Delete up to `limit` messages of a queue in this state.
-
-        A dead letter among them, just being buried or with a burial cut short, is buried.
-        """
+        """Delete up to `limit` messages of a queue in this state. A dead letter among them is buried."""
         connection.use(self._connections.address.tube(queue))
-        peek = _PEEKS[state]
-        changed = 0
+        peek, changed = _PEEKS[state], 0
         [answer] = connection.burst([peek])
-        while changed < limit and (job := job_of(connection, answer)) is not None:
+        while changed < limit and (job := connection.job(answer)) is not None:
             record, _ = from_bytes(job.body, job.id)
             if record.is_dead:
                 letter = read_letter(connection, queue, job, self._clock)
                 _, buried, answer = connection.burst([*letter.burial(), peek])
-                none_if_missing(connection, buried)
+                connection.found(buried)
             else:
                 gone, answer = connection.burst([b"delete %d" % job.id, peek])
-                changed += none_if_missing(connection, gone) is not None
+                changed += connection.found(gone) is not None
         return changed
 
 
 def live_states(where: MessageFilter) -> tuple[State, ...]:
     """Return the states of live messages to delete, all of them. Raise `Unsupported` where only some are meant."""
     meant = tuple(state for state in _PEEKS if not where.states or state in where.states)
-    if not meant or where.reason is not None:  # a live message has no reason
-        return ()
-    if where.queue is not None and not is_queue(where.queue):
+    impossible = where.reason is not None or (where.queue is not None and not is_queue(where.queue))
+    if not meant or impossible:  # a live message has no reason
         return ()
     if where.queue is None or where != MessageFilter(queue=where.queue, states=where.states):
         raise Unsupported(
@@ -127,10 +112,7 @@ def live_states(where: MessageFilter) -> tuple[State, ...]:
 
 
 class LetterChanges:
-    """One verb, done to dead letters one after the other; those to be raised a piece at a time.
-
-    `changed` counts them, those that `finish` is still to raise among them.
-    """
+    """One verb done to dead letters. `changed` counts also those that `finish` is still to raise."""
 
     def __init__(self, connections: Connections, connection: Connection, verb: Verb, limit: int) -> None:
         self.changed = 0
@@ -148,8 +130,8 @@ class LetterChanges:
 
     def change(self, letter: Letter) -> None:
         """Delete the letter, or reserve it so that it can be raised; nothing when somebody else has it by now."""
-        command = b"delete" if self._verb is Verb.DELETE else b"reserve-job"
-        answer = none_if_missing(self._connection, about(self._connection, command, [letter.job])[0])
+        command = b"delete %d" if self._verb is Verb.DELETE else b"reserve-job %d"
+        answer = self._connection.found(self._connection.burst([command % letter.job])[0])
         self.changed += answer is not None
         if isinstance(answer, greenstalk.Job):
             self._taken.append((letter, answer))
@@ -177,7 +159,7 @@ class LetterChanges:
         """Put copies, and only then delete what they are copies of; return the answers that are refusals."""
         connection = self._connection
         connection.use(self._connections.address.tube(queue))
-        counted = ask_counters(connection, [job.id for job in jobs])
+        counted = connection.counters([job.id for job in jobs])
         held = [(job, counters) for job, counters in zip(jobs, counted, strict=True) if counters is not None]
         answers = connection.burst([self._copy(job, counters) for job, counters in held])
         then: list[bytes] = []
@@ -201,13 +183,7 @@ class LetterChanges:
         record, body = from_bytes(job.body, job.id)
         if not record.ours:
             return b"release %d %d 0" % (job.id, counters.priority)
-        packed = to_bytes(raised(record, self._verb), body, len(job.body))
-        return put_command(counters.priority, 0, counters.ttr, packed)
-
-
-def raised(record: Record, verb: Verb) -> Record:
-    """Return the header of a letter that is raised: `RETRY` forgets how it failed."""
-    alive = replace(record, reason=None, died_at=None, begun=True)
-    if verb is Verb.RESUME:
-        return alive
-    return replace(alive, attempts=0, crashes=0, crashed_at=0.0, last_error=None, cause=None)
+        alive = replace(record, reason=None, died_at=None, begun=True)
+        if self._verb is Verb.RETRY:  # it forgets how it failed
+            alive = replace(alive, attempts=0, crashes=0, crashed_at=0.0, last_error=None, cause=None)
+        return put_command(counters.priority, 0, counters.ttr, to_bytes(alive, body, len(job.body)))

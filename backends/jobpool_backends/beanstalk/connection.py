@@ -1,4 +1,4 @@
-"""One connection to beanstalkd: its protocol, many commands in one write, and the leases that it owns.
+"""One connection to beanstalkd: its protocol, many commands in one write, the leases that it owns, and its errors.
 
 beanstalkd handles the commands of a connection in order, and answers in that order. It stops reading while an answer
 does not fit into the socket. So a burst is cut into pieces, or both sides would wait for each other forever. greenstalk
@@ -10,6 +10,8 @@ it. So a connection knows its leases, and settlements go to it.
 
 from __future__ import annotations
 
+import errno
+import re
 import select
 import socket
 import threading
@@ -22,24 +24,57 @@ from typing import cast
 
 import greenstalk
 
+from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError
+from jobpool.message.frozen import maker
 from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
-from jobpool_backends.beanstalk.errors import refusal
 from jobpool_backends.beanstalk.records import Record
+from jobpool_backends.errors import HUNG_UP, Meaning, take_no_writes, unreached
 
 COMMANDS_PER_WRITE = 500
-BYTES_PER_WRITE = 2**20
-"""A write has to be over in the time of an answer; a single command may have more."""
-
+BYTES_PER_WRITE = 2**20  # A write has to be over in the time of an answer; a single command may have more
 Answer = greenstalk.Job[bytes] | bytes | tuple[bytes, ...] | greenstalk.Error
 """Of `reserve…` and `peek…` a job, of `stats…` and `list…` the YAML text, of others the words; or greenstalk's error.
 
 `BURIED` is a word where it was asked for (`bury`), and elsewhere an error: here it is always words."""
 
+Stats = dict[str, int | str]
+
+# After any of these a connection is of no more use.
+TROUBLE = (OSError, AssertionError, greenstalk.UnknownResponseError, ValueError, LookupError)
+_MEANINGS = {
+    greenstalk.DrainingError: take_no_writes(
+        "is in drain mode, and takes no jobs until it is restarted: somebody sent it SIGUSR1. Restart it, or name"
+        " another server"
+    ),
+    greenstalk.OutOfMemoryError: take_no_writes(
+        "is out of memory or disk: give it more, or let the queues drain; nothing was changed"
+    ),
+    greenstalk.BuriedError: take_no_writes(
+        "is out of memory, and buried a job that it could not place in its queue: give it more, then kick it"
+    ),
+    greenstalk.InternalError: take_no_writes(
+        "reports an internal error, as a rule a binlog that cannot be written: check its disk and its log"
+    ),
+    greenstalk.JobTooBigError: Meaning(
+        InvalidJob,
+        "does not take a job as big as this: make its payload smaller, or start the server with a larger -z",
+    ),
+    greenstalk.BadFormatError: Meaning(
+        ConfigurationError,
+        "does not take a command as jobpool writes it: check the option tube_prefix, and that it is beanstalkd 1.12"
+        " or later",
+    ),
+    greenstalk.UnknownCommandError: Meaning(
+        ConfigurationError,
+        "does not know a command that jobpool needs (reserve-job): upgrade it to beanstalkd 1.12 or later",
+    ),
+}
+
 _ERRORS = {word: kind for word, kind in greenstalk.ERROR_RESPONSES.items() if word != b"BURIED"}
-_BODIES = frozenset((b"RESERVED", b"FOUND"))
 _WORDS = frozenset((b"INSERTED", b"DELETED", b"TOUCHED", b"RELEASED", b"BURIED", b"USING", b"WATCHING", b"KICKED"))
 
+# A machine that is gone without a word is noticed after some 10 seconds, well before a lease of 30 has ended.
 _SOCKET_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -48,10 +83,78 @@ _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
-"""A machine that is gone without a word is noticed after some 10 seconds, well before a lease of 30 has ended."""
-
-_BUFFER_BYTES = 65536
+_COUNTERS = re.compile(
+    rb'tube: "?([^"\n]+)"?\nstate: (\w+)\npri: (\d+)\nage: (-?\d+)\ndelay: \d+\nttr: (\d+)\ntime-left: -?\d+\n'
+    rb"(?:file: \d+\n)?reserves: (\d+)\ntimeouts: \d+\nreleases: (\d+)\nburies: (\d+)"
+)
 _serials = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Counts of one job. `age` and `ttr` are whole seconds, rounded down; `state` is the server's word."""
+
+    tube: str
+    state: str
+    priority: int
+    age: int
+    ttr: int
+    reserves: int
+    releases: int
+    buries: int
+
+    @property
+    def crashes(self) -> int:
+        """Leases that ended without a verdict: they ran out, or their connection broke. It is reserved just now.
+
+        Each reserve ends in a release, a bury or a delete, or in this. A kick undoes a bury, and reserves nothing.
+        """
+        return max(0, self.reserves - self.releases - self.buries - 1)
+
+
+_make_counters = maker(Counters)
+
+
+def read_counters(text: bytes) -> Counters:
+    """Parse the answer to `stats-job`. Raises ValueError for any other text."""
+    match = _COUNTERS.search(text)
+    if match is None:
+        raise ValueError("no statistics of a job")
+    tube, state, *numbers = match.groups()
+    return _make_counters(tube.decode(), state.decode(), *map(int, numbers))
+
+
+def number(stats: Stats, name: str) -> int:
+    """Return a number that `stats…` told; 0 where it told none."""
+    value = stats.get(name, 0)
+    return value if isinstance(value, int) else 0
+
+
+def explain_break(error: BaseException, address: Address) -> BackendUnavailable:
+    """Explain a break of the connection."""
+    if isinstance(error, TimeoutError):
+        why = (
+            f"did not answer within {address.timeout:g} s: see whether it runs, is stopped or is behind a firewall, or"
+            " raise the option timeout"
+        )
+    elif not isinstance(error, OSError):
+        why = "does not speak beanstalkd's protocol: mend the host or the port"
+    elif (error.errno or errno.ECONNRESET) in HUNG_UP:  # `read_answer` raises it without one
+        why = "closed the connection: it was stopped or restarted, or has no file descriptor left (ulimit -n)"
+    else:
+        why = unreached(error, "beanstalkd") or f"cannot be reached: {error.strerror or error}"
+    return BackendUnavailable(f"{address.title} {why}")
+
+
+def refusal(error: greenstalk.Error, address: Address) -> JobpoolError | None:
+    """Explain a refusal; None for an ordinary answer."""
+    known = _MEANINGS.get(type(error))
+    return known.told(address.title) if known else None
+
+
+def number_of(answer: Answer) -> int | None:
+    """Return the server's number of what was put; None when it was refused, or buried for want of memory."""
+    return int(answer[1]) if isinstance(answer, tuple) and answer[0] == b"INSERTED" else None
 
 
 def put_command(priority: int, delay: int, ttr: int, packed: bytes) -> bytes:
@@ -77,10 +180,12 @@ def read_answer(reader: BufferedReader) -> Answer:
         raise ConnectionResetError("the connection was closed")
     words = tuple(line.split())
     word = words[0] if words else b""
-    if word in _BODIES:
-        return greenstalk.Job(int(words[1]), _read_body(reader, int(words[2])))
-    if word == b"OK":
-        return _read_body(reader, int(words[1]))
+    if word in (b"RESERVED", b"FOUND", b"OK"):
+        size = int(words[-1]) + 2
+        data = reader.read(size)
+        if len(data) != size:
+            raise ConnectionResetError("the connection was closed")
+        return data[:-2] if word == b"OK" else greenstalk.Job(int(words[1]), data[:-2])
     if word in _ERRORS:
         return cast(greenstalk.Error, _ERRORS[word]())
     if word not in _WORDS:
@@ -88,32 +193,25 @@ def read_answer(reader: BufferedReader) -> Answer:
     return words
 
 
-def _read_body(reader: BufferedReader, size: int) -> bytes:
-    data = reader.read(size + 2)
-    if len(data) != size + 2:
-        raise ConnectionResetError("the connection was closed")
-    return data[:-2]
-
-
 class Connection:
-    """A connection, for one thread at a time, which holds its lock. Raises OSError and greenstalk's errors.
-
-    Attributes:
-        held: The leases that it owns, by the server's number of the job.
-        ends_first: Boot-clock seconds before which none of its leases ends.
-        broken: True if it is of no more use, and owns nothing.
-        serial: Its place in the order in which locks are taken.
-    """
+    """A connection, for one thread at a time, which holds its lock. Raises OSError and greenstalk's errors."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self.serial = next(_serials)
+        self.serial = next(_serials)  # its place in the order in which locks are taken
         self.lock = threading.Lock()
-        self.ends_first = 0.0
-        self.held: dict[int, Held] = {}
-        self.broken = False
-        self._socket = _connect(address)
-        self._reader = cast(BufferedReader, self._socket.makefile("rb", buffering=_BUFFER_BYTES))
+        self.ends_first = 0.0  # boot-clock seconds before which none of its leases ends
+        self.held: dict[int, Held] = {}  # the leases that it owns, by the server's number of the job
+        self.broken = False  # True if it is of no more use, and owns nothing
+        self._socket = socket.create_connection((address.host, address.port), timeout=address.connect_timeout)
+        try:
+            for option in _SOCKET_OPTIONS:
+                self._socket.setsockopt(*option)
+            self._socket.settimeout(address.timeout)
+            self._reader = cast(BufferedReader, self._socket.makefile("rb", buffering=65536))
+        except BaseException:  # also an interrupt: nobody else could close it
+            self._socket.close()
+            raise
         self._used = "default"
         self._watched = {"default"}
 
@@ -137,16 +235,12 @@ class Connection:
                 raise answer
 
     def burst(self, commands: Sequence[bytes], answers: list[Answer] | None = None) -> list[Answer]:
-        """Send all commands at once and return their answers, among which refusals are values, not raised.
-
-        `answers` is a list that takes them one by one, so that those before a break are kept.
-        """
+        """Send all commands at once; return the answers, refusals as values. `answers` keeps those before a break."""
         answers = [] if answers is None else answers
-        reader = self._reader
         for piece in pieces(commands):
             self.write(piece)
             for _ in piece:
-                answers.append(read_answer(reader))
+                answers.append(read_answer(self._reader))
         return answers
 
     def write(self, commands: Sequence[bytes]) -> None:
@@ -164,6 +258,8 @@ class Connection:
             self._socket.settimeout(usual)
         return answers
 
+    # --- answers; a refusal is raised as the error that it means -----------------------------------------
+
     def check(self, answer: Answer) -> Answer:
         """Return this answer, or raise the error that it means."""
         if isinstance(answer, greenstalk.Error):
@@ -171,6 +267,34 @@ class Connection:
             if meaning is not None:
                 raise meaning from answer
         return answer
+
+    def found(self, answer: Answer) -> Answer | None:
+        """Return the answer; None for NOT_FOUND."""
+        return None if isinstance(answer, greenstalk.NotFoundError) else self.check(answer)
+
+    def job(self, answer: Answer) -> greenstalk.Job[bytes] | None:
+        """Return the job that a `peek…` or `reserve…` command found; None when there is none."""
+        job = self.found(answer)
+        assert job is None or isinstance(job, greenstalk.Job)
+        return job
+
+    def counters(self, jobs: Sequence[int]) -> list[Counters | None]:
+        """Return the counters of each job, None for those that are gone. One round trip."""
+        answers = map(self.found, self.burst([b"stats-job %d" % job for job in jobs]))
+        return [read_counters(answer) if isinstance(answer, bytes) else None for answer in answers]
+
+    def stats(self, tubes: Iterable[str] | None = None) -> list[Stats]:
+        """Return the answer to `stats`; or to `stats-tube`, empty ones for tubes that do not exist. One round trip."""
+        commands = [b"stats"] if tubes is None else [b"stats-tube %b" % tube.encode() for tube in tubes]
+        pairs = [[line.partition(": ") for line in self._lines(answer)] for answer in self.burst(commands)]
+        return [{key: int(text) if text.isdigit() else text.strip('"') for key, _, text in each} for each in pairs]
+
+    def tubes(self) -> list[str]:
+        return [line[2:].strip('"') for line in self._lines(self.burst([b"list-tubes"])[0])]
+
+    def _lines(self, answer: Answer) -> list[str]:
+        text = self.found(answer)
+        return text.decode().splitlines()[1:] if isinstance(text, bytes) else []
 
     def has_died(self) -> bool:
         """Return whether the other side has hung up: all that can be read while nothing is asked. Does not block."""
@@ -192,38 +316,17 @@ class Connection:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A lease, with all that settling it needs.
+    """A lease, with all that settling it needs."""
 
-    Attributes:
-        job: The server's number.
-        connection: The owner.
-        lease: As it was handed out, or renewed last.
-        priority: The server's.
-        ttr: Whole seconds that it lasts after each renewal.
-        prefetched: True if it was reserved by a waiter and not yet fetched.
-    """
-
-    job: int
-    connection: Connection
-    lease: JobLease
+    job: int  # the server's number
+    connection: Connection  # the owner
+    lease: JobLease  # as it was handed out, or renewed last
     record: Record
-    priority: int
-    ttr: int
-    prefetched: bool = False
+    priority: int  # the server's
+    ttr: int  # whole seconds that it lasts after each renewal
+    prefetched: bool = False  # True if it was reserved by a waiter and not yet fetched
 
     @property
     def is_owned(self) -> bool:
         """True if its connection still has it; then nobody else can have settled it here."""
         return self.connection.held.get(self.job) is self
-
-
-def _connect(address: Address) -> socket.socket:
-    made = socket.create_connection((address.host, address.port), timeout=address.connect_timeout)
-    try:
-        for option in _SOCKET_OPTIONS:
-            made.setsockopt(*option)
-        made.settimeout(address.timeout)
-    except BaseException:  # also an interrupt: nobody else could close it
-        made.close()
-        raise
-    return made

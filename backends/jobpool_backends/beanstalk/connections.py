@@ -23,20 +23,21 @@ from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
 from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
-from jobpool_backends.beanstalk.connection import COMMANDS_PER_WRITE, Answer, Connection, Held
-from jobpool_backends.beanstalk.errors import TROUBLE, explain_break, explain_unreached, refusal
+from jobpool_backends.beanstalk.connection import (
+    COMMANDS_PER_WRITE,
+    TROUBLE,
+    Answer,
+    Connection,
+    Held,
+    explain_break,
+    refusal,
+)
 
-MAX_IDLE = 4
-"""Idle connections that are kept; more are closed."""
-
+MAX_IDLE = 4  # idle connections that are kept; more are closed
+# More are fetched on another connection: the server often searches all of one for the first lease that ends.
 MAX_LEASES_PER_CONNECTION = 256
-"""More are fetched on another connection: the server often searches all of one for the first lease that ends."""
-
-_ENDED_KEPT_S = 1.0
-"""Time for which an ended lease may still be remembered: it is refused by its deadline all the same."""
-
-_HURRIED_TIMEOUT_S = 0.1
-"""Timeout of an answer after another connection, asked at the same time, has not answered in time."""
+_ENDED_KEPT_S = 1.0  # for which an ended lease may still be remembered: it is refused by its deadline all the same
+_HURRIED_TIMEOUT_S = 0.1  # of an answer after another connection, asked at the same time, has not answered in time
 
 Answers = dict[Held, Answer | BackendUnavailable]
 """Answers to a command about each lease. Missing: it had ended before. An error: the lease is lost, and nobody knows if
@@ -47,12 +48,7 @@ _log = logging.getLogger("jobpool.beanstalk")
 
 
 class Connections:
-    """All connections of a backend, to one address; any number of threads at once, never across a fork.
-
-    Attributes:
-        clock: Its boot clock tells when leases end.
-        closed: Nothing is opened any more.
-    """
+    """All connections of a backend, to one address; any number of threads at once, never across a fork."""
 
     def __init__(self, address: Address, clock: Clock) -> None:
         self.address = address
@@ -72,7 +68,7 @@ class Connections:
         """Yield an idle connection, for this block alone; leases that it then has stay with it.
 
         Inside the block, trouble with the connection ends it and becomes `BackendUnavailable`. Refusals of the server
-        become errors as in `errors`, and ordinary answers pass through. Refusals of a `burst` are values.
+        become errors as in `refusal`, and ordinary answers pass through. Refusals of a `burst` are values.
 
         Raises BackendUnavailable. Blocks as long as connecting does, if no connection is idle.
         """
@@ -111,12 +107,11 @@ class Connections:
     def check_usable(self) -> None:
         """Raise when this was closed, or inherited by a fork."""
         if self.closed:
-            raise BackendUnavailable(f"the connection to {self.address.title} was closed: open the backend again")
+            raise self._was_closed()
         self.check_process()
 
     @property
     def is_inherited(self) -> bool:
-        """True if the connections are those of a parent process."""
         return os.getpid() != self._pid
 
     def check_process(self) -> None:
@@ -135,19 +130,12 @@ class Connections:
         return refusal(error, self.address) or explain_break(error, self.address)
 
     def max_job_size(self, connection: Connection | None = None, *, anew: bool = False) -> int:
-        """Return bytes that a job may have; asked for once, or `anew`.
-
-        On this connection, or a spare one: then it raises and blocks as `spare`.
-        """
-        if self._max_job_size and not anew:
-            return self._max_job_size
-        if connection is None:
-            with self.spare() as spare:
-                return self.max_job_size(spare, anew=True)
-        [answer] = connection.burst([b"stats"])
-        text = connection.check(answer)
-        assert isinstance(text, bytes)
-        self._max_job_size = int(text.partition(b"\nmax-job-size: ")[2].partition(b"\n")[0])
+        """Return bytes that a job may have; asked for once, or `anew`, on this connection or as `spare` does."""
+        if not self._max_job_size or anew:
+            if connection is None:
+                with self.spare() as spare:
+                    return self.max_job_size(spare, anew=True)
+            self._max_job_size = int(connection.stats()[0]["max-job-size"])
         return self._max_job_size
 
     def close(self) -> None:
@@ -155,9 +143,7 @@ class Connections:
         self.closed = True
         for connection in self._all():
             connection.interrupt()
-            if connection.lock.acquire(
-                blocking=False
-            ):  # else the thread that speaks on it meets its end, and closes it
+            if connection.lock.acquire(blocking=False):  # else the thread that speaks on it meets its end and closes it
                 self.drop(connection)
                 connection.lock.release()
 
@@ -232,19 +218,16 @@ class Connections:
     def _exchange(
         self, pieces: dict[Connection, list[Held]], command: Callable[[Held], bytes], answers: Answers
     ) -> None:
-        """Write to all connections, then read from all."""
-        sent = []
+        limit = self.address.timeout
         for connection, helds in pieces.items():
             try:
                 connection.write([command(held) for held in helds])
-                sent.append(connection)
             except TROUBLE as error:
                 answers |= dict.fromkeys(helds, self.broken(connection, error))
-        limit = self.address.timeout
-        for connection in sent:
-            helds = pieces[connection]
+        for connection, helds in pieces.items():
             try:
-                answers |= zip(helds, connection.read(len(helds), limit), strict=True)
+                if not connection.broken:
+                    answers |= zip(helds, connection.read(len(helds), limit), strict=True)
             except TROUBLE as error:
                 answers |= dict.fromkeys(helds, self.broken(connection, error))
                 limit = _HURRIED_TIMEOUT_S if isinstance(error, TimeoutError) else limit
@@ -270,14 +253,19 @@ class Connections:
     def _connect(self) -> Connection:
         try:
             connection = Connection(self.address)
+        except TimeoutError as error:
+            raise BackendUnavailable(
+                f"{self.address.title} took no connection in time: see whether it runs and no firewall swallows"
+                " packets, or raise the option connect_timeout"
+            ) from error
         except OSError as error:
-            raise explain_unreached(error, self.address) from error
+            raise explain_break(error, self.address) from error
         connection.lock.acquire()
         with self._changing:
             self._open[connection] = None
         if self.closed:
             self.drop(connection)
-            self.check_usable()
+            raise self._was_closed()
         return connection
 
     def give_back(self, connection: Connection) -> None:
@@ -298,20 +286,17 @@ class Connections:
         now = self.clock.boot()
         if now < connection.ends_first:
             return False
-        before = len(connection.held)
-        for held in list(connection.held.values()):
-            if held.lease.expires_at <= now:
-                self.forget(held)
+        ended = [held for held in connection.held.values() if held.lease.expires_at <= now]
+        for held in ended:
+            self.forget(held)
         ends = (held.lease.expires_at for held in connection.held.values())
         connection.ends_first = min(ends, default=now) + _ENDED_KEPT_S
-        return len(connection.held) < before
+        return bool(ended)
 
     def broken(self, connection: Connection, error: BaseException) -> BackendUnavailable:
         """Drop a connection, whose lock was taken, and say what its break means."""
         self.drop(connection, error)
-        if self.closed:
-            return BackendUnavailable(f"the connection to {self.address.title} was closed: open the backend again")
-        return explain_break(error, self.address)
+        return self._was_closed() if self.closed else explain_break(error, self.address)
 
     def drop(self, connection: Connection, error: BaseException | None = None) -> None:
         """Close a broken or unneeded connection: its leases are lost. Called with its lock taken, and keeps it."""
@@ -332,3 +317,6 @@ class Connections:
                 len(lost),
                 error or "it was closed by the other side",
             )
+
+    def _was_closed(self) -> BackendUnavailable:
+        return BackendUnavailable(f"the connection to {self.address.title} was closed: open the backend again")

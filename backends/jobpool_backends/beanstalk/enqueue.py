@@ -13,15 +13,12 @@ from dataclasses import dataclass
 import greenstalk
 
 from jobpool.broker.values import NewMessage
-from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, InvalidJob, JobpoolError
-from jobpool_backends.beanstalk.connection import Answer, Connection, put_command
+from jobpool_backends.beanstalk.connection import Answer, Connection, number_of, put_command
 from jobpool_backends.beanstalk.connections import Connections
-from jobpool_backends.beanstalk.reap import whole_seconds
-from jobpool_backends.beanstalk.records import HEADER_ROOM, new_bytes
+from jobpool_backends.beanstalk.records import HEADER_ROOM, new_bytes, whole_seconds
 
-UNBURIED_DELAY_S = 30
-"""Time for which a dead letter that was not buried stays out of the way."""
+UNBURIED_DELAY_S = 30  # for which a dead letter that was not buried stays out of the way
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +61,15 @@ def put_copies(connection: Connection, copies: Sequence[Copy], answers: dict[int
     connection.burst([b"bury %d %d" % (number, copy.priority) for number, copy in mine])
 
 
-def number_of(answer: Answer) -> int | None:
-    """Return the server's number of what was put; None when it was refused.
-
-    A server that is out of memory buries what it has put: that is a refusal too, and the caller says so.
-    """
-    return int(answer[1]) if isinstance(answer, tuple) and answer[0] == b"INSERTED" else None
-
-
 class Enqueuer:
     """The adder of messages. Its wall clock tells what is due, and dates enqueues."""
 
-    def __init__(self, connections: Connections, clock: Clock) -> None:
+    def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._clock = clock
+        self._clock = connections.clock
 
     def add(self, messages: Sequence[NewMessage]) -> None:
-        """Put these messages, in their order.
-
-        Raises:
-            InvalidJob: One is larger than the server takes; nothing was put.
-            BackendUnavailable: The text says how many are there for certain.
-        """
+        """Put these messages. Raises InvalidJob: nothing was put; or BackendUnavailable, with how many were put."""
         copies = self.copies(messages)
         answers: dict[int, Answer] = {}
         try:
@@ -99,23 +83,23 @@ class Enqueuer:
 
     def copies(self, messages: Sequence[NewMessage], since: float | None = None) -> list[Copy]:
         """Return the jobs to put for these messages, enqueued at this Unix time, or now. Raises as `add`."""
+        address = self._connections.address
         largest = self._connections.max_job_size()
         if any(len(message.body) + HEADER_ROOM > largest for message in messages):
             largest = self._connections.max_job_size(anew=True)  # somebody may have raised -z meanwhile
         now = self._clock.wall()
-        return [self._copy(message, now, now if since is None else since, largest) for message in messages]
-
-    def _copy(self, message: NewMessage, now: float, since: float, largest: int) -> Copy:
-        address = self._connections.address
-        if len(message.body) + HEADER_ROOM > largest:
-            raise InvalidJob(
-                f"the body of job {message.id} for {message.handler!r} has {len(message.body)} bytes, and"
-                f" {address.title} takes {max(0, largest - HEADER_ROOM)} at most: make its payload smaller, or start"
-                " the server with a larger -z"
-            )
-        delay = 0 if message.due is None else whole_seconds(round(message.due - now, 6))
-        packed = new_bytes(message, since, now, largest)
-        return Copy(address.tube(message.queue), message.priority, delay, address.ttr, packed)
+        copies = []
+        for message in messages:
+            if len(message.body) + HEADER_ROOM > largest:
+                raise InvalidJob(
+                    f"the body of job {message.id} for {message.handler!r} has {len(message.body)} bytes, and"
+                    f" {address.title} takes {max(0, largest - HEADER_ROOM)} at most: make its payload smaller, or"
+                    " start the server with a larger -z"
+                )
+            delay = 0 if message.due is None else whole_seconds(round(message.due - now, 6))
+            packed = new_bytes(message, now if since is None else since, now, largest)
+            copies.append(Copy(address.tube(message.queue), message.priority, delay, address.ttr, packed))
+        return copies
 
 
 def _partly(error: JobpoolError, answers: Mapping[int, Answer], total: int) -> JobpoolError:

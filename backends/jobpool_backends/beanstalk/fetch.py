@@ -14,76 +14,50 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import greenstalk
 
-from jobpool.clock import Clock
 from jobpool.message.lease import make_lease
-from jobpool_backends.beanstalk.answers import Counters, read_counters
-from jobpool_backends.beanstalk.connection import Answer, Connection, Held
+from jobpool_backends.beanstalk.connection import Answer, Connection, Counters, Held, number_of, read_counters
 from jobpool_backends.beanstalk.connections import Connections
-from jobpool_backends.beanstalk.enqueue import Copy, number_of, put_copies
-from jobpool_backends.beanstalk.reap import EXPIRED, Charge, CrashLedger, charge
-from jobpool_backends.beanstalk.records import Record, from_bytes, to_bytes
+from jobpool_backends.beanstalk.enqueue import Copy, put_copies
+from jobpool_backends.beanstalk.records import EXPIRED, Charge, Record, charge, from_bytes, to_bytes
+from jobpool_backends.reaping import NativeReaping
 
-FIRST_RESERVES = 4
-"""Reserves in the first write of a fetch from a queue where the last one found nothing."""
-
-MAX_RESERVES_PER_WRITE = 128
-"""A small number, so that nobody who renews waits long for the connection."""
-
-PUT_OFF_S = 60
-"""Delay of a message that is to die, where the server takes no copy of it."""
-
-_RESERVE = b"reserve-with-timeout 0"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reservation:
-    """Jobs that were reserved together.
-
-    Attributes:
-        before: Boot-clock seconds before their leases began.
-        word: 16 hex characters, fresh: half of each owner token. The other half is the job's number.
-    """
-
-    connection: Connection
-    before: float
-    word: str
+FIRST_RESERVES = 4  # in the first write of a fetch from a queue where the last one found nothing
+MAX_RESERVES_PER_WRITE = 128  # a small number, so that nobody who renews waits long for the connection
+PUT_OFF_S = 60  # delay of a message that is to die, where the server takes no copy of it
 
 
 class Fetcher:
     """The leaser of messages. `scheme` names the broker in leases."""
 
-    def __init__(self, connections: Connections, ledger: CrashLedger, clock: Clock, scheme: str) -> None:
+    def __init__(self, connections: Connections, ledger: NativeReaping, scheme: str) -> None:
         self._connections = connections
+        self._address = connections.address
         self._ledger = ledger
-        self._clock = clock
+        self._clock = connections.clock
         self._scheme = scheme
         self._hope: dict[str, int] = {}
-        self._draw = random.Random().uniform
 
     def fetch(self, queue: str, limit: int) -> list[Held]:
         """Reserve up to `limit` messages. All are marked as prefetched."""
         with self._connections.fetching() as connection:
-            connection.watch([self._connections.address.tube(queue)])
-            return self._reserve(connection, queue, limit)
-
-    def _reserve(self, connection: Connection, queue: str, limit: int) -> list[Held]:
-        found: list[Held] = []
-        ask = min(limit, self._hope.get(queue, FIRST_RESERVES), MAX_RESERVES_PER_WRITE)
-        while ask > 0:
-            before = self._clock.boot()
-            # `TIMED_OUT` and `DEADLINE_SOON` mean that nothing is ready.
-            answers = [connection.check(answer) for answer in connection.burst([_RESERVE] * ask)]
-            jobs = [answer for answer in answers if isinstance(answer, greenstalk.Job)]
-            found += self.take_in(connection, jobs, before)
-            if len(jobs) < ask:
-                break
-            ask = min(limit - len(found), 4 * ask, MAX_RESERVES_PER_WRITE)
-        self._hope[queue] = max(FIRST_RESERVES, len(found))
-        return found
+            connection.watch([self._address.tube(queue)])
+            found: list[Held] = []
+            ask = min(limit, self._hope.get(queue, FIRST_RESERVES), MAX_RESERVES_PER_WRITE)
+            while ask > 0:
+                before = self._clock.boot()
+                # `TIMED_OUT` and `DEADLINE_SOON` mean that nothing is ready.
+                answers = map(connection.check, connection.burst([b"reserve-with-timeout 0"] * ask))
+                jobs = [answer for answer in answers if isinstance(answer, greenstalk.Job)]
+                found += self.take_in(connection, jobs, before)
+                if len(jobs) < ask:
+                    break
+                ask = min(limit - len(found), 4 * ask, MAX_RESERVES_PER_WRITE)
+            self._hope[queue] = max(FIRST_RESERVES, len(found))
+            return found
 
     def take_in(
         self, connection: Connection, jobs: Sequence[greenstalk.Job[bytes]], before: float, *, touch: bool = False
@@ -95,43 +69,43 @@ class Fetcher:
         """
         touches = [b"touch %d" % job.id for job in jobs] if touch else []
         told = connection.burst([*touches, *(b"stats-job %d" % job.id for job in jobs)])[len(touches) :]
-        reservation = Reservation(connection, before, secrets.token_hex(8))
+        word = secrets.token_hex(8)
         found = []
         for job, answer in zip(jobs, told, strict=True):
             if isinstance(answer, bytes):
-                held = self._look_at(reservation, job, read_counters(answer))
+                held = self._look_at(connection, job, read_counters(answer), before, word)
                 if held is not None:
                     found.append(held)
             else:
                 connection.check(answer)  # NOT_FOUND: its lease has ended already, and it was deleted
         return found
 
-    def _look_at(self, reservation: Reservation, job: greenstalk.Job[bytes], counters: Counters) -> Held | None:
-        record, body = from_bytes(job.body, job.id)
+    def _look_at(
+        self, connection: Connection, job: greenstalk.Job[bytes], counters: Counters, before: float, word: str
+    ) -> Held | None:
+        """Own a reserved job, or the copy that is handed out in its place. `word`: half of its owner token."""
+        number = job.id
+        record, body = from_bytes(job.body, number)
         if not record.ours:
             record = replace(record, enqueued_at=self._clock.wall() - counters.age)
-        if not counters.crashes and not record.is_dead:
-            return self._hold(reservation, job.id, record, body, counters)
-        repaired = self._repair(reservation.connection, job.id, record, body, counters)
-        if repaired is None:
-            return None
-        number, record = repaired
-        if number == job.id:
-            return self._hold(reservation, number, record, body, counters)
-        before = self._clock.boot()
-        copy, told = reservation.connection.burst([b"reserve-job %d" % number, b"stats-job %d" % number])
-        if not isinstance(copy, greenstalk.Job) or not isinstance(told, bytes):  # somebody else has it
-            return None
-        return self._hold(replace(reservation, before=before), number, record, body, read_counters(told))
-
-    def _hold(self, reservation: Reservation, number: int, record: Record, body: bytes, counters: Counters) -> Held:
+        if counters.crashes or record.is_dead:
+            repaired = self._repair(connection, number, record, body, counters)
+            if repaired is None:
+                return None
+            number, record = repaired
+        if number != job.id:
+            before = self._clock.boot()
+            copy, told = connection.burst([b"reserve-job %d" % number, b"stats-job %d" % number])
+            if not isinstance(copy, greenstalk.Job) or not isinstance(told, bytes):  # somebody else has it
+                return None
+            counters = read_counters(told)
         lease = make_lease(
             record.id,
             self._queue(counters),
             body,
             number,
-            f"{reservation.word}{number:016x}",
-            reservation.before + counters.ttr,
+            f"{word}{number:016x}",
+            before + counters.ttr,
             self._scheme,
             record.attempts,
             record.crashes,
@@ -139,14 +113,12 @@ class Fetcher:
             record.enqueued_at,
             record.begun,
         )
-        held = Held(number, reservation.connection, lease, record, counters.priority, counters.ttr, prefetched=True)
+        held = Held(number, connection, lease, record, counters.priority, counters.ttr, prefetched=True)
         self._connections.own(held)
         return held
 
     def _queue(self, counters: Counters) -> str:
-        return self._connections.address.queue(counters.tube) or counters.tube
-
-    # --- repairs ---------------------------------------------------------------------------------------
+        return self._address.queue(counters.tube) or counters.tube
 
     def _repair(
         self, connection: Connection, job: int, record: Record, body: bytes, counters: Counters
@@ -162,8 +134,8 @@ class Fetcher:
             return None
         queue = self._queue(counters)
         handed_out = replace(record, deliveries=record.deliveries + counters.reserves - 1)
-        policy = self._ledger.policy(queue)
-        charged = charge(handed_out, counters.crashes, EXPIRED, policy, self._clock.wall(), self._draw)
+        policy, now = self._ledger.policy(queue), self._clock.wall()
+        charged = charge(handed_out, counters.crashes, EXPIRED, policy, now, random.uniform)
         answer = self._put(connection, charged, body, counters)
         copy = number_of(answer)
         if copy is None:
@@ -176,13 +148,13 @@ class Fetcher:
         if isinstance(gone, greenstalk.NotFoundError):  # the lease has ended meanwhile: its new holder charges it
             connection.burst([b"delete %d" % copy])
             return None
-        self._ledger.note(queue, charged)
+        self._ledger.add(charged.reaped(queue))
         return None if charged.record.is_dead or charged.delay else (copy, charged.record)
 
     def _put(self, connection: Connection, charged: Charge, body: bytes, counters: Counters) -> Answer:
         packed = to_bytes(charged.record, body, self._connections.max_job_size(connection))
         dead = charged.record.is_dead
-        copy = Copy(counters.tube, counters.priority, charged.delay, counters.ttr, packed, dead)
         answers: dict[int, Answer] = {}
+        copy = Copy(counters.tube, counters.priority, charged.delay, counters.ttr, packed, dead)
         put_copies(connection, [copy], answers)
         return answers[0]

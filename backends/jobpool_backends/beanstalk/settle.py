@@ -11,88 +11,66 @@ A call that failed may be repeated with its id: its finished parts are remembere
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 import greenstalk
 
+from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import NewMessage
-from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
-from jobpool_backends.beanstalk.connection import Answer, Held
+from jobpool_backends.beanstalk.connection import Answer, Held, number_of
 from jobpool_backends.beanstalk.connections import Connections
-from jobpool_backends.beanstalk.enqueue import Copy, Enqueuer, number_of, put_copies
-from jobpool_backends.beanstalk.reap import EXPIRED, Charge, CrashLedger, charge, whole_seconds
-from jobpool_backends.beanstalk.records import Record, to_bytes
+from jobpool_backends.beanstalk.enqueue import Copy, Enqueuer, put_copies
+from jobpool_backends.beanstalk.records import EXPIRED, Charge, Record, charge, to_bytes, whole_seconds
+from jobpool_backends.reaping import NativeReaping
 from jobpool_backends.shared import lifts_expiry
 
-Brought = Mapping[int, Sequence[NewMessage]]
-"""The messages that settlements of a call add, by their place in it."""
-
-_MAX_FAILED_CALLS = 100
-"""Calls that failed whose results are remembered."""
-
+_MAX_FAILED_CALLS = 100  # calls that failed whose results are remembered
+# Command that ends a job → the good answer. `BURIED` to a release is a bad one.
 _DONE = {b"delete": b"DELETED", b"release": b"RELEASED", b"bury": b"BURIED"}
 
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """The steps of a settlement: jobs are put, and then a command ends the original.
+    """The steps of a settlement: jobs are put, and then a command ends the original."""
 
-    Attributes:
-        place: In the call.
-        charged: Of a forfeit.
-        stands: True if one of the copies is the message itself: then the settlement stands once they are put. Else the
-            copies are follow-ups, and the settlement is unknown until the original is ended.
-    """
-
-    place: int
+    place: int  # in the call
     end: bytes
     copies: Sequence[Copy] = ()
-    charged: Charge | None = None
+    charged: Charge | None = None  # of a forfeit
     stands: bool = False
-
-    @property
-    def done(self) -> bytes:
-        """The good answer to `end`. `BURIED` to a release is a bad one."""
-        return _DONE[self.end.partition(b" ")[0]]
+    """True if one of the copies is the message itself: then the settlement stands once they are put. Else the copies
+    are follow-ups, and the settlement is unknown until the original is ended.
+    """
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A settle call under way.
+    """A settle call under way."""
 
-    Attributes:
-        answers: By place; includes the answers of a failed call before this one, of the same id.
-        trouble: The reason why some have no answer.
-    """
-
-    answers: dict[int, Settled]
+    answers: dict[int, Settled]  # by place; also those of a failed call before this one, of the same id
     plans: dict[Held, Plan] = field(default_factory=dict)
-    trouble: JobpoolError | None = None
+    trouble: JobpoolError | None = None  # the reason why some have no answer
 
 
 class Settler:
     """The settler and renewer of leases. Its boot clock tells when they end."""
 
-    def __init__(self, connections: Connections, copier: Copier, ledger: CrashLedger, clock: Clock) -> None:
+    def __init__(self, connections: Connections, enqueuer: Enqueuer, ledger: NativeReaping) -> None:
         self._connections = connections
-        self._copier = copier
+        self._enqueuer = enqueuer
         self._ledger = ledger
-        self._clock = clock
+        self._clock = connections.clock
         self._failed: dict[str, dict[int, Settled]] = {}
 
-    # --- renewing --------------------------------------------------------------------------------------
-
-    def renew(self, leases: Sequence[JobLease]) -> list[JobLease | None]:
-        """Return each lease for its job's TTR from now; None where it has ended.
-
-        Never BackendUnavailable: a connection that does not answer is given up, and its leases with it.
-        """
+    def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
+        """Return each lease for its job's TTR from now; None where it has ended, or its connection does not answer."""
+        del ttl
         helds = [self._connections.owner(lease) for lease in leases]
         renewed = self.touch([held for held in helds if held is not None])
         return [renewed.get(held) if held is not None else None for held in helds]
@@ -107,11 +85,7 @@ class Settler:
                 held.lease = renewed[held] = replace(held.lease, expires_at=before + held.ttr)
         return renewed
 
-    # --- settling --------------------------------------------------------------------------------------
-
-    def settle(
-        self, settlements: Sequence[tuple[JobLease, Settlement]], brought: Brought, call_id: str
-    ) -> list[Settled]:
+    def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         """See `QueueBackend.settle_many`.
 
         Raises:
@@ -130,14 +104,18 @@ class Settler:
             touched = self.touch(copied)
             call.answers |= {call.plans[held].place: Settled.EXPIRED for held in copied if held not in touched}
             self._end(call, self._put(call, [held for held in copied if held in touched]))
-        if call.trouble is not None:
-            self._remember(call_id, call.answers)
-            if isinstance(call.trouble, WriteRefused):
-                told = [call.answers.get(place) for place in range(len(settlements))]
-                raise WriteRefused(str(call.trouble), told) from call.trouble
-            raise call.trouble
-        self._failed.pop(call_id, None)
-        return [call.answers[place] for place in range(len(settlements))]
+        if call.trouble is None:
+            self._failed.pop(call_id, None)
+            return [call.answers[place] for place in range(len(settlements))]
+        if len(self._failed) >= _MAX_FAILED_CALLS:
+            self._failed.clear()
+        self._failed[call_id] = {
+            place: Settled.ALREADY if answer is Settled.OK else answer for place, answer in call.answers.items()
+        }
+        if isinstance(call.trouble, WriteRefused):
+            told = [call.answers.get(place) for place in range(len(settlements))]
+            raise WriteRefused(str(call.trouble), told) from call.trouble
+        raise call.trouble
 
     def _plan(
         self, call: Call, place: int, lease: JobLease, settlement: Settlement, brought: Sequence[NewMessage]
@@ -154,34 +132,60 @@ class Settler:
             delay = whole_seconds(settlement.delay)
             call.plans[held] = Plan(place, b"release %d %d %d" % (held.job, held.priority, delay))
         else:
-            call.plans[held] = self._copier.plan(place, held, settlement, brought)
+            call.plans[held] = self._plan_copies(place, held, settlement, brought)
 
-    def _remember(self, call_id: str, answers: dict[int, Settled]) -> None:
-        if len(self._failed) >= _MAX_FAILED_CALLS:
-            self._failed.clear()
-        self._failed[call_id] = {
-            place: Settled.ALREADY if answer is Settled.OK else answer for place, answer in answers.items()
-        }
+    def _plan_copies(self, place: int, held: Held, settlement: Settlement, brought: Sequence[NewMessage]) -> Plan:
+        """Return the plan of a settlement by copies. Raises InvalidJob when the server takes no job of that size."""
+        record = replace(held.record, deliveries=held.lease.deliveries)
+        match settlement:
+            case Nack(delay, error, cause):
+                retried = replace(record.with_texts(error, cause), attempts=record.attempts + 1)
+                return self._go_on(place, held, retried, whole_seconds(delay))
+            case Abandon(reason, error, cause):
+                failed = replace(record.with_texts(error, cause), attempts=record.attempts + settlement.attempts)
+                dead = replace(failed, reason=reason, died_at=self._clock.wall())
+                return self._go_on(place, held, dead, brought=self._enqueuer.copies(brought))
+            case Release(delay):
+                return self._go_on(place, held, replace(record, begun=True), whole_seconds(delay))
+            case Forfeit(cause):
+                policy, now = self._ledger.policy(held.lease.queue), self._clock.wall()
+                charged = charge(record, 1, cause or EXPIRED, policy, now, random.uniform)
+                return replace(self._go_on(place, held, charged.record, charged.delay), charged=charged)
+            case Move():
+                copies = [self._move(held, message) for message in brought]
+                return Plan(place, b"delete %d" % held.job, copies, stands=True)
+            case _:
+                return Plan(place, b"delete %d" % held.job, self._enqueuer.copies(brought))
+
+    def _go_on(self, place: int, held: Held, record: Record, delay: int = 0, brought: Sequence[Copy] = ()) -> Plan:
+        """Let the message go on with this header; to die, a job of another program is buried as it is."""
+        largest = self._connections.max_job_size()
+        packed = to_bytes(record, held.lease.body, largest)
+        if record.is_dead and len(packed) > largest:
+            return Plan(place, b"bury %d %d" % (held.job, held.priority), brought)
+        tube = self._connections.address.tube(held.lease.queue)
+        copy = Copy(tube, held.priority, delay, held.ttr, packed, record.is_dead)
+        return Plan(place, b"delete %d" % held.job, [copy, *brought], stands=True)
+
+    def _move(self, held: Held, message: NewMessage) -> Copy:
+        """Return the copy of a moved message: it keeps its enqueue time, the length of its lease, and how it failed."""
+        kept = held.record.with_texts(message.last_error, message.cause)
+        moved = replace(message, last_error=kept.last_error, cause=kept.cause)
+        [copy] = self._enqueuer.copies([moved], since=kept.enqueued_at)
+        return replace(copy, ttr=held.ttr)
 
     def _put(self, call: Call, helds: Sequence[Held]) -> dict[Held, list[int]]:
         """Put the copies; return the numbers of its own for each lease that may now be deleted.
 
         After a break in the middle those are done whose copies are there for certain: a repeated call makes no more.
+        Incomplete sets of copies are deleted again.
         """
-        copies = [copy for held in helds for copy in call.plans[held].copies]
-        answers: dict[int, Answer] = {}
+        answers: dict[int, Answer] = {}  # by the copy's place; after a break there are none to the last ones
         try:
             with self._connections.spare() as connection:
-                put_copies(connection, copies, answers)
+                put_copies(connection, [copy for held in helds for copy in call.plans[held].copies], answers)
         except JobpoolError as error:
             call.trouble = error
-        return self._take_stock(call, helds, answers)
-
-    def _take_stock(self, call: Call, helds: Sequence[Held], answers: Mapping[int, Answer]) -> dict[Held, list[int]]:
-        """Return the copies' numbers of each lease all of whose copies are there; delete incomplete sets again.
-
-        `answers` has the answer to each put, by the copy's place; after a break there are none to the last ones.
-        """
         places = count()
         put, alone = {}, []
         for held in helds:
@@ -208,10 +212,11 @@ class Settler:
             plan = call.plans[held]
             answer = told.get(held)  # None: it was not sent, because the lease had ended
             broken = isinstance(answer, JobpoolError | greenstalk.InternalError)
-            if (broken and plan.stands) or (isinstance(answer, tuple) and answer[0] == plan.done):
+            done = isinstance(answer, tuple) and answer[0] == _DONE[plan.end.partition(b" ")[0]]
+            if done or (broken and plan.stands):
                 call.answers[plan.place] = Settled.OK
                 if plan.charged is not None:
-                    self._ledger.note(held.lease.queue, plan.charged)
+                    self._ledger.add(plan.charged.reaped(held.lease.queue))
                 continue
             if answer is None or isinstance(answer, greenstalk.NotFoundError):
                 call.answers[plan.place] = Settled.EXPIRED
@@ -226,65 +231,3 @@ class Settler:
         if numbers:
             with suppress(BackendUnavailable), self._connections.spare() as connection:
                 connection.burst([b"delete %d" % number for number in numbers])
-
-
-class Copier:
-    """A maker of copies: the new header, and the jobs to put. No I/O, but to ask once for the server's limit."""
-
-    def __init__(self, connections: Connections, enqueuer: Enqueuer, ledger: CrashLedger, clock: Clock) -> None:
-        self._connections = connections
-        self._enqueuer = enqueuer
-        self._ledger = ledger
-        self._clock = clock
-        self._draw = random.Random().uniform
-
-    def plan(self, place: int, held: Held, settlement: Settlement, brought: Sequence[NewMessage]) -> Plan:
-        """Return the plan of a settlement by copies. Raises InvalidJob when the server takes no job of that size."""
-        record = replace(held.record, deliveries=held.lease.deliveries)
-        match settlement:
-            case Nack(delay, error, cause):
-                retried = _failed(replace(record, attempts=record.attempts + 1), error, cause)
-                return self._go_on(place, held, retried, whole_seconds(delay))
-            case Abandon(reason, error, cause):
-                failed = _failed(replace(record, attempts=record.attempts + settlement.attempts), error, cause)
-                dead = replace(failed, reason=reason, died_at=self._clock.wall())
-                return self._go_on(place, held, dead, brought=self._enqueuer.copies(brought))
-            case Release(delay):
-                return self._go_on(place, held, replace(record, begun=True), whole_seconds(delay))
-            case Forfeit(cause):
-                policy = self._ledger.policy(held.lease.queue)
-                charged = charge(record, 1, cause or EXPIRED, policy, self._clock.wall(), self._draw)
-                return replace(self._go_on(place, held, charged.record, charged.delay), charged=charged)
-            case Move():
-                copies = [self._move(held, message) for message in brought]
-                return Plan(place, b"delete %d" % held.job, copies, stands=True)
-            case _:
-                return Plan(place, b"delete %d" % held.job, self._enqueuer.copies(brought))
-
-    def _go_on(self, place: int, held: Held, record: Record, delay: int = 0, brought: Sequence[Copy] = ()) -> Plan:
-        """Let the message go on with this header; to die, a job of another program is buried as it is."""
-        largest = self._connections.max_job_size()
-        packed = to_bytes(record, held.lease.body, largest)
-        if record.is_dead and len(packed) > largest:
-            return Plan(place, b"bury %d %d" % (held.job, held.priority), brought)
-        tube = self._connections.address.tube(held.lease.queue)
-        copy = Copy(tube, held.priority, delay, held.ttr, packed, record.is_dead)
-        return Plan(place, b"delete %d" % held.job, [copy, *brought], stands=True)
-
-    def _move(self, held: Held, message: NewMessage) -> Copy:
-        """Return the copy of a moved message: it keeps its enqueue time, the length of its lease, and how it failed."""
-        before = held.record
-        error = message.last_error if message.last_error is not None else before.last_error
-        cause = message.cause if message.cause is not None else before.cause
-        moved = replace(message, last_error=error, cause=cause)
-        [copy] = self._enqueuer.copies([moved], since=before.enqueued_at)
-        return replace(copy, ttr=held.ttr)
-
-
-def _failed(record: Record, error: str | None, cause: str | None) -> Record:
-    """Return the record with the error and cause that are given; None keeps the old ones."""
-    return replace(
-        record,
-        last_error=error if error is not None else record.last_error,
-        cause=cause if cause is not None else record.cause,
-    )

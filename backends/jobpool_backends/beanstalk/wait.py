@@ -15,27 +15,16 @@ from concurrent.futures import Future
 
 import greenstalk
 
-from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.beanstalk.connection import Connection, Held
 from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.fetch import Fetcher
 
-RESERVE_S = 1
-"""Whole seconds of one reserve: it binds a connection even when nobody waits any more."""
-
-LATE_ANSWER_S = 2.0
-"""Time by which an answer may be late: nothing is lost with a connection without leases."""
-
-PREFETCH_KEPT_S = 1.0
-"""Time for which jobs are kept for callers that waited."""
-
-IDLE_THREAD_S = 5.0
-"""Time after which a thread that nobody has waited for ends."""
-
-MISSED_KEPT_S = 0.5
-"""Time for which a job that came when nobody waited is remembered: a caller that waits in glances finds it."""
-
+RESERVE_S = 1  # whole seconds of one reserve: it binds a connection even when nobody waits any more
+LATE_ANSWER_S = 2.0  # by which an answer may be late: nothing is lost with a connection without leases
+PREFETCH_KEPT_S = 1.0  # for which jobs are kept for callers that waited
+IDLE_THREAD_S = 5.0  # after which a thread that nobody has waited for ends
+MISSED_KEPT_S = 0.5  # for which a job that came when nobody waited is remembered, for a caller that waits in glances
 _MAX_WATCHES = 100
 
 
@@ -61,45 +50,31 @@ class Prefetched:
                 self._helds[queue] = helds[limit:]
             return helds[:limit]
 
-    def take_all(self) -> list[Held]:
-        """Return all there is, of any queue."""
+    def withdraw(self, helds: Sequence[Held] | None = None) -> list[Held]:
+        """Take those that are still here of these, or of all: they are the caller's now."""
         with self._changing:
-            helds = [held for kept in self._helds.values() for held in kept]
-            self._helds.clear()
-            return helds
-
-    def withdraw(self, helds: Sequence[Held]) -> list[Held]:
-        """Take those that are still here: they are the caller's now."""
-        with self._changing:
-            mine = [held for held in helds if held in self._helds.get(held.lease.queue, ())]
-            for held in mine:
-                self._helds[held.lease.queue].remove(held)
-                if not self._helds[held.lease.queue]:
-                    del self._helds[held.lease.queue]
+            mine = [held for kept in self._helds.values() for held in kept if helds is None or held in helds]
+            rest = {queue: [held for held in kept if held not in mine] for queue, kept in self._helds.items()}
+            self._helds = {queue: kept for queue, kept in rest.items() if kept}
             return mine
 
     def any_of(self, queues: Sequence[str]) -> str | None:
-        """Return one of these queues that has something here."""
         return next((queue for queue in queues if queue in self._helds), None) if self._helds else None
 
 
 class Waiter:
     """The wait for messages; any number of threads at once."""
 
-    def __init__(self, connections: Connections, fetcher: Fetcher, prefetched: Prefetched, clock: Clock) -> None:
+    def __init__(self, connections: Connections, fetcher: Fetcher, prefetched: Prefetched) -> None:
         self._connections = connections
         self._fetcher = fetcher
         self._prefetched = prefetched
-        self._clock = clock
         self._changing = threading.Lock()
         self._watches: dict[tuple[str, ...], Watch] = {}
         self._closed = threading.Event()
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
-        """Return a queue that may have something, None after `timeout` seconds, or when this is closed.
-
-        Raises BackendUnavailable.
-        """
+        """Return a queue that may have something; None after `timeout` seconds, or when this is closed."""
         try:
             self._connections.check_usable()
             if queues:
@@ -115,19 +90,20 @@ class Waiter:
         self._closed.set()
         for watch in list(self._watches.values()):
             watch.close()
-        give_back(self._connections, self._prefetched.take_all())
+        give_back(self._connections, self._prefetched.withdraw())
 
     def join(self) -> None:
         """Wait for the threads, once the connections are closed."""
         for watch in list(self._watches.values()):
-            watch.join()
+            if (thread := watch.thread) is not None:
+                thread.join(RESERVE_S)
 
     def _watch(self, queues: tuple[str, ...]) -> Watch:
         with self._changing:
             if len(self._watches) > _MAX_WATCHES:
-                self._watches = {key: watch for key, watch in self._watches.items() if watch.is_busy()}
+                self._watches = {key: watch for key, watch in self._watches.items() if watch.is_busy}
             if queues not in self._watches:
-                self._watches[queues] = Watch(queues, self._connections, self._fetcher, self._prefetched, self._clock)
+                self._watches[queues] = Watch(queues, self._connections, self._fetcher, self._prefetched)
             watch = self._watches[queues]
             if self._closed.is_set():
                 watch.close()
@@ -138,17 +114,15 @@ class Watch:
     """The wait for one set of queues."""
 
     def __init__(
-        self, queues: tuple[str, ...], connections: Connections, fetcher: Fetcher, prefetched: Prefetched, clock: Clock
+        self, queues: tuple[str, ...], connections: Connections, fetcher: Fetcher, prefetched: Prefetched
     ) -> None:
+        self.thread: threading.Thread | None = None
         self._queues = queues
         self._connections = connections
         self._fetcher = fetcher
         self._prefetched = prefetched
-        self._clock = clock
-        self._tubes = [connections.address.tube(queue) for queue in queues]
         self._changed = threading.Condition()
         self._waits: list[Future[str | None]] = []
-        self._thread: threading.Thread | None = None
         self._kept: list[Held] = []
         self._kept_until = 0.0
         self._missed = ("", 0.0)
@@ -158,13 +132,16 @@ class Watch:
         """See `Waiter.wait_any`."""
         told: Future[str | None] = Future()
         with self._changed:
-            found = self._prefetched.any_of(self._queues) or self._take_missed()
+            found = self._prefetched.any_of(self._queues)
+            if found is None:
+                (missed, until), self._missed = self._missed, ("", 0.0)
+                found = missed if time.monotonic() < until else None
             if self._closed or found is not None or timeout <= 0:
                 return None if self._closed else found
             self._waits.append(told)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._serve, name="beanstalkd wait", daemon=True)
-                self._thread.start()
+            if self.thread is None or not self.thread.is_alive():
+                self.thread = threading.Thread(target=self._serve, name="beanstalkd wait", daemon=True)
+                self.thread.start()
             self._changed.notify_all()
         try:
             return told.result(timeout)
@@ -175,25 +152,16 @@ class Watch:
                 if told in self._waits:
                     self._waits.remove(told)
 
+    @property
     def is_busy(self) -> bool:
-        """Return whether anybody waits, or the thread has not ended yet."""
-        return bool(self._waits or self._thread)
+        """True if anybody waits, or the thread has not ended yet."""
+        return bool(self._waits or self.thread)
 
     def close(self) -> None:
         """End all waits."""
         with self._changed:
             self._closed = True
             self._tell(None)
-
-    def join(self) -> None:
-        """Wait for the thread, whose connection was closed."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(RESERVE_S)
-
-    def _take_missed(self) -> str | None:
-        (queue, until), self._missed = self._missed, ("", 0.0)
-        return queue if time.monotonic() < until else None
 
     def _tell(self, found: str | None, error: JobpoolError | None = None) -> None:
         """Wake everybody: they wait no more. Called with the lock taken."""
@@ -221,7 +189,7 @@ class Watch:
             pause = max(0.0, self._kept_until - time.monotonic()) if self._kept else IDLE_THREAD_S
             self._changed.wait_for(lambda: bool(self._waits) or self._closed, pause)
             if self._closed or not (self._waits or self._kept):
-                self._thread = None
+                self.thread = None
                 return False
             return True
 
@@ -231,41 +199,38 @@ class Watch:
             kept, self._kept = self._kept, []
             give_back(self._connections, self._prefetched.withdraw(kept))
         self._connections.tidy()
-        if self._waits:
-            with self._connections.speaking(self._connections.take_idle()) as connection:
-                self._reserve(connection)
-
-    def _reserve(self, connection: Connection) -> None:
-        connection.watch(self._tubes)
-        connection.write([b"reserve-with-timeout %d" % RESERVE_S])
-        [answer] = connection.read(1, limit=RESERVE_S + min(LATE_ANSWER_S, self._connections.address.timeout))
-        if isinstance(answer, greenstalk.Job):
-            self._keep(connection, self._fetcher.take_in(connection, [answer], self._clock.boot(), touch=True))
-        elif isinstance(answer, greenstalk.DeadlineSoonError):
-            # It has a lease that nobody knows of, and would be answered so again and again.
-            self._connections.drop(connection)
-        else:
-            connection.check(answer)
+        if not self._waits:
+            return
+        with self._connections.speaking(self._connections.take_idle()) as connection:
+            connection.watch(map(self._connections.address.tube, self._queues))
+            connection.write([b"reserve-with-timeout %d" % RESERVE_S])
+            [answer] = connection.read(1, limit=RESERVE_S + min(LATE_ANSWER_S, self._connections.address.timeout))
+            if isinstance(answer, greenstalk.Job):
+                before = self._connections.clock.boot()
+                self._keep(connection, self._fetcher.take_in(connection, [answer], before, touch=True))
+            elif isinstance(answer, greenstalk.DeadlineSoonError):
+                # It has a lease that nobody knows of, and would be answered so again and again.
+                self._connections.drop(connection)
+            else:
+                connection.check(answer)
 
     def _keep(self, connection: Connection, helds: list[Held]) -> None:
         if not helds:
             return
-        queue = helds[0].lease.queue
+        queue, now = helds[0].lease.queue, time.monotonic()
         with self._changed:
             if self._waits and not self._closed:
                 self._prefetched.put(helds)
-                self._kept = helds
-                self._kept_until = time.monotonic() + PREFETCH_KEPT_S
+                self._kept, self._kept_until = helds, now + PREFETCH_KEPT_S
                 self._tell(queue)
                 return
-            self._missed = (queue, time.monotonic() + MISSED_KEPT_S)
+            self._missed = (queue, now + MISSED_KEPT_S)
         connection.burst([_release(held) for held in helds])
         for held in helds:
             self._connections.forget(held)
 
 
 def give_back(connections: Connections, helds: Sequence[Held]) -> None:
-    """Release what nobody fetched."""
     if helds:
         connections.send_each(helds, _release, ends=True)
 

@@ -1,4 +1,4 @@
-"""The states of messages, and moves between them. The owner holds the lock, and tells the time.
+"""The states of messages, and moves between them, within a turn.
 
 The jobs of a queue have a heap of sequence numbers for each priority, and a heap of delayed ones. Posted messages have
 the same of their own, and capped dead letters have a heap too. All heaps are cleaned lazily.
@@ -15,63 +15,58 @@ from itertools import count, islice
 
 from jobpool.broker.claim_store import POST_PRIORITY, NewPost
 from jobpool.broker.values import ENQUEUE_MEMORY, MessageFilter, NewMessage, State
-from jobpool.message.guards import IDEMPOTENCY_TTL
+from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
 from jobpool_backends.memory.places import Places
-from jobpool_backends.memory.values import Entry, Expiring, Line, Queue, is_meant
+from jobpool_backends.memory.values import Entry, Expiring, Line, Queue, Turn, is_meant
 from jobpool_backends.shared import DeadCaps, delay_micros, micros
 
 
 class Store:
-    """All messages of one backend. `now` is Unix time, `boot` CLOCK_BOOTTIME, both in microseconds."""
-
-    def __init__(self, caps: DeadCaps) -> None:
+    def __init__(self, turn: Turn, caps: DeadCaps) -> None:
+        self._turn = turn
+        self._caps = caps
+        self._sequence = count(1)
         self.entries: dict[int, Entry] = {}
         self.by_id: dict[str, Entry] = {}
         self.queues: dict[str, Queue] = defaultdict(Queue)
-        self.places = Places()
+        self.places = Places(turn)
         self.ended: Expiring[bool] = Expiring()
         self.unique: dict[tuple[str, str], Entry] = {}  # by queue and unique key: who is live or dead
         self.acked: Expiring[str] = Expiring()  # the same: the id of who was acked
-        self._sequence = count(1)
-        self._caps = caps
 
-    def add(self, messages: Sequence[NewMessage], now: int) -> dict[str, str]:
+    def entry(self, lease: JobLease) -> Entry | None:
+        return self.entries.get(lease.token)  # type: ignore[call-overload, no-any-return]
+
+    def add(self, messages: Sequence[NewMessage]) -> dict[str, str]:
         """Add those that are not known; the id of each whose unique key is known → the id that has it."""
         existing: dict[str, str] = {}
         for new in messages:
-            if new.id in existing or self._is_known(new, now):
+            if new.id in existing or self._is_known(new):
                 continue
-            holder = self._has_key(new, now)
+            holder = None if new.unique_key is None else self._holder(new.queue, new.unique_key)
             if holder is None:
-                self.insert(new, now)
+                self.insert(new)
             else:
                 existing[new.id] = holder
         return existing
 
-    def add_posts(self, queue: str, posts: Sequence[NewPost], now: int) -> None:
-        """Add those that are not known."""
-        for new in posts:
-            if not self._is_known(new, now):
-                self._insert_post(queue, new, now)
+    def _holder(self, queue: str, key: str) -> str | None:
+        live = self.unique.get((queue, key))
+        return live.id if live else self.acked.get((queue, key), self._turn.now)
 
-    def _is_known(self, new: NewMessage | NewPost, now: int) -> bool:
+    def _is_known(self, new: NewMessage | NewPost) -> bool:
         known = self.by_id.get(new.id)
         if known is not None:
-            self.tend(self.queues[known.queue], now)
-        return new.id in self.by_id or (new.given and self.ended.get(new.id, now) is not None)
+            self.tend(self.queues[known.queue])
+        return new.id in self.by_id or (new.given and self.ended.get(new.id, self._turn.now) is not None)
 
-    def _has_key(self, new: NewMessage, now: int) -> str | None:
-        if new.unique_key is None:
-            return None
-        key = new.queue, new.unique_key
-        live = self.unique.get(key)
-        return live.id if live else self.acked.get(key, now)
-
-    def insert(self, new: NewMessage, now: int) -> None:
+    def insert(self, new: NewMessage) -> None:
         """Add this one, whatever is known."""
-        seq, available = next(self._sequence), max(now, micros(new.due)) if new.due is not None else now
+        now = self._turn.now
+        available = max(now, micros(new.due)) if new.due is not None else now
+        seq = next(self._sequence)
         entry = Entry(seq, new.id, new.given, new.queue, new.handler, new.priority, new.body, now, available)
         entry.attempts, entry.crashes, entry.deliveries = new.attempts, new.crashes, new.deliveries
         entry.last_error, entry.cause = new.last_error, new.cause
@@ -79,37 +74,28 @@ class Store:
         if new.unique_key is not None:
             entry.unique_key = new.unique_key
             self.unique[new.queue, new.unique_key] = entry
-        self._put_in(entry, now)
+        self._put_in(entry)
 
-    def _insert_post(self, name: str, new: NewPost, now: int) -> None:
-        seq, available = next(self._sequence), now + delay_micros(new.delay)
-        entry = Entry(seq, new.id, new.given, name, "", POST_PRIORITY, new.body, now, available, posted=True)
-        if new.life is not None:
-            self.live_until(entry, now + micros(new.life))
-        self._put_in(entry, now)
+    def add_posts(self, queue: str, posts: Sequence[NewPost]) -> None:
+        now = self._turn.now
+        for new in posts:
+            if not self._is_known(new):
+                seq, free = next(self._sequence), now + delay_micros(new.delay)
+                entry = Entry(seq, new.id, new.given, queue, "", POST_PRIORITY, new.body, now, free, posted=True)
+                if new.life is not None:
+                    self.live_until(entry, now + micros(new.life))
+                self._put_in(entry)
 
-    def _put_in(self, entry: Entry, now: int) -> None:
+    def _put_in(self, entry: Entry) -> None:
         self.entries[entry.seq] = self.by_id[entry.id] = entry
         self.queues[entry.queue].line(entry).counts[State.WAITING] += 1
-        self.place(entry, entry.available_at, now)
+        self.place(entry, entry.available_at)
 
-    def finish(self, entry: Entry, keep: int, now: int) -> None:
-        """Finish an acked message: its unique key is known for `keep` longer."""
-        if entry.unique_key is not None:
-            self.acked.put((entry.queue, entry.unique_key), entry.id, now + keep)
-        self.remove(entry, now)
-
-    def remove(self, entry: Entry, now: int) -> None:
-        """Remove a message; an id that its producer gave stays known for a while."""
+    def remove(self, entry: Entry, at: int | None = None) -> None:
+        """Remove a message, which ended `at` or now; an id that its producer gave stays known for a while."""
         self._take_out(entry)
         if entry.given:
-            self.ended.put(entry.id, True, now + micros(ENQUEUE_MEMORY))
-
-    def replace(self, entry: Entry, new: NewMessage, now: int) -> None:
-        """Replace the message by another one, in another queue."""
-        self._take_out(entry)
-        entry.tell(new.last_error, new.cause)
-        self.insert(replace(new, last_error=entry.last_error, cause=entry.cause), now)
+            self.ended.put(entry.id, True, (self._turn.now if at is None else at) + micros(ENQUEUE_MEMORY))
 
     def _take_out(self, entry: Entry) -> None:
         self._unlease(entry)
@@ -120,10 +106,9 @@ class Store:
         if entry.unique_key is not None:
             del self.unique[entry.queue, entry.unique_key]
 
-    def take(self, name: str, limit: int, length: int, call: str, boot: int, now: int) -> list[Entry]:
-        """Lease the first `limit` in order."""
+    def take(self, name: str, limit: int, length: int, call: str) -> list[Entry]:
         queue = self.queues[name]
-        self.tend(queue, now)
+        self.tend(queue)
         taken = list(islice(self.ready(queue.jobs), limit))
         prefix = secrets.token_hex(8)
         for entry in taken:
@@ -132,16 +117,10 @@ class Store:
             entry.fetched_by = call
             entry.deliveries += 1
             queue.leased[entry.seq] = entry
-            self.hold(entry, length, boot, now)
+            entry.hold(length, self._turn)
         queue.jobs.counts[State.WAITING] -= len(taken)
         queue.jobs.counts[State.LEASED] += len(taken)
         return taken
-
-    def hold(self, entry: Entry, length: int, boot: int, now: int) -> None:
-        """Let the lease end `length` from now."""
-        entry.held_since = boot
-        entry.deadline = boot + length
-        entry.deadline_wall = now + length
 
     def ready(self, *lines: Line) -> Iterator[Entry]:
         """Yield the waiting messages of these lines in order, each taken off its heap."""
@@ -150,13 +129,13 @@ class Store:
             while heaps := [heap for heap in heaps if self._first(heap) is not None]:
                 yield self.entries[heappop(min(heaps))]
 
-    def tend(self, queue: Queue, now: int) -> None:
+    def tend(self, queue: Queue) -> None:
         """Remove posted messages whose lives have ended, and let due ones wait."""
-        for seq, end in queue.life_ends.due(now):
+        for seq, end in queue.life_ends.due(self._turn.now):
             self.remove(self.entries[seq], end)
             queue.expired += 1
         for line in (queue.jobs, queue.posts):
-            while line.delayed and line.delayed[0][0] <= now:
+            while line.delayed and line.delayed[0][0] <= self._turn.now:
                 entry = self.entries.get(heappop(line.delayed)[1])
                 if entry is not None:
                     self.move(entry, State.WAITING)
@@ -170,62 +149,55 @@ class Store:
         else:
             self.queues[entry.queue].life_ends.put(entry.seq, end)
 
-    def place(self, entry: Entry, available_at: int, now: int) -> None:
-        """Put it in its place in the queue: waiting, or delayed until then."""
+    def place(self, entry: Entry, available_at: int) -> None:
         entry.available_at = available_at
         line = self.queues[entry.queue].line(entry)
-        if available_at > now:
+        if available_at > self._turn.now:
             self.move(entry, State.DELAYED)
             heappush(line.delayed, (available_at, entry.seq))
         else:
             self.move(entry, State.WAITING)
             heappush(line.ready[entry.priority], entry.seq)
 
-    def bury(self, entry: Entry, reason: str, error: str | None, now: int) -> None:
-        """Move it to the dead letters."""
+    def bury(self, entry: Entry, reason: str, error: str | None = None) -> None:
+        """Move it to the dead letters, after those that died before."""
         self.move(entry, State.DEAD)
         self.live_until(entry, None)
-        entry.reason = reason
-        entry.died_at = now
+        entry.reason, entry.died_at = reason, self._turn.now
         entry.tell(error, None)
         if self._caps:
-            self._line_up(self.queues[entry.queue], entry, now)
-            self.cap(entry.queue, now)
-
-    def _line_up(self, queue: Queue, entry: Entry, now: int) -> None:
-        """Line it up after those that died before; clear the places of raised ones now and then."""
-        if len(queue.dead) > 2 * queue.count(State.DEAD) + 64:
-            queue.dead = [place for place in set(queue.dead) if self._lies_dead(*place)]
-            heapify(queue.dead)
-        heappush(queue.dead, (now, entry.seq))
+            queue = self.queues[entry.queue]
+            if len(queue.dead) > 2 * queue.count(State.DEAD) + 64:  # clear the places of raised ones now and then
+                queue.dead = [place for place in set(queue.dead) if self._lies_dead(*place)]
+                heapify(queue.dead)
+            heappush(queue.dead, (entry.died_at, entry.seq))
+            self.cap(queue)
 
     def _lies_dead(self, died_at: int, seq: int) -> bool:
         entry = self.entries.get(seq)
         return entry is not None and entry.died_at == died_at
 
-    def cap(self, name: str, now: int) -> None:
+    def cap(self, queue: Queue) -> None:
         """Remove the dead letters of a queue that are too many or too old: those that died first."""
-        queue = self.queues[name]
         while queue.dead:
             died_at, seq = queue.dead[0]
             if self._lies_dead(died_at, seq):
-                if not self._caps.are_over(queue.count(State.DEAD), now - died_at):
+                if not self._caps.are_over(queue.count(State.DEAD), self._turn.now - died_at):
                     return
-                self.remove(self.entries[seq], now)
+                self.remove(self.entries[seq])
                 queue.evicted += 1
             heappop(queue.dead)
 
-    def retry(self, entry: Entry, now: int) -> None:
+    def retry(self, entry: Entry) -> None:
         """Let a dead letter wait again, as if it had never run."""
         entry.attempts = entry.crashes = entry.claims = 0
         entry.last_error = entry.cause = entry.last_crash = None
-        self.resume(entry, now)
+        self.resume(entry)
 
-    def resume(self, entry: Entry, now: int) -> None:
-        """Let a dead letter wait again, with its counters."""
+    def resume(self, entry: Entry) -> None:
         entry.reason = entry.died_at = None
         entry.begun = True
-        self.place(entry, now, now)
+        self.place(entry, self._turn.now)
 
     def move(self, entry: Entry, state: State) -> None:
         """Count it there, held by nobody."""
@@ -243,10 +215,10 @@ class Store:
             del entry.claim.entries[entry.seq]
             entry.claim = None
 
-    def has_ready(self, name: str, now: int) -> bool:
+    def has_ready(self, name: str) -> bool:
         if name not in self.queues:
             return False
-        self.tend(self.queues[name], now)
+        self.tend(self.queues[name])
         return self.queues[name].jobs.counts[State.WAITING] > 0
 
     def next_due(self, names: Sequence[str]) -> int | None:
@@ -255,7 +227,6 @@ class Store:
         return min((delayed[0][0] for delayed in known if delayed), default=None)
 
     def oldest(self, queue: Queue) -> Entry | None:
-        """Return the waiting job that was enqueued first."""
         firsts = [seq for heap in queue.jobs.ready.values() if (seq := self._first(heap)) is not None]
         return self.entries[min(firsts)] if firsts else None
 
@@ -264,47 +235,43 @@ class Store:
             heappop(heap)
         return heap[0] if heap else None
 
-    def matching(self, where: MessageFilter, now: int) -> Iterator[Entry]:
-        """Yield the messages that match, in enqueue order."""
+    def matching(self, where: MessageFilter) -> Iterator[Entry]:
         for queue in self.queues.values():
-            self.tend(queue, now)
-        return (entry for entry in self.entries.values() if is_meant(entry, where, now))
+            self.tend(queue)
+        return (entry for entry in self.entries.values() if is_meant(entry, where, self._turn.now))
 
-
-class Settler:
-    """The settler of one store's messages."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def settle(
-        self, entry: Entry, lease: JobLease, settlement: Settlement, brought: Sequence[NewMessage], boot: int, now: int
-    ) -> None:
+    def settle(self, entry: Entry, lease: JobLease, settlement: Settlement, brought: Sequence[NewMessage]) -> None:
         """Carry out a settlement of a judged lease, and add the messages that it brings."""
-        store = self._store
+        turn = self._turn
         match settlement:
             case Move():
-                store.replace(entry, brought[0], now)
+                self._take_out(entry)
+                entry.tell(settlement.error, settlement.cause)
+                self.insert(replace(brought[0], last_error=entry.last_error, cause=entry.cause))
                 return
             case Ack():
-                guards = lease.guards
-                keep = micros(guards.keep if guards else IDEMPOTENCY_TTL)
-                if guards and guards.key is not None:
-                    store.places.done.put((entry.queue, guards.key), True, now + keep)
-                store.finish(entry, keep, now)
+                self._ack(entry, lease.guards)
             case Nack(delay=delay):
                 entry.attempts += 1
                 entry.tell(settlement.error, settlement.cause)
-                store.place(entry, now + delay_micros(delay), now)
+                self.place(entry, turn.now + delay_micros(delay))
             case Abandon():
                 entry.attempts += settlement.attempts
                 entry.tell(None, settlement.cause)
-                store.bury(entry, settlement.reason, settlement.error, now)
+                self.bury(entry, settlement.reason, settlement.error)
             case Release(delay=delay):
                 if lease.guards and not settlement.begun:
-                    store.places.give_back(entry, lease.guards)
+                    self.places.give_back(entry, lease.guards)
                 entry.begun |= settlement.begun
-                store.place(entry, now + delay_micros(delay), now)
+                self.place(entry, turn.now + delay_micros(delay))
             case Forfeit(cause=cause):
-                entry.deadline, entry.deadline_wall, entry.forfeited = boot, now, cause
-        store.add(brought, now)
+                entry.deadline, entry.deadline_wall, entry.forfeited = turn.boot, turn.now, cause
+        self.add(brought)
+
+    def _ack(self, entry: Entry, guards: Guards | None) -> None:
+        until = self._turn.now + micros(guards.keep if guards else IDEMPOTENCY_TTL)
+        if guards and guards.key is not None:
+            self.places.done.put((entry.queue, guards.key), True, until)
+        if entry.unique_key is not None:
+            self.acked.put((entry.queue, entry.unique_key), entry.id, until)
+        self.remove(entry)

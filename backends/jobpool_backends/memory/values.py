@@ -1,4 +1,4 @@
-"""A message, a queue and a claim as memory keeps them, and things that end by themselves."""
+"""A message, a queue and a claim as memory keeps them, the turn in which they change, and things that end."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from threading import Condition, Lock
 from typing import Any, Generic, TypeVar
 
 from jobpool.broker.values import Message, MessageFilter, State
+from jobpool.clock import Clock
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
-from jobpool_backends.shared import MICRO, matches
+from jobpool_backends.shared import MICRO, matches, micros
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -19,6 +21,34 @@ Key = Any
 """Strings, or tuples of them: what can be ordered among its like."""
 
 SPARE_HEAP_ENTRIES = 64  # ends that were put off since, kept beyond as many as there are keys
+
+
+class Turn:
+    """The lock of one backend: a `with` block is one atomic step. All that a step reads of time was read when it began.
+
+    `now` is Unix time, `boot` CLOCK_BOOTTIME, both in microseconds.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._changed = Condition(Lock())
+        self.now = self.boot = 0
+
+    def __enter__(self) -> None:
+        self._changed.acquire()
+        self._read_clock()
+
+    def __exit__(self, *_: object) -> None:
+        self._changed.notify_all()
+        self._changed.release()
+
+    def wait(self, seconds: float) -> None:
+        """Let others have a turn; return when one had it, or the time is over."""
+        self._changed.wait(seconds)
+        self._read_clock()
+
+    def _read_clock(self) -> None:
+        self.now, self.boot = micros(self._clock.wall()), micros(self._clock.boot())
 
 
 class Expiries(Generic[K]):
@@ -32,7 +62,6 @@ class Expiries(Generic[K]):
         return len(self._heap)
 
     def put(self, key: K, until: int) -> None:
-        """Set the end of a key, whatever it was before."""
         self._until[key] = until
         heappush(self._heap, (until, key))
         if len(self._heap) > 2 * len(self._until) + SPARE_HEAP_ENTRIES:
@@ -62,7 +91,6 @@ class Expiring(Generic[V]):
         return len(self._values)
 
     def put(self, key: Key, value: V, until: int) -> None:
-        """Keep it until then, in place of an older one."""
         self._values[key] = value
         self._ends.put(key, until)
 
@@ -71,7 +99,7 @@ class Expiring(Generic[V]):
         return self._values.get(key)
 
     def pop(self, key: Key, now: int) -> V | None:
-        """Remove it; what it was, None when there was none."""
+        """Remove it; return what it was, None when there was none."""
         self._drop(now)
         self._ends.forget(key)
         return self._values.pop(key, None)
@@ -126,6 +154,10 @@ class Entry:
         self.last_error = self.last_error if error is None else error
         self.cause = self.cause if cause is None else cause
 
+    def hold(self, length: int, turn: Turn) -> None:
+        self.held_since = turn.boot
+        self.deadline, self.deadline_wall = turn.boot + length, turn.now + length
+
 
 @dataclass(slots=True)
 class Claim:
@@ -136,8 +168,7 @@ class Claim:
     grace: int = 0
     since: int = 0
     end: int = 0
-    entries: dict[int, Entry] = field(default_factory=dict)
-    """By sequence number, in the order in which they were claimed."""
+    entries: dict[int, Entry] = field(default_factory=dict)  # by sequence number, in the order of the claim
 
 
 @dataclass(slots=True)
@@ -154,8 +185,6 @@ class Line:
 
 @dataclass(slots=True)
 class Queue:
-    """All about one queue."""
-
     jobs: Line = field(default_factory=Line)
     posts: Line = field(default_factory=Line)
     leased: dict[int, Entry] = field(default_factory=dict)  # messages that pools hold, by sequence number
@@ -184,32 +213,26 @@ def judge(entry: Entry | None, lease: JobLease, boot: int) -> Settled:
 
 
 def is_meant(entry: Entry, where: MessageFilter, now: int) -> bool:
-    """Return whether a filter means this one."""
     age = now - (entry.died_at if entry.died_at is not None else entry.enqueued_at)
     return matches(entry, where, age, entry.last_error, entry.cause, entry.forfeited)
 
 
+def seconds(time: int | None) -> float | None:
+    return None if time is None else time / MICRO
+
+
 def shown(entry: Entry, boot: int) -> Message:
-    """Return the message as a person sees it."""
     return Message(
-        id=entry.id,
-        queue=entry.queue,
-        state=entry.state,
-        handler=entry.handler,
-        priority=entry.priority,
-        attempts=entry.attempts,
-        crashes=entry.crashes,
-        deliveries=entry.deliveries,
-        enqueued_at=entry.enqueued_at / MICRO,
-        available_at=entry.available_at / MICRO,
-        body=entry.body,
+        *(entry.id, entry.queue, entry.state, entry.handler, entry.priority),
+        *(entry.attempts, entry.crashes, entry.deliveries),
+        *(entry.enqueued_at / MICRO, entry.available_at / MICRO, entry.body),
         reason=entry.reason,
         last_error=entry.last_error,
         cause=entry.forfeited or entry.cause,
-        died_at=entry.died_at / MICRO if entry.died_at is not None else None,
+        died_at=seconds(entry.died_at),
         expires_at=entry.deadline_wall / MICRO if entry.state is State.LEASED else None,
         claim=entry.claim.id if entry.claim and boot < entry.claim.end else None,
         claims=entry.claims,
-        ends_at=entry.ends_at / MICRO if entry.ends_at is not None else None,
+        ends_at=seconds(entry.ends_at),
         cursor=str(entry.seq),
     )

@@ -1,13 +1,10 @@
 """`postgresql://`: one database for pools on many machines, reached through psycopg 3.
 
-* `address`, `connection`, `database`, `errors`: from a URL to connections, and what their errors mean
-* `schema`, `migrate`: the tables and functions, and how older ones become current
-* `retention`: outdated rows are swept, dead letters capped
-* `enqueue`, `fetch`, `settle`, `reap`, `wait`: the life of a message
-* `keys`, `claims`: the key store and the claim store
+* `connection`, `database`, `errors`: from a URL to calls, and what their errors mean
+* `schema`, `sql/`: the tables and functions, and how older ones become current
+* `enqueue`, `leases`, `wait`: the life of a message; `keys`, `claims`: the stores beside it
 * `in_transaction`: jobs enqueued, and messages acked, in a transaction of the caller's
-* `inspect`, `bulk`, `checks`: the administrator's side, and what the server's settings can lose
-* `backend`: the class that puts them together
+* `inspect`, `checks`: the administrator's side; `backend`: the class that puts the parts together
 """
 
 from __future__ import annotations

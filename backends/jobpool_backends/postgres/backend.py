@@ -8,23 +8,19 @@ from typing import Any, ClassVar, Self
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding
 from jobpool.broker.parts import Brought, Settlements
-from jobpool.broker.values import Capabilities, Existing, NewMessage, Reaped, ReapPolicy, Ticket
+from jobpool.broker.values import Capabilities, Existing, NewMessage, Ticket
 from jobpool.clock import Clock
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Abandon, Settled
+from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.postgres import checks, in_transaction
-from jobpool_backends.postgres.address import Address, read_address
-from jobpool_backends.postgres.bulk import BulkChanges
 from jobpool_backends.postgres.claims import PostgresClaims
+from jobpool_backends.postgres.connection import Address, read_address
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.enqueue import Enqueuer
-from jobpool_backends.postgres.fetch import Fetcher, holder_of
 from jobpool_backends.postgres.inspect import Inspector
 from jobpool_backends.postgres.keys import PostgresKeys
-from jobpool_backends.postgres.reap import Reaper
-from jobpool_backends.postgres.retention import Caps, Sweeper
-from jobpool_backends.postgres.settle import Settler, to_be_done
+from jobpool_backends.postgres.leases import Leases, holder_of, to_be_done
 from jobpool_backends.postgres.wait import Waiter
 from jobpool_backends.sql import number_of
 
@@ -53,24 +49,21 @@ class PostgresBackend(QueueBackend):
         super().__init__(signer=signer, clock=clock)
         if "password" not in address.parameters:
             self.credential_variables = ("PGPASSWORD",)
-        self._database = Database(address)
-        sweeper = Sweeper(self._database)
-        enqueuer = Enqueuer(self._database)
-        self._fetcher = Fetcher(self._database, self.clock, sweeper, self.scheme)
-        self._settler = Settler(self._database, self.clock, sweeper, enqueuer)
-        self._reaper = Reaper(self._database)
-        self._caps = Caps(self._database)
-        self._keys = self._key_store = PostgresKeys(self._database, sweeper)
-        self._claims = PostgresClaims(self._database, sweeper)
-        self._inspector = inspector = Inspector(self._database)
-        self._waiter = Waiter(self._database, listen=address.listen)
+        self._database = database = Database(address)
+        enqueuer = Enqueuer(database)
+        self._leases = leases = Leases(database, self.clock, enqueuer, self.scheme)
+        self._keys = self._key_store = PostgresKeys(database)
+        self._claims = PostgresClaims(database)
+        self._inspector = inspector = Inspector(database)
+        self._waiter = Waiter(database, listen=address.listen)
         self._enqueue = enqueuer.add
-        self._fetch = self._fetcher.fetch
-        self._renew = self._settler.renew
+        self._fetch = leases.fetch
+        self._renew = leases.renew
+        self._reap = leases.reap
         self._wait_any = self._waiter.wait_any
-        self._bulk = BulkChanges(self._database, inspector).bulk
-        self._evicted = self._caps.evicted
-        self._closers = (self._database.close, self._waiter.close)
+        self._bulk = inspector.bulk
+        self._evicted = inspector.evicted
+        self._closers = (database.close, self._waiter.close)
 
     @classmethod
     def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
@@ -93,38 +86,25 @@ class PostgresBackend(QueueBackend):
         """Return the server's clock."""
         return checks.server_time(self._database)
 
-    # --- the life of a message -----------------------------------------------------------------------
-
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing | None:
         self._database.ensure_current()
         return in_transaction.enqueue(connection, self._database.schema, messages)
 
     def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
-        answers = self._settler.settle(settlements, brought, call_id)
-        if self._caps.any:
-            died = [lease for lease, settlement in settlements if type(settlement) is Abandon]
-            self._caps.enforce({lease.queue for lease in died})
-        guarded = [place for place, (lease, _) in enumerate(settlements) if lease.guards is not None]
-        if guarded:
-            self._key_store.leave(settlements[place][0] for place in guarded if answers[place])
+        answers = self._leases.settle(settlements, brought, call_id)
+        self._key_store.leave(lease for (lease, _), answer in zip(settlements, answers, strict=True) if answer)
         return answers
 
     def ticket(self, lease: JobLease) -> Ticket:
         """Return what `ctx.ack` needs to ack this message on a psycopg 3 connection to the queue's database."""
         key, keep = to_be_done(lease.guards)
-        return in_transaction.make_ticket(
-            self._database.schema,
-            ident=lease.id,
-            queue=lease.queue,
-            seq=number_of(lease),
-            holder=holder_of(lease),
-            owner=lease.owner_token,
-            key=key,
-            keep=keep,
-        )
-
-    def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
-        reaped = self._reaper.reap(queue, policy, visibility_timeout)
-        if self._caps.any:
-            self._caps.enforce({queue})
-        return reaped
+        guards: dict[str, str | int | None] = {"key": key, "keep": keep}
+        return {name: value for name, value in guards.items() if value is not None} | {
+            "ack": f"{in_transaction.__name__}:{in_transaction.ack.__name__}",
+            "schema": self._database.schema,
+            "id": lease.id,
+            "queue": lease.queue,
+            "seq": number_of(lease),
+            "holder": holder_of(lease),
+            "owner": lease.owner_token,
+        }

@@ -20,8 +20,7 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)b AND c.relkind = 'r' ORDER BY c.relname
 """
 
-_LARGE_TABLE_BYTES = 16 * 1024 * 1024
-"""Bytes of a table that was never analysed, from which on the server's guesses about it hurt."""
+_LARGE_TABLE_BYTES = 16 * 1024 * 1024  # of one never analysed, from which on the server's guesses about it hurt
 
 _HOLDERS = """
 SELECT pid, coalesce(usename, '?')::text, state,
@@ -32,11 +31,11 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
 ORDER BY xact_start LIMIT 10
 """
 
-LONG_TRANSACTION_S = 300.0
-"""Seconds for which somebody's transaction may be open before it is told."""
+LONG_TRANSACTION_S = 300.0  # for which somebody's transaction may be open before it is told
 
 _UNSWEPT = "dead rows pile up, and fetching slows down within minutes under load"
 _LOST = "jobs that were enqueued are lost, and acked ones run again"
+_UNWRITABLE = "nothing can be enqueued or fetched"
 _COLLIDE = "jobpool's transactions collide and are tried again"
 _MISTAKES = {
     ("synchronous_commit", "off"): (
@@ -56,34 +55,11 @@ _MISTAKES = {
     ("track_counts", "off"): ("autovacuum does nothing without it, and fetching slows down", "set it to 'on'"),
     ("default_transaction_isolation", "serializable"): (_COLLIDE, "set it to 'read committed' for this user"),
     ("default_transaction_isolation", "repeatable read"): (_COLLIDE, "set it to 'read committed' for this user"),
-    ("default_transaction_read_only", "on"): ("nothing can be enqueued or fetched", "set it to 'off' for this user"),
+    ("default_transaction_read_only", "on"): (_UNWRITABLE, "set it to 'off' for this user"),
 }
 """Wrong values of settings, each with its consequence and mend."""
 
 _NAMES = tuple(dict.fromkeys(name for name, _ in _MISTAKES))
-
-_STANDBY = Finding(
-    "postgres.standby",
-    Level.PROBLEM,
-    "the server is a standby",
-    "nothing can be enqueued or fetched",
-    "name its primary in the URL, or all hosts with target_session_attrs=read-write",
-)
-_ASYNCHRONOUS = Finding(
-    "postgres.standby",
-    Level.WARNING,
-    "the server has standbys and waits for none of them (synchronous_standby_names is empty)",
-    "a failover forgets the last moments, in which jobs were enqueued or acked",
-    "name a synchronous standby if that is too much",
-)
-_POOLED = Finding(
-    "postgres.pooler",
-    Level.WARNING,
-    "a pooler lends out the server's sessions",
-    "LISTEN hears nothing, so an idle pool begins a job up to 0.25 s late; nor can jobpool set limits for its sessions",
-    "set idle_in_transaction_session_timeout to 10s for this user, or connect to the server itself",
-)
-_DIRECT = Finding("postgres.pooler", Level.OK, "no pooler in between")
 
 
 def diagnose(database: Database, *, long_transaction: float = LONG_TRANSACTION_S) -> list[Finding]:
@@ -95,7 +71,7 @@ def diagnose(database: Database, *, long_transaction: float = LONG_TRANSACTION_S
         *_of_settings(database),
         *_of_tables(database),
         *_of_transactions(database, long_transaction),
-        _POOLED if database.pooled else _DIRECT,
+        _of_pooler(database.pooled),
     ]
 
 
@@ -109,21 +85,32 @@ def _of_settings(database: Database) -> Iterator[Finding]:
     settings = dict(database.run(_SETTINGS, {"names": [*_NAMES, "synchronous_standby_names"]}))
     [(standby, has_standbys)] = database.run(_ROLES)
     for name in _NAMES:
-        if not (standby and name == "default_transaction_read_only"):
-            yield _of_setting(name, settings.get(name))
+        value = settings.get(name)
+        why, mend = _MISTAKES.get((name, value or ""), ("", ""))
+        level = Level.OK if not why else Level.WARNING if why is _COLLIDE else Level.PROBLEM
+        if value is None:
+            yield Finding(f"postgres.{name}", Level.NOTE, f"{name} is not known to this server")
+        elif not (standby and name == "default_transaction_read_only"):
+            yield Finding(f"postgres.{name}", level, f"{name} is {value!r}", why, mend)
+    check = "postgres.standby"
     if standby:
-        yield _STANDBY
+        why, mend = _UNWRITABLE, "name its primary in the URL, or all hosts with target_session_attrs=read-write"
+        yield Finding(check, Level.PROBLEM, "the server is a standby", why, mend)
     elif has_standbys and not settings.get("synchronous_standby_names"):
-        yield _ASYNCHRONOUS
+        found = "the server has standbys and waits for none of them (synchronous_standby_names is empty)"
+        why = "a failover forgets the last moments, in which jobs were enqueued or acked"
+        yield Finding(check, Level.WARNING, found, why, "name a synchronous standby if that is too much")
 
 
-def _of_setting(name: str, value: str | None) -> Finding:
-    check = f"postgres.{name}"
-    if value is None:
-        return Finding(check, Level.NOTE, f"{name} is not known to this server")
-    why, mend = _MISTAKES.get((name, value), ("", ""))
-    level = Level.OK if not why else Level.WARNING if why is _COLLIDE else Level.PROBLEM
-    return Finding(check, level, f"{name} is {value!r}", why, mend)
+def _of_pooler(pooled: bool) -> Finding:
+    if not pooled:
+        return Finding("postgres.pooler", Level.OK, "no pooler in between")
+    why = (
+        "LISTEN hears nothing, so an idle pool begins a job up to 0.25 s late; nor can jobpool set limits for its"
+        " sessions"
+    )
+    mend = "set idle_in_transaction_session_timeout to 10s for this user, or connect to the server itself"
+    return Finding("postgres.pooler", Level.WARNING, "a pooler lends out the server's sessions", why, mend)
 
 
 def _of_tables(database: Database) -> Iterator[Finding]:

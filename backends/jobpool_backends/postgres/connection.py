@@ -1,4 +1,7 @@
-"""One connection to the server, which never waits forever.
+"""From a URL to a connection that never waits forever; a clear sentence for each mistake, and no password in a text.
+
+libpq's own parameters (`sslmode`, `target_session_attrs`, several hosts, …) pass through; libpq itself names them.
+Other options that are not ours are refused by name.
 
 psycopg waits for an answer without a limit. The kernel's timers do not cover a stopped server, whose machine goes on
 acknowledging what we send. So every wait here has an end, which is the connection's end too. Its state is then unknown,
@@ -7,26 +10,53 @@ and psycopg would wait again when it leaves a pipeline or a transaction.
 
 from __future__ import annotations
 
+import re
 import select
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import psycopg
-from psycopg.conninfo import make_conninfo
+from psycopg import conninfo, pq
 from psycopg.rows import TupleRow
 from psycopg.waiting import Ready, Wait
 
+from jobpool.broker.opening import redact
 from jobpool.errors import ConfigurationError
-from jobpool_backends.postgres.address import Address
+from jobpool_backends.options import DEAD_CAPS, choice, pattern, read_options, seconds, split_query, take_caps, whole
+from jobpool_backends.shared import DeadCaps
 
 if TYPE_CHECKING:
     from psycopg.abc import RV, PQGen
 
-OLDEST_SERVER = 130000
-"""Postgres 13, as libpq writes it."""
+SCHEME = "postgresql"
+DEFAULT_TIMEOUT = 3.0
+DEFAULT_SCHEMA = "jobpool"
 
-PREPARE_AFTER = 2
-"""Executions of a statement before it is prepared: what is asked once is not worth it."""
+OPTIONS = (
+    seconds("timeout", DEFAULT_TIMEOUT),
+    # psycopg waits for whole seconds, and for 2 at least, for each host in turn.
+    whole("connect_timeout", 2, 2, 3600, "seconds"),
+    pattern(
+        "schema",
+        DEFAULT_SCHEMA,
+        "1 to 50 letters, digits or '_', starting with no digit and not with 'pg_'",
+        "(?!(?i:pg_))[A-Za-z_][A-Za-z0-9_]{0,49}",
+    ),
+    choice("listen", True, {"auto": True, "no": False}),
+    *DEAD_CAPS,
+)
+"""Beside those of libpq. The schema's name becomes an SQL identifier and part of a channel's name."""
+
+_SCHEME = re.compile(r"postgres(ql)?://", re.IGNORECASE)
+_PORTS = re.compile(r"[0-9,]*")
+_MENDED = (
+    "write postgresql://user:password@host:5432/database, with '@', '/', ':', '?' and '%' in the user or the password"
+    " as %40, %2F, %3A, %3F and %25"
+)
+
+OLDEST_SERVER = 130000  # Postgres 13, as libpq writes it
+PREPARE_AFTER = 2  # executions of a statement: one that is asked once is not worth it
 
 _EVENTS = {Wait.R: select.POLLIN, Wait.W: select.POLLOUT, Wait.RW: select.POLLIN | select.POLLOUT}
 
@@ -45,7 +75,71 @@ ends a transaction, with its locks, whose client has vanished.
 """
 
 _SERVER_GIVES_UP = 0.9
-_IDLE_IN_TRANSACTION = 10_000
+_IDLE_IN_TRANSACTION_MS = "10000"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The server's address, and the options of connections to it."""
+
+    parameters: dict[str, str] = field(repr=False)  # libpq's, for `psycopg.connect`; they may hold a password
+    timeout: float = DEFAULT_TIMEOUT  # seconds, > 0, for a statement to be answered
+    schema: str = DEFAULT_SCHEMA  # of our tables; checked, not quoted
+    listen: bool = True  # LISTEN may be used
+    caps: DeadCaps = field(default_factory=DeadCaps)  # on the dead letters of a queue
+
+    @property
+    def where(self) -> str:
+        """Host, port and database as somebody wrote them, for texts; else as libpq takes them from PGHOST and so on."""
+        options = pq.Conninfo.get_defaults()
+        defaults = {option.keyword.decode(): option.val.decode() for option in options if option.val}
+        known = defaults | self.parameters
+        hosts = (known.get("host") or known.get("hostaddr") or "the local socket").split(",")
+        ports = known.get("port", "").split(",")
+        if len(ports) != len(hosts):
+            ports = ports[:1] * len(hosts)
+        usual = defaults.get("port", "5432")
+        places = (f"{host}:{port or usual}" for host, port in zip(hosts, ports, strict=True))
+        database = self.parameters.get("dbname")
+        return ", ".join(places) + (f" (database {database!r})" if database else "")
+
+
+def read_address(url: str, options: dict[str, object] | None = None) -> Address:
+    """Return the address that a URL names; options in its query, or by keyword, which win.
+
+    Raises:
+        ConfigurationError: It is not a URL of libpq's, or an option is unknown or out of range.
+    """
+    place, found = split_query(url.strip())
+    found |= options or {}
+    parsed = _parse(place)
+    passed = {option.keyword.decode() for option in pq.Conninfo.get_defaults()} - {option.name for option in OPTIONS}
+    named = {name: str(found.pop(name)) for name in list(found) if name in passed}
+    values = read_options(SCHEME, found, OPTIONS)
+    named["connect_timeout"] = str(values.pop("connect_timeout"))
+    # `timeout` bounds the wait for an answer (see `Connection`). The kernel ends other connections on a dead network:
+    # idle ones, and those closed with data still to be sent.
+    usual = {
+        "tcp_user_timeout": str(round(values["timeout"] * 1000)),
+        "keepalives_idle": "10",
+        "keepalives_interval": "3",
+        "keepalives_count": "3",
+        "client_encoding": "UTF8",
+        "fallback_application_name": "jobpool",
+    }
+    return Address(usual | parsed | named, caps=take_caps(values), **values)
+
+
+def _parse(place: str) -> dict[str, str]:
+    """Return libpq's parameters in a URL without its query."""
+    try:
+        parsed = conninfo.conninfo_to_dict(_SCHEME.sub(f"{SCHEME}://", place, count=1))
+    except psycopg.Error:
+        parsed = None  # its text is left out: it repeats parts of the URL, and so of a password that holds an '@'
+    host_holds_at = parsed is not None and "@" in str(parsed.get("host", ""))[1:]  # a first one: an abstract socket
+    if parsed is None or host_holds_at or not _PORTS.fullmatch(str(parsed.get("port", ""))):
+        raise ConfigurationError(f"{redact(place)!r} cannot be read: {_MENDED}")
+    return {name: str(value) for name, value in parsed.items()}
 
 
 class AnswerTimeout(psycopg.OperationalError):
@@ -53,15 +147,10 @@ class AnswerTimeout(psycopg.OperationalError):
 
 
 class Connection(psycopg.Connection[TupleRow]):
-    """A connection, for one thread at a time.
+    """A connection, for one thread at a time."""
 
-    Attributes:
-        answer_timeout: Seconds to wait for each answer.
-        pooled: True if there is a pooler, so that each transaction may meet another session.
-    """
-
-    answer_timeout: float = 3.0
-    pooled: bool = False
+    answer_timeout: float = 3.0  # seconds to wait for each answer
+    pooled: bool = False  # there is a pooler, so that each transaction may meet another session
 
     def wait(self, gen: PQGen[RV], interval: float = 0.0, timeout: float | None = None) -> RV:
         """Drive `gen`, psycopg's side of one exchange, to its end; `AnswerTimeout` when that takes too long."""
@@ -78,16 +167,12 @@ class Connection(psycopg.Connection[TupleRow]):
                 if not found:
                     self.close()
                     raise AnswerTimeout(f"no answer within {answer_timeout:g} s")
-                wanted = gen.send(_ready(found[0][1], wanted))
+                events = found[0][1]
+                ready = (Ready.R if events & select.POLLIN else 0) | (Ready.W if events & select.POLLOUT else 0)
+                wanted = gen.send(ready or wanted)  # after an error or a hang-up: libpq then names the error
         except StopIteration as end:
             answer: RV = end.value
             return answer
-
-
-def _ready(events: int, wanted: Wait) -> int:
-    """Return what can be done now. After an error or a hang-up that is all of `wanted`: libpq then names the error."""
-    ready = (Ready.R if events & select.POLLIN else 0) | (Ready.W if events & select.POLLOUT else 0)
-    return ready or wanted
 
 
 def connect(address: Address) -> Connection:
@@ -97,34 +182,23 @@ def connect(address: Address) -> Connection:
     `connect_timeout` for each host in turn, and for `timeout` after that.
     """
     connection = Connection.connect(
-        make_conninfo(**address.parameters), autocommit=True, prepare_threshold=PREPARE_AFTER
+        conninfo.make_conninfo(**address.parameters), autocommit=True, prepare_threshold=PREPARE_AFTER
     )
     try:
         connection.answer_timeout = address.timeout
-        _check_version(connection, address)
-        _greet(connection, address.timeout)
+        version = connection.info.server_version
+        if version < OLDEST_SERVER:
+            raise ConfigurationError(
+                f"the server at {address.where} is Postgres {version // 10000}, and postgresql:// needs"
+                f" {OLDEST_SERVER // 10000} or later: upgrade it, or use another backend"
+            )
+        statement = str(round(address.timeout * _SERVER_GIVES_UP * 1000))
+        limits = {"pid": connection.info.backend_pid, "statement": statement, "idle": _IDLE_IN_TRANSACTION_MS}
+        row = connection.execute(_GREET, limits, prepare=False).fetchone()
     except BaseException:
         connection.close()
         raise
-    return connection
-
-
-def _greet(connection: Connection, timeout: float) -> None:
-    limits = {
-        "pid": connection.info.backend_pid,
-        "statement": str(round(timeout * _SERVER_GIVES_UP * 1000)),
-        "idle": str(_IDLE_IN_TRANSACTION),
-    }
-    row = connection.execute(_GREET, limits, prepare=False).fetchone()
     connection.pooled = not (row and row[0])
     if connection.pooled:
         connection.prepare_threshold = None
-
-
-def _check_version(connection: Connection, address: Address) -> None:
-    version = connection.info.server_version
-    if version < OLDEST_SERVER:
-        raise ConfigurationError(
-            f"the server at {address.where} is Postgres {version // 10000}, and postgresql:// needs"
-            f" {OLDEST_SERVER // 10000} or later: upgrade it, or use another backend"
-        )
+    return connection

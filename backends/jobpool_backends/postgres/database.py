@@ -11,44 +11,42 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from jobpool_backends.postgres.address import Address
-from jobpool_backends.postgres.connection import Connection, connect
+from jobpool.errors import AccessRefused, BackendUnavailable
+from jobpool_backends.postgres.connection import Address, Connection, connect
 from jobpool_backends.postgres.errors import HIDDEN_POOLER, is_conflict, is_stale, raise_explained, raise_unreached
-from jobpool_backends.postgres.migrate import check_current
-from jobpool_backends.postgres.schema import WRONG_ISOLATION, fill
+from jobpool_backends.postgres.schema import WRONG_ISOLATION, check_current, fill
 from jobpool_backends.sql import IdleConnections
 
-MAX_IDLE_CONNECTIONS = 8
-"""Connections kept for later calls; a server has few, and each is a process there."""
+MAX_IDLE_CONNECTIONS = 8  # kept for later calls; a server has few, and each is a process there
 
+# After a serialization failure or a dead-lock: naps, twice as long each time, with full jitter.
 _MIN_NAP_S = 0.001
 _MAX_NAP_S = 0.1
 _MAX_TRIES = 20
-"""After a serialization failure or a dead-lock: naps of 1 ms to 100 ms, twice as long each time, with full jitter."""
+
+SWEEP_INTERVAL_S = 5.0
+_SWEEP_BATCH_ROWS = 2000
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 Result = TypeVar("Result")
 
 
 class Database(IdleConnections[Connection]):
-    """One database of a server, safe to share between threads. Connects when it is first asked.
-
-    Attributes:
-        schema: The name of our schema, unquoted.
-        pooled: True once connections turned out to lead through a pooler. Then statements are not prepared, sessions
-            are not ours, and LISTEN would hear nothing.
-    """
+    """One database of a server, safe to share between threads. Connects when it is first asked."""
 
     def __init__(self, address: Address) -> None:
         super().__init__(f"Postgres at {address.where}")
         self.address = address
         self.schema = address.schema
+        # Connections lead through a pooler: statements are not prepared, sessions not ours, and LISTEN hears nothing.
         self.pooled = False
+        self.next_sweep = 0.0
         self._filled: dict[str, str] = {}
         self._current = False
         self._isolated = False
@@ -56,10 +54,7 @@ class Database(IdleConnections[Connection]):
 
     def fill(self, sql: str) -> str:
         """Return a statement with the name of the schema for `{schema}`. Call it with few texts: they are kept."""
-        filled = self._filled.get(sql)
-        if filled is None:
-            filled = self._filled[sql] = fill(sql, self.schema)
-        return filled
+        return self._filled.get(sql) or self._filled.setdefault(sql, fill(sql, self.schema))
 
     def run(
         self, sql: str, parameters: Parameters | None = None, *, prepare: bool | None = None, repeatable: bool = True
@@ -74,7 +69,34 @@ class Database(IdleConnections[Connection]):
         as long again as it takes to connect; a little longer when transactions collide.
         """
         filled = self.fill(sql)
-        return self._call(lambda connection: _run_on(connection, filled, parameters, prepare), repeatable)
+
+        def ask(connection: Connection) -> list[tuple[Any, ...]]:
+            cursor = connection.execute(filled, parameters, prepare=prepare, binary=True)
+            return cursor.fetchall() if cursor.description else []
+
+        return self._call(ask, repeatable)
+
+    def call(self, function: str, *values: Any, repeatable: bool = True) -> list[tuple[Any, ...]]:
+        """Return the rows of a function of the schema. Raises and blocks as `run`."""
+        return self.run(calling(function, len(values)), values, repeatable=repeatable)
+
+    def value(self, function: str, *values: Any) -> Any:
+        """Return the one value of a function of the schema. Raises and blocks as `run`."""
+        [(value,)] = self.call(function, *values)
+        return value
+
+    def sweep(self) -> None:
+        """Delete a piece of the outdated rows, when five seconds have passed since the last or that one was full.
+
+        Between the calls that add to them, and without a lock: all that a race can do is sweep once too often.
+        """
+        now = time.monotonic()
+        if now < self.next_sweep:
+            return
+        self.next_sweep = now + SWEEP_INTERVAL_S
+        with suppress(BackendUnavailable, AccessRefused):  # the caller's call was answered; the next meets the error
+            if self.value("sweep", _SWEEP_BATCH_ROWS) >= _SWEEP_BATCH_ROWS:
+                self.next_sweep = now
 
     def run_committed(self, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
         """Run as `run`, under READ COMMITTED; with another isolation level in three statements, and two trips.
@@ -88,7 +110,12 @@ class Database(IdleConnections[Connection]):
                 if error.sqlstate != WRONG_ISOLATION:
                     raise
                 self._isolated = True
-        return self.transaction(lambda connection: _run_committed(connection, self.fill(sql), parameters))
+
+        def ask(connection: Connection) -> list[tuple[Any, ...]]:
+            connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", prepare=False)
+            return connection.execute(self.fill(sql), parameters, binary=True).fetchall()
+
+        return self.transaction(ask)
 
     def transaction(self, work: Callable[[Connection], Result], *, pipelined: bool = True) -> Result:
         """Return the result of `work(connection)` in one transaction: committed when it returns, undone when it raises.
@@ -96,10 +123,16 @@ class Database(IdleConnections[Connection]):
         `work` may be called again. `pipelined`: send statements without waiting for answers that `work` does not look
         at, the first together with BEGIN. COPY is not possible then. Ignored with a pooler. Raises as `run`.
         """
-        return self._call(lambda connection: _in_transaction(connection, work, pipelined))
+
+        def step(connection: Connection) -> Result:
+            together = connection.pipeline() if pipelined and not connection.pooled else nullcontext()
+            with together, connection.transaction():
+                return work(connection)
+
+        return self._call(step)
 
     def prepare(self) -> None:
-        """Make the schema current, or see that it is. Safe to call again, and in several processes. Raises as `run`."""
+        """Make the schema current, or see that it is; in several processes too. Raises as `run`."""
         self._current = False
         self.connect().close()
 
@@ -115,17 +148,20 @@ class Database(IdleConnections[Connection]):
             connection = connect(self.address)
         except psycopg.Error as error:
             raise_unreached(error, self.address)
+        self.pooled = self.pooled or connection.pooled
+        if self.pooled:
+            connection.prepare_threshold = None
         try:
-            self._greet(connection)
-        except psycopg.Error as error:
+            if not self._current:
+                with self._checking:
+                    check_current(connection, self.schema)
+                self._current = True
+        except BaseException as error:
             connection.close()
-            raise_explained(error, self.address)
-        except BaseException:
-            connection.close()
+            if isinstance(error, psycopg.Error):
+                raise_explained(error, self.address)
             raise
         return connection
-
-    # --- calls -------------------------------------------------------------------------------------
 
     def _call(self, step: Callable[[Connection], Result], repeatable: bool = True) -> Result:
         """Do one transaction, and again when the server made it give way to another."""
@@ -166,8 +202,6 @@ class Database(IdleConnections[Connection]):
         finally:
             self.give_back(connection)
 
-    # --- connections -------------------------------------------------------------------------------
-
     def give_back(self, connection: Connection) -> None:
         """Keep it for the next call, if it is at rest: what was interrupted, or timed out, is closed."""
         if connection.pgconn.transaction_status != TransactionStatus.IDLE or len(self._idle) >= MAX_IDLE_CONNECTIONS:
@@ -175,31 +209,7 @@ class Database(IdleConnections[Connection]):
             return
         super().give_back(connection)
 
-    def _greet(self, connection: Connection) -> None:
-        self.pooled = self.pooled or connection.pooled
-        if self.pooled:
-            connection.prepare_threshold = None
-        if not self._current:
-            with self._checking:
-                check_current(connection, self.schema)
-            self._current = True
 
-
-def _run_on(
-    connection: Connection, sql: str, parameters: Parameters | None, prepare: bool | None
-) -> list[tuple[Any, ...]]:
-    cursor = connection.execute(sql, parameters, prepare=prepare, binary=True)
-    return cursor.fetchall() if cursor.description else []
-
-
-def _run_committed(connection: Connection, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
-    connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", prepare=False)
-    return connection.execute(sql, parameters, binary=True).fetchall()
-
-
-def _in_transaction(connection: Connection, work: Callable[[Connection], Result], pipelined: bool) -> Result:
-    if not pipelined or connection.pooled:
-        with connection.transaction():
-            return work(connection)
-    with connection.pipeline(), connection.transaction():
-        return work(connection)
+def calling(function: str, count: int) -> str:
+    """Return the statement that calls a function of the schema with `count` values."""
+    return f"SELECT * FROM {{schema}}.{function}({', '.join(['%b'] * count)})"

@@ -13,12 +13,11 @@ from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.in_transaction import BRING, ENQUEUE, all_columns, columns, is_plain
 from jobpool_backends.shared import micros
 
-COPY_FROM = 50
-"""Messages in one call from which on COPY is cheaper, though it takes three round trips more."""
+COPY_FROM = 50  # messages in one call from which on COPY is cheaper, though it takes three round trips more
 
+# The most in one statement, so that each is answered in time; all are one transaction.
 _PIECE_MESSAGES = 10_000
 _PIECE_BYTES = 16 * 1024 * 1024
-"""The most in one statement, so that each is answered in time; all are one transaction."""
 
 _ONE = """
 SELECT {schema}.enqueue_one(
@@ -31,7 +30,7 @@ _COPY = """
 COPY {schema}.messages (enqueued_at, available_at, priority, state, given, fresh, id, queue, handler, body)
 FROM STDIN (FORMAT BINARY)
 """
-_TYPES = ("int8", "int8", "int2", "int2", "bool", "bool", "text", "text", "text", "bytea")
+_TYPES = ["int8", "int8", "int2", "int2", "bool", "bool", "text", "text", "text", "bytea"]
 _FINISH = "SELECT {schema}.finish_enqueue(%(given)b::text[], %(ready)b::text[], %(now)b::bigint)"
 
 Sized = TypeVar("Sized", NewMessage, NewPost)
@@ -46,7 +45,9 @@ class Enqueuer:
     def add(self, messages: Sequence[NewMessage]) -> Existing | None:
         """Add those whose id or unique key is not known yet, in their order, all or none; what is known instead."""
         if not all(map(is_plain, messages)):
-            return self._add_unique(messages)
+            if len(list(in_pieces(messages))) == 1:
+                return dict(self._database.run(_BRING, all_columns(messages)))
+            return self._database.transaction(lambda connection: self.add_on(connection, messages))
         if len(messages) == 1:
             self._database.run(_ONE, {name: value for name, [value] in columns(messages).items()})
         elif len(messages) < COPY_FROM:
@@ -64,13 +65,6 @@ class Enqueuer:
             else:
                 known.update(connection.execute(self._database.fill(_BRING), all_columns(piece)).fetchall())
         return known
-
-    def _add_unique(self, messages: Sequence[NewMessage]) -> Existing:
-        """Enqueue a pool's own messages: one statement, unless they are very many."""
-        pieces = list(in_pieces(messages))
-        if len(pieces) == 1:
-            return dict(self._database.run(_BRING, all_columns(messages)))
-        return self._database.transaction(lambda connection: self.add_on(connection, messages))
 
     def _add_many(self, messages: Sequence[NewMessage]) -> None:
         """Enqueue by COPY, which has no exceptions: a known id undoes it, and then each message is added by itself."""
@@ -91,18 +85,14 @@ class Enqueuer:
                 with cursor.copy(self._database.fill(_COPY)) as copy:
                     copy.set_types(_TYPES)
                     for message in piece:
-                        due = now if message.due is None else micros(message.due)
-                        copy.write_row(_row(message, due, now))
-                        if due <= now:
+                        due = now if message.due is None else max(now, micros(message.due))
+                        later, names = due > now, (message.id, message.queue, message.handler)
+                        facts = (message.priority, int(later), message.given, not later)
+                        copy.write_row((now, due, *facts, *names, message.body))
+                        if not later:
                             ready.add(message.queue)
             given = [message.id for message in messages if message.given]
             cursor.execute(self._database.fill(_FINISH), {"given": given, "ready": sorted(ready), "now": now})
-
-
-def _row(message: NewMessage, due: int, now: int) -> tuple[Any, ...]:
-    later = due > now
-    names = message.id, message.queue, message.handler
-    return now, due if later else now, message.priority, int(later), message.given, not later, *names, message.body
 
 
 def in_pieces(messages: Sequence[Sized]) -> Iterator[Sequence[Sized]]:

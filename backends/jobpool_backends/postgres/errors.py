@@ -12,8 +12,7 @@ import psycopg
 
 from jobpool.errors import JobpoolError
 from jobpool_backends.errors import Meaning, mend, take_no_writes, wait
-from jobpool_backends.postgres.address import Address
-from jobpool_backends.postgres.connection import AnswerTimeout
+from jobpool_backends.postgres.connection import Address, AnswerTimeout
 
 HIDDEN_POOLER = frozenset({"26000", "42P05"})
 """A prepared statement is not there, or is there already: somebody lends sessions, and did not show it."""
@@ -57,6 +56,7 @@ _REFUSED = {
     "42P01": "has lost a table of schema {schema!r}: restore it, or drop the schema and run `jobpool init`",
     "42883": "has lost a function of schema {schema!r}: restore it, or drop the schema and run `jobpool init`",
 }
+# Patterns of errors of libpq and pgbouncer while connecting: when trying again may help, and when it does not.
 _UNREACHED = {
     "Connection refused|No such file or directory": "refuses connections: start it, or check host and port in the URL",
     "timeout expired|timed out|No route to host|Network is unreachable": "does not answer: check host and port in the"
@@ -71,7 +71,6 @@ _UNREACHED = {
     " is the primary now",
     "closed the connection unexpectedly|Connection reset|Broken pipe": "closed the connection: try again when it is up",
 }
-"""Patterns of errors of libpq and pgbouncer while connecting, when trying again may help, and their meaning."""
 
 _UNWELCOME = {
     "password authentication failed|no password supplied|SASL authentication failed|auth(entication)? failed|no such"
@@ -86,7 +85,6 @@ _UNWELCOME = {
     "unsupported startup parameter|configuration parameter|invalid .*value|could not match": "cannot be asked that:"
     " check the parameters in the URL (a pooler takes few of them)",
 }
-"""The same, when it does not help."""
 
 _BY_CODE = {
     "53100": take_no_writes("has a full disk: free some space there"),
@@ -118,20 +116,16 @@ def is_stale(error: psycopg.Error) -> bool:
 
 def raise_explained(error: psycopg.Error, address: Address) -> NoReturn:
     """Raise what the error of a statement means. One that is not in the tables is a fault in jobpool, and stays."""
-    meaning = _meaning(error)
+    meaning = _BY_CODE.get(error.sqlstate or "")
+    if isinstance(error, AnswerTimeout):
+        meaning = _SILENT
+    elif meaning is None and "statement pooling mode" in str(error):
+        meaning = _STATEMENT_MODE
+    elif meaning is None and is_stale(error):
+        meaning = _CLOSED
     if meaning is None:
         raise error
     raise _said(error, address, meaning) from error
-
-
-def _meaning(error: psycopg.Error) -> Meaning | None:
-    if isinstance(error, AnswerTimeout):
-        return _SILENT
-    if (meaning := _BY_CODE.get(error.sqlstate or "")) is not None:
-        return meaning
-    if "statement pooling mode" in str(error):
-        return _STATEMENT_MODE
-    return _CLOSED if is_stale(error) else None
 
 
 def raise_unreached(error: psycopg.Error, address: Address) -> NoReturn:

@@ -29,7 +29,6 @@ SELECT * FROM {schema}.bring(%(ids)b::text[], %(given)b::boolean[], %(queues)b::
     %(attempts)b::integer[], %(crashes)b::integer[], %(deliveries)b::bigint[], %(errors)b::text[],
     %(causes)b::text[]{eager})
 """
-_EAGER = ", eager => true"
 _ACK = """
 SELECT {schema}.settle(%(call)b::text, ARRAY[%(queue)b::text], ARRAY[%(seq)b::bigint], ARRAY[%(holder)b::bigint])
 """
@@ -42,6 +41,16 @@ _SNAPSHOT = (
     " level READ COMMITTED, or ack first"
 )
 _FIELDS = {"ids": "id", "queues": "queue", "handlers": "handler", "priorities": "priority", "bodies": "body"}
+_MENDS = {
+    "sqlalchemy": "with an engine of postgresql+psycopg://, pass connection.connection.driver_connection; of a session,"
+    " session.connection().connection.driver_connection",
+    "django": "with psycopg 3 installed, pass django.db.connection.connection",
+    "psycopg": "pass the connection itself, and not an asynchronous one",
+    **dict.fromkeys(
+        ("psycopg2", "asyncpg", "pg8000", "aiopg"),
+        "open one with psycopg.connect(), and do in its transaction what must go together",
+    ),
+}
 _ANSWERS = {"n": "not in flight", "e": "expired", "w": "not the owner"}
 
 
@@ -52,36 +61,9 @@ def enqueue(connection: object, schema: str, messages: Sequence[NewMessage]) -> 
     Raises `ConfigurationError`, or what psycopg raises.
     """
     if all(map(is_plain, messages)):
-        _ask(connection, schema, ENQUEUE.replace("{eager}", _EAGER), columns(messages))
+        _ask(connection, schema, ENQUEUE.replace("{eager}", ", eager => true"), columns(messages))
         return {}
-    return dict(_ask(connection, schema, BRING.replace("{eager}", _EAGER), all_columns(messages)))
-
-
-def make_ticket(
-    schema: str,
-    *,
-    ident: str,
-    queue: str,
-    seq: int,
-    holder: int,
-    owner: str,
-    key: str | None = None,
-    keep: int | None = None,
-) -> Ticket:
-    """Return the ticket that `ack` needs; see `QueueBackend.ticket`.
-
-    `holder`: as the table has it. `key` is marked done for `keep` microseconds, for which a unique key is known, too.
-    """
-    guards: dict[str, str | int | None] = {"key": key, "keep": keep}
-    return {name: value for name, value in guards.items() if value is not None} | {
-        "ack": f"{__name__}:{ack.__name__}",
-        "schema": schema,
-        "id": ident,
-        "queue": queue,
-        "seq": seq,
-        "holder": holder,
-        "owner": owner,
-    }
+    return dict(_ask(connection, schema, BRING.replace("{eager}", ", eager => true"), all_columns(messages)))
 
 
 def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ()) -> Callable[[], bool]:
@@ -105,13 +87,9 @@ def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ())
         )
     if messages and answer == "o":  # else this is the second time within the transaction
         enqueue(connection, schema, messages)
-    return lambda: _is_open(connection)
-
-
-def _is_open(connection: Any) -> bool:
-    """Return whether its transaction has yet to be committed; a lost connection's status is unknown, and it is over."""
-    status = connection.info.transaction_status
-    return status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+    # A lost connection's status is unknown: its transaction is over, too.
+    over = (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+    return lambda: _check(connection).info.transaction_status not in over
 
 
 def columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
@@ -128,13 +106,12 @@ def is_plain(message: NewMessage) -> bool:
 
 def all_columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
     """Return the parameters of the function `bring`."""
-    texts = {"unique_keys": "unique_key", "errors": "last_error", "causes": "cause"}
     found = columns(messages)
     for name in ("attempts", "crashes", "deliveries"):
         found[name] = [getattr(message, name) for message in messages]
-    for name, field in texts.items():
-        values = [getattr(message, field) for message in messages]
-        found[name] = [None if text is None else storable(text) for text in values]
+    for name, field in {"unique_keys": "unique_key", "errors": "last_error", "causes": "cause"}.items():
+        texts = [getattr(message, field) for message in messages]
+        found[name] = [None if text is None else storable(text) for text in texts]
     return found
 
 
@@ -156,24 +133,8 @@ def _check(connection: object) -> psycopg.Connection[Any]:
     if isinstance(connection, psycopg.Connection):
         return connection
     kind = type(connection)
+    mend = _MENDS.get(kind.__module__.partition(".")[0], "pass the one that psycopg.connect() gave")
     raise ConfigurationError(
         "postgresql:// needs a connection of psycopg 3 (psycopg.Connection), not a"
-        f" {kind.__module__}.{kind.__qualname__}: {_mend(kind)}"
+        f" {kind.__module__}.{kind.__qualname__}: {mend}"
     )
-
-
-def _mend(kind: type) -> str:
-    match kind.__module__.partition(".")[0]:
-        case "sqlalchemy":
-            return (
-                "with an engine of postgresql+psycopg://, pass connection.connection.driver_connection; of a session,"
-                " session.connection().connection.driver_connection"
-            )
-        case "django":
-            return "with psycopg 3 installed, pass django.db.connection.connection"
-        case "psycopg2" | "asyncpg" | "pg8000" | "aiopg":
-            return "open one with psycopg.connect(), and do in its transaction what must go together"
-        case "psycopg":
-            return "pass the connection itself, and not an asynchronous one"
-        case _:
-            return "pass the one that psycopg.connect() gave"

@@ -1,8 +1,11 @@
-"""The administrator's view: counts, lists, single messages.
+"""The administrator's side: counts, lists, single messages, and bulk changes.
 
 The server goes through messages in enqueue order, a bounded number in each statement, so that each is answered in time.
 It finds a queue and a state by index; a handler, a reason or an age message by message. Texts are compared here,
 because Python decides for all backends alike which letters are the same.
+
+Bulk changes look for messages first, and then change them, a bounded number in each statement. One that has changed
+meanwhile in any way is left alone. Leased ones are never touched.
 """
 
 from __future__ import annotations
@@ -11,33 +14,22 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from jobpool.broker.values import Message, MessageFilter, QueueStats, State
+from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
+from jobpool_backends.postgres import schema
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.schema import (
-    DEAD,
-    DELAYED,
-    LEASED,
-    POSTED,
-    POSTED_AGAIN,
-    POSTED_HELD,
-    POSTED_LATER,
-    WAITING,
-    WINDOW,
-)
+from jobpool_backends.postgres.leases import numbers
 from jobpool_backends.shared import MICRO, contains, micros
-from jobpool_backends.sql import read_message
+from jobpool_backends.sql import read_message, touchable
 
 STATS_CAP = 10_000
 """Messages of each state that are counted. Exact counts would be rows that every fetch and settlement changes, and
 those of all pools would wait for each other's commits."""
 
-_TEXT_WINDOW_MESSAGES = 256
-"""Messages, with their bodies, that are fetched at once to look for a text in them."""
+_TEXT_WINDOW_MESSAGES = 256  # with their bodies, fetched at once to look for a text in them
 
 _STATS = """
 SELECT s.*, {schema}.count_posted(%(queue)b, %(most)b) FROM {schema}.stats(%(queue)b, %(most)b) s
 """
-_QUEUES = "SELECT {schema}.queue_names()"
 _FILTER = """
     %(queues)b::text[], %(kinds)b::smallint[], %(due)b, %(later)b, %(handler)b::text, %(reason)b::text,
     %(older)b::bigint, %(newer)b::bigint, %(behind)b::bigint, %(most)b, %(bodies)b
@@ -54,11 +46,15 @@ _UP, _UP_WHOLE = (
     f"SELECT {columns} FROM {{schema}}.look_up(%(ids)b::text[], {_FILTER})" for columns in (_PLACE, _SHOWN)
 )
 
+BULK_BATCH_MESSAGES = 500
+_CHANGE = "SELECT {schema}.VERB(%(places)b::text[]::tid[], %(seqs)s)"
+_CHANGES = {Verb.DELETE: "discard", Verb.RETRY: "retry", Verb.RESUME: "resume"}
+
 _STORED = {
-    State.WAITING: (WAITING, POSTED, POSTED_AGAIN),
-    State.DELAYED: (DELAYED, POSTED_LATER),
-    State.LEASED: (LEASED, POSTED_HELD),
-    State.DEAD: (DEAD,),
+    State.WAITING: (schema.WAITING, schema.POSTED, schema.POSTED_AGAIN),
+    State.DELAYED: (schema.DELAYED, schema.POSTED_LATER),
+    State.LEASED: (schema.LEASED, schema.POSTED_HELD),
+    State.DEAD: (schema.DEAD,),
 }
 _STATES = {number: state for state, numbers in _STORED.items() for number in numbers}
 
@@ -83,8 +79,10 @@ class Inspector:
         )
 
     def queues(self) -> list[str]:
-        [(names,)] = self._database.run(_QUEUES)
-        return list(names)
+        return list(self._database.value("queue_names"))
+
+    def evicted(self, queue: str) -> int:
+        return int(self._database.value("evicted", queue))
 
     def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
         found = self.search(where, behind=after, limit=limit, whole=True)
@@ -103,48 +101,53 @@ class Inspector:
         Rows are of `_SHOWN` if `whole`, or if the filter asks for a text; else of `_PLACE`. More than `limit` may come.
         """
         if where.text is None:
-            yield from self._search(where, behind, min(limit, WINDOW), whole)
+            yield from self._search(where, behind, min(limit, schema.WINDOW), whole)
             return
         for row in self._search(where, behind, _TEXT_WINDOW_MESSAGES, True):
-            if _mentions(row, where.text):
+            body, last_error, shown_cause, cause = row[10], row[12], row[13], row[19]
+            if contains(where.text, body, last_error, shown_cause, cause):
                 yield row
 
     def _search(self, where: MessageFilter, behind: int, limit: int, whole: bool) -> Iterator[Row]:
-        asked = _arguments(where) | {"most": limit, "bodies": whole}
+        states = [State(state) for state in dict.fromkeys(where.states)] or list(State)
+        asked = {
+            "ids": list(where.ids),
+            "queues": None if where.queue is None else [where.queue],
+            "kinds": [number for state in states for number in _STORED[state]],
+            "due": State.WAITING in states and State.DELAYED not in states,
+            "later": State.DELAYED in states and State.WAITING not in states,
+            "handler": where.handler,
+            "reason": where.reason,
+            "older": None if where.older_than is None else micros(where.older_than),
+            "newer": None if where.newer_than is None else micros(where.newer_than),
+            "most": limit,
+            "bodies": whole,
+        }
         up, through = (_UP_WHOLE, _THROUGH_WHOLE) if whole else (_UP, _THROUGH)
         sql = up if where.ids else through
         on: int | None = behind
         share = limit  # enough where each message matches; where few do, more are looked at from time to time
         while on is not None:
             rows = self._database.run(sql, asked | {"behind": on, "share": share})
-            on = _last(rows, limit) if where.ids else rows.pop()[0]
-            share = min(share * 4, WINDOW)
+            on = (rows[-1][0] if len(rows) == limit else None) if where.ids else rows.pop()[0]
+            share = min(share * 4, schema.WINDOW)
             yield from rows
 
+    def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
+        wanted = touchable(where, verb)
+        if wanted is None:
+            return 0
+        found = self.search(wanted, limit=min(limit, BULK_BATCH_MESSAGES))
+        changed = 0
+        while changed < limit and (piece := list(islice(found, min(BULK_BATCH_MESSAGES, limit - changed)))):
+            changed += self._change(verb, piece)
+        return changed
 
-def _arguments(where: MessageFilter) -> dict[str, Any]:
-    states = [State(state) for state in dict.fromkeys(where.states)] or list(State)
-    return {
-        "ids": list(where.ids),
-        "queues": None if where.queue is None else [where.queue],
-        "kinds": [number for state in states for number in _STORED[state]],
-        "due": State.WAITING in states and State.DELAYED not in states,
-        "later": State.DELAYED in states and State.WAITING not in states,
-        "handler": where.handler,
-        "reason": where.reason,
-        "older": None if where.older_than is None else micros(where.older_than),
-        "newer": None if where.newer_than is None else micros(where.newer_than),
-    }
-
-
-def _last(rows: list[Row], limit: int) -> int | None:
-    """Return the message after which to go on; None when these were all."""
-    return rows[-1][0] if len(rows) == limit else None
-
-
-def _mentions(row: Row, text: str) -> bool:
-    body, last_error, shown_cause, cause = row[10], row[12], row[13], row[19]
-    return contains(text, body, last_error, shown_cause, cause)
+    def _change(self, verb: Verb, rows: list[Row]) -> int:
+        asked = {"places": [row[-1] for row in rows], "seqs": numbers([row[0] for row in rows])}
+        changed: int
+        [(changed,)] = self._database.run(_CHANGE.replace("VERB", _CHANGES[verb]), asked)
+        return changed
 
 
 def _message(row: Row) -> Message:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -13,9 +13,8 @@ from jobpool.errors import BackendUnavailable
 from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.names import storable
-from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.fetch import lease_columns
-from jobpool_backends.postgres.retention import Sweeper
+from jobpool_backends.postgres.database import Database, calling
+from jobpool_backends.postgres.leases import lease_columns
 from jobpool_backends.shared import KEY_PLACE, MICRO, micros
 
 MAX_LISTED_LOGS = 10_000
@@ -26,19 +25,6 @@ SELECT * FROM {schema}.begin_leases(%(queues)s, %(seqs)s, %(holders)s, %(wants)b
     %(rate_fulls)b::integer[], %(rate_lengths)b::bigint[])
 """
 _LEAVE = "SELECT {schema}.leave_places(%(queues)s, %(names)b::text[], %(seqs)s, %(holders)s)"
-_FIRST_RUN = "SELECT {schema}.first_run(%(queue)b, %(key)b, %(length)b::bigint)"
-_FORGET = "SELECT {schema}.forget(%(queue)b, %(key)b)"
-_TAKE = """
-SELECT {schema}.take_starts(%(queue)b, %(names)b::text[], %(mosts)b::integer[], %(lengths)b::bigint[], %(token)b)
-"""
-_HOLDERS = "SELECT {schema}.holders(%(queue)b, %(name)b)"
-_PUT = "SELECT {schema}.put_records(%(space)b, %(keys)b::text[], %(values)b::bytea[], %(length)b::bigint)"
-_GET = "SELECT {schema}.get_record(%(space)b, %(key)b)"
-_LIST = "SELECT key, value FROM {schema}.list_records(%(space)b, %(prefix)b, %(after)b, %(most)b::integer)"
-_DELETE = "SELECT {schema}.delete_records(%(space)b, %(keys)b::text[])"
-_APPEND = "SELECT {schema}.append_log(%(space)b, %(names)b::text[], %(lines)b::bytea[], %(keep)b::integer)"
-_READ = "SELECT * FROM {schema}.read_log(%(space)b, %(name)b, %(most)b::integer)"
-_LOGS = "SELECT {schema}.list_logs(%(space)b, %(most)b::integer)"
 
 _ANSWERS = {"g": Begin.GRANTED, "d": Begin.DONE, "h": Begin.HELD, "l": Begin.LIMITED, "x": Begin.LOST}
 
@@ -51,132 +37,92 @@ class PostgresKeys(KeyStore):
     A call for guards, rates or log lines waits for the commits of calls for the same names.
     """
 
-    def __init__(self, database: Database, sweeper: Sweeper) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._sweeper = sweeper
-
-    # --- guards --------------------------------------------------------------------------------------
+        self._value = database.value
+        self._sweep = database.sweep
 
     def _begin(self, asked: _Asked) -> list[Begun]:
-        rows = self._decide(_BEGIN, _wanted(asked))
-        self._sweeper.sweep()
+        rows = self._database.run_committed(_BEGIN, _wanted(asked))
+        self._sweep()
         return [Begun(_ANSWERS[answer], refused, after / MICRO) for answer, refused, after in rows]
 
     def leave(self, settled: Iterable[JobLease]) -> None:
         """Remove the places of leases that were settled. They count no more, with or without this."""
         left = [(lease, name) for lease in settled if lease.guards for name, _ in _places(lease.guards)]
-        if not left:
-            return
-        leases = [lease for lease, _ in left]
-        asked = lease_columns(leases) | {"names": [name for _, name in left]}
-        with contextlib.suppress(BackendUnavailable):  # the settlements were answered; the sweep has the places later
-            self._run(_LEAVE, asked)
+        if left:
+            asked = lease_columns([lease for lease, _ in left]) | {"names": [name for _, name in left]}
+            with suppress(BackendUnavailable):  # the settlements were answered; the sweep has the places later
+                self._database.run(_LEAVE, asked)
 
     def _first_run(self, queue: str, key: str, ttl: float) -> bool:
-        first: bool = self._one(_FIRST_RUN, queue=queue, key=key, length=micros(ttl))
-        self._sweeper.sweep()
+        first: bool = self._value("first_run", queue, key, micros(ttl))
+        self._sweep()
         return first
 
     def _forget(self, queue: str, key: str) -> bool:
-        forgotten: bool = self._one(_FORGET, queue=queue, key=key)
-        return forgotten
+        return bool(self._value("forget", queue, key))
 
     def _take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
-        asked = {
-            "queue": queue,
-            "names": [rate.name for rate in rates],
-            "mosts": [rate.most for rate in rates],
-            "lengths": [micros(rate.window) for rate in rates],
-            "token": storable(token),
-        }
-        [(rests,)] = self._decide(_TAKE, asked)
-        self._sweeper.sweep()
+        mosts, windows = [rate.most for rate in rates], [micros(rate.window) for rate in rates]
+        asked = (queue, [rate.name for rate in rates], mosts, windows, storable(token))
+        [(rests,)] = self._database.run_committed(calling("take_starts", 5), asked)
+        self._sweep()
         return [rest / MICRO for rest in rests]
 
     def _holders(self, queue: str, name: str) -> list[str]:
-        return sorted(self._one(_HOLDERS, queue=queue, name=storable(name)))
-
-    # --- records -------------------------------------------------------------------------------------
+        return sorted(self._value("holders", queue, storable(name)))
 
     def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
-        self._one(_PUT, space=space, keys=list(records), values=list(records.values()), length=micros(ttl))
-        self._sweeper.sweep()
+        self._value("put_records", space, list(records), list(records.values()), micros(ttl))
+        self._sweep()
 
     def _get_record(self, space: str, key: str) -> bytes | None:
-        value: bytes | None = self._one(_GET, space=space, key=storable(key))
+        value: bytes | None = self._value("get_record", space, storable(key))
         return value
 
     def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
-        asked = {"space": space, "prefix": storable(prefix), "after": storable(after), "most": limit}
-        return [(key, value) for key, value in self._run(_LIST, asked)]
+        rows = self._database.call("list_records", space, storable(prefix), storable(after), limit)
+        return [(key, value) for key, value in rows]
 
     def _delete_records(self, space: str, keys: Sequence[str]) -> None:
-        self._one(_DELETE, space=space, keys=[storable(key) for key in keys])
-
-    # --- logs ----------------------------------------------------------------------------------------
+        self._value("delete_records", space, list(map(storable, keys)))
 
     def _append_log(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None:
-        asked = {"names": [name for name, _ in lines], "lines": [line for _, line in lines], "keep": keep}
-        self._decide(_APPEND, {"space": space, **asked})
+        asked = (space, [name for name, _ in lines], [line for _, line in lines], keep)
+        self._database.run_committed(calling("append_log", 4), asked)
 
     def _read_log(self, space: str, name: str, limit: int) -> list[bytes]:
-        return [line for (line,) in self._run(_READ, {"space": space, "name": storable(name), "most": limit})]
+        return [line for (line,) in self._database.call("read_log", space, storable(name), limit)]
 
     def _list_logs(self, space: str) -> list[str]:
-        return list(self._one(_LOGS, space=space, most=MAX_LISTED_LOGS))
-
-    # --- asking --------------------------------------------------------------------------------------
-
-    def _run(self, sql: str, asked: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        return self._database.run(sql, asked)
-
-    def _one(self, sql: str, **asked: Any) -> Any:
-        [(answer,)] = self._run(sql, asked)
-        return answer
-
-    def _decide(self, sql: str, asked: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        return self._database.run_committed(sql, asked)
+        return list(self._value("list_logs", space, MAX_LISTED_LOGS))
 
 
 def _wanted(asked: _Asked) -> dict[str, Any]:
-    """Return the parameters of the function `begin_leases`."""
-    fulls, rates = _fulls(asked), _rates(asked)
+    """Return the parameters of the function `begin_leases`.
+
+    `fulls` and `rate_fulls`: how many places or starts must be taken for a call to be refused. With fewer taken, there
+    is room for all that the call asks for. A rate's name is among the places, too, without a number.
+    """
+    places: dict[tuple[str, str], list[int]] = {}
+    rates: dict[tuple[str, str], list[Rate]] = {}
+    for lease, guards in asked:
+        for name, most in _places(guards):
+            places.setdefault((lease.queue, name), []).append(most)
+        for rate in guards.rates:
+            rates.setdefault((lease.queue, rate.name), []).append(rate)
+    fulls: dict[tuple[str, str], int | None] = dict.fromkeys(rates)
+    fulls |= {place: min(mosts) - len(mosts) + 1 for place, mosts in places.items()}
     return lease_columns([lease for lease, _ in asked]) | {
         "rate_scopes": [queue for queue, _ in rates],
         "rate_names": [name for _, name in rates],
-        "rate_fulls": [full for full, _ in rates.values()],
-        "rate_lengths": [length for _, length in rates.values()],
+        "rate_fulls": [min(rate.most for rate in same) - len(same) + 1 for same in rates.values()],
+        "rate_lengths": [micros(max(rate.window for rate in same)) for same in rates.values()],
         "wants": [_want(guards) for _, guards in asked],
         "scopes": [queue for queue, _ in fulls],
         "names": [name for _, name in fulls],
         "fulls": list(fulls.values()),
-    }
-
-
-def _fulls(asked: _Asked) -> dict[tuple[str, str], int | None]:
-    """Return, by queue and name, how many places must be taken for a call to be refused; None under a rate's name.
-
-    With fewer taken, there is room for all that the call asks for.
-    """
-    wanted: dict[tuple[str, str], list[int]] = {}
-    for lease, guards in asked:
-        for name, most in _places(guards):
-            wanted.setdefault((lease.queue, name), []).append(most)
-    fulls: dict[tuple[str, str], int | None] = {
-        (lease.queue, rate.name): None for lease, guards in asked for rate in guards.rates
-    }
-    return fulls | {place: min(mosts) - len(mosts) + 1 for place, mosts in wanted.items()}
-
-
-def _rates(asked: _Asked) -> dict[tuple[str, str], tuple[int, int]]:
-    """Return the same for rates, by queue and name: starts in the longest window, and that window in microseconds."""
-    wanted: dict[tuple[str, str], list[Rate]] = {}
-    for lease, guards in asked:
-        for rate in guards.rates:
-            wanted.setdefault((lease.queue, rate.name), []).append(rate)
-    return {
-        place: (min(rate.most for rate in rates) - len(rates) + 1, micros(max(rate.window for rate in rates)))
-        for place, rates in wanted.items()
     }
 
 
@@ -188,11 +134,9 @@ def _places(guards: Guards) -> list[tuple[str, int]]:
 
 def _want(guards: Guards) -> str:
     """Return the same as JSON, in the order in which it is tried."""
-    want: dict[str, Any] = {}
-    if guards.key is not None:
-        want["key"] = storable(guards.key)
-    if guards.holds:
-        want["holds"] = [(hold.name, hold.most) for hold in guards.holds]
-    if guards.rates:
-        want["rates"] = [(rate.name, rate.most, micros(rate.window)) for rate in guards.rates]
-    return orjson.dumps(want).decode()
+    want = {
+        "key": None if guards.key is None else storable(guards.key),
+        "holds": [(hold.name, hold.most) for hold in guards.holds],
+        "rates": [(rate.name, rate.most, micros(rate.window)) for rate in guards.rates],
+    }
+    return orjson.dumps({name: value for name, value in want.items() if value not in (None, [])}).decode()

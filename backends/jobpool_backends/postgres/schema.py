@@ -1,4 +1,4 @@
-"""The tables, the functions, and their versions.
+"""The tables, the functions, their versions, and how an older schema becomes a current one.
 
 Each verb is one function in the schema: one statement, one round trip, one transaction. The session keeps its plans,
 even if a pooler forbids prepared statements. They are in `sql/`, beside the tables. To change a table or a function
@@ -11,29 +11,20 @@ do not grow with them: 4 free and never claimed, 5 delayed, 6 claimed, 7 free ag
 
 `messages`: one row a message.
 
-    seq           bigint    the enqueue sequence, kept for life; lists and cursors go by it
-    id            text      primary key
-    given         boolean   its producer chose the id
-    queue, handler          text
-    priority      smallint  0 to 255
-    state         smallint
-    fresh         boolean   waiting since its enqueue; false once it was leased, and for what was delayed
-    unique_key    text      under which `uniques` knows it; NULL for most
-    body          bytea     the wire bytes; from about 2 KB on outside the row, so that no update copies them
-    attempts, crashes       integer
-    deliveries    bigint
-    enqueued_at, available_at
-    holder        bigint    leased: first half of the owner token in hex; the second half is seq
-    deadline, ttl           leased: when the lease ends; how long it was taken or renewed for
-    forfeited     text      leased: the cause that was given when the lease was forfeited
-    cause         text      of the last crash, or of the last attempt that was killed
-    last_crash              when that was
-    reason, died_at         dead: why and when
-    last_error    text
-    claim         text      leased by it, or claimed: its id
-    begun         boolean   a run of it was begun and given back, or it was raised: it does not expire any more
-    claims        integer   how often it was claimed
-    ends_at       bigint    of a posted message with a life; NULL for all others, and for the dead
+    id, queue, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at, last_error: as they say
+    seq                the enqueue sequence, kept for life; lists and cursors go by it
+    given              its producer chose the id
+    state, fresh       fresh: waiting since its enqueue; false once it was leased, and for what was delayed
+    unique_key         under which `uniques` knows it; NULL for most
+    body               the wire bytes; from about 2 KB on outside the row, so that no update copies them
+    holder             leased: first half of the owner token in hex; the second half is seq
+    deadline, ttl      leased: when the lease ends; how long it was taken or renewed for
+    forfeited          leased: the cause that was given when the lease was forfeited
+    cause, last_crash  of the last crash, or of the last attempt that was killed; when that was
+    reason, died_at    dead: why and when
+    claim, claims      leased by it, or claimed: its id; how often it was claimed
+    begun              a run of it was begun and given back, or it was raised: it does not expire any more
+    ends_at            of a posted message with a life; NULL for all others, and for the dead
 
 Its indexes, each for one question, partial where only one state asks it:
 
@@ -61,11 +52,8 @@ producers gave, for 600 s after their end (id, until). Any call sweeps both.
 `sleepers`: a row for each queue (queue) for whose messages somebody sleeps. A statement that makes one fetchable
 deletes the row and rings: NOTIFY on channel `jobpool:<schema>`, payload = the queue.
 
-`uniques`: one row a unique key of a queue.
-
-    queue, key
-    id             text     of the message that has it
-    until                   how long the key is known; NULL while the message is there, live or dead
+`uniques`: one row a unique key of a queue (queue, key), with the id of the message that has it. The key is known
+`until` then; NULL while the message is there, live or dead.
 
 `done`: idempotency keys that are done, and for how long (queue, key, until).
 
@@ -102,24 +90,28 @@ holds locks the row first; see `sql/holding.sql`. Messages name their claim.
 `uniques`, `done`, `holds`, `starts` and `records` are swept like `calls`. Decisions about keys, places and rates take
 advisory locks first, see `take_turns` in `sql/guarding.sql`.
 
-`migrations` belongs to `migrate`.
+`migrations` holds the versions that the schema has been through. Each of `MIGRATIONS` is done once, all in one
+transaction under a lock.
 
-Functions that others call: moment, begin_enqueue, enqueue, enqueue_one, bring, finish_enqueue, lease, is_ready, settle,
-renew, reap, stats, queue_names, look_through, look_up, discard, retry, resume, evict, evicted, begin_leases,
-leave_places, take_starts, first_run, forget, holders, put_records, get_record, list_records, delete_records,
-append_log, read_log, list_logs, post, check_out, pop_messages, show_claim, prolong_claim, release_claim,
-delete_messages, list_free, list_claims, claim_stats, count_posted, sweep, ring. The rest are their parts, and run under
-their settings.
+Functions that are called from here have the settings of `_PLANNER`; the rest are their parts, and run under them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Sequence
 from importlib.resources import files
+from typing import Any
+
+import psycopg
 
 from jobpool.broker.claim_store import CLAIM_LIMIT, MOST_LIFE, POST_PRIORITY
 from jobpool.broker.values import ENQUEUE_MEMORY, REMEMBER_CALLS
+from jobpool.errors import ConfigurationError
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.guards import IDEMPOTENCY_TTL
+from jobpool_backends.postgres.connection import Connection
 from jobpool_backends.shared import MICRO, micros
 
 WAITING, DELAYED, LEASED, DEAD = range(4)
@@ -132,26 +124,17 @@ TIDY_LIMIT = 1000
 claimed too often.
 """
 
-_WORN_LIMIT = 200
-"""Messages among which one call looks for those claimed too often."""
-
-PAGE_BYTES = 16 * 1024 * 1024
-"""Of the bodies in one page of a list of free messages: then it is shorter."""
-
-UNKNOWN_CAUSE = "lease expired"
+PAGE_BYTES = 16 * 1024 * 1024  # of the bodies in one page of a list of free messages: then it is shorter
 
 PROMOTE_LIMIT = 1000
 """Delayed messages that join the others in one fetch, so that a million due at once do not hold it for seconds. The
 order holds among those that have joined.
 """
 
-WINDOW = 20_000
-"""Messages that one statement of a list, a count or a bulk verb looks at."""
+WINDOW = 20_000  # messages that one statement of a list, a count or a bulk verb looks at
 
-_FLOOR_STEP = 1000
-"""Sequence numbers that a fetch may walk over in vain before the floor follows: some ten index pages."""
-
-_FLOOR_RESET_US = 60 * MICRO
+WRONG_ISOLATION = "JP001"
+"""The server's word for it, when what needs READ COMMITTED is asked for under another isolation level."""
 
 # A plan is made once a session, often while the tables are empty, and must still be right when they are full. So every
 # statement is written to leave one index that gives its order, and plans that are cheaper only for a few rows are off.
@@ -160,27 +143,6 @@ _PLANNER = """
     SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 """
-
-_ROW_LOCK_TIMEOUT = "500 milliseconds"
-"""How long a settlement waits for messages of its own that another transaction has locked."""
-
-_TURNS = 256
-"""Locks that stand for the names of all keys, places and rates; a power of 2. A server has some thousands for all."""
-
-WRONG_ISOLATION = "JP001"
-"""The server's word for it, when what needs READ COMMITTED is asked for under another isolation level."""
-
-_LOOK_AGAIN_US = 60 * MICRO
-"""After which a place whose lease goes on is looked at again, whether it can be forgotten."""
-
-_KEEPS_SHORT = {
-    "autovacuum_vacuum_scale_factor": "0.02",
-    "autovacuum_vacuum_threshold": "1000",
-    "autovacuum_vacuum_cost_limit": "2000",
-    "vacuum_truncate": "off",
-}
-
-_NO_LEASE = "holder = NULL, deadline = NULL, ttl = NULL, forfeited = NULL"
 
 _WANTED = """
     (wanted_handler IS NULL OR m.handler = wanted_handler) AND (wanted_reason IS NULL OR m.reason = wanted_reason)
@@ -195,79 +157,66 @@ _PROLONGED = f"""
 """
 """The end of a life, for one that is claimed now for `length`, with `new_grace` after it."""
 
-_HELD = {
-    "ttl": "bigint",
-    "grace": "bigint",
-    "since": "bigint",
-    "seen_at": "bigint",
-    "seq": "bigint",
-    "id": "text",
-    "body": "bytea",
-    "handler": "text",
-    "priority": "smallint",
-    "enqueued_at": "bigint",
-    "claims": "integer",
-    "ends_at": "bigint",
-}
+_HELD = """
+    ttl bigint, grace bigint, since bigint, seen_at bigint, seq bigint, id text, body bytea, handler text,
+    priority smallint, enqueued_at bigint, claims integer, ends_at bigint
+"""
 """Columns of a claim, in each row, and of one of its messages."""
 
-_SHOWN = {
-    "id text": "m.id",
-    "queue text": "m.queue",
-    "state smallint": "(CASE WHEN m.state IN (1, 5) AND m.available_at <= now THEN m.state - 1 ELSE m.state END)::int2",
-    "handler text": "m.handler",
-    "priority smallint": "m.priority",
-    "attempts integer": "m.attempts",
-    "crashes integer": "m.crashes",
-    "deliveries bigint": "m.deliveries",
-    "enqueued_at bigint": "m.enqueued_at",
-    "available_at bigint": "m.available_at",
-    "body bytea": "CASE WHEN bodies THEN m.body END",
-    "reason text": "m.reason",
-    "last_error text": "m.last_error",
-    "cause text": "m.cause",
-    "forfeited text": "m.forfeited",
-    "died_at bigint": "m.died_at",
-    "deadline bigint": "m.deadline",
-    "place text": "m.ctid::text",
-    "claim text": "CASE WHEN m.deadline > now THEN m.claim END",
-    "claims integer": "m.claims",
-    "ends_at bigint": "m.ends_at",
+_SHOWN = """
+    id text, queue text, state smallint, handler text, priority smallint, attempts integer, crashes integer,
+    deliveries bigint, enqueued_at bigint, available_at bigint, body bytea, reason text, last_error text, cause text,
+    forfeited text, died_at bigint, deadline bigint, place text, claim text, claims integer, ends_at bigint
+"""
+_COMPUTED = {
+    "state": "(CASE WHEN m.state IN (1, 5) AND m.available_at <= now THEN m.state - 1 ELSE m.state END)::int2",
+    "body": "CASE WHEN bodies THEN m.body END",
+    "place": "m.ctid::text",
+    "claim": "CASE WHEN m.deadline > now THEN m.claim END",
 }
-
-# Its length is known without reading it, where it lies outside the row.
-_BODY = f"CASE WHEN octet_length(m.body) <= {MAX_BODY_BYTES} THEN m.body END"
+"""Columns of a message in a list; those that are not columns of the table."""
 
 _WORDS = {
-    "{body}": _BODY,
+    # Its length is known without reading it, where it lies outside the row.
+    "{body}": f"CASE WHEN octet_length(m.body) <= {MAX_BODY_BYTES} THEN m.body END",
     "{planner}": " ".join(_PLANNER.split()),
-    "{no_lease}": _NO_LEASE,
-    "{row_lock_timeout}": _ROW_LOCK_TIMEOUT,
+    "{no_lease}": "holder = NULL, deadline = NULL, ttl = NULL, forfeited = NULL",
+    # How long a settlement waits for messages of its own that another transaction has locked.
+    "{row_lock_timeout}": "500 milliseconds",
     "{wanted}": " ".join(_WANTED.split()),
-    "{shown}": ", ".join(_SHOWN.values()),
-    "{shown_columns}": ", ".join(["seq bigint", *_SHOWN]),
-    "{held_columns}": ", ".join(f"{name} {kind}" for name, kind in _HELD.items()),
+    "{shown}": ", ".join(_COMPUTED.get(name, f"m.{name}") for name in re.findall(r"(\w+) \w+", _SHOWN)),
+    "{shown_columns}": " ".join(["seq bigint,", *_SHOWN.split()]),
+    "{held_columns}": " ".join(_HELD.split()),
     "{when_held}": f"(CASE m.state WHEN {WAITING} THEN {LEASED} ELSE {POSTED_HELD} END)::int2",
     "{prolonged}": " ".join(_PROLONGED.split()),
     "{back_to_life}": f"CASE m.handler WHEN '' THEN {POSTED_AGAIN} ELSE {WAITING} END",
     "{post_priority}": str(POST_PRIORITY),
     "{claim_limit}": CLAIM_LIMIT,
     "{tidy_limit}": str(TIDY_LIMIT),
-    "{worn_limit}": str(_WORN_LIMIT),
+    "{worn_limit}": "200",  # messages among which one call looks for those claimed too often
     "{page_bytes}": str(PAGE_BYTES),
-    "{unknown_cause}": UNKNOWN_CAUSE,
+    "{unknown_cause}": "lease expired",
     "{promote_limit}": str(PROMOTE_LIMIT),
     "{window}": str(WINDOW),
-    "{floor_step}": str(_FLOOR_STEP),
-    "{floor_reset}": str(_FLOOR_RESET_US),
+    # Sequence numbers that a fetch may walk over in vain before the floor follows: some ten index pages.
+    "{floor_step}": "1000",
+    "{floor_reset}": str(60 * MICRO),
     "{remember_calls}": str(micros(REMEMBER_CALLS)),
     "{enqueue_memory}": str(micros(ENQUEUE_MEMORY)),
     "{unique_memory}": str(micros(IDEMPOTENCY_TTL)),
-    "{keeps_short}": ", ".join(f"{name} = {value}" for name, value in _KEEPS_SHORT.items()),
-    "{turns}": str(_TURNS),
+    "{keeps_short}": "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,"
+    " autovacuum_vacuum_cost_limit = 2000, vacuum_truncate = off",
+    # Locks that stand for the names of all keys, places and rates; a power of 2. A server has some thousands for all.
+    "{turns}": "256",
     "{wrong_isolation}": WRONG_ISOLATION,
-    "{look_again}": str(_LOOK_AGAIN_US),
+    # After which a place whose lease goes on is looked at again, whether it can be forgotten.
+    "{look_again}": str(60 * MICRO),
 }
+
+_FUNCTIONS = """
+    basics producing bringing fetching settling reaping looking tending guarding placing rating keeping posting claiming
+    holding deleting listing
+"""
 
 
 def _read(name: str) -> str:
@@ -276,27 +225,6 @@ def _read(name: str) -> str:
     for word, meaning in _WORDS.items():
         text = text.replace(word, meaning)
     return text.strip().removesuffix(";")
-
-
-_FUNCTIONS = (
-    "basics",
-    "producing",
-    "bringing",
-    "fetching",
-    "settling",
-    "reaping",
-    "looking",
-    "tending",
-    "guarding",
-    "placing",
-    "rating",
-    "keeping",
-    "posting",
-    "claiming",
-    "holding",
-    "deleting",
-    "listing",
-)
 
 
 def quoted(schema: str) -> str:
@@ -314,9 +242,101 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (_read("tables_2"),),
     (_read("tables_3"),),
     (),
-    (_read("tables_5"), *(_read(name) for name in _FUNCTIONS)),
+    (_read("tables_5"), *map(_read, _FUNCTIONS.split())),
 )
 """From each version to the next: statements, to be run in one transaction; `{schema}` is the quoted name.
 
 The last one replaces all functions by those of today, so none before it needs any.
 """
+
+VERSION = len(MIGRATIONS)
+
+MIGRATION_TIMEOUT_S = 300.0
+"""Seconds for a statement of a migration, or for another process that migrates: tables may be large."""
+
+_VERSIONS = """
+CREATE TABLE {schema}.migrations (
+    version integer PRIMARY KEY,
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+"""
+_READ = "SELECT coalesce(max(version), 0) FROM {schema}.migrations"
+_NOTE = "INSERT INTO {schema}.migrations (version) VALUES ({version})"
+
+
+def check_current(connection: Connection, schema: str) -> None:
+    """Make sure that the schema is that of this code, and migrate it if it is older or not there.
+
+    Raises `ConfigurationError`: it is newer, or another program's, or this user may not create it; or `psycopg.Error`.
+    Blocks for one round trip when it is current; else up to `MIGRATION_TIMEOUT_S` for each step.
+    """
+    if _read_version(connection, schema) == VERSION:
+        return
+    usual = connection.answer_timeout
+    connection.answer_timeout = MIGRATION_TIMEOUT_S
+    try:
+        _migrate(connection, schema)
+    finally:
+        connection.answer_timeout = usual
+
+
+def _read_version(connection: Connection, schema: str) -> int:
+    """Return the schema's version, 0 when it is not there."""
+    try:
+        version: int = _ask(connection, fill(_READ, schema))[0][0]
+    except psycopg.errors.UndefinedTable:
+        return 0
+    if version > VERSION:
+        raise ConfigurationError(
+            f"schema {schema!r} has version {version}, and this jobpool knows {VERSION}: install the newer jobpool that"
+            " migrated it, or name another schema in the URL"
+        )
+    return version
+
+
+def _migrate(connection: Connection, schema: str) -> None:
+    try:
+        with connection.transaction():
+            # One process at a time migrates, and sees what the one before has done. No other program of the database
+            # may use the lock's number.
+            digest = hashlib.sha256(f"jobpool schema {schema}".encode()).digest()
+            _ask(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            _ask(connection, "SET LOCAL statement_timeout = 0")
+            _ask(connection, "SELECT pg_advisory_xact_lock(%s)", [int.from_bytes(digest[:8], "big", signed=True)])
+            version = _version_under_lock(connection, schema)
+            statements = [] if version else [_VERSIONS]
+            for number, migration in enumerate(MIGRATIONS[version:], start=version + 1):
+                statements += [*migration, _NOTE.replace("{version}", str(number))]
+            for statement in statements:
+                _ask(connection, fill(statement, schema))
+    except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateObject, psycopg.errors.DuplicateFunction) as error:
+        raise ConfigurationError(
+            f"schema {schema!r} holds tables of another program ({_first_line(error)}): name another in the URL,"
+            " such as ?schema=jobpool2"
+        ) from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        user = connection.info.user
+        raise ConfigurationError(
+            f"user {user!r} may not create or migrate schema {schema!r} ({_first_line(error)}): run `jobpool init` as"
+            f' one who may, or let an administrator run CREATE SCHEMA {quoted(schema)} AUTHORIZATION "{user}"'
+        ) from error
+
+
+def _version_under_lock(connection: Connection, schema: str) -> int:
+    """Return the version, locked against changes; create the schema if it is missing.
+
+    CREATE SCHEMA IF NOT EXISTS would want rights on the database even if an administrator has created it.
+    """
+    if not _ask(connection, "SELECT 1 FROM pg_namespace WHERE nspname = %s", [schema]):
+        _ask(connection, f"CREATE SCHEMA {quoted(schema)}")
+    there = _ask(connection, "SELECT to_regclass(%s) IS NOT NULL", [f"{quoted(schema)}.migrations"])[0][0]
+    return _read_version(connection, schema) if there else 0
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _ask(connection: Connection, sql: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+    cursor = connection.execute(sql, parameters, prepare=False)
+    return cursor.fetchall() if cursor.description else []

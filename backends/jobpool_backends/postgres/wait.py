@@ -14,8 +14,7 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
 import psycopg
 
@@ -24,28 +23,23 @@ from jobpool_backends.postgres.connection import Connection
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.shared import MICRO
 
-LISTEN_RETRY_S = 3.0
-"""Before the next try, when the server gives no connection to listen on."""
+LISTEN_RETRY_S = 3.0  # when the server gives no connection to listen on
+_RECONNECT_S = 1.0  # when the connection that listened broke
 
-_RECONNECT_S = 1.0
-"""Before the next try, after the connection that listened broke."""
-
-LOOK_INTERVAL_S = 0.5
-"""Between two looks of a sleeper who listens, when all is quiet."""
-
-UNNOTIFIED_LOOK_INTERVAL_S = 0.25
-"""The same, where nobody can listen."""
+LOOK_INTERVAL_S = 0.5  # of a sleeper who listens, when all is quiet
+UNNOTIFIED_LOOK_INTERVAL_S = 0.25  # where nobody can listen
 
 _FIRST_LOOK_S = 0.01
-_HOPEFUL_S = 0.1
-"""After a find, for which the next is likely to be there already."""
+_HOPEFUL_S = 0.1  # after a find, for which the next is likely to be there already
 
+# Rest after wake-ups that brought nothing: messages that others take must not keep this thread busy.
 _MIN_REST_S = 0.001
 _MAX_REST_S = 0.008
-"""Rest after wake-ups that brought nothing: messages that others take must not keep this thread busy."""
 
 _MAX_QUIET_ENTRIES = 100
 
+# Which of these queues has a waiting message, and the microseconds until the first delayed one of each falls due. The
+# last column is true if nobody had been asleep for one of them.
 _LOOK = """
 WITH clock AS MATERIALIZED (SELECT {schema}.moment() AS now){lie_down}
 SELECT asked.name, {schema}.is_ready(asked.name, clock.now), (
@@ -53,96 +47,14 @@ SELECT asked.name, {schema}.is_ready(asked.name, clock.now), (
     ORDER BY m.available_at LIMIT 1) - clock.now, {lain}
 FROM unnest(%(queues)b::text[]) AS asked (name), clock
 """
-"""Which of these queues has a waiting message, and the microseconds until the first delayed one of each falls due."""
-
+# With a look: enqueues to these queues notify from now on. Waits for no disk: after a crash nobody sleeps.
 _LIE_DOWN = """,
     hasty AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
     lain AS (
         INSERT INTO {schema}.sleepers (queue) SELECT unnest(%(queues)b::text[]) FROM hasty ON CONFLICT DO NOTHING
         RETURNING queue)"""
-"""With a look: enqueues to these queues notify from now on. Waits for no disk: after a crash nobody sleeps."""
-
-_LAIN = "EXISTS (SELECT FROM lain)"
-"""True if nobody had been asleep for one of them."""
-
 _JUST_LOOK = _LOOK.replace("{lie_down}", "").replace("{lain}", "false")
-_LIE_DOWN_AND_LOOK = _LOOK.replace("{lie_down}", _LIE_DOWN).replace("{lain}", _LAIN)
-
-
-class Waiter:
-    """The wait on one database; any number of threads at once. `listen`: LISTEN may be used."""
-
-    def __init__(self, database: Database, *, listen: bool = True) -> None:
-        self._database = database
-        self._notifications = Notifications(database)
-        self._may_listen = listen
-        self._quiet: dict[tuple[str, ...], float] = {}
-
-    def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
-        """See `QueueBackend.wait_any`. Raises BackendUnavailable as soon as a look does."""
-        give_up = time.monotonic() + timeout
-        names = tuple(queues)
-        try:
-            with self._notifications.sleeper(names) as sleeper:
-                return self._wait(names, sleeper, give_up)
-        except BackendUnavailable:
-            if self._database.closed:  # here, just before a look
-                return None
-            raise
-
-    def close(self) -> None:
-        """Wake the sleepers. Call it when the database has been closed."""
-        self._notifications.close()
-
-    def _wait(self, names: tuple[str, ...], sleeper: Sleeper, give_up: float) -> str | None:
-        rest = 0.0
-        # To lie down is a write, and makes enqueues notify: not while something is likely to be there. Nor is the last
-        # connection that a server has left taken to listen on, when there is none to look with.
-        hopeful = self._quiet_for(names) < _HOPEFUL_S or (self._may_listen and self._notifications.would_connect)
-        while not self._database.closed:
-            hears = not hopeful and self._may_listen and self._notifications.listen()
-            sleeper.woken = False
-            ready, due = self._look(names, asleep=hears)
-            remaining = give_up - time.monotonic()
-            if ready is not None or remaining <= 0:
-                return ready
-            if hopeful:
-                hopeful = False
-                time.sleep(rest)
-                continue
-            hopeful = self._notifications.wait(sleeper, min(remaining, due, self._pause(names, hears)))
-            rest = min(_MAX_REST_S, rest * 2 or _MIN_REST_S) if hopeful else 0.0
-            if not hopeful and time.monotonic() >= give_up:
-                break
-        return None
-
-    def _look(self, names: tuple[str, ...], *, asleep: bool) -> tuple[str | None, float]:
-        """Return a queue that has something now, or None and the seconds until a message falls due.
-
-        `asleep`: ask to be notified when there is something.
-        """
-        sql = _LIE_DOWN_AND_LOOK if asleep else _JUST_LOOK
-        # A plan that was made while nothing was delayed, and kept, would read the whole table when a million are.
-        rows = self._database.run(sql, {"queues": list(names)}, prepare=False)
-        until = MICRO
-        for name, ready, due, lain in rows:
-            if ready or lain:
-                self._quiet[names] = time.monotonic()
-            if ready:
-                return name, 0.0
-            until = min(until, until if due is None else due)
-        return None, max(_MIN_REST_S, until / MICRO)
-
-    def _pause(self, names: tuple[str, ...], hears: bool) -> float:
-        """Return seconds until the next look: as long as it has been quiet."""
-        return min(max(self._quiet_for(names), _FIRST_LOOK_S), LOOK_INTERVAL_S if hears else UNNOTIFIED_LOOK_INTERVAL_S)
-
-    def _quiet_for(self, names: tuple[str, ...]) -> float:
-        """Return seconds since a look found something, or since we lay down: an enqueue may not have seen that."""
-        if len(self._quiet) > _MAX_QUIET_ENTRIES:
-            self._quiet.clear()
-        now = time.monotonic()
-        return now - self._quiet.setdefault(names, now)
+_LIE_DOWN_AND_LOOK = _LOOK.replace("{lie_down}", _LIE_DOWN).replace("{lain}", "EXISTS (SELECT FROM lain)")
 
 
 def channel(schema: str) -> str:
@@ -158,40 +70,100 @@ class Sleeper:
         self.woken = False
 
 
-class Notifications:
-    """Wake-ups for the threads of this process."""
+class Waiter:
+    """The wait on one database; any number of threads at once. `listen`: LISTEN may be used."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, listen: bool = True) -> None:
         self._database = database
+        self._may_listen = listen
+        self._quiet: dict[tuple[str, ...], float] = {}
         self._turn = threading.Condition(threading.Lock())
         self._sleepers: set[Sleeper] = set()
         self._connection: Connection | None = None
         self._attended = False
         self._listen_next = 0.0
 
-    @contextmanager
-    def sleeper(self, queues: Iterable[str]) -> Iterator[Sleeper]:
-        """Yield a sleeper that hears every notification from here on."""
+    def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
+        """See `QueueBackend.wait_any`. Raises BackendUnavailable as soon as a look does."""
+        give_up = time.monotonic() + timeout
         sleeper = Sleeper(queues)
         with self._turn:
-            self._sleepers.add(sleeper)
+            self._sleepers.add(sleeper)  # it hears every notification from here on
         try:
-            yield sleeper
+            return self._wait(tuple(queues), sleeper, give_up)
+        except BackendUnavailable:
+            if self._database.closed:  # here, just before a look
+                return None
+            raise
         finally:
             with self._turn:
                 self._sleepers.discard(sleeper)
 
-    @property
-    def would_connect(self) -> bool:
-        """True if nobody listens, and it is time to try."""
+    def close(self) -> None:
+        """Wake all sleepers; the listening thread closes its connection within half a second."""
+        with self._turn:
+            if self._connection is not None and not self._attended:
+                self._connection.close()
+                self._connection = None
+            self._turn.notify_all()
+
+    def _wait(self, names: tuple[str, ...], sleeper: Sleeper, give_up: float) -> str | None:
+        rest = 0.0
+        # To lie down is a write, and makes enqueues notify: not while something is likely to be there. Nor is the last
+        # connection that a server has left taken to listen on, when there is none to look with.
+        hopeful = self._quiet_for(names) < _HOPEFUL_S or (self._may_listen and self._would_connect())
+        while not self._database.closed:
+            hears = not hopeful and self._may_listen and self._listen()
+            sleeper.woken = False
+            ready, due = self._look(names, asleep=hears)
+            remaining = give_up - time.monotonic()
+            if ready is not None or remaining <= 0:
+                return ready
+            if hopeful:
+                hopeful = False
+                time.sleep(rest)
+                continue
+            quiet = max(self._quiet_for(names), _FIRST_LOOK_S)  # the longer, the less often a look
+            pause = min(quiet, LOOK_INTERVAL_S if hears else UNNOTIFIED_LOOK_INTERVAL_S)
+            hopeful = self._sleep(sleeper, min(remaining, due, pause))
+            rest = min(_MAX_REST_S, rest * 2 or _MIN_REST_S) if hopeful else 0.0
+            if not hopeful and time.monotonic() >= give_up:
+                break
+        return None
+
+    def _look(self, names: tuple[str, ...], *, asleep: bool) -> tuple[str | None, float]:
+        """Return a queue that has something now, or None and the seconds until one falls due. `asleep`: be notified."""
+        sql = _LIE_DOWN_AND_LOOK if asleep else _JUST_LOOK
+        # A plan that was made while nothing was delayed, and kept, would read the whole table when a million are.
+        rows = self._database.run(sql, {"queues": list(names)}, prepare=False)
+        until = MICRO
+        for name, ready, due, lain in rows:
+            if ready or lain:
+                self._quiet[names] = time.monotonic()
+            if ready:
+                return name, 0.0
+            until = min(until, until if due is None else due)
+        return None, max(_MIN_REST_S, until / MICRO)
+
+    def _quiet_for(self, names: tuple[str, ...]) -> float:
+        """Return seconds since a look found something, or since we lay down: an enqueue may not have seen that."""
+        if len(self._quiet) > _MAX_QUIET_ENTRIES:
+            self._quiet.clear()
+        now = time.monotonic()
+        return now - self._quiet.setdefault(names, now)
+
+    # --- notifications -----------------------------------------------------------------------------
+
+    def _would_connect(self) -> bool:
+        """Return whether nobody listens, and it is time to try."""
         return self._connection is None and not self._database.pooled and time.monotonic() >= self._listen_next
 
-    def listen(self) -> bool:
+    def _listen(self) -> bool:
         """Listen, if possible; return whether somebody does. A look must follow, for what came before."""
         with self._turn:
             if self._connection is not None:
                 return True
-            if self._attended or not self.would_connect:
+            if self._attended or not self._would_connect():
                 return False
             self._attended = True
         connection = None
@@ -201,25 +173,19 @@ class Notifications:
             self._leave(connection)
         return connection is not None
 
-    def wait(self, sleeper: Sleeper, seconds: float) -> bool:
+    def _sleep(self, sleeper: Sleeper, seconds: float) -> bool:
         """Return whether this sleeper is notified within `seconds`."""
         give_up = time.monotonic() + seconds
-        while not sleeper.woken and not self._database.closed:
-            remaining = give_up - time.monotonic()
-            if remaining <= 0:
-                break
-            connection = self._attend(remaining)
+        while not sleeper.woken and not self._database.closed and (remaining := give_up - time.monotonic()) > 0:
+            with self._turn:
+                connection = None if self._attended else self._connection
+                if connection is None:
+                    self._turn.wait(remaining)  # until another thread has listened, or tried
+                else:
+                    self._attended = True
             if connection is not None:
                 self._hear(connection, remaining)
         return sleeper.woken
-
-    def close(self) -> None:
-        """Wake all sleepers; the listening thread closes its connection within half a second."""
-        with self._turn:
-            if self._connection is not None and not self._attended:
-                self._connection.close()
-                self._connection = None
-            self._turn.notify_all()
 
     def _connect(self) -> Connection | None:
         """Return a connection that listens; None if the server gives none, or a pooler is in between."""
@@ -238,20 +204,15 @@ class Notifications:
         connection.close()
         return None
 
-    def _attend(self, seconds: float) -> Connection | None:
-        """Return the connection, for this thread to listen on; None after another thread has listened, or tried."""
-        with self._turn:
-            if self._connection is not None and not self._attended:
-                self._attended = True
-                return self._connection
-            self._turn.wait(seconds)
-        return None
-
     def _hear(self, connection: Connection, seconds: float) -> None:
         """Listen, and tell the sleepers. When the connection breaks, they must all look for themselves."""
-        names = None
+        names: set[str] | None = None
+        poll = select.poll()
         try:
-            names = _listen_on(connection, seconds)
+            poll.register(connection.pgconn.socket, select.POLLIN)
+            if poll.poll(seconds * 1000):
+                connection.pgconn.consume_input()
+            names = {notification.extra.decode() for notification in iter(connection.pgconn.notifies, None)}
         except psycopg.Error:
             connection.close()
         finally:
@@ -266,16 +227,3 @@ class Notifications:
             self._turn.notify_all()
         if self._database.closed:
             self.close()
-
-
-def _listen_on(connection: Connection, seconds: float) -> set[str]:
-    """Return the queues of which notifications came."""
-    poll = select.poll()
-    poll.register(connection.pgconn.socket, select.POLLIN)
-    if not poll.poll(seconds * 1000):
-        return set()
-    connection.pgconn.consume_input()
-    names = set()
-    while notification := connection.pgconn.notifies():
-        names.add(notification.extra.decode())
-    return names

@@ -19,54 +19,37 @@ from typing import Any
 from urllib.parse import unquote
 
 from jobpool.errors import ConfigurationError
-from jobpool_backends.options import (
-    DEAD_CAPS,
-    choice,
-    path,
-    pattern,
-    read_host,
-    read_options,
-    seconds,
-    split_query,
-    take_caps,
-    text,
-    whole,
-)
+from jobpool_backends import options as url_options
 from jobpool_backends.redis.connection import Endpoint
 from jobpool_backends.shared import DeadCaps
-
-DEFAULT_TIMEOUT = 2.0
-DEFAULT_CONNECT_TIMEOUT = 2.0
-DEFAULT_PORT = 6379
-DEFAULT_SENTINEL_PORT = 26379
 
 DEFAULT_PREFIX = "jobpool"
 
 _TLS = (
-    path("ssl_ca_certs"),
-    choice("ssl_cert_reqs", "required", {word: word for word in ("required", "optional", "none")}),
-    path("ssl_certfile"),
-    path("ssl_keyfile"),
-    choice("ssl_check_hostname", True, {"yes": True, "no": False, "true": True, "false": False}),
+    url_options.path("ssl_ca_certs"),
+    url_options.choice("ssl_cert_reqs", "required", {word: word for word in ("required", "optional", "none")}),
+    url_options.path("ssl_certfile"),
+    url_options.path("ssl_keyfile"),
+    url_options.choice("ssl_check_hostname", True, {"yes": True, "no": False, "true": True, "false": False}),
 )
 _TLS_OPTIONS = [option.name for option in _TLS]
 
 OPTIONS = (
-    text("username"),
-    text("password", secret=True),
-    text("sentinel_username"),
-    text("sentinel_password", secret=True),
-    whole("db", None, 0, 10**8 - 1),
-    seconds("timeout", DEFAULT_TIMEOUT),
-    seconds("connect_timeout", DEFAULT_CONNECT_TIMEOUT),
+    url_options.text("username"),
+    url_options.text("password", secret=True),
+    url_options.text("sentinel_username"),
+    url_options.text("sentinel_password", secret=True),
+    url_options.whole("db", None, 0, 10**8 - 1),
+    url_options.seconds("timeout", 2.0),
+    url_options.seconds("connect_timeout", 2.0),
     *_TLS,
-    pattern(
+    url_options.pattern(
         "prefix",
         DEFAULT_PREFIX,
         "1 to 100 letters, digits, '.', '_', ':' or '-', starting with a letter or digit",
         "[A-Za-z0-9][A-Za-z0-9._:-]{0,99}",
     ),
-    *DEAD_CAPS,
+    *url_options.DEAD_CAPS,
 )
 
 
@@ -80,25 +63,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The servers' address, and how to connect to them.
+    """The servers' address, and how to connect to them."""
 
-    Attributes:
-        scheme: Of the URL, for error texts.
-        kind: Kind of the `seeds`.
-        seeds: At least one.
-        node: How to get into a server that the seeds name: credentials, TLS, time limits. It has no host.
-        service: Name of the master at the sentinels.
-        prefix: Prefix of all key names.
-        caps: On the dead letters of a queue.
-    """
-
-    scheme: str
     kind: Kind
-    seeds: tuple[Endpoint, ...]
-    node: Endpoint
-    service: str = ""
-    prefix: str = DEFAULT_PREFIX
-    caps: DeadCaps = field(default_factory=DeadCaps)
+    seeds: tuple[Endpoint, ...]  # at least one
+    node: Endpoint  # how to get into a server that the seeds name: credentials, TLS, time limits; it has no host
+    service: str = ""  # name of the master at the sentinels
+    prefix: str = DEFAULT_PREFIX  # of all key names
+    caps: DeadCaps = field(default_factory=DeadCaps)  # on the dead letters of a queue
 
 
 def read_address(url: str, options: Mapping[str, object]) -> Address:
@@ -111,71 +83,52 @@ def read_address(url: str, options: Mapping[str, object]) -> Address:
 
 
 class _Reader:
-    """A reader of one URL."""
-
     def __init__(self, url: str, options: Mapping[str, object]) -> None:
         scheme, _, rest = url.partition("://")
-        rest, found = split_query(rest)
+        rest, found = url_options.split_query(rest)
         place, _, path = rest.partition("/")
         login, _, self._hosts = place.rpartition("@")
         self._scheme = scheme.lower()
-        self._secure = self._scheme.startswith("rediss")
         self._login = login
         self._path = unquote(path)
         if "#" in rest or "@" in path or "@" in login or any("@" in name or "#" in name for name in found):
             raise self._refuse("cannot be read: write '/', '?', '#', '@' in a password as %2F, %3F, %23, %40")
         found |= options
-        self._options = read_options(self._scheme, found, OPTIONS)
+        self._options = url_options.read_options(self._scheme, found, OPTIONS)
         self._tls_given = [name for name in _TLS_OPTIONS if name in found]
 
     def address(self) -> Address:
-        caps = take_caps(self._options)
-        return replace(self._place(self._node()), prefix=self._options["prefix"], caps=caps)
-
-    def _place(self, node: Endpoint) -> Address:
+        node = self._node()
         match self._scheme.partition("+")[2]:
             case "sentinel":
-                return self._sentinels(node)
+                place = self._sentinels(node)
             case "cluster":
-                return self._cluster(node)
+                if self._db(self._path) != 0:
+                    raise self._refuse("has database 0 only: leave the number out")
+                place = Address(Kind.CLUSTER, self._read_hosts(node), node)
             case "unix":
-                return self._socket(node)
+                if self._hosts or not self._path:
+                    raise self._refuse("names no socket: write redis+unix:///path/to/redis.sock, with three slashes")
+                server = replace(node, path="/" + self._path, db=self._db(""))
+                place = Address(Kind.SERVER, (server,), server)
             case _:
-                return self._server(node)
-
-    # --- the kinds ---------------------------------------------------------------------------------
+                place = self._server(node)
+        return replace(place, prefix=self._options["prefix"], caps=url_options.take_caps(self._options))
 
     def _server(self, node: Endpoint) -> Address:
-        hosts = self._read_hosts(DEFAULT_PORT)
+        hosts = self._read_hosts(node)
         if len(hosts) > 1:
             raise self._refuse("takes one host: write redis+sentinel:// or redis+cluster:// for several")
-        server = replace(node, host=hosts[0][0], port=hosts[0][1], db=self._db(self._path))
-        return Address(self._scheme, Kind.SERVER, (server,), server)
-
-    def _socket(self, node: Endpoint) -> Address:
-        if self._hosts or not self._path:
-            raise self._refuse("names no socket: write redis+unix:///path/to/redis.sock, with three slashes")
-        server = replace(node, path="/" + self._path, db=self._db(""))
-        return Address(self._scheme, Kind.SERVER, (server,), server)
+        server = replace(hosts[0], db=self._db(self._path))
+        return Address(Kind.SERVER, (server,), server)
 
     def _sentinels(self, node: Endpoint) -> Address:
         service, _, db = self._path.partition("/")
         if not service:
             raise self._refuse("names no service: write redis+sentinel://host:26379/SERVICE, its name there")
-        sentinel = replace(
-            node, username=self._options["sentinel_username"], password=self._options["sentinel_password"]
-        )
-        hosts = self._read_hosts(DEFAULT_SENTINEL_PORT)
-        seeds = tuple(replace(sentinel, host=host, port=port) for host, port in hosts)
-        return Address(self._scheme, Kind.SENTINEL, seeds, replace(node, db=self._db(db)), service)
-
-    def _cluster(self, node: Endpoint) -> Address:
-        if self._db(self._path) != 0:
-            raise self._refuse("has database 0 only: leave the number out")
-        seeds = tuple(replace(node, host=host, port=port) for host, port in self._read_hosts(DEFAULT_PORT))
-        return Address(self._scheme, Kind.CLUSTER, seeds, node)
-
-    # --- the pieces --------------------------------------------------------------------------------
+        username, password = self._options["sentinel_username"], self._options["sentinel_password"]
+        seeds = self._read_hosts(replace(node, port=26379, username=username, password=password))
+        return Address(Kind.SENTINEL, seeds, replace(node, db=self._db(db)), service)
 
     def _node(self) -> Endpoint:
         username, colon, password = self._login.partition(":")
@@ -190,15 +143,16 @@ class _Reader:
             raise self._refuse("has no password beside its user: write user:password@host, or :password@host")
         return node
 
-    def _read_hosts(self, port: int) -> list[tuple[str, int]]:
-        found = [read_host(host, port) for host in self._hosts.split(",")]
+    def _read_hosts(self, node: Endpoint) -> tuple[Endpoint, ...]:
+        """Return the servers that the URL names; `node` has all but their hosts, and the usual port."""
+        found = [url_options.read_host(host, node.port) for host in self._hosts.split(",")]
         hosts = [host for host in found if host]
         if len(hosts) < len(found):
             raise self._refuse(
-                f"has no valid host: write host, host:{port} or [IPv6]:{port}; and '/', '?', '#', '@' in a password"
-                " as %2F, %3F, %23, %40"
+                f"has no valid host: write host, host:{node.port} or [IPv6]:{node.port}; and '/', '?', '#', '@' in a"
+                " password as %2F, %3F, %23, %40"
             )
-        return hosts
+        return tuple(replace(node, host=host, port=port) for host, port in hosts)
 
     def _db(self, in_path: str) -> int:
         if self._options["db"] is not None:
@@ -209,22 +163,18 @@ class _Reader:
         return int(text)
 
     def _tls(self) -> dict[str, Any] | None:
-        if not self._secure:
-            if self._tls_given:
-                listed = ", ".join(self._tls_given)
-                raise self._refuse(f"speaks no TLS: write {self._with_tls()}://, or leave {listed} out")
-            return None
-        options = {name: self._options[name] for name in _TLS_OPTIONS if self._options[name] is not None}
-        self._check_files(options)
-        return options
+        if self._scheme.startswith("rediss"):
+            options = {name: self._options[name] for name in _TLS_OPTIONS if self._options[name] is not None}
+            self._check_files(options.get("ssl_ca_certs"), options.get("ssl_certfile"), options.get("ssl_keyfile"))
+            return options
+        if self._tls_given:
+            secure = "rediss" if self._scheme == "redis+unix" else self._scheme.replace("redis", "rediss", 1)
+            raise self._refuse(f"speaks no TLS: write {secure}://, or leave {', '.join(self._tls_given)} out")
+        return None
 
-    def _with_tls(self) -> str:
-        return "rediss" if self._scheme == "redis+unix" else self._scheme.replace("redis", "rediss", 1)
-
-    def _check_files(self, options: Mapping[str, Any]) -> None:
+    def _check_files(self, authority: str | None, certificate: str | None, key: str | None) -> None:
         """Load the files once, so that a wrong one is named now, and not as a broken connection later."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        authority, certificate, key = (options.get(name) for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"))
         if key and not certificate:
             raise self._refuse("has the option ssl_keyfile without ssl_certfile: give both")
         try:

@@ -1,8 +1,10 @@
-"""`RedisBackend`: the contract, put together from the parts of this package."""
+"""`RedisBackend`, `RedisClusterBackend`: the contract, put together from the parts of this package."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from jobpool.broker.backend import QueueBackend
@@ -10,21 +12,20 @@ from jobpool.broker.finding import Finding
 from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import Capabilities, Reaped, ReapPolicy
 from jobpool.clock import Clock
+from jobpool.errors import BackendUnavailable
 from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.redis import checks
-from jobpool_backends.redis.address import DEFAULT_PREFIX, read_address
-from jobpool_backends.redis.bulk import BulkChanger
+from jobpool_backends.redis.address import DEFAULT_PREFIX, Address, Kind, read_address
 from jobpool_backends.redis.claims import RedisClaimStore
-from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.cluster_connections import ClusterLink
+from jobpool_backends.redis.connection import Sentinels
+from jobpool_backends.redis.connections import Link, ServerLink
 from jobpool_backends.redis.enqueue import Enqueuer
-from jobpool_backends.redis.fetch import Fetcher
 from jobpool_backends.redis.inspect import Inspector
-from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.keys import RedisKeyStore
-from jobpool_backends.redis.opening import open_link
-from jobpool_backends.redis.reap import Reaper
-from jobpool_backends.redis.settle import Settler
+from jobpool_backends.redis.keyspace import Keyspace
+from jobpool_backends.redis.leases import Leases
 from jobpool_backends.redis.wait import Waiter
 from jobpool_backends.shared import DeadCaps
 
@@ -67,21 +68,22 @@ class RedisBackend(QueueBackend):
     ) -> None:
         super().__init__(signer=signer, clock=clock)
         self._link = link
-        self._names = names = KeyNames(prefix, spread=self.spread)
-        self._enqueuer = Enqueuer(link, names)
-        self._settler = Settler(link, names, self.clock, caps)
-        self._reaper = Reaper(link, names, caps)
-        self._inspector = inspector = Inspector(link, names)
-        self._waiter = Waiter(link, names)
-        self._keys = RedisKeyStore(link, names)
-        self._claims = RedisClaimStore(link, names, caps, self._enqueuer, inspector)
+        keys = Keyspace(link, prefix, spread=self.spread)
+        self._enqueuer = Enqueuer(keys)
+        self._leases = Leases(keys, self.clock, caps, self.scheme)
+        self._inspector = inspector = Inspector(keys)
+        self._waiter = waiter = Waiter(keys)
+        self._keys = RedisKeyStore(keys)
+        self._claims = RedisClaimStore(keys, caps, self._enqueuer, inspector)
         self._enqueue = self._enqueuer.add
-        self._fetch = Fetcher(link, names, self.clock, self.scheme).fetch
-        self._renew = self._settler.renew
-        self._wait_any = self._waiter.wait_any
-        self._bulk = BulkChanger(link, names, inspector).bulk
+        self._fetch = self._leases.fetch
+        self._settle = self._leases.settle
+        self._renew = self._leases.renew
+        self._reap = self._leases.reap
+        self._wait_any = waiter.wait_any
+        self._bulk = inspector.bulk
         self._evicted = inspector.evicted
-        self._closers = (self._waiter.close, link.close)
+        self._closers = (waiter.close, link.close)
 
     @classmethod
     def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
@@ -110,20 +112,44 @@ class RedisBackend(QueueBackend):
         """Return the server's clock; of a cluster, that of the one which is furthest from this machine's."""
         return checks.server_time(self._link)
 
-    # --- the life of a message -----------------------------------------------------------------------
 
-    def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
-        answers = self._settler.settle(settlements, brought, call_id)
-        if brought and self.spread:
-            self._relay(_sources(settlements, brought))
+class RedisClusterBackend(RedisBackend):
+    """Messages in a Redis Cluster. All keys of a queue are in one slot, so its node does each verb in one atomic step.
+
+    A call for several queues works queue by queue. An `enqueue_many` may be half done when it raises, and is to be
+    repeated with its ids; an id is unique only in its queue. Messages that a settlement brings to other queues wait in
+    an outbox, which is written in the same step. They are brought there right after it, or after a crash by the next
+    reap of the queue.
+    """
+
+    scheme: ClassVar[str] = "redis+cluster"
+    capabilities: ClassVar[Capabilities] = replace(RedisBackend.capabilities, atomic_across_queues=False)
+    spread: ClassVar[bool] = True
+
+    def __init__(self, link: Link, **options: Any) -> None:
+        super().__init__(link, **options)
+        self._settle = self._settle_and_relay
+        self._reap = self._reap_and_relay
+
+    def _settle_and_relay(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
+        answers = self._leases.settle(settlements, brought, call_id)
+        if brought:
+            self._relay({settlements[place][0].queue for place in brought})
         return answers
 
+    def _reap_and_relay(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
+        reaped = self._leases.reap(queue, policy, visibility_timeout)
+        self._relay([queue])
+        return reaped
+
     def _relay(self, queues: Collection[str]) -> None:
-        """Bring on their way the messages that stand in the outboxes of these queues; where keys are spread."""
-
-    def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
-        return self._reaper.reap(queue, policy, visibility_timeout)
+        with suppress(BackendUnavailable):  # the call is done, and is to be told so; the next reap brings them
+            self._enqueuer.relay(queues)
 
 
-def _sources(settlements: Settlements, brought: Brought) -> set[str]:
-    return {settlements[place][0].queue for place in brought}
+def open_link(address: Address) -> Link:
+    """Return a link to what the address names. Does not connect: the first call does."""
+    if address.kind is Kind.SENTINEL:
+        sentinels = Sentinels(address.seeds, address.node, address.service)
+        return ServerLink(sentinels.place, sentinels.open)
+    return ClusterLink(address.seeds) if address.kind is Kind.CLUSTER else ServerLink(address.seeds[0])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from redis.exceptions import ResponseError
 
@@ -12,23 +13,21 @@ from jobpool.broker.finding import Finding, Level
 from jobpool.errors import ConfigurationError
 from jobpool_backends.redis.connections import Link
 
-MIN_VERSION = (6, 2)
-
-MIN_VERSION_HEEDING_REPLICAS = (7, 0)
-"""The first that refuses a script's writes when too few replicas are connected."""
-
-NEARLY_FULL_SHARE = 0.9
-"""Share of `maxmemory` from which on it deserves a word."""
-
 _SETTINGS = ("appendonly", "appendfsync", "save", "no-appendfsync-on-rewrite", "min-replicas-to-write")
 _ASK = [("INFO",), *(("CONFIG", "GET", setting) for setting in _SETTINGS)]
 
-_EVICTION, _MEMORY = "redis.eviction", "redis.memory"
-_PERSISTENCE, _REPLICATION, _ROLE = "redis.persistence", "redis.replication", "redis.role"
+_EVICTION, _MEMORY, _PERSISTENCE, _REPLICATION = (
+    f"redis.{check}" for check in ("eviction", "memory", "persistence", "replication")
+)
+_NEARLY_FULL_SHARE = 0.9  # of `maxmemory`, from which on it deserves a word
+
+_EVICTED = {
+    "allkeys": "messages are thrown away unseen",
+    "volatile": "the memory of calls is thrown away, so that a repeated call may be done twice",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """The settings of one server. `config` is None where CONFIG is forbidden."""
 
     info: Mapping[str, str]
@@ -45,7 +44,12 @@ def diagnose(link: Link) -> list[Finding]:
     """Return the findings of all servers; one that several share comes once, with all their names."""
     found: dict[Finding, list[str]] = {}
     for title, answers in link.survey(_ASK):
-        facts = read_facts(answers)
+        info, *settings = answers
+        config = None
+        if not any(isinstance(answer, ResponseError) for answer in answers):
+            pairs = [pair for pair in settings if isinstance(pair, list) and len(pair) == 2]
+            config = {name.decode(): value.decode() for name, value in pairs}
+        facts = Facts(_read_info(info), config)
         require_version(title, facts.info)
         for finding in judge(facts):
             found.setdefault(finding, []).append(title)
@@ -60,20 +64,14 @@ def server_time(link: Link) -> float:
     return max(times, key=lambda moment: abs(moment - now), default=now)
 
 
-def read_facts(answers: list[object]) -> Facts:
-    """Return the answers to INFO and to each CONFIG GET, as facts."""
-    info, *settings = answers
-    if isinstance(info, ResponseError):
-        return Facts({}, None)
-    if any(isinstance(pair, ResponseError) for pair in settings):
-        return Facts(_read_info(info), None)
-    pairs = [pair for pair in settings if isinstance(pair, list) and len(pair) == 2]
-    return Facts(_read_info(info), {name.decode(): value.decode() for name, value in pairs})
-
-
 def judge(facts: Facts) -> list[Finding]:
     """Judge the facts of one server, without its name."""
-    found = [_eviction(facts.info), _memory(facts.info), _persistence(facts), _replication(facts), _role(facts.info)]
+    info, config = facts
+    found = [_eviction(info), _memory(info), _persistence(config), _replication(info, config)]
+    if info.get("role") == "slave":
+        mend = "name its master in the URL, or the sentinels: redis+sentinel://"
+        why = "nothing can be enqueued or fetched"
+        found.append(Finding("redis.role", Level.PROBLEM, "the server is a replica", why, mend))
     return [finding for finding in found if finding is not None]
 
 
@@ -84,13 +82,10 @@ def _eviction(info: Mapping[str, str]) -> Finding:
     found = f"maxmemory-policy {policy}"
     if info.get("maxmemory", "0") == "0":
         return Finding(_EVICTION, Level.OK, f"{found}, and no maxmemory: nothing is thrown away")
-    if policy.startswith("allkeys"):
-        why = "when memory runs out, messages are thrown away unseen"
-        return Finding(_EVICTION, Level.PROBLEM, found, why, "set noeviction")
-    if policy.startswith("volatile"):
-        why = "when memory runs out, the memory of calls is thrown away, so that a repeated call may be done twice"
-        return Finding(_EVICTION, Level.PROBLEM, found, why, "set noeviction")
-    return Finding(_EVICTION, Level.OK, found)
+    lost = _EVICTED.get(policy.partition("-")[0])
+    if lost is None:
+        return Finding(_EVICTION, Level.OK, found)
+    return Finding(_EVICTION, Level.PROBLEM, found, f"when memory runs out, {lost}", "set noeviction")
 
 
 def _memory(info: Mapping[str, str]) -> Finding | None:
@@ -98,70 +93,57 @@ def _memory(info: Mapping[str, str]) -> Finding | None:
     if not most:
         return None
     found = f"{used / 2**20:,.0f} of {most / 2**20:,.0f} MiB (maxmemory) are used"
-    if used < NEARLY_FULL_SHARE * most:
+    if used < _NEARLY_FULL_SHARE * most:
         return Finding(_MEMORY, Level.OK, found)
     why = "a full server refuses what is enqueued, and settlements too, so that jobs run again"
     return Finding(_MEMORY, Level.PROBLEM, found, why, "raise maxmemory, or purge dead letters (`jobpool dead purge`)")
 
 
-def _persistence(facts: Facts) -> Finding:
-    config = facts.config
+def _persistence(config: Mapping[str, str] | None) -> Finding:
     if config is None:
         found = "CONFIG is forbidden, so what a crash of the server can lose could not be checked"
         mend = "it loses nothing with appendonly yes and appendfsync always"
         return Finding(_PERSISTENCE, Level.WARNING, found, "", mend)
     if config.get("appendonly") == "yes":
-        return _append_only_file(config)
+        return _append_only_file(config.get("appendfsync"), config.get("no-appendfsync-on-rewrite") == "yes")
+    why, found = "a crash or restart of the server loses every message", "appendonly no, and no save"
     if config.get("save"):
         why = "a crash of the server loses all that was done since it last saved"
         found = f"appendonly no, save {config['save']}"
-        return Finding(_PERSISTENCE, Level.PROBLEM, found, why, "set appendonly yes")
-    why = "a crash or restart of the server loses every message"
-    return Finding(_PERSISTENCE, Level.PROBLEM, "appendonly no, and no save", why, "set appendonly yes")
+    return Finding(_PERSISTENCE, Level.PROBLEM, found, why, "set appendonly yes")
 
 
-def _append_only_file(config: Mapping[str, str]) -> Finding:
-    match config.get("appendfsync"):
-        case "everysec":
-            why = "a crash of the server's machine loses up to two seconds of what was answered"
-            mend = "appendfsync always loses nothing, and writes more slowly"
-            return Finding(_PERSISTENCE, Level.WARNING, "appendfsync everysec", why, mend)
-        case "no":
-            why = "a crash of the server's machine loses up to half a minute of what was answered"
-            mend = "set appendfsync everysec, or always, which loses nothing"
-            return Finding(_PERSISTENCE, Level.PROBLEM, "appendfsync no", why, mend)
-        case "always" if config.get("no-appendfsync-on-rewrite") == "yes":
-            why = "a crash of the server's machine while it rewrites its file loses what was answered meanwhile"
-            return Finding(_PERSISTENCE, Level.WARNING, "no-appendfsync-on-rewrite yes", why, "set it to no")
-        case other:
-            return Finding(_PERSISTENCE, Level.OK, f"appendonly yes, appendfsync {other}")
+def _append_only_file(fsync: str | None, pauses: bool) -> Finding:
+    found, why = f"appendfsync {fsync}", "a crash of the server's machine"
+    if fsync == "everysec":
+        why += " loses up to two seconds of what was answered"
+        mend = "appendfsync always loses nothing, and writes more slowly"
+        return Finding(_PERSISTENCE, Level.WARNING, found, why, mend)
+    if fsync == "no":
+        why += " loses up to half a minute of what was answered"
+        mend = "set appendfsync everysec, or always, which loses nothing"
+        return Finding(_PERSISTENCE, Level.PROBLEM, found, why, mend)
+    if fsync == "always" and pauses:
+        why += " while it rewrites its file loses what was answered meanwhile"
+        return Finding(_PERSISTENCE, Level.WARNING, "no-appendfsync-on-rewrite yes", why, "set it to no")
+    return Finding(_PERSISTENCE, Level.OK, f"appendonly yes, {found}")
 
 
-def _replication(facts: Facts) -> Finding | None:
-    replicas = facts.info.get("connected_slaves", "0")
-    if replicas == "0" or facts.config is None:
+def _replication(info: Mapping[str, str], config: Mapping[str, str] | None) -> Finding | None:
+    replicas = info.get("connected_slaves", "0")
+    if replicas == "0" or config is None:
         return None
-    found = f"{replicas} replica{'s' if replicas != '1' else ''}"
-    if facts.config.get("min-replicas-to-write", "0") == "0":
-        why = (
-            "a failover loses what had not reached the replica, and a master that was cut off takes messages that are"
-            " lost later"
-        )
-        mend = "set min-replicas-to-write 1"
-        return Finding(_REPLICATION, Level.PROBLEM, f"{found}, min-replicas-to-write 0", why, mend)
-    if _version(facts.info) < MIN_VERSION_HEEDING_REPLICAS:
-        why = "a failover loses what had not reached the replica"
+    awaited = config.get("min-replicas-to-write", "0")
+    found = f"{replicas} replica{'s' if replicas != '1' else ''}, min-replicas-to-write {awaited}"
+    why, mend = "a failover loses what had not reached the replica", "set min-replicas-to-write 1"
+    if awaited == "0":
+        why += ", and a master that was cut off takes messages that are lost later"
+    elif _version(info) < (7, 0):
         found = "min-replicas-to-write is not heeded by scripts before Redis 7, and so not by jobpool"
-        return Finding(_REPLICATION, Level.PROBLEM, found, why, "upgrade it")
-    return Finding(_REPLICATION, Level.OK, f"{found}, min-replicas-to-write {facts.config['min-replicas-to-write']}")
-
-
-def _role(info: Mapping[str, str]) -> Finding | None:
-    if info.get("role") != "slave":
-        return None
-    why = "nothing can be enqueued or fetched"
-    mend = "name its master in the URL, or the sentinels: redis+sentinel://"
-    return Finding(_ROLE, Level.PROBLEM, "the server is a replica", why, mend)
+        mend = "upgrade it"
+    else:
+        return Finding(_REPLICATION, Level.OK, found)
+    return Finding(_REPLICATION, Level.PROBLEM, found, why, mend)
 
 
 def _read_info(answer: object) -> dict[str, str]:
@@ -172,7 +154,7 @@ def _read_info(answer: object) -> dict[str, str]:
 
 def require_version(title: str, info: Mapping[str, str]) -> None:
     """Raise `ConfigurationError` when what INFO says is of a server that is too old."""
-    if _version(info) < MIN_VERSION:
+    if _version(info) < (6, 2):
         version = info["redis_version"]
         raise ConfigurationError(f"{title} is version {version}, and jobpool needs Redis 6.2 or later: upgrade it")
 

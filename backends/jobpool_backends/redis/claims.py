@@ -19,18 +19,14 @@ from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClai
 from jobpool.broker.values import MessageFilter, State
 from jobpool.errors import InvalidJob
 from jobpool.message.frozen import maker
-from jobpool_backends.redis import scripts
+from jobpool_backends.redis import keyspace
 from jobpool_backends.redis.connection import Word
-from jobpool_backends.redis.connections import Link
 from jobpool_backends.redis.enqueue import MAX_MESSAGES_PER_CALL, Enqueuer
 from jobpool_backends.redis.inspect import Inspector
-from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import cursor_of, read_tail
 from jobpool_backends.shared import MICRO, DeadCaps, micros, stand_in
 
-_AGAIN = 1
-"""Answer of a script that found nothing, but has not looked at everything."""
-
+_AGAIN = 1  # answer of a script that found nothing, but has not looked at everything
 _make_message = maker(QueueMessage)
 
 _DELETED = {ord("d"): Deleted.DONE, ord("f"): Deleted.FORBIDDEN}
@@ -39,8 +35,7 @@ _DELETED = {ord("d"): Deleted.DONE, ord("f"): Deleted.FORBIDDEN}
 class RedisClaimStore(ClaimStore):
     """Claims of one prefix. `caps` bound the dead letters, for messages that were claimed too often."""
 
-    def __init__(self, link: Link, keys: KeyNames, caps: DeadCaps, enqueuer: Enqueuer, inspector: Inspector) -> None:
-        self._link = link
+    def __init__(self, keys: keyspace.Keyspace, caps: DeadCaps, enqueuer: Enqueuer, inspector: Inspector) -> None:
         self._keys = keys
         self._caps = caps
         self._enqueuer = enqueuer
@@ -54,58 +49,57 @@ class RedisClaimStore(ClaimStore):
         for post in posts:
             life = "" if post.life is None else micros(post.life)
             words += ("q" if post.given else "p", life, micros(post.delay) or "", post.body)
-        scripts.POST.run(self._link, self._keys, [queue], words, self._keys.one(queue, "last"))
+        self._keys.run(keyspace.POST, [queue], words, self._keys.one(queue, "last"))
 
     def _claim(
         self, queue: str, claim_id: str, limit: int, ttl: float, grace: float, max_claims: int
     ) -> HeldClaim | None:
-        lengths = (micros(ttl), micros(grace))
-        words = (claim_id, limit, *lengths, max_claims, self._caps.most, self._caps.age)
-        return _held(queue, claim_id, self._take(scripts.CLAIM, queue, words))
+        asked = (claim_id, limit, micros(ttl), micros(grace), max_claims, self._caps.most, self._caps.age)
+        return _held(queue, claim_id, self._take(keyspace.CLAIM, queue, asked))
 
     def _get(self, queue: str, claim_id: str) -> HeldClaim | None:
-        return _held(queue, claim_id, self._run(scripts.CLAIM_SHOW, queue, claim_id))
+        return _held(queue, claim_id, self._run(keyspace.CLAIM_SHOW, queue, claim_id))
 
     def _renew(self, queue: str, claim_id: str, ttl: float, grace: float | None) -> HeldClaim | None:
         kept = "" if grace is None else micros(grace)
-        return _held(queue, claim_id, self._run(scripts.CLAIM_RENEW, queue, claim_id, micros(ttl), kept))
+        return _held(queue, claim_id, self._run(keyspace.CLAIM_RENEW, queue, claim_id, micros(ttl), kept))
 
     def _release(self, queue: str, claim_id: str) -> int:
-        freed: int = self._run(scripts.CLAIM_RELEASE, queue, claim_id)
-        return freed
+        return int(self._run(keyspace.CLAIM_RELEASE, queue, claim_id))
 
     def _delete(self, queue: str, idents: Sequence[str], claim_id: str | None) -> list[Deleted] | None:
         asked = [ident.encode("utf-8", "replace") for ident in idents]
-        letters: bytes | None = self._run(scripts.CLAIM_DELETE, queue, claim_id or "", queue, *asked)
+        letters: bytes | None = self._run(keyspace.CLAIM_DELETE, queue, claim_id or "", queue, *asked)
         return None if letters is None else [_DELETED[letter] for letter in letters]
 
     def _pop(self, queue: str, limit: int) -> list[QueueMessage]:
-        answer = self._take(scripts.CLAIM_POP, queue, (limit,))
+        answer = self._take(keyspace.CLAIM_POP, queue, (limit,))
         return list(_messages(queue, None, *answer)) if answer else []
 
     def _list(self, queue: str, after: int, limit: int, claimed: bool) -> list[QueueMessage]:
         states = (State.WAITING, State.LEASED) if claimed else (State.WAITING,)
-        return [
-            row.queue_message() for row in self._inspector.rows(MessageFilter(queue=queue, states=states), after, limit)
-        ]
+        where = MessageFilter(queue=queue, states=states)
+        return [row.queue_message() for row in self._inspector.rows(where, after, limit)]
 
     def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]:
         claims: list[HeldClaim] = []
         behind: bytes | None = after.encode("utf-8", "replace")
         while behind is not None and len(claims) < limit:
-            now, more, *told = self._run(scripts.CLAIM_LIST, queue, behind, limit - len(claims))
+            now, more, *told = self._run(keyspace.CLAIM_LIST, queue, behind, limit - len(claims))
             for ident, head, count in zip(told[::3], told[1::3], told[2::3], strict=True):
                 claims.append(_read_claim(queue, ident.decode(), now, head, (), count))
             behind = more or None
         return claims
 
     def _stats(self, queue: str) -> ClaimStats:
-        return self._inspector.counts(queue).claim_stats()
+        counts = self._inspector.counts(queue)
+        free, delayed, claimed, _ = counts.by_state().values()
+        return ClaimStats(claimed, free, delayed, counts.expired)
 
-    def _run(self, script: scripts.QueueScript, queue: str, *words: Word) -> Any:
-        return script.run(self._link, self._keys, [queue], words)
+    def _run(self, script: keyspace.QueueScript, queue: str, *words: Word) -> Any:
+        return self._keys.run(script, [queue], words)
 
-    def _take(self, script: scripts.QueueScript, queue: str, words: Sequence[Word]) -> Any:
+    def _take(self, script: keyspace.QueueScript, queue: str, words: Sequence[Word]) -> Any:
         """Return the messages that a script took, None for none. Each further run of it removes what was in the way."""
         answer = _AGAIN
         while answer == _AGAIN:
@@ -114,7 +108,6 @@ class RedisClaimStore(ClaimStore):
 
 
 def _held(queue: str, claim_id: str, answer: Any) -> HeldClaim | None:
-    """Return the claim that a script shows, None for none."""
     if answer is None:
         return None
     now, head, *columns = answer

@@ -22,38 +22,29 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, RedisError, ResponseError
 
 from jobpool.errors import BackendUnavailable, JobpoolError
-from jobpool_backends.redis.address import Address
-from jobpool_backends.redis.connection import Connection, Endpoint, Word, ask_in_turn, open_and_ask
-from jobpool_backends.redis.connections import MIN_WAIT_S, Link, Script, ServerLink, Stale, first_error
-from jobpool_backends.redis.errors import Explained
+from jobpool_backends.redis.connection import Connection, Endpoint, Explained, Word, ask_in_turn, open_and_ask
+from jobpool_backends.redis.connections import MIN_WAIT_S, Link, Script, ServerLink, Stale
 from jobpool_backends.redis.records import places_by
 
 Result = TypeVar("Result")
 
-Host = tuple[str, int]
-"""Name or address, and port."""
-
+Host = tuple[str, int]  # name or address, and port
 SLOTS = 16384
 
-_MAX_MOVES = 5
-"""Times that a call follows a moved slot before it gives up."""
-
-_MOVING_PAUSE_S = 0.1
-"""Rest of a wait whose slot is on the way: to ask again at once would keep two nodes busy."""
-
-_KEYLESS = frozenset({"PING", "TIME", "INFO", "CONFIG", "CLUSTER", "CLIENT", "ROLE", "SCRIPT", "ACL", "COMMAND"})
-_KEYS_COUNTED = frozenset({"EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO"})
+_MAX_MOVES = 5  # times that a call follows a moved slot before it gives up
+_MOVING_PAUSE_S = 0.1  # of a wait whose slot is on the way: to ask again at once would keep two nodes busy
 
 
-def slot_of(key: str | bytes) -> int:
+def slot_of(key: Word) -> int:
     """Return the slot of a key: of what stands in its braces, if any does."""
-    slot: int = key_slot(key.encode() if isinstance(key, str) else key)
+    slot: int = key_slot(key if isinstance(key, bytes) else str(key).encode())
     return slot
 
 
@@ -72,14 +63,9 @@ def read_slots(answer: Sequence[Any], asked: str) -> list[Host | None]:
 class NodeLink(ServerLink):
     """Connections to one node. Raises redis-py's `MovedError` and `AskError` as they are, besides what links raise."""
 
-    def __init__(self, node: Endpoint) -> None:
-        super().__init__(node)
-        self.host = node.host
-        self.timeout = node.timeout
-
     def ask_importing(self, words: Sequence[Word]) -> Any:
         """Run one command on the node that a slot is moving to, before all of it has arrived."""
-        return self._use(lambda connection: first_error(connection.ask_many([("ASKING",), words])))[1]
+        return self.call_many([("ASKING",), words])[1]
 
     def begin_wait(self, keys: Sequence[str], seconds: float) -> Connection:
         """Start to wait for an element in one slot. The connection must go to `end_wait` or `drop_wait`."""
@@ -123,34 +109,100 @@ class NodeLink(ServerLink):
         return Explained(None, sound=True) if isinstance(error, AskError) else super()._explain(error)
 
 
-Groups = Sequence[tuple[NodeLink, Sequence[str]]]
-"""Keys slot by slot, each slot with the node that holds it."""
-
-Begun = dict[int, tuple[NodeLink, Connection]]
-"""Waits that go on, by the number of their file."""
+Groups = Sequence[tuple[NodeLink, Sequence[str]]]  # keys slot by slot, each slot with the node that holds it
+Begun = dict[int, tuple[NodeLink, Connection]]  # waits that go on, by the number of their file
 
 
-class ClusterWaits:
-    """The wait for elements on several nodes; any number of threads at once."""
+class ClusterLink(Link):
+    """Connections to all masters of one cluster, and its slots as they were when last asked of `seeds` or masters.
 
-    def __init__(self) -> None:
-        self._taken: set[str] = set()  # and not yet told
+    Blocks for the table of slots, when it is not there: for `connect_timeout`, however many nodes are silent.
+    """
 
-    def wait(self, groups: Groups, timeout: float) -> str | None:
-        """Wait as `Link.wait_pop`. Raises as that, and `MovedError` or `AskError` of a node."""
-        give_up = time.monotonic() + timeout
-        for _ in groups:  # each may find once that the server had closed its connection
-            with suppress(Stale):
-                return self._remembered(groups) or self._wait(groups, give_up)
-        return self._wait(groups, give_up)
+    def __init__(self, seeds: Sequence[Endpoint]) -> None:
+        self._seeds = tuple(replace(seed, role="Redis Cluster node") for seed in seeds)
+        self._asked = self._seeds
+        self._links: dict[Host, NodeLink] = {}
+        self._table: list[Host | None] = []
+        self._changing = threading.Lock()
+        self._closed = threading.Event()
+        self._taken: set[str] = set()  # keys of elements that a wait took, and that are not yet told
+        self.title = f"Redis Cluster ({', '.join(seed.name for seed in seeds)})"
 
-    def _remembered(self, groups: Groups) -> str | None:
-        for key in (key for _, keys in groups for key in keys if key in self._taken):
-            self._taken.discard(key)
-            return key
-        return None
+    def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
+        whole = ("EVAL", script.source, len(keys), *keys, *args)
+        return self._at(slot_of(keys[0]), lambda node: node.run(script, keys, args), whole)
+
+    def call(self, *words: Word) -> Any:
+        return self._at(_slot_of_command(words), lambda node: node.call(*words), words)
+
+    def call_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
+        answers: list[Any] = [None] * len(commands)
+        for node, places in places_by(self._holder(_slot_of_command(words)) for words in commands).items():
+            [(_, told)] = self._watched(node.survey, [commands[place] for place in places])
+            for place, answer in zip(places, told, strict=True):
+                # Retry a refused command alone: that follows a moved slot, or raises the error.
+                answers[place] = self.call(*commands[place]) if isinstance(answer, ResponseError) else answer
+        return answers
+
+    def survey(self, commands: Sequence[Sequence[Word]]) -> list[tuple[str, list[Any]]]:
+        masters = {host for host in self._table or self._ask() if host}
+        return [told for host in sorted(masters) for told in self._watched(self._at_host(host).survey, commands)]
+
+    def wait_pop(self, keys: Sequence[str], timeout: float) -> str | None:
+        by_slot = places_by(map(slot_of, keys))
+        groups = [(self._holder(slot), [keys[place] for place in places]) for slot, places in by_slot.items()]
+        try:
+            return self._watched(self._wait, groups, time.monotonic() + timeout)
+        except AskError:  # the slot goes elsewhere
+            self._forget()
+            self._closed.wait(min(timeout, _MOVING_PAUSE_S))
+            return None
+
+    def close(self) -> None:
+        with self._changing:
+            self._closed.set()
+            for link in self._links.values():
+                link.close()
+
+    def _at(self, slot: int | None, work: Callable[[NodeLink], Result], words: Sequence[Word]) -> Result:
+        """Do `work` at the node that holds `slot`, any for None; `words` say the same to one that the slot moves to."""
+        node = self._holder(slot)
+        for _ in range(_MAX_MOVES):
+            try:
+                return self._watched(work, node)
+            except MovedError as moved:
+                host = (moved.host or node.place.host, moved.port)
+                if slot is not None and (table := self._table):
+                    table[slot] = host
+                node = self._at_host(host)
+            except AskError as moving:
+                node = self._at_host((moving.host or node.place.host, moving.port))
+                work = partial(NodeLink.ask_importing, words=words)
+        self._forget()
+        raise BackendUnavailable(f"{self.title} sends a call from node to node: it answers when its nodes agree again")
+
+    def _watched(self, work: Callable[..., Result], *args: Any) -> Result:
+        """Do `work`; if a node fails, who holds what may be different now."""
+        try:
+            return work(*args)
+        except BackendUnavailable:
+            self._forget()
+            raise
+
+    # --- waits -------------------------------------------------------------------------------------
 
     def _wait(self, groups: Groups, give_up: float) -> str | None:
+        """Wait as `wait_pop`. Raises as that, and `MovedError` or `AskError` of a node."""
+        for _ in groups:  # each may find once that the server had closed its connection
+            with suppress(Stale):
+                for key in (key for _, keys in groups for key in keys if key in self._taken):
+                    self._taken.discard(key)
+                    return key
+                return self._wait_once(groups, give_up)
+        return self._wait_once(groups, give_up)
+
+    def _wait_once(self, groups: Groups, give_up: float) -> str | None:
         begun: Begun = {}
         try:
             for node, keys in groups:
@@ -171,7 +223,7 @@ class ClusterWaits:
             poll.register(number, select.POLLIN)
         taken: list[str] = []
         while begun and not taken:
-            limit = max(give_up + max(node.timeout for node, _ in begun.values()) - time.monotonic(), MIN_WAIT_S)
+            limit = max(give_up + max(node.place.timeout for node, _ in begun.values()) - time.monotonic(), MIN_WAIT_S)
             for number, _ in poll.poll(limit * 1000.0) or [(next(iter(begun)), 0)]:  # silence: ask one for its error
                 poll.unregister(number)
                 taken += self._end(begun, number, limit)
@@ -183,31 +235,16 @@ class ClusterWaits:
             waits = [connection.ident for owner, connection in begun.values() if owner is node]
             node.call_many([("CLIENT", "UNBLOCK", ident) for ident in waits])
         for number, (node, _) in list(begun.items()):
-            self._taken.update(self._end(begun, number, node.timeout))
+            self._taken.update(self._end(begun, number, node.place.timeout))
 
     def _end(self, begun: Begun, number: int, limit: float) -> list[str]:
         node, connection = begun.pop(number)
         key = node.end_wait(connection, limit)
         return [] if key is None else [key]
 
+    # --- masters -----------------------------------------------------------------------------------
 
-class Masters:
-    """The masters of a cluster and their slots, as they were when last asked; any number of threads at once.
-
-    Blocks for the table of slots, when it is not there: for `connect_timeout`, however many nodes are silent.
-    """
-
-    def __init__(self, address: Address) -> None:
-        self._node = replace(address.node, role="Redis Cluster node")
-        self._seeds = tuple(replace(seed, role=self._node.role) for seed in address.seeds)
-        self._asked = self._seeds
-        self._links: dict[Host, NodeLink] = {}
-        self._table: list[Host | None] = []
-        self._changing = threading.Lock()
-        self._closed = False
-        self.title = f"Redis Cluster ({', '.join(seed.name for seed in self._seeds)})"
-
-    def holder(self, slot: int | None) -> NodeLink:
+    def _holder(self, slot: int | None) -> NodeLink:
         """Return the master that holds this slot; any master for None.
 
         Raises:
@@ -217,38 +254,24 @@ class Masters:
         table = self._table or self._ask()
         host = next(filter(None, table), None) if slot is None else table[slot]
         if host is None:
-            self.forget()
+            self._forget()
             raise BackendUnavailable(
                 f"{self.title} has no node for {'any slot' if slot is None else f'slot {slot}'}: bring the missing ones"
                 " back (redis-cli --cluster check)"
             )
-        return self.at(host)
+        return self._at_host(host)
 
-    def at(self, host: Host) -> NodeLink:
-        """Return the link to one node."""
-        return self._links.get(host) or self._link_to(host)
+    def _at_host(self, host: Host) -> NodeLink:
+        known = self._links.get(host)
+        if known is None:
+            with self._changing:
+                self._check_open()
+                known = self._links.setdefault(host, NodeLink(self._endpoint(host)))
+        return known
 
-    def moved(self, slot: int | None, host: Host) -> NodeLink:
-        """Return the link to the node to which a slot was moved; the table says so from now on."""
-        if slot is not None and (table := self._table):
-            table[slot] = host
-        return self.at(host)
-
-    def all(self) -> list[NodeLink]:
-        """Return every master that holds a slot. Raises as `holder`."""
-        table = self._table or self._ask()
-        return [self.at(host) for host in sorted({host for host in table if host})]
-
-    def forget(self) -> None:
+    def _forget(self) -> None:
         """Ask for the table again, before the next call."""
         self._table = []
-
-    def close(self) -> None:
-        """Close all links. Safe to call twice."""
-        with self._changing:
-            self._closed = True
-            for link in self._links.values():
-                link.close()
 
     def _ask(self) -> list[Host | None]:
         self._check_open()
@@ -261,21 +284,16 @@ class Masters:
         for link in gone:  # a call under way ends by itself
             link.drop_idle()
         known = {(node.host, node.port) for node in self._seeds}
-        self._asked = (*self._seeds, *(self._endpoint(host) for host in masters - known))
+        self._asked = (*self._seeds, *map(self._endpoint, masters - known))
         self._table = table
         return table
 
-    def _link_to(self, host: Host) -> NodeLink:
-        with self._changing:
-            self._check_open()
-            return self._links.setdefault(host, NodeLink(self._endpoint(host)))
-
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closed.is_set():
             raise BackendUnavailable(f"the connection to {self.title} was closed: open the backend again")
 
     def _endpoint(self, host: Host) -> Endpoint:
-        return replace(self._node, host=host[0], port=host[1])
+        return replace(self._seeds[0], host=host[0], port=host[1])
 
 
 def _ask_for_table(node: Endpoint) -> list[Host | None]:
@@ -284,89 +302,6 @@ def _ask_for_table(node: Endpoint) -> list[Host | None]:
     return read_slots(answer, node.host)
 
 
-class ClusterLink(Link):
-    """Connections to all masters of one cluster."""
-
-    def __init__(self, address: Address) -> None:
-        self._masters = Masters(address)
-        self._waits = ClusterWaits()
-        self._halt = threading.Event()
-
-    @property
-    def title(self) -> str:
-        return self._masters.title
-
-    def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
-        whole = ("EVAL", script.source, len(keys), *keys, *args)
-        return self._at(keys[0], lambda node: node.run(script, keys, args), whole)
-
-    def call(self, *words: Word) -> Any:
-        return self._at(_key_of(words), lambda node: node.call(*words), words)
-
-    def call_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
-        answers: list[Any] = [None] * len(commands)
-        for node, places in places_by(self._masters.holder(_slot_of_command(words)) for words in commands).items():
-            [(_, told)] = self._watched(node.survey, [commands[place] for place in places])
-            for place, answer in zip(places, told, strict=True):
-                # Retry a refused command alone: that follows a moved slot, or raises the error.
-                answers[place] = self.call(*commands[place]) if isinstance(answer, ResponseError) else answer
-        return answers
-
-    def survey(self, commands: Sequence[Sequence[Word]]) -> list[tuple[str, list[Any]]]:
-        return [told for node in self._masters.all() for told in self._watched(node.survey, commands)]
-
-    def wait_pop(self, keys: Sequence[str], timeout: float) -> str | None:
-        by_slot = places_by(map(slot_of, keys))
-        groups = [(self._masters.holder(slot), [keys[place] for place in places]) for slot, places in by_slot.items()]
-        try:
-            return self._watched(self._waits.wait, groups, timeout)
-        except AskError:  # the slot goes elsewhere
-            self._masters.forget()
-            self._halt.wait(min(timeout, _MOVING_PAUSE_S))
-            return None
-
-    def close(self) -> None:
-        self._halt.set()
-        self._masters.close()
-
-    def _at(self, key: str | bytes | None, work: Callable[[NodeLink], Result], words: Sequence[Word]) -> Result:
-        """Do `work` at the node that holds `key`, any for None; `words` say the same to one that the slot moves to."""
-        slot = None if key is None else slot_of(key)
-        node = self._masters.holder(slot)
-        for _ in range(_MAX_MOVES):
-            try:
-                return self._watched(work, node)
-            except MovedError as moved:
-                node = self._masters.moved(slot, (moved.host or node.host, moved.port))
-            except AskError as moving:
-                node = self._masters.at((moving.host or node.host, moving.port))
-                work = _as_importing(words)
-        self._masters.forget()
-        raise BackendUnavailable(f"{self.title} sends a call from node to node: it answers when its nodes agree again")
-
-    def _watched(self, work: Callable[..., Result], *args: Any) -> Result:
-        """Do `work`; if a node fails, who holds what may be different now."""
-        try:
-            return work(*args)
-        except BackendUnavailable:
-            self._masters.forget()
-            raise
-
-
-def _key_of(words: Sequence[Word]) -> str | bytes | None:
-    """Return the key that says where a command belongs; None when it has none."""
-    verb = str(words[0]).upper()
-    if verb in _KEYLESS:
-        return None
-    place = 3 if verb in _KEYS_COUNTED else 1
-    key = words[place] if len(words) > place else None
-    return key if isinstance(key, str | bytes) else None
-
-
 def _slot_of_command(words: Sequence[Word]) -> int | None:
-    key = _key_of(words)
-    return None if key is None else slot_of(key)
-
-
-def _as_importing(words: Sequence[Word]) -> Callable[[NodeLink], Any]:
-    return lambda node: node.ask_importing(words)
+    """Return the slot of a command's key, its second word; None for a command of one word."""
+    return slot_of(words[1]) if len(words) > 1 else None

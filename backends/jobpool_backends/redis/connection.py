@@ -1,63 +1,65 @@
-"""One connection to one Redis server: how to make it, and how to ask several servers in turn.
+"""One connection to one Redis server: how to make it, how to find the server among several, and its errors' meaning.
 
 redis-py's `Connection` connects, speaks TLS, authenticates and frames; its clients are left out. For an EVALSHA of 500
 arguments (some hundred messages) `redis.Redis` takes 143 µs of CPU, and its `Connection` 110 µs. `Connection` with
 commands packed by hiredis, as here, takes 61 µs, as a bare socket does. The clients also retry with back-off, ping
 before a call and hold locks, which a caller with call ids does not need.
+
+A refusal by the server begins with a word (`READONLY …`). One table turns it into `BackendUnavailable` (wait, or mend
+the server) or `AccessRefused` (mend the settings, or its rights). A break of the connection carries the operating
+system's error. An error in no table is a fault of ours, such as an error in a script, and stays as it is.
 """
 
 from __future__ import annotations
 
+import errno
+import re
 import socket
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hiredis import pack_command
 from redis.connection import Connection as TcpConnection
 from redis.connection import SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ConnectionError, InvalidResponse, RedisError, ResponseError, TimeoutError
 
-from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
-from jobpool_backends.redis.errors import explain
+from jobpool.errors import AccessRefused, BackendUnavailable, ConfigurationError, JobpoolError
+from jobpool_backends.errors import HUNG_UP, Meaning, mend, take_no_writes, unreached, wait
 
 Result = TypeVar("Result")
 Word = str | bytes | int | float
 
-MIN_SHARE_S = 0.25
-"""Least time for each of many servers: less would pass over servers that are merely far away."""
-
-_TCP: Any = TcpConnection  # without annotations in redis-py
-_TLS: Any = SSLConnection
-_UNIX: Any = UnixDomainSocketConnection
+MIN_SHARE_S = 0.25  # for each of many servers: less would pass over servers that are merely far away
 
 
 class Connection:
-    """A connection. For one thread at a time, except `interrupt`. Raises redis-py's errors; broken, it stays so.
+    """A connection, for one thread at a time. Raises redis-py's errors; broken, it stays so.
 
     Attributes:
         used: It has answered before, so that a break found now may be an old one.
         ident: The server's id of it, once asked for; 0 before.
     """
 
-    __slots__ = ("_connection", "_socket", "ident", "used")
-
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         connection.connect()
         self._socket: socket.socket = connection._sock  # redis-py has no public name for it
+        self.fileno = self._socket.fileno  # readable when an answer is there
+        self.close = connection.disconnect  # safe to call twice
         self.used = False
         self.ident = 0
 
     def ask(self, words: Sequence[Word]) -> Any:
         """Return the answer to one command, within the endpoint's `timeout`."""
-        self.send(words)
+        self._connection.send_packed_command((_pack(words),), False)
         return self._connection.read_response()
 
     def ask_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
-        """Send all commands at once and return their answers, among which refusals are values, not raised."""
+        """Return the answers to all commands, sent at once; refusals are values among them."""
         self._connection.send_packed_command((b"".join(map(_pack, commands)),), False)
         answers = []
         for _ in commands:
@@ -68,88 +70,63 @@ class Connection:
         return answers
 
     def send(self, words: Sequence[Word]) -> None:
-        """Send one command; `receive` its answer."""
         self._connection.send_packed_command((_pack(words),), False)
 
     def receive(self, limit: float) -> Any:
-        """Return the answer to what was sent, within `limit` seconds."""
+        """Return the answer to a command that was sent, within `limit` seconds."""
         return self._connection.read_response(timeout=limit)
-
-    def fileno(self) -> int:
-        """Return the descriptor, for `poll`: readable when an answer is there."""
-        return self._socket.fileno()
 
     def interrupt(self) -> None:
         """Wake the thread that waits on this connection, from any other. Not a close: the number may be reused."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def close(self) -> None:
-        """Close the connection. Safe to call twice."""
-        self._connection.disconnect()
-
 
 def _pack(words: Sequence[Word]) -> bytes:
-    packed: bytes = pack_command(tuple(words))  # type: ignore[arg-type]  # its stub says a tuple of one
-    return packed
+    return pack_command(tuple(words))  # type: ignore[arg-type, no-any-return]  # its stub says a tuple of one
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One server, and how to connect to it.
+    """One server, and how to connect to it."""
 
-    Attributes:
-        host: Name or address; empty when `path`, of a Unix socket, is set.
-        password: None = do not authenticate. `username` None = Redis's `default`.
-        timeout: Seconds for an answer, and for a TLS or authentication step.
-        connect_timeout: Seconds for a connection, to each address that the host name has.
-        tls: redis-py's `ssl_…` options; None = no TLS.
-        role: In error texts.
-    """
-
-    host: str = ""
+    host: str = ""  # name or address
     port: int = 6379
-    path: str = ""
+    path: str = ""  # of a Unix socket, in place of a host
     db: int = 0
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
-    timeout: float = 2.0
-    connect_timeout: float = 2.0
-    tls: Mapping[str, Any] | None = field(default=None, repr=False)
-    role: str = "Redis"
+    username: str | None = None  # None = Redis's `default`
+    password: str | None = field(default=None, repr=False)  # None = do not authenticate
+    timeout: float = 2.0  # seconds for an answer, and for a TLS or authentication step
+    connect_timeout: float = 2.0  # seconds for a connection, to each address that the host name has
+    tls: Mapping[str, Any] | None = field(default=None, repr=False)  # redis-py's `ssl_…` options; None = no TLS
+    role: str = "Redis"  # in error texts
 
     @property
     def name(self) -> str:
-        """Host and port, or the path."""
-        if self.path:
-            return self.path
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return self.path or f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     @property
     def title(self) -> str:
-        """Name of the server in error texts."""
-        return f"{self.role} at {self.name}"
-
-    @property
-    def is_secure(self) -> bool:
-        """True if it is spoken to through TLS."""
-        return self.tls is not None
+        """Name in error texts."""
+        return f"{self.role} at {self.name}" if self.host or self.path else self.role
 
     def open(self) -> Connection:
         """Return a new connection, ready for commands. Raises redis-py's errors."""
-        common: dict[str, Any] = {
-            "db": self.db,
-            "username": self.username,
-            "password": self.password,
-            "socket_timeout": self.timeout,
-            "socket_connect_timeout": self.connect_timeout,
-            "protocol": 2,  # no HELLO on each connection, and nothing is pushed
-            "driver_info": None,  # nor CLIENT SETINFO
-        }
-        if self.path:
-            return Connection(_UNIX(path=self.path, **common))
-        common |= {"host": self.host, "port": self.port}
-        return Connection(_TCP(**common) if self.tls is None else _TLS(**self.tls, **common))
+        kind: Any = UnixDomainSocketConnection if self.path else TcpConnection if self.tls is None else SSLConnection
+        place: dict[str, Any] = {"path": self.path} if self.path else {"host": self.host, "port": self.port}
+        return Connection(
+            kind(
+                **place,
+                **(self.tls or {}),
+                db=self.db,
+                username=self.username,
+                password=self.password,
+                socket_timeout=self.timeout,
+                socket_connect_timeout=self.connect_timeout,
+                protocol=2,  # no HELLO on each connection, and nothing is pushed
+                driver_info=None,  # nor CLIENT SETINFO
+            )
+        )
 
 
 def open_and_ask(endpoint: Endpoint, *words: Word) -> tuple[Connection, Any]:
@@ -184,3 +161,188 @@ def ask_in_turn(servers: Sequence[Endpoint], ask: Callable[[Endpoint], Result], 
             break
     refusal = next((trouble for trouble in troubles if isinstance(trouble, ConfigurationError)), None)
     raise refusal or BackendUnavailable(f"{what}: {'; '.join(map(str, troubles))}")
+
+
+class Sentinels:
+    """The way to the master of one service: `place`, wherever it is.
+
+    Each new connection asks the sentinels anew, and the server is asked if it agrees. A master that was demoted closes
+    its connections or answers READONLY; the link then throws all of them away, so the next call comes here. Nobody
+    listens for announcements: an answer costs a millisecond when a connection breaks, and nothing otherwise.
+    """
+
+    def __init__(self, seeds: Sequence[Endpoint], node: Endpoint, service: str) -> None:
+        self._seeds = tuple(replace(seed, role="Redis sentinel") for seed in seeds)
+        self._node = replace(node, role=f"Redis master {service}")
+        self._service = service
+        names = ", ".join(seed.name for seed in seeds)
+        self.place = replace(self._node, role=f"{self._node.role} (sentinels {names})")
+
+    def open(self) -> Connection:
+        """Return a connection to the master. Raises as a link's calls do.
+
+        Blocks for the sentinels `connect_timeout` in all, however many are silent; then as for one server.
+        """
+        seeds = self._seeds
+        place, master = ask_in_turn(seeds, self._find_master, f"no sentinel names the master of {self._service}")
+        self._seeds = seeds[place:] + seeds[:place]  # the one that answered is asked first next time
+        connection, [role, *_] = open_and_ask(master, "ROLE")
+        if role != b"master":
+            connection.close()
+            raise BackendUnavailable(
+                f"{master.title} is a replica still: a failover is under way, or the sentinels are wrong"
+            )
+        return connection
+
+    def _find_master(self, sentinel: Endpoint) -> Endpoint:
+        connection, answer = open_and_ask(sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+        connection.close()
+        if answer is None:
+            raise AccessRefused(
+                f"{sentinel.title} knows no service {self._service!r}: write the one of its `sentinel monitor` line"
+            )
+        return replace(self._node, host=answer[0].decode(), port=int(answer[1]))
+
+
+# --- errors ---------------------------------------------------------------------------------------------
+
+
+class Explained(NamedTuple):
+    """An error, explained."""
+
+    error: JobpoolError | None  # to raise; None = the original
+    sound: bool = False  # the connection can be used again
+    hung_up: bool = False  # the other side had closed the connection: a kept one may only have been stale
+
+
+_GRANT = mend("does not allow this user what jobpool needs: grant it the commands and the keys")
+_TAKE_OUT_THE_PASSWORD = mend("has no password set, yet one was given: leave it out, or set one there")
+_TOO_OLD = mend("does not know a command that jobpool needs: it must be Redis 6.2 or later, with no command renamed")
+_MOVING = wait("is moving these keys to another node: it answers when that is done", sound=True)
+_WRITE_CLUSTER = mend("is a node of a cluster: write redis+cluster:// instead")
+
+_BY_WORD = {
+    "LOADING": wait("is loading its data from disk: it answers when that is done"),
+    "READONLY": wait(
+        "is a replica, which takes no writes: after a failover the next call looks for the new master; if there was"
+        " none, name the master"
+    ),
+    "UNBLOCKED": wait("became a replica while it was waited on: the next call looks for the new master"),
+    "MASTERDOWN": wait("is a replica that has lost its master: bring the master back, or let a failover finish"),
+    "CLUSTERDOWN": wait("says that its cluster is down: bring the missing nodes back (redis-cli --cluster check)"),
+    "BUSY": wait("is busy with a script that does not end: find its caller, or end it with SCRIPT KILL", sound=True),
+    "TRYAGAIN": _MOVING,
+    "OOM": take_no_writes(
+        "refuses to grow, for the server's memory is full (maxmemory is reached): raise maxmemory, or remove what is"
+        " not needed; nothing was changed"
+    ),
+    "MISCONF": take_no_writes("refuses writes because it cannot save to its disk: see its log, and free some space"),
+    "NOREPLICAS": take_no_writes(
+        "refuses writes because too few of its replicas are connected (min-replicas-to-write): bring them back"
+    ),
+    "NOAUTH": mend(
+        "wants a password: write it into the URL, redis://user:password@host, or into the option password (a sentinel's"
+        " into sentinel_password)"
+    ),
+    "WRONGPASS": mend("refuses this user name or password: mend them in the URL or in the options"),
+    "NOPERM": _GRANT,
+    "DENIED": mend(
+        "is in protected mode and takes connections from its own machine only: give it a password, or bind it to an"
+        " address on purpose"
+    ),
+    "MOVED": _WRITE_CLUSTER,
+}
+
+_BY_PHRASE = {  # as Redis 6, Redis 7 and Valkey say it
+    "max number of clients reached": wait(
+        "has no connection left (maxclients): close some clients, or raise maxclients"
+    ),
+    "DB index is out of range": mend(
+        "has no database of this number: choose one below its setting `databases` (16 unless it was changed)"
+    ),
+    "SELECT is not allowed in cluster mode": _WRITE_CLUSTER,
+    "cluster support disabled": mend("is not a node of a cluster: write redis:// instead"),
+    "unknown command": _TOO_OLD,
+    "Unknown Redis command called from": _TOO_OLD,
+    "Unknown command called from": _TOO_OLD,
+    "without any password configured": _TAKE_OUT_THE_PASSWORD,
+    "no password is set": _TAKE_OUT_THE_PASSWORD,
+    "attempted to access a non local key": _MOVING,
+    "user executing the script can't": _GRANT,
+    "ACL failure in script": _GRANT,
+}
+
+_IN_SCRIPT = re.compile(r"@user_script: ?\d+: -?([A-Z]+) ")
+"""Redis 6 puts the refusal of a command behind the place in the script that sent it."""
+
+_NO_SOCKET = {
+    errno.ENOENT: "is not there: start Redis with this `unixsocket`, or mend the path",
+    errno.EACCES: "may not be used by this user: mend `unixsocketperm`, or join the socket's group",
+    errno.ENOTSOCK: "is no socket: mend the path",
+}
+
+
+def explain(error: RedisError, place: Endpoint) -> Explained:
+    """Explain `error`, which came from `place`."""
+    hung_up = False
+    meaning = _refusal(error)
+    if meaning is None:
+        match error:
+            case InvalidResponse():
+                meaning = wait("does not speak Redis's protocol; if the port wants TLS, write rediss://")
+            case TimeoutError():
+                meaning = wait(_slow(error, place))
+            case ConnectionError():
+                meaning, hung_up = _broken(error, place)
+            case _:
+                return Explained(None, sound=True)
+    return Explained(meaning.told(place.title), meaning.sound, hung_up)
+
+
+def _refusal(error: RedisError) -> Meaning | None:
+    text = str(error)
+    word = getattr(error, "status_code", None) or text.partition(" ")[0]  # redis-py cuts the words that it knows
+    in_script = _IN_SCRIPT.search(text)
+    known = _BY_WORD.get(word) or (_BY_WORD.get(in_script[1]) if in_script else None)
+    return known or next((meaning for phrase, meaning in _BY_PHRASE.items() if phrase in text), None)
+
+
+def _slow(error: TimeoutError, place: Endpoint) -> str:
+    if "connecting" not in str(error):
+        return (
+            f"did not answer within {place.timeout:g} s: see whether it runs, is stopped or has too much to do, or"
+            " raise the option timeout"
+        )
+    tls = "" if place.tls is None else "; if the port speaks no TLS, write redis://"
+    return f"took no connection in time: see whether it runs and no firewall swallows packets{tls}"
+
+
+def _broken(error: ConnectionError, place: Endpoint) -> tuple[Meaning, bool]:
+    """Return the meaning of a broken connection, and True if the other side had closed it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):  # the operating system's, which redis-py wrapped
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return mend(_tls_trouble(cause)), False
+    if cause is None or cause.errno in HUNG_UP or isinstance(cause, ssl.SSLError):
+        hint = "if the port wants TLS, write rediss://"
+        if place.tls is not None:
+            hint = "if it wants a certificate of ours, give ssl_certfile; if the port speaks no TLS, write redis://"
+        return wait(f"closed the connection: it was stopped or restarted, or it is full (see its log); {hint}"), True
+    no_socket = _NO_SOCKET.get(cause.errno or 0)
+    way = unreached(cause, "Redis") or no_socket or f"cannot be reached: {cause.strerror or cause}"
+    return wait(way), False
+
+
+def _tls_trouble(error: ssl.SSLError) -> str:
+    reason = error.reason or ""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = error.verify_message.rstrip(".")
+        return (
+            f"shows a certificate that is not accepted ({why}): name its authority with ssl_ca_certs, or mend the host"
+        )
+    if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+        return "speaks no TLS: write redis:// instead, or name its TLS port"
+    if "CERTIFICATE" in reason or "ALERT_UNKNOWN_CA" in reason:  # the server refuses our certificate
+        return f"does not accept our certificate ({reason}): mend the options ssl_certfile and ssl_keyfile"
+    return f"does not agree on TLS ({reason or error}): mend the ssl_… options, or the server's tls-… settings"

@@ -16,36 +16,28 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.redis.connection import Connection, Word
-from jobpool_backends.redis.errors import Explained, Place, explain
+from jobpool_backends.redis.connection import Connection, Endpoint, Explained, Word, explain
 
 Result = TypeVar("Result")
 
-MIN_WAIT_S = 0.01
-"""BLPOP takes 0 for "forever", and Redis 6.2 takes 0.001 for 0."""
+MIN_WAIT_S = 0.01  # BLPOP takes 0 for "forever", and Redis 6.2 takes 0.001 for 0
+
+
+class Stale(Exception):
+    """A kept connection was closed by the server before this call. Nothing is known of the call."""
 
 
 class Script:
     """A Lua script. Its digest is known beforehand, so that a call sends forty characters instead of the source."""
 
-    __slots__ = ("name", "sha", "source")
-
-    def __init__(self, name: str, source: str) -> None:
-        self.name = name
+    def __init__(self, source: str) -> None:
         self.source = source
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-
-
-class Connector(Place, Protocol):
-    """The source of connections: one server, or the current master."""
-
-    def open(self) -> Connection:
-        """Return a new connection. Raises redis-py's errors, or ours."""
 
 
 class Link(ABC):
@@ -55,10 +47,8 @@ class Link(ABC):
     `ConfigurationError` (the server refuses us, or lacks what we need), or redis-py's `ResponseError`: a fault of ours.
     """
 
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """Name of the server in error texts: with host and port, never a password."""
+    title: str
+    """Name of the server in error texts: with host and port, never a password."""
 
     @abstractmethod
     def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
@@ -66,7 +56,7 @@ class Link(ABC):
 
     @abstractmethod
     def call(self, *words: Word) -> Any:
-        """Run one plain command. On a cluster its first word is its key, unless it has none."""
+        """Run one plain command. On a cluster its second word is its key, unless it has none."""
 
     @abstractmethod
     def call_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
@@ -90,20 +80,18 @@ class Link(ABC):
 
 
 class ServerLink(Link):
-    """Connections to one server at a time: to that which the connector leads to."""
+    """Connections to one server at a time; `open_connection` opens each, if `place` is not one known server."""
 
-    def __init__(self, connector: Connector) -> None:
-        self._connector = connector
+    def __init__(self, place: Endpoint, open_connection: Callable[[], Connection] | None = None) -> None:
+        self.place = place
+        self.title = place.title
+        self._open_connection = open_connection or place.open
         self._pid = os.getpid()
         self._idle: list[Connection] = []
         self._idle_listeners: list[Connection] = []
         self._listening: set[Connection] = set()
         self._changing = threading.Lock()
         self.closed = False
-
-    @property
-    def title(self) -> str:
-        return self._connector.title
 
     def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
         words = (len(keys), *keys, *args)
@@ -116,14 +104,31 @@ class ServerLink(Link):
         return self._use(lambda connection: connection.ask(words))
 
     def call_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
-        return self._use(lambda connection: first_error(connection.ask_many(commands))) if commands else []
+        def ask(connection: Connection) -> list[Any]:
+            answers = connection.ask_many(commands)
+            for error in answers:
+                if isinstance(error, ResponseError):
+                    raise error
+            return answers
+
+        return self._use(ask) if commands else []
 
     def survey(self, commands: Sequence[Sequence[Word]]) -> list[tuple[str, list[Any]]]:
         return [(self.title, self._use(lambda connection: connection.ask_many(commands)))]
 
     def wait_pop(self, keys: Sequence[str], timeout: float) -> str | None:
         give_up = time.monotonic() + timeout
-        answer = self._use(lambda connection: self._listen(connection, keys, give_up), self._idle_listeners)
+
+        def listen(connection: Connection) -> Any:
+            remaining = max(give_up - time.monotonic(), MIN_WAIT_S)
+            self._announce(connection)
+            try:
+                connection.send(("BLPOP", *keys, remaining))
+                return connection.receive(remaining + self.place.timeout)
+            finally:
+                self._forget(connection)
+
+        answer = self._use(listen, self._idle_listeners)
         return None if answer is None else answer[0].decode()
 
     def close(self) -> None:
@@ -136,16 +141,14 @@ class ServerLink(Link):
         self.drop_idle()
 
     def drop_idle(self) -> None:
-        """Close the connections that nobody uses just now; the link stays as good as it was."""
+        """Close the connections that nobody uses just now."""
         for idle in (self._idle, self._idle_listeners):
             with suppress(IndexError):  # several threads may drop: each pops its own
                 while True:
                     idle.pop().close()
 
-    # --- connections -------------------------------------------------------------------------------
-
     def _use(self, work: Callable[[Connection], Result], idle: list[Connection] | None = None) -> Result:
-        """Do `work` on a kept connection, or on a new one where there is none, or it turns out to be stale."""
+        """Do `work` on a kept connection; on a new one if there is none, or it turns out to be stale."""
         self._check_usable()
         idle = self._idle if idle is None else idle
         try:
@@ -183,22 +186,13 @@ class ServerLink(Link):
             raise meaning.error from error
 
     def _explain(self, error: RedisError) -> Explained:
-        return explain(error, self._connector)
+        return explain(error, self.place)
 
     def _keep(self, connection: Connection, idle: list[Connection]) -> None:
         connection.used = True
         idle.append(connection)
         if self.closed:
             self.drop_idle()
-
-    def _listen(self, connection: Connection, keys: Sequence[str], give_up: float) -> Any:
-        remaining = max(give_up - time.monotonic(), MIN_WAIT_S)
-        self._announce(connection)
-        try:
-            connection.send(("BLPOP", *keys, remaining))
-            return connection.receive(remaining + self._connector.timeout)
-        finally:
-            self._forget(connection)
 
     def _announce(self, connection: Connection) -> None:
         """Let `close` interrupt this connection, on which a thread is about to wait."""
@@ -212,7 +206,7 @@ class ServerLink(Link):
 
     def _open(self) -> Connection:
         try:
-            return self._connector.open()
+            return self._open_connection()
         except RedisError as error:
             raise (self._explain(error).error or error) from error
 
@@ -224,15 +218,3 @@ class ServerLink(Link):
                 f"the connection to {self.title} was opened by process {self._pid}, before a fork, and cannot"
                 " be shared: open the backend after the fork, in the process that uses it"
             )
-
-
-def first_error(answers: list[Any]) -> list[Any]:
-    """Return the answers, or the first error among them, raised."""
-    for answer in answers:
-        if isinstance(answer, ResponseError):
-            raise answer
-    return answers
-
-
-class Stale(Exception):
-    """A kept connection was closed by the server before this call. Nothing is known of the call."""

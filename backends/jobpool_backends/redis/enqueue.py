@@ -14,26 +14,19 @@ from collections.abc import Collection, Iterable, Sequence
 from jobpool.broker.values import NewMessage
 from jobpool.errors import InvalidJob
 from jobpool_backends.redis.connection import Word
-from jobpool_backends.redis.connections import Link
-from jobpool_backends.redis.key_names import KeyNames
+from jobpool_backends.redis.keyspace import ENQUEUE, OUTBOX_DROP, OUTBOX_PEEK, Keyspace
 from jobpool_backends.redis.records import PRIORITIES, due_of, places_by, read_entry, tail_of
-from jobpool_backends.redis.scripts import ENQUEUE, OUTBOX_DROP, OUTBOX_PEEK
 
-MAX_MESSAGES_PER_CALL = 100_000
-"""One script adds them, all or none, and the server does nothing else meanwhile: 10 µs for each."""
-
+MAX_MESSAGES_PER_CALL = 100_000  # one script adds them, and the server does nothing else meanwhile: 10 µs for each
 ENTRIES_PER_SCRIPT = 100
 _BYTES_PER_SCRIPT = 4 * 2**20
-
-_LIST_INTERVAL_S = 60.0
-"""Seconds after which a cluster is told a queue's name again: somebody may have flushed it."""
+_LIST_INTERVAL_S = 60.0  # after which a cluster is told a queue's name again: somebody may have flushed it
 
 
 class Enqueuer:
-    """The adder of messages."""
+    """The adder of messages, and their relay on a cluster."""
 
-    def __init__(self, link: Link, keys: KeyNames) -> None:
-        self._link = link
+    def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
         self._listed: dict[str, float] = {}
 
@@ -48,21 +41,19 @@ class Enqueuer:
         if len(messages) > MAX_MESSAGES_PER_CALL:
             raise InvalidJob(f"{len(messages)} jobs in one call are too many: at most {MAX_MESSAGES_PER_CALL}")
         existing: dict[str, str] = {}
-        for group in self._groups(messages):
+        groups = [messages]
+        if self._keys.spread:
+            places = places_by(message.queue for message in messages)
+            self.list_queues(places)
+            groups = [[messages[place] for place in some] for some in places.values()]
+        for group in groups:
             queues = list(dict.fromkeys([message.queue for message in group]))
             words = [*queues, *messages_words(group, queues)]
-            told = ENQUEUE.run(self._link, self._keys, queues, words, self._keys.one(queues[0], "last"))
+            told = self._keys.run(ENQUEUE, queues, words, self._keys.one(queues[0], "last"))
             if told:
                 idents = [ident.decode() for ident in told]
                 existing |= zip(idents[::2], idents[1::2], strict=True)
         return existing
-
-    def _groups(self, messages: Sequence[NewMessage]) -> list[list[NewMessage]]:
-        if not self._keys.spread:
-            return [list(messages)]
-        groups = places_by(message.queue for message in messages)
-        self.list_queues(groups)
-        return [[messages[place] for place in places] for places in groups.values()]
 
     def list_queues(self, queues: Iterable[str]) -> None:
         """Note the names where all queues are listed, if keys are spread. First, so that each message is found."""
@@ -71,9 +62,20 @@ class Enqueuer:
         now = time.monotonic()
         unknown = [queue for queue in queues if self._listed.get(queue, 0.0) <= now]
         if unknown:
-            self._link.call("SADD", self._keys.queues, *unknown)
+            self._keys.link.call("SADD", self._keys.queues, *unknown)
             listed = {queue: until for queue, until in self._listed.items() if until > now}
             self._listed = listed | dict.fromkeys(unknown, now + _LIST_INTERVAL_S)
+
+    def relay(self, queues: Collection[str]) -> None:
+        """Bring what stands in the outboxes of these queues on its way. Any number of relays may work at once.
+
+        Raises BackendUnavailable: a node does not answer, and what is left stays where it is.
+        """
+        for queue in queues:
+            while entries := self._keys.run(OUTBOX_PEEK, [queue], (ENTRIES_PER_SCRIPT, _BYTES_PER_SCRIPT)):
+                self.add([read_entry(entry) for entry in entries])
+                head = entries[0].partition(b"\n")[0] + b"\n"  # which names the message
+                self._keys.run(OUTBOX_DROP, [queue], (head, len(entries)))
 
 
 def messages_words(messages: Sequence[NewMessage], queues: Sequence[str]) -> list[Word]:
@@ -88,26 +90,3 @@ def messages_words(messages: Sequence[NewMessage], queues: Sequence[str]) -> lis
         number = numbers.get(message.queue, 0)
         words += (number, PRIORITIES[message.priority], due_of(message), tail_of(message), message.body)
     return words
-
-
-class Outbox:
-    """The outboxes of all queues."""
-
-    def __init__(self, link: Link, keys: KeyNames, enqueuer: Enqueuer) -> None:
-        self._link = link
-        self._keys = keys
-        self._enqueuer = enqueuer
-
-    def relay(self, queues: Collection[str]) -> None:
-        """Bring what stands in the outboxes of these queues on its way. Any number of relays may work at once.
-
-        Raises BackendUnavailable: a node does not answer, and what is left stays where it is.
-        """
-        for queue in queues:
-            key = self._keys.one(queue, "outbox")
-            entries: list[bytes]
-            first = (ENTRIES_PER_SCRIPT, _BYTES_PER_SCRIPT)
-            while entries := OUTBOX_PEEK.run(self._link, self._keys, [], first, key):
-                self._enqueuer.add([read_entry(entry) for entry in entries])
-                head = entries[0].partition(b"\n")[0] + b"\n"  # which names the message
-                OUTBOX_DROP.run(self._link, self._keys, [], (head, len(entries)), key)

@@ -1,28 +1,31 @@
-"""The administrator's view: counts, lists, single messages.
+"""The administrator's side: counts, lists, single messages, and bulk changes.
 
 A list is made in two steps. First come the members of each queue in enqueue order: from sorted sets, a piece at a time.
 Leased ones come all at once: nothing keeps them in order, and there are only as many as running jobs. Then the messages
 themselves are read and filtered, a piece at a time. One that moved on between the two steps is seen once, as it is now.
 One that moves in the very moment of a step may be passed over.
+
+Bulk changes look for messages in the same way, without holding anything up, and change a bounded piece a script. One
+that moved on meanwhile is left alone: it is changed only if its record is still the one that was seen. Leased ones are
+never touched.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
-from jobpool.broker.claim_store import ClaimStats
-from jobpool.broker.values import Message, MessageFilter, QueueStats, State
-from jobpool_backends.redis.connections import Link
-from jobpool_backends.redis.key_names import KeyNames
+from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
+from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.keyspace import CHANGE, READ, STATS, WALK, Keyspace
 from jobpool_backends.redis.records import TIES_PER_SEQUENCE, Row, pieces, places_by, read_row, tie_of
-from jobpool_backends.redis.scripts import READ, STATS, WALK
-from jobpool_backends.shared import MICRO, matches
+from jobpool_backends.shared import MICRO, TOUCHABLE, matches
 
 MEMBERS_PER_SCRIPT = 500
-ANY_STATE = tuple(State)
+CHANGES_PER_SCRIPT = 250
 
 _SEQUENCE_CHARS = 16
 _LETTERS = {State.WAITING: "w", State.DELAYED: "d", State.LEASED: "l", State.DEAD: "x"}
@@ -43,18 +46,17 @@ class Counts(NamedTuple):
     posts_claimed: int
     expired: int
 
-    def stats(self) -> QueueStats:
-        oldest = None if self.oldest < 0 else self.oldest / MICRO
-        posted = self.posts_free + self.posts_delayed + self.posts_claimed
-        return QueueStats(self.waiting, self.delayed, self.leased, self.dead, oldest, posted=posted)
+    @property
+    def posted(self) -> int:
+        return self.posts_free + self.posts_delayed + self.posts_claimed
 
-    def claim_stats(self) -> ClaimStats:
-        return ClaimStats(
-            claimed=self.leased + self.posts_claimed,
-            free=self.waiting + self.posts_free,
-            delayed=self.delayed + self.posts_delayed,
-            expired=self.expired,
-        )
+    def by_state(self) -> dict[State, int]:
+        return {
+            State.WAITING: self.waiting + self.posts_free,
+            State.DELAYED: self.delayed + self.posts_delayed,
+            State.LEASED: self.leased + self.posts_claimed,
+            State.DEAD: self.dead,
+        }
 
 
 class Place(NamedTuple):
@@ -69,50 +71,37 @@ class Place(NamedTuple):
 class Inspector:
     """The view of queues."""
 
-    def __init__(self, link: Link, keys: KeyNames) -> None:
-        self._link = link
+    def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
 
-    # --- counts ------------------------------------------------------------------------------------
-
     def stats(self, queue: str) -> QueueStats:
-        return self.counts(queue).stats()
+        found = self.counts(queue)
+        oldest = None if found.oldest < 0 else found.oldest / MICRO
+        return QueueStats(found.waiting, found.delayed, found.leased, found.dead, oldest, posted=found.posted)
 
     def evicted(self, queue: str) -> int:
-        return int(self._link.call("GET", self._keys.one(queue, "evicted")) or 0)
+        return int(self._keys.link.call("GET", self._keys.one(queue, "evicted")) or 0)
 
     def counts(self, queue: str) -> Counts:
-        return Counts(*STATS.run(self._link, self._keys, [queue], ()))
+        return Counts(*self._keys.run(STATS, [queue], ()))
 
     def queues(self) -> list[str]:
         names = self.names()
         asked = [("EXISTS", *self._keys.of(name, keys)) for name in names for keys in (_JOBS, _POSTS)]
-        held = self._link.call_many(asked)
+        held = self._keys.link.call_many(asked)
         found = zip(names, held[::2], held[1::2], strict=True)
         # Posted messages may be there that have ended, and are none.
-        return [name for name, jobs, posts in found if jobs or (posts and self.counts(name).stats().posted)]
+        return [name for name, jobs, posts in found if jobs or (posts and self.counts(name).posted)]
 
     def names(self) -> list[str]:
         """Return the names of all queues that ever had a message, sorted."""
-        return sorted(name.decode() for name in self._link.call("SMEMBERS", self._keys.queues))
+        return sorted(name.decode() for name in self._keys.link.call("SMEMBERS", self._keys.queues))
 
     def count(self, where: MessageFilter, cap: int) -> int:
         if where == MessageFilter(queue=where.queue, states=where.states):
-            return min(cap, sum(self._count(queue, where.states) for queue in self._queues(where)))
+            counts = [self.counts(queue).by_state() for queue in self._queues(where)]
+            return min(cap, sum(count[state] for count in counts for state in set(where.states or State)))
         return sum(1 for _ in islice(self.search(where), cap))
-
-    def _count(self, queue: str, states: Sequence[State]) -> int:
-        told = self.counts(queue)
-        stats = told.claim_stats()
-        counts = {
-            State.WAITING: stats.free,
-            State.DELAYED: stats.delayed,
-            State.LEASED: stats.claimed,
-            State.DEAD: told.dead,
-        }
-        return sum(counts[state] for state in set(states or ANY_STATE))
-
-    # --- messages ----------------------------------------------------------------------------------
 
     def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
         return [row.message for row in self.rows(where, after, limit)]
@@ -145,9 +134,8 @@ class Inspector:
             yield from self._read(some, where, bodies or where.text is not None)
 
     def _all(self, where: MessageFilter, behind: str, piece: int) -> Iterator[Place]:
-        """Yield the places of the queues and states that the filter names."""
-        states = where.states or ANY_STATE
-        letters = "".join(_LETTERS[state] for state in _LETTERS if state in states)
+        states = where.states or tuple(State)
+        letters = "".join(letter for state, letter in _LETTERS.items() if state in states)
         sources = []
         for queue in self._queues(where):
             if letters:
@@ -160,7 +148,7 @@ class Inspector:
         tie = tie_of(queue)
         more = True
         while more:
-            more, *found = WALK.run(self._link, self._keys, [queue], (letters, behind, piece))
+            more, *found = self._keys.run(WALK, [queue], (letters, behind, piece))
             for text in map(bytes.decode, found):
                 behind = text[:_SEQUENCE_CHARS]
                 yield Place(behind, tie, queue, text[_SEQUENCE_CHARS:] + behind)
@@ -170,17 +158,16 @@ class Inspector:
         key, tie = self._keys.one(queue, "leased"), tie_of(queue)
         found: set[bytes] = set()
         first = 0
-        while some := self._link.call("ZRANGE", key, first, first + MEMBERS_PER_SCRIPT - 1):
+        while some := self._keys.link.call("ZRANGE", key, first, first + MEMBERS_PER_SCRIPT - 1):
             found.update(some)
             first += MEMBERS_PER_SCRIPT
         yield from sorted(Place(member[3:], tie, queue, member) for member in map(bytes.decode, found))
 
     def _given(self, idents: Sequence[str]) -> list[Place]:
-        """Return the places of the messages with these ids."""
         wanted = list(dict.fromkeys(idents))
         keys = [self._keys.one(name, "ids") for name in (self.names() if self._keys.spread else [""])]
         asked = [("HMGET", key, *piece) for key in keys for piece in pieces(wanted, MEMBERS_PER_SCRIPT)]
-        found = (text.decode().split(" ") for texts in self._link.call_many(asked) for text in texts if text)
+        found = (text.decode().split(" ") for texts in self._keys.link.call_many(asked) for text in texts if text)
         return sorted(Place(member[3:], tie_of(queue), queue, member) for member, queue in found)
 
     def _queues(self, where: MessageFilter) -> list[str]:
@@ -191,7 +178,8 @@ class Inspector:
         rows: dict[tuple[str, str], Row] = {}
         for queue, some in places_by(place.queue for place in places).items():
             for now, row in self._read_queue(queue, [places[at].member for at in some], bodies):
-                if _matches(row, where, now):
+                notes = map(row.notes.get, ("error", "cause", "forfeited"))
+                if matches(row.message, where, now - row.since, *notes):
                     rows[queue, row.member] = row
         for place in places:  # one that moved between two steps may have two places
             if (place.queue, place.member) in rows:
@@ -199,7 +187,7 @@ class Inspector:
 
     def _read_queue(self, queue: str, members: Sequence[str], bodies: bool) -> Iterator[tuple[int, Row]]:
         while members:
-            now, *told = READ.run(self._link, self._keys, [queue], ("b" if bodies else "r", *members))
+            now, *told = self._keys.run(READ, [queue], ("b" if bodies else "r", *members))
             answers = [told[at : at + 5] for at in range(0, len(told), 5)]
             for member, answer in zip(members, answers, strict=False):
                 row = read_row(queue, member, answer)
@@ -207,7 +195,18 @@ class Inspector:
                     yield int(now), row
             members = members[len(answers) :]
 
+    def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
+        states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
+        if not states:
+            return 0
+        found = self.search(replace(where, states=states), piece=min(limit, CHANGES_PER_SCRIPT))
+        changed = 0
+        while rows := list(islice(found, min(CHANGES_PER_SCRIPT, limit - changed))):
+            changed += self._change(rows, verb)
+        return changed
 
-def _matches(row: Row, where: MessageFilter, now: int) -> bool:
-    notes = row.notes
-    return matches(row.message, where, now - row.since, notes.get("error"), notes.get("cause"), notes.get("forfeited"))
+    def _change(self, rows: list[Row], verb: Verb) -> int:
+        by_queue: dict[str, list[Word]] = {}
+        for row in rows:
+            by_queue.setdefault(row.message.queue, [verb.value]).extend((row.member, row.stored))
+        return sum(self._keys.run(CHANGE, [queue], words) for queue, words in by_queue.items())

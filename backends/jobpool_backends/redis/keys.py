@@ -8,83 +8,74 @@ removed when met, and by a later `begin` of the queue. A space has its own keys 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import orjson
 
 from jobpool.broker.key_store import KeyStore
 from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool.message.lease import JobLease
-from jobpool_backends.redis import scripts
+from jobpool_backends.redis import keyspace
 from jobpool_backends.redis.connection import Word
-from jobpool_backends.redis.connections import Link
-from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import MEMBER_CHARS, pieces, places_by
 from jobpool_backends.shared import KEY_PLACE, MICRO, micros
 
-MAX_LEASES_PER_SCRIPT = 500
-"""Some 10 ms of the server's time when each lease asks for everything; also rates a script."""
+MAX_LEASES_PER_SCRIPT = 500  # some 10 ms of the server's time when each lease asks for everything; also rates a script
 
-MAX_LOGS = 10_000
-"""Names of logs that are listed."""
-
-_LOST = Begun(Begin.LOST)
+MAX_LISTED_LOGS = 10_000
 
 
 class RedisKeyStore(KeyStore):
     """Keys beside the messages of a prefix. Its values are as durable as the server makes them."""
 
-    def __init__(self, link: Link, keys: KeyNames) -> None:
-        self._link = link
+    def __init__(self, keys: keyspace.Keyspace) -> None:
         self._keys = keys
-
-    # --- guards ------------------------------------------------------------------------------------
 
     def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
         """Return the answers, in order: a round trip for each 500 leases, and for each queue where keys are spread."""
-        begun = [_LOST] * len(asked)
+        begun = [Begun(Begin.LOST)] * len(asked)
         groups = places_by(lease.queue if self._keys.spread else "" for lease, _ in asked)
         for places in (piece for group in groups.values() for piece in pieces(group, MAX_LEASES_PER_SCRIPT)):
             by_queue: dict[str, list[int]] = {}
             for place in places:
                 by_queue.setdefault(asked[place][0].queue, []).append(place)
-            asks = list(_begin_words(asked, by_queue.values()))
-            words = scripts.BEGIN.run(self._link, self._keys, list(by_queue), asks)
-            told = (place for some in by_queue.values() for place in some)
-            for place, word in zip(told, words, strict=True):
-                begun[place] = _read_begun(word, asked[place][1])
+            words: list[Word] = []
+            for some in by_queue.values():
+                words.append(len(some))
+                for lease, guards in (asked[place] for place in some):
+                    words += (token_of(lease)[:MEMBER_CHARS], guarded_token(lease, guards))
+            answers = self._keys.run(keyspace.BEGIN, list(by_queue), words)
+            for place, answer in zip(chain.from_iterable(by_queue.values()), answers, strict=True):
+                begun[place] = _read_begun(answer, asked[place][1])
         return begun
 
     def _first_run(self, queue: str, key: str, ttl: float) -> bool:
-        return bool(self._link.run(scripts.FIRST_RUN.script, [self._keys.one(queue, f"done:{key}")], [micros(ttl)]))
+        return bool(self._keys.link.run(keyspace.FIRST_RUN, [self._keys.one(queue, f"done:{key}")], [micros(ttl)]))
 
     def _forget(self, queue: str, key: str) -> bool:
-        return bool(self._link.run(scripts.FORGET.script, [self._keys.one(queue, f"done:{key}")], ()))
+        return bool(self._keys.link.run(keyspace.FORGET, [self._keys.one(queue, f"done:{key}")], ()))
 
     def _take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
         answers: list[float] = []
         for piece in pieces(rates, MAX_LEASES_PER_SCRIPT):
             words: list[Word] = [token, *(number for rate in piece for number in (rate.most, micros(rate.window)))]
-            left = self._link.run(
-                scripts.TAKE.script, [self._keys.one(queue, f"rate:{rate.name}") for rate in piece], words
-            )
+            keys = [self._keys.one(queue, f"rate:{rate.name}") for rate in piece]
+            left = self._keys.link.run(keyspace.TAKE, keys, words)
             answers += [micros_left / MICRO for micros_left in left]
         return answers
 
     def _holders(self, queue: str, name: str) -> list[str]:
         key = name.removeprefix(KEY_PLACE)
         places = self._keys.one(queue, f"hold:{name}" if key == name else f"runs:{key}")
-        found: list[bytes] = scripts.HOLDERS.run(self._link, self._keys, [queue], (), places)
+        found: list[bytes] = self._keys.run(keyspace.HOLDERS, [queue], (), places)
         return sorted(ident.decode() for ident in found)
 
-    # --- records -----------------------------------------------------------------------------------
-
     def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
-        words = [micros(ttl), *(word for record in records.items() for word in record)]
-        self._link.run(scripts.PUT.script, self._keys.of(space, scripts.RECORD_KEYS), words)
+        self._keys.run(keyspace.PUT, [space], [micros(ttl), *(word for record in records.items() for word in record)])
 
     def _get_record(self, space: str, key: str) -> bytes | None:
-        value: bytes | None = self._link.run(scripts.GET.script, self._keys.of(space, scripts.RECORD_KEYS), (key,))
+        value: bytes | None = self._keys.run(keyspace.GET, [space], (key,))
         return value
 
     def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
@@ -96,32 +87,31 @@ class RedisKeyStore(KeyStore):
         while more and len(found) < limit:
             start = b"(" + behind if behind >= first and behind else b"[" + first
             words = (start, b"(" + last, limit - len(found))
-            more, *told = self._link.run(scripts.LIST.script, self._keys.of(space, scripts.RECORD_KEYS), words)
+            more, *told = self._keys.run(keyspace.LIST, [space], words)
             found += [(key.decode(), value) for key, value in zip(told[::2], told[1::2], strict=True)]
             behind = told[-2] if told else behind
         return found
 
     def _delete_records(self, space: str, keys: Sequence[str]) -> None:
-        self._link.run(scripts.DROP.script, self._keys.of(space, scripts.RECORD_KEYS), keys)
-
-    # --- logs --------------------------------------------------------------------------------------
+        self._keys.run(keyspace.DROP, [space], keys)
 
     def _append_log(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None:
         logs: dict[str, list[bytes]] = {}
         for name, line in lines:
             logs.setdefault(name, []).append(line)
         words: list[Word] = [keep]
+        keys = [self._keys.one(space, "logs")]
         for name, added in logs.items():
             words += (name, len(added), *added)
-        keys = [self._keys.one(space, name) for name in ("logs", *(f"log:{log}" for log in logs))]
-        self._link.run(scripts.APPEND.script, keys, words)
+            keys.append(self._keys.one(space, f"log:{name}"))
+        self._keys.link.run(keyspace.APPEND, keys, words)
 
     def _read_log(self, space: str, name: str, limit: int) -> list[bytes]:
-        lines: list[bytes] = self._link.call("LRANGE", self._keys.one(space, f"log:{name}"), 0, limit - 1)
+        lines: list[bytes] = self._keys.link.call("LRANGE", self._keys.one(space, f"log:{name}"), 0, limit - 1)
         return lines
 
     def _list_logs(self, space: str) -> list[str]:
-        names: list[bytes] = self._link.call("ZRANGE", self._keys.one(space, "logs"), 0, MAX_LOGS - 1)
+        names: list[bytes] = self._keys.link.call("ZRANGE", self._keys.one(space, "logs"), 0, MAX_LISTED_LOGS - 1)
         return [name.decode() for name in names]
 
 
@@ -138,27 +128,16 @@ def token_of(lease: JobLease) -> str:
     return token if type(token) is str and token else "-"
 
 
-def _begin_words(asked: Sequence[tuple[JobLease, Guards]], groups: Iterable[list[int]]) -> Iterator[Word]:
-    for places in groups:
-        yield len(places)
-        for lease, guards in (asked[place] for place in places):
-            yield token_of(lease)[:MEMBER_CHARS]
-            yield guarded_token(lease, guards)
-
-
 def _read_begun(word: bytes, guards: Guards) -> Begun:
     """Parse a word of `begin.lua`."""
     match word[:1]:
         case b"g":
             return Begun(Begin.GRANTED)
-        case b"d":
-            return Begun(Begin.DONE, guards.key or "")
-        case b"k":
-            return Begun(Begin.HELD, guards.key or "")
+        case b"d" | b"k" as letter:
+            return Begun(Begin.DONE if letter == b"d" else Begin.HELD, guards.key or "")
         case b"h":
             return Begun(Begin.HELD, word[2:].decode())
         case b"r":
             left, _, name = word[2:].decode().partition(" ")
             return Begun(Begin.LIMITED, name, int(left) / MICRO)
-        case _:
-            return _LOST
+    return Begun(Begin.LOST)

@@ -1,11 +1,11 @@
-"""A message as Redis keeps it: its member, its record, its notes. `key_names` describes them."""
+"""A message as Redis keeps it: its member, its record, its notes. `keyspace` describes them."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypeVar
+from dataclasses import asdict, fields
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
@@ -18,38 +18,24 @@ Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
 MEMBER_CHARS = 19
-HOLDER_CHARS = 16
-"""Characters of an owner token that name the holder."""
-
-TAG_BYTES = 32
-"""Bytes that stand before the record of a leased message: holder, ttl and two spaces."""
+HOLDER_CHARS = 16  # of an owner token
+TAG_BYTES = 32  # before the record of a leased message: holder, ttl and two spaces
 
 TIES_PER_SEQUENCE = 1000
 PRIORITIES = tuple(f"{priority:03d}" for priority in range(256))
 
-_LETTERS = {(False, False): "m", (False, True): "g", (True, False): "u", (True, True): "w"}
-"""By whether it has a unique key, and whether its producer gave the id."""
-
 _STATES = {b"w": State.WAITING, b"d": State.DELAYED, b"l": State.LEASED, b"c": State.LEASED, b"x": State.DEAD}
-_MAX_DUE_US = 9_000_000_000_000_000
-"""Unix time in the year 2255: a sorted set's score cannot tell later microseconds apart."""
+_MAX_DUE_US = 9_000_000_000_000_000  # in the year 2255: a sorted set's score cannot tell later microseconds apart
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One message, as `read.lua` answers.
-
-    Attributes:
-        stored: The record as it is, leased or not.
-        since: Unix time in µs of its death; of a message that is not dead, of its enqueue.
-        message: Its body is empty when it was not asked for.
-    """
+class Row(NamedTuple):
+    """One message, as `read.lua` answers."""
 
     member: str
-    stored: bytes
-    since: int
+    stored: bytes  # the record as it is, leased or not
+    since: int  # Unix time in µs of its death; of a message that is not dead, of its enqueue
     notes: dict[str, str]
-    message: Message
+    message: Message  # its body is empty when it was not asked for
 
     def queue_message(self) -> QueueMessage:
         """Return the message as claims see it."""
@@ -145,11 +131,7 @@ def tail_of(message: NewMessage) -> str | bytes:
     """Return the end of its record, which never changes; or JSON where `add.lua` is to know more."""
     if message.unique_key is None and not message.deliveries:
         return f"{'g' if message.given else 'm'}{message.id} {message.handler}"
-    return b"+" + orjson.dumps(_more_of(message))
-
-
-def _more_of(message: NewMessage) -> dict[str, str]:
-    letter = _LETTERS[message.unique_key is not None, message.given]
+    letter = ("g" if message.given else "m") if message.unique_key is None else ("w" if message.given else "u")
     more = {
         "tail": f"{letter}{message.id} {message.handler}",
         "counters": f"{message.deliveries} {message.attempts} {message.crashes}",
@@ -157,7 +139,7 @@ def _more_of(message: NewMessage) -> dict[str, str]:
         "error": message.last_error,
         "cause": message.cause,
     }
-    return {name: readable(text) for name, text in more.items() if text is not None}
+    return b"+" + orjson.dumps({name: readable(text) for name, text in more.items() if text is not None})
 
 
 def encode_text(text: str) -> bytes:
@@ -179,10 +161,9 @@ def write_entry(message: NewMessage) -> bytes:
         due = "" if message.due is None else repr(message.due)
         head = f"{message.id} {message.queue} {message.priority} {due} {message.handler}\n"
         return head.encode() + message.body
-    fields = asdict(replace(message, body=b""))
-    del fields["body"]
-    texts = {name: readable(value) if isinstance(value, str) else value for name, value in fields.items()}
-    return orjson.dumps({name: value for name, value in texts.items() if value is not None}) + b"\n" + message.body
+    facts = {name: value for name, value in asdict(message).items() if value is not None and name != "body"}
+    texts = {name: readable(value) if isinstance(value, str) else value for name, value in facts.items()}
+    return orjson.dumps(texts) + b"\n" + message.body
 
 
 def read_entry(entry: bytes) -> NewMessage:

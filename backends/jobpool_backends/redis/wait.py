@@ -15,22 +15,19 @@ import time
 from collections.abc import Sequence
 
 from jobpool.errors import BackendUnavailable
-from jobpool_backends.redis.connections import Link
-from jobpool_backends.redis.key_names import KeyNames
-from jobpool_backends.redis.scripts import LOOK
+from jobpool_backends.redis.keyspace import LOOK, Keyspace
 from jobpool_backends.shared import MICRO
 
-LOOK_INTERVAL_S = 0.5
-"""Time between two looks, for delays that were shortened meanwhile, and for a waiter that was woken and died."""
+LOOK_INTERVAL_S = 0.5  # for delays that were shortened meanwhile, and for a waiter that was woken and died
 
 
 class Waiter:
     """The wait for messages; any number of threads at once."""
 
-    def __init__(self, link: Link, keys: KeyNames) -> None:
-        self._link = link
+    def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
         self._closed = threading.Event()
+        self.close = self._closed.set  # ends all waits; the link's own `close` wakes them at once
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """Return a queue that may have something, None after `timeout` seconds, or when this is closed."""
@@ -45,10 +42,6 @@ class Waiter:
                 return None
             raise
 
-    def close(self) -> None:
-        """End all waits; the link's own `close` wakes them at once."""
-        self._closed.set()
-
     def _wait(self, queues: Sequence[str], give_up: float) -> str | None:
         wakes = {self._keys.one(queue, "bell"): queue for queue in queues}
         while not self._closed.is_set():
@@ -58,7 +51,7 @@ class Waiter:
             remaining = give_up - time.monotonic()
             if remaining <= 0:
                 return None
-            woken = self._link.wait_pop(list(wakes), min(remaining, until_due, LOOK_INTERVAL_S))
+            woken = self._keys.link.wait_pop(list(wakes), min(remaining, until_due, LOOK_INTERVAL_S))
             if woken is not None:
                 return wakes[woken]
             if time.monotonic() >= give_up and until_due > remaining:
@@ -69,7 +62,7 @@ class Waiter:
         """Return a queue that has something now, or None and the seconds until a message falls due."""
         soonest = LOOK_INTERVAL_S
         for group in [[queue] for queue in queues] if self._keys.spread else [queues]:
-            number, until_due = LOOK.run(self._link, self._keys, group, ())
+            number, until_due = self._keys.run(LOOK, group, ())
             if number:
                 return group[number - 1], 0.0
             if until_due >= 0:

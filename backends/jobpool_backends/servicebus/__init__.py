@@ -2,16 +2,10 @@
 
 The SDK's asynchronous client, on one thread and event loop of the backend's own, behind the contract's plain calls.
 
-| module | content |
-| --- | --- |
-| `address`, `trouble` | connection strings and URLs; the SDK's errors: cause and mend in one sentence |
-| `records` | the content of a message, with its counters |
-| `internals` | the few internals of the SDK that this package needs |
-| `namespace`, `queue_client` | the event loop and all channels of a namespace; those of one queue |
-| `channel`, `receiver` | one sender or receiver of the SDK, thrown away on any doubt; it fetches, waits and settles |
-| `leases` | the leases of this client and their ends: refusals that need no broker |
-| `enqueue`, `fetch`, `settle`, `reap`, `inspect`, `bulk`, `checks` | the verbs of the contract |
-| `backend` | the contract, put together |
+* `internals`: the few internals of the SDK that this package needs
+* `namespace`, `queue_client`, `channel`: the event loop, the channels of one queue, and one sender or receiver
+* `records`: the content of a message; `enqueue`, `leases`, `settle`: its life
+* `inspect`, `bulk`, `checks`: the administrator's side
 """
 
 from __future__ import annotations

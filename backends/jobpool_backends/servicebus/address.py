@@ -19,69 +19,41 @@ from jobpool.errors import ConfigurationError
 from jobpool_backends.options import read_options, seconds, split_query, whole
 
 DEFAULT_TIMEOUT = 10.0
-DEFAULT_LOCK = 60.0
-"""The service's own default."""
-SHORTEST_LOCK = 5.0
-LONGEST_LOCK = 300.0
-"""The service's own limit (LockDuration)."""
+DEFAULT_LOCK = 60.0  # the service's own default, as 300 is its limit (LockDuration)
 OPTIONS = (
     seconds("timeout", DEFAULT_TIMEOUT),
-    seconds("lock", DEFAULT_LOCK, SHORTEST_LOCK, LONGEST_LOCK),
+    seconds("lock", DEFAULT_LOCK, 5.0, 300.0),
     whole("receivers", 1, 1, 32),
 )
 PUBLIC_CLOUD = "servicebus.windows.net"
 
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,253}[A-Za-z0-9])?(?::\d{1,5})?")
-_KNOWN = {
-    "endpoint": "Endpoint",
-    "sharedaccesskeyname": "SharedAccessKeyName",
-    "sharedaccesskey": "SharedAccessKey",
-    "sharedaccesssignature": "SharedAccessSignature",
-    "entitypath": "EntityPath",
-    "usedevelopmentemulator": "UseDevelopmentEmulator",
-}
+_PARTS = (
+    *("Endpoint", "SharedAccessKeyName", "SharedAccessKey", "SharedAccessSignature", "EntityPath"),
+    "UseDevelopmentEmulator",
+)
 _FORM = "Endpoint=sb://NAME.servicebus.windows.net/;SharedAccessKeyName=…;SharedAccessKey=…"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The namespace's address, and its options.
+    """The namespace's address, and its options (see the module)."""
 
-    Attributes:
-        host: With a port where it is an emulator's.
-        connection_string: None = azure-identity finds a credential.
-        only: The one queue that the connection string is good for; None = all of the namespace.
-        emulated: An emulator, or a test's peer: no TLS.
-        timeout: Seconds that one call may take.
-        lock: Seconds that the queues lock a message for.
-        receivers: A queue.
-    """
-
-    host: str
-    connection_string: str | None = field(default=None, repr=False)
-    only: str | None = None
-    emulated: bool = False
+    host: str  # with a port where it is an emulator's
+    connection_string: str | None = field(default=None, repr=False)  # None = azure-identity finds a credential
+    only: str | None = None  # the one queue that the connection string is good for; None = all of the namespace
+    emulated: bool = False  # an emulator, or a test's peer: no TLS
     timeout: float = DEFAULT_TIMEOUT
     lock: float = DEFAULT_LOCK
     receivers: int = 1
 
     @property
     def title(self) -> str:
-        """For error texts."""
         return f"Service Bus at {self.host}"
-
-    @property
-    def namespace(self) -> str:
-        """Its short name."""
-        return self.host.partition(".")[0]
 
 
 def read_address(url: str, options: Mapping[str, object]) -> Address:
-    """Return the address in `url` and `options` (by keyword: they win).
-
-    Raises:
-        ConfigurationError: Something cannot be right; the text names it, and never a key.
-    """
+    """Return the address in `url` and `options`, which win. Raises ConfigurationError, which names no key."""
     place, found = split_query(url.strip())
     named = place.lower().startswith("servicebus://")
     address = Address(_read_host(place)) if named else _read_string(place)
@@ -100,7 +72,10 @@ def _read_host(text: str) -> str:
 
 def _read_string(text: str) -> Address:
     parts = _read_parts(text)
-    host = _read_endpoint(parts.get("Endpoint", ""))
+    scheme, _, rest = parts.get("Endpoint", "").partition("://")
+    host = rest.strip("/")
+    if scheme.lower() != "sb" or not _HOST.fullmatch(host):
+        raise _refuse(f"connection string has no valid Endpoint: write {_FORM}")
     has_key = bool(parts.get("SharedAccessKeyName") and parts.get("SharedAccessKey"))
     if not has_key and not parts.get("SharedAccessSignature"):
         missing = [name for name in ("SharedAccessKeyName", "SharedAccessKey") if not parts.get(name)]
@@ -111,35 +86,24 @@ def _read_string(text: str) -> Address:
             "connection string names a port, which only an emulator has: add ;UseDevelopmentEmulator=true, or leave the"
             " port out"
         )
-    return Address(host, _write_string(parts), parts.get("EntityPath"), emulated=emulated)
+    written = ";".join(f"{name}={value}" for name, value in parts.items() if name != "EntityPath")
+    return Address(host, written, parts.get("EntityPath"), emulated=emulated)
 
 
 def _read_parts(text: str) -> dict[str, str]:
     parts: dict[str, str] = {}
     for piece in filter(None, (piece.strip() for piece in text.split(";"))):
         name, equals, value = piece.partition("=")
-        known = _KNOWN.get(name.strip().lower())
+        known = next((part for part in _PARTS if part.lower() == name.strip().lower()), None)
         if not equals or known is None:
             raise _refuse(
-                "connection string has a part that is none of " + ", ".join(_KNOWN.values()) + ": copy it whole, with"
-                " every ';' and '='"
+                f"connection string has a part that is none of {', '.join(_PARTS)}: copy it whole, with every ';' and"
+                " '='"
             )
         if known in parts:
             raise _refuse(f"connection string has {known} twice: leave one out")
         parts[known] = value.strip()
     return parts
-
-
-def _read_endpoint(endpoint: str) -> str:
-    scheme, _, rest = endpoint.partition("://")
-    host = rest.strip("/")
-    if scheme.lower() != "sb" or not _HOST.fullmatch(host):
-        raise _refuse(f"connection string has no valid Endpoint: write {_FORM}")
-    return host
-
-
-def _write_string(parts: Mapping[str, str]) -> str:
-    return ";".join(f"{name}={value}" for name, value in parts.items() if name != "EntityPath")
 
 
 def _refuse(what: str) -> ConfigurationError:

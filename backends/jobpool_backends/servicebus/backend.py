@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding
 from jobpool.broker.values import Capabilities, Leases, Reaped, ReapPolicy
 from jobpool.clock import Clock
-from jobpool.message.lease import JobLease
 from jobpool.message.signing import EnvelopeSigner
+from jobpool_backends.reaping import NativeReaping
 from jobpool_backends.servicebus import checks
 from jobpool_backends.servicebus.address import read_address
 from jobpool_backends.servicebus.bulk import BulkChanger
 from jobpool_backends.servicebus.enqueue import Producer
-from jobpool_backends.servicebus.fetch import Fetcher, Waiter
 from jobpool_backends.servicebus.inspect import Inspector
-from jobpool_backends.servicebus.leases import HeldLeases, Locks
+from jobpool_backends.servicebus.leases import Fetcher, HeldLeases, Locks, Waiter
 from jobpool_backends.servicebus.namespace import CREDENTIAL_VARIABLES, Access, Namespace, require
-from jobpool_backends.servicebus.reap import Charges
-from jobpool_backends.servicebus.settle import Renewer, Settler
+from jobpool_backends.servicebus.settle import Settler
 
 
 class ServiceBusBackend(QueueBackend):
@@ -67,15 +64,15 @@ class ServiceBusBackend(QueueBackend):
         self._access = access
         self.leases = HeldLeases(self.clock)
         self._locks = Locks(namespace.address, self.clock)
-        self._charges = Charges()
+        self._charges = NativeReaping()
         producer = Producer(access, self.clock)
         waiter = Waiter(access)
-        self._fetcher = Fetcher(access, self.leases, self._locks, self.scheme)
-        self._renewer = Renewer(access, self.leases, self._locks, self.clock)
+        self._fetch = Fetcher(access, self.leases, self._locks, self.scheme).fetch
         self._inspector = inspector = Inspector(access, self.leases, self.clock)
         self._enqueue = producer.add
         self._wait_any = waiter.wait_any
-        self._settle = Settler(access, self.leases, producer, self._charges, self.clock).settle
+        settler = Settler(access, self.leases, self._locks, producer, self._charges, self.clock)
+        self._settle, self._renew = settler.settle, settler.renew
         self._bulk = BulkChanger(access, inspector).bulk
         self._closers = (waiter.close, self.leases.clear, access.close)
 
@@ -93,16 +90,6 @@ class ServiceBusBackend(QueueBackend):
     def diagnose(self) -> list[Finding]:
         """Check what the service's settings, and the clocks, can lose."""
         return checks.diagnose(self._access, self._locks.noticed)
-
-    # --- the life of a message -----------------------------------------------------------------------
-
-    def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
-        del ttl, fetch_id  # a lock lasts as long as the queue says, and a repeated fetch is a fetch
-        return self._fetcher.fetch(queue, limit)
-
-    def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
-        del ttl
-        return self._renewer.renew(leases)
 
     def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         del visibility_timeout  # the service alone ends locks

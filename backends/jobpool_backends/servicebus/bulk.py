@@ -38,8 +38,6 @@ RECEIVE_TIMEOUT_S = 1.0  # time to wait for messages that were there a moment ag
 MAX_LOCKED_MESSAGES = 2000  # dead letters that are kept locked; the broker gives about 5,000 to one connection
 BULK_STEP_LIMIT_S = 60.0
 
-Before = Callable[[Messages], Awaitable[None]]  # A step for wanted messages, which are locked, before they are removed
-
 
 class BulkChanger:
     """The bulk changes of queues."""
@@ -63,13 +61,12 @@ class BulkChanger:
     def _change(self, queue: str, numbers: list[int], state: State, verb: Verb) -> int:
         client = self._namespace.queue(queue)
         if state is State.DEAD:
-            before = None if verb is Verb.DELETE else _Raising(client, afresh=verb is Verb.RETRY).send
-            search = DeadLetterSearch(set(numbers), before)
+            search = DeadLetterSearch(client, set(numbers), verb)
             self._ask(client.dead, search.run)
             return search.done
         if state is State.DELAYED:
-            pages = [numbers[at : at + RECEIVE_MESSAGES] for at in range(0, len(numbers), RECEIVE_MESSAGES)]
-            return sum(self._ask(client.sending, canceller(page)) for page in pages)
+            starts = range(0, len(numbers), RECEIVE_MESSAGES)
+            return sum(self._ask(client.sending, canceller(numbers[at : at + RECEIVE_MESSAGES])) for at in starts)
         limit = time.monotonic() + BULK_STEP_LIMIT_S
         return self._namespace.call(_delete_waiting(client, len(numbers), limit), BULK_STEP_LIMIT_S)
 
@@ -77,49 +74,21 @@ class BulkChanger:
         return self._namespace.call(channel.run(step, time.monotonic() + BULK_STEP_LIMIT_S), BULK_STEP_LIMIT_S)
 
 
-class _Raising:
-    """The raising of dead letters of one queue by copies. Remembers those sent, should they be met again."""
-
-    def __init__(self, client: QueueClient, *, afresh: bool) -> None:
-        self._client = client
-        self._afresh = afresh
-        self._sent: set[int] = set()
-
-    async def send(self, meant: Messages) -> None:
-        fresh = [(read(message), message) for message in meant if message.sequence_number not in self._sent]
-        fresh.sort(key=lambda each: each[0].enqueued_at)
-        copies = [
-            raised(record, message, afresh=self._afresh).message(
-                message_id=copy_id(record.id, "d", message.sequence_number or 0)
-            )
-            for record, message in fresh
-        ]
-        if copies:
-            await send(self._client, copies)
-        self._sent.update(message.sequence_number or 0 for _, message in fresh)
-
-
 class DeadLetterSearch:
-    """One search for dead letters to be removed. It can be run again with another receiver when one fails.
+    """One search for dead letters to be removed, or raised by copies and then removed: `done` of them so far.
 
-    Args:
-        wanted: The broker's numbers.
-        before: See `Before`; None = nothing to do.
-
-    Attributes:
-        done: How many were found and removed.
+    It can be run again with another receiver when one fails. `wanted` are the broker's numbers.
     """
 
-    def __init__(self, wanted: set[int], before: Before | None) -> None:
+    def __init__(self, client: QueueClient, wanted: set[int], verb: Verb) -> None:
+        self._client = client
         self._wanted = wanted
-        self._before = before
+        self._verb = verb
+        self._sent: set[int] = set()  # those whose copies were sent, should they be met again
         self.done = 0
 
     async def run(self, receiver: ServiceBusReceiver) -> None:
-        """Look until all is found, or nothing comes any more.
-
-        Raises `Unsupported` when too many others come before them; what was found first is done.
-        """
+        """Look until all is found, or nothing comes any more. Raises `Unsupported` when too many others come before."""
         others: list[ServiceBusReceivedMessage] = []
         try:
             while self._wanted and (some := await receive(receiver, RECEIVE_MESSAGES, RECEIVE_TIMEOUT_S)):
@@ -137,8 +106,8 @@ class DeadLetterSearch:
                     await settle(receiver, [(message, RELEASE) for message in others])
 
     async def _remove(self, receiver: ServiceBusReceiver, meant: Messages) -> None:
-        if self._before:
-            await self._before(meant)
+        if self._verb is not Verb.DELETE:
+            await self._send_copies(meant)
         answers = await settle(receiver, [(message, COMPLETE) for message in meant])
         for answer in answers:
             if answer is not None and not isinstance(answer, LOST):
@@ -146,12 +115,21 @@ class DeadLetterSearch:
         self.done += answers.count(None)
         self._wanted.difference_update(message.sequence_number or 0 for message in meant)
 
+    async def _send_copies(self, meant: Messages) -> None:
+        fresh = [(read(message), message) for message in meant if message.sequence_number not in self._sent]
+        fresh.sort(key=lambda each: each[0].enqueued_at)
+        copies = []
+        for record, message in fresh:
+            ident = copy_id(record.id, "d", message.sequence_number or 0)
+            alive = raised(record, message, afresh=self._verb is Verb.RETRY)
+            copies.append(alive.message(message_id=ident))
+        if copies:
+            await send(self._client, copies)
+        self._sent.update(message.sequence_number or 0 for _, message in fresh)
+
 
 def touched(where: MessageFilter, verb: Verb) -> list[State]:
-    """Return the states in which the verb may meet what the filter means.
-
-    Raises `Unsupported` when waiting messages would have to be chosen one by one to be deleted.
-    """
+    """Return the states in which the verb may meet these. Raises `Unsupported` for single waiting messages."""
     states = [state for state in TOUCHABLE[verb] if not where.states or state in where.states]
     if where.reason is not None:  # only a dead letter has one
         states = [state for state in states if state is State.DEAD]
@@ -181,9 +159,7 @@ def canceller(numbers: list[int]) -> Callable[[ServiceBusSender], Awaitable[int]
         try:
             await sender.cancel_scheduled_messages(numbers)
         except MessageNotFoundError:
-            if len(numbers) == 1:
-                return 0
-            return sum([await canceller([number])(sender) for number in numbers])
+            return 0 if len(numbers) == 1 else sum([await canceller([number])(sender) for number in numbers])
         return len(numbers)
 
     return cancel

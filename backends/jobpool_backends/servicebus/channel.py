@@ -19,11 +19,10 @@ from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.errors import FINAL, LOST, NOT_LET_IN, SOUND, explain, words
-from jobpool_backends.servicebus.internals import Handler, connections_of, cut_off, is_broken, remember_clients
+from jobpool_backends.servicebus.internals import close_or_cut_off, is_broken, remember_clients
 
+# Calls of one handler: the SDK gives its management link credit for 10,000 replies, and never more.
 MAX_OPERATIONS = 5000
-"""Calls of one handler: the SDK gives its management link credit for 10,000 replies, and never more."""
-
 MAX_HANDLER_AGE_S = 1500.0  # before the token's renewal and the service's own limits come into play
 STALE_AFTER_S = 5.0  # time without use after which a handler may have been detached by the other side without a word
 CHECK_AFTER_S = 0.02  # time without use after which to look whether the other side has ended the connection
@@ -35,13 +34,7 @@ log = logging.getLogger("jobpool.servicebus")
 
 
 class Channel(Generic[H]):
-    """A channel, as the module describes it. Only for coroutines on the namespace's loop.
-
-    Args:
-        make: Makes a handler; no I/O.
-        address: Its `timeout` bounds calls without another deadline.
-        most: Largest number of calls of one handler.
-    """
+    """A channel, only for coroutines on the namespace's loop. A handler, from `make`, has at most `most` calls."""
 
     def __init__(self, make: Callable[[], H], address: Address, queue: str, *, most: int = MAX_OPERATIONS) -> None:
         self._make = make
@@ -71,44 +64,47 @@ class Channel(Generic[H]):
             deadline: `time.monotonic()` until which to try; None = the address's timeout from now.
             patiently: False: tried again only when the handler had been idle, so that most likely nothing was done.
 
-        Raises:
-            One of `trouble.LOST`, as it is.
-            JobpoolError: Anything else, explained.
+        Raises one of `LOST` as it is, and anything else explained.
         """
         give_up = time.monotonic() + self.timeout if deadline is None else deadline
+        pause = 0.05
         async with self.lock:
             if time.monotonic() >= give_up:  # others took all the time: no fault of the handler's
                 raise self._explain(TimeoutError())
-            return await self._persist(work, give_up, patiently)
-
-    async def _persist(self, work: Callable[[H], Awaitable[T]], give_up: float, patiently: bool) -> T:
-        pause = 0.05
-        while True:
-            was_let_in = self.is_open
-            is_stale = was_let_in and time.monotonic() - self._used > STALE_AFTER_S
-            try:
-                return await self.attempt(work, give_up)
-            except LOST:
-                raise
-            except FINAL as error:
-                if not (was_let_in and isinstance(error, NOT_LET_IN)):
-                    raise self._explain(error) from error
-            except Exception as error:
-                late = time.monotonic() + pause >= give_up
-                if late or not (patiently or is_stale):
-                    raise self._explain(error) from error
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 2.0)
+            while True:
+                was_let_in = self.is_open
+                is_stale = was_let_in and time.monotonic() - self._used > STALE_AFTER_S
+                try:
+                    return await self.attempt(work, give_up)
+                except LOST:
+                    raise
+                except FINAL as error:
+                    if not (was_let_in and isinstance(error, NOT_LET_IN)):
+                        raise self._explain(error) from error
+                except Exception as error:
+                    late = time.monotonic() + pause >= give_up
+                    if late or not (patiently or is_stale):
+                        raise self._explain(error) from error
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 2.0)
 
     async def attempt(self, work: Callable[[H], Awaitable[T]], give_up: float) -> T:
         """Do `work` once. The caller holds the lock. A failure that leaves a doubt costs the handler."""
         try:
             async with asyncio.timeout(max(0.0, give_up - time.monotonic())):
-                handler = await self._get()
-                result = await work(handler)
+                result = await work(await self._get())
         except BaseException as error:
             if not isinstance(error, SOUND):
-                self._log_replacement(error)
+                # Logged, because the call may still succeed. If no handler is open, the call itself raises it.
+                if self.is_open and isinstance(error, Exception) and not self._closed:
+                    log.info(
+                        "%s, queue %s: a connection is replaced: %s: %s",
+                        self._address.title,
+                        self._queue,
+                        type(error).__name__,
+                        words(error),
+                        extra={"limit": f"replaced: {self._queue}"},
+                    )
                 self.recycle()
             raise
         self._used = time.monotonic()
@@ -119,7 +115,6 @@ class Channel(Generic[H]):
         self._operations += operations
 
     def recycle(self) -> None:
-        """Throw the handler away."""
         if self._handler is not None:
             handler, self._handler = self._handler, None
             self._close(handler, self._clients)
@@ -137,16 +132,13 @@ class Channel(Generic[H]):
         if time.monotonic() - self._used > CHECK_AFTER_S:
             for _ in range(3):  # let the loop learn of ended connections: from socket to transport to reader
                 await asyncio.sleep(0)
-        if self._handler is not None and self._is_worn(self._handler):
+        too_old = time.monotonic() - self._born > MAX_HANDLER_AGE_S
+        if self._handler and (too_old or self._operations >= self._most or is_broken(self._handler)):
             self.recycle()
         self._operations += 1
         if self._handler is None:
             self._handler = await self._open()
         return self._handler
-
-    def _is_worn(self, handler: H) -> bool:
-        too_old = time.monotonic() - self._born > MAX_HANDLER_AGE_S
-        return too_old or self._operations >= self._most or is_broken(handler)
 
     async def _open(self) -> H:
         handler = self._make()
@@ -163,33 +155,9 @@ class Channel(Generic[H]):
         return handler
 
     def _close(self, handler: H, clients: list[Any]) -> None:
-        task = asyncio.ensure_future(_close_or_cut_off(handler, clients))
+        task = asyncio.ensure_future(close_or_cut_off(handler, clients, CLOSE_LIMIT_S))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _log_replacement(self, error: BaseException) -> None:
-        """Log the failure, because the call may still succeed. If no handler is open, the call itself raises it."""
-        if self.is_open and isinstance(error, Exception) and not self._closed:
-            log.info(
-                "%s, queue %s: a connection is replaced: %s: %s",
-                self._address.title,
-                self._queue,
-                type(error).__name__,
-                words(error),
-                extra={"limit": f"replaced: {self._queue}"},
-            )
-
     def _explain(self, error: BaseException) -> JobpoolError:
         return explain(error, self._address, self._queue, self.timeout)
-
-
-async def _close_or_cut_off(handler: Handler, clients: list[Any]) -> None:
-    connections = connections_of(clients)
-    try:
-        async with asyncio.timeout(CLOSE_LIMIT_S):
-            await handler.close()
-    except Exception as error:  # noqa: BLE001 - after any error it is cut off
-        log.debug("closing: %r", error)
-    finally:
-        for connection in connections:
-            cut_off(connection)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from azure.core.exceptions import AzureError, ResourceNotFoundError
@@ -28,37 +27,24 @@ if TYPE_CHECKING:
 SHORT_LOCK_S = 10.0  # below, a renewal that fails once may come too late
 FEW_DELIVERIES = 100  # below, what is released or crashes for other reasons than its own can become a dead letter
 FOREVER_S = 10 * 365 * 86400.0  # the service says some ten million days for "never"
-DEFAULT_LOCK_S = 60.0
-DEFAULT_DELIVERIES = 10
-DEFAULT_WINDOW_S = 600.0
-ACTIVE = "Active"
-"""The service's value if nothing was set."""
-
 SETTINGS_TIMEOUT_S = 5.0
-
-_QUEUE, _SETTINGS = "servicebus.queue", "servicebus.settings"
-_LOCK, _DELIVERIES, _EXPIRY = "servicebus.lock", "servicebus.deliveries", "servicebus.expiry"
-_DUPLICATES = "servicebus.duplicates"
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Settings of one queue. Times are seconds."""
+    """Settings of one queue, by default the service's own. Times are seconds."""
 
-    lock: float = DEFAULT_LOCK_S  # LockDuration
-    deliveries: int = DEFAULT_DELIVERIES  # MaxDeliveryCount
+    lock: float = 60.0  # LockDuration
+    deliveries: int = 10  # MaxDeliveryCount
     duplicates: float = 0.0  # window of duplicate detection; 0 = off
     ttl: float = float("inf")  # DefaultMessageTimeToLive; infinite when nothing expires
     keeps_expired: bool = False  # True if an expired message becomes a dead letter
     sessions: bool = False  # True if it takes only messages with a session
-    status: str = ACTIVE  # `ACTIVE` when it works
+    status: str = "Active"  # when it works
 
 
 def ping(namespace: Namespace) -> None:
-    """Ask the service for a sign of life. To be told that a queue is not there is one.
-
-    Raises BackendUnavailable, or ConfigurationError when it does not let us in.
-    """
+    """Ask for a sign of life: also an error that a queue is missing. Raises BackendUnavailable, ConfigurationError."""
     queue = namespace.address.only or next(iter(namespace.named_queues()), "default")
     try:
         _look(namespace, queue)
@@ -67,14 +53,14 @@ def ping(namespace: Namespace) -> None:
             raise
 
 
-def diagnose(namespace: Namespace, noticed: Mapping[str, float] = MappingProxyType({})) -> list[Finding]:
+def diagnose(namespace: Namespace, noticed: Mapping[str, float]) -> list[Finding]:
     """Check each queue that this client was told of; `noticed`: the shortest lock of each, if it was short.
 
     Raises BackendUnavailable. Blocks for a round trip a queue, and some more where its settings are told.
     """
     queues = namespace.named_queues()
     found = [finding for queue in queues for finding in _diagnose(namespace, queue, noticed.get(queue))]
-    return found or [Finding(_QUEUE, Level.NOTE, "no queue has been named yet, so none was looked at")]
+    return found or [Finding("servicebus.queue", Level.NOTE, "no queue has been named yet, so none was looked at")]
 
 
 def _diagnose(namespace: Namespace, queue: str, shortest: float | None) -> Iterator[Finding]:
@@ -83,12 +69,13 @@ def _diagnose(namespace: Namespace, queue: str, shortest: float | None) -> Itera
         _look(namespace, queue)
     except ConfigurationError as error:
         found, _, mend = str(error).partition(": ")
-        yield Finding(_QUEUE, Level.PROBLEM, found, "nothing can be enqueued or fetched", mend)
+        yield Finding("servicebus.queue", Level.PROBLEM, found, "nothing can be enqueued or fetched", mend)
         return
-    yield Finding(_QUEUE, Level.OK, f"{name} is there")
+    yield Finding("servicebus.queue", Level.OK, f"{name} is there")
     facts = ask(namespace.address, queue)
     if isinstance(facts, str):
-        yield Finding(_SETTINGS, Level.NOTE, f"the settings of {name} could not be looked at: {facts}")
+        found = f"the settings of {name} could not be looked at: {facts}"
+        yield Finding("servicebus.settings", Level.NOTE, found)
         if shortest is not None:
             yield judge_lock(name, namespace.address.lock, round(shortest, 1), blur=CLOCK_TOLERANCE_S)
     else:
@@ -102,51 +89,53 @@ def _look(namespace: Namespace, queue: str) -> None:
 def judge(queue: str, declared: float, facts: Facts) -> Iterator[Finding]:
     """Judge the settings of a queue; `declared`: seconds, the option `lock`."""
     name = f"queue {queue!r}"
-    if facts.status != ACTIVE:
-        why = "messages are not taken, or not given out"
-        yield Finding(_QUEUE, Level.PROBLEM, f"{name} is {facts.status}", why, "set its status to Active")
+    if facts.status != Facts().status:
+        found, why = f"{name} is {facts.status}", "messages are not taken, or not given out"
+        yield Finding("servicebus.queue", Level.PROBLEM, found, why, "set its status to Active")
     if facts.sessions:
-        why = "it takes no message without a session, and jobpool's have none"
-        yield Finding(_QUEUE, Level.PROBLEM, f"{name} requires sessions", why, "make a queue without")
+        found, why = f"{name} requires sessions", "it takes no message without a session, and jobpool's have none"
+        yield Finding("servicebus.queue", Level.PROBLEM, found, why, "make a queue without")
     yield judge_lock(name, declared, facts.lock)
     yield _judge_deliveries(name, facts)
     yield _judge_expiry(name, facts)
     if facts.duplicates:
-        yield Finding(_DUPLICATES, Level.OK, f"{name}: an id is taken once within {facts.duplicates:,.0f} s")
+        found = f"{name}: an id is taken once within {facts.duplicates:,.0f} s"
+        yield Finding("servicebus.duplicates", Level.OK, found)
     else:
         why = "an enqueue that is repeated because its answer was lost may add its job twice"
-        yield Finding(_DUPLICATES, Level.NOTE, f"{name}: duplicates are not detected", why)
+        yield Finding("servicebus.duplicates", Level.NOTE, f"{name}: duplicates are not detected", why)
 
 
 def judge_lock(name: str, declared: float, real: float, *, blur: float = 0.0) -> Finding:
     """Judge a lock: `declared` and `real` seconds, of which `real` may be wrong by `blur`."""
+    level, why, mend = Level.OK, "", ""
     found = f"{name}: locks last {real:g} s"
     if real + blur < declared:
-        found = f"{found}, and option lock says {declared:g} s"
+        level, found = Level.PROBLEM, f"{found}, and option lock says {declared:g} s"
         why = "messages are given to others while they still run here"
-        return Finding(_LOCK, Level.PROBLEM, found, why, f"set lock={real:g}, or LockDuration to {declared:g} s")
-    if real + blur < SHORT_LOCK_S:
+        mend = f"set lock={real:g}, or LockDuration to {declared:g} s"
+    elif real + blur < SHORT_LOCK_S:
+        level, mend = Level.WARNING, "set LockDuration to 30 s or more"
         why = "a renewal that fails once may come too late, so that a job runs twice"
-        return Finding(_LOCK, Level.WARNING, found, why, "set LockDuration to 30 s or more")
-    return Finding(_LOCK, Level.OK, found)
+    return Finding("servicebus.lock", level, found, why, mend)
 
 
 def _judge_deliveries(name: str, facts: Facts) -> Finding:
     found = f"{name}: MaxDeliveryCount {facts.deliveries}"
     if facts.deliveries >= FEW_DELIVERIES:
-        return Finding(_DELIVERIES, Level.OK, found)
+        return Finding("servicebus.deliveries", Level.OK, found)
     why = "each release and each lost lease counts, so that a job can become a dead letter without a failure of its own"
-    return Finding(_DELIVERIES, Level.WARNING, found, why, f"set it to {FEW_DELIVERIES} or more")
+    return Finding("servicebus.deliveries", Level.WARNING, found, why, f"set it to {FEW_DELIVERIES} or more")
 
 
 def _judge_expiry(name: str, facts: Facts) -> Finding:
-    if facts.ttl == float("inf"):
-        return Finding(_EXPIRY, Level.OK, f"{name}: no message expires")
     found = f"{name}: messages expire after {facts.ttl:,.0f} s"
+    if facts.ttl == float("inf"):
+        return Finding("servicebus.expiry", Level.OK, f"{name}: no message expires")
     if facts.keeps_expired:
-        return Finding(_EXPIRY, Level.OK, f"{found}, and become dead letters")
+        return Finding("servicebus.expiry", Level.OK, f"{found}, and become dead letters")
     mend = "let expired messages be dead-lettered, or set DefaultMessageTimeToLive to its maximum"
-    return Finding(_EXPIRY, Level.PROBLEM, found, "they vanish unseen, run or not", mend)
+    return Finding("servicebus.expiry", Level.PROBLEM, found, "they vanish unseen, run or not", mend)
 
 
 def ask(address: Address, queue: str) -> Facts | str:
@@ -164,16 +153,17 @@ def ask(address: Address, queue: str) -> Facts | str:
 
 def read(properties: QueueProperties) -> Facts:
     """Return the settings that jobpool needs; missing ones have the service's default."""
+    usual = Facts()
     ttl = _seconds(properties.default_message_time_to_live, FOREVER_S)
-    window = _seconds(properties.duplicate_detection_history_time_window, DEFAULT_WINDOW_S)
+    window = _seconds(properties.duplicate_detection_history_time_window, 600.0)
     return Facts(
-        lock=_seconds(properties.lock_duration, DEFAULT_LOCK_S),
-        deliveries=properties.max_delivery_count or DEFAULT_DELIVERIES,
+        lock=_seconds(properties.lock_duration, usual.lock),
+        deliveries=properties.max_delivery_count or usual.deliveries,
         duplicates=window if properties.requires_duplicate_detection else 0.0,
-        ttl=ttl if ttl < FOREVER_S else float("inf"),
+        ttl=ttl if ttl < FOREVER_S else usual.ttl,
         keeps_expired=bool(properties.dead_lettering_on_message_expiration),
         sessions=bool(properties.requires_session),
-        status=str(getattr(properties.status, "value", properties.status) or ACTIVE),
+        status=str(getattr(properties.status, "value", properties.status) or usual.status),
     )
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus import exceptions as sdk
@@ -86,33 +85,22 @@ class Producer:
         sent = 0
         for queue, theirs in by_queue.items():
             try:
-                await _send(self._namespace.queue(queue), len(theirs), partial(_written, theirs), patiently=patiently)
+                await send(self._namespace.queue(queue), theirs, patiently=patiently)
             except BackendUnavailable as error:
                 raise _say_how_many(error, sent, len(outgoing)) from error
             sent += len(theirs)
 
 
-async def send(client: QueueClient, messages: Sequence[ServiceBusMessage]) -> None:
-    """Send messages to a queue, in batches by their sizes.
-
-    Raises InvalidJob, BackendUnavailable, ConfigurationError.
-    """
-    await _send(client, len(messages), lambda _, sent: messages[sent:], patiently=False)
-
-
-async def _send(
-    client: QueueClient,
-    total: int,
-    rest: Callable[[ServiceBusSender, int], Sequence[ServiceBusMessage]],
-    *,
-    patiently: bool,
+async def send(
+    client: QueueClient, messages: Sequence[Outgoing | ServiceBusMessage], *, patiently: bool = False
 ) -> None:
-    """Send messages to a queue; `rest` makes those that are left when some were sent."""
+    """Send messages to a queue, in batches by size. Raises InvalidJob, BackendUnavailable, ConfigurationError."""
     sent = 0
 
     async def work(sender: ServiceBusSender) -> None:
         nonlocal sent
-        left = rest(sender, sent)
+        limit = largest_message(sender)
+        left = [_write(each, limit) if isinstance(each, Outgoing) else each for each in messages[sent:]]
         while left:
             taken = await _send_batch(sender, left)
             sent += taken
@@ -121,7 +109,7 @@ async def _send(
     try:
         await client.sending.run(work, time.monotonic() + client.address.timeout, patiently=patiently)
     except BackendUnavailable as error:
-        raise _say_how_many(error, sent, total) from error
+        raise _say_how_many(error, sent, len(messages)) from error
 
 
 async def _send_batch(sender: ServiceBusSender, messages: Sequence[ServiceBusMessage]) -> int:
@@ -139,11 +127,6 @@ async def _send_batch(sender: ServiceBusSender, messages: Sequence[ServiceBusMes
     return taken or 1
 
 
-def _written(outgoing: Sequence[Outgoing], sender: ServiceBusSender, sent: int) -> list[ServiceBusMessage]:
-    limit = largest_message(sender)
-    return [_write(each, limit) for each in outgoing[sent:]]
-
-
 def _write(outgoing: Outgoing, limit: int) -> ServiceBusMessage:
     """Return the message; a new one leaves room for the header of its copies, or it could not be retried."""
     is_copy = outgoing.message_id is not None
@@ -155,6 +138,4 @@ def _write(outgoing: Outgoing, limit: int) -> ServiceBusMessage:
 
 
 def _say_how_many(error: BackendUnavailable, sent: int, total: int) -> BackendUnavailable:
-    if not sent:
-        return error
-    return type(error)(f"{error}; {sent} of {total} messages were sent before")
+    return type(error)(f"{error}; {sent} of {total} messages were sent before") if sent else error

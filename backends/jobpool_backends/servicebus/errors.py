@@ -19,14 +19,14 @@ from jobpool.errors import AccessRefused, BackendUnavailable, InvalidJob, Jobpoo
 from jobpool_backends.errors import mend, unreached
 from jobpool_backends.servicebus.address import Address
 
+# The message is not ours (any more); for those who asked about it, and nobody else.
 LOST = (sdk.MessageLockLostError, sdk.MessageAlreadySettled, sdk.MessageNotFoundError)
-"""The message is not ours (any more); for those who asked about it, and nobody else."""
-
 NOT_LET_IN = (sdk.ServiceBusAuthorizationError, sdk.ServiceBusAuthenticationError)
 """From a handler that had been let in: its token has ended, because this machine slept or its clock was set. A new
 handler brings a new token. From a new handler: the key is wrong.
 """
 
+# The broker answered, or was not asked, and the handler is as good as before.
 SOUND = (
     *LOST,
     sdk.ServiceBusServerBusyError,
@@ -34,8 +34,7 @@ SOUND = (
     sdk.MessageSizeExceededError,
     JobpoolError,
 )
-"""The broker answered, or was not asked, and the handler is as good as before."""
-
+# To try again at once would not help.
 FINAL = (
     *LOST,
     sdk.MessagingEntityNotFoundError,
@@ -45,12 +44,11 @@ FINAL = (
     sdk.MessageSizeExceededError,
     JobpoolError,
 )
-"""To try again at once would not help."""
-
+_FAR = "cannot be reached from here: mend the host, the route or the firewall (ports 5671 and 5672)"
 _UNREACHABLE = {
     errno.ECONNREFUSED: "refuses connections: nothing listens there. Mend the address, or start the emulator",
-    errno.EHOSTUNREACH: "cannot be reached from here: mend the host, the route or the firewall (ports 5671 and 5672)",
-    errno.ENETUNREACH: "cannot be reached from here: mend the host, the route or the firewall (ports 5671 and 5672)",
+    errno.EHOSTUNREACH: _FAR,
+    errno.ENETUNREACH: _FAR,
 }
 _REFUSED_KEY = (
     "refuses the key: mend SharedAccessKeyName and SharedAccessKey in the connection string (the Azure portal shows"
@@ -105,8 +103,8 @@ def missing_queue(error: BaseException, address: Address, queue: str) -> AccessR
         how = f"create it in the emulator's configuration (LockDuration PT{lock}S, MaxDeliveryCount 100)"
     else:
         how = (
-            f"create it (az servicebus queue create --namespace-name {address.namespace} --name {queue} --lock-duration"
-            f" PT{lock}S --max-delivery-count 100)"
+            f"create it (az servicebus queue create --namespace-name {address.host.partition('.')[0]} --name {queue}"
+            f" --lock-duration PT{lock}S --max-delivery-count 100)"
         )
     return AccessRefused(f"{address.title} has no queue {queue!r}: {how}, or mend the name")
 
@@ -122,7 +120,8 @@ def too_large(queue: str, size: int | None, limit: int | None) -> str:
 
 
 def _network(error: BaseException, timeout: float) -> str:
-    beneath = _beneath(error)
+    found = (each for each in _wrapped(error) if isinstance(each, OSError) and not isinstance(each, TimeoutError))
+    beneath = next((each for each in found if each.errno is not None), None)  # the operating system's
     if isinstance(beneath, ssl.SSLCertVerificationError):
         return (
             f"shows a certificate that is not accepted ({beneath.verify_message}): mend the host, or the authorities"
@@ -138,12 +137,6 @@ def _network(error: BaseException, timeout: float) -> str:
             " option timeout"
         )
     return f"broke off: the next call connects anew ({words(error)})"
-
-
-def _beneath(error: BaseException) -> OSError | None:
-    """Return the operating system's error that the SDK wrapped, as deep as it may be."""
-    found = (each for each in _wrapped(error) if isinstance(each, OSError) and not isinstance(each, TimeoutError))
-    return next((each for each in found if each.errno is not None), None)
 
 
 def _wrapped(error: BaseException) -> Iterator[BaseException]:

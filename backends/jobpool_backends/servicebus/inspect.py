@@ -15,6 +15,7 @@ import heapq
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -60,17 +61,20 @@ async def _peek(channel: Channel[ServiceBusReceiver], first: int, most: int) -> 
     return await channel.run(lambda receiver: receiver.peek_messages(most, sequence_number=first))
 
 
-async def _peek_both(client: QueueClient) -> list[list[ServiceBusReceivedMessage]]:
-    return await asyncio.gather(*(_peek_first(each, MAX_STATS_MESSAGES) for each in (client.management, client.dead)))
+async def _peek_both(client: QueueClient) -> tuple[list[ServiceBusReceivedMessage], list[ServiceBusReceivedMessage]]:
+    """Return the first messages and the first dead letters."""
 
+    async def peek_first(channel: Channel[ServiceBusReceiver]) -> list[ServiceBusReceivedMessage]:
+        messages: list[ServiceBusReceivedMessage] = []
+        first = 1
+        while (left := MAX_STATS_MESSAGES - len(messages)) > 0:
+            if not (found := await _peek(channel, first, min(PEEK_MESSAGES, left))):
+                break
+            messages += found
+            first = (found[-1].sequence_number or 0) + 1
+        return messages
 
-async def _peek_first(channel: Channel[ServiceBusReceiver], most: int) -> list[ServiceBusReceivedMessage]:
-    messages: list[ServiceBusReceivedMessage] = []
-    first = 1
-    while len(messages) < most and (found := await _peek(channel, first, min(PEEK_MESSAGES, most - len(messages)))):
-        messages += found
-        first = (found[-1].sequence_number or 0) + 1
-    return messages
+    return await asyncio.gather(peek_first(client.management), peek_first(client.dead))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,28 +86,32 @@ class Found:
 
     @property
     def place(self) -> int:
-        """Where it stands in lists; its cursor."""
         return int(self.message.cursor)
 
 
 def see(
     queue: str, peeked: ServiceBusReceivedMessage, held: Mapping[int, Held], wall: float, boot: float, *, dead: bool
 ) -> Found:
-    """Return a peeked message or dead letter as a person sees it at this time.
-
-    `held`: the leases of this client on the queue, by number.
-    """
+    """Return a peeked message as a person sees it now; `held`: this client's leases on the queue, by number."""
     record = read(peeked)
     sequence = peeked.sequence_number or 0
     holding = None if dead else held.get(sequence)
     if holding is not None and holding.expires_at <= boot:
         holding = None  # the broker has it back
+    # A message that another program has deferred can be reached by that program only.
+    is_leased = holding is not None or peeked.state == ServiceBusMessageState.DEFERRED
+    is_delayed = peeked.state == ServiceBusMessageState.SCHEDULED
+    state = State.DELAYED if is_delayed else State.LEASED if is_leased else State.WAITING
+    handler = record.handler
+    if not handler:
+        with suppress(MalformedEnvelope):  # another program's
+            handler = decode(record.body, attempts=0).job
     due = peeked.scheduled_enqueue_time_utc or peeked.enqueued_time_utc  # stamped anew when it is put off
     message = Message(
         id=record.id,
         queue=queue,
-        state=State.DEAD if dead else _state(peeked, holding),
-        handler=_handler(record),
+        state=State.DEAD if dead else state,
+        handler=handler,
         priority=record.priority,
         attempts=record.attempts,
         crashes=record.crashes,
@@ -123,10 +131,7 @@ def see(
 
 
 def delivered(record: Record, message: ServiceBusReceivedMessage) -> int:
-    """Return how often it was leased, earlier copies included.
-
-    The broker counts those that came back, so not the last one of what a settlement made a dead letter.
-    """
+    """Return how often it was leased, copies included; the broker does not count the last of our dead letters."""
     return record.deliveries + (message.delivery_count or 0) + (record.died_at is not None)
 
 
@@ -139,26 +144,8 @@ def raised(record: Record, message: ServiceBusReceivedMessage, *, afresh: bool) 
 
 
 def is_meant(message: Message, where: MessageFilter, now: float) -> bool:
-    """Return whether the filter means this one; `now`: Unix time."""
     since = message.enqueued_at if message.died_at is None else message.died_at
     return matches(message, where, micros(now) - micros(since), message.last_error, message.cause)
-
-
-def _state(peeked: ServiceBusReceivedMessage, holding: Held | None) -> State:
-    if peeked.state == ServiceBusMessageState.SCHEDULED:
-        return State.DELAYED
-    # A message that another program has deferred can be reached by that program only.
-    if holding is not None or peeked.state == ServiceBusMessageState.DEFERRED:
-        return State.LEASED
-    return State.WAITING
-
-
-def _handler(record: Record) -> str:
-    """Return the handler's name, of another program's message too."""
-    try:
-        return record.handler or decode(record.body, attempts=0).job
-    except MalformedEnvelope:
-        return ""
 
 
 class Inspector:
@@ -176,9 +163,8 @@ class Inspector:
         return tally([see(queue, peeked, held, wall, boot, dead=False).message for peeked in live], len(dead), wall)
 
     def queues(self) -> list[str]:
-        return [
-            queue for queue in self._namespace.named_queues() if next(self.search(MessageFilter(queue=queue)), None)
-        ]
+        named = self._namespace.named_queues()
+        return [queue for queue in named if next(self.search(MessageFilter(queue=queue)), None)]
 
     def count(self, where: MessageFilter, cap: int) -> int:
         return sum(1 for _ in islice(self.search(where), cap))
@@ -195,11 +181,8 @@ class Inspector:
 
         A queue that was not named by the filter and cannot be looked into is left out, unless that is all of them.
         """
-        if where.queue is not None:
-            yield from self._search(where.queue, where)
-            return
         troubles: list[ConfigurationError] = []
-        queues = self._namespace.named_queues()
+        queues = self._namespace.named_queues() if where.queue is None else [where.queue]
         for queue in queues:
             try:
                 yield from self._search(queue, where)

@@ -13,6 +13,7 @@ Dispositions of a batch are on their way together, where `complete_message` wait
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -33,6 +34,8 @@ MAX_DISPOSITIONS = 10_000
 LOCK_LOST = "com.microsoft:message-lock-lost"
 _DEAD_LETTER = b"com.microsoft:dead-letter"
 _LOCKED_UNTIL = b"x-opt-locked-until"
+
+log = logging.getLogger("jobpool.servicebus")
 
 Handler = ServiceBusSender | ServiceBusReceiver
 Messages = Sequence[ServiceBusReceivedMessage]
@@ -64,21 +67,11 @@ class Disposition:
 COMPLETE = Disposition("accepted")  # done with: it goes
 ABANDON = Disposition("modified")  # back to the queue at once; counted as a delivery
 RELEASE = Disposition("released")  # back to the queue at once, as if it had not been looked at
-
-
-def bury(reason: str, description: str) -> Disposition:
-    """Move it to the dead letters."""
-    return Disposition("rejected", reason, description)
-
-
-# --- links -------------------------------------------------------------------------------------------
+BURY = "rejected"  # to the dead letters, with the two texts
 
 
 class LinkListener:
-    """A listener on a receiver's link for events that the SDK ignores: used-up credit, and the ends of dispositions.
-
-    It puts itself in front of `link`, the SDK's `ReceiverLink`.
-    """
+    """A listener in front of the SDK's `ReceiverLink`: that one ignores used-up credit, and ends of dispositions."""
 
     def __init__(self, link: Any) -> None:
         self._link = link
@@ -94,11 +87,6 @@ class LinkListener:
         """Tell the broker how many messages it may send; with `drain`, only those that it has now."""
         self.drained = not drain
         await self._link.flow(link_credit=credit, drain=drain)
-
-    def expect(self, deliveries: Sequence[int]) -> None:
-        """Wait for the outcomes of these, and of nothing else."""
-        self.outcomes = dict.fromkeys(deliveries)
-        self.pending = len(self.outcomes)
 
     async def _hear_flow(self, frame: Any) -> None:
         """Count drained messages as delivered, on both sides (AMQP 2.6.7): the SDK leaves that out."""
@@ -118,8 +106,7 @@ class LinkListener:
         await self._next_disposition(frame)
 
 
-def client_of(receiver: ServiceBusReceiver) -> Any:
-    """Return the SDK's AMQP client of an open receiver."""
+def _client_of(receiver: ServiceBusReceiver) -> Any:
     client: Any = receiver._handler
     if client is None or client._link is None:
         raise sdk.ServiceBusConnectionError(message="the receiver was closed")
@@ -128,29 +115,26 @@ def client_of(receiver: ServiceBusReceiver) -> Any:
 
 async def _ready(receiver: ServiceBusReceiver) -> tuple[Any, LinkListener]:
     """Return the client, with a valid token and an attached link; and the listener there, made with its first use."""
-    client = client_of(receiver)
+    client = _client_of(receiver)
     async with asyncio.timeout(ROUND_TRIP_LIMIT_S):
         while not await client.client_ready_async():
             await asyncio.sleep(0.01)
-    link = client_of(receiver)._link
+    link = _client_of(receiver)._link
     listener: LinkListener | None = getattr(link, "_jobpool_listener", None)
     if listener is None:
         listener = link._jobpool_listener = LinkListener(link)
     return client, listener
 
 
-async def _read_until(client: Any, done: Callable[[], bool], seconds: float | None = None) -> None:
-    """Read frames until it is done; TimeoutError after `seconds` (None = `ROUND_TRIP_LIMIT_S`)."""
-    give_up = time.monotonic() + (ROUND_TRIP_LIMIT_S if seconds is None else seconds)
+async def _read_until(client: Any, done: Callable[[], bool], seconds: float = 0.0) -> None:
+    """Read frames until it is done; TimeoutError after `seconds` (0 = `ROUND_TRIP_LIMIT_S`)."""
+    give_up = time.monotonic() + (seconds or ROUND_TRIP_LIMIT_S)
     while not done():
         left = give_up - time.monotonic()
         if left <= 0:
             raise TimeoutError("the broker did not answer")
         await client._connection.listen(wait=min(READ_SLICE_S, left))
         client._link.get_state()  # raises its error, if any
-
-
-# --- receiving ---------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -163,12 +147,8 @@ async def _receiving(receiver: ServiceBusReceiver) -> AsyncIterator[tuple[Any, L
         receiver._receive_context.clear()
 
 
-Received = tuple[list[ServiceBusReceivedMessage], float]
-"""Messages, and the `time.monotonic()` before which none of them was locked."""
-
-
-async def receive_now(receiver: ServiceBusReceiver, most: int) -> Received:
-    """Return the messages of the queue now, `most` at most: one round trip.
+async def receive_now(receiver: ServiceBusReceiver, most: int) -> tuple[list[ServiceBusReceivedMessage], float]:
+    """Return the messages of the queue now, `most` at most, and a time before their locks: one round trip.
 
     Raises TimeoutError when the broker does not say that this is all, and what the SDK raises of broken links.
     """
@@ -184,8 +164,10 @@ async def receive_now(receiver: ServiceBusReceiver, most: int) -> Received:
         return take_buffered(receiver), began
 
 
-async def receive_one(receiver: ServiceBusReceiver, stop: asyncio.Event, seconds: float) -> Received:
-    """Wait for one message, `seconds` at most or until `stop` is set.
+async def receive_one(
+    receiver: ServiceBusReceiver, stop: asyncio.Event, seconds: float
+) -> tuple[list[ServiceBusReceivedMessage], float]:
+    """Wait for one message, `seconds` at most or until `stop` is set; return it, and a time before its lock.
 
     No credit is left with the broker; messages that came while it was taken back are returned as well.
     """
@@ -239,7 +221,15 @@ async def _read_unless(client: Any, stop: asyncio.Event, give_up: float) -> floa
             left = give_up - began
             if left <= 0 or stop.is_set() or not client._received_messages.empty():
                 return began
-            await _first(client._connection.listen(wait=min(left, WAIT_READ_S)), stopped)
+            reading = asyncio.ensure_future(client._connection.listen(wait=min(left, WAIT_READ_S)))
+            try:
+                await asyncio.wait({reading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not reading.done():  # a read that is cut short keeps what it has for the next
+                    reading.cancel()
+                    await asyncio.wait({reading})
+            if not reading.cancelled():
+                reading.result()
             client._link.get_state()  # raises its error, if any
             if not client._received_messages.empty():
                 return began
@@ -247,31 +237,13 @@ async def _read_unless(client: Any, stop: asyncio.Event, give_up: float) -> floa
         stopped.cancel()
 
 
-async def _first(reading: Any, stopped: asyncio.Future[Any]) -> None:
-    """Read, unless that is not wanted any more. A read that is cut short keeps what it has for the next."""
-    task = asyncio.ensure_future(reading)
-    try:
-        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-    if not task.cancelled():
-        task.result()
-
-
-# --- settling and renewing ---------------------------------------------------------------------------
-
-
 async def settle(
     receiver: ServiceBusReceiver, dispositions: Sequence[tuple[ServiceBusReceivedMessage, Disposition]]
 ) -> list[Answer]:
-    """Settle messages on the link that received them; return an answer each. One round trip.
-
-    Raises what the SDK raises of broken links; nothing is known then.
-    """
+    """Settle messages on their link; return an answer each. One round trip. Raises as broken links do."""
     client, listener = await _ready(receiver)
-    listener.expect([message._delivery_id for message, _ in dispositions])
+    listener.outcomes = dict.fromkeys(message._delivery_id for message, _ in dispositions)
+    listener.pending = len(listener.outcomes)
     for message, disposition in dispositions:
         await client._link.send_disposition(
             first_delivery_id=message._delivery_id,
@@ -287,7 +259,7 @@ async def settle(
 
 def settles_here(receiver: ServiceBusReceiver, message: ServiceBusReceivedMessage) -> bool:
     """Return whether the receiver's link has this delivery as one to settle."""
-    return message._delivery_tag in client_of(receiver)._link._received_delivery_tags
+    return message._delivery_tag in _client_of(receiver)._link._received_delivery_tags
 
 
 def _answer(outcome: dict[str, Any] | None, disposition: Disposition) -> Answer:
@@ -296,18 +268,14 @@ def _answer(outcome: dict[str, Any] | None, disposition: Disposition) -> Answer:
         return TimeoutError("the broker did not say what became of the message")
     name = next(iter(outcome), "")
     if name == "rejected" and outcome[name] and (error := outcome[name][0]):
-        condition = _text(error[0])
-        description = _text(error[1]) if len(error) > 1 and error[1] else condition
+        texts = [each.decode() if isinstance(each, bytes) else str(each) for each in error[:2] if each]
+        condition, description = texts[0], texts[-1]
         if condition == LOCK_LOST:
             return sdk.MessageLockLostError(message=description)
         return sdk.ServiceBusError(description, condition=condition)
     if name == disposition.kind:
         return None
     return sdk.ServiceBusError(f"the broker answered {name or 'nothing'} to {disposition.kind}")
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 async def renew_locks(receiver: ServiceBusReceiver, tokens: Sequence[Any], seconds: float) -> list[float]:
@@ -317,11 +285,7 @@ async def renew_locks(receiver: ServiceBusReceiver, tokens: Sequence[Any], secon
 
 
 def largest_message(sender: ServiceBusSender) -> int:
-    """Return bytes that an open sender's queue takes as one message."""
     return int(sender._max_message_size_on_link)
-
-
-# --- connections -------------------------------------------------------------------------------------
 
 
 def is_broken(handler: Handler) -> bool:
@@ -332,10 +296,7 @@ def is_broken(handler: Handler) -> bool:
 
 
 def remember_clients(handler: Handler) -> list[Any]:
-    """Return a list of all AMQP clients that it is going to make.
-
-    The handler forgets a client whose opening was cut short, and leaves it open.
-    """
+    """Return a list of all AMQP clients that it is going to make: it forgets one whose opening was cut short."""
     inside: Any = handler
     made: list[Any] = []
     create = inside._create_handler
@@ -348,13 +309,16 @@ def remember_clients(handler: Handler) -> list[Any]:
     return made
 
 
-def connections_of(clients: Sequence[Any]) -> list[Any]:
-    """Return the clients' open connections, to be cut off later."""
-    return [client._connection for client in clients if client._connection is not None]
-
-
-def cut_off(connection: Any) -> None:
-    """End the connection of a handler that was closed, if closing has not ended it."""
-    writer = getattr(getattr(connection, "_transport", None), "writer", None)
-    if writer is not None:
-        writer.transport.abort()
+async def close_or_cut_off(handler: Handler, clients: Sequence[Any], limit: float) -> None:
+    """Close a handler, and cut off the clients' connections that closing has not ended in `limit` seconds."""
+    connections = [client._connection for client in clients if client._connection is not None]
+    try:
+        async with asyncio.timeout(limit):
+            await handler.close()
+    except Exception as error:  # noqa: BLE001 - after any error it is cut off
+        log.debug("closing: %r", error)
+    finally:
+        for connection in connections:
+            writer = getattr(getattr(connection, "_transport", None), "writer", None)
+            if writer is not None:
+                writer.transport.abort()

@@ -1,28 +1,41 @@
-"""The leases of this client, and when they end.
+"""The leases of this client: how they are fetched, awaited and held, and when they end.
 
 The broker knows a lock only by its token. So a settlement that is late by our own clock, or comes from another owner,
 never reaches it. A lease ends by this machine's clock, counted from before the request. The broker tells the end of a
 lock on *its* clock. A sooner end than expected means that the queue's locks are shorter than the option `lock` says, or
 that the clocks differ. The sooner end is taken then: it costs a renewal at most. A lease that ends too late costs a job
 that runs twice.
+
+To wait, one receiver of each queue waits for a message, and the first that gets one ends all waits. The message is kept
+for the fetch that follows (queue_client.py). A queue that is missing does not stop the wait for the others. If none of
+them is there, that is an error, and for some seconds the next wait raises it at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from jobpool.clock import Clock
-from jobpool.message.lease import JobLease
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.message.lease import JobLease, make_lease
 from jobpool.message.settlement import Settled
 from jobpool_backends.servicebus.address import Address
-from jobpool_backends.servicebus.receiver import Delivery
-from jobpool_backends.servicebus.records import Record
+from jobpool_backends.servicebus.namespace import Namespace
+from jobpool_backends.servicebus.queue_client import GIVE_BACK_LIMIT_S, Delivery, QueueClient
+from jobpool_backends.servicebus.records import Record, read
+from jobpool_backends.shared import MICRO
 
+MAX_FETCH_MESSAGES = 2000  # whatever was asked for: a session has room for some 5,000 that are not settled
+RECEIVER_CHECK_S = 10.0  # after which a receiver that waits is asked for an answer: one that is deaf is found out then
+MISSING_KEPT_S = 5.0  # seconds for which a queue that was not there is not looked for
 EXPIRED_KEPT_S = 60.0  # time for which a lease that ran out is known as one that did
 CLOCK_TOLERANCE_S = 1.0  # difference of clocks below which nobody is warned
 WARNING_PAUSE_S = 600.0
@@ -32,11 +45,7 @@ log = logging.getLogger("jobpool.servicebus")
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """One lease.
-
-    Attributes:
-        copied: A copy of the message is in a queue already, for a settlement that was not carried out to its end.
-    """
+    """One lease."""
 
     delivery: Delivery
     record: Record
@@ -45,7 +54,7 @@ class Held:
     owner_token: str
     expires_at: float  # on the backend's clock, as the lease's
     deliveries: int  # all so far, this one included
-    copied: bool = False
+    copied: bool = False  # True if a copy is in a queue already, for a settlement that was not carried out to its end
     lost: bool = False  # the broker said that the lock is gone
 
 
@@ -79,7 +88,6 @@ class HeldLeases:
         _forget(held if superseded else None)
 
     def find(self, lease: JobLease) -> Held | Settled:
-        """Return the lease's entry, or the refusal if there is none."""
         with self._lock:
             return self._find(lease)
 
@@ -94,10 +102,11 @@ class HeldLeases:
     def drop(self, held: Held) -> None:
         """Remove a lost lease; the broker refuses a settlement under way."""
         with self._lock:
-            if self._held.get(held.queue, {}).get(held.sequence) is not held:
-                return
-            del self._held[held.queue][held.sequence]
-        _forget(held)
+            leases = self._held.get(held.queue, {})
+            is_here = leases.get(held.sequence) is held
+            if is_here:
+                del leases[held.sequence]
+        _forget(held if is_here else None)
 
     def prune(self, queue: str) -> None:
         """Forget what ran out a while ago, and tell its receiver."""
@@ -111,7 +120,6 @@ class HeldLeases:
             _forget(held)
 
     def clear(self) -> None:
-        """Forget everything."""
         with self._lock:
             self._held.clear()
 
@@ -153,18 +161,17 @@ class Locks:
         self._address = address
         self._clock = clock
         self._warned: dict[str, float] = {}
+        # Of each queue with short locks, the least time that one had left when it was given, by our clock.
         self.noticed: dict[str, float] = {}
-        """Of each queue with short locks, the least time that one had left when it was given, by our clock."""
 
     def now(self) -> RequestTime:
-        """Return the time, to be taken before a request."""
         return RequestTime(self._clock.boot(), self._clock.wall(), time.monotonic())
 
     def end(self, queue: str, asked: RequestTime, locked_until: float | None) -> float:
         """Return when a lease ends on the backend's clock; `locked_until` on the broker's, None = it did not say."""
         length = self._address.lock
-        if locked_until is not None and locked_until - asked.wall < length - CLOCK_TOLERANCE_S:
-            left = locked_until - asked.wall
+        left = length if locked_until is None else locked_until - asked.wall
+        if left < length - CLOCK_TOLERANCE_S:
             self._warn(queue, left)
             length = left if left > 0 else length
         return asked.boot + length
@@ -182,3 +189,126 @@ class Locks:
                 left,
                 self._address.lock,
             )
+
+
+class Fetcher:
+    """Leases messages."""
+
+    def __init__(self, namespace: Namespace, leases: HeldLeases, locks: Locks, scheme: str) -> None:
+        self._namespace = namespace
+        self._leases = leases
+        self._locks = locks
+        self._scheme = scheme
+
+    def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+        """Return leases of messages that are there now."""
+        del ttl, fetch_id  # a lock lasts as long as the queue says, and a repeated fetch is a fetch
+        self._leases.prune(queue)
+        client = self._namespace.queue(queue)
+        asked = self._locks.now()
+        deadline = asked.mono + self._namespace.address.timeout
+        deliveries = self._namespace.call(client.take(min(limit, MAX_FETCH_MESSAGES), deadline))
+        return [self._lease(queue, delivery, asked) for delivery in deliveries]
+
+    def _lease(self, queue: str, delivery: Delivery, asked: RequestTime) -> JobLease:
+        message = delivery.message
+        record = read(message)
+        ends = self._locks.end(queue, asked.earlier(delivery.received), delivery.locked_until)
+        owner = (message.lock_token if isinstance(message.lock_token, uuid.UUID) else uuid.uuid4()).hex
+        deliveries = record.deliveries + (message.delivery_count or 0) + 1
+        sequence = message.sequence_number or 0
+        self._leases.add(Held(delivery, record, queue, sequence, owner, ends, deliveries))
+        return make_lease(
+            record.id,
+            queue,
+            record.body,
+            sequence,
+            owner,
+            ends,
+            self._scheme,
+            record.attempts,
+            record.crashes,
+            deliveries,
+            record.enqueued_at / MICRO,
+            record.begun,
+        )
+
+
+class Waiter:
+    """The wait for messages."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self._missing: dict[str, tuple[float, ConfigurationError]] = {}
+        self._waited: set[str] = set()
+        self._closed = False
+
+    def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
+        """Return one that has something to take; None after `timeout` seconds. Raises if none of them is there."""
+        clients = [self._namespace.queue(queue) for queue in dict.fromkeys(queues)]
+        self._waited.update(queues)
+        if self._closed:
+            return None
+        limit, spare = max(0.0, timeout), self._namespace.address.timeout
+        return self._namespace.call(self._wait_any(clients, time.monotonic() + limit), limit + spare)
+
+    def close(self) -> None:
+        """End the waits of others; what came for them and was never fetched goes back to its queue. No more waits."""
+        self._closed = True
+        waited, self._waited = self._waited, set()
+        if waited:
+            with suppress(BackendUnavailable):
+                self._namespace.call(self._leave([self._namespace.queue(name) for name in waited]), GIVE_BACK_LIMIT_S)
+
+    async def _leave(self, clients: Sequence[QueueClient]) -> None:
+        for client in clients:
+            client.stop_waiting()
+        await asyncio.gather(*(client.give_back() for client in clients), return_exceptions=True)
+
+    async def _wait_any(self, clients: Sequence[QueueClient], deadline: float) -> str | None:
+        now = time.monotonic()
+        recent = {name: error for name, (at, error) in self._missing.items() if now - at < MISSING_KEPT_S}
+        there = [client for client in clients if client.name not in recent]
+        if not there and clients:
+            raise recent[clients[0].name]
+        stop = asyncio.Event()
+        tasks = {asyncio.ensure_future(self._wait_one(each, deadline, stop)): each for each in there}
+        try:
+            return await self._first(tasks)
+        finally:
+            stop.set()
+            for task, client in tasks.items():
+                if not task.done():
+                    client.stop_waiting()
+                    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody waits for it
+
+    async def _first(self, tasks: dict[asyncio.Task[bool], QueueClient]) -> str | None:
+        waiting = set(tasks)
+        trouble: BaseException | None = None
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                if error is None and task.result():
+                    return tasks[task].name
+                if isinstance(error, ConfigurationError):
+                    self._missing[tasks[task].name] = (time.monotonic(), error)
+                    trouble = error
+                elif error is not None:
+                    raise error
+        if trouble is not None and all(task.exception() is not None for task in tasks):
+            raise trouble
+        return None
+
+    async def _wait_one(self, client: QueueClient, deadline: float, stop: asyncio.Event) -> bool:
+        def unwanted() -> bool:
+            return stop.is_set() or self._closed or client.closed
+
+        while not unwanted():
+            now = time.monotonic()
+            if await client.wait(min(deadline, now + RECEIVER_CHECK_S), unwanted):
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(0)  # a caller that wanted the receiver goes first
+        return False

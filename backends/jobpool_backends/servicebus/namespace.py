@@ -24,9 +24,8 @@ from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.channel import CLOSE_LIMIT_S
 from jobpool_backends.servicebus.queue_client import QueueClient
 
+# Variables of azure-identity that are secrets by themselves.
 CREDENTIAL_VARIABLES = ("AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PASSWORD", "AZURE_PASSWORD")
-"""Variables of azure-identity that are secrets by themselves."""
-
 LOOP_THREAD_NAME = "jobpool-servicebus"
 THREAD_END_LIMIT_S = 5.0
 CALL_SPARE_S = 2.0  # time that a caller waits beyond the limit of the work on the loop
@@ -42,9 +41,8 @@ FILTERED_LINES = {
 They come each time as warnings, or as errors with a traceback. They are left out for our own thread only.
 """
 
+# Objects that came over a fork: kept, so that nothing of them is ever closed by being forgotten.
 _INHERITED: list[object] = []
-"""Objects that came over a fork: kept, so that nothing of them is ever closed by being forgotten."""
-
 T = TypeVar("T")
 
 
@@ -104,20 +102,19 @@ class LoopThread:
 
     @property
     def inherited(self) -> bool:
-        """True if this was made by a process that this one was forked from."""
         return self._pid != os.getpid()
 
     def run(self, work: Coroutine[Any, Any, T], limit: float) -> T:
-        """Do it on the loop, and wait for it, `limit` seconds at most.
-
-        Raises `BackendUnavailable`: it is cancelled then, or the thread was stopped; and errors of the work.
-        """
-        try:
-            loop = self._running()
-        except BackendUnavailable:
-            work.close()
-            raise
-        future = asyncio.run_coroutine_threadsafe(work, loop)
+        """Do it on the loop, within `limit` seconds. Raises BackendUnavailable if not, and errors of the work."""
+        with self._lock:
+            if self._stopped:
+                work.close()
+                raise BackendUnavailable(f"{self._name}: this backend was closed: open another")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_run, args=(self._loop,), name=LOOP_THREAD_NAME, daemon=True)
+                self._thread.start()
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(limit)
         except concurrent.futures.CancelledError:
@@ -143,17 +140,6 @@ class LoopThread:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._loop = self._thread = None
-
-    def _running(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._stopped:
-                raise BackendUnavailable(f"{self._name}: this backend was closed: open another")
-            if self._loop is None:
-                loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_run, args=(loop,), name=LOOP_THREAD_NAME, daemon=True)
-                self._thread.start()
-                self._loop = loop
-            return self._loop
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -181,17 +167,21 @@ class Namespace:
 
     def queue(self, name: str) -> QueueClient:
         """Return the client of a queue. Raises `ConfigurationError`: the connection string is good for another only."""
-        if self._loop.inherited:
-            self._begin_anew()
-        return self._queues.get(name) or self._make_queue(name)
+        self._begin_anew_after_a_fork()
+        only = self.address.only
+        if only is not None and only != name:
+            raise ConfigurationError(
+                f"this connection string is good for queue {only!r} only (EntityPath), not for {name!r}: use one of a"
+                " shared access policy of the namespace"
+            )
+        with self._lock:
+            if name not in self._queues:
+                self._queues[name] = QueueClient(name, self.address, self._get_client())
+            return self._queues[name]
 
     def call(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
-        """Do it on the loop; for callers on other threads. Blocks for `limit` seconds (None = the address's timeout).
-
-        Raises `BackendUnavailable`: it took longer, or the namespace is closed; and errors of the work.
-        """
-        if self._loop.inherited:
-            self._begin_anew()
+        """Do it on the loop; for callers on other threads. Raises and blocks as there; None = the address's timeout."""
+        self._begin_anew_after_a_fork()
         if self._closed:
             work.close()
             raise BackendUnavailable(f"{self.address.title}: this backend was closed: open another")
@@ -216,18 +206,6 @@ class Namespace:
         await asyncio.gather(*(queue.close() for queue in self._queues.values()), return_exceptions=True)
         await client.close()
 
-    def _make_queue(self, name: str) -> QueueClient:
-        only = self.address.only
-        if only is not None and only != name:
-            raise ConfigurationError(
-                f"this connection string is good for queue {only!r} only (EntityPath), not for {name!r}: use one of a"
-                " shared access policy of the namespace"
-            )
-        with self._lock:
-            if name not in self._queues:
-                self._queues[name] = QueueClient(name, self.address, self._get_client())
-            return self._queues[name]
-
     def _get_client(self) -> ServiceBusClient:
         if self._client is None:
             for name in FILTERED_LINES:
@@ -239,8 +217,10 @@ class Namespace:
                 self._client = ServiceBusClient.from_connection_string(self.address.connection_string, **options)
         return self._client
 
-    def _begin_anew(self) -> None:
+    def _begin_anew_after_a_fork(self) -> None:
         """Start anew in a forked child: the parent's connections are neither used nor closed nor forgotten."""
+        if not self._loop.inherited:
+            return
         self._loop.leave_behind(self._client, self._queues, self._lock)
         self._lock = threading.Lock()
         self._client = None
@@ -248,10 +228,7 @@ class Namespace:
 
 
 class Access(Namespace):
-    """One backend's access to a namespace that it may share with others: it knows which queues were named to *it*.
-
-    With `owns`, closing this closes the namespace.
-    """
+    """One backend's access to a namespace, which it may own and close: it knows which queues were named to *it*."""
 
     def __init__(self, namespace: Namespace, *, owns: bool) -> None:
         self.address = namespace.address

@@ -1,7 +1,11 @@
-"""All channels of one queue, and the messages that were received while waiting.
+"""All channels of one queue, the receivers among them, and the messages that were received while waiting.
 
 Three connections for each queue, opened when they are needed. One sends, one (or more) fetches and settles, one renews
 and peeks, and is never given credit. A fourth, for the dead letters, is opened once somebody counts or looks at them.
+
+A receiver fetches, waits and settles what it fetched, one thing at a time; a wait gives way to the others. Settlements
+go over the link that received; those of an earlier link go by the lock's token. If an answer was lost, it is asked for
+once more in that way. If the lock is gone then, perhaps the first request was carried out: that is a `Doubt`.
 """
 
 from __future__ import annotations
@@ -10,24 +14,197 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from azure.servicebus import ServiceBusSubQueue
+from azure.servicebus import ServiceBusReceivedMessage, ServiceBusSubQueue
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
 
+from jobpool.errors import BackendUnavailable
+from jobpool_backends.servicebus import internals
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.channel import Channel
-from jobpool_backends.servicebus.internals import RELEASE
-from jobpool_backends.servicebus.receiver import Delivery, QueueReceiver
+from jobpool_backends.servicebus.errors import LOST
+from jobpool_backends.servicebus.internals import RELEASE, Answer, Disposition
 
+# Deliveries never settled on their link, after which it gets another: the session has room for some 5,000.
+MAX_UNSETTLED = 1000
+MAX_SETTLEMENTS = 500
 PREFETCH_KEPT_S = 1.0  # time that a message which came while somebody waited is kept for the fetch that follows
 GIVE_BACK_LIMIT_S = 3.0  # time to give such messages back; their locks run out in any case
 
-log = logging.getLogger("jobpool.servicebus")
-
 _HANDLER: dict[str, Any] = {"timeout": 5, "socket_timeout": 0.2}
+_NO_ANSWER = "the broker did not say what became of the message"
+_log = logging.getLogger("jobpool.servicebus")
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """A message whose lock we hold."""
+
+    message: ServiceBusReceivedMessage
+    receiver: QueueReceiver
+    generation: int  # of the channel's handler
+    received: float  # `time.monotonic()` from before its lock began
+    locked_until: float | None  # Unix time on the broker's clock
+    asked: bool = False  # True if it may be settled already: the broker was asked, and did not answer
+
+
+class Doubt(Exception):
+    """The lock is gone, and the settlement may have been what ended it."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Settlements on their way, and their answers by place."""
+
+    dispositions: Sequence[tuple[Delivery, Disposition]]
+    answers: dict[int, Answer] = field(default_factory=dict)
+
+    @property
+    def open(self) -> list[int]:
+        return [place for place in range(len(self.dispositions)) if place not in self.answers]
+
+    def answer(self, place: int, answer: Answer) -> None:
+        doubtful = isinstance(answer, LOST) and self.dispositions[place][0].asked
+        self.answers[place] = Doubt() if doubtful else answer
+
+
+class QueueReceiver:
+    """One receiver of a queue. Only on the namespace's loop."""
+
+    def __init__(self, channel: Channel[ServiceBusReceiver]) -> None:
+        self.channel = channel
+        self.load = 0  # deliveries that it has and that are not settled yet, as far as we were told
+        self._forgotten = 0
+        self._wanted = 0
+        self.stop_waiting = asyncio.Event()  # when set, the wait, if there is one, ends
+
+    async def take(self, most: int, deadline: float) -> list[Delivery]:
+        """Return the messages of the queue now. One round trip."""
+
+        async def work(receiver: ServiceBusReceiver) -> list[Delivery]:
+            if self._forgotten > MAX_UNSETTLED:
+                self._forgotten = 0
+                raise ConnectionResetError("too many deliveries were never settled: the receiver is replaced")
+            return await self._receive(receiver, internals.receive_now(receiver, most))
+
+        with self._wants():
+            return await self.channel.run(work, deadline)
+
+    async def wait(self, deadline: float, unwanted: Callable[[], bool]) -> list[Delivery]:
+        """Wait for one message, until the deadline, `stop_waiting`, or until somebody wants the receiver.
+
+        A connection that breaks meanwhile, as they do, is replaced without a word; the next one's trouble is told.
+        """
+
+        async def work(receiver: ServiceBusReceiver) -> list[Delivery]:
+            self.stop_waiting.clear()
+            if self._wanted or unwanted():
+                return []
+            left = max(0.0, deadline - time.monotonic())
+            return await self._receive(receiver, internals.receive_one(receiver, self.stop_waiting, left))
+
+        limit = deadline + self.channel.timeout
+        try:
+            return await self.channel.run(work, limit, patiently=False)
+        except BackendUnavailable:
+            return [] if unwanted() else await self.channel.run(work, limit, patiently=False)
+
+    async def settle(
+        self, dispositions: Sequence[tuple[Delivery, Disposition]], deadline: float
+    ) -> list[Answer | Doubt]:
+        """Return an answer each, in order. Raises JobpoolError: not all were answered; `settle` again is safe."""
+        batch = _Batch(dispositions)
+        self.load -= len(dispositions)
+        with self._wants():
+            try:
+                await self.channel.run(lambda receiver: self._settle(receiver, batch), deadline)
+            except BaseException:  # also its cancelling at the deadline: what was answered before is told
+                self.load += len(batch.open)
+                if not batch.answers:
+                    raise
+                batch.answers |= {place: TimeoutError(_NO_ANSWER) for place in batch.open}
+        return [batch.answers[place] for place in range(len(dispositions))]
+
+    def forget(self, deliveries: int) -> None:
+        """Count deliveries that will never be settled."""
+        self.load -= deliveries
+        self._forgotten += deliveries
+
+    @contextmanager
+    def _wants(self) -> Iterator[None]:
+        """Ask the wait to give way, for as long as the block lasts."""
+        self._wanted += 1
+        self.stop_waiting.set()
+        try:
+            yield
+        finally:
+            self._wanted -= 1
+
+    async def _receive(
+        self, receiver: ServiceBusReceiver, receiving: Awaitable[tuple[Sequence[ServiceBusReceivedMessage], float]]
+    ) -> list[Delivery]:
+        """Return the deliveries, also when their connection broke after they had come."""
+        before = time.monotonic()
+        try:
+            messages, before = await receiving
+        except Exception:
+            messages = internals.take_buffered(receiver)
+            if not messages:
+                raise
+            self.channel.recycle()
+        self.load += len(messages)
+        generation = self.channel.generation
+        return [Delivery(each, self, generation, before, internals.pop_lock_end(each)) for each in messages]
+
+    async def _settle(self, receiver: ServiceBusReceiver, batch: _Batch) -> None:
+        here: list[int] = []
+        elsewhere: list[int] = []
+        for place in batch.open:
+            delivery = batch.dispositions[place][0]
+            is_here = delivery.generation == self.channel.generation
+            is_here = is_here and internals.settles_here(receiver, delivery.message)
+            (here if is_here else elsewhere).append(place)
+        for start in range(0, len(here), MAX_SETTLEMENTS):
+            await self._settle_here(receiver, batch, here[start : start + MAX_SETTLEMENTS])
+        for place in elsewhere:
+            await self._settle_by_token(receiver, batch, place)
+
+    async def _settle_here(self, receiver: ServiceBusReceiver, batch: _Batch, places: Sequence[int]) -> None:
+        part = [batch.dispositions[place] for place in places]
+        before = [delivery.asked for delivery, _ in part]
+        for delivery, _ in part:
+            delivery.asked = True
+        answers = await internals.settle(receiver, [(delivery.message, order) for delivery, order in part])
+        for place, asked, answer in zip(places, before, answers, strict=True):
+            if answer is None or isinstance(answer, LOST):
+                batch.dispositions[place][0].asked = asked
+                batch.answer(place, answer)
+        if any(place not in batch.answers for place in places):
+            raise TimeoutError(_NO_ANSWER)
+
+    async def _settle_by_token(self, receiver: ServiceBusReceiver, batch: _Batch, place: int) -> None:
+        delivery, order = batch.dispositions[place]
+        self.channel.count(1)
+        try:
+            match order.kind:
+                case "accepted":
+                    await receiver.complete_message(delivery.message)
+                case "rejected":
+                    await receiver.dead_letter_message(delivery.message, order.reason, order.description)
+                case _:
+                    await receiver.abandon_message(delivery.message)
+        except LOST as error:
+            batch.answer(place, error)
+        except BaseException:  # also a cancelling: the broker may have carried it out
+            delivery.asked = True
+            raise
+        else:
+            batch.answer(place, None)
 
 
 class QueueClient:
@@ -80,9 +257,8 @@ class QueueClient:
         return min(self.receivers, key=lambda each: each.load)
 
     def stop_waiting(self) -> None:
-        """End the waits on this queue."""
         for receiver in self.receivers:
-            receiver.stop_waiting()
+            receiver.stop_waiting.set()
 
     def keep(self, deliveries: list[Delivery]) -> None:
         """Keep these for the next `take`; when none comes within `PREFETCH_KEPT_S`, they go back to the queue."""
@@ -93,9 +269,18 @@ class QueueClient:
     async def give_back(self) -> None:
         """Give the kept ones back now. Blocks for `GIVE_BACK_LIMIT_S` at most; locks of the rest run out."""
         kept, self._kept = list(self._kept), deque()
-        deadline = time.monotonic() + min(GIVE_BACK_LIMIT_S, self.address.timeout)
-        parts = [[each for each in kept if each.receiver is receiver] for receiver in self.receivers]
-        await asyncio.gather(*(self._give_back(mine, deadline) for mine in parts if mine))
+        limit = min(GIVE_BACK_LIMIT_S, self.address.timeout)
+
+        async def give_back(receiver: QueueReceiver) -> None:
+            mine = [(delivery, RELEASE) for delivery in kept if delivery.receiver is receiver]
+            try:
+                async with asyncio.timeout(limit):
+                    await receiver.settle(mine, time.monotonic() + limit)
+            except Exception as error:  # noqa: BLE001 - after any error their locks run out
+                receiver.forget(len(mine))
+                _log.info("%s, queue %s: messages were not given back: %r", self.address.title, self.name, error)
+
+        await asyncio.gather(*map(give_back, {delivery.receiver for delivery in kept}))
 
     async def close(self) -> None:
         """Give back what is kept, and close all channels, at the same time."""
@@ -118,13 +303,3 @@ class QueueClient:
                     await asyncio.sleep(left)
         finally:
             self._giving_back = None
-
-    async def _give_back(self, deliveries: list[Delivery], deadline: float) -> None:
-        """Give back these messages of one receiver."""
-        receiver = deliveries[0].receiver
-        try:
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-                await receiver.settle([(delivery, RELEASE) for delivery in deliveries], deadline)
-        except Exception as error:  # noqa: BLE001 - after any error their locks run out
-            receiver.forget(len(deliveries))
-            log.info("%s, queue %s: messages were not given back: %r", self.address.title, self.name, error)

@@ -26,27 +26,21 @@ from typing import Any
 import orjson
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
-from jobpool.broker.values import NewMessage
+from jobpool.broker.values import NewMessage, ReapPolicy
 from jobpool.message.names import IDENTIFIER
 from jobpool_backends.shared import micros
 
-HEADER_VERSION = 1
 MAX_TEXT_CHARS = 16_384  # characters of an error or a cause in a header; more is cut in the middle
 MAX_EPITAPH_CHARS = 4096  # characters that the broker keeps of a reason or a description
+# The broker's names of deaths that it causes itself, and jobpool's word for each.
 REASONS = {"MaxDeliveryCountExceeded": "crash-limit", "TTLExpiredException": "expired"}
-"""The broker's names of deaths that it causes itself, and jobpool's word for each."""
-
 MAX_MESSAGE_ID_CHARS = 128  # characters that the broker takes
 OVERHEAD_BYTES = 320  # bytes of properties and annotations around a body, at most
+# Bytes by which the header of a copy may be longer than that of the first message, without its texts.
 COPY_GROWTH_BYTES = 256
-"""Bytes by which the header of a copy may be longer than that of the first message, without its texts."""
-
-_START = b'{"jobpool":'
 _LAST_DUE = datetime(9999, 1, 1, tzinfo=UTC)
 _CUT = " … "
-_MAX_COUNT = 2**31 - 1
-"""Beyond any counter, and what a frame to a child can carry."""
-
+_MAX_COUNT = 2**31 - 1  # beyond any counter, and what a frame to a child can carry
 _MAX_MOMENT_US = 253402300799 * 10**6  # the end of the year 9999
 
 
@@ -71,7 +65,7 @@ class Record:
 
     def write(self) -> bytes:
         """Return the body of a message that carries this, without fields that only a dead letter has."""
-        header: dict[str, Any] = {"jobpool": HEADER_VERSION}
+        header: dict[str, Any] = {"jobpool": 1}
         header |= {"id": self.id, "at": self.enqueued_at, "job": self.handler, "p": self.priority}
         if self.deliveries or self.attempts or self.crashes or self.last_error or self.cause or self.begun:
             more: dict[str, Any] = {"d": self.deliveries, "a": self.attempts, "c": self.crashes, "x": self.crashed_at}
@@ -81,7 +75,6 @@ class Record:
 
     @property
     def size(self) -> int:
-        """Bytes of the body that carries this, or somewhat less."""
         return len(self.write())
 
     def with_texts(self, error: str | None, cause: str | None) -> Record:
@@ -90,12 +83,7 @@ class Record:
         return replace(self, last_error=error, cause=cause)
 
     def message(self, *, message_id: str | None = None, due: float | None = None) -> ServiceBusMessage:
-        """Return a message to send that carries this.
-
-        Args:
-            message_id: None = the job's own; a copy needs another (`copy_id`).
-            due: Unix time on the broker's clock, rounded up to a millisecond; None = now.
-        """
+        """Return a message to send; a copy has another id. `due`: Unix time there, rounded up to a millisecond."""
         return ServiceBusMessage(
             self.write(),
             message_id=message_id or self.id,
@@ -112,11 +100,11 @@ class Record:
             fitting = replace(self, last_error=cut(self.last_error, longest), cause=cut(self.cause, longest))
         return fitting
 
-    def epitaph(self, error: str | None, cause: str | None, died_at: int) -> str:
+    def epitaph(self, died_at: int) -> str:
         """Return the description of the dead letter that this becomes: one line of JSON, short enough."""
         facts = {"died_at": died_at, "attempts": self.attempts, "crashes": self.crashes}
         for longest in (MAX_EPITAPH_CHARS, 1600, 800, 250, 0):
-            texts = {"error": cut(error, longest), "cause": cut(cause, longest)}
+            texts = {"error": cut(self.last_error, longest), "cause": cut(self.cause, longest)}
             told = orjson.dumps({**{name: text for name, text in texts.items() if text}, **facts}).decode()
             if len(told) <= MAX_EPITAPH_CHARS:
                 break
@@ -139,10 +127,32 @@ def new_record(message: NewMessage, enqueued_at: int) -> Record:
     )
 
 
+def charge(record: Record, policy: ReapPolicy, cause: str, now: int) -> Record:
+    """Add a crash, at this microsecond of Unix time; those before the policy's window do not count any more."""
+    long_ago = record.crashed_at is not None and now - record.crashed_at > micros(policy.window)
+    return replace(record, crashes=1 if long_ago else record.crashes + 1, crashed_at=now, cause=cause)
+
+
 def read(message: ServiceBusReceivedMessage) -> Record:
     """Return the record of a received or peeked message, of a queue or of its dead letters. Never raises."""
     record = _read_body(message)
-    return _buried(record, message) if message.dead_letter_reason or message.dead_letter_error_description else record
+    reason, text = str(message.dead_letter_reason or ""), str(message.dead_letter_error_description or "")
+    if not (reason or text):
+        return record
+    with suppress(LookupError, TypeError, ValueError):  # another program's
+        facts = orjson.loads(text)
+        return _checked(
+            replace(
+                record,
+                reason=reason,
+                died_at=facts["died_at"],
+                attempts=facts.get("attempts", record.attempts),
+                crashes=facts.get("crashes", record.crashes),
+                last_error=facts.get("error", record.last_error),
+                cause=facts.get("cause", record.cause),
+            )
+        )
+    return replace(record, reason=REASONS.get(reason, reason), last_error=record.last_error or text or None)
 
 
 def copy_id(ident: str, place: str, sequence: int) -> str:
@@ -179,7 +189,7 @@ def _moment(due: float) -> datetime:
 
 def _read_body(message: ServiceBusReceivedMessage) -> Record:
     raw = body_of(message)
-    if raw.startswith(_START):
+    if raw.startswith(b'{"jobpool":'):
         line, _, body = raw.partition(b"\n")
         try:
             return _read_header(orjson.loads(line), body)
@@ -239,25 +249,6 @@ def body_of(message: ServiceBusReceivedMessage) -> bytes:
         if all(isinstance(part, bytes) for part in parts):
             return b"".join(parts)
     return str(message).encode("utf-8", "backslashreplace")
-
-
-def _buried(record: Record, message: ServiceBusReceivedMessage) -> Record:
-    reason = str(message.dead_letter_reason or "")
-    text = str(message.dead_letter_error_description or "")
-    with suppress(LookupError, TypeError, ValueError):  # another program's
-        facts = orjson.loads(text)
-        return _checked(
-            replace(
-                record,
-                reason=reason,
-                died_at=facts["died_at"],
-                attempts=facts.get("attempts", record.attempts),
-                crashes=facts.get("crashes", record.crashes),
-                last_error=facts.get("error", record.last_error),
-                cause=facts.get("cause", record.cause),
-            )
-        )
-    return replace(record, reason=REASONS.get(reason, reason), last_error=record.last_error or text or None)
 
 
 class EnqueueTimes:

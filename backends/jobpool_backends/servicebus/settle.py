@@ -8,31 +8,32 @@ and so do its dispositions.
 from __future__ import annotations
 
 import asyncio
-import threading
+import random
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from azure.servicebus.aio import ServiceBusReceiver
 
-from jobpool.broker.values import REMEMBER_CALLS, NewMessage
+from jobpool.broker.parts import Brought, Settlements
+from jobpool.broker.values import NewMessage, Reaped
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, WriteRefused
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool_backends.reaping import NativeReaping
 from jobpool_backends.servicebus.enqueue import Outgoing, Producer
 from jobpool_backends.servicebus.errors import LOST
-from jobpool_backends.servicebus.internals import ABANDON, COMPLETE, Disposition, bury, renew_locks
+from jobpool_backends.servicebus.internals import ABANDON, BURY, COMPLETE, Disposition, renew_locks
 from jobpool_backends.servicebus.leases import Held, HeldLeases, Locks
 from jobpool_backends.servicebus.namespace import ATTEMPT_LIMIT_S, Namespace
-from jobpool_backends.servicebus.reap import Charge, Charges
-from jobpool_backends.servicebus.receiver import Doubt, QueueReceiver
-from jobpool_backends.servicebus.records import Record, copy_id
+from jobpool_backends.servicebus.queue_client import Doubt, QueueReceiver
+from jobpool_backends.servicebus.records import Record, charge, copy_id
 from jobpool_backends.shared import lifts_expiry, micros
 
-CRASH_LIMIT = "crash-limit"
-LEASE_EXPIRED = "lease expired"
+MAX_PARTIAL_CALLS = 1000  # calls answered in part whose answers are kept
 MIN_CALL_TIME_S = 1.0  # however little is left of a lease: the broker knows if it was too late
 MAX_RENEW_LOCKS = 100
 
@@ -44,35 +45,36 @@ class Plan:
     held: Held
     disposition: Disposition
     copies: list[Outgoing] = field(default_factory=list)
-    charged: Charge | None = None
+    reaped: Reaped | None = None
 
 
 class Settler:
-    """The settler of leases."""
+    """The settler and renewer of leases."""
 
     def __init__(
-        self, namespace: Namespace, leases: HeldLeases, producer: Producer, charges: Charges, clock: Clock
+        self,
+        namespace: Namespace,
+        leases: HeldLeases,
+        locks: Locks,
+        producer: Producer,
+        charges: NativeReaping,
+        clock: Clock,
     ) -> None:
         self._namespace = namespace
         self._leases = leases
+        self._locks = locks
         self._producer = producer
         self._charges = charges
         self._clock = clock
-        self._partial = _PartialAnswers()
+        self._partial: OrderedDict[str, dict[int, Settled]] = OrderedDict()
 
-    def settle(
-        self,
-        settlements: Sequence[tuple[JobLease, Settlement]],
-        brought: Mapping[int, Sequence[NewMessage]],
-        call_id: str,
-    ) -> list[Settled]:
+    def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         """Return the answers, in order.
 
-        Raises:
-            WriteRefused: Copies of some were refused; its `answers` are those of the others.
-            BackendUnavailable: Some were not answered; the same call again goes on with those.
+        Raises WriteRefused: some copies were refused, and its `answers` are those of the others. Raises
+        BackendUnavailable: the same call again goes on with those without an answer.
         """
-        answers = self._partial.take(call_id)
+        answers = self._partial.pop(call_id, {})
         plans: dict[int, Plan] = {}
         for place, (lease, settlement) in enumerate(settlements):
             if place not in answers:
@@ -99,7 +101,8 @@ class Settler:
             case Abandon():
                 died = replace(record, attempts=record.attempts + settlement.attempts)
                 died = died.with_texts(settlement.error, settlement.cause)
-                order = bury(settlement.reason, died.epitaph(died.last_error, died.cause, micros(self._clock.wall())))
+                text = died.epitaph(micros(self._clock.wall()))
+                order = Disposition(BURY, settlement.reason, text)
                 return Plan(held, order, [self._producer.outgoing(message) for message in brought])
             case Forfeit(cause=cause):
                 return self._forfeit(held, cause)
@@ -118,14 +121,20 @@ class Settler:
         return Plan(held, COMPLETE, [self._producer.delayed_copy(held.queue, whole, delay, held.sequence)])
 
     def _forfeit(self, held: Held, cause: str) -> Plan:
-        now = self._clock.wall()
-        charged = self._charges.charge(held.queue, held.record, cause or LEASE_EXPIRED, now)
-        record = charged.record
-        if charged.dead:
-            plan = Plan(held, bury(CRASH_LIMIT, record.epitaph(record.last_error, record.cause, micros(now))))
+        """Charge a crash. The broker frees expired locks by itself, and counts a delivery for those and for releases.
+
+        So only a forfeit is surely a crash. A pool that dies with its leases is left to the broker's own limit of
+        deliveries (MaxDeliveryCount).
+        """
+        now = micros(self._clock.wall())
+        policy = self._charges.policy(held.queue)
+        record = charge(held.record, policy, cause or "lease expired", now)
+        dead = policy.is_over(record.crashes)
+        if dead:
+            plan = Plan(held, Disposition(BURY, "crash-limit", record.epitaph(now)))
         else:
-            plan = self._copied(held, record, charged.delay)
-        plan.charged = charged
+            plan = self._copied(held, record, random.uniform(0.0, policy.ceiling(record.crashes)))
+        plan.reaped = Reaped(record.id, held.queue, record.crashes, record.cause, dead)
         return plan
 
     def _carry_out(self, plans: dict[int, Plan], known: dict[int, Settled], call_id: str) -> dict[int, Settled]:
@@ -135,9 +144,15 @@ class Settler:
         try:
             refused = self._namespace.call(self._send_and_settle(plans, answers, time.monotonic() + limit), 2 * limit)
         finally:
-            self._note(plans, answers)
+            for place, plan in plans.items():
+                if place not in answers:
+                    self._leases.put_back(plan.held)
+                elif plan.reaped is not None and answers[place]:
+                    self._charges.add(plan.reaped)
             if len(answers) < len(plans):
-                self._partial.keep(call_id, known | answers)
+                self._partial[call_id] = known | answers
+                while len(self._partial) > MAX_PARTIAL_CALLS:
+                    self._partial.popitem(last=False)
         if refused is not None:
             told = known | answers
             raise WriteRefused(str(refused), [told.get(place) for place in range(len(known) + len(plans))]) from refused
@@ -147,14 +162,6 @@ class Settler:
                 f" {len(plans)} messages: settle them again while their leases run"
             )
         return answers
-
-    def _note(self, plans: dict[int, Plan], answers: dict[int, Settled]) -> None:
-        """Keep leases without an answer as held, and report charges."""
-        for place, plan in plans.items():
-            if place not in answers:
-                self._leases.put_back(plan.held)
-            elif plan.charged is not None and answers[place]:
-                self._charges.tell(plan.held.queue, plan.charged)
 
     async def _send_and_settle(
         self, plans: dict[int, Plan], answers: dict[int, Settled], deadline: float
@@ -215,62 +222,25 @@ class Settler:
         found = await client.management.run(lambda receiver: receiver.peek_messages(1, sequence_number=sequence))
         return Settled.EXPIRED if found and found[0].sequence_number == sequence else Settled.OK
 
-
-class _PartialAnswers:
-    """Answers of calls that were answered in part; kept for a minute."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: dict[str, tuple[float, dict[int, Settled]]] = {}
-
-    def keep(self, call_id: str, answers: dict[int, Settled]) -> None:
-        now = time.monotonic()
-        with self._lock:
-            for old in [name for name, (at, _) in self._kept.items() if now - at > REMEMBER_CALLS]:
-                del self._kept[old]
-            if answers:
-                self._kept[call_id] = (now, answers)
-
-    def take(self, call_id: str) -> dict[int, Settled]:
-        with self._lock:
-            _, answers = self._kept.pop(call_id, (0.0, {}))
-            return answers
-
-
-class Renewer:
-    """The renewer of leases."""
-
-    def __init__(self, namespace: Namespace, leases: HeldLeases, locks: Locks, clock: Clock) -> None:
-        self._namespace = namespace
-        self._leases = leases
-        self._locks = locks
-        self._clock = clock
-
-    def renew(self, leases: Sequence[JobLease]) -> list[JobLease | None]:
-        """Renew each lease for the time that its queue locks a message; None if it is lost.
-
-        Raises BackendUnavailable; the old ends stand.
-        """
+    def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
+        """Renew each lease by its queue's lock; None if it is lost. Raises BackendUnavailable; the old ends stand."""
+        del ttl
         held = [found if isinstance(found := self._leases.find(lease), Held) else None for lease in leases]
         by_queue: dict[str, list[Held]] = {}
         for each in held:
             if each is not None:
                 by_queue.setdefault(each.queue, []).append(each)
-        if by_queue:
-            self._namespace.call(self._renew_all(by_queue))
+        parts = [
+            self._renew(queue, theirs[start : start + MAX_RENEW_LOCKS])
+            for queue, theirs in by_queue.items()
+            for start in range(0, len(theirs), MAX_RENEW_LOCKS)
+        ]
+        if parts:
+            self._namespace.call(_all(parts))
         return [
             None if each is None or each.lost else replace(lease, expires_at=each.expires_at)
             for lease, each in zip(leases, held, strict=True)
         ]
-
-    async def _renew_all(self, by_queue: dict[str, list[Held]]) -> None:
-        await _all(
-            [
-                self._renew(queue, theirs[start : start + MAX_RENEW_LOCKS])
-                for queue, theirs in by_queue.items()
-                for start in range(0, len(theirs), MAX_RENEW_LOCKS)
-            ]
-        )
 
     async def _renew(self, queue: str, leases: Sequence[Held]) -> None:
         channel = self._namespace.queue(queue).management
@@ -287,12 +257,12 @@ class Renewer:
         try:
             await channel.run(work, deadline)
         except LOST:
-            if len(leases) > 1:
-                for held in leases:
-                    await self._renew(queue, [held])
-            else:
+            if len(leases) == 1:
                 leases[0].lost = True
                 self._leases.drop(leases[0])
+                return
+            for held in leases:
+                await self._renew(queue, [held])
 
 
 async def _all(parts: Sequence[Coroutine[Any, Any, None]]) -> None:

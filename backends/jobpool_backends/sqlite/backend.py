@@ -9,17 +9,14 @@ from urllib.parse import unquote
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding
 from jobpool.broker.opening import redact
-from jobpool.broker.parts import Brought, Settlements
-from jobpool.broker.values import Capabilities, Existing, MessageFilter, NewMessage, Reaped, ReapPolicy, Ticket, Verb
+from jobpool.broker.values import Capabilities, Existing, NewMessage, Ticket
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.options import DEAD_CAPS, read_options, seconds, split_query, take_caps
 from jobpool_backends.shared import DeadCaps
 from jobpool_backends.sqlite import checks, in_transaction
-from jobpool_backends.sqlite.bulk import BulkChanges
 from jobpool_backends.sqlite.claims import SqliteClaims
 from jobpool_backends.sqlite.database import PRAGMAS, Database
 from jobpool_backends.sqlite.enqueue import add
@@ -27,9 +24,8 @@ from jobpool_backends.sqlite.fetch import Fetcher
 from jobpool_backends.sqlite.inspect import Inspector
 from jobpool_backends.sqlite.keys import SqliteKeys
 from jobpool_backends.sqlite.reap import Reaper
-from jobpool_backends.sqlite.retention import Sweeper
 from jobpool_backends.sqlite.settle import Settler
-from jobpool_backends.sqlite.step import this_boot
+from jobpool_backends.sqlite.step import Sweeper, this_boot
 from jobpool_backends.sqlite.wait import Waiter
 
 DEFAULT_TIMEOUT_S = 5.0
@@ -47,16 +43,13 @@ class SqliteBackend(QueueBackend):
 
     Args:
         path: Of the file; created when it is not there.
-        timeout: Seconds, > 0.
-        signer: Signs what is enqueued; None = unsigned.
         clock: Tells all times; None = the machine's.
         boot: Names the boot in which `clock.boot()` counts; None = this one.
         pragmas: Run on each connection.
         caps: Bounds on the dead letters of each queue.
 
-    Raises:
-        ConfigurationError: The path cannot be right, or the file is another program's or a newer jobpool's.
-        BackendUnavailable: The file cannot be opened or prepared; the text says why and what to do.
+    Raises `ConfigurationError`: the path cannot be right, or the file is another program's or a newer jobpool's;
+    `BackendUnavailable`: the file cannot be opened or prepared.
     """
 
     scheme: ClassVar[str] = "sqlite"
@@ -79,22 +72,24 @@ class SqliteBackend(QueueBackend):
         sweeper = Sweeper({"calls": "id", "ended": "id"})
         of_keys = Sweeper({"done": "queue, key", "starts": "queue, name, token", "records": "number"})
         self._database = Database(path, self.clock, boot, timeout=timeout, pragmas=pragmas)
-        self._settler = Settler(self._database, sweeper, caps)
-        self._reaper = Reaper(self._database, caps)
+        settler, waiter = Settler(self._database, sweeper, caps), Waiter(self._database)
+        self._fetch = Fetcher(self._database, sweeper, self.scheme).fetch
+        self._wait_any = waiter.wait_any
+        self._settle, self._renew = settler.settle, settler.renew
+        self._reap = Reaper(self._database, caps).reap
         self._keys = SqliteKeys(self._database, of_keys)
         self._claims = SqliteClaims(self._database, sweeper, caps)
         self._inspector = inspector = Inspector(self._database)
-        self._evicted = inspector.evicted
-        self._bulk_changes = BulkChanges(self._database, inspector)
-        waiter = Waiter(self._database)
-        self._fetch = Fetcher(self._database, sweeper, self.scheme).fetch
-        self._renew = self._settler.renew
-        self._wait_any = waiter.wait_any
+        self._bulk, self._evicted = inspector.bulk, inspector.evicted
         self._closers = (self._database.close, waiter.close)
 
     @classmethod
     def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
-        path, found = _split(url)
+        address, found = split_query(url)
+        path = unquote(address[len("sqlite:///") :]) if address.lower().startswith("sqlite:///") else ""
+        if not path or path.startswith(":memory:"):
+            what = f"{redact(url)!r} names no file"
+            raise ConfigurationError(f"{what}: write sqlite:///relative.db or sqlite:////absolute.db")
         values = read_options(cls.scheme, found | options, OPTIONS)
         return cls(path, caps=take_caps(values), **values, **common)
 
@@ -102,48 +97,13 @@ class SqliteBackend(QueueBackend):
         """Check what the file's place and settings can lose."""
         return checks.diagnose(self._database)
 
-    # --- the life of a message -----------------------------------------------------------------------
-
     def _enqueue(self, messages: Sequence[NewMessage]) -> Existing:
         with self._database.write() as step:
-            existing = add(step, messages)
-        self._database.wake()
-        return existing
+            return add(step, messages)
 
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing:
         return in_transaction.enqueue(connection, self._database.path, messages, self.clock)
 
     def ticket(self, lease: JobLease) -> Ticket:
-        """Return what a child needs to ack in its handler's own transaction, on an `sqlite3` connection to this
-        file.
-        """
+        """Return what a child needs to ack in its handler's transaction, on an `sqlite3` connection to this file."""
         return in_transaction.make_ticket(lease, self._database.path, self._boot)
-
-    def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
-        answers, brings_work = self._settler.settle(settlements, brought, call_id)
-        if brings_work:
-            self._database.wake()
-        return answers
-
-    def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
-        reaped, brings_work = self._reaper.reap(queue, policy, visibility_timeout)
-        if brings_work:
-            self._database.wake()
-        return reaped
-
-    def _bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
-        changed = self._bulk_changes.bulk(where, verb, limit)
-        if changed and verb is not Verb.DELETE:
-            self._database.wake()
-        return changed
-
-
-def _split(url: str) -> tuple[str, dict[str, object]]:
-    """Split a URL into the path and the options after its question mark."""
-    address, options = split_query(url)
-    path = unquote(address[len("sqlite:///") :]) if address.lower().startswith("sqlite:///") else ""
-    if not path or path.startswith(":memory:"):
-        raise ConfigurationError(
-            f"{redact(url)!r} names no file: write sqlite:///relative.db or sqlite:////absolute.db"
-        )
-    return path, options

@@ -5,32 +5,25 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from jobpool.broker.finding import Finding, Level
 from jobpool_backends.sqlite.database import Database
 
 MOUNTS = Path("/proc/self/mountinfo")
-
 NETWORK = re.compile(r"nfs\d?|cifs|smb\w*|9p|afs|ncpfs?|ceph|gfs2?|ocfs2|lustre|glusterfs|virtiofs|vboxsf|fuse(\..+)?")
 """Kinds of file systems whose locks, or whose shared memory, are not those of one machine; or may not be."""
 
 IN_MEMORY = re.compile(r"tmpfs|ramfs")
-
-LEAST_FREE_BYTES = 64 * 2**20
-"""Bytes: about what the write-ahead log may grow to."""
-
+LEAST_FREE_BYTES = 64 * 2**20  # about what the write-ahead log may grow to
 LITTLE_FREE_BYTES = 512 * 2**20
-
 _SYNCHRONOUS = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
 _ESCAPED = re.compile(r"\\(\d{3})")
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """The place and kind of a file system."""
-
+class Mount(NamedTuple):
     point: str
     kind: str
 
@@ -40,34 +33,37 @@ def diagnose(database: Database, *, mounts: Path = MOUNTS) -> list[Finding]:
     with database.session() as connection:
         [(mode,)] = connection.execute("PRAGMA journal_mode").fetchall()
         [(synchronous,)] = connection.execute("PRAGMA synchronous").fetchall()
-    free = os.statvfs(os.path.dirname(database.path))
+    path, table = database.path, ""
+    with suppress(OSError):
+        table = mounts.read_text(errors="surrogateescape")
+    free = os.statvfs(os.path.dirname(path))
     return [
-        judge_journal(database.path, str(mode), database.found_journal),
+        judge_journal(path, str(mode), database.found_journal),
         judge_synchronous(int(synchronous)),
-        judge_place(database.path, mount_of(database.path, _read(mounts))),
-        judge_space(database.path, free.f_bavail * free.f_frsize),
-        judge_mode(database.path, stat.S_IMODE(os.stat(database.path).st_mode)),
+        judge_place(path, mount_of(path, table)),
+        judge_space(path, free.f_bavail * free.f_frsize),
+        judge_mode(path, stat.S_IMODE(os.stat(path).st_mode)),
     ]
 
 
 def judge_journal(path: str, mode: str, found: str = "wal") -> Finding:
     """Judge the answer `mode` of PRAGMA journal_mode; `found`: its answer when the file was opened."""
     check, told = "sqlite.journal", f"journal_mode {mode}"
-    if mode != "wal":
+    if mode == found == "wal":
+        return Finding(check, Level.OK, told)
+    if mode == "wal":
+        told = f"journal_mode was {found} until now"
+        why = "another program sets it: while it does, readers and writers wait for each other, and leases run out"
+        mend = f"find that program (fuser {path}) and have it leave the mode alone; jobpool has set WAL again just now"
+    else:
         why = "readers and writers wait for each other, so calls run into their time limit, and leases run out"
         if mode in ("off", "memory"):
             why = "a crash in the middle of a write destroys the file, and all jobs in it"
         mend = f"stop what else uses it, set WAL (sqlite3 {path} 'PRAGMA journal_mode=WAL'), and restart the pools"
-        return Finding(check, Level.PROBLEM, told, why, mend)
-    if found != "wal":
-        why = "another program sets it: while it does, readers and writers wait for each other, and leases run out"
-        mend = f"find that program (fuser {path}) and have it leave the mode alone; jobpool has set WAL again just now"
-        return Finding(check, Level.PROBLEM, f"journal_mode was {found} until now", why, mend)
-    return Finding(check, Level.OK, told)
+    return Finding(check, Level.PROBLEM, told, why, mend)
 
 
 def judge_synchronous(value: int) -> Finding:
-    """Judge the answer of PRAGMA synchronous on our own connections."""
     found = f"synchronous {_SYNCHRONOUS.get(value, value)}"
     if value >= 2:
         return Finding("sqlite.synchronous", Level.OK, found)
@@ -95,7 +91,6 @@ def judge_place(path: str, mount: Mount | None) -> Finding:
 
 
 def judge_space(path: str, free: int) -> Finding:
-    """Judge the free bytes that this user may still write there."""
     found = f"{free / 2**20:,.0f} MiB are free for {path}"
     if free >= LITTLE_FREE_BYTES:
         return Finding("sqlite.space", Level.OK, found)
@@ -117,28 +112,13 @@ def mount_of(path: str, mounts: str) -> Mount | None:
     """Return the file system that holds `path`: of those mounted at its folders the deepest, and of these the last."""
     folder = os.path.realpath(path)
     best: Mount | None = None
-    for line in mounts.splitlines():
-        mount = _parse(line)
-        if mount and _contains(mount.point, folder) and (best is None or len(mount.point) >= len(best.point)):
-            best = mount
+    for line in mounts.splitlines():  # `36 35 98:0 /root /point options… - kind source super`; a blank is written \\040
+        head, _, tail = line.partition(" - ")
+        fields, kind = head.split(" "), tail.partition(" ")[0]
+        if len(fields) < 5 or not kind:
+            continue
+        point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields[4])
+        holds = folder == point or folder.startswith(point.rstrip("/") + "/")
+        if holds and (best is None or len(point) >= len(best.point)):
+            best = Mount(point, kind)
     return best
-
-
-def _parse(line: str) -> Mount | None:
-    """Parse `36 35 98:0 /root /point options… - kind source super`; a blank in a name is written \\040."""
-    head, _, tail = line.partition(" - ")
-    fields, kinds = head.split(" "), tail.split(" ")
-    if len(fields) < 5 or not kinds[0]:
-        return None
-    return Mount(_ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields[4]), kinds[0])
-
-
-def _contains(folder: str, path: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="surrogateescape")
-    except OSError:
-        return ""

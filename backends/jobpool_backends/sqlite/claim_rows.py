@@ -12,6 +12,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from jobpool.broker.claim_store import MOST_MESSAGES, ClaimStats, HeldClaim, QueueMessage
@@ -19,12 +20,10 @@ from jobpool_backends.shared import MICRO, stand_in
 from jobpool_backends.sql import read_queue_message
 from jobpool_backends.sqlite.fetch import BODY
 from jobpool_backends.sqlite.inspect import STATS_CAP, living
-from jobpool_backends.sqlite.retention import delete, remember_ended
-from jobpool_backends.sqlite.schema import LEASED, NO_LEASE, POSTED, WAITING
+from jobpool_backends.sqlite.schema import EACH, LEASED, NO_LEASE, POSTED, WAITING
 from jobpool_backends.sqlite.step import EXPIRED, POST_CLAIMED, Moment, Step, counted_as
 
-CLEAR_LIMIT = 1000
-"""Messages freed, posts removed, and empty claims dropped, in one call."""
+CLEAR_LIMIT = 1000  # messages freed, posts removed, and empty claims dropped, in one call
 
 LIVING = living(":wall")
 _COLUMNS = "seq, id, {body}, handler, priority, enqueued_at, claims, ends_at, claim"
@@ -33,7 +32,7 @@ LISTED = _COLUMNS.replace("{body}", "(SELECT body FROM bodies WHERE bodies.seq =
 """`COLUMNS`, whatever the size of a body."""
 
 _IN_CLAIM = f"messages INDEXED BY messages_claimed WHERE queue = :queue AND claim = :claim AND {LIVING}"
-_MESSAGES = f"SELECT {COLUMNS} FROM {_IN_CLAIM} ORDER BY priority, seq"
+_MESSAGES = f"SELECT {COLUMNS} FROM {_IN_CLAIM}"
 _CLAIM = "SELECT id, ttl, grace, boot, deadline, deadline_wall FROM claims WHERE queue = ? AND id = ?"
 _CLAIMS = f"""
 SELECT id, ttl, grace, boot, deadline, deadline_wall,
@@ -42,9 +41,7 @@ FROM claims WHERE queue = :queue AND id > :after
     AND CASE boot WHEN :boot THEN deadline > :boottime ELSE deadline_wall > :wall END
 ORDER BY id LIMIT :limit
 """
-_COUNTS = """
-SELECT waiting, delayed, leased, posts, posts_delayed, posts_claimed, expired FROM queues WHERE name = ?
-"""
+_COUNTS = "SELECT waiting, delayed, leased, posts, posts_delayed, posts_claimed, expired FROM queues WHERE name = ?"
 _FALLEN_DUE = f"""
 SELECT (SELECT count(*) FROM (SELECT 1 FROM messages INDEXED BY messages_due
                               WHERE queue = :queue AND state = 1 AND available_at <= :wall LIMIT {STATS_CAP}))
@@ -84,15 +81,14 @@ _ENDED_POSTS = "messages INDEXED BY messages_ending WHERE queue = :queue AND end
 ANY_ENDED = f"""
 (EXISTS ({_ended_claims(0)}) OR EXISTS ({_ended_claims(1)}) OR EXISTS (SELECT 1 FROM {_ENDED_POSTS}))
 """
-_ANY_ENDED = f"SELECT {ANY_ENDED}"
 _SOME_CLAIMS = f"{_ended_claims(0)} LIMIT :most"
 _SOME_POSTS = f"SELECT seq, queue, state, id, given, ends_at FROM {_ENDED_POSTS} ORDER BY ends_at LIMIT {CLEAR_LIMIT}"
-_DROP = "DELETE FROM claims WHERE queue = ? AND id IN (SELECT value FROM json_each(?))"
+_DROP = f"DELETE FROM claims WHERE queue = ? AND id IN {EACH}"
 _DROP_EMPTY = f"DELETE FROM claims WHERE queue = :queue AND id IN ({_ended_claims(1)} LIMIT {CLEAR_LIMIT})"
 _FREE = f"""
 UPDATE messages INDEXED BY messages_claimed
 SET state = CASE handler WHEN '' THEN {POSTED} ELSE {WAITING} END, available_at = ?, claim = NULL, {NO_LEASE}
-WHERE queue = ? AND claim IN (SELECT value FROM json_each(?))
+WHERE queue = ? AND claim IN {EACH}
 RETURNING handler, ends_at
 """
 
@@ -100,7 +96,7 @@ Row = tuple[Any, ...]
 
 
 class Claim(NamedTuple):
-    """A row of `claims`, whether it lives or not; times in microseconds."""
+    """A row of `claims`, live or not; times in microseconds."""
 
     id: str
     ttl: int
@@ -113,15 +109,12 @@ class Claim(NamedTuple):
         return not now.is_past(self.boot, self.deadline, self.deadline_wall)
 
     def shown(self, queue: str, now: Moment, count: int = 0) -> HeldClaim:
-        """Return the claim without its messages."""
         left = self.deadline - now.boottime if self.boot == now.boot else self.deadline_wall - now.wall
         age = max(0, self.ttl - left) // MICRO
         return HeldClaim(self.id, queue, self.ttl / MICRO, self.grace / MICRO, age, count=count)
 
 
 class EndedPost(NamedTuple):
-    """A posted message whose life has ended."""
-
     seq: int
     queue: str
     state: int
@@ -141,14 +134,13 @@ def read_live(connection: sqlite3.Connection, queue: str, ident: str, now: Momen
 
 
 def show(connection: sqlite3.Connection, queue: str, claim: Claim, now: Moment) -> HeldClaim:
-    """Return the claim with what is still in it."""
     rows = connection.execute(_MESSAGES, {"queue": queue, "claim": claim.id, "wall": now.wall})
     return held(queue, claim, rows, now)
 
 
 def held(queue: str, claim: Claim, rows: Iterable[Row], now: Moment) -> HeldClaim:
-    """Return the claim with messages of which these are the `COLUMNS`."""
-    messages = tuple(message(queue, row) for row in rows)
+    """Return the claim with messages of which these are the `COLUMNS`, in the order of the queue."""
+    messages = tuple(message(queue, row) for row in sorted(rows, key=itemgetter(4, 0)))
     return replace(claim.shown(queue, now, len(messages)), messages=messages)
 
 
@@ -157,7 +149,6 @@ def message(queue: str, row: Row) -> QueueMessage:
 
 
 def page(connection: sqlite3.Connection, queue: str, after: str, limit: int, now: Moment) -> list[HeldClaim]:
-    """Return live claims by id, without their messages."""
     rows = connection.execute(_CLAIMS, {"after": after, "limit": limit, **now.arguments(queue)})
     return [Claim._make(row).shown(queue, now, count) for *row, count in rows]
 
@@ -180,31 +171,28 @@ def count(connection: sqlite3.Connection, queue: str, now: Moment) -> ClaimStats
 
 
 def is_any_ended(connection: sqlite3.Connection, queue: str, now: Moment) -> bool:
-    """Return whether `clear` would find anything."""
-    return bool(connection.execute(_ANY_ENDED, now.arguments(queue)).fetchone()[0])
+    return bool(connection.execute(f"SELECT {ANY_ENDED}", now.arguments(queue)).fetchone()[0])
 
 
 def clear(step: Step, queue: str, limit: int = CLEAR_LIMIT) -> None:
     """Free what ended claims hold, up to `limit` messages, and remove ended posts."""
-    connection = step.connection
-    if not is_any_ended(connection, queue, step.now):
+    if not is_any_ended(step.connection, queue, step.now):
         return
     asked = step.now.arguments(queue)
-    left = limit
-    while left >= MOST_MESSAGES:
-        claims = [row[0] for row in connection.execute(_SOME_CLAIMS, asked | {"most": left // MOST_MESSAGES})]
+    while limit >= MOST_MESSAGES:
+        claims = [row[0] for row in step.execute(_SOME_CLAIMS, asked | {"most": limit // MOST_MESSAGES})]
         if not claims:
             break
-        left -= max(len(free(step, queue, claims)), len(claims))
-    remove_posts(step, [EndedPost._make(row) for row in connection.execute(_SOME_POSTS, asked)])
-    connection.execute(_DROP_EMPTY, asked)
+        limit -= max(len(free(step, queue, claims)), len(claims))
+    remove_posts(step, [EndedPost._make(row) for row in step.execute(_SOME_POSTS, asked)])
+    step.execute(_DROP_EMPTY, asked)
 
 
 def free(step: Step, queue: str, claims: Sequence[str]) -> list[int | None]:
     """End these claims: what they hold goes to its old place. Return when the life of each message ends."""
     ids = json.dumps(claims)
-    freed = step.connection.execute(_FREE, (step.now.wall, queue, ids)).fetchall()
-    step.connection.execute(_DROP, (queue, ids))
+    freed = step.execute(_FREE, (step.now.wall, queue, ids)).fetchall()
+    step.execute(_DROP, (queue, ids))
     jobs = sum(bool(handler) for handler, _ in freed)
     step.counts.move(queue, LEASED, WAITING, jobs)
     step.counts.move(queue, POST_CLAIMED, POSTED, len(freed) - jobs)
@@ -216,8 +204,8 @@ def remove_posts(step: Step, ended: Sequence[EndedPost]) -> None:
     """Remove these; ids that were given are remembered from the end of the life on, whenever that is noticed."""
     if not ended:
         return
-    delete(step.connection, [post.seq for post in ended])
+    step.delete([post.seq for post in ended])
     for post in ended:
         step.counts.move(post.queue, counted_as(post.state, ""), EXPIRED)
         if post.given:
-            remember_ended(step, [post.id], post.ends_at)
+            step.remember_ended([post.id], post.ends_at)

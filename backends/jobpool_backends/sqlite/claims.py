@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, NamedTuple
 
 from jobpool.broker.claim_store import (
@@ -27,26 +28,14 @@ from jobpool_backends.sqlite import claim_rows
 from jobpool_backends.sqlite.claim_rows import COLUMNS, LIVING, Claim, read_live
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.enqueue import post
-from jobpool_backends.sqlite.fetch import PROMOTE_LIMIT, promote
-from jobpool_backends.sqlite.inspect import find, search
-from jobpool_backends.sqlite.retention import Sweeper, delete, evict, remember_ended
-from jobpool_backends.sqlite.schema import DEAD, LEASED, POST_DELAYED, POSTED, WAITING
-from jobpool_backends.sqlite.step import Moment, Step, counted_as
+from jobpool_backends.sqlite.fetch import promote
+from jobpool_backends.sqlite.inspect import search_for
+from jobpool_backends.sqlite.schema import DEAD, DELAYED, EACH, LEASED, POST_DELAYED, POSTED, WAITING
+from jobpool_backends.sqlite.step import Moment, Step, Sweeper, counted_as
 
-BURY_LIMIT = 1000
-"""Messages that one call makes dead letters because they were claimed too often."""
+BURY_LIMIT = 1000  # messages that one call makes dead letters because they were claimed too often
+_FURTHER_MESSAGES = 200  # looked at in each step after the first
 
-_FURTHER_MESSAGES = 200
-"""Messages looked at in each step after the first."""
-
-_BEFORE_ALL = (-(2**63), 0)
-
-_PROMOTE = f"""
-UPDATE messages SET state = 4 WHERE seq IN (
-    SELECT seq FROM messages INDEXED BY messages_posts_due
-    WHERE queue = ? AND state = 5 AND available_at <= ? ORDER BY available_at LIMIT {PROMOTE_LIMIT}
-)
-"""
 _BEHIND = "queue = :queue AND (priority, seq) > (:priority, :seq)"
 _LOOK = f"""
 SELECT priority, seq, claims, handler FROM messages INDEXED BY messages_ready WHERE state = 0 AND {_BEHIND}
@@ -61,10 +50,7 @@ UPDATE messages
 SET state = 2, holder = :claim, claim = :claim, deliveries = deliveries + 1, claims = claims + 1, {_LEASE}
 WHERE seq IN (SELECT value FROM json_each(:numbers)) RETURNING {COLUMNS}
 """
-_BURY = f"""
-UPDATE messages SET state = 3, reason = '{CLAIM_LIMIT}', died_at = ?, ends_at = NULL
-WHERE seq IN (SELECT value FROM json_each(?))
-"""
+_BURY = f"UPDATE messages SET state = 3, reason = '{CLAIM_LIMIT}', died_at = ?, ends_at = NULL WHERE seq IN {EACH}"
 _KEEP = """
 INSERT INTO claims (queue, id, ttl, grace, empty, boot, deadline, deadline_wall)
 VALUES (:queue, :claim, :ttl, :grace, 0, :boot, :deadline, :deadline_wall)
@@ -82,9 +68,7 @@ _NAMED = f"""
 SELECT {_FACTS} FROM messages INDEXED BY messages_by_id
 WHERE id IN (SELECT value FROM json_each(:ids)) AND queue = :queue AND state <> 3 AND {LIVING}
 """
-_NUMBERED = f"""
-SELECT {_FACTS}, {COLUMNS} FROM messages WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY priority, seq
-"""
+_NUMBERED = f"SELECT {_FACTS}, {COLUMNS} FROM messages WHERE seq IN {EACH} ORDER BY priority, seq"
 _MARK_EMPTY = """
 UPDATE claims SET empty = 1 WHERE queue = :queue AND id = :claim AND NOT EXISTS (
     SELECT 1 FROM messages INDEXED BY messages_claimed WHERE queue = :queue AND claim = :claim
@@ -102,8 +86,6 @@ SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_ready WHERE queue = :q
 """
 _FREE, _FREE_OR_HELD = (State.WAITING,), (State.WAITING, State.LEASED)
 
-Row = tuple[Any, ...]
-
 
 class SqliteClaims(ClaimStore):
     """The claims of one database; the calls that would meet ended ones clear them."""
@@ -120,8 +102,6 @@ class SqliteClaims(ClaimStore):
         with self._database.write() as step:
             yield step
             self._sweeper.sweep(step)
-        if step.frees_jobs:
-            self._database.wake()
 
     @contextmanager
     def _write_cleared(self, queue: str) -> Iterator[Step]:
@@ -164,15 +144,16 @@ class SqliteClaims(ClaimStore):
             return []
         with self._write_cleared(queue) as step:
             _promote_all(step, queue)
-            found = _numbers(_look(step, queue, limit))
-            rows = step.connection.execute(_NUMBERED, (found,)).fetchall()
+            found = _numbers(islice(_free(step, queue, limit), limit))
+            rows = step.execute(_NUMBERED, (found,)).fetchall()
             _remove(step, queue, [_Fact._make(row[:_WIDTH]) for row in rows])
         return [claim_rows.message(queue, row[_WIDTH:]) for row in rows]
 
     def _list(self, queue: str, after: int, limit: int, with_held: bool) -> list[QueueMessage]:
         with self._read_cleared(queue) as step:
             where = MessageFilter(queue=queue, states=_FREE_OR_HELD if with_held else _FREE)
-            rows = find(step.connection, search(where, [], step.now.wall), claim_rows.LISTED, after, limit)
+            wanted = search_for(step.connection, where, step.now.wall)
+            rows = wanted.find(step.connection, claim_rows.LISTED, after, limit)
         return [claim_rows.message(queue, row) for row in rows]
 
     def _stats(self, queue: str) -> ClaimStats:
@@ -199,16 +180,18 @@ class SqliteClaims(ClaimStore):
         _promote_all(step, queue)
         taken, over = _choose(step, queue, limit, max_claims)
         if over:
-            _bury(step, queue, over)
-            evict(step, [queue], self._caps)
+            step.execute(_BURY, (step.now.wall, _numbers(over)))
+            for message in over:
+                step.counts.move(queue, message.state, DEAD)
+            step.evict([queue], self._caps)
         if not taken:
             return None
         terms = _terms(queue, claim, step.now)
-        rows = step.connection.execute(_TAKE, terms | {"numbers": _numbers(taken)}).fetchall()
-        step.connection.execute(_KEEP, terms)
+        rows = step.execute(_TAKE, terms | {"numbers": _numbers(taken)}).fetchall()
+        step.execute(_KEEP, terms)
         for message in taken:
             step.counts.move(queue, message.state, counted_as(LEASED, message.handler))
-        return claim_rows.held(queue, claim, _in_order(rows), step.now)
+        return claim_rows.held(queue, claim, rows, step.now)
 
     def _get(self, queue: str, claim_id: str) -> HeldClaim | None:
         with self._database.read() as connection:
@@ -223,9 +206,9 @@ class SqliteClaims(ClaimStore):
                 return None
             claim = _begin(claim_id, ttl, old.grace if grace is None else micros(grace), step.now)
             terms = _terms(queue, claim, step.now)
-            step.connection.execute(_KEEP_LONGER, terms)
-            rows = step.connection.execute(_HOLD_LONGER, terms).fetchall()
-            return claim_rows.held(queue, claim, _in_order(rows), step.now)
+            step.execute(_KEEP_LONGER, terms)
+            rows = step.execute(_HOLD_LONGER, terms).fetchall()
+            return claim_rows.held(queue, claim, rows, step.now)
 
     def _release(self, queue: str, claim_id: str) -> int:
         with self._write() as step:
@@ -243,8 +226,6 @@ class SqliteClaims(ClaimStore):
 
 
 class _Free(NamedTuple):
-    """A message that may be claimed."""
-
     priority: int
     seq: int
     claims: int
@@ -256,48 +237,39 @@ class _Free(NamedTuple):
 
 
 def _begin(ident: str, ttl: float, grace: int, now: Moment) -> Claim:
-    """Return a claim that is made, or renewed, now."""
     length = micros(ttl)
     return Claim(ident, length, grace, now.boot, now.boottime + length, now.wall + length)
 
 
 def _promote_all(step: Step, queue: str) -> None:
-    """Let due messages, jobs and posts, join the others."""
-    promote(step, queue)
-    due = step.connection.execute(_PROMOTE, (queue, step.now.wall)).rowcount
-    step.counts.move(queue, POST_DELAYED, POSTED, due)
+    promote(step, queue, DELAYED, WAITING)
+    promote(step, queue, POST_DELAYED, POSTED)
 
 
-def _look(step: Step, queue: str, limit: int, behind: tuple[int, int] = _BEFORE_ALL) -> list[_Free]:
-    """Return the first free messages after this place in the queue."""
-    priority, seq = behind
-    asked = {"queue": queue, "wall": step.now.wall, "priority": priority, "seq": seq, "limit": limit}
-    return [_Free._make(row) for row in step.connection.execute(_LOOK, asked)]
+def _free(step: Step, queue: str, size: int) -> Iterator[_Free]:
+    """Yield the free messages in order, read piece by piece; `size`: of the first."""
+    priority, seq = -(2**63), 0
+    while True:
+        asked = {"queue": queue, "wall": step.now.wall, "priority": priority, "seq": seq, "limit": size}
+        found = [_Free._make(row) for row in step.execute(_LOOK, asked)]
+        yield from found
+        if len(found) < size:
+            return
+        priority, seq, size = found[-1].priority, found[-1].seq, _FURTHER_MESSAGES
 
 
 def _choose(step: Step, queue: str, limit: int, max_claims: int) -> tuple[list[_Free], list[_Free]]:
     """Return the first that may be taken, and those before them that were claimed too often."""
     taken: list[_Free] = []
     over: list[_Free] = []
-    behind, size = _BEFORE_ALL, limit
-    while True:
-        found = _look(step, queue, size, behind)
-        for message in found:
-            is_over = 0 < max_claims <= message.claims
-            if is_over and len(over) == BURY_LIMIT:
-                return taken, over
-            (over if is_over else taken).append(message)
-            if len(taken) == limit:
-                return taken, over
-        if len(found) < size:
-            return taken, over
-        behind, size = (found[-1].priority, found[-1].seq), _FURTHER_MESSAGES
-
-
-def _bury(step: Step, queue: str, over: list[_Free]) -> None:
-    step.connection.execute(_BURY, (step.now.wall, _numbers(over)))
-    for message in over:
-        step.counts.move(queue, message.state, DEAD)
+    for message in _free(step, queue, limit):
+        is_over = 0 < max_claims <= message.claims
+        if is_over and len(over) == BURY_LIMIT:
+            break
+        (over if is_over else taken).append(message)
+        if len(taken) == limit:
+            break
+    return taken, over
 
 
 def _terms(queue: str, claim: Claim, now: Moment) -> dict[str, Any]:
@@ -310,17 +282,10 @@ def _numbers(messages: Iterable[_Free]) -> str:
     return json.dumps([message.seq for message in messages])
 
 
-def _in_order(rows: list[Row]) -> list[Row]:
-    """Return rows of `COLUMNS` in the order of the queue: RETURNING promises none."""
-    return sorted(rows, key=lambda row: (row[4], row[0]))
-
-
 # --- deleting --------------------------------------------------------------------------------------
 
 
 class _Fact(NamedTuple):
-    """A living message."""
-
     id: str
     seq: int
     state: int
@@ -335,11 +300,11 @@ _WIDTH = len(_Fact._fields)
 def _delete(step: Step, queue: str, idents: Sequence[str], claim_id: str | None) -> list[Deleted]:
     """Delete what may be deleted. The claim lives."""
     asked = {"ids": json.dumps(idents), "queue": queue, "wall": step.now.wall}
-    there = [_Fact._make(row) for row in step.connection.execute(_NAMED, asked)]
+    there = [_Fact._make(row) for row in step.execute(_NAMED, asked)]
     kept = {fact.id for fact in there if not _may_go(step, queue, fact, claim_id)}
     _remove(step, queue, [fact for fact in there if fact.id not in kept])
     if claim_id is not None:
-        step.connection.execute(_MARK_EMPTY, {"queue": queue, "claim": claim_id})
+        step.execute(_MARK_EMPTY, {"queue": queue, "claim": claim_id})
     return [Deleted.FORBIDDEN if ident in kept else Deleted.DONE for ident in idents]
 
 
@@ -355,7 +320,7 @@ def _may_go(step: Step, queue: str, fact: _Fact, claim_id: str | None) -> bool:
 def _remove(step: Step, queue: str, gone: list[_Fact]) -> None:
     if not gone:
         return
-    delete(step.connection, [fact.seq for fact in gone])
-    remember_ended(step, [fact.id for fact in gone if fact.given])
+    step.delete([fact.seq for fact in gone])
+    step.remember_ended([fact.id for fact in gone if fact.given])
     for fact in gone:
-        step.counts.remove(queue, counted_as(fact.state, fact.handler))
+        step.counts.add(queue, counted_as(fact.state, fact.handler), -1)

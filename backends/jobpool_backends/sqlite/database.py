@@ -1,4 +1,4 @@
-"""Connections to one database file, and transactions on them.
+"""Connections to one database file, transactions on them, and the meaning of SQLite's errors.
 
 A connection is used by one thread at a time, and goes back to a stack when its transaction has ended. Threads of this
 process take turns by a lock, because waiting for SQLite's own means sleeping and trying again; that is left for other
@@ -12,17 +12,17 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool_backends.errors import mend, take_no_writes, wait
 from jobpool_backends.inotify import wake
 from jobpool_backends.shared import contains, micros
 from jobpool_backends.sql import IdleConnections
-from jobpool_backends.sqlite.errors import LOCKED, is_locked, raise_explained
 from jobpool_backends.sqlite.schema import is_current, migrate
 from jobpool_backends.sqlite.step import Moment, Step, read_moment
 
@@ -33,33 +33,51 @@ PRAGMAS = (
     "wal_autocheckpoint = 4000",
     "journal_size_limit = 67108864",
 )
-OLDEST_SQLITE = (3, 35, 0)
-"""The first that has RETURNING."""
+OLDEST_SQLITE = (3, 35, 0)  # the first that has RETURNING
 
-Params = ParamSpec("Params")
 Result = TypeVar("Result")
+
+_MIN_NAP_S, _MAX_NAP_S = 0.0002, 0.005
 
 _GONE = (
     "database file {path} was removed or replaced while it was in use: what is written now, others do not see. Stop all"
     " that use the database, then start them again"
 )
-
-_MIN_NAP_S = 0.0002
-_MAX_NAP_S = 0.005
+_LOCKED = (
+    "database {path} was locked by another process for {timeout:g} s: look for one that holds a transaction open"
+    " (fuser {path}), or raise the option timeout"
+)
+_FORBIDDEN = "database {path} may not be used by this user: allow reading and writing"
+_MEANINGS = {
+    sqlite3.SQLITE_BUSY: wait(_LOCKED),
+    sqlite3.SQLITE_LOCKED: wait(_LOCKED),
+    sqlite3.SQLITE_FULL: take_no_writes(
+        "the disk or the quota of database {path} is full: free some space; nothing was changed"
+    ),
+    sqlite3.SQLITE_READONLY: wait(
+        "database {path} is read-only for this user: allow writing to the file and its directory"
+    ),
+    sqlite3.SQLITE_PERM: wait(_FORBIDDEN),
+    sqlite3.SQLITE_AUTH: wait(_FORBIDDEN),
+    sqlite3.SQLITE_CANTOPEN: wait(
+        "database {path} cannot be opened: allow this user to read and write it and its directory"
+    ),
+    sqlite3.SQLITE_NOTADB: wait("{path} is not a SQLite database: name another file"),
+    sqlite3.SQLITE_CORRUPT: wait("database {path} is damaged: restore a copy, or try `sqlite3 {path} .recover`"),
+    sqlite3.SQLITE_IOERR: wait(
+        "the disk of database {path} reports an input/output error: check it and its free space"
+    ),
+    sqlite3.SQLITE_NOMEM: wait("there is no memory left for database {path}"),
+    sqlite3.SQLITE_PROTOCOL: wait("database {path} is under too many processes at once: try again"),
+}
+_MISSING = mend("database {path} has lost a table or a part of one: restore it, or name another file")
 
 
 class Database(IdleConnections[sqlite3.Connection]):
     """One file, created for this user alone when it is not there; its directory is not.
 
-    Args:
-        boot: Names the boot in which `clock.boot()` counts.
-        timeout: Seconds that a transaction waits for its turn.
-        pragmas: Run on each new connection.
-
-    Attributes:
-        found_journal: The journal mode in which the file was when it was opened; `wal` for a new one.
-
-    Raises `ConfigurationError` or `BackendUnavailable`; the text says why and what to do.
+    `boot` names the boot in which `clock.boot()` counts. A transaction waits `timeout` seconds for its turn. `pragmas`
+    run on each new connection. Raises `ConfigurationError` or `BackendUnavailable`; the text says why and what to do.
     """
 
     def __init__(
@@ -73,6 +91,7 @@ class Database(IdleConnections[sqlite3.Connection]):
         self._pragmas = pragmas
         self._writing = threading.Lock()
         self.found_journal = "wal"
+        """The journal mode of the file when it was opened; `wal` for a new one."""
         _check_library()
         _check_place(path)
         _create(path)
@@ -84,13 +103,16 @@ class Database(IdleConnections[sqlite3.Connection]):
     def write(self) -> Iterator[Step]:
         """Yield a write transaction: committed to the disk when the block ends, undone when it raises.
 
-        Raises `BackendUnavailable`: no turn in time, or SQLite failed. Unless a commit failed, nothing was changed.
+        Wakes the threads of all processes that wait for jobs, if it freed some. Raises `BackendUnavailable`: no turn in
+        time, or SQLite failed. Unless a commit failed, nothing was changed.
         """
         super().check_usable()  # before the lock: after a fork it may be held by a thread that is not there
         with self._turn(), self.session() as connection, self._transaction(connection, "BEGIN IMMEDIATE"):
             step = Step(connection, self.moment())
             yield step
             step.counts.write(connection)
+        if step.frees_jobs:
+            wake(self.path)
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
@@ -104,14 +126,12 @@ class Database(IdleConnections[sqlite3.Connection]):
         self.check_usable()
         try:
             connection = self.take() or self._connect()
+            try:
+                yield connection
+            finally:
+                self.give_back(connection)
         except sqlite3.Error as error:
-            raise_explained(error, self.path, self._timeout)
-        try:
-            yield connection
-        except sqlite3.Error as error:
-            raise_explained(error, self.path, self._timeout)
-        finally:
-            self.give_back(connection)
+            self._raise_explained(error)
 
     def moment(self) -> Moment:
         return read_moment(self.clock, self._boot)
@@ -119,14 +139,9 @@ class Database(IdleConnections[sqlite3.Connection]):
     def wall(self) -> int:
         return micros(self.clock.wall())
 
-    def wake(self) -> None:
-        """Wake the threads of all processes that wait for this database."""
-        wake(self.path)
-
     # --- connections -------------------------------------------------------------------------------
 
     def check_usable(self) -> None:
-        """Raise when this database was closed or inherited by a fork, or its files are not there."""
         super().check_usable()
         for name, inode in self._files.items():
             try:
@@ -153,19 +168,16 @@ class Database(IdleConnections[sqlite3.Connection]):
         """Make the file a current database, in WAL mode, even if another process does the same."""
         try:
             connection = self._connect()
+            try:
+                self.retry_locked(self._switch_to_wal, connection)
+                if not self.retry_locked(is_current, connection, self.path):
+                    with self._transaction(connection, "BEGIN IMMEDIATE"):
+                        migrate(connection, self.path)
+            except BaseException:
+                connection.close()
+                raise
         except sqlite3.Error as error:
-            raise_explained(error, self.path, self._timeout)
-        try:
-            self.retry_locked(self._switch_to_wal, connection)
-            if not self.retry_locked(is_current, connection, self.path):
-                with self._transaction(connection, "BEGIN IMMEDIATE"):
-                    migrate(connection, self.path)
-        except sqlite3.Error as error:
-            connection.close()
-            raise_explained(error, self.path, self._timeout)
-        except BaseException:
-            connection.close()
-            raise
+            self._raise_explained(error)
         self._idle.append(connection)
 
     def _switch_to_wal(self, connection: sqlite3.Connection) -> None:
@@ -182,9 +194,8 @@ class Database(IdleConnections[sqlite3.Connection]):
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Take this process's turn as the one writer."""
         if not self._writing.acquire(timeout=self._timeout):
-            raise BackendUnavailable(LOCKED.format(path=self.path, timeout=self._timeout))
+            raise BackendUnavailable(_LOCKED.format(path=self.path, timeout=self._timeout))
         try:
             yield
         finally:
@@ -201,18 +212,38 @@ class Database(IdleConnections[sqlite3.Connection]):
                 connection.execute("ROLLBACK")
             raise
 
-    def retry_locked(self, step: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs) -> Result:
+    def retry_locked(self, step: Callable[..., Result], *args: object) -> Result:
         """Do `step`, again and again while another process holds the lock, within the time limit."""
         give_up = time.monotonic() + self._timeout
         nap = _MIN_NAP_S
         while True:
             try:
-                return step(*args, **kwargs)
+                return step(*args)
             except sqlite3.OperationalError as error:
-                if not is_locked(error) or time.monotonic() >= give_up:
+                is_locked = _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+                if not is_locked or time.monotonic() >= give_up:
                     raise
             time.sleep(nap * random.uniform(0.5, 1.5))
             nap = min(nap * 1.5, _MAX_NAP_S)
+
+    def first(self, connection: sqlite3.Connection, sql: str, arguments: Mapping[str, object] | tuple[()] = ()) -> Any:
+        """Return the first row of a look outside any transaction."""
+        return self.retry_locked(lambda: connection.execute(sql, arguments).fetchone())
+
+    def _raise_explained(self, error: sqlite3.Error) -> NoReturn:
+        """Raise what SQLite's error means. One that is not in the table is a fault in jobpool, and stays as it is."""
+        code = _primary_code(error)
+        is_missing = code == sqlite3.SQLITE_ERROR and str(error).startswith(("no such table", "no such column"))
+        meaning = _MISSING if is_missing else _MEANINGS.get(code)
+        if meaning is None:
+            raise error
+        raise meaning.kind(f"{meaning.text.format(path=self.path, timeout=self._timeout)} ({error})") from error
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    """Return the primary result code, 0 when the error is the Python module's own."""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF
 
 
 def _begin(connection: sqlite3.Connection, begin: str) -> None:
@@ -253,6 +284,4 @@ def _check_place(path: str) -> None:
     if place.is_dir():
         raise ConfigurationError(f"{path} is a directory: name a file in it, such as sqlite:///{place / 'jobpool.db'}")
     if not place.parent.is_dir():
-        raise ConfigurationError(
-            f"the directory {place.parent.absolute()} of database {path} does not exist: create it"
-        )
+        raise ConfigurationError(f"the directory {place.parent} of database {path} does not exist: create it")

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jobpool.broker.claim_store import POST_PRIORITY, NewPost
 from jobpool.broker.values import NewMessage
 from jobpool_backends.shared import delay_micros, micros
 from jobpool_backends.sqlite.claim_rows import EndedPost, remove_posts
-from jobpool_backends.sqlite.retention import sweeping
-from jobpool_backends.sqlite.schema import DELAYED, POST_DELAYED, POSTED, WAITING
-from jobpool_backends.sqlite.step import Step
+from jobpool_backends.sqlite.schema import DELAYED, EACH, POST_DELAYED, POSTED, WAITING
+from jobpool_backends.sqlite.step import Step, sweeping
 
-_LIVE_OR_DEAD = """
-SELECT seq, queue, state, id, given, ends_at FROM messages WHERE id IN (SELECT value FROM json_each(?))
-"""
-_ENDED = "SELECT id FROM ended WHERE id IN (SELECT value FROM json_each(?)) AND until > ?"
+_LIVE_OR_DEAD = f"SELECT seq, queue, state, id, given, ends_at FROM messages WHERE id IN {EACH}"
+_ENDED = f"SELECT id FROM ended WHERE id IN {EACH} AND until > ?"
 _LAST_SEQ = "SELECT seq FROM sqlite_sequence WHERE name = 'messages'"
-_INSERT = """
-INSERT INTO messages (seq, id, given, queue, handler, priority, state, enqueued_at, available_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
-_INSERT_POST = f"""
-INSERT INTO messages (seq, id, given, queue, handler, priority, state, enqueued_at, available_at, ends_at)
-VALUES (?, ?, ?, ?, '', {POST_PRIORITY}, ?, ?, ?, ?)
-"""
+_COLUMNS = "seq, id, given, queue, handler, priority, state, enqueued_at, available_at"
+_INSERT = f"INSERT INTO messages ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_POST = f"INSERT INTO messages ({_COLUMNS}, ends_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_BODY = "INSERT INTO bodies (seq, body) VALUES (?, ?)"
 _ENDOW = """
 UPDATE messages
@@ -45,6 +37,7 @@ SELECT asked.key, spent.id FROM {_ASKED} spent
 _SWEEP = sweeping("spent", "queue, key")
 
 New = TypeVar("New", NewMessage, NewPost)
+Row = tuple[Any, ...]
 
 
 def add(step: Step, messages: Sequence[NewMessage]) -> dict[str, str]:
@@ -59,26 +52,32 @@ def insert(step: Step, messages: Sequence[NewMessage]) -> None:
     """Insert these, even if their ids are known."""
     first, now = _next_seq(step), step.now.wall
     rows = [_row(seq, message, now) for seq, message in enumerate(messages, first)]
-    step.connection.executemany(_INSERT, rows)
-    step.connection.executemany(_INSERT_BODY, [(seq, message.body) for seq, message in enumerate(messages, first)])
+    _put_in(step, _INSERT, rows, messages)
     endowed = [_endowment(seq, message, now) for seq, message in enumerate(messages, first) if _is_endowed(message)]
     if endowed:
         step.connection.executemany(_ENDOW, endowed)
-    for row in rows:
-        step.counts.add(row[3], row[6])
+    step.frees_jobs = step.frees_jobs or bool(rows)
 
 
 def post(step: Step, queue: str, posts: Sequence[NewPost]) -> None:
     """Insert those that are not known yet, in their order."""
     fresh = list(_leave_out_known(step, posts).values())
-    now = step.now.wall
-    for seq, new in enumerate(fresh, _next_seq(step)):
+    first, now = _next_seq(step), step.now.wall
+    rows: list[Row] = []
+    for seq, new in enumerate(fresh, first):
         delay = delay_micros(new.delay)
         state = POST_DELAYED if delay else POSTED
         ends_at = None if new.life is None else now + micros(new.life)
-        step.connection.execute(_INSERT_POST, (seq, new.id, new.given, queue, state, now, now + delay, ends_at))
-        step.connection.execute(_INSERT_BODY, (seq, new.body))
-        step.counts.add(queue, state)
+        rows.append((seq, new.id, new.given, queue, "", POST_PRIORITY, state, now, now + delay, ends_at))
+    _put_in(step, _INSERT_POST, rows, fresh)
+
+
+def _put_in(step: Step, sql: str, rows: list[Row], messages: Sequence[NewMessage | NewPost]) -> None:
+    step.connection.executemany(sql, rows)
+    bodies = [(row[0], message.body) for row, message in zip(rows, messages, strict=True)]
+    step.connection.executemany(_INSERT_BODY, bodies)
+    for row in rows:
+        step.counts.add(row[3], row[6])
 
 
 def _next_seq(step: Step) -> int:
@@ -86,7 +85,7 @@ def _next_seq(step: Step) -> int:
     return row[0] + 1 if row else 1
 
 
-def _row(seq: int, message: NewMessage, now: int) -> tuple[int, str, bool, str, str, int, int, int, int]:
+def _row(seq: int, message: NewMessage, now: int) -> Row:
     due = micros(message.due) if message.due is not None else now
     state, available_at = (DELAYED, due) if due > now else (WAITING, now)
     return seq, message.id, message.given, message.queue, message.handler, message.priority, state, now, available_at
@@ -94,14 +93,9 @@ def _row(seq: int, message: NewMessage, now: int) -> tuple[int, str, bool, str, 
 
 def _is_endowed(message: NewMessage) -> bool:
     """Return whether it brings what few messages have: a key, or a past."""
-    return bool(
-        message.unique_key is not None
-        or message.deliveries
-        or message.attempts
-        or message.crashes
-        or message.last_error is not None
-        or message.cause is not None
-    )
+    has_past = bool(message.deliveries or message.attempts or message.crashes)
+    texts = (message.unique_key, message.last_error, message.cause)
+    return has_past or texts != (None, None, None)
 
 
 def _endowment(seq: int, message: NewMessage, now: int) -> tuple[str | int | None, ...]:
@@ -111,18 +105,17 @@ def _endowment(seq: int, message: NewMessage, now: int) -> tuple[str | int | Non
 
 
 def _leave_out_known(step: Step, messages: Iterable[New]) -> dict[str, New]:
-    """Return the messages whose id is not known, by their ids."""
     by_id: dict[str, New] = {}
     for message in messages:
         by_id.setdefault(message.id, message)
     now = step.now.wall
-    rows = step.connection.execute(_LIVE_OR_DEAD, (json.dumps(list(by_id)),)).fetchall()
+    rows = step.execute(_LIVE_OR_DEAD, (json.dumps(list(by_id)),)).fetchall()
     ended = [EndedPost._make(row) for row in rows if row[5] is not None and row[5] <= now]
     remove_posts(step, ended)
     known = {row[3] for row in rows} - {gone.id for gone in ended}
     given = [message.id for message in by_id.values() if message.given]
     if given:
-        known.update(row[0] for row in step.connection.execute(_ENDED, (json.dumps(given), now)))
+        known.update(row[0] for row in step.execute(_ENDED, (json.dumps(given), now)))
     for ident in known:
         del by_id[ident]
     return by_id
@@ -134,9 +127,9 @@ def _leave_out_unique(step: Step, fresh: dict[str, NewMessage]) -> dict[str, str
     if not asking:
         return {}
     now = step.now.wall
-    step.connection.execute(_SWEEP, (now,))
+    step.execute(_SWEEP, (now,))
     keys = [(message.queue, message.unique_key) for message in asking]
-    rows = step.connection.execute(_HAS_KEY, {"keys": json.dumps(keys), "now": now})
+    rows = step.execute(_HAS_KEY, {"keys": json.dumps(keys), "now": now})
     known = {keys[place]: ident for place, ident in rows}
     existing = {}
     for message, key in zip(asking, keys, strict=True):

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import secrets
-import sqlite3
+from operator import itemgetter
 from typing import Any
 
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.lease import JobLease, make_lease
 from jobpool_backends.shared import MICRO, micros, stand_in
 from jobpool_backends.sqlite.database import Database
-from jobpool_backends.sqlite.retention import Sweeper, recall, remember
-from jobpool_backends.sqlite.schema import DELAYED, LEASED, WAITING
-from jobpool_backends.sqlite.step import Step
+from jobpool_backends.sqlite.schema import DELAYED, EACH, LEASED, POST_DELAYED, POSTED, WAITING
+from jobpool_backends.sqlite.step import Step, Sweeper
 
 PROMOTE_LIMIT = 5000
 
@@ -28,22 +27,23 @@ SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_ready WHERE queue = :q
                WHERE queue = :queue AND state = 1 AND available_at <= :wall)
     OR EXISTS (SELECT 1 FROM calls WHERE id = :call)
 """
-_PROMOTE = f"""
-UPDATE messages SET state = 0 WHERE seq IN (
-    SELECT seq FROM messages INDEXED BY messages_due
-    WHERE queue = ? AND state = 1 AND available_at <= ? ORDER BY available_at LIMIT {PROMOTE_LIMIT}
+_PROMOTE = """
+UPDATE messages SET state = {after} WHERE seq IN (
+    SELECT seq FROM messages INDEXED BY {index}
+    WHERE queue = ? AND state = {before} AND available_at <= ? ORDER BY available_at LIMIT {limit}
 )
 """
+_PROMOTIONS = {
+    DELAYED: _PROMOTE.format(before=DELAYED, after=WAITING, index="messages_due", limit=PROMOTE_LIMIT),
+    POST_DELAYED: _PROMOTE.format(before=POST_DELAYED, after=POSTED, index="messages_posts_due", limit=PROMOTE_LIMIT),
+}
 BODY = f"""
 (SELECT CASE WHEN typeof(body) <> 'blob' THEN x'' WHEN length(body) > {MAX_BODY_BYTES} THEN length(body) ELSE body END
  FROM bodies WHERE bodies.seq = messages.seq)
 """
 """A message's body, for `stand_in`. The length of a blob is known without reading it; text was never ours."""
 
-_COLUMNS = f"""
-seq, priority, id, {BODY},
-attempts, crashes, deliveries, enqueued_at, begun, deadline
-"""
+_COLUMNS = f"seq, priority, id, {BODY}, attempts, crashes, deliveries, enqueued_at, begun, deadline"
 _TAKE = f"""
 UPDATE messages
 SET state = 2, holder = ?, boot = ?, deadline = ?, deadline_wall = ?, ttl = ?, deliveries = deliveries + 1
@@ -52,21 +52,16 @@ WHERE seq IN (
 )
 RETURNING {_COLUMNS}
 """
-_STILL_HELD = f"""
-SELECT {_COLUMNS} FROM messages
-WHERE seq IN (SELECT value FROM json_each(?)) AND state = 2 AND holder = ? AND boot = ? AND deadline > ?
-"""
+_HELD = "state = 2 AND holder = ? AND boot = ? AND deadline > ?"
+_STILL_HELD = f"SELECT {_COLUMNS} FROM messages WHERE seq IN {EACH} AND {_HELD}"
 
 
 class Fetcher:
-    """Leases messages of one database."""
-
     def __init__(self, database: Database, sweeper: Sweeper, scheme: str) -> None:
         self._database = database
         self._sweeper = sweeper
         self._scheme = scheme
-        self._flowing: set[str] = set()
-        """Queues of which the last fetch brought all that it asked for: the next one need not look first."""
+        self._flowing: set[str] = set()  # queues whose last fetch brought all that it asked for: do not look first
 
     def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         call = f"fetch:{queue}:{fetch_id}"
@@ -74,13 +69,15 @@ class Fetcher:
         if queue not in self._flowing and not self._has_work(queue, call):
             return []
         with self._database.write() as step:
-            known = recall(step, call)
+            known = step.recall(call)
             if known is not None:
-                return self._fetch_again(step, queue, known)
+                holder, _, sequence = known.partition(" ")
+                asked = (sequence, holder, step.now.boot, step.now.boottime)
+                return self._leases(queue, holder, step.execute(_STILL_HELD, asked).fetchall(), None)
             holder = secrets.token_hex(8)
             rows = _take(step, queue, limit, micros(ttl), holder)
             if rows:
-                remember(step, call, f"{holder} {json.dumps([row[0] for row in rows])}")
+                step.remember(call, f"{holder} {json.dumps([row[0] for row in rows])}")
                 self._sweeper.sweep(step)
         (self._flowing.add if len(rows) == limit else self._flowing.discard)(queue)
         return self._leases(queue, holder, rows, before + ttl)
@@ -89,15 +86,10 @@ class Fetcher:
         """Look without the lock if there is work: an empty queue costs no transaction."""
         arguments = {"queue": queue, "wall": self._database.wall(), "call": call}
         with self._database.session() as connection:
-            return bool(self._database.retry_locked(_first, connection, _WORTH_A_TRANSACTION, arguments))
-
-    def _fetch_again(self, step: Step, queue: str, known: str) -> list[JobLease]:
-        holder, _, sequence = known.partition(" ")
-        asked = (sequence, holder, step.now.boot, step.now.boottime)
-        return self._leases(queue, holder, step.connection.execute(_STILL_HELD, asked).fetchall(), None)
+            return bool(self._database.first(connection, _WORTH_A_TRANSACTION, arguments)[0])
 
     def _leases(self, queue: str, holder: str, rows: list[tuple[Any, ...]], expires_at: float | None) -> list[JobLease]:
-        rows.sort(key=_place)  # RETURNING promises no order
+        rows.sort(key=itemgetter(1, 0))  # by priority and seq: RETURNING promises no order
         scheme = self._scheme
         return [
             make_lease(
@@ -118,9 +110,9 @@ class Fetcher:
         ]
 
 
-def promote(step: Step, queue: str) -> None:
-    """Let due jobs join the others."""
-    step.counts.move(queue, DELAYED, WAITING, step.connection.execute(_PROMOTE, (queue, step.now.wall)).rowcount)
+def promote(step: Step, queue: str, before: int, after: int) -> None:
+    """Let due jobs, or posts, join the others."""
+    step.counts.move(queue, before, after, step.execute(_PROMOTIONS[before], (queue, step.now.wall)).rowcount)
 
 
 def owner_token(holder: str, seq: int) -> str:
@@ -129,17 +121,9 @@ def owner_token(holder: str, seq: int) -> str:
 
 
 def _take(step: Step, queue: str, limit: int, ttl: int, holder: str) -> list[tuple[Any, ...]]:
-    promote(step, queue)
+    promote(step, queue, DELAYED, WAITING)
     now = step.now
     asked = (holder, now.boot, now.boottime + ttl, now.wall + ttl, ttl, queue, limit)
-    rows = step.connection.execute(_TAKE, asked).fetchall()
+    rows = step.execute(_TAKE, asked).fetchall()
     step.counts.move(queue, WAITING, LEASED, len(rows))
     return rows
-
-
-def _first(connection: sqlite3.Connection, sql: str, arguments: dict[str, object]) -> Any:
-    return connection.execute(sql, arguments).fetchone()[0]
-
-
-def _place(row: tuple[Any, ...]) -> tuple[int, int]:
-    return row[1], row[0]

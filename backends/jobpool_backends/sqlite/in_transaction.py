@@ -58,7 +58,7 @@ def ack(
     lease = _lease(ticket)
     with _ours(connection, str(ticket["path"]), clock or SystemClock(), int(ticket["boot"])) as step:
         brought = {0: list(messages)} if messages else {}
-        [answer], _ = settle_within(step, [(lease, Ack())], brought, f"ack:{lease.owner_token}", DeadCaps())
+        [answer] = settle_within(step, [(lease, Ack())], brought, f"ack:{lease.owner_token}", DeadCaps())
     if not answer:
         raise LeaseLost(f"the lease of message {lease.id} in queue {lease.queue!r} has ended: {answer.value}")
     return lambda: _is_open(step.connection)

@@ -1,25 +1,28 @@
-"""The administrator's view: counts, lists, single messages. Reads only, and never waits for a writer.
+"""The administrator's side: counts, lists, single messages, and bulk changes. Reads never wait for a writer.
 
 A filter becomes SQL and index ranges. A range is read in enqueue order, and bounded by the page. So a page of queues
 and states costs the same at any length of the queue. A handler, an age or a text is looked for message by message.
+
+For a bulk change, messages are looked for without the lock, and changed in transactions of bounded size, in which the
+filter must hold again. One that moved on meanwhile is left alone. Leased ones are never touched.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from jobpool.broker.values import Message, MessageFilter, QueueStats, State
+from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
 from jobpool_backends.shared import MICRO, micros
-from jobpool_backends.sql import read_message
+from jobpool_backends.sql import read_message, touchable
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, POST_DELAYED, POSTED, WAITING
 
-STATS_CAP = 10_000
-"""Limit of delayed messages counted one by one that fell due while nobody fetched."""
+STATS_CAP = 10_000  # delayed messages counted one by one that fell due while nobody fetched
+BULK_BATCH_MESSAGES = 500
 
 _COUNTS = "SELECT waiting, delayed, leased, dead, posts + posts_delayed + posts_claimed FROM queues WHERE name = ?"
 _EVICTED = "SELECT evicted FROM queues WHERE name = ?"
@@ -74,10 +77,19 @@ _CONDITIONS = {
     State.LEASED: "state = 2",
     State.DEAD: "state = 3",
 }
+_RAISE = f"""
+UPDATE messages SET state = CASE handler WHEN '' THEN {POSTED} ELSE {WAITING} END, available_at = :now, reason = NULL,
+    died_at = NULL, begun = 1
+"""
+_THESE = "WHERE seq IN (SELECT value FROM json_each(:found))"
+_CHANGES = {
+    Verb.RETRY: f"{_RAISE}, attempts = 0, crashes = 0, claims = 0, last_error = NULL, cause = NULL, last_crash = NULL",
+    Verb.RESUME: _RAISE,
+}
 
 
 class Inspector:
-    """The view of one database."""
+    """The view of one database, and its bulk changes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -92,15 +104,9 @@ class Inspector:
             oldest = _oldest(connection, queue, first_due)
             waiting, delayed, leased, dead, posted = row
             ended = connection.execute(_ENDED, (queue, now)).fetchone()[0] if posted else 0
-        return QueueStats(
-            waiting=waiting + due,
-            delayed=delayed - due,
-            leased=leased,
-            dead=dead,
-            oldest=max(0, now - oldest) / MICRO if oldest is not None else None,
-            cap=waiting + due if due == STATS_CAP else None,
-            posted=posted - ended,
-        )
+        age = max(0, now - oldest) / MICRO if oldest is not None else None
+        cap = waiting + due if due == STATS_CAP else None
+        return QueueStats(waiting + due, delayed - due, leased, dead, age, cap, posted - ended)
 
     def evicted(self, queue: str) -> int:
         with self._database.read() as connection:
@@ -114,12 +120,12 @@ class Inspector:
     def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
         with self._database.read() as connection:
             now = self._database.wall()
-            rows = find(connection, self.search(connection, where, now), _COLUMNS, after, limit)
+            rows = search_for(connection, where, now).find(connection, _COLUMNS, after, limit)
         return [_message(row, now) for row in rows]
 
     def count(self, where: MessageFilter, cap: int) -> int:
         with self._database.read() as connection:
-            wanted = self.search(connection, where, self._database.wall())
+            wanted = search_for(connection, where, self._database.wall())
             found = 0
             for source in wanted.ranges:
                 sql = f"SELECT count(*) FROM (SELECT 1 FROM {source} {wanted.where} LIMIT :left)"
@@ -132,20 +138,37 @@ class Inspector:
             row = connection.execute(_INSPECT, {"id": ident, "now": now}).fetchone()
         return _message(row, now) if row else None
 
-    def search(self, connection: sqlite3.Connection, where: MessageFilter, now: int) -> Search:
-        queues = [name for (name,) in connection.execute(_QUEUES)] if where.queue is None else []
-        return search(where, queues, now)
+    def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
+        wanted = touchable(where, verb)
+        changed = first = 0
+        while wanted and changed < limit:
+            with self._database.read() as connection:
+                search = search_for(connection, wanted, self._database.wall())
+                rows = search.find(connection, "seq", first, min(BULK_BATCH_MESSAGES, limit - changed))
+            if not rows:
+                break
+            changed += self._change(wanted, verb, [row[0] for row in rows])
+            first = rows[-1][0]
+        return changed
 
-
-def find(connection: sqlite3.Connection, wanted: Search, columns: str, first: int, limit: int) -> list[tuple[Any, ...]]:
-    """Return the first `limit` messages after sequence number `first`; `columns` begin with seq."""
-    arguments = wanted.arguments | {"first": first, "limit": limit}
-    rows: list[tuple[Any, ...]] = []
-    for source in wanted.ranges:
-        sql = f"SELECT {columns} FROM {source} {wanted.where} AND seq > :first ORDER BY seq LIMIT :limit"
-        rows += connection.execute(sql, arguments).fetchall()
-    rows.sort(key=lambda row: row[0])
-    return rows[:limit]
+    def _change(self, where: MessageFilter, verb: Verb, found: list[int]) -> int:
+        with self._database.write() as step:
+            wanted = search_for(step.connection, where, step.now.wall)
+            sql = f"SELECT seq, queue, state, id, given, handler FROM messages {_THESE} AND {LIVING} AND {wanted.where}"
+            rows = step.execute(sql, wanted.arguments | {"found": json.dumps(found)}).fetchall()
+            numbers = [row[0] for row in rows]
+            if verb is Verb.DELETE:
+                step.delete(numbers)
+                step.remember_ended([ident for _, _, _, ident, given, _ in rows if given])
+            else:
+                asked = {"now": step.now.wall, "found": json.dumps(numbers)}
+                step.execute(f"{_CHANGES[verb]} {_THESE}", asked)
+                step.frees_jobs = bool(rows)
+            for _, queue, state, _, _, handler in rows:
+                step.counts.add(queue, state, -1)
+                if verb is not Verb.DELETE:
+                    step.counts.add(queue, WAITING if handler else POSTED)
+        return len(rows)
 
 
 def _oldest(connection: sqlite3.Connection, queue: str, first_due: int | None) -> int | None:
@@ -187,26 +210,32 @@ class Search:
 
     where: str
     ranges: list[str]
-    arguments: dict[str, object] = field(default_factory=dict)
+    arguments: dict[str, object]
+
+    def find(self, connection: sqlite3.Connection, columns: str, first: int, limit: int) -> list[tuple[Any, ...]]:
+        """Return the first `limit` messages after sequence number `first`; `columns` begin with seq."""
+        arguments = self.arguments | {"first": first, "limit": limit}
+        rows: list[tuple[Any, ...]] = []
+        for source in self.ranges:
+            sql = f"SELECT {columns} FROM {source} {self.where} AND seq > :first ORDER BY seq LIMIT :limit"
+            rows += connection.execute(sql, arguments).fetchall()
+        rows.sort(key=lambda row: row[0])
+        return rows[:limit]
 
 
-def search(wanted: MessageFilter, queues: list[str], now: int) -> Search:
-    """Return the search for `wanted`; `queues`: all there are, for a filter that names none."""
+def search_for(connection: sqlite3.Connection, wanted: MessageFilter, now: int) -> Search:
+    queues = [wanted.queue] if wanted.queue is not None else [name for (name,) in connection.execute(_QUEUES)]
     arguments: dict[str, object] = {"now": now}
-    conditions = list(_conditions(wanted, arguments))
-    return Search(" AND ".join(["1", *conditions]), _ranges(wanted, queues, arguments), arguments)
-
-
-def _conditions(wanted: MessageFilter, arguments: dict[str, object]) -> Iterator[str]:
-    """Yield the conditions of the filter, and add their arguments."""
+    conditions = ["1"]
     if wanted.states:
-        yield "(" + " OR ".join(_CONDITIONS[State(state)] for state in wanted.states) + ")"
+        conditions.append("(" + " OR ".join(_CONDITIONS[State(state)] for state in wanted.states) + ")")
     for name, condition in _ASKED.items():
         value = getattr(wanted, name)
         if value is not None and value != ():
             convert = _CONVERTED.get(name)
             arguments[name] = convert(value) if convert else value
-            yield condition
+            conditions.append(condition)
+    return Search(" AND ".join(conditions), _ranges(wanted, queues, arguments), arguments)
 
 
 def _ranges(wanted: MessageFilter, queues: list[str], arguments: dict[str, object]) -> list[str]:
@@ -215,7 +244,7 @@ def _ranges(wanted: MessageFilter, queues: list[str], arguments: dict[str, objec
     if wanted.queue is None and not wanted.states:
         return [f"messages NOT INDEXED WHERE {LIVING} AND"]
     ranges = []
-    for number, queue in enumerate(queues if wanted.queue is None else [wanted.queue]):
+    for number, queue in enumerate(queues):
         name = f"range{number}"
         arguments[name] = queue
         ranges += [source.format(name=name) for source in _sources(wanted.states or tuple(State))]
@@ -223,7 +252,10 @@ def _ranges(wanted: MessageFilter, queues: list[str], arguments: dict[str, objec
 
 
 def _sources(states: tuple[State, ...]) -> list[str]:
-    sources = [_listed(stored) for state in dict.fromkeys(states) for stored in _STORED[State(state)]]
+    sources = []
+    for stored in [stored for state in dict.fromkeys(states) for stored in _STORED[State(state)]]:
+        end = f"{LIVING} AND" if stored in _CAN_END else ""
+        sources.append(f"messages INDEXED BY messages_listed WHERE queue = :{{name}} AND state = {stored} AND {end}")
     if State.WAITING in states and State.DELAYED not in states:  # delayed, fallen due, and not fetched since
         sources += [
             "messages INDEXED BY messages_due WHERE queue = :{name} AND state = 1 AND available_at <= :now AND",
@@ -231,8 +263,3 @@ def _sources(states: tuple[State, ...]) -> list[str]:
             f" AND {LIVING} AND",
         ]
     return sources
-
-
-def _listed(stored: int) -> str:
-    living = f"{LIVING} AND" if stored in _CAN_END else ""
-    return f"messages INDEXED BY messages_listed WHERE queue = :{{name}} AND state = {stored} AND {living}"

@@ -17,13 +17,12 @@ from jobpool.broker.key_store import KeyStore
 from jobpool.broker.values import REMEMBER_CALLS
 from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool.message.lease import JobLease
-from jobpool_backends.shared import KEY_PLACE, MICRO, longest_windows, micros
+from jobpool_backends.shared import MICRO, all_holds, longest_windows, micros
 from jobpool_backends.sql import number_of
 from jobpool_backends.sqlite.database import Database
-from jobpool_backends.sqlite.retention import Sweeper
 from jobpool_backends.sqlite.schema import LEASED
 from jobpool_backends.sqlite.settle import Fact, judge, read_facts
-from jobpool_backends.sqlite.step import Moment, Step
+from jobpool_backends.sqlite.step import Moment, Step, Sweeper
 
 _IS_DONE = "SELECT 1 FROM done WHERE queue = ? AND key = ? AND until > ?"
 _DONE = "INSERT OR REPLACE INTO done VALUES (?, ?, ?)"
@@ -36,8 +35,7 @@ WHERE holds.queue = ? AND holds.name = ?
 _OCCUPY = "INSERT OR REPLACE INTO holds (seq, name, queue, holder) VALUES (?, ?, ?, ?)"
 _LEAVE = "DELETE FROM holds WHERE seq = ? AND name = ?"
 
-HOLD_SWEEP_PAGE = 200
-"""Holds that one sweep looks at."""
+HOLD_SWEEP_PAGE = 200  # holds that one sweep looks at
 _PAGE = f"""
 SELECT page.seq, page.name, messages.state IS {LEASED} AND messages.holder = page.holder
 FROM (SELECT seq, name, holder FROM holds WHERE (seq, name) > (?, ?) ORDER BY seq, name LIMIT {HOLD_SWEEP_PAGE}) AS page
@@ -54,15 +52,13 @@ _IS_KNOWN = "SELECT 1 FROM starts WHERE queue = ? AND name = ? AND token = ?"
 _START = "INSERT OR IGNORE INTO starts (queue, name, token, at, until) VALUES (?, ?, ?, ?, ?)"
 
 MAX_LISTED_LOGS = 10_000
-"""Names in one list of logs."""
 
 _PUT = """
 INSERT INTO records (space, key, until, value) VALUES (?, ?, ?, ?)
 ON CONFLICT (space, key) DO UPDATE SET until = excluded.until, value = excluded.value
 """
 _GET = "SELECT value FROM records WHERE space = ? AND key = ? AND until > ?"
-_LAST_CHARACTER = "\U0010ffff"
-"""Behind every character that a key can have."""
+_LAST_CHARACTER = "\U0010ffff"  # behind every character that a key can have
 _LIST = """
 SELECT key, value FROM records INDEXED BY records_by_key
 WHERE space = :space AND key > :after AND key < :end AND until > :now ORDER BY key LIMIT :limit
@@ -108,38 +104,25 @@ class SqliteKeys(KeyStore):
 
     def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
         with self._write() as step:
-            facts = read_facts(step, [lease for lease, _ in asked])
-            grants = _Grants(step)
-            answers = []
-            for lease, guards in asked:
-                fact = facts.get(number_of(lease))
-                live = fact is not None and judge(fact, lease, step.now)
-                answers.append(grants.begin(fact, lease.owner_token, guards) if fact and live else Begun(Begin.LOST))
-        return answers
+            grants, facts = _Grants(step), read_facts(step, [lease for lease, _ in asked])
+            return [grants.begin(facts.get(number_of(lease)), lease, guards) for lease, guards in asked]
 
     def _first_run(self, queue: str, key: str, ttl: float) -> bool:
         with self._write() as step:
             if _is_done(step, queue, key):
                 return False
-            step.connection.execute(_DONE, (queue, key, step.now.wall + micros(ttl)))
+            step.execute(_DONE, (queue, key, step.now.wall + micros(ttl)))
         return True
 
     def _forget(self, queue: str, key: str) -> bool:
         with self._write() as step:
             was_done = _is_done(step, queue, key)
-            step.connection.execute(_FORGET, (queue, key))
+            step.execute(_FORGET, (queue, key))
         return was_done
 
     def _take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
-        answers = []
         with self._write() as step:
-            for rate in rates:
-                starts = _Rates(step)
-                after = starts.until_room(queue, rate, token)
-                if not after:
-                    starts.count(queue, rate.name, rate.window, token)
-                answers.append(after / MICRO)
-        return answers
+            return [_Rates(step).take(queue, rate, token) / MICRO for rate in rates]
 
     def _holders(self, queue: str, name: str) -> list[str]:
         now = self._database.moment()
@@ -163,7 +146,7 @@ class SqliteKeys(KeyStore):
 
     def _delete_records(self, space: str, keys: Sequence[str]) -> None:
         with self._write() as step:
-            step.connection.execute(_DELETE, (space, json.dumps(keys)))
+            step.execute(_DELETE, (space, json.dumps(keys)))
 
     # --- logs --------------------------------------------------------------------------------------
 
@@ -189,13 +172,15 @@ class _Grants:
         self._rates = _Rates(step)
         self._live: dict[tuple[str, str], dict[int, str]] = {}
 
-    def begin(self, message: Fact, token: str, guards: Guards) -> Begun:
-        """Grant all of it, or nothing; see `KeyStore.begin_many`."""
+    def begin(self, message: Fact | None, lease: JobLease, guards: Guards) -> Begun:
+        if message is None or not judge(message, lease, self._step.now):
+            return Begun(Begin.LOST)
+        token = lease.owner_token
         refused = self._refusal(message, token, guards)
         if refused is not None:
             return refused
-        for name, _, _ in _all_holds(guards):  # instead of the place of an earlier lease
-            self._step.connection.execute(_OCCUPY, (message.seq, name, message.queue, message.holder))
+        for name, _, _ in all_holds(guards):  # instead of the place of an earlier lease
+            self._step.execute(_OCCUPY, (message.seq, name, message.queue, message.holder))
             self._places(message.queue, name)[message.seq] = ""
         for name, window in longest_windows(guards.rates).items():
             self._rates.count(message.queue, name, window, token)
@@ -205,7 +190,7 @@ class _Grants:
         queue = message.queue
         if guards.key is not None and _is_done(self._step, queue, guards.key):
             return Begun(Begin.DONE, guards.key)
-        for name, most, shown in _all_holds(guards):
+        for name, most, shown in all_holds(guards):
             live = self._places(queue, name)
             if len(live) - (message.seq in live) >= most:
                 return Begun(Begin.HELD, shown)
@@ -219,8 +204,8 @@ class _Grants:
         """Return the messages that hold places under this name, by their numbers: their ids."""
         known = self._live.get((queue, name))
         if known is None:
-            rows = self._step.connection.execute(_HELD, (queue, name)).fetchall()
-            _leave(self._step, [(row[0], name) for row in rows if not row[2]])
+            rows = self._step.execute(_HELD, (queue, name)).fetchall()
+            self._step.connection.executemany(_LEAVE, [(row[0], name) for row in rows if not row[2]])
             known = self._live[queue, name] = _live(rows, self._step.now)
         return known
 
@@ -229,49 +214,39 @@ class _Rates:
     """The rates that one call sees and counts. Each rate's room is read once, in at most as many steps as its limit."""
 
     def __init__(self, step: Step) -> None:
-        self._connection = step.connection
+        self._execute = step.execute
         self._now = step.now.wall
         self._room: dict[tuple[str, Rate], int] = {}
 
+    def take(self, queue: str, rate: Rate, token: str) -> int:
+        """Count a start that is within the rate; else return microseconds until there is room."""
+        after = self.until_room(queue, rate, token)
+        if not after:
+            self.count(queue, rate.name, rate.window, token)
+        return after
+
     def until_room(self, queue: str, rate: Rate, token: str) -> int:
         """Return 0 if this start is within the rate, or was counted before; else microseconds until there is room."""
-        if self._room_of(queue, rate) > 0 or self._is_known(queue, rate, token):
+        asked = {"queue": queue, "name": rate.name, "now": self._now, "window": micros(rate.window), "most": rate.most}
+        room = self._room.get((queue, rate))
+        if room is None:
+            counted = self._execute(_COUNT, asked).fetchone()[0]
+            room = self._room[queue, rate] = rate.most - counted
+        if room > 0 or self._execute(_IS_KNOWN, (queue, rate.name, token)).fetchone():
             return 0
-        oldest: int = self._connection.execute(_LAST_BUT, self._arguments(queue, rate)).fetchone()[0]
+        oldest: int = self._execute(_LAST_BUT, asked).fetchone()[0]
         return oldest + micros(rate.window) - self._now
 
     def count(self, queue: str, name: str, window: float, token: str) -> None:
-        """Count this start, if it was not counted before."""
         until = self._now + micros(window + REMEMBER_CALLS)
-        if self._connection.execute(_START, (queue, name, token, self._now, until)).rowcount:
+        if self._execute(_START, (queue, name, token, self._now, until)).rowcount:
             for where, other in self._room:
                 if (where, other.name) == (queue, name):
                     self._room[where, other] -= 1
 
-    def _room_of(self, queue: str, rate: Rate) -> int:
-        room = self._room.get((queue, rate))
-        if room is None:
-            counted = self._connection.execute(_COUNT, self._arguments(queue, rate)).fetchone()[0]
-            room = self._room[queue, rate] = rate.most - counted
-        return room
-
-    def _is_known(self, queue: str, rate: Rate, token: str) -> bool:
-        return bool(self._connection.execute(_IS_KNOWN, (queue, rate.name, token)).fetchone())
-
-    def _arguments(self, queue: str, rate: Rate) -> dict[str, str | int]:
-        return {"queue": queue, "name": rate.name, "now": self._now, "window": micros(rate.window), "most": rate.most}
-
-
-def _all_holds(guards: Guards) -> Iterator[tuple[str, int, str]]:
-    """Yield the name of each place, how many there are under it, and what it is called when it refuses."""
-    if guards.key is not None:
-        yield KEY_PLACE + guards.key, 1, guards.key
-    for hold in guards.holds:
-        yield hold.name, hold.most, hold.name
-
 
 def _is_done(step: Step, queue: str, key: str) -> bool:
-    return bool(step.connection.execute(_IS_DONE, (queue, key, step.now.wall)).fetchone())
+    return bool(step.execute(_IS_DONE, (queue, key, step.now.wall)).fetchone())
 
 
 def _live(rows: list[Any], now: Moment) -> dict[int, str]:
@@ -279,13 +254,8 @@ def _live(rows: list[Any], now: Moment) -> dict[int, str]:
     return {row[0]: row[1] for row in rows if row[2] and not now.is_past(*row[3:])}
 
 
-def _leave(step: Step, ended: list[tuple[int, str]]) -> None:
-    if ended:
-        step.connection.executemany(_LEAVE, ended)
-
-
 def _sweep_holds(step: Step, after: tuple[int, str]) -> tuple[int, str]:
     """Remove the holds of a page after `after` whose lease has ended; return where the next sweep begins."""
-    rows = step.connection.execute(_PAGE, after).fetchall()
-    _leave(step, [row[:2] for row in rows if not row[2]])
+    rows = step.execute(_PAGE, after).fetchall()
+    step.connection.executemany(_LEAVE, [row[:2] for row in rows if not row[2]])
     return rows[-1][:2] if len(rows) == HOLD_SWEEP_PAGE else (0, "")

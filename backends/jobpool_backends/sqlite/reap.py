@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool_backends.shared import DeadCaps, delay_micros, micros, more_than
 from jobpool_backends.sqlite.claim_rows import ANY_ENDED, clear
 from jobpool_backends.sqlite.database import Database
-from jobpool_backends.sqlite.retention import evict, is_over
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, NO_LEASE, WAITING
-from jobpool_backends.sqlite.step import Step
+from jobpool_backends.sqlite.step import Step, is_over
 
 REAP_LIMIT = 1000
 UNKNOWN_CAUSE = "lease expired"
@@ -64,24 +62,13 @@ _NEVER_US = 2**61
 """Microseconds: longer ago than any lease was taken."""
 
 
-class _Expired(NamedTuple):
-    seq: int
-    id: str
-    crashes: int
-    last_crash: int | None
-    forfeited: str | None
-
-
 class Reaper:
-    """The reaper of one database's queues."""
-
     def __init__(self, database: Database, caps: DeadCaps) -> None:
         self._database = database
         self._caps = caps
         self._random = random.SystemRandom()
 
-    def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> tuple[list[Reaped], bool]:
-        """Return the charged messages, and whether a waiter should look."""
+    def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         visibility = {"visibility": _NEVER_US if visibility_timeout is None else more_than(visibility_timeout)}
         sql = _EXPIRED if visibility_timeout is None else _TAKEN_LONG_AGO
         with self._database.read() as connection:
@@ -89,36 +76,29 @@ class Reaper:
             candidates = [row[0] for row in connection.execute(sql, now.arguments(queue) | visibility)]
             over = bool(self._caps) and is_over(connection, queue, self._caps, now.wall)
         if not candidates and not over:
-            return [], False
+            return []
         with self._database.write() as step:
             arguments = step.now.arguments(queue) | visibility | {"candidates": json.dumps(candidates)}
-            expired = [_Expired._make(row) for row in step.connection.execute(_STILL, arguments)]
-            reaped = self._charge(step, queue, expired, policy)
+            expired = step.execute(_STILL, arguments).fetchall()
+            step.execute(_LEAVE, (json.dumps([row[0] for row in expired]),))
+            reaped = [self._charge(step, queue, policy, row) for row in expired]
             clear(step, queue, REAP_LIMIT - len(reaped))
-            evict(step, [queue], self._caps)
-        return reaped, step.frees_jobs or not all(message.dead for message in reaped)
-
-    def _charge(self, step: Step, queue: str, expired: Sequence[_Expired], policy: ReapPolicy) -> list[Reaped]:
-        step.connection.execute(_LEAVE, (json.dumps([message.seq for message in expired]),))
-        now = step.now.wall
-        reaped = []
-        for message in expired:
-            crashes = _count(message, policy, now)
-            cause = message.forfeited or UNKNOWN_CAUSE
-            dead = policy.is_over(crashes)
-            if dead:
-                step.connection.execute(_BURY, (now, crashes, now, cause, message.seq))
-                step.counts.move(queue, LEASED, DEAD)
-            else:
-                delay = delay_micros(self._random.uniform(0.0, policy.ceiling(crashes)))
-                state = DELAYED if delay else WAITING
-                step.connection.execute(_RECOVER, (state, now + delay, crashes, now, cause, message.seq))
-                step.counts.move(queue, LEASED, state)
-            reaped.append(Reaped(message.id, queue, crashes, cause, dead))
+            step.evict([queue], self._caps)
         return reaped
 
-
-def _count(message: _Expired, policy: ReapPolicy, now: int) -> int:
-    """Return how many crashes this one makes: those before the window are forgotten."""
-    long_ago = message.last_crash is not None and now - message.last_crash > micros(policy.window)
-    return 1 if long_ago else message.crashes + 1
+    def _charge(self, step: Step, queue: str, policy: ReapPolicy, row: tuple[Any, ...]) -> Reaped:
+        seq, ident, crashes, last_crash, forfeited = row
+        now, cause = step.now.wall, forfeited or UNKNOWN_CAUSE
+        is_long_ago = last_crash is not None and now - last_crash > micros(policy.window)
+        crashes = 1 if is_long_ago else crashes + 1
+        dead = policy.is_over(crashes)
+        if dead:
+            step.execute(_BURY, (now, crashes, now, cause, seq))
+            step.counts.move(queue, LEASED, DEAD)
+        else:
+            delay = delay_micros(self._random.uniform(0.0, policy.ceiling(crashes)))
+            state = DELAYED if delay else WAITING
+            step.execute(_RECOVER, (state, now + delay, crashes, now, cause, seq))
+            step.counts.move(queue, LEASED, state)
+            step.frees_jobs = True
+        return Reaped(ident, queue, crashes, cause, dead)

@@ -28,6 +28,8 @@ from jobpool.errors import ConfigurationError
 WAITING, DELAYED, LEASED, DEAD, POSTED, POST_DELAYED = range(6)
 """`messages.state`. In the SQL they stand as numbers: a partial index is not used for a parameter."""
 
+EACH = "(SELECT value FROM json_each(?))"
+
 NO_LEASE = "holder = NULL, boot = NULL, deadline = NULL, deadline_wall = NULL, ttl = NULL, forfeited = NULL"
 """Columns that a message loses with its lease, for an UPDATE."""
 
@@ -38,26 +40,18 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             seq INTEGER PRIMARY KEY AUTOINCREMENT,
             id TEXT NOT NULL,
             given INTEGER NOT NULL,             -- 1: its producer chose the id
-            queue TEXT NOT NULL,
-            handler TEXT NOT NULL,
-            priority INTEGER NOT NULL,
+            queue TEXT NOT NULL, handler TEXT NOT NULL, priority INTEGER NOT NULL,
             state INTEGER NOT NULL,             -- 0 waiting, 1 delayed, 2 leased, 3 dead
-            attempts INTEGER NOT NULL DEFAULT 0,
-            crashes INTEGER NOT NULL DEFAULT 0,
+            attempts INTEGER NOT NULL DEFAULT 0, crashes INTEGER NOT NULL DEFAULT 0,
             deliveries INTEGER NOT NULL DEFAULT 0,
-            enqueued_at INTEGER NOT NULL,
-            available_at INTEGER NOT NULL,
+            enqueued_at INTEGER NOT NULL, available_at INTEGER NOT NULL,
             holder TEXT,                        -- first half of the owner token; the second is seq in hex
-            boot INTEGER,                       -- names the boot in which `deadline` counts
-            deadline INTEGER,
+            boot INTEGER, deadline INTEGER,     -- `boot` names the boot in which `deadline` counts
             deadline_wall INTEGER,              -- the same, as Unix time, for after a reboot
             ttl INTEGER,                        -- so that deadline - ttl is when it was taken or renewed
             forfeited TEXT,                     -- the cause, when the lease was forfeited
-            cause TEXT,                         -- of the last crash
-            reason TEXT,                        -- of a dead letter
-            last_error TEXT,
-            died_at INTEGER,
-            last_crash INTEGER,
+            cause TEXT, reason TEXT,            -- of the last crash; of a dead letter
+            last_error TEXT, died_at INTEGER, last_crash INTEGER,
             CHECK ((state = 2) = (holder IS NOT NULL)),
             CHECK ((state = 3) = (died_at IS NOT NULL))
         )
@@ -71,10 +65,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """
         CREATE TABLE queues (
             name TEXT PRIMARY KEY,
-            waiting INTEGER NOT NULL DEFAULT 0,
-            delayed INTEGER NOT NULL DEFAULT 0,
-            leased INTEGER NOT NULL DEFAULT 0,
-            dead INTEGER NOT NULL DEFAULT 0
+            waiting INTEGER NOT NULL DEFAULT 0, delayed INTEGER NOT NULL DEFAULT 0,
+            leased INTEGER NOT NULL DEFAULT 0, dead INTEGER NOT NULL DEFAULT 0
         ) WITHOUT ROWID
         """,
         "CREATE TABLE calls (id TEXT PRIMARY KEY, until INTEGER NOT NULL, answer TEXT NOT NULL) WITHOUT ROWID",
@@ -89,28 +81,20 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX messages_dead ON messages (queue, died_at, seq) WHERE state = 3",
         """
         CREATE TABLE spent (                    -- unique keys of messages that were acked
-            queue TEXT NOT NULL,
-            key TEXT NOT NULL,
-            id TEXT NOT NULL,
-            until INTEGER NOT NULL,
-            PRIMARY KEY (queue, key)
+            queue TEXT NOT NULL, key TEXT NOT NULL, id TEXT NOT NULL, until INTEGER NOT NULL, PRIMARY KEY (queue, key)
         ) WITHOUT ROWID
         """,
         "CREATE INDEX spent_until ON spent (until)",
         """
         CREATE TABLE done (                     -- idempotency keys
-            queue TEXT NOT NULL,
-            key TEXT NOT NULL,
-            until INTEGER NOT NULL,
-            PRIMARY KEY (queue, key)
+            queue TEXT NOT NULL, key TEXT NOT NULL, until INTEGER NOT NULL, PRIMARY KEY (queue, key)
         ) WITHOUT ROWID
         """,
         "CREATE INDEX done_until ON done (until)",
         """
         CREATE TABLE holds (
             seq INTEGER NOT NULL,               -- of the message that holds the place
-            name TEXT NOT NULL,
-            queue TEXT NOT NULL,
+            name TEXT NOT NULL, queue TEXT NOT NULL,
             holder TEXT NOT NULL,               -- by the lease that has this holder
             PRIMARY KEY (seq, name)
         ) WITHOUT ROWID
@@ -118,32 +102,23 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX holds_by_name ON holds (queue, name)",
         """
         CREATE TABLE starts (
-            queue TEXT NOT NULL,
-            name TEXT NOT NULL,
-            token TEXT NOT NULL,
-            at INTEGER NOT NULL,
-            until INTEGER NOT NULL,
-            PRIMARY KEY (queue, name, token)
+            queue TEXT NOT NULL, name TEXT NOT NULL, token TEXT NOT NULL,
+            at INTEGER NOT NULL, until INTEGER NOT NULL, PRIMARY KEY (queue, name, token)
         ) WITHOUT ROWID
         """,
         "CREATE INDEX starts_by_time ON starts (queue, name, at)",
         "CREATE INDEX starts_until ON starts (until)",
         """
         CREATE TABLE records (
-            number INTEGER PRIMARY KEY,
-            space TEXT NOT NULL,
-            key TEXT NOT NULL,
-            until INTEGER NOT NULL,
-            value BLOB NOT NULL
+            number INTEGER PRIMARY KEY, space TEXT NOT NULL, key TEXT NOT NULL,
+            until INTEGER NOT NULL, value BLOB NOT NULL
         )
         """,
         "CREATE UNIQUE INDEX records_by_key ON records (space, key)",
         "CREATE INDEX records_until ON records (until)",
         """
         CREATE TABLE logs (
-            number INTEGER PRIMARY KEY,
-            space TEXT NOT NULL,
-            name TEXT NOT NULL,
+            number INTEGER PRIMARY KEY, space TEXT NOT NULL, name TEXT NOT NULL,
             place INTEGER NOT NULL,             -- 1, 2, 3, … without a gap, within a log
             line BLOB NOT NULL
         )
@@ -164,13 +139,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE queues ADD COLUMN expired INTEGER NOT NULL DEFAULT 0",
         """
         CREATE TABLE claims (
-            queue TEXT NOT NULL,
-            id TEXT NOT NULL,
-            ttl INTEGER NOT NULL,
-            grace INTEGER NOT NULL,
+            queue TEXT NOT NULL, id TEXT NOT NULL, ttl INTEGER NOT NULL, grace INTEGER NOT NULL,
             empty INTEGER NOT NULL,             -- 1: all that it held was deleted
-            boot INTEGER NOT NULL,              -- names the boot in which `deadline` counts
-            deadline INTEGER NOT NULL,
+            boot INTEGER NOT NULL, deadline INTEGER NOT NULL,
             deadline_wall INTEGER NOT NULL,     -- the same, as Unix time, for after a reboot
             PRIMARY KEY (queue, id)
         ) WITHOUT ROWID
@@ -186,11 +157,7 @@ VERSION = len(MIGRATIONS)
 
 
 def is_current(connection: sqlite3.Connection, path: str) -> bool:
-    """Return whether the tables are those of this code.
-
-    Raises:
-        ConfigurationError: They are newer, or another program's.
-    """
+    """Return whether the tables are this code's. Raises `ConfigurationError`: they are newer, or another program's."""
     version = _version(connection)
     if version == 0 and connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone():
         version = _version(connection)  # another process may have made the tables between the two looks

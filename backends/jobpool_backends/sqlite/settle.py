@@ -11,6 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import NamedTuple
 
 from jobpool.broker.parts import Brought, Settlements
@@ -23,15 +24,12 @@ from jobpool_backends.sql import number_of, with_past
 from jobpool_backends.sqlite import enqueue
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.fetch import owner_token
-from jobpool_backends.sqlite.retention import Sweeper, delete, evict, recall, remember, remember_ended
-from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, NO_LEASE, WAITING
-from jobpool_backends.sqlite.step import Moment, Step
+from jobpool_backends.sqlite.schema import DEAD, DELAYED, EACH, LEASED, NO_LEASE, WAITING
+from jobpool_backends.sqlite.step import Moment, Step, Sweeper
 
 _RENEW = "UPDATE messages SET boot = ?, deadline = ?, deadline_wall = ?, ttl = ? WHERE seq = ?"
-_FACTS = """
-SELECT seq, state, holder, boot, deadline, deadline_wall, given, queue, unique_key
-FROM messages WHERE seq IN (SELECT value FROM json_each(?))
-"""
+_FACTS = "seq, state, holder, boot, deadline, deadline_wall, given, queue, unique_key"
+_READ = f"SELECT {_FACTS} FROM messages WHERE seq IN {EACH}"
 _NACK = f"""
 UPDATE messages
 SET state = ?, available_at = ?, attempts = attempts + 1, last_error = coalesce(?, last_error),
@@ -59,55 +57,43 @@ Row = tuple[int | str | None, ...]
 
 
 class Settler:
-    """The settler and renewer of one database's leases."""
-
     def __init__(self, database: Database, sweeper: Sweeper, caps: DeadCaps) -> None:
         self._database = database
         self._sweeper = sweeper
         self._caps = caps
 
-    def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> tuple[list[Settled], bool]:
-        """Return the answers, and whether somebody who waits should look. `brought` by the place of the settlement."""
+    def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         with self._database.write() as step:
-            answered = settle_within(step, settlements, brought, call_id, self._caps)
             self._sweeper.sweep(step)
-        return answered
+            return settle_within(step, settlements, brought, call_id, self._caps)
 
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
-        before = self._database.clock.boot()
-        length = micros(ttl)
+        expires_at, length = self._database.clock.boot() + ttl, micros(ttl)
         with self._database.write() as step:
             now, facts = step.now, read_facts(step, leases)
-            answers = [judge(facts.get(number_of(lease)), lease, now) for lease in leases]
+            live = [bool(judge(facts.get(number_of(lease)), lease, now)) for lease in leases]
             deadlines = (now.boot, now.boottime + length, now.wall + length, length)
-            renewed = [(*deadlines, lease.token) for lease, answer in zip(leases, answers, strict=True) if answer]
-            step.connection.executemany(_RENEW, renewed)
-        return [
-            replace(lease, expires_at=before + ttl) if answer else None
-            for lease, answer in zip(leases, answers, strict=True)
-        ]
+            step.connection.executemany(_RENEW, [(*deadlines, lease.token) for lease in compress(leases, live)])
+        pairs = zip(leases, live, strict=True)
+        return [replace(lease, expires_at=expires_at) if lives else None for lease, lives in pairs]
 
 
 def settle_within(
     step: Step, settlements: Settlements, brought: Brought, call_id: str, caps: DeadCaps
-) -> tuple[list[Settled], bool]:
-    """Settle as `Settler.settle`, within a write transaction."""
+) -> list[Settled]:
     call = f"settle:{call_id}"
-    known = recall(step, call)
+    known = step.recall(call)
     if known is not None:
-        return [_REPEATED[letter] for letter in known], False
+        return [_REPEATED[letter] for letter in known]
     changes = _Changes(step)
     answers = _judge_all(changes, settlements, brought)
     changes.write(caps)
-    remember(step, call, "".join([_LETTERS[answer] for answer in answers]))
-    return answers, changes.bring_work
+    step.remember(call, "".join([_LETTERS[answer] for answer in answers]))
+    return answers
 
 
 class Fact(NamedTuple):
-    """The state of a message when a call begins.
-
-    The lease's columns are None in a message that is not leased; boot and deadline also in one that a claim holds.
-    """
+    """A message when a call begins. Without a lease the columns of one are None, under a claim boot and deadline."""
 
     seq: int
     state: int
@@ -119,14 +105,10 @@ class Fact(NamedTuple):
     queue: str
     unique_key: str | None
 
-    def forfeited(self, now: Moment) -> Fact:
-        return self._replace(boot=now.boot, deadline=now.boottime, deadline_wall=now.wall)
-
 
 def read_facts(step: Step, leases: Sequence[JobLease]) -> dict[int, Fact | None]:
-    """Return the messages of these leases, by sequence number."""
     sequence = json.dumps([number_of(lease) for lease in leases])
-    return {row[0]: Fact._make(row) for row in step.connection.execute(_FACTS, (sequence,))}
+    return {row[0]: Fact._make(row) for row in step.execute(_READ, (sequence,))}
 
 
 def judge(fact: Fact | None, lease: JobLease, now: Moment) -> Settled:
@@ -159,7 +141,9 @@ def _judge_all(changes: _Changes, settlements: Settlements, brought: Brought) ->
         else:
             changes.new += brought.get(place, ())
         # The next settlement of this message in the same call meets its new state.
-        facts[fact.seq] = fact.forfeited(now) if type(settlement) is Forfeit else None
+        facts[fact.seq] = None
+        if type(settlement) is Forfeit:
+            facts[fact.seq] = fact._replace(boot=now.boot, deadline=now.boottime, deadline_wall=now.wall)
     return answers
 
 
@@ -175,14 +159,9 @@ class _Changes:
     new: list[NewMessage] = field(default_factory=list)
     buried_in: set[str] = field(default_factory=set)
 
-    @property
-    def bring_work(self) -> bool:
-        """True if somebody who waits for messages should look."""
-        return bool(self.rows[_NACK] or self.rows[_RELEASE] or self.new or self.moved)
-
     def ack(self, fact: Fact, lease: JobLease) -> None:
         self.acked.append(fact.seq)
-        self.step.counts.remove(fact.queue, LEASED)
+        self.step.counts.add(fact.queue, LEASED, -1)
         if fact.given:
             self.ended.append(lease.id)
         if fact.unique_key is not None:
@@ -203,12 +182,13 @@ class _Changes:
             case Forfeit(cause):
                 self.rows[_FORFEIT].append((now.boot, now.boottime, now.wall, cause, seq))
             case Move():
-                self.step.counts.remove(queue, LEASED)
+                self.step.counts.add(queue, LEASED, -1)
 
     def _place(self, queue: str, delay: float) -> tuple[int, int]:
         later = delay_micros(delay)
         state = DELAYED if later else WAITING
         self.step.counts.move(queue, LEASED, state)
+        self.step.frees_jobs = True
         return state, self.step.now.wall + later
 
     def unguard(self, fact: Fact, guards: Guards, owner_token: str, settlement: Settlement) -> None:
@@ -222,16 +202,16 @@ class _Changes:
     def write(self, caps: DeadCaps) -> None:
         step = self.step
         if self.acked:
-            delete(step.connection, self.acked)
+            step.delete(self.acked)
         if self.ended:
-            remember_ended(step, self.ended)
+            step.remember_ended(self.ended)
         for sql, rows in self.rows.items():
             step.connection.executemany(sql, rows)
         if self.moved:  # even under known ids: a message that moves is never lost
-            moved = [with_past(new, step.connection.execute(_PAST, (seq,)).fetchone()) for seq, new in self.moved]
-            delete(step.connection, [seq for seq, _ in self.moved])
+            moved = [with_past(new, step.execute(_PAST, (seq,)).fetchone()) for seq, new in self.moved]
+            step.delete([seq for seq, _ in self.moved])
             enqueue.insert(step, moved)
         if self.buried_in:
-            evict(step, sorted(self.buried_in), caps)
+            step.evict(sorted(self.buried_in), caps)
         if self.new:
             enqueue.add(step, self.new)

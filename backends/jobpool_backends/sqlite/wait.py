@@ -17,14 +17,9 @@ from jobpool_backends.shared import MICRO
 from jobpool_backends.sql import IdleConnections
 from jobpool_backends.sqlite.database import Database
 
-LOOK_INTERVAL_S = 0.5
-"""Between two looks when nothing wakes us."""
-
-UNNOTIFIED_LOOK_INTERVAL_S = 0.02
-"""The same, where there is no listener."""
-
-_MIN_REST_S = 0.001
-_MAX_REST_S = 0.008
+LOOK_INTERVAL_S = 0.5  # between two looks when nothing wakes us
+UNNOTIFIED_LOOK_INTERVAL_S = 0.02  # the same, where there is no listener
+_MIN_REST_S, _MAX_REST_S = 0.001, 0.008
 """Rest after wake-ups that brought nothing for us: other queues' traffic must not keep this thread busy."""
 
 _STATE = """
@@ -42,7 +37,6 @@ class Waiter:
         self._listeners = IdleConnections[Listener](database.path)
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
-        """See `QueueBackend.wait_any`."""
         give_up = time.monotonic() + timeout
         listener = self._listeners.take() or self._listen()
         try:
@@ -66,7 +60,8 @@ class Waiter:
         seen = due = None
         rest = 0.0
         while not self._database.closed:
-            version = self._database.retry_locked(_change_counter, connection)
+            # It changes whenever another connection, of any process, has committed.
+            (version,) = self._database.first(connection, "PRAGMA data_version")
             if version != seen or (due is not None and due <= self._database.wall()):
                 seen = version
                 ready, due = self._look(connection, queues)
@@ -75,7 +70,8 @@ class Waiter:
             remaining = give_up - time.monotonic()
             if remaining <= 0:
                 return None
-            rest = _sleep(listener, min(remaining, self._until(due)), rest)
+            until = LOOK_INTERVAL_S if due is None else max(0.0, (due - self._database.wall()) / MICRO)
+            rest = _sleep(listener, min(remaining, until), rest)
         return None
 
     def _look(self, connection: sqlite3.Connection, queues: Sequence[str]) -> tuple[str | None, int | None]:
@@ -83,15 +79,12 @@ class Waiter:
         now = self._database.wall()
         next_due = None
         for queue in queues:
-            ready, due = self._database.retry_locked(_state, connection, queue)
+            ready, due = self._database.first(connection, _STATE, {"queue": queue})
             if ready or (due is not None and due <= now):
                 return queue, None
             if due is not None:
                 next_due = min(due, next_due or due)
         return None, next_due
-
-    def _until(self, due: int | None) -> float:
-        return LOOK_INTERVAL_S if due is None else max(0.0, (due - self._database.wall()) / MICRO)
 
     def _listen(self) -> Listener | None:
         try:
@@ -111,14 +104,3 @@ def _sleep(listener: Listener | None, seconds: float, rest: float) -> float:
         time.sleep(rest)
         listener.clear()
     return min(_MAX_REST_S, rest * 2 or _MIN_REST_S)
-
-
-def _change_counter(connection: sqlite3.Connection) -> int:
-    """Return a counter that changes whenever another connection, of any process, has committed."""
-    version: int = connection.execute("PRAGMA data_version").fetchone()[0]
-    return version
-
-
-def _state(connection: sqlite3.Connection, queue: str) -> tuple[int, int | None]:
-    ready, due = connection.execute(_STATE, {"queue": queue}).fetchone()
-    return ready, due

@@ -1,8 +1,9 @@
 """The contract between jobpool and a broker. Its docstrings are the specification; one suite tests them all.
 
-`QueueBackend` is put together from parts (parts.py). Its methods check their arguments, mint ids and wait, once for all
-brokers; the parts do the rest, each call in one atomic step. Times are seconds. Wall-clock times are Unix time on the
-*broker's* clock and say so; lease deadlines are on this machine's CLOCK_BOOTTIME.
+`QueueBackend` checks arguments, mints ids and waits, once for all brokers; its parts (parts.py) do the rest, each call
+in one atomic step. Times are seconds. Wall-clock times are Unix time on the *broker's* clock; lease deadlines are on
+this machine's CLOCK_BOOTTIME. Unless it says otherwise, a call blocks for one round trip, and may raise
+`BackendUnavailable`: nothing is known.
 
 A message is at every moment in exactly one state:
 
@@ -27,14 +28,12 @@ from jobpool.broker.claim_store import ClaimStore
 from jobpool.broker.finding import Finding, cautions_of
 from jobpool.broker.key_store import KeyStore
 from jobpool.broker.packing import ids_of, moved, packed, under_once_id
-from jobpool.broker.parts import Brought, Bulk, Enqueue, Fetch, Inspector, Reap, Renew, Settle, Settlements, WaitAny
+from jobpool.broker.parts import Bulk, Enqueue, EnqueueIn, Fetch, Inspector, Reap, Renew, Settle, Settlements, WaitAny
 from jobpool.broker.values import ENQUEUE_MEMORY as ENQUEUE_MEMORY
 from jobpool.broker.values import (
     MAX_FETCH,
     MAX_PAGE,
-    YEAR_S,
     Capabilities,
-    Existing,
     Message,
     MessageFilter,
     NewMessage,
@@ -44,6 +43,7 @@ from jobpool.broker.values import (
     Ticket,
     Verb,
     check_ttl,
+    check_wait,
     once_id,
     read_cursor,
     settle_delay,
@@ -58,28 +58,23 @@ from jobpool.message.names import QUEUE_NAME as QUEUE_NAME
 from jobpool.message.names import check_queue as check_queue
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement, brings
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.message.units import check_count, check_number
+from jobpool.message.units import check_count
 
 
 class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend counts as one
     """A broker. Safe to share between threads; never across a fork: open one after the fork.
 
-    A subclass sets the parts in its `__init__`, or defines them as methods.
-
-    Args:
-        signer: Signs what is enqueued; None = unsigned.
-        clock: The embedded backends' clock; a broker with a clock of its own uses it only for lease deadlines.
-
-    Attributes:
-        credential_variables: Environment variables that this backend's credentials come from, as its library reads
-            them. A pool keeps them from its children.
+    A subclass sets the parts in its `__init__`, or defines them as methods. `signer` None = unsigned. `clock`: the
+    embedded backends' clock; a broker with a clock of its own uses it only for lease deadlines.
     """
 
     scheme: ClassVar[str]
     capabilities: ClassVar[Capabilities]
     credential_variables: tuple[str, ...] = ()
+    """Environment variables that hold this backend's credentials: a pool keeps them from its children."""
 
     _enqueue: Enqueue
+    _enqueue_in: EnqueueIn
     _fetch: Fetch
     _wait_any: WaitAny
     _settle: Settle
@@ -87,12 +82,10 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     _reap: Reap
     _inspector: Inspector
     _bulk: Bulk
-    _evicted: Callable[[str], int] | None = None
-    """None: dead letters are not capped."""
+    _evicted: Callable[[str], int] | None = None  # None: dead letters are not capped
     _keys: KeyStore | None = None
     _claims: ClaimStore | None = None
-    _closers: Sequence[Callable[[], object]] = ()
-    """Called in this order by `close`."""
+    _closers: Sequence[Callable[[], object]] = ()  # called in this order by `close`
 
     def __init__(self, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:
         self.signer = signer or EnvelopeSigner()
@@ -101,66 +94,54 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     @classmethod
     def from_url(
-        cls,
-        url: str,
-        *,
-        signer: EnvelopeSigner | None = None,
-        clock: Clock | None = None,
-        runner: Any = None,
-        **options: object,
+        cls, url: str, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None, **options: Any
     ) -> Self:
         """Open what `url` names; options there (`?timeout=5`) or by keyword, which win.
 
-        Raises:
-            ConfigurationError: The URL or an option cannot be right, or the server is not one that can be used. The
-                text names the mend, and never a password.
-            BackendUnavailable: The broker does not answer, if it is asked.
+        Raises `ConfigurationError`: the URL or an option cannot be right, or the server is not one that can be used.
+        The text names the mend, and never a password.
         """
-        del runner  # only sync:// has a use for one
+        options.pop("runner", None)  # only sync:// has a use for one
         return cls._open(url, options, signer=signer, clock=clock)
 
     @classmethod
     def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
-        """Open it; `common`: arguments of `QueueBackend`."""
-        raise NotImplementedError
+        raise NotImplementedError  # `common`: arguments of `QueueBackend`
 
     # --- producing ---------------------------------------------------------------------------------
 
     def enqueue(self, definition: JobDefinition) -> str:
-        """Enqueue one job and return its id. See `enqueue_many`."""
+        """Enqueue one job; return its id. See `enqueue_many`."""
         return self.enqueue_many([definition])[0]
 
     def enqueue_many(self, definitions: Iterable[JobDefinition]) -> list[str]:
         """Enqueue jobs, all or none, in one round trip; return their ids, in order.
 
         A definition without `identifier` gets a fresh id. If its id is live or dead, that message is left as it is (law
-        8). An id given by its producer is known until `ENQUEUE_MEMORY` seconds after its end, so a retried call with
-        given ids makes no duplicate.
+        8). A given id is known until `ENQUEUE_MEMORY` seconds after its end, so a repeated call with given ids makes no
+        duplicate.
 
         A `unique` one whose idempotency key is known in its queue is left out, and the id of the message with that key
         is returned. The message is live or dead, or was acked at most the `keep` of its guards ago (`IDEMPOTENCY_TTL`
         without). A message that is deleted by a person or moves to another queue frees its key at once.
 
-        Raises:
-            InvalidJob: A definition is out of bounds, or its body above 1 MiB; nothing was enqueued.
-            Unsupported: It needs a capability that the broker lacks; nothing was enqueued.
-            BackendUnavailable: Nothing is known. Retry with ids of your own to be sure of no duplicate.
+        Raises, with nothing enqueued, `InvalidJob` (a definition is out of bounds, or its body above 1 MiB) and
+        `Unsupported` (the broker lacks a capability).
         """
-        messages = self._pack_all(definitions)
+        return self._add(self._pack_all(definitions))
+
+    def _add(self, messages: list[NewMessage]) -> list[str]:
         return ids_of(messages, self._enqueue(messages) if messages else None)
 
     def enqueue_once(self, definition: JobDefinition, key: str) -> str:
         """Enqueue one job, unless a message was enqueued under this key already; return the id of the one message.
 
-        For work that several processes try and one must do, such as a firing of a schedule. Of any number of callers,
-        now and later, one adds a message. The id is derived from the key (`once_id`); a definition's own is not used.
+        Of any number of callers, now and later, one adds a message, such as a firing of a schedule. Its id is derived
+        from the key (`once_id`), in place of the definition's own. Safe to call again; raises as `enqueue_many`.
 
-        The key is known for the life of the message and `IDEMPOTENCY_TTL` seconds after its ack (the `keep` of its
-        guards, if it had any). In any case it is known for `ENQUEUE_MEMORY` seconds after the end. Without a key store
-        it is only as good as a given id (law 8). A `unique` definition also keeps its own idempotency key: if another
-        message has that, the id of that message is returned.
-
-        Raises and blocks as `enqueue_many`. Safe to call again.
+        The key is known for the life of the message and `ENQUEUE_MEMORY` seconds more. After an ack it is known for
+        `IDEMPOTENCY_TTL` (the `keep` of its guards, if any). Without a key store it is only as good as a given id (law
+        8). A `unique` definition also keeps its own idempotency key: if another message has that, its id is returned.
         """
         return self.enqueue_many_once([(definition, key)])[0]
 
@@ -169,25 +150,14 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         if not self.capabilities.key_store:
             self.enqueue_many([definition.with_identifier(once_id(key)) for definition, key in jobs])
             return [once_id(key) for _, key in jobs]
-        messages = [under_once_id(self._pack(definition, once_id(key))) for definition, key in jobs]
-        return ids_of(messages, self._enqueue(messages) if messages else None)
+        return self._add([under_once_id(self._pack(definition, once_id(key))) for definition, key in jobs])
 
     def enqueue_in(self, connection: object, definitions: Iterable[JobDefinition]) -> list[str]:
-        """Enqueue jobs within the transaction that is open on the caller's own database connection; return their ids.
+        """Enqueue jobs within the transaction that is open on the caller's own connection to the broker's database.
 
-        They are there when that transaction commits, and never were when it rolls back. Nothing is committed here. The
-        rules of `enqueue_many` hold otherwise.
-
-        Args:
-            connection: To the broker's database, of the kind that the backend documents.
-
-        Raises:
-            Unsupported: `capabilities.transactions` is False.
-            ConfigurationError: It is not a connection of that kind, or leads to another database.
-            InvalidJob: As `enqueue_many`.
-
-        Errors of the database are raised as its driver raises them, for the transaction is the caller's. Blocks for one
-        round trip.
+        Nothing is committed here. Otherwise as `enqueue_many`, but errors of the database are raised as its driver
+        raises them. Raises `Unsupported` where `capabilities.transactions` is False, and `ConfigurationError`: the
+        connection is not of the kind that the backend documents, or leads to another database.
         """
         if not self.capabilities.transactions:
             raise Unsupported(f"{self.scheme}:// cannot enqueue within a transaction of yours: leave `connection` out")
@@ -197,8 +167,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     def pack(self, definition: JobDefinition) -> NewMessage:
         """Return the wire form of `definition`, signed; the same rules as `enqueue_many`.
 
-        No I/O, except for the broker's clock, which is asked at most once a minute, and only for definitions with
-        `expires_in`. Raises `BackendUnavailable` while it has never answered.
+        No I/O, except that a definition with `expires_in` asks the broker's clock, at most once a minute.
         """
         return self._pack(definition, definition.identifier or secrets.token_hex(8))
 
@@ -206,34 +175,23 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         """Pack each; draw the ids that are missing together, at a sixth of the cost."""
         chosen = list(definitions)
         drawn = secrets.token_hex(8 * len(chosen))
-        return [
-            self._pack(definition, definition.identifier or drawn[16 * place : 16 * place + 16])
-            for place, definition in enumerate(chosen)
-        ]
+        return [self._pack(one, one.identifier or drawn[16 * n : 16 * n + 16]) for n, one in enumerate(chosen)]
 
     def _pack(self, definition: JobDefinition, ident: str) -> NewMessage:
         definition.require(self.capabilities.key_store, self.scheme)
         return packed(definition, ident, self.signer, self.time)
 
     def brought_by(self, lease: JobLease, settlement: Settlement) -> list[NewMessage]:
-        """Return the messages that a settlement adds to queues when it is accepted: follow-ups, or what moves. No I/O.
-
-        Raises as `pack`.
-        """
-        match settlement:
-            case Ack(follow_ups=definitions) | Abandon(follow_ups=definitions):
-                return [self.pack(definition) for definition in definitions]
-            case Move():
-                return [moved(lease, settlement, self.signer)]
-            case _:
-                return []
+        """Return the messages that an accepted settlement adds to queues: follow-ups, or what moves. See `pack`."""
+        if isinstance(settlement, Move):
+            return [moved(lease, settlement, self.signer)]
+        return [self.pack(one) for one in settlement.follow_ups] if isinstance(settlement, Ack | Abandon) else []
 
     # --- consuming ---------------------------------------------------------------------------------
 
     def fetch(self, queue: str, *, ttl: float = 30.0, wait: float = 0.0) -> JobLease | None:
         """Lease one message, or None. See `fetch_many`."""
-        leases = self.fetch_many(queue, limit=1, ttl=ttl, wait=wait)
-        return leases[0] if leases else None
+        return next(iter(self.fetch_many(queue, limit=1, ttl=ttl, wait=wait)), None)
 
     def fetch_many(
         self, queue: str, *, limit: int, ttl: float = 30.0, wait: float = 0.0, fetch_id: str | None = None
@@ -245,24 +203,19 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         MAX_BODY_BYTES is leased and not brought: `OVERSIZED` stands for it, and `envelope` refuses that.
 
         Args:
-            queue: Its name.
-            limit: 1 to 1,000,000.
+            limit: From 1; above 1,000,000 counts as that.
             ttl: Seconds, > 0; checked before anything else.
             wait: Seconds to wait for the first message when there is none; 0 or less = do not wait.
             fetch_id: A second call with the same id within 60 s returns the leases that still run under this id, and
                 leases nothing new. So a lost reply freezes nothing.
 
-        Raises:
-            ValueError: ttl, limit or wait is not such a number.
-            BackendUnavailable: Nothing is known; call again with the same fetch id.
-
-        Blocks for `wait` seconds at most, plus one round trip.
+        Raises `ValueError`: ttl, limit or wait is not such a number. Blocks for `wait` more.
         """
         check_ttl(ttl)
         check_queue(queue)
         limit = min(check_count(limit, "limit", 1, sys.maxsize), MAX_FETCH)
         ident = fetch_id or secrets.token_hex(8)
-        give_up = self.clock.mono() + min(YEAR_S, check_number(wait, "wait"))
+        give_up = self.clock.mono() + check_wait(wait, "wait")
         while True:
             leases = self._fetch(queue, limit, ttl, ident)
             remaining = give_up - self.clock.mono()
@@ -273,14 +226,12 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """Wait until one of `queues` may have something to fetch, and return it; None after `timeout` seconds.
 
-        None, too, within half a second of `close` in another thread, and never an error for that.
-
         A hint: it may be wrong, but must not miss a message, or a delay that falls due, for longer than 0.5 s. Never a
-        busy loop.
+        busy loop. None, too, and no error, within half a second of `close` in another thread.
         """
         for queue in queues:
             check_queue(queue)
-        return self._wait_any(queues, min(YEAR_S, check_number(timeout, "timeout")))
+        return self._wait_any(queues, check_wait(timeout, "timeout"))
 
     # --- settling ----------------------------------------------------------------------------------
 
@@ -300,63 +251,39 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         return self._settle_one(lease, Abandon(reason, error))
 
     def release(self, lease: JobLease, delay: float | None = None) -> Settled:
-        """Give the message back unharmed, after `delay` seconds (None or below 0 = now), to its old place, as one that
-        was begun.
-
-        See `Release.begun`.
-        """
+        """Give the message back to its old place, unharmed, as begun (`Release.begun`); `delay` as `nack`."""
         return self._settle_one(lease, Release(settle_delay(delay)))
 
     def forfeit(self, lease: JobLease, cause: str) -> Settled:
-        """End the lease now without a verdict, and keep `cause` beside it; the reaper does the rest.
-
-        Raises `Unsupported` where `capabilities.leases` is `Leases.NONE`.
-        """
+        """End the lease now without a verdict, and keep `cause` beside it; the reaper does the rest."""
         return self._settle_one(lease, Forfeit(cause))
 
-    def settle_many(
-        self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str | None = None
-    ) -> list[Settled]:
-        """Settle each message in one atomic conditional step; one round trip, one answer each, in order.
+    def settle_many(self, settlements: Settlements, call_id: str | None = None) -> list[Settled]:
+        """Settle each message in one atomic conditional step; return one answer each, in order.
 
         For each: NOT_IN_FLIGHT, EXPIRED, NOT_OWNER, in this precedence, and nothing is changed; else OK. The steps
         are atomic one by one; where the broker can, the whole call is.
 
-        Args:
-            call_id: Repeating a call with the same id within 60 s answers as the first time did, with ALREADY for
-                OK, and changes nothing. None = minted here. A single verb's id is verb + owner token.
-
-        Raises:
-            BackendUnavailable: Nothing is known; repeat with the same call id while the lease runs.
-
-        Blocks for one round trip.
+        Repeating a call with the same id within 60 s answers as the first time did, with ALREADY for OK, and changes
+        nothing. Do that after `BackendUnavailable`, while the lease runs. A single verb's id is verb + owner token.
         """
         if not settlements:
             return []
-        return self._settle(settlements, self._brought(settlements), call_id or secrets.token_hex(8))
-
-    def _brought(self, settlements: Settlements) -> Brought:
-        """Return the messages that settlements add, by their place; most add none, at almost no cost."""
-        return {
-            place: self.brought_by(lease, settlement)
-            for place, (lease, settlement) in enumerate(settlements)
-            if brings(settlement)
-        }
+        brought = {place: self.brought_by(*pair) for place, pair in enumerate(settlements) if brings(pair[1])}
+        return self._settle(settlements, brought, call_id or secrets.token_hex(8))
 
     def _settle_one(self, lease: JobLease, settlement: Settlement) -> Settled:
         verb = type(settlement).__name__.lower()
         return self.settle_many([(lease, settlement)], call_id=f"{verb}:{lease.owner_token}")[0]
 
     def ticket(self, lease: JobLease) -> Ticket:
-        """Return what a child needs to ack this one message in a transaction of its handler's own, no more.
+        """Return what a child needs to ack this one message in a transaction of its handler's own; values of JSON.
 
-        It includes the idempotency key of a guarded lease, which that ack marks done. JSON-able. Its `ack` names a
-        function `module:name`, which takes the handler's connection, the ticket and follow-up messages (`NewMessage`).
-        Within the open transaction that removes the message, enqueues the follow-ups and remembers the call `ack:<owner
-        token>`, so that a later `ack(lease)` is answered ALREADY. It raises `LeaseLost` when the lease has ended, so
-        that the transaction rolls back. It returns a function that tells whether the transaction is still open.
-
-        Raises `Unsupported` where `capabilities.transactions` is False.
+        Its `ack` names a function `module:name`, which takes the handler's connection, the ticket and follow-ups
+        (`NewMessage`). Within the open transaction that removes the message, marks the key of a guarded lease done and
+        enqueues the follow-ups. It remembers the call `ack:<owner token>`, so that a later `ack` is answered ALREADY.
+        It raises `LeaseLost` when the lease has ended, so that the transaction rolls back, and returns a function that
+        tells whether that is still open. Raises `Unsupported` as `enqueue_in`.
         """
         del lease
         raise Unsupported(f"{self.scheme}:// cannot ack within a transaction of yours: leave ack_in_transaction out")
@@ -364,18 +291,10 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     # --- holding -----------------------------------------------------------------------------------
 
     def renew(self, lease: JobLease, ttl: float) -> JobLease:
-        """Hold the message for `ttl` seconds more, counted from now.
+        """Hold the message for `ttl` seconds (> 0) from before the request; return the lease with its `expires_at`.
 
-        Args:
-            lease: From `fetch` or the last `renew`.
-            ttl: Seconds, > 0. A broker with a fixed lease uses its own: read `expires_at`.
-
-        Returns:
-            The lease with its new `expires_at`, taken from before the request was sent.
-
-        Raises:
-            LeaseLost: The message is settled, expired, or somebody else holds it. Do not settle it.
-            BackendUnavailable: Nothing is known; the old `expires_at` stands. Safe to call again.
+        A broker with a fixed lease uses its own ttl. Safe to call again. Raises `LeaseLost`: the message is settled,
+        expired, or somebody else holds it. Do not settle it.
         """
         renewed = self.renew_many([lease], ttl)[0]
         if renewed is None:
@@ -383,7 +302,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         return renewed
 
     def renew_many(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
-        """Renew each lease; None where it is lost. One round trip. Raises as `renew`, without LeaseLost."""
+        """Renew each lease; None where it is lost."""
         check_ttl(ttl)
         return self._renew(leases, ttl) if leases else []
 
@@ -406,34 +325,25 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         return len(self._reap(check_queue(queue), ReapPolicy(), visibility_timeout))
 
     def lost(self) -> list[JobLease]:
-        """Return leases that ended early since the last call, because the connection that owned them broke.
-
-        None but where leases are of a connection (`Leases.CONNECTION`). No I/O; a pool asks often, and ends the
-        attempts.
-        """
+        """Return leases that ended since the last call because their connection broke (`Leases.CONNECTION`). No I/O."""
         return []
 
     @property
     def keys(self) -> KeyStore:
-        """The broker's key store.
-
-        Raises `Unsupported` where `capabilities.key_store` is False.
-        """
+        """The broker's key store. Raises `Unsupported` where `capabilities.key_store` is False."""
         if self._keys is None:
-            why = f"{self.scheme}:// keeps no keys (Capabilities.key_store): choose a backend with a key store"
-            raise Unsupported(why)
+            raise self._lacks("keeps no keys", "with a key store")
         return self._keys
 
     @property
     def claims(self) -> ClaimStore:
-        """The broker's part for claims and posted messages.
-
-        Raises `Unsupported` where `capabilities.key_store` is False.
-        """
+        """The broker's part for claims and posted messages. Raises as `keys`."""
         if self._claims is None:
-            why = f"{self.scheme}:// has no claims (Capabilities.key_store): choose a backend that has them"
-            raise Unsupported(why)
+            raise self._lacks("has no claims", "that has them")
         return self._claims
+
+    def _lacks(self, lack: str, choice: str) -> Unsupported:
+        return Unsupported(f"{self.scheme}:// {lack} (Capabilities.key_store): choose a backend {choice}")
 
     # --- looking and tending -----------------------------------------------------------------------
 
@@ -448,11 +358,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
     ) -> list[Message]:
-        """Return one page of messages in enqueue order, `limit` 1 to 1,000; go on with the last one's `cursor` as
-        `after`.
-
-        Raises `ValueError`: the limit is out of bounds, or `after` is not a cursor.
-        """
+        """Return a page of messages, `limit` 1 to 1,000, in enqueue order, after the one with the cursor `after`."""
         first = read_cursor(after)
         return self._inspector.page(where or MessageFilter(), first, check_count(limit, "limit", 1, MAX_PAGE))
 
@@ -461,10 +367,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         return self._inspector.count(where, check_count(cap, "cap", 1, sys.maxsize))
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
-        """Do `verb` to up to `limit` (from 1) matching messages, oldest first; return how many it changed.
-
-        Call again until 0.
-        """
+        """Do `verb` to at most `limit` matching messages, oldest first; return how many changed. Call again until 0."""
         return self._bulk(where, verb, check_count(limit, "limit", 1, sys.maxsize))
 
     def inspect(self, ident: str) -> Message | None:
@@ -476,43 +379,29 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         return self._evicted(queue) if self._evicted else 0
 
     def ping(self) -> None:
-        """Ask the broker for a sign of life. Raises BackendUnavailable. Blocks for one round trip."""
+        """Ask the broker for a sign of life."""
         self.stats("ping")
 
     def prepare(self) -> None:
         """Make what the broker needs before its first message (tables), or check that it is there.
 
-        Safe to call again, and at the same time from several processes.
-
-        Raises `BackendUnavailable`, or `ConfigurationError` when the broker's settings or rights forbid it.
+        Several processes may do so at once. Raises `ConfigurationError` when the broker's settings or rights forbid it.
         """
         self.ping()
 
     def diagnose(self) -> list[Finding]:
-        """Check what the broker's settings can lose or slow down; return all findings, good ones too; [] = not known.
-
-        Raises BackendUnavailable. Blocks for a few round trips. For `jobpool doctor`, and once at the start of a pool.
-        """
+        """Return findings, good and bad, of what the broker's settings can lose or slow down. A few round trips."""
         return []
 
     def cautions(self) -> list[str]:
-        """Return the sentences of what `diagnose` finds to be bad, each with its mend. Raises and blocks as that."""
+        """Return the sentences of what `diagnose` finds to be bad, each with its mend."""
         return cautions_of(self.diagnose())
 
     def broker_time(self) -> float | None:
-        """Return Unix time on the broker's own clock; None when that is this machine's.
-
-        Raises BackendUnavailable. Blocks for one round trip.
-        """
+        """Return Unix time on the broker's own clock; None when that is this machine's."""
         return None
 
     def close(self) -> None:
-        """Close every connection; safe to call twice. Leases are left to expire.
-
-        Threads that wait come back within half a second.
-        """
+        """Close every connection; safe to call twice. Leases are left to expire; waits end within half a second."""
         for close in self._closers:
             close()
-
-    def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing | None:
-        raise NotImplementedError  # filled in by brokers that have `transactions`

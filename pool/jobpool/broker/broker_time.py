@@ -19,32 +19,26 @@ JUMP = 1.0
 
 
 class BrokerTime:
-    """The broker's clock. Any thread may ask: two that ask at once may both ask the broker, and are both right.
-
-    Args:
-        ask: `QueueBackend.broker_time`.
-        clock: This machine's.
-    """
+    """The clock of the broker that `ask` reads. Threads that ask at once may all ask the broker, and are all right."""
 
     def __init__(self, ask: Callable[[], float | None], clock: Clock) -> None:
         self._ask_broker = ask
         self._clock = clock
-        self._ahead = 0.0
-        self._asked_at = 0.0
-        self._wall_ahead = 0.0
+        self._ahead = self._asked_at = self._wall_ahead = 0.0
         self.of_broker: bool | None = None
         """True if the broker has a clock of its own; None = it has not answered yet."""
 
     def now(self) -> float:
-        """Return Unix time in seconds.
+        """Return Unix time in seconds. Blocks for a round trip when the broker is to be asked.
 
-        Raises:
-            BackendUnavailable, AccessRefused: The broker has never answered. Later silences and refusals are bridged.
-
-        Blocks for a round trip when the broker is to be asked.
+        Raises `BackendUnavailable` or `AccessRefused` if the broker has never answered; later ones are bridged.
         """
         if self._is_due():
-            self._ask()
+            try:
+                self._ask()
+            except (BackendUnavailable, AccessRefused):
+                if self.of_broker is None:
+                    raise
         return self._clock.boot() + self._ahead if self.of_broker else self._clock.wall()
 
     def guess(self) -> float:
@@ -55,23 +49,15 @@ class BrokerTime:
             return self._clock.wall()
 
     def _is_due(self) -> bool:
-        if self.of_broker is None:
-            return True
         if not self.of_broker:
-            return False
-        jumped = abs(self._clock.wall() - self._clock.boot() - self._wall_ahead) > JUMP
-        return jumped or self._clock.boot() - self._asked_at >= ASK_EVERY
+            return self.of_broker is None
+        boot = self._clock.boot()
+        return abs(self._clock.wall() - boot - self._wall_ahead) > JUMP or boot - self._asked_at >= ASK_EVERY
 
     def _ask(self) -> None:
         before = self._clock.boot()
-        try:
-            told = self._ask_broker()
-        except (BackendUnavailable, AccessRefused):
-            if self.of_broker is None:
-                raise
-            return
-        after = self._clock.boot()
-        self._asked_at = after
+        told = self._ask_broker()
+        after = self._asked_at = self._clock.boot()
         self._wall_ahead = self._clock.wall() - after
         if told is not None:
             self._ahead = told - (before + after) / 2

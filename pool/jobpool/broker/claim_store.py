@@ -1,8 +1,8 @@
 """The optional part of a broker for messages that are checked out by hand: `QueueBackend.claims`.
 
 A *claim* holds up to 20 messages of one queue for a known time. A person, or a program other than a pool, works on
-them, deletes each one when it is done, renews the claim meanwhile, and releases the rest. Messages not deleted by the
-end of the claim are free again, and no crash is charged: a claim makes no promise to finish.
+them, deletes each one when it is done, renews the claim meanwhile, and releases the rest. Messages not deleted by its
+end are free again. No crash is charged, as the end of a lease would: a claim makes no promise to finish.
 
 There are two kinds of messages in a queue. *Jobs* are wire envelopes, enqueued as ever: a pool runs them, and a claim
 may take them. *Posted* messages are any bytes; a pool never fetches one. A posted message may have a life: at its end
@@ -23,20 +23,15 @@ Ends are exact: a claim or a life ends at its moment, for every caller. The clea
 `QueueBackend.stats` counts messages of an ended claim as leased, and no pool fetches them. A given id is known for
 `ENQUEUE_MEMORY` seconds after the end itself.
 
-It cannot be made of `QueueBackend.fetch_many`, `renew_many` and `settle_many`. A fetch takes jobs alone, and the end of
-a lease charges a crash. `max_claims`, lives and `grace` change in the same step as the claim.
-
-Like `KeyStore` this is a template: the public methods check, the underscored ones are each one atomic step on the
-broker's own clock. Safe to share between threads. Every method may raise `BackendUnavailable` (nothing is known) and
-blocks for one round trip; all but `pop` are safe to call again.
+Safe to share between threads. Every method may raise `BackendUnavailable` (nothing is known) and blocks for one round
+trip; all but `pop` are safe to call again. A number out of its bounds is a `ValueError`, which names them.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -46,24 +41,13 @@ from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.names import check_identifier, check_queue, storable
 from jobpool.message.units import check_count, check_seconds
 
-MOST_MESSAGES = 20
-"""Messages in one claim, one `pop`, and one `delete_many`."""
-
-LEAST_TTL, MOST_TTL = 60.0, 43_200.0
-"""Seconds: of a claim, and of its grace."""
-
-LEAST_LIFE, MOST_LIFE = 60.0, 1_209_600.0
-"""Seconds: of a posted message."""
-
-MOST_DELAY = 900.0
-"""Seconds for which a posted message can be delayed."""
-
+MOST_MESSAGES = 20  # in one claim, one `pop`, and one `delete_many`
+LEAST_TTL, MOST_TTL = 60.0, 43_200.0  # seconds: of a claim, and of its grace
+LEAST_LIFE, MOST_LIFE = 60.0, 1_209_600.0  # seconds: of a posted message
+MOST_DELAY = 900.0  # seconds, of a posted message
 CLAIM_ID = re.compile(r"[0-9a-f]{32}")
-CLAIM_LIMIT = "claim-limit"
-"""Reason of a dead letter that was claimed too often."""
-
-POST_PRIORITY = 5
-"""Of posted messages, among the jobs of their queue."""
+CLAIM_LIMIT = "claim-limit"  # reason of a dead letter that was claimed too often
+POST_PRIORITY = 5  # of posted messages, among the jobs of their queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +99,9 @@ class HeldClaim:
 
     Attributes:
         id: 32 lower-case hex characters.
-        ttl: Seconds, as given when it was made or last renewed.
-        grace: The same.
-        age: Whole seconds since it was made or last renewed, on the broker's clock; never below 0.
-        messages: The messages still in it, in the order in which they were claimed. A list of claims leaves them out.
+        ttl, grace: Seconds, as given when it was made or last renewed.
+        age: Whole seconds since then, on the broker's clock; never below 0.
+        messages: The messages still in it, in the order of their claim. A list of claims leaves them out.
         count: Number of these messages.
     """
 
@@ -133,14 +116,14 @@ class HeldClaim:
 
 @dataclass(frozen=True, slots=True)
 class ClaimStats:
-    """Counts of one queue, dead letters left out. At most a few seconds of expired posts may be missing from `expired`.
+    """Counts of one queue, dead letters left out.
 
     Attributes:
         claimed: Held by a live claim, or leased by a pool.
         free: A claim could take it now.
         delayed: Not yet due.
-        total: All of these.
-        expired: Posted messages that ended with their lives, since the queue was first used.
+        expired: Posted messages that ended with their lives, since the queue was first used; the last seconds may be
+            missing.
     """
 
     claimed: int = 0
@@ -162,17 +145,31 @@ class Deleted(Enum):
     """It is held, and not by the claim that was named."""
 
 
-class ClaimStore(ABC):
-    """The claims of a broker, as the module describes them. Times in seconds."""
+class ClaimStore:
+    """The claims of a broker, as the module describes them. Times in seconds.
+
+    A broker fills in the underscored methods: each is one atomic step on its own clock, with checked arguments.
+    """
+
+    _post: Callable[[str, Sequence[NewPost]], None]
+    _claim: Callable[[str, str, int, float, float, int], HeldClaim | None]
+    """Of queue, claim id, limit, ttl, grace and `max_claims`."""
+    _get: Callable[[str, str], HeldClaim | None]
+    _renew: Callable[[str, str, float, float | None], HeldClaim | None]
+    _release: Callable[[str, str], int]
+    _delete: Callable[[str, Sequence[str], str | None], list[Deleted] | None]
+    """None: the claim has ended."""
+    _pop: Callable[[str, int], list[QueueMessage]]
+    _list: Callable[[str, int, int, bool], list[QueueMessage]]
+    """Of queue, cursor, limit and `claimed`."""
+    _list_claims: Callable[[str, str, int], list[HeldClaim]]
+    _stats: Callable[[str], ClaimStats]
 
     def post(self, queue: str, posts: Sequence[NewPost]) -> list[str]:
         """Add messages, all or none; return their ids, in order.
 
-        An id that is live or dead in the queue, or was given and is remembered, is left as it is (law 8).
-
-        Raises:
-            InvalidJob: An id is invalid, or a body has more than 1 MiB; nothing was added.
-            ValueError: A life or a delay is out of its bounds; nothing was added.
+        An id that is live or dead in the queue, or was given and is remembered, is left as it is (law 8). Raises
+        `InvalidJob`: an id is invalid, or a body has more than 1 MiB; nothing was added.
         """
         check_queue(queue)
         for post in posts:
@@ -196,16 +193,12 @@ class ClaimStore(ABC):
 
         Args:
             limit: 1 to 20.
-            ttl: 60 to 43,200.
-            grace: 60 to 43,200.
+            ttl, grace: 60 to 43,200.
             max_claims: A message that was claimed this often is made a dead letter, reason `claim-limit`, and the next
                 one is looked at; 0 = no limit. Up to 1,000 in one call.
             claim_id: 32 lower-case hex characters of the caller's own, known in this queue only. A second call with the
                 same id, while that claim lives, returns it as it is and claims nothing new: a lost reply freezes
                 nothing. None = minted here.
-
-        Raises:
-            ValueError: A number is out of its bounds, which the text names.
         """
         check_queue(queue)
         check_count(limit, "limit", 1, MOST_MESSAGES)
@@ -219,10 +212,8 @@ class ClaimStore(ABC):
     def get(self, queue: str, claim_id: str) -> HeldClaim:
         """Return the claim with the messages that are still in it.
 
-        A claim lives until its end also when all its messages were deleted. At `now == end` it has ended.
-
-        Raises:
-            ClaimNotFound: It is unknown, malformed, ended, released, or another queue's.
+        A claim lives until its end also when all its messages were deleted. At `now == end` it has ended. Raises
+        `ClaimNotFound`: it is unknown, malformed, ended, released, or another queue's.
         """
         found = self._get(check_queue(queue), claim_id) if _is_claim(claim_id) else None
         return _found(found, queue, claim_id)
@@ -230,12 +221,8 @@ class ClaimStore(ABC):
     def renew(self, queue: str, claim_id: str, *, ttl: float, grace: float | None = None) -> HeldClaim:
         """Hold the messages still in it for `ttl` more, from now; age 0, and their lives as in `claim`.
 
-        Args:
-            grace: None = as it was.
-
-        Raises:
-            ValueError: As `claim`.
-            ClaimNotFound: As `get`. At its end it is too late, also when nobody has taken its messages.
+        `grace` None = as it was. Raises `ClaimNotFound`, as `get`: at its end it is too late, also when nobody has
+        taken its messages.
         """
         check_seconds(ttl, "ttl", LEAST_TTL, MOST_TTL)
         if grace is not None:
@@ -260,10 +247,8 @@ class ClaimStore(ABC):
         gone is `DONE`, and one that is leased or claimed is `FORBIDDEN`. A dead letter counts as gone, and is left
         alone. The unique key of a job deleted here is free at once, as if a person had deleted it.
 
-        Raises:
-            ClaimNotFound: The claim named has ended, as `get`: nothing was deleted, and others may do the work for
-                these messages again. Roll it back.
-            ValueError: More than 20.
+        Raises `ClaimNotFound`: the claim named has ended. Nothing was deleted, and others may do the work for these
+        messages again. Roll it back.
         """
         check_queue(queue)
         check_count(len(idents), "the number of messages to delete", 0, MOST_MESSAGES)
@@ -286,65 +271,21 @@ class ClaimStore(ABC):
     def list_free(
         self, queue: str, *, after: str | None = None, limit: int = 50, claimed: bool = False
     ) -> list[QueueMessage]:
-        """Return one page of messages in enqueue order, `limit` 1 to 1,000; go on with the last one's `cursor` as
-        `after`.
+        """Return one page of messages, `limit` 1 to 1,000, in enqueue order, after the one with the cursor `after`.
 
         Delayed, dead and ended ones are left out, and without `claimed` also those that are leased or claimed.
-
-        Raises `ValueError`: the limit is out of bounds, or `after` is not a cursor.
         """
         check_queue(queue)
         return self._list(queue, read_cursor(after), check_count(limit, "limit", 1, MAX_PAGE), claimed)
 
     def list_claims(self, queue: str, *, after: str | None = None, limit: int = 50) -> list[HeldClaim]:
-        """Return one page of the live claims of a queue by id, `limit` 1 to 1,000, without their messages but with
-        `count`.
-
-        Go on with the last one's id as `after`.
-        """
+        """Return one page of the live claims by id, `limit` 1 to 1,000, after this id; without their messages."""
         check_queue(queue)
         return self._list_claims(queue, after or "", check_count(limit, "limit", 1, MAX_PAGE))
 
     def stats(self, queue: str) -> ClaimStats:
-        """Return counts of one queue, in the same time at any length. Only ended messages not yet cleaned up cost more.
-        Up to 1,000 are freed or removed in a call, and the rest may count as before until the next.
-        """
+        """Return counts of one queue, in the same time at any length; only ended messages to clean up cost more."""
         return self._stats(check_queue(queue))
-
-    # --- for a broker to fill in: each one atomic step, arguments already checked --------------------
-
-    @abstractmethod
-    def _post(self, queue: str, posts: Sequence[NewPost]) -> None: ...
-
-    @abstractmethod
-    def _claim(
-        self, queue: str, claim_id: str, limit: int, ttl: float, grace: float, max_claims: int
-    ) -> HeldClaim | None: ...
-
-    @abstractmethod
-    def _get(self, queue: str, claim_id: str) -> HeldClaim | None: ...
-
-    @abstractmethod
-    def _renew(self, queue: str, claim_id: str, ttl: float, grace: float | None) -> HeldClaim | None: ...
-
-    @abstractmethod
-    def _release(self, queue: str, claim_id: str) -> int: ...
-
-    @abstractmethod
-    def _delete(self, queue: str, idents: Sequence[str], claim_id: str | None) -> list[Deleted] | None:
-        """Delete; return None if the claim has ended."""
-
-    @abstractmethod
-    def _pop(self, queue: str, limit: int) -> list[QueueMessage]: ...
-
-    @abstractmethod
-    def _list(self, queue: str, after: int, limit: int, claimed: bool) -> list[QueueMessage]: ...
-
-    @abstractmethod
-    def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]: ...
-
-    @abstractmethod
-    def _stats(self, queue: str) -> ClaimStats: ...
 
 
 def _check_post(post: NewPost) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from jobpool.errors import ConfigurationError
 
-FILE_NAME = "jobpool.toml"
+FILE_NAME, SHARED_FILE_NAME = "jobpool.toml", "pyproject.toml"
 PATHS = frozenset({"runtime_dir", "signing_key_file"})
 SQLITE = "sqlite:///"
 
@@ -43,19 +43,24 @@ def find_config(named: str | os.PathLike[str] | None = None, start: Path | None 
         named: The file to read, and no other; None = JOBPOOL_CONFIG, else search.
         start: Directory in which the search begins; None = the working directory.
 
-    Raises:
-        ConfigurationError: The file is missing, cannot be read, or is not TOML; or it was found, and somebody else
-            could have written it. The text says where, and the mend.
+    Raises `ConfigurationError`: the file is missing, cannot be read, or is not TOML; or it was found, and somebody else
+    could have written it. The text says where, and the mend.
     """
-    named = named or os.environ.get("JOBPOOL_CONFIG") or None
+    named = named or os.environ.get("JOBPOOL_CONFIG")
     if named:
-        return _named(Path(named))
+        path = Path(named)
+        if not path.is_file():
+            raise ConfigurationError(f"configuration file {path} does not exist; `jobpool init` writes one")
+        return _config(path.absolute(), _read(path) or {})
     start = (start or Path.cwd()).absolute()
     return _search(start) or ConfigFile(None, start)
 
 
 def _search(start: Path) -> ConfigFile | None:
-    home = _home()
+    try:
+        home: os.stat_result | None = Path.home().stat()
+    except (OSError, RuntimeError):  # a user without an entry in the password file has none
+        home = None
     device = None
     for directory in (start, *start.parents):
         try:
@@ -71,39 +76,18 @@ def _search(start: Path) -> ConfigFile | None:
     return None
 
 
-def _home() -> os.stat_result | None:
-    try:
-        return Path.home().stat()
-    except (OSError, RuntimeError):  # a user without an entry in the password file has none
-        return None
-
-
-def _named(path: Path) -> ConfigFile:
-    if not path.is_file():
-        raise ConfigurationError(f"configuration file {path} does not exist; `jobpool init` writes one")
-    values = _read(path)
-    if path.name == "pyproject.toml":
-        values = _table(values, path) or {}
-    return _config(path.absolute(), values)
-
-
 def _in(directory: Path, status: os.stat_result) -> ConfigFile | None:
-    own = directory / FILE_NAME
-    if own.is_file():
-        _check_trust(own, status)
-        return _config(own, _read(own))
-    shared = directory / "pyproject.toml"
-    table = _table(_read(shared), shared) if shared.is_file() else None
-    if table is None:
-        return None
-    _check_trust(shared, status)
-    return _config(shared, table)
+    for path in (directory / FILE_NAME, directory / SHARED_FILE_NAME):
+        values = _read(path) if path.is_file() else None
+        if values is not None:
+            _check_trust(path, status)
+            return _config(path, values)
+    return None
 
 
 def _check_trust(path: Path, folder: os.stat_result) -> None:
     for place, status in ((path, path.stat()), (path.parent, folder)):
-        doubt = _doubt(status)
-        if doubt:
+        if doubt := _doubt(status):
             raise ConfigurationError(
                 f"configuration file {path} was found, but is not read: {place} {doubt}, so another user may have"
                 f" written it. If it is right, name it: --config {path}, or JOBPOOL_CONFIG"
@@ -125,18 +109,18 @@ def _doubt(status: os.stat_result) -> str:
 
 def _is_private(gid: int, uid: int) -> bool:
     """Return whether the group is the user's own, as many systems make one for each user, with files writable by it."""
-    import grp  # no such modules on Windows
-    import pwd
+    import grp  # there is none on Windows
 
+    user = _user(uid)
     try:
-        group, user = grp.getgrgid(gid), pwd.getpwuid(uid).pw_name
+        group = grp.getgrgid(gid)
     except KeyError:
         return False
     return group.gr_name == user and set(group.gr_mem) <= {user}
 
 
 def _user(uid: int) -> str:
-    import pwd
+    import pwd  # there is none on Windows
 
     try:
         return pwd.getpwuid(uid).pw_name
@@ -148,37 +132,34 @@ def _config(path: Path, values: dict[str, Any]) -> ConfigFile:
     for key in PATHS & values.keys():
         if isinstance(values[key], str):
             values[key] = str(path.parent / values[key])
-    if isinstance(values.get("backend"), str):
-        values["backend"] = _anchor(values["backend"], path.parent)
-    if isinstance(values.get("history"), str):
-        values["history"] = _anchor_history(values["history"], path.parent)
+    url, history = values.get("backend"), values.get("history")
+    if isinstance(url, str) and url.lower().startswith(SQLITE):
+        rest = url[len(SQLITE) :]
+        if not rest.startswith(("/", ":memory:")):
+            values["backend"] = f"{sqlite_url(path.parent)}/{rest}"
+    if isinstance(history, str):
+        kind, _, place = history.strip().partition(":")
+        if kind.lower() == "file" and place:
+            values["history"] = f"file:{path.parent / Path(place).expanduser()}"
     return ConfigFile(path, path.parent, values)
 
 
-def _anchor(url: str, directory: Path) -> str:
-    rest = url[len(SQLITE) :]
-    if not url.lower().startswith(SQLITE) or rest.startswith(("/", ":memory:")):
-        return url
-    # In a URL '%' and '?' mean something else.
-    return SQLITE + str(directory).replace("%", "%25").replace("?", "%3F") + f"/{rest}"
+def sqlite_url(path: Path) -> str:
+    """Return the URL of a SQLite file, whatever its path holds: in a URL, '%' and '?' mean something else."""
+    return SQLITE + str(path.absolute()).replace("%", "%25").replace("?", "%3F")
 
 
-def _anchor_history(text: str, directory: Path) -> str:
-    kind, _, path = text.strip().partition(":")
-    return f"file:{directory / Path(path).expanduser()}" if kind.lower() == "file" and path else text
-
-
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any] | None:
+    """Return the settings in a file; None where a `pyproject.toml` has none."""
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
+            values = tomllib.load(file)
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
-
-
-def _table(values: dict[str, Any], path: Path) -> dict[str, Any] | None:
+    if path.name != SHARED_FILE_NAME:
+        return values
     tool = values.get("tool")
     table = tool.get("jobpool") if isinstance(tool, dict) else None
     if table is not None and not isinstance(table, dict):

@@ -14,13 +14,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 from jobpool.broker.values import MessageFilter, State
 from jobpool.errors import InvalidJob, JobpoolError
 from jobpool.message.names import check_queue
 from jobpool.message.units import parse_duration
+
+KEYS = ("queue", "handler", "state", "reason", "age", "id", "text")
 
 _TERM = re.compile(
     r"""\s*+(?:(?P<key>[A-Za-z_]+):)?(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[^\s"]*))(?=\s|$)""", re.DOTALL
@@ -36,93 +37,68 @@ class BadFilter(JobpoolError, ValueError):
 def parse_filter(text: str) -> MessageFilter:
     """Return the filter that a person wrote; the empty text matches everything.
 
-    Raises:
-        BadFilter: An unknown key, a value out of range, an open quote, or a key given twice.
+    Raises `BadFilter`: an unknown key, a value out of range, an open quote, or a key given twice.
     """
     found: dict[str, Any] = {}
-    for key, value in _terms(text):
-        reader = _READERS.get(key)
-        if reader is None:
-            raise BadFilter(f"there is no filter key {key!r}: use one of {', '.join(_READERS)}, or quote the term")
-        if not value:
-            raise BadFilter(f"the filter term {key}: has no value")
-        reader(found, value)
-    return MessageFilter(**found)
-
-
-def _terms(text: str) -> list[tuple[str, str]]:
-    terms = []
-    at = 0
-    end = len(text.rstrip())
+    at, end = 0, len(text.rstrip())
     while at < end:
         term = _TERM.match(text, at)
         if term is None:
             raise BadFilter(f"the filter cannot be read from {text[at:].strip()!r} on: is a quote left open?")
-        terms.append((term["key"] or "text", _value(term)))
+        key, plain = term["key"] or "text", term["plain"]
+        if key not in KEYS:
+            raise BadFilter(f"there is no filter key {key!r}: use one of {', '.join(KEYS)}, or quote the term")
+        value = _ESCAPED.sub(r"\1", term["quoted"]) if plain is None else plain
+        if not value:
+            raise BadFilter(f"the filter term {key}: has no value")
+        _read(found, key, value)
         at = term.end()
-    return terms
+    return MessageFilter(**found)
 
 
-def _value(term: re.Match[str]) -> str:
-    if term["plain"] is not None:
-        return term["plain"]
-    return _ESCAPED.sub(r"\1", term["quoted"])
+def _read(found: dict[str, Any], key: str, value: str) -> None:
+    match key:
+        case "state":
+            found["states"] = (*found.get("states", ()), *map(_state, value.split(",")))
+        case "id":
+            idents = value.split(",")
+            if not all(idents):
+                # An id that vanished must not widen the filter: without any it would match everything.
+                raise BadFilter(f"the filter term id:{value} has an empty id in it")
+            found["ids"] = (*found.get("ids", ()), *idents)
+        case "age":
+            sign, seconds = _age(value)
+            _put(found, "older_than" if sign == ">" else "newer_than", seconds, f"age:{sign}")
+        case _:
+            _put(found, key, _queue(value) if key == "queue" else value, key)
 
 
-def _once(found: dict[str, Any], field: str, value: object, term: str) -> None:
+def _put(found: dict[str, Any], field: str, value: object, term: str) -> None:
     if field in found:
         hint = ": put the words in one pair of quotes" if field == "text" else ""
         raise BadFilter(f"the filter has more than one {term} term{hint}")
     found[field] = value
 
 
-def _read_queue(found: dict[str, Any], value: str) -> None:
+def _state(name: str) -> State:
     try:
-        _once(found, "queue", check_queue(value), "queue")
-    except InvalidJob as error:
-        raise BadFilter(str(error)) from None
+        return State(name)
+    except ValueError:
+        raise BadFilter(f"there is no state {name!r}: use one of {', '.join(State)}") from None
 
 
-def _read_states(found: dict[str, Any], value: str) -> None:
-    names = [state.value for state in State]
-    for name in value.split(","):
-        if name not in names:
-            raise BadFilter(f"there is no state {name!r}: use one of {', '.join(names)}")
-        found["states"] = (*found.get("states", ()), State(name))
-
-
-def _read_ids(found: dict[str, Any], value: str) -> None:
-    idents = value.split(",")
-    if not all(idents):
-        # An id that vanished must not widen the filter: without any it would match everything.
-        raise BadFilter(f"the filter term id:{value} has an empty id in it")
-    found["ids"] = (*found.get("ids", ()), *idents)
-
-
-def _read_age(found: dict[str, Any], value: str) -> None:
+def _age(value: str) -> tuple[str, float]:
     age = _AGE.fullmatch(value)
     if age is None:
         raise BadFilter(f"age:{value} is not clear: write age:>1h for older, age:<1h for newer")
     try:
-        seconds = parse_duration(age["span"])
+        return age["sign"], parse_duration(age["span"])
     except ValueError as error:
         raise BadFilter(f"age:{value} is not clear: {error}") from None
-    _once(found, "older_than" if age["sign"] == ">" else "newer_than", seconds, f"age:{age['sign']}")
 
 
-def _plain(field: str) -> Callable[[dict[str, Any], str], None]:
-    def read(found: dict[str, Any], value: str) -> None:
-        _once(found, field, value, field)
-
-    return read
-
-
-_READERS: dict[str, Callable[[dict[str, Any], str], None]] = {
-    "queue": _read_queue,
-    "handler": _plain("handler"),
-    "state": _read_states,
-    "reason": _plain("reason"),
-    "age": _read_age,
-    "id": _read_ids,
-    "text": _plain("text"),
-}
+def _queue(value: str) -> str:
+    try:
+        return check_queue(value)
+    except InvalidJob as error:
+        raise BadFilter(str(error)) from None

@@ -6,15 +6,13 @@ Three things are kept, all scoped by queue and all on the broker's clock:
 * **records**: small values of a pool's own under (space, key), which end by themselves;
 * **logs**: the newest lines under (space, name).
 
-Like the backend it belongs to, a key store is a template: the public methods check, the underscored ones are each one
-atomic step. Safe to share between threads. Every method may raise `BackendUnavailable` (nothing is known; all of them
-are safe to call again) and blocks for one round trip.
+Safe to share between threads. Every method may raise `BackendUnavailable` (nothing is known; all of them are safe to
+call again) and blocks for one round trip.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jobpool.errors import InvalidJob
 from jobpool.message.guards import IDEMPOTENCY_TTL, MOST_LINES, Begun, Guards, Rate, check_keep
@@ -26,10 +24,24 @@ LONGEST_RECORD = 256 * 1024
 """Bytes of one record, or of one line of a log."""
 
 
-class KeyStore(ABC):
-    """The key store of a broker, as the module describes it. Unique enqueue is not here: it is part of `enqueue`, in
-    the same step.
+class KeyStore:
+    """The key store of a broker, as the module describes it. Unique enqueue is a part of `enqueue`, in the same step.
+
+    A broker fills in the underscored methods: each is one atomic step with the arguments of the public one, checked.
     """
+
+    _begin: Callable[[Sequence[tuple[JobLease, Guards]]], list[Begun]]
+    _first_run: Callable[[str, str, float], bool]
+    _forget: Callable[[str, str], bool]
+    _take_many: Callable[[str, Sequence[Rate], str], list[float]]
+    _holders: Callable[[str, str], list[str]]
+    _put_records: Callable[[str, Mapping[str, bytes], float], None]
+    _get_record: Callable[[str, str], bytes | None]
+    _list_records: Callable[[str, str, str, int], list[tuple[str, bytes]]]
+    _delete_records: Callable[[str, Sequence[str]], None]
+    _append_log: Callable[[str, Sequence[tuple[str, bytes]], int], None]
+    _read_log: Callable[[str, str, int], list[bytes]]
+    _list_logs: Callable[[str], list[str]]
 
     # --- guards ------------------------------------------------------------------------------------
 
@@ -48,22 +60,17 @@ class KeyStore(ABC):
         A repeated grant to the same lease counts nothing twice: a lost reply does no harm.
 
         A grant lives exactly as long as its lease: it ends with every settlement, a forfeit, a reap, and at the
-        deadline. A renewal of the lease prolongs it. An accepted `Ack` of a lease with a key in its `guards` marks the
-        key done for `keep` seconds, in the same step; nothing else does. The count of a start stays, except for a
-        `Release` whose `begun` is False.
-
-        The leases stay as they are; the caller puts `guards` on its lease (`JobLease.guarded`).
+        deadline. A renewal prolongs it. The caller puts `guards` on the lease (`JobLease.guarded`). Then an accepted
+        `Ack` marks its key done for `keep` seconds, in the same step; nothing else does. The count of a start stays,
+        except for a `Release` whose `begun` is False.
         """
         return self._begin(asked) if asked else []
 
     def first_run(self, queue: str, key: str, ttl: float = IDEMPOTENCY_TTL) -> bool:
         """Mark a key done for `ttl` seconds, and tell whether it was not done before. Atomic.
 
-        A key that a running job holds counts as not done; that job's own ack then marks it anew.
-
-        Raises:
-            InvalidJob: The key is not 1 to 255 printable characters.
-            ConfigurationError: ttl is not above 0 and at most a year.
+        A key that a running job holds counts as not done; that job's own ack then marks it anew. Raises `InvalidJob`:
+        the key is not 1 to 255 printable characters; `ConfigurationError`: ttl is not above 0 and at most a year.
         """
         return self._first_run(check_queue(queue), check_name(key, "idempotency key"), check_keep(ttl, "ttl"))
 
@@ -72,13 +79,10 @@ class KeyStore(ABC):
         return self._forget(check_queue(queue), check_name(key, "idempotency key"))
 
     def take(self, queue: str, rate: Rate, token: str) -> float:
-        """Count a start of the caller's own; return 0.0 if it is within the rate, else seconds (> 0) until there is
-        room.
+        """Count a start of the caller's own under a rate, by the names of `Guards.rates`.
 
-        Args:
-            queue: Scopes the name.
-            rate: The same names as in `Guards.rates`.
-            token: 1 to 64 characters, of this start alone; the same token again counts nothing.
+        Return 0.0 if it is within the rate, else seconds (> 0) until there is room. `token`: 1 to 64 characters, of
+        this start alone; the same token again counts nothing.
         """
         return self.take_many(queue, [rate], token)[0]
 
@@ -89,10 +93,7 @@ class KeyStore(ABC):
         return self._take_many(check_queue(queue), rates, storable(token)) if rates else []
 
     def holders(self, queue: str, name: str) -> list[str]:
-        """Return the ids of the messages that hold places under `name` now, sorted; for people who ask why a job waits.
-
-        `key:` before an idempotency key asks for who runs under it.
-        """
+        """Return the sorted ids of the messages that hold places under `name`, or under `key:` and a key, now."""
         return self._holders(check_queue(queue), storable(name))
 
     # --- records -----------------------------------------------------------------------------------
@@ -100,10 +101,8 @@ class KeyStore(ABC):
     def put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
         """Write each value under its key, in place of an older one; each ends `ttl` seconds from now.
 
-        Args:
-            space: The kind of records; a name as queues have.
-            records: Keys of 1 to 255 printable characters; at most 256 KiB a value.
-            ttl: Seconds, above 0, at most a year.
+        `space`: a name as queues have. Keys have 1 to 255 printable characters, values at most 256 KiB; `ttl` is above
+        0 and at most a year.
         """
         for key, value in records.items():
             check_name(key, "the key of a record")
@@ -118,9 +117,9 @@ class KeyStore(ABC):
     def list_records(
         self, space: str, *, prefix: str = "", after: str = "", limit: int = 1000
     ) -> list[tuple[str, bytes]]:
-        """Return (key, value) of the records that have not ended, by key in the order of their UTF-8 bytes.
+        """Return (key, value) of at most `limit` (1 to 10,000) records, by key in the order of their UTF-8 bytes.
 
-        Only keys that begin with `prefix`, and come after `after`; at most `limit` (1 to 10,000).
+        Only keys that begin with `prefix`, and come after `after`.
         """
         check_count(limit, "limit", 1, 10_000)
         return self._list_records(check_queue(space), storable(prefix), storable(after), limit)
@@ -135,8 +134,7 @@ class KeyStore(ABC):
     def append_log(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None:
         """Add lines, each a (name, line), to the logs of their names; the newest `keep` (1 to 100,000) of each stay.
 
-        In one atomic step, so that a line is there once or not at all; but a call repeated after `BackendUnavailable`
-        may write its lines twice.
+        All or none; but a call repeated after `BackendUnavailable` may write its lines twice.
         """
         check_count(keep, "keep", 1, MOST_LINES)
         for name, line in lines:
@@ -153,44 +151,6 @@ class KeyStore(ABC):
     def list_logs(self, space: str) -> list[str]:
         """Return the names of the logs of a space that have lines, sorted; at most 10,000."""
         return self._list_logs(check_queue(space))
-
-    # --- for a broker to fill in: each one atomic step, arguments already checked --------------------
-
-    @abstractmethod
-    def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]: ...
-
-    @abstractmethod
-    def _first_run(self, queue: str, key: str, ttl: float) -> bool: ...
-
-    @abstractmethod
-    def _forget(self, queue: str, key: str) -> bool: ...
-
-    @abstractmethod
-    def _take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]: ...
-
-    @abstractmethod
-    def _holders(self, queue: str, name: str) -> list[str]: ...
-
-    @abstractmethod
-    def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None: ...
-
-    @abstractmethod
-    def _get_record(self, space: str, key: str) -> bytes | None: ...
-
-    @abstractmethod
-    def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]: ...
-
-    @abstractmethod
-    def _delete_records(self, space: str, keys: Sequence[str]) -> None: ...
-
-    @abstractmethod
-    def _append_log(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None: ...
-
-    @abstractmethod
-    def _read_log(self, space: str, name: str, limit: int) -> list[bytes]: ...
-
-    @abstractmethod
-    def _list_logs(self, space: str) -> list[str]: ...
 
 
 def _check_size(value: bytes) -> None:

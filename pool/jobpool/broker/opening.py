@@ -1,8 +1,7 @@
 """From a URL to an open backend: by its scheme, through the entry-point group `jobpool.backends`.
 
-The built-in backends are registered the same way as others. A backend's module is imported only when its scheme is
-asked for, so that a broker's client library is needed only by its users. Also here: the URL and the signing keys that
-apply when a program names none.
+A backend's module is imported only when its scheme is asked for, so that a broker's client library is needed only by
+its users. Also here: the URL and the signing keys that apply when a program names none.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.config_file import ConfigFile, find_config
+from jobpool.broker.config_file import ConfigFile, find_config, sqlite_url
 from jobpool.broker.finding import Finding, Level
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError
@@ -57,7 +56,7 @@ def open_backend(
     timeout: float | None = None,
     **options: Any,
 ) -> QueueBackend:
-    """Find and open the backend for `url`.
+    """Find and open the backend for `url`. Blocks as long as the backend takes for that.
 
     Args:
         url: `scheme://…`, or an Azure connection string `Endpoint=sb://…`.
@@ -71,19 +70,16 @@ def open_backend(
         ConfigurationError: The scheme is unknown, a package that it needs is missing, or the URL or an option is not
             what the backend takes. The text names the mend, and never a password.
         BackendUnavailable: The broker does not answer.
-
-    Blocks as long as the backend takes to open.
     """
-    backend_class = _load(_entry_point(url), url)
+    point = _entry_point(url)
+    try:
+        backend_class = point.load()
+    except ImportError as error:
+        raise ConfigurationError(f"the backend for {redact(url)} {_what_is_wrong(error)}") from error
     if timeout is not None:
         options["timeout"] = timeout
     backend: QueueBackend = backend_class.from_url(url, signer=signer, clock=clock, runner=runner, **options)
     return backend
-
-
-def known_schemes() -> list[str]:
-    """Return the schemes that are installed, sorted."""
-    return sorted(_entry_points())
 
 
 def check_url(url: str) -> str:
@@ -95,8 +91,7 @@ def check_url(url: str) -> str:
 def scheme_of(url: str) -> str:
     """Return the scheme of a backend URL, in lower case; `servicebus` for an Azure connection string.
 
-    Raises:
-        ConfigurationError: There is none.
+    Raises `ConfigurationError`: there is none.
     """
     if _AZURE.match(url):
         return "servicebus"
@@ -124,7 +119,6 @@ def redact(url: str) -> str:
 
 
 def _redact_rest(rest: str) -> str:
-    """Return what is after the scheme."""
     place, asked, query = rest.partition("?")
     if "@" in query:  # it may end a password that holds a '?'
         return re.split("[:@/]", place, maxsplit=1)[0] + ":***"
@@ -132,9 +126,7 @@ def _redact_rest(rest: str) -> str:
     user, colon, _ = re.sub("%3a", ":", login, flags=re.IGNORECASE).partition(":")
     shown = user + (":***" if colon else "") + at
     hosts = place.partition("/")[0]
-    if not all(
-        map(_HOST.fullmatch, hosts.split(","))
-    ):  # the text after a colon is a password, not a port, with no host after it
+    if not all(map(_HOST.fullmatch, hosts.split(","))):  # what follows a colon is a password, not a port
         return f"{shown}{hosts.partition(':')[0]}:***"
     return shown + place + asked + "".join(map(_redact_option, re.split("([&;])", query)))
 
@@ -150,7 +142,6 @@ def _redact_option(option: str) -> str:
 
 
 def _redact_part(part: str) -> str:
-    """Return a part of a connection string."""
     name, equals, value = part.partition("=")
     if not equals or name.strip().lower() not in _OF_AZURE:
         return f"{name}=***" if name.strip().lower() in ("sharedaccesskey", "sharedaccesssignature") else "***"
@@ -162,10 +153,8 @@ def default_url(config: ConfigFile | None = None) -> str:
     """Return the URL that applies when a program names none.
 
     JOBPOOL_BACKEND, else `backend` in the nearest configuration file, else SQLite in `jobpool.db` beside that file, or
-    in the working directory when there is none.
-
-    Raises:
-        ConfigurationError: The configuration file cannot be read, or its `backend` is not a text.
+    in the working directory when there is none. Raises `ConfigurationError`: the file cannot be read, or its `backend`
+    is not a text.
     """
     from_environment = os.environ.get("JOBPOOL_BACKEND")
     if from_environment:
@@ -179,19 +168,11 @@ def default_url(config: ConfigFile | None = None) -> str:
     return named
 
 
-def sqlite_url(path: Path) -> str:
-    """Return the URL of a SQLite file, whatever its path holds: in a URL, '%' and '?' mean something else."""
-    return "sqlite:///" + str(path.absolute()).replace("%", "%25").replace("?", "%3F")
-
-
 def default_signer(keys: Key | Sequence[Key] | None = None, config: ConfigFile | None = None) -> EnvelopeSigner:
-    """Return the signer that applies: `keys`, else the configuration file's, else JOBPOOL_SIGNING_KEY, else
-    JOBS_SIGNING_KEY.
+    """Return the signer of `keys`, else of the configuration file's, JOBPOOL_SIGNING_KEY or JOBS_SIGNING_KEY.
 
     In the configuration file (or its JOBPOOL_* variable) `signing_key_file`, one key a line, goes before `signing_key`.
-
-    Raises:
-        ConfigurationError: The first that is set is empty, cannot be read, or is not a key.
+    Raises `ConfigurationError`: the first that is set is empty, cannot be read, or is not a key.
     """
     if keys is not None:
         return EnvelopeSigner(keys)
@@ -201,17 +182,12 @@ def default_signer(keys: Key | Sequence[Key] | None = None, config: ConfigFile |
 
 def _configured_keys(config: ConfigFile) -> Any:
     from_environment = os.environ.get("JOBPOOL_SIGNING_KEY_FILE")
-    if from_environment:
-        return _own_keys(Path(from_environment))
-    named = config.values.get("signing_key_file")
+    named = from_environment or config.values.get("signing_key_file")
     if named is None:
         return config.values.get("signing_key")
     if not isinstance(named, str):
         raise ConfigurationError(f"{config.path}: signing_key_file must be a path in quotes, not {named!r}")
-    return _own_keys(config.directory / named)
-
-
-def _own_keys(path: Path) -> list[str]:
+    path = Path(named) if from_environment else config.directory / named
     keys = read_keys(path)
     exposed = judge_key_file(path)
     if exposed is not None:
@@ -233,11 +209,7 @@ def judge_key_file(path: Path) -> Finding | None:
 
 
 def read_keys(path: Path) -> list[str]:
-    """Return the signing keys in a file, one a line.
-
-    Raises:
-        ConfigurationError: It cannot be read, or holds no key.
-    """
+    """Return the signing keys in a file, one a line. Raises `ConfigurationError`: it cannot be read, or holds none."""
     try:
         keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -253,58 +225,39 @@ def _entry_points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
-def _entry_point(url: str) -> EntryPoint:
-    scheme = scheme_of(url)
-    point = _entry_points().get(scheme)
-    if point is None:
-        raise ConfigurationError(f"no backend for {scheme}:// is installed; known are {_list_schemes()}")
-    return point
-
-
-def _load(point: EntryPoint, url: str) -> Any:
-    try:
-        return point.load()
-    except ImportError as error:
-        raise ConfigurationError(f"the backend for {redact(url)} {_what_is_wrong(error)}") from error
-
-
-def _what_is_wrong(error: ImportError) -> str:
-    package = _package(error.name or "")
-    if isinstance(error, ModuleNotFoundError) and package and package not in sys.modules:
-        name = _DISTRIBUTIONS.get(package, package)
-        return f"needs the package {name!r}, which is not installed{_extra(package)}"
-    return f"cannot be imported: {error}"
-
-
-def _package(module: str) -> str:
-    """Return the package to install for this module: the first word of its name, but two in `azure`, which many
-    share.
-    """
-    parts = module.split(".")
-    return ".".join(parts[: 2 if parts[0] == "azure" else 1])
-
-
-_EXTRAS = {
-    "redis": "redis",
-    "psycopg": "postgres",
-    "greenstalk": "beanstalk",
-    "azure": "servicebus",
-    "azure.servicebus": "servicebus",
-    "azure.core": "servicebus",
-    "azure.identity": "entra",
-}
-_DISTRIBUTIONS = {
-    "azure": "azure-servicebus",
-    "azure.servicebus": "azure-servicebus",
-    "azure.core": "azure-core",
-    "azure.identity": "azure-identity",
-}
-
-
-def _extra(package: str) -> str:
-    """Return the mend, for packages that jobpool itself offers."""
-    return f": pip install 'jobpool[{_EXTRAS[package]}]'" if package in _EXTRAS else ""
+def known_schemes() -> list[str]:
+    """Return the schemes that are installed, sorted."""
+    return sorted(_entry_points())
 
 
 def _list_schemes() -> str:
     return ", ".join(f"{scheme}://" for scheme in known_schemes())
+
+
+def _entry_point(url: str) -> EntryPoint:
+    scheme, points = scheme_of(url), _entry_points()
+    if scheme not in points:
+        raise ConfigurationError(f"no backend for {scheme}:// is installed; known are {_list_schemes()}")
+    return points[scheme]
+
+
+_OFFERED = {
+    "redis": ("redis", "redis"),
+    "psycopg": ("psycopg", "postgres"),
+    "greenstalk": ("greenstalk", "beanstalk"),
+    "azure": ("azure-servicebus", "servicebus"),
+    "azure.servicebus": ("azure-servicebus", "servicebus"),
+    "azure.core": ("azure-core", "servicebus"),
+    "azure.identity": ("azure-identity", "entra"),
+}
+"""Package → its distribution, and the extra of jobpool that brings it."""
+
+
+def _what_is_wrong(error: ImportError) -> str:
+    words = (error.name or "").split(".")
+    package = ".".join(words[: 2 if words[0] == "azure" else 1])  # many distributions share `azure`
+    if not isinstance(error, ModuleNotFoundError) or not package or package in sys.modules:
+        return f"cannot be imported: {error}"
+    name, extra = _OFFERED.get(package, (package, None))
+    mend = f": pip install 'jobpool[{extra}]'" if extra else ""
+    return f"needs the package {name!r}, which is not installed{mend}"

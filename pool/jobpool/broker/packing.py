@@ -55,6 +55,5 @@ def moved(lease: JobLease, move: Move, signer: EnvelopeSigner) -> NewMessage:
 
 def ids_of(messages: Sequence[NewMessage], existing: Existing | None) -> list[str]:
     """Return the ids to tell the producer: of a message that was left out, the id that is known in its place."""
-    if not existing:
-        return [message.id for message in messages]
-    return [existing.get(message.id, message.id) for message in messages]
+    known = existing or {}
+    return [known.get(message.id, message.id) for message in messages]

@@ -1,7 +1,4 @@
-"""The parts that a backend is put together from. `QueueBackend` checks arguments, and hands them to these.
-
-Each call is one atomic step. Times are seconds.
-"""
+"""The parts that a backend is put together from. Each call is one atomic step; times are seconds."""
 
 from __future__ import annotations
 
@@ -20,34 +17,27 @@ Brought = dict[int, list[NewMessage]]
 Enqueue = Callable[[Sequence[NewMessage]], Existing | None]
 """Add those that are not known; for each left out because its unique key is known: its id → the known id."""
 
-Fetch = Callable[[str, int, float, str], list[JobLease]]
-"""Of a queue, a limit, a ttl and a fetch id."""
+EnqueueIn = Callable[[object, Sequence[NewMessage]], Existing | None]
+"""The same on the caller's connection; for brokers with `transactions`."""
 
-WaitAny = Callable[[Sequence[str], float], str | None]
-"""Of queues and a timeout."""
-
-Settle = Callable[[Settlements, Brought, str], list[Settled]]
-"""The last argument is the call id."""
-
+Fetch = Callable[[str, int, float, str], list[JobLease]]  # of a queue, a limit, a ttl and a fetch id
+WaitAny = Callable[[Sequence[str], float], str | None]  # for queues, and a timeout
+Settle = Callable[[Settlements, Brought, str], list[Settled]]  # under a call id
 Renew = Callable[[Sequence[JobLease], float], list[JobLease | None]]
-
-Reap = Callable[[str, ReapPolicy, float | None], list[Reaped]]
-"""Of a queue, a policy and a visibility timeout."""
-
-Bulk = Callable[[MessageFilter, Verb, int], int]
-"""Of a filter, a verb and a limit."""
+Reap = Callable[[str, ReapPolicy, float | None], list[Reaped]]  # of a queue, by a policy and a visibility timeout
+Bulk = Callable[[MessageFilter, Verb, int], int]  # of up to a limit of messages
 
 
 class Inspector(Protocol):
     """The part that looks at messages and changes none. See the methods of `QueueBackend`."""
 
-    def stats(self, queue: str) -> QueueStats: ...
+    def stats(self, queue: str, /) -> QueueStats: ...
 
     def queues(self) -> list[str]: ...
 
-    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
+    def page(self, where: MessageFilter, after: int, limit: int, /) -> list[Message]:
         """Return up to `limit` messages after the one whose cursor says `after`; 0 = from the first."""
 
-    def count(self, where: MessageFilter, cap: int) -> int: ...
+    def count(self, where: MessageFilter, cap: int, /) -> int: ...
 
-    def inspect(self, ident: str) -> Message | None: ...
+    def inspect(self, ident: str, /) -> Message | None: ...

@@ -21,12 +21,8 @@ REMEMBER_CALLS = 60.0
 ENQUEUE_MEMORY = 600.0
 """Seconds after its end for which an id that a producer gave is still known (law 8)."""
 
-MAX_FETCH = 1_000_000
-"""Messages in one fetch at most, however many are asked for."""
-
-MAX_PAGE = 1000
-"""Messages in one page of a list at most."""
-
+MAX_FETCH = 1_000_000  # messages, however many are asked for
+MAX_PAGE = 1000  # messages in one page of a list
 YEAR_S = 366 * 86400.0
 
 Ticket = dict[str, str | int]
@@ -47,9 +43,7 @@ class Leases(StrEnum):
 
     OURS = "as asked"
     BROKER = "by the broker"
-    """`reap` only sets the policy by which a crash is charged when its message is fetched next, and returns those
-    charged since the last call.
-    """
+    """`reap` sets the policy by which crashes are charged at the next fetch, and returns the charges since the last."""
     CONNECTION = "by connection"
     """As `BROKER`; `lost` tells which leases went with a connection."""
     NONE = ""
@@ -108,8 +102,7 @@ class QueueStats:
     """Counts of one queue, O(1) however long it is. A count at `cap` means "at least".
 
     Attributes:
-        waiting: Jobs ready to be fetched now (delayed ones that have fallen due count here).
-        delayed: Jobs not yet due.
+        waiting: Jobs ready to be fetched now; those that were delayed and have fallen due count here.
         leased: Jobs that are held, by a pool or a claim; expired leases that nobody has reaped yet included.
         dead: Dead letters, jobs and posted messages.
         oldest: Seconds since the enqueue of the oldest waiting job; None when none waits.
@@ -140,11 +133,9 @@ class ReapPolicy:
     Attributes:
         max_crashes: A crash beyond this many makes a dead letter, reason `crash-limit`; 0 = no limit.
         window: Seconds; when the previous crash of the message is longer ago than this, counting starts at 1 again.
-        back_off: Seconds, >= 0, upper edge of the delay after the second crash.
-        back_off_cap: Seconds, >= 0.
+        back_off, back_off_cap: Seconds, >= 0: the upper edge of the delay after the second crash, and of any delay.
 
-    Raises:
-        ConfigurationError: A number is out of its bounds.
+    Raises `ConfigurationError`: a number is out of its bounds.
     """
 
     max_crashes: int = 5
@@ -185,9 +176,15 @@ class Reaped:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message as an administrator sees it. Wall-clock times are Unix seconds on the broker's clock.
+    """A message as an administrator sees it. Times are Unix seconds on the broker's clock.
 
-    `handler` is "" for a posted message (claim_store.py).
+    Attributes:
+        handler: "" for a posted message (claim_store.py).
+        expires_at: When the current lease or claim ends; None when not leased.
+        claim: Id of the claim that holds it; None when none does.
+        claims: How often it was claimed.
+        ends_at: When the life of a posted message ends; None = never.
+        cursor: Opaque; `list_messages(after=…)` continues after this message.
     """
 
     id: str
@@ -206,19 +203,14 @@ class Message:
     cause: str | None = None
     died_at: float | None = None
     expires_at: float | None = None
-    """Unix time at which the current lease or claim ends; None when not leased."""
     claim: str | None = None
-    """Id of the claim that holds it; None when none does."""
     claims: int = 0
-    """How often it was claimed."""
     ends_at: float | None = None
-    """Unix time at which the life of a posted message ends; None = never."""
     cursor: str = ""
-    """Opaque; `list_messages(after=…)` continues after this message."""
 
     @property
     def death(self) -> Death | None:
-        """`cause`, read: how its last attempt ended that did not end by itself; None = none was killed, or crashed."""
+        """`cause`, read: how the last attempt ended that was killed or crashed; None = none did."""
         return Death.from_text(self.cause) if self.cause else None
 
 
@@ -227,14 +219,12 @@ class MessageFilter:
     """A choice of messages. Every field that is set must match; empty means all.
 
     Attributes:
-        queue: Exact name.
-        handler: Exact name.
-        states: Any of these; empty = any.
-        reason: Exact word of a dead letter.
-        older_than: Seconds since the enqueue (since its death for a dead letter), at least.
-        newer_than: The same, at most.
+        queue, handler, reason: Exact.
+        states, ids: Any of these.
+        older_than, newer_than: Seconds since the enqueue (since its death for a dead letter), at least and at most.
         text: Case-insensitive substring of the body, the last error or the cause.
-        ids: Any of these; empty = any.
+
+    Raises `ValueError`: an age is not a number.
     """
 
     queue: str | None = None
@@ -247,7 +237,6 @@ class MessageFilter:
     ids: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the ages. Raises `ValueError`: one is not a number."""
         for name in ("older_than", "newer_than"):
             if getattr(self, name) is not None:
                 check_number(getattr(self, name), name)
@@ -275,8 +264,7 @@ class NewMessage:
         given: The producer chose the id.
         due: Unix time, None = now.
         unique_key: Not added when a message with this key is known in its queue; see `enqueue_many`.
-        attempts, crashes, deliveries: Its first values: above 0 for a message that comes from another queue.
-        last_error, cause: The same.
+        attempts, …: Set for a message that comes from another queue.
     """
 
     id: str
@@ -310,9 +298,7 @@ make_message = maker(NewMessage)
 
 
 def once_id(key: str) -> str:
-    """Return the id that `enqueue_once` gives the message of this key: 16 lower-case hex characters, like a minted
-    one.
-    """
+    """Return the id that `enqueue_once` gives the message of this key, in the form of a minted one."""
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
@@ -323,6 +309,11 @@ def check_ttl(ttl: float) -> float:
     return float(ttl)
 
 
+def check_wait(seconds: float, name: str) -> float:
+    """Return how long to wait, a year at most; `ValueError`: it is not a number."""
+    return min(YEAR_S, check_number(seconds, name))
+
+
 def settle_delay(delay: float | None) -> float:
     """Return seconds of 0 or more for what a caller gave: None, NaN and below 0 act as 0."""
     return 0.0 if delay is None else max(0.0, check_number(delay, "delay", nan=True))
@@ -330,8 +321,6 @@ def settle_delay(delay: float | None) -> float:
 
 def read_cursor(after: str | None) -> int:
     """Return the number in a cursor, 0 for None; `ValueError` for a foreign cursor."""
-    if after is None:
-        return 0
-    if not (after.isascii() and after.isdigit() and len(after) < 20):
+    if after is not None and not (after.isascii() and after.isdigit() and len(after) < 20):
         raise ValueError(f"cursor {after!r} is none: pass the `cursor` of the last message of the page before")
-    return int(after)
+    return int(after or 0)

@@ -1,105 +1,84 @@
 """One attempt at one job, in this process: from the handler's name to an `Attempt`.
 
-The order is: resolve the handler for the queue; capture stdout and stderr; `before_run`; the handler; `after_run`. All
-user code runs inside `Alarm.call`, hooks, exceptions' texts and returned values' `repr` included. So nothing of it
+All user code runs inside `Alarm.call`, hooks, exceptions' texts and returned values' `repr` included. So nothing of it
 outlasts the hard timeout, and no `HardTimeout` gets out.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from time import monotonic
-from typing import Any, Protocol
 
+import orjson
+
+from jobpool.broker.values import NewMessage, Ticket
 from jobpool.child.capture import Capture
 from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
-from jobpool.handlers import ending, output
+from jobpool.handlers import ending
 from jobpool.handlers import event_loop as loops
 from jobpool.handlers.ending import Ending
-from jobpool.handlers.registry import AnyHandler, HandlerNotAllowed, HandlerRegistry, UnknownHandler
-from jobpool.ipc.alarm import Alarm, Borrowed
-from jobpool.ipc.frames import MAX_ENQUEUED_BYTES, size_of
+from jobpool.handlers.handler import AnyHandler
+from jobpool.handlers.registry import HandlerNotAllowed, HandlerRegistry, UnknownHandler
+from jobpool.ipc.alarm import Alarm, borrowed
+from jobpool.ipc.frames import MAX_ENQUEUED_BYTES
 from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import JobEnvelope
 from jobpool.message.names import check_enqueue_to
-from jobpool.message.outcome import ResultKind
-from jobpool.message.result import ExecutionResult
+from jobpool.message.outcome import ExecutionResult, ResultKind
 
-DOUBLE = 75
-"""Exit status of a process that a handler forked and that came back from it: there is one of us already."""
+DOUBLE = 75  # exit status of a process that a handler forked and that came back from it: there is one of us already
 
 Progress = Callable[[float, str], object]
-
 OwnAck = Callable[[object, Sequence[JobDefinition]], Callable[[], bool]]
-"""Acks on the handler's connection, with follow-ups; returns what tells whether the transaction is still open."""
+"""Acks on the handler's connection, with follow-ups; returns a test whether the transaction is still open."""
+
+Packer = Callable[[Sequence[JobDefinition]], list[NewMessage]]
+"""Signs jobs: the master, asked over the channel, or a backend of this process."""
 
 LEFT_OPEN = "the transaction in which the handler acked its message was left open: commit it before the handler returns"
 
 
 @dataclass(slots=True)
 class JobToRun:
-    """The facts of a message that an attempt needs.
+    """The facts of a message that an attempt needs."""
 
-    Attributes:
-        envelope: Decoded, its signature verified.
-        queue: Where it was fetched from.
-        fence: The message's deliveries.
-        crashes: Deliveries so far that ended with no verdict.
-        timeout: Seconds; 0 = unlimited.
-        max_retries: The value that applies, if it is not the envelope's.
-        ack: Acks the message on the handler's own connection, with these follow-ups; None = the handler may not.
-    """
-
-    envelope: JobEnvelope
-    queue: str
-    fence: int = 1
-    crashes: int = 0
-    timeout: float = 0.0
-    max_retries: int | None = None
-    ack: OwnAck | None = None
+    envelope: JobEnvelope  # decoded, its signature verified
+    queue: str  # where it was fetched from
+    fence: int = 1  # the message's deliveries
+    crashes: int = 0  # deliveries so far that ended with no verdict
+    timeout: float = 0.0  # seconds; 0 = unlimited
+    max_retries: int | None = None  # the value that applies, if it is not the envelope's
+    ack: OwnAck | None = None  # None = the handler may not ack the message itself
 
 
 @dataclass(slots=True)
 class Attempt:
-    """The end of an attempt.
+    """The end of an attempt."""
 
-    Attributes:
-        handler: Its name.
-        kind: How it ended.
-        started: CLOCK_MONOTONIC seconds; `duration` counts from here.
-        duration: Seconds, hooks included.
-        output: Captured text and return value, capped.
-        error: Traceback, stack or reason; "" on success.
-        after: Seconds that `Retry` or `Snooze` asked for.
-        follow_ups: Jobs from `ctx.enqueue`; empty unless it succeeded.
-        started_at: Unix time.
-        daemons: The handler may leave processes behind.
-        left_open: The handler acked in a transaction that it neither committed nor rolled back.
-        suspect: It failed in a way that may have spoilt its process.
-    """
-
-    handler: str
+    handler: str  # its name
     kind: ResultKind
-    started: float
-    duration: float = 0.0
-    output: str = ""
-    error: str = ""
-    after: float = 0.0
-    follow_ups: Sequence[JobDefinition] = ()
-    started_at: float = 0.0
-    daemons: bool = False
-    left_open: bool = False
-    suspect: bool = False
+    started: float  # CLOCK_MONOTONIC seconds; `duration` counts from here
+    duration: float = 0.0  # seconds, hooks included
+    output: str = ""  # captured text and return value, capped
+    error: str = ""  # traceback, stack or reason; "" on success
+    after: float = 0.0  # seconds that `Retry` or `Snooze` asked for
+    follow_ups: Sequence[JobDefinition] = ()  # from `ctx.enqueue`; empty unless it succeeded
+    started_at: float = 0.0  # Unix time
+    daemons: bool = False  # the handler may leave processes behind
+    left_open: bool = False  # the handler acked in a transaction that it neither committed nor rolled back
+    suspect: bool = False  # it failed in a way that may have spoilt its process
 
     @property
     def result(self) -> ExecutionResult:
-        """As `after_run` hooks and histories see it."""
+        """The result for `after_run` hooks and histories."""
         ended_at = self.started_at + self.duration
         succeeded = self.kind is ResultKind.SUCCEEDED
         return ExecutionResult(
@@ -107,65 +86,30 @@ class Attempt:
         )
 
 
-class Watch(Protocol):
-    """The guard that ends user code in time: `Alarm`, or `SoftWatch` if no alarm can be had."""
-
-    on_fire: Callable[[], object] | None
-    stack: Any
-
-    def arm(self, seconds: float) -> None: ...
-
-    def disarm(self) -> None: ...
-
-    def expired(self, now: float) -> bool: ...
-
-    def call(self, function: Callable[[Any], Any], argument: Any) -> tuple[Any, BaseException | None]: ...
-
-
-class SoftWatch:
-    """A watch for threads that are not the main one, where Python delivers no signal: it interrupts nothing.
+class SoftAlarm(Alarm):
+    """An alarm for threads that are not the main one, where Python delivers no signal: it interrupts nothing.
 
     A handler that returns late has timed out all the same, so the verdict is the one that a pool would give.
     """
 
-    def __init__(self) -> None:
-        self.on_fire: Callable[[], object] | None = None
-        self.stack = None
-        self._deadline = 0.0
-
     def arm(self, seconds: float) -> None:
-        self._deadline = monotonic() + seconds if seconds > 0 else 0.0
+        self._deadline = monotonic() + seconds if seconds > 0 else math.inf
 
     def disarm(self) -> None:
         pass
 
-    def expired(self, now: float) -> bool:
-        return 0.0 < self._deadline <= now
 
-    def call(self, function: Callable[[Any], Any], argument: Any) -> tuple[Any, BaseException | None]:
-        try:
-            return function(argument), None
-        except BaseException as raised:  # noqa: BLE001 - SystemExit is an answer too
-            return None, raised
-
-
-class NoCapture:
+class NoCapture(Capture):
     """The lack of a capture, for threads other than the main one: `sys.stdout` belongs to all of them."""
 
     def begin(self) -> None:
         pass
-
-    def text(self) -> str:
-        return ""
 
 
 class AttemptRunner:
     """A runner of attempts, one after the other, in the process and thread that made it.
 
     Args:
-        registry: The handlers.
-        watch: Ends user code in time.
-        capture: Takes printed text.
         output_cap: Bytes of output, and of error text, that are kept.
         more_output: Asked once an attempt for text that was printed past `sys.stdout`.
         enqueue_to: The only queues that follow-ups may go to; empty = any.
@@ -174,10 +118,10 @@ class AttemptRunner:
     def __init__(
         self,
         registry: HandlerRegistry,
-        watch: Watch,
-        capture: Capture | NoCapture,
+        watch: Alarm,
+        capture: Capture,
         output_cap: int = DEFAULT_CAP,
-        more_output: Callable[[], str] | None = None,
+        more_output: Callable[[], str] = str,
         enqueue_to: Collection[str] = (),
     ) -> None:
         self._registry = registry
@@ -190,11 +134,7 @@ class AttemptRunner:
         watch.on_fire = loops.stop
 
     def run(self, job: JobToRun, progress: Progress | None = None) -> Attempt:
-        """Run one attempt. Raises only what `more_output` raises.
-
-        Args:
-            job: The job.
-            progress: Called for every `ctx.progress`.
+        """Run one attempt. Raises only what `more_output` raises. `progress` is called for every `ctx.progress`.
 
         Blocks until the handler is done, or as long as it resists `HardTimeout`.
         """
@@ -213,17 +153,17 @@ class AttemptRunner:
         self._run(handler, job, attempt, _Notes(progress, job.ack, self._enqueue_to))
         return attempt
 
-    def rest(self) -> None:
-        """Stop the clock of the last attempt; until then its alarm may come, and does nothing.
-
-        Left out between two jobs of a quick series, to save a system call: each sets the clock anew.
-        """
-        self._watch.disarm()
-
     def _run(self, handler: AnyHandler, job: JobToRun, attempt: Attempt, notes: _Notes) -> None:
         self._capture.begin()
         self._watch.arm(job.timeout)
-        self._fill(attempt, self._call(handler, _context(job, attempt, notes)), job)
+        deadline = attempt.started + job.timeout if job.timeout > 0 else None
+        ctx = JobContext(
+            job.envelope, notes, fence=job.fence, crashes=job.crashes, max_retries=job.max_retries, deadline=deadline
+        )
+        end = self._call(handler, ctx)
+        attempt.kind, attempt.output, attempt.error = end.kind, end.output, end.error
+        attempt.after, attempt.suspect = end.after, end.suspect
+        self._end(attempt, job)
         if notes.left_open():
             attempt.left_open = True
             if attempt.kind is ResultKind.SUCCEEDED:
@@ -239,41 +179,24 @@ class AttemptRunner:
             os._exit(DOUBLE)
         if raised is not None:  # while the handler's own error was being put into words
             return Ending(ResultKind.FAILED, error=ending.named(raised), suspect=ending.is_suspect(raised))
-        return answer  # type: ignore[no-any-return]
+        return answer  # type: ignore[return-value]
 
-    def _fill(self, attempt: Attempt, end: Ending, job: JobToRun) -> None:
+    def _end(self, attempt: Attempt, job: JobToRun) -> None:
         now = monotonic()
         attempt.duration = now - attempt.started
-        attempt.output = output.join(end.output, self._printed(), self._cap)
-        if self._watch.expired(now):
-            self._time_out(attempt, job)
-        else:
-            attempt.kind = end.kind
-            attempt.error = end.error
-            attempt.after = end.after
-            attempt.suspect = end.suspect
-
-    def _time_out(self, attempt: Attempt, job: JobToRun) -> None:
-        name = job.envelope.name or job.envelope.job
-        attempt.kind = ResultKind.TIMEOUT
-        attempt.error = ending.timeout_text(name, job.timeout, self._watch.stack, self._cap)
+        printed = ending.join(self._capture.text(), self._more_output(), self._cap)
+        attempt.output = ending.join(attempt.output, printed, self._cap)
+        if attempt.kind is not ResultKind.TIMEOUT and self._watch.expired(now):
+            attempt.kind = ResultKind.TIMEOUT
+            name = job.envelope.name or job.envelope.job
+            attempt.error = ending.timeout_text(name, job.timeout, self._watch.stack, self._cap)
 
     def _after(self, hook: Callable[[ExecutionResult], object], attempt: Attempt, job: JobToRun) -> None:
         self._capture.begin()
         self._watch.call(_after_run, (hook, attempt.result))
         if os.getpid() != self._pid:
             os._exit(DOUBLE)
-        now = monotonic()
-        attempt.duration = now - attempt.started
-        attempt.output = output.join(attempt.output, self._printed(), self._cap)
-        if attempt.kind is not ResultKind.TIMEOUT and self._watch.expired(now):
-            self._time_out(attempt, job)
-
-    def _printed(self) -> str:
-        printed = self._capture.text()
-        if self._more_output is None:
-            return printed
-        return output.join(printed, self._more_output(), self._cap)
+        self._end(attempt, job)
 
 
 def run_attempt(
@@ -286,22 +209,16 @@ def run_attempt(
 ) -> Attempt:
     """Run one attempt in the caller's process, and leave its streams, alarm and signal mask as they were.
 
-    In the main thread this is what a child does. In any other thread there is no alarm and no capture: a handler that
-    hangs is not stopped, and one that returns late has timed out.
+    In the main thread it runs as in a child. In any other thread there is no alarm and no capture: a handler that hangs
+    is not stopped. One that returns late has timed out.
 
-    Args:
-        job: The job.
-        registry: The handlers.
-        output_cap: Bytes of output, and of error text, that are kept.
-        kill_grace: Seconds; a handler that swallows the alarm meets it again after half of them.
-        progress: Called for every `ctx.progress`.
-
-    Blocks until the handler is done, or as long as it resists `HardTimeout`: nobody kills it here.
+    `kill_grace`: seconds; a handler that swallows the alarm meets it again after half of them. The rest as in
+    `AttemptRunner`. Blocks until the handler is done, or as long as it resists `HardTimeout`: nobody kills it here.
     """
     if threading.current_thread() is not threading.main_thread():
-        return AttemptRunner(registry, SoftWatch(), NoCapture(), output_cap).run(job, progress)
+        return AttemptRunner(registry, SoftAlarm(), NoCapture(), output_cap).run(job, progress)
     capture = Capture(output_cap)
-    with Borrowed(), capture.lent():
+    with borrowed(), capture.lent():
         return AttemptRunner(registry, Alarm(kill_grace), capture, output_cap).run(job, progress)
 
 
@@ -326,7 +243,7 @@ class _Notes:
         if self._still_open is not None:
             raise Unsupported("this job has acked itself: enqueue its follow-ups before ctx.ack(connection)")
         check_enqueue_to(definition.queue, self._enqueue_to)
-        size = self._bytes + size_of(definition.to_dict())
+        size = self._bytes + len(orjson.dumps(definition.to_dict())) + 1
         if size > MAX_ENQUEUED_BYTES:
             raise InvalidJob(
                 f"the follow-ups of one job have at most {MAX_ENQUEUED_BYTES} bytes together: give them less data"
@@ -344,17 +261,6 @@ class _Notes:
         return self._still_open is not None and self._still_open()
 
 
-def _context(job: JobToRun, attempt: Attempt, notes: _Notes) -> JobContext:
-    return JobContext(
-        job.envelope,
-        notes,
-        fence=job.fence,
-        crashes=job.crashes,
-        max_retries=job.max_retries,
-        deadline=attempt.started + job.timeout if job.timeout > 0 else None,
-    )
-
-
 def _user_code(task: tuple[AnyHandler, JobContext, int]) -> Ending:
     """Run user code, under the alarm only. All user code runs below this frame, and its exceptions end here."""
     handler, ctx, cap = task
@@ -364,7 +270,7 @@ def _user_code(task: tuple[AnyHandler, JobContext, int]) -> Ending:
         value = handler.bound(ctx)
         if value is None:
             return ending.SUCCEEDED
-        return Ending(ResultKind.SUCCEEDED, output=output.render(value, cap))
+        return Ending(ResultKind.SUCCEEDED, output=ending.render(value, cap))
     except BaseException as error:  # noqa: BLE001 - SystemExit, KeyboardInterrupt and HardTimeout fail the attempt
         return ending.of_error(error, cap)
 
@@ -378,3 +284,19 @@ def _after_run(task: tuple[Callable[[ExecutionResult], object], ExecutionResult]
         import logging
 
         logging.getLogger("jobpool.child").exception("after_run of handler %r failed", result.handler)
+
+
+def own_ack(ticket: bytes | Ticket, pack: Packer) -> OwnAck:
+    """Return the function for `ctx.ack`: it acks on the connection it is given, and enqueues the follow-ups there.
+
+    `ticket` is that of `QueueBackend.ticket`, as it is or as JSON. It names the backend's function, which is imported
+    only when a handler calls `ctx.ack`: the only code of a broker that a child ever runs.
+    """
+
+    def ack(connection: object, follow_ups: Sequence[JobDefinition]) -> Callable[[], bool]:
+        read: Ticket = orjson.loads(ticket) if isinstance(ticket, bytes) else ticket
+        messages = pack(follow_ups) if follow_ups else []
+        function: Callable[..., Callable[[], bool]] = resolve_name(str(read["ack"]))
+        return function(connection, read, messages)
+
+    return ack

@@ -20,32 +20,13 @@ from typing import Any, TextIO, cast
 from jobpool.message.capped_text import DEFAULT_CAP, HeadTail
 
 
-class EchoedHeadTail(HeadTail):
-    """A text that is also passed on to a listener."""
-
-    __slots__ = ("_echo",)
-
-    def __init__(self, cap: int, echo: Callable[[bytes], None]) -> None:
-        super().__init__(cap)
-        self._echo = echo
-
-    def write(self, data: bytes) -> None:
-        super().write(data)
-        self._echo(data)
-
-
 class Capture:
-    """A stand-in for `sys.stdout` and `sys.stderr`, both into one text, in the order of the writes.
-
-    Args:
-        cap: Bytes that are kept of one attempt.
-        echo: Called with what is printed, as it is printed.
-    """
+    """A stand-in for both streams, into one text in the order of the writes. `echo` gets each write, too."""
 
     def __init__(self, cap: int = DEFAULT_CAP, echo: Callable[[bytes], None] | None = None) -> None:
-        self._kept = HeadTail(cap) if echo is None else EchoedHeadTail(cap, echo)
-        self._out = cast(TextIO, _Stream(self._kept, 1))
-        self._err = cast(TextIO, _Stream(self._kept, 2))
+        self._kept = HeadTail(cap)
+        self._out = cast(TextIO, _Stream(self._kept, echo, 1))
+        self._err = cast(TextIO, _Stream(self._kept, echo, 2))
 
     def begin(self) -> None:
         """Forget what was printed, and take the places of the two streams, if they were taken away."""
@@ -71,12 +52,7 @@ class Capture:
 
 
 class OutputPipe:
-    """The pipe that descriptors 1 and 2 of a child write to. The master empties it when it is full.
-
-    Args:
-        fd: Its writing end.
-        cap: Bytes that are kept of one attempt.
-    """
+    """The pipe of descriptors 1 and 2 of a child, by its writing end `fd`. The master empties it when it is full."""
 
     def __init__(self, fd: int, cap: int = DEFAULT_CAP) -> None:
         # An end of its own: whether it waits is no matter of the master's, nor of a handler's subprocess.
@@ -85,46 +61,30 @@ class OutputPipe:
         self._waiting = array.array("i", [0])
 
     def take(self) -> str:
-        """Return what was written since the last call. Costs one system call when there is nothing.
-
-        Raises:
-            OSError: The handler has closed it.
-        """
+        """Return the text since the last call. One system call if there is none. Raises `OSError` if it was closed."""
         fcntl.ioctl(self._fd, termios.FIONREAD, self._waiting)
         size = self._waiting[0]
-        return self._take(size) if size else ""
-
-    def _take(self, size: int) -> str:
+        if not size:
+            return ""
         kept = HeadTail(self._cap)
         with contextlib.suppress(BlockingIOError):  # the master was quicker
             kept.write(os.read(self._fd, size))
         return kept.text()
 
 
-class _Stream(io.TextIOBase):
-    """One of the two streams. It cannot be closed: the next attempt prints to it too."""
+class _Kept:
+    """The common part of a stream and its buffer. They cannot be closed: the next attempt prints to them too."""
 
-    def __init__(self, kept: HeadTail, fd: int) -> None:
+    def __init__(self, kept: HeadTail, echo: Callable[[bytes], None] | None, fd: int) -> None:
         super().__init__()
         self._kept = kept
+        self._echo = echo
         self._fd = fd
-        self.buffer = _Binary(kept, fd)
-        self.name = "<stdout>" if fd == 1 else "<stderr>"
-        self.mode = "w"
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8"
-
-    @property
-    def errors(self) -> str:  # type: ignore[override]
-        return "backslashreplace"
-
-    def write(self, text: str) -> int:
-        if not isinstance(text, str):
-            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        self._kept.write(text.encode("utf-8", "backslashreplace"))
-        return len(text)
+    def _keep(self, data: bytes) -> None:
+        self._kept.write(data)
+        if self._echo is not None:
+            self._echo(data)
 
     def fileno(self) -> int:
         return self._fd
@@ -134,29 +94,34 @@ class _Stream(io.TextIOBase):
 
     def close(self) -> None:
         pass
+
+
+class _Stream(_Kept, io.TextIOBase):
+    """One of the two streams."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+    mode = "w"
+
+    def __init__(self, kept: HeadTail, echo: Callable[[bytes], None] | None, fd: int) -> None:
+        super().__init__(kept, echo, fd)
+        self.buffer = _Binary(kept, echo, fd)
+        self.name = "<stdout>" if fd == 1 else "<stderr>"
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        self._keep(text.encode("utf-8", "backslashreplace"))
+        return len(text)
 
     def reconfigure(self, **_: Any) -> None:
         """Do nothing: unlike a `TextIOWrapper` this has no options."""
 
 
-class _Binary(io.RawIOBase):
+class _Binary(_Kept, io.RawIOBase):
     """`sys.stdout.buffer`."""
-
-    def __init__(self, kept: HeadTail, fd: int) -> None:
-        super().__init__()
-        self._kept = kept
-        self._fd = fd
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self._kept.write(bytes(view))
+        self._keep(bytes(view))
         return len(view)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def writable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        pass

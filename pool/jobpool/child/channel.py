@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterable
+from typing import Any
 
 from jobpool import errors
 from jobpool.broker.values import NewMessage
@@ -14,8 +15,7 @@ from jobpool.ipc import frames, packets
 from jobpool.ipc.frames import Ask, Reply
 from jobpool.message.definition import JobDefinition
 
-_FRAME = 1024
-"""Bytes of a question beside its jobs, and more than that."""
+_FRAME_BYTES = 1024  # more than a question has beside its jobs
 
 
 class ChannelProducer:
@@ -28,11 +28,11 @@ class ChannelProducer:
         self._owed = 0
 
     def enqueue(self, definition: JobDefinition, /) -> str:
-        """Enqueue one job now, whatever becomes of this attempt; its id. See `enqueue_many`."""
+        """Enqueue one job now, whatever becomes of this attempt; return its id. See `enqueue_many`."""
         return self.enqueue_many([definition])[0]
 
     def enqueue_many(self, definitions: Iterable[JobDefinition], /) -> list[str]:
-        """Enqueue jobs now, all or none; their ids, in order.
+        """Enqueue jobs now, all or none; return their ids, in order.
 
         Raises:
             BackendUnavailable: The broker did not answer, or the master is gone. Nothing is known.
@@ -44,9 +44,7 @@ class ChannelProducer:
         return self._request(Ask([definition.to_dict() for definition in definitions])).ids
 
     def pack(self, definitions: Iterable[JobDefinition]) -> list[NewMessage]:
-        """Return the signed messages for these jobs, which the caller enqueues itself. Raises and blocks as
-        `enqueue_many`.
-        """
+        """Return signed messages for these jobs, for the caller to enqueue. Raises and blocks as `enqueue_many`."""
         reply = self._request(Ask([definition.to_dict() for definition in definitions], pack=True))
         return [NewMessage.from_dict(fields) for fields in reply.packed]
 
@@ -54,16 +52,18 @@ class ChannelProducer:
         if os.getpid() != self._pid:
             raise Unsupported("a process that the handler forked cannot enqueue: do it in the handler itself")
         packet = ask.encode()
-        if len(packet) > frames.MAX_ENQUEUED_BYTES + _FRAME:
+        if len(packet) > frames.MAX_ENQUEUED_BYTES + _FRAME_BYTES:
             raise InvalidJob(
                 f"these jobs have {len(packet)} bytes together, and at most {frames.MAX_ENQUEUED_BYTES} go at once:"
                 " enqueue them in several calls"
             )
         with self._lock:
             reply = self._ask(packet)
-        if reply.kind:
-            raise _error(reply)
-        return reply
+        if not reply.kind:
+            return reply
+        kind: Any = getattr(errors, reply.kind, None)
+        known = isinstance(kind, type) and issubclass(kind, JobpoolError)
+        raise (kind if known else BackendUnavailable)(reply.error)
 
     def _ask(self, packet: bytes) -> Reply:
         try:
@@ -71,27 +71,15 @@ class ChannelProducer:
             self._owed += 1
             packets.send_announced(self._channel, packet)
             while True:
-                reply = self._receive()
+                received = packets.recv(self._channel)
+                if received is None:
+                    raise BackendUnavailable("the pool's master is gone")
+                packets.close_all(received[1])
+                reply = frames.decode(received[0])
+                if not isinstance(reply, Reply):
+                    raise frames.BadFrame(f"a {type(reply).__name__} is no answer")
                 self._owed -= 1
                 if not self._owed:
                     return reply
         except (OSError, frames.BadFrame) as error:
             raise BackendUnavailable(f"the pool's master does not answer: {error}") from error
-
-    def _receive(self) -> Reply:
-        received = packets.recv(self._channel)
-        if received is None:
-            raise BackendUnavailable("the pool's master is gone")
-        packet, fds = received
-        packets.close_all(fds)
-        frame = frames.decode(packet)
-        if not isinstance(frame, Reply):
-            raise frames.BadFrame(f"a {type(frame).__name__} is no answer")
-        return frame
-
-
-def _error(reply: Reply) -> JobpoolError:
-    kind = getattr(errors, reply.kind, BackendUnavailable)
-    if not isinstance(kind, type) or not issubclass(kind, JobpoolError):
-        kind = BackendUnavailable
-    return kind(reply.error)

@@ -1,8 +1,8 @@
 """A child's life: boot, then one attempt at a time, until the work ends or it is worn.
 
-It holds no lease, no owner token and no broker connection; it decides nothing about a message. It reads `Run` frames
-from `work`, one when it is idle, and answers each with a `Result` on `channel`. Its first act on a frame is to write
-the attempt's nonce to its page of the scoreboard. So the master knows of every frame whether it was looked at.
+It decides nothing about a message. It reads `Run` frames from `work`, one when it is idle, and answers each with a
+`Result` on `channel`. Its first act on a frame is to write the attempt's nonce to its page of the scoreboard. So the
+master knows of every frame if it was looked at.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from time import monotonic
 
 from setproctitle import setproctitle
 
-from jobpool.child import transaction
-from jobpool.child.attempt import Attempt, AttemptRunner, JobToRun, OwnAck
+from jobpool.child.attempt import Attempt, AttemptRunner, JobToRun, OwnAck, own_ack
 from jobpool.child.capture import Capture, OutputPipe
 from jobpool.child.channel import ChannelProducer
 from jobpool.child.recycle import DESCRIPTORS, SocketsLost, Wear
@@ -37,27 +36,16 @@ from jobpool.message.capped_text import DEFAULT_CAP, cap_text
 from jobpool.message.envelope import decode_again
 from jobpool.message.outcome import ResultKind
 
-OK = 0
 CANNOT_BOOT = 69
-IDLE_AFTER = 0.1
-"""Seconds without a frame after which the process title says so: not after every job of a quick series."""
-
-LONG_S = 0.01
-"""Seconds of an attempt after which a thorough look at its process costs next to nothing."""
-
-QUICK_S = 0.001
-"""Seconds below which an attempt is a quick one."""
-
+IDLE_AFTER_S = 0.1  # without a frame, then the process title says so: not after every job of a quick series
+LONG_S = 0.01  # of an attempt; then a thorough look at its process costs next to nothing
+QUICK_S = 0.001  # below it an attempt is a quick one
 _RUN = 1
 _IDLE = " idle"  # no handler's name
 
 
 def run(boot: ChildBoot) -> int:
-    """Run a child's life in this process; return its exit status. Uses the main thread, signals and standard streams
-    freely.
-
-    Blocks for as long as there is work: until `work` ends, or the child is worn (then its last `Result` says why).
-    """
+    """Run a child's life in this process, of which it uses all freely. Return its exit status when it leaves."""
     page = boot.page.child
     page.booting(os.getpid(), monotonic())
     setproctitle(f"{boot.options.title}: slot {boot.slot} booting")
@@ -65,19 +53,15 @@ def run(boot: ChildBoot) -> int:
         if not boot.options.preload:
             app.load(boot.options)
     except ConfigurationError as error:
-        return _cannot_boot(boot, str(error))
+        with contextlib.suppress(OSError):
+            packets.send_announced(boot.channel, BootFailed(str(error)).encode())
+        return CANNOT_BOOT
     try:
         return Child(boot).serve()
     except (OSError, SocketsLost) as error:
         # Through the shared page: the descriptors may be somebody else's by now.
         boot.page.printed.write(f"\njobpool: this child cannot go on: {error!r}\n".encode())
         return BROKEN
-
-
-def _cannot_boot(boot: ChildBoot, error: str) -> int:
-    with contextlib.suppress(OSError):
-        packets.send_announced(boot.channel, BootFailed(error).encode())
-    return CANNOT_BOOT
 
 
 class Child:
@@ -94,30 +78,22 @@ class Child:
         self._channel = boot.channel
         self._page = boot.page.child
         self._title = _Title(f"{options.title}: slot {boot.slot}")
-        raw_output = OutputPipe(boot.output_fd, options.output_cap)
-        capture = Capture(options.output_cap, boot.page.printed.write)
-        self._runner = AttemptRunner(
-            DEFAULT,
-            Alarm(options.kill_grace),
-            capture,
-            options.output_cap,
-            raw_output.take,
-            options.enqueue_to,
-        )
-        _forget_output(raw_output)
+        cap = options.output_cap
+        take = OutputPipe(boot.output_fd, cap).take
+        capture = Capture(cap, boot.page.printed.write)
+        self._alarm = Alarm(options.kill_grace)
+        self._runner = AttemptRunner(DEFAULT, self._alarm, capture, cap, take, options.enqueue_to)
+        with contextlib.suppress(OSError):
+            take()  # text printed before the first job belongs to none
         # Title and page are written only when the child has been idle for a moment, so the wait needs a limit.
-        boot.work.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(IDLE_AFTER * 1e6)))
+        boot.work.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(IDLE_AFTER_S * 1e6)))
         self._more_work = select.poll()
         self._more_work.register(boot.work, select.POLLIN)
         self._tidy = Tidy()
         self._wear = Wear(boot)
 
     def serve(self) -> int:
-        """Tell the master, then take frame after frame.
-
-        Raises:
-            OSError, SocketsLost: A socket to the master is broken.
-        """
+        """Tell the master, then take frame after frame. Raises `OSError` or `SocketsLost` without the master."""
         self._page.idle(monotonic())
         self._title.idle()
         packets.send_announced(self._channel, Ready().encode())
@@ -126,20 +102,20 @@ class Child:
                 leaving = self._attempt(packet)
             elif packet[0] == TICKETED:
                 ticket, run = split_ticket(packet)
-                leaving = self._attempt(run, transaction.own_ack(ticket, self._producer.pack))
+                leaving = self._attempt(run, own_ack(ticket, self._producer.pack))
             else:
                 break
             if leaving:
                 break
-        return OK
+        return 0
 
     def _next(self) -> bytes | None:
         """Return the next frame; None at the end of the work. Blocks until there is one."""
         while True:
             try:
                 received = packets.recv(self._work)
-            except BlockingIOError:  # nothing for IDLE_AFTER seconds, or the master was quicker and took it back
-                self._runner.rest()
+            except BlockingIOError:  # nothing for IDLE_AFTER_S, or the master was quicker and took it back
+                self._alarm.disarm()  # not after each job of a quick series: until then it may come, and does nothing
                 self._title.idle()
                 self._more_work.poll()
                 continue
@@ -151,7 +127,7 @@ class Child:
             return packet
 
     def _attempt(self, packet: bytes, ack: OwnAck | None = None) -> str:
-        """Run one attempt and answer it; why the child leaves now, or ""."""
+        """Run one attempt and answer it; return why the child leaves now, or ""."""
         _, nonce, fence, attempts, crashes, timeout = RUN_HEAD.unpack_from(packet)
         now = monotonic()
         self._page.took(nonce, now)
@@ -168,17 +144,14 @@ class Child:
         return self._answer(nonce, attempt)
 
     def _answer(self, nonce: int, attempt: Attempt) -> str:
-        leaving = self._leaving(attempt)
+        try:
+            spoilt = self._tidy.restore(attempt.kind is not ResultKind.SUCCEEDED or attempt.duration > LONG_S)
+            leaving = self._wear.reason(attempt) or spoilt
+        except OSError:
+            leaving = DESCRIPTORS
         self._send(nonce, attempt, leaving)
         self._page.finished(attempt.kind is ResultKind.SUCCEEDED, monotonic())
         return leaving
-
-    def _leaving(self, attempt: Attempt) -> str:
-        try:
-            spoilt = self._tidy.restore(attempt.kind is not ResultKind.SUCCEEDED or attempt.duration > LONG_S)
-            return self._wear.reason(attempt) or spoilt
-        except OSError:
-            return DESCRIPTORS
 
     def _send(self, nonce: int, attempt: Attempt, leaving: str) -> None:
         try:
@@ -190,18 +163,12 @@ class Child:
 
 
 class _Title:
-    """The process title: slot, state, handler, and the job, except in a series of quick ones.
-
-    To write it costs two microseconds, a tenth of what a child spends on a job that does nothing.
-
-    Attributes:
-        in_series: The job before was a quick one: the title of the next names its handler alone.
-    """
+    """The process title: slot, state, handler, and the job, except in a series of quick ones: it costs 2 µs."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._shown = ""
-        self.in_series = False
+        self.in_series = False  # the job before was a quick one: the title of the next names its handler alone
 
     def busy(self, handler: str, identifier: str) -> None:
         shown = handler if self.in_series else f"{handler} {identifier}"
@@ -219,17 +186,9 @@ class _Title:
 def _packet(nonce: int, attempt: Attempt, leaving: str) -> bytes:
     if attempt.kind is ResultKind.SUCCEEDED and not (attempt.output or attempt.follow_ups or leaving):
         return plain_success(nonce, attempt.started, attempt.duration)
-    result = Result(
-        nonce,
-        attempt.kind,
-        attempt.started,
-        attempt.duration,
-        attempt.output,
-        attempt.error,
-        attempt.after,
-        [definition.to_dict() for definition in attempt.follow_ups],
-        leaving,
-    )
+    follow_ups = [definition.to_dict() for definition in attempt.follow_ups]
+    times = attempt.started, attempt.duration
+    result = Result(nonce, attempt.kind, *times, attempt.output, attempt.error, attempt.after, follow_ups, leaving)
     return result.encode()
 
 
@@ -241,9 +200,3 @@ def _write_lines_at_once() -> None:
     libc = ctypes.CDLL(None)
     with contextlib.suppress(ValueError, AttributeError):
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 1, 0)  # 1: _IOLBF
-
-
-def _forget_output(raw_output: OutputPipe) -> None:
-    """Drop text printed before the first job; it belongs to none."""
-    with contextlib.suppress(OSError):
-        raw_output.take()

@@ -1,6 +1,6 @@
-"""When a child has served: the reasons not to use it for another job, looked at after every attempt.
+"""The reasons not to use a child for another job, looked at after every attempt.
 
-Each look is a system call or less; what costs more is done only when the cheap look says so.
+Each look is a system call or less; a costlier one is made only when the cheap one says so.
 """
 
 from __future__ import annotations
@@ -18,26 +18,15 @@ from jobpool.ipc import linux
 from jobpool.ipc.process_options import ChildBoot, ChildOptions
 from jobpool.message.outcome import ResultKind
 
-TIMEOUT = "timeout"
-JOBS = "jobs"
-MEMORY = "memory"
-THREADS = "threads"
-PROCESSES = "processes"
-TRANSACTION = "a transaction was left open"
 DESCRIPTORS = "descriptors"
 FAILURE = "a failure that may have spoilt it"
-
 _FAILURES = (ResultKind.FAILED, ResultKind.UNRECOVERABLE, ResultKind.RETRY)
 
-LAST_WORDS = 0.05
-"""Seconds that threads which an attempt left behind get to end by themselves."""
-
-SWEEP_LIMIT = 0.5
-"""Seconds for which killing left-over processes may hold the result up; the fork server sweeps again anyway."""
+LAST_WORDS_S = 0.05  # that threads which an attempt left behind get to end by themselves
+SWEEP_LIMIT_S = 0.5  # for which killing left-over processes may hold the result up; the fork server sweeps again
 
 _SOL_SOCKET = socket.SOL_SOCKET
-_SO_COOKIE = 57
-"""Of <asm-generic/socket.h>: a number that no other socket of this boot has."""
+_SO_COOKIE = 57  # of <asm-generic/socket.h>: a number that no other socket of this boot has
 
 
 class SocketsLost(Exception):
@@ -52,50 +41,51 @@ class Wear:
         self._after_failure = boot.options.recycle_on_failure
         self._left = _lifetime(boot.options, boot.child)
         self._threads = _thread._count()
-        self._memory = _Memory(boot.options.max_rss)
-        self._descriptors = _Descriptors((boot.work, boot.channel), boot.options.max_leaked_fds)
+        self._first_free = _lowest_free()
+        sockets = boot.work, boot.channel
+        self._sockets = [(sock.getsockopt, sock.getsockopt(_SOL_SOCKET, _SO_COOKIE, 8)) for sock in sockets]
         self._daemons = linux.direct_children() if linux.has_children() else set()
 
     def reason(self, attempt: Attempt) -> str:
-        """Return why the child should go now; "" = it may stay. Kills what processes the attempt has left behind.
+        """Return why the child should go now; "" = it may stay. Kills processes that the attempt has left behind.
 
-        Raises:
-            SocketsLost: There is no way to the master any more.
-
-        Blocks for `LAST_WORDS` and `SWEEP_LIMIT` at most, and not at all when nothing was left behind.
+        Raises `SocketsLost` if there is no way to the master any more.
+        Blocks for `LAST_WORDS_S` and `SWEEP_LIMIT_S` at most, and not at all when nothing was left behind.
         """
-        self._descriptors.check_sockets()
+        self._check_sockets()
         self._left -= 1
         # Swept in any case: a left-over process must not go on because the child leaves for another reason.
         swept = linux.has_children() and self._sweep(attempt)
         if attempt.kind is ResultKind.TIMEOUT:
-            return TIMEOUT
+            return "timeout"
         if attempt.left_open:
-            return TRANSACTION
+            return "a transaction was left open"
         if attempt.suspect and self._after_failure == "suspect":
             return FAILURE
         if self._after_failure == "always" and attempt.kind in _FAILURES:
             return FAILURE
         if swept:
-            return PROCESSES
+            return "processes"
         if _thread._count() > self._threads and not self._threads_ended():
-            return THREADS
-        if self._descriptors.worn():
+            return "threads"
+        if self._leaks_descriptors():
             return DESCRIPTORS
-        if self._memory.worn():
-            return MEMORY
-        return JOBS if self._left == 0 else ""
+        if self._options.max_rss and self._outgrown(self._options.max_rss):
+            return "memory"
+        return "jobs" if self._left == 0 else ""
 
     def _sweep(self, attempt: Attempt) -> bool:
         """Return whether anything had to be killed. Processes that had ended by themselves are only collected."""
         if attempt.daemons and attempt.kind is not ResultKind.TIMEOUT:
             self._daemons |= linux.direct_children()
             return False
-        _collect_the_dead()
-        return linux.has_children() and linux.sweep_strays(self._daemons, SWEEP_LIMIT) > 0
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        return linux.has_children() and linux.sweep_strays(self._daemons, SWEEP_LIMIT_S) > 0
 
     def _threads_ended(self) -> bool:
-        give_up = monotonic() + LAST_WORDS
+        give_up = monotonic() + LAST_WORDS_S
         for thread in threading.enumerate():
             if thread is not threading.current_thread():
                 thread.join(max(0.0, give_up - monotonic()))
@@ -103,34 +93,8 @@ class Wear:
                     break
         return _thread._count() <= self._threads
 
-
-class _Memory:
-    """Resident memory against its mark; read only when the peak, which is cheaper to ask for, was above it."""
-
-    def __init__(self, mark: int) -> None:
-        self._mark = mark
-
-    def worn(self) -> bool:
-        if not self._mark:
-            return False
-        import resource  # its being imported costs two microseconds an attempt: see `tidy`
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > self._mark and resident() > self._mark
-
-
-class _Descriptors:
-    """A check, by the lowest free descriptor, whether descriptors leak or were closed under our feet: two system calls.
-
-    Our sockets are recognised by their cookies, in case their numbers now belong to others: a result must not go
-    astray.
-    """
-
-    def __init__(self, sockets: tuple[socket.socket, ...], most: int) -> None:
-        self._first = _lowest_free()
-        self._most = self._first + most
-        self._sockets = [(sock.getsockopt, sock.getsockopt(_SOL_SOCKET, _SO_COOKIE, 8)) for sock in sockets]
-
-    def check_sockets(self) -> None:
+    def _check_sockets(self) -> None:
+        """Recognise our sockets by their cookies, in case their numbers are others' now: no result must go astray."""
         try:
             for ask, cookie in self._sockets:
                 if ask(_SOL_SOCKET, _SO_COOKIE, 8) != cookie:
@@ -138,11 +102,18 @@ class _Descriptors:
         except OSError:  # closed, or a file now
             raise SocketsLost from None
 
-    def worn(self) -> bool:
+    def _leaks_descriptors(self) -> bool:
+        """Tell by the lowest free one if descriptors leak or were closed under our feet: two system calls."""
         try:
-            return not self._first <= _lowest_free() <= self._most
+            return not self._first_free <= _lowest_free() <= self._first_free + self._options.max_leaked_fds
         except OSError:  # none is left, or the standard streams are closed
             return True
+
+    def _outgrown(self, mark: int) -> bool:
+        import resource  # its being imported costs two microseconds an attempt: see `restore`
+
+        # Resident memory is read only when the peak, which is cheaper to ask for, was above the mark.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > mark and resident() > mark
 
 
 def resident() -> int:
@@ -158,12 +129,6 @@ def _lifetime(options: ChildOptions, child: int) -> int:
     spread = options.max_jobs_jitter
     drawn = random.Random(child).uniform(1 - spread, 1 + spread)
     return max(1, round(options.max_jobs * drawn))
-
-
-def _collect_the_dead() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _lowest_free() -> int:

@@ -25,13 +25,11 @@ from typing import Any
 from jobpool.ipc import linux
 from jobpool.ipc.alarm import raw_getsignal, raw_signal
 
-ROOT = "root directory"
 RIGHTS = "user or rights"
 LIMITS = "resource limits"
 
 _TIMERS = {int(signal.SIGVTALRM): int(signal.ITIMER_VIRTUAL), int(signal.SIGPROF): int(signal.ITIMER_PROF)}
-_NAMES = ("TERM", "INT", "HUP", "QUIT", "CHLD", "PIPE")
-_KEPT = (*(int(signal.Signals[f"SIG{name}"]) for name in _NAMES), *_TIMERS)
+_KEPT = (*(int(signal.Signals[f"SIG{name}"]) for name in ("TERM", "INT", "HUP", "QUIT", "CHLD", "PIPE")), *_TIMERS)
 
 
 class Tidy:
@@ -53,21 +51,17 @@ class Tidy:
         self._interpreter = _Interpreter()
 
     def restore(self, thorough: bool = False) -> str:
-        """Make it so; what could not be put back, "" = nothing.
-
-        `thorough`: look at what is not cheap to look at, too.
-
-        Raises:
-            OSError: The handler has closed the folder's descriptor.
-        """
+        """Bring the state back; return what could not be, "" = nothing. Raises `OSError` if the folder was closed."""
         if list(map(raw_getsignal, _KEPT)) != self._handlers:
-            self._restore_signals()
+            for number, handler in zip(_KEPT, self._handlers, strict=True):
+                if raw_getsignal(number) is not handler and handler is not None:
+                    raw_signal(number, handler)
         self._interpreter.restore()
         os.umask(self._umask)
         if not self._is_root or _working_directory() != self._working_directory:
             os.fchdir(self._folder)
             if self._is_root and _working_directory() != self._working_directory:
-                return ROOT
+                return "root directory"
         if self._is_root and os.geteuid() != 0:
             return RIGHTS
         modules = sys.modules
@@ -76,7 +70,7 @@ class Tidy:
         return self._spoilt() if thorough else ""
 
     def _spoilt(self) -> str:
-        """Restore or name what only a long look shows: some 20 microseconds."""
+        """Restore or name changes that only a long look shows: some 20 microseconds."""
         if linux.rights() != self._rights:
             return RIGHTS
         if linux.limits_text() != self._limits_text:
@@ -84,11 +78,6 @@ class Tidy:
                 return LIMITS
             self._limits_text = linux.limits_text()
         return ""
-
-    def _restore_signals(self) -> None:
-        for number, handler in zip(_KEPT, self._handlers, strict=True):
-            if raw_getsignal(number) is not handler and handler is not None:
-                raw_signal(number, handler)
 
 
 def _stop_timer(number: int, _: object) -> None:
@@ -162,7 +151,7 @@ class _Interpreter:
         self._path = list(sys.path)
 
     def _restore_filters(self) -> None:
-        """Take those out that make other jobs fail; the rest may be those of a library that was imported late."""
+        """Take out filters that make other jobs fail; the rest may be those of a library that was imported late."""
         self._filters = [found for found in warnings.filters if found in self._filters or found[0] != "error"]
         warnings.filters[:] = self._filters  # type: ignore[index]
         with warnings.catch_warnings():
@@ -183,16 +172,12 @@ def _settings() -> list[Any]:
     ]
 
 
-def _switch_gc(on: bool) -> None:
-    (gc.enable if on else gc.disable)()
-
-
 _PUT: tuple[Callable[[Any], object], ...] = (
     sys.setrecursionlimit,
     sys.settrace,
     sys.setprofile,
     socket.setdefaulttimeout,
-    _switch_gc,
+    lambda on: gc.enable() if on else gc.disable(),
     lambda prec: setattr(decimal.getcontext(), "prec", prec),
     lambda rounding: setattr(decimal.getcontext(), "rounding", rounding),
 )

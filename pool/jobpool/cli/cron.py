@@ -141,8 +141,8 @@ def _plan(start: CronStart) -> list[Planned]:
 def _asked(start: CronStart, plan: list[Planned]) -> tuple[datetime, dict[str, Record]]:
     """Return the time and the records of these schedules, if the broker keeps any."""
     from jobpool.cron.records import Records
+    from jobpool.cron.runner import CronTime
     from jobpool.cron.service import opened
-    from jobpool.cron.timing import CronTime
 
     with opened(start) as backend:
         now = CronTime(backend).now()

@@ -78,13 +78,13 @@ def history(session: Session, job: str | None, rollup: bool, json_: bool, **aske
 
 @contextmanager
 def _place(session: Session, history: History) -> Iterator[Place]:
-    from jobpool.telemetry.history.places import InFile, InTable
+    from jobpool.telemetry.history.places import HistoryFile, HistoryTable
 
     if history.path is not None:
-        yield InFile(history.path, history.keep)
+        yield HistoryFile(history.path, history.keep)
     elif history.table:
         with session.broker() as backend:
-            yield InTable(backend.keys, history.keep)
+            yield HistoryTable(backend.keys, history.keep)
     else:
         raise ConfigurationError(
             "history is off: set history = 'table' or 'file:PATH' for the pools and here, or name the place: --history"

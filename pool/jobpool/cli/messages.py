@@ -131,12 +131,12 @@ def row(message: Message) -> list[str]:
 
 def dead_row(message: Message) -> list[str]:
     """Return a dead letter as the cells of `DEAD_COLUMNS`."""
-    from jobpool.message.death import short_cause
+    from jobpool.message.death import Death
 
     return [
         *(message.id, message.queue, message.handler or "-", str(message.attempts), str(message.crashes), age(message)),
         message.reason or "",
-        short_cause(message.cause) if message.reason in KILLED else "",
+        Death.from_text(message.cause).short if message.cause and message.reason in KILLED else "",
         headline(message.last_error) or "",
     ]
 

@@ -1,1 +1,0 @@
-from jobpool.client.jobs import Jobs as Jobs

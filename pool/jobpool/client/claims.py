@@ -17,7 +17,8 @@ message in hand. The rules are those of claim_store.py; docs/claims.md has a com
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from time import monotonic
 from typing import Any, Self, TypeVar
 
@@ -26,19 +27,14 @@ import orjson
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.errors import BackendUnavailable, Forbidden, InvalidJob
-from jobpool.message.envelope import JobEnvelope, decode, verify
+from jobpool.message.envelope import decode, verify
 from jobpool.message.names import check_queue
 from jobpool.message.payload import check_payload
 
 T = TypeVar("T")
 
-BATCH, BATCH_BYTES = 500, 4 * 2**20
-"""Messages that one round trip of `post` carries, and bytes at which a round trip ends early."""
-
-FIRST_PAGE, PAGE, PAGE_BYTES = 20, 200, 4 * 2**20
-"""Messages that one round trip of `messages` brings: the first, and each later one, fewer if they would have more
-bytes.
-"""
+BATCH, BATCH_BYTES = 500, 4 * 2**20  # of a round trip of `post`: messages, and bytes at which it ends early
+FIRST_PAGE, PAGE, PAGE_BYTES = 20, 200, 4 * 2**20  # of a round trip of `messages`: the first, and each later one
 
 
 class Queue:
@@ -54,8 +50,9 @@ class Queue:
         InvalidJob: `name` is not a queue name.
         ValueError: `max_claims` is below 0.
 
-    Its methods raise `Unsupported` where the broker has no claims (`Capabilities.key_store`), and `BackendUnavailable`
-    when it does not answer: nothing is known then. They block for one round trip, if they say nothing else.
+    Its methods, and those of its claims and messages, block for one round trip, if they say nothing else. They raise
+    `ValueError` for a number out of its bounds, and `Unsupported` where the broker has no claims
+    (`Capabilities.key_store`); after `BackendUnavailable` nothing is known.
     """
 
     def __init__(self, backend: Callable[[], QueueBackend], name: str, max_claims: int = 0) -> None:
@@ -74,9 +71,7 @@ class Queue:
                 prolongs it: see `claim`.
             delay: Seconds, 0 to 900, until they can be claimed.
 
-        Raises:
-            InvalidJob: `messages` is a single one, or JSON cannot carry one, or one is too large.
-            ValueError: `ttl` or `delay` is out of its bounds.
+        Raises `InvalidJob`: `messages` is a single one, or JSON cannot carry one, or one is too large.
 
         Blocks for a round trip each 500 messages, or 4 MiB; each batch is added all or none. A batch whose reply was
         lost is sent once more, which adds nothing twice.
@@ -88,9 +83,17 @@ class Queue:
     def post_in_batches(self, messages: Iterable[Any], ttl: float | None, delay: float) -> Iterator[list[str]]:
         """Add messages; yield the ids of each batch when it has been added, because an error does not undo it."""
         store = self._store
-        bodies = (_body(message, f"messages[{number}]") for number, message in enumerate(messages))
-        for batch in _in_batches(NewPost(secrets.token_hex(8), True, body, ttl, delay) for body in bodies):
-            yield self._post(store, batch)
+        batch, room = list[NewPost](), BATCH_BYTES
+        for number, message in enumerate(messages):
+            raw = isinstance(message, bytes | bytearray)
+            body = bytes(message) if raw else orjson.dumps(check_payload(message, f"messages[{number}]"))
+            batch.append(NewPost(secrets.token_hex(8), True, body, ttl, delay))
+            room -= len(body)
+            if len(batch) == BATCH or room <= 0:
+                yield _once_more(partial(store.post, self.name, batch))
+                batch, room = [], BATCH_BYTES
+        if batch:
+            yield _once_more(partial(store.post, self.name, batch))
 
     def claim(self, limit: int = 10, ttl: float = 300, grace: float = 60) -> Claim | None:
         """Claim the oldest free messages; None when there are none.
@@ -100,19 +103,10 @@ class Queue:
             ttl: Seconds, 60 to 43,200, for which they are held.
             grace: Seconds, 60 to 43,200, that a message lives on after the claim, at least, so that others still find
                 it after its holder died.
-
-        Raises:
-            ValueError: A number is out of its bounds.
         """
-        asked = monotonic()
-        ident = secrets.token_hex(16)
-
-        def ask() -> HeldClaim | None:
-            return self._store.claim(
-                self.name, limit=limit, ttl=ttl, grace=grace, max_claims=self.max_claims, claim_id=ident
-            )
-
-        held = _once_more(ask)
+        asked, ident = monotonic(), secrets.token_hex(16)
+        ask = partial(self._store.claim, self.name, limit=limit, ttl=ttl, grace=grace, claim_id=ident)
+        held = _once_more(partial(ask, max_claims=self.max_claims))
         return None if held is None else Claim(self, held, asked)
 
     def get_claim(self, claim_id: str) -> Claim:
@@ -131,8 +125,7 @@ class Queue:
             after = page[-1].id
 
     def messages(self, *, claimed: bool = False) -> Iterator[ClaimMessage]:
-        """Yield the messages in the order of their enqueue: those that are free, with `claimed` also those that are
-        held.
+        """Yield the free messages in the order of their enqueue, with `claimed` those that are held too.
 
         Nothing is changed. Blocks for a round trip each 200 messages, of large ones each few.
         """
@@ -140,30 +133,25 @@ class Queue:
         while page := self._store.list_free(self.name, after=after, limit=limit, claimed=claimed):
             for message in page:
                 yield ClaimMessage(self, message)
-            after, limit = page[-1].cursor, _next_page(page)
+            average = sum(len(message.body) for message in page) // len(page)
+            after, limit = page[-1].cursor, max(1, min(PAGE, PAGE_BYTES // (average + 1)))
 
     def pop(self, n: int = 1) -> list[ClaimMessage]:
         """Take up to `n` (1 to 20) free messages and delete them at once: what is not finished then is lost.
 
-        Raises `ValueError`: `n` is out of its bounds. After `BackendUnavailable` they may be gone.
+        After `BackendUnavailable` they may be gone.
         """
         return [ClaimMessage(self, message) for message in self._store.pop(self.name, n)]
 
     def delete(self, *messages: str, claim: str | None = None) -> None:
-        """Delete messages by id, up to 20; missing ones are ignored.
-
-        Args:
-            messages: Their ids.
-            claim: Id of the claim that holds them; None = they are free.
+        """Delete up to 20 messages by id, that the claim of this id holds, or that are free; ignore missing ones.
 
         Raises:
             Forbidden: One is held by a pool or by another claim, or by any when none was named; the others are deleted.
             ClaimNotFound: The claim has ended; nothing was deleted. Roll back the work for them.
-            ValueError: More than 20.
         """
         answers = self._store.delete_many(self.name, messages, claim)
-        held = [ident for ident, answer in zip(messages, answers, strict=True) if answer is Deleted.FORBIDDEN]
-        if held:
+        if held := [ident for ident, answer in zip(messages, answers, strict=True) if answer is Deleted.FORBIDDEN]:
             by = f"not by claim {claim}" if claim else "name its claim, or leave it to its holder"
             raise Forbidden(f"in queue {self.name!r} somebody holds {', '.join(held)}: {by}")
 
@@ -178,20 +166,11 @@ class Queue:
     def _store(self) -> ClaimStore:
         return self._backend().claims
 
-    def _post(self, store: ClaimStore, batch: list[NewPost]) -> list[str]:
-        return _once_more(lambda: store.post(self.name, batch))
-
-    def _open(self, message: QueueMessage) -> JobEnvelope:
-        envelope = decode(message.body, attempts=0)
-        verify(message.body, envelope, self._backend().signer, self.name)
-        return envelope
-
 
 class ClaimMessage:
     """One message, as it was when it was claimed, listed or popped.
 
     Attributes:
-        id: Of the message.
         body: The bytes that were posted; of a job the wire bytes.
         handler: Name of the handler of a job; None for a posted message.
         claims: How often it was claimed, this time included.
@@ -202,7 +181,6 @@ class ClaimMessage:
 
     def __init__(self, queue: Queue, message: QueueMessage) -> None:
         self._queue = queue
-        self._message = message
         self.id = message.id
         self.body = message.body
         self.handler = message.handler or None
@@ -215,13 +193,13 @@ class ClaimMessage:
     def payload(self) -> Any:
         """Return the posted JSON value, or other posted bytes as they are; of a job its payload.
 
-        Raises:
-            MalformedEnvelope: The body of a job is invalid, or (`BadSignature`) is not
-                signed by a key of ours. Do not work on it.
+        Raises `MalformedEnvelope`: the body of a job is invalid, or (`BadSignature`) not signed by a key of ours.
         """
-        if self.handler is not None:
-            return self._queue._open(self._message).payload
-        return posted_value(self.body)
+        if self.handler is None:
+            return posted_value(self.body)
+        envelope = decode(self.body, attempts=0)
+        verify(self.body, envelope, self._queue._backend().signer, self._queue.name)
+        return envelope.payload
 
     def delete(self) -> None:
         """Remove the message, because it is done. A second call changes nothing.
@@ -229,8 +207,6 @@ class ClaimMessage:
         Raises:
             ClaimNotFound: Its claim has ended, and somebody else may work on it by now: roll back what was done.
             Forbidden: It was claimed by nobody when it was listed, and is held now.
-
-        Blocks for one round trip.
         """
         self._queue.delete(self.id, claim=self.claim)
 
@@ -250,58 +226,53 @@ class Claim:
         id: 32 lower-case hex characters; anyone who knows it can renew, release, and delete by it.
         queue: Its queue.
         ttl, grace: Seconds, as they were last given.
-        messages: The messages in it by the broker's last answer, in the order of the queue.
+        messages: Its messages by the broker's last answer, in the order of the queue.
     """
 
     def __init__(self, queue: Queue, held: HeldClaim, asked: float) -> None:
         self.queue = queue
         self.id = held.id
         self._take(held, asked)
-        self._loop: _Loop | None = None
+        self._rest: Iterator[ClaimMessage] | None = None
+        self._in_hand: ClaimMessage | None = None
 
     @property
     def age(self) -> int:
-        """Whole seconds since it was made or last renewed: what the broker told, and what has passed here since."""
+        """Whole seconds since it was made or last renewed."""
         return self._age + int(monotonic() - self._asked)
 
     @property
     def remaining(self) -> float:
-        """Seconds for which it certainly holds; 0.0 when it may have ended. The broker tells whole seconds: up to one
-        more may be left."""
+        """Seconds for which it certainly holds; 0.0 when it may have ended. Up to one more may be left."""
         return max(0.0, self.ttl - self._age - 1 - (monotonic() - self._asked))
 
     def renew(self, ttl: float | None = None, grace: float | None = None) -> None:
-        """Hold what is still in it for `ttl` seconds more, from now; its age is 0 again.
+        """Hold what is still in it for `ttl` more seconds, 60 to 43,200 (None = as before); its age is 0 again.
 
-        Args:
-            ttl: 60 to 43,200; None = as before.
-            grace: The same.
-
-        Raises:
-            ClaimNotFound: It has ended; what is not deleted is free, or somebody else's.
-            ValueError: A number is out of its bounds.
-
-        Blocks for one round trip.
+        Raises `ClaimNotFound`: it has ended; what is not deleted is free, or somebody else's.
         """
         asked = monotonic()
         chosen = self.ttl if ttl is None else ttl
         self._take(self.queue._store.renew(self.queue.name, self.id, ttl=chosen, grace=grace), asked)
 
     def release(self) -> None:
-        """Free the messages still in it. A second call, or one after its end, changes nothing. Blocks for one round
-        trip.
-        """
+        """Free the messages still in it; after its end nothing is changed."""
         self.queue._store.release(self.queue.name, self.id)
 
     def __iter__(self) -> Iterator[ClaimMessage]:
         """Return each message once, however often the claim is iterated; deleted when the next one is asked for.
 
-        Raises as `ClaimMessage.delete`, from the loop. The message in hand stays in hand then: another loop begins with
-        its delete, and continues after it.
+        Raises as `ClaimMessage.delete`, from the loop. Another loop then begins with this delete, and continues.
         """
-        if self._loop is None:
-            self._loop = _Loop(self.messages)
-        return self._loop
+        if self._rest is None:
+            self._rest = iter(self.messages)
+        while True:
+            if self._in_hand is not None:
+                self._in_hand.delete()
+            self._in_hand = next(self._rest, None)
+            if self._in_hand is None:
+                return
+            yield self._in_hand
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -329,21 +300,6 @@ class Claim:
         self._age, self._asked = held.age, asked
 
 
-class _Loop(Iterator[ClaimMessage]):
-    """Messages one by one, each deleted when the next one is asked for."""
-
-    def __init__(self, messages: Iterable[ClaimMessage]) -> None:
-        self._rest = iter(messages)
-        self._in_hand: ClaimMessage | None = None
-
-    def __next__(self) -> ClaimMessage:
-        if self._in_hand is not None:
-            self._in_hand.delete()
-            self._in_hand = None
-        self._in_hand = next(self._rest)
-        return self._in_hand
-
-
 def posted_value(body: bytes) -> Any:
     """Return the posted JSON value, or other posted bytes as they are."""
     try:
@@ -352,33 +308,8 @@ def posted_value(body: bytes) -> Any:
         return body
 
 
-def _body(message: Any, where: str) -> bytes:
-    if isinstance(message, bytes | bytearray):
-        return bytes(message)
-    return orjson.dumps(check_payload(message, where))
-
-
-def _in_batches(posts: Iterable[NewPost]) -> Iterator[list[NewPost]]:
-    batch: list[NewPost] = []
-    room = BATCH_BYTES
-    for post in posts:
-        batch.append(post)
-        room -= len(post.body)
-        if len(batch) == BATCH or room <= 0:
-            yield batch
-            batch, room = [], BATCH_BYTES
-    if batch:
-        yield batch
-
-
-def _next_page(page: Sequence[QueueMessage]) -> int:
-    """Return how many to ask for, if those that follow are as large as these."""
-    average = sum(len(message.body) for message in page) // len(page)
-    return max(1, min(PAGE, PAGE_BYTES // (average + 1)))
-
-
 def _once_more(call: Callable[[], T]) -> T:
-    """Return a call that is safe to make again, made again when its reply was lost."""
+    """Make a call that is safe to make again, and again when its reply was lost."""
     try:
         return call()
     except BackendUnavailable:

@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, Self
 
@@ -26,15 +27,12 @@ from jobpool.message.builder import JobBuilder
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import Key
 
-BATCH = 1000
-"""Jobs in one round trip of `enqueue_many`."""
+BATCH = 1000  # jobs in one round trip of `enqueue_many`
 
 logger = logging.getLogger("jobpool.client")
 
 _all: weakref.WeakSet[Jobs] = weakref.WeakSet()
-
-_inherited: list[QueueBackend] = []
-"""Backends that a parent opened. Kept, because even closing them would write to the parent's connections."""
+_inherited: list[QueueBackend] = []  # from a parent; kept, because even to close them writes to its connections
 
 
 class Jobs:
@@ -49,8 +47,7 @@ class Jobs:
         runner: The runner of `sync://`; None = the handlers of this process, one attempt each.
         options: The backend's own, by keyword.
 
-    Raises:
-        ConfigurationError: The URL's scheme is unknown, or both a URL and a backend are given.
+    Raises `ConfigurationError`: the URL's scheme is unknown, or both a URL and a backend are given.
     """
 
     def __init__(
@@ -74,21 +71,14 @@ class Jobs:
         self._closed = False
         _all.add(self)
 
-    # --- producing ---------------------------------------------------------------------------------
-
     def define(self, handler: str, payload: Any = None) -> JobBuilder:
-        """Describe a job step by step; end with `dispatch()`, which sends it here.
-
-        Raises:
-            InvalidJob: JSON cannot carry the payload, or the name is not a handler name.
-        """
+        """Describe a job step by step; end with `dispatch()`, which sends it here. Raises as `JobBuilder`."""
         return JobBuilder(handler, payload, producer=self)
 
     def enqueue(self, job: JobDefinition | JobBuilder, /, *, connection: object = None) -> str:
         """Enqueue one job and return its id.
 
         Args:
-            job: The job.
             connection: Your own connection to the broker's database. The job is enqueued within its open transaction:
                 it is there if that commits, and never was if it rolls back.
 
@@ -107,44 +97,36 @@ class Jobs:
         Each 1,000 are enqueued all or none; when it raises, those before are in the queue. `jobs` may be a generator:
         it is read as the batches are sent. With a `connection` all are part of its transaction.
 
-        Raises:
-            As `enqueue`.
-
-        Blocks for a round trip a batch.
+        Raises as `enqueue`. Blocks for a round trip a batch.
         """
-        send = self._producer().enqueue_many if connection is None else self._within(connection)
+        send: Callable[[list[JobDefinition]], list[str]]
+        if connection is None:
+            send = (producer.default() if producer.in_child() else self.backend).enqueue_many
+        elif producer.in_child():
+            raise Unsupported(
+                "a job's process holds no signing keys: in its own transaction a handler enqueues with ctx.enqueue and"
+                " ctx.ack(connection), declared with ack_in_transaction=True"
+            )
+        else:
+            send = partial(self.backend.enqueue_in, connection)
         rest = iter(jobs)
         ids: list[str] = []
-        while batch := [_definition(job) for job in islice(rest, BATCH)]:
+        while batch := [job.to_definition() if isinstance(job, JobBuilder) else job for job in islice(rest, BATCH)]:
             ids += send(batch)
         return ids
 
-    # --- looking -----------------------------------------------------------------------------------
-
     def stats(self, queue: str = "default") -> QueueStats:
-        """Return counts of one queue.
-
-        Raises:
-            Unsupported: In a child of a pool, which holds no broker.
-            BackendUnavailable: Nothing is known.
-        """
+        """Return counts of one queue. Raises as `backend`."""
         return self.backend.stats(queue)
 
     def queues(self) -> list[str]:
-        """Return the names of all queues that hold a message, sorted. Raises as `stats`."""
+        """Return the names of all queues that hold a message, sorted. Raises as `backend`."""
         return self.backend.queues()
 
     def queue(self, name: str, *, max_claims: int = 0) -> Queue:
-        """Return one queue, to post messages to it and to claim its messages by hand.
+        """Return one queue, to post messages to it and to claim its messages by hand. Raises as `Queue`.
 
-        Args:
-            name: Of the queue.
-            max_claims: A message that was claimed this often becomes a dead letter when the next claim meets it;
-                0 = never.
-
-        Raises:
-            InvalidJob: `name` is not a queue name.
-            ValueError: `max_claims` is below 0.
+        A message that was claimed `max_claims` times becomes a dead letter when the next claim meets it; 0 = never.
         """
         return Queue(lambda: self.backend, name, max_claims)
 
@@ -187,52 +169,26 @@ class Jobs:
             return f"<Jobs on a {self._given.scheme} backend>"
         return f"<Jobs {redact(self._url) if self._url else 'on the default backend'}>"
 
-    # --- how it gets there -------------------------------------------------------------------------
-
-    def _within(self, connection: object) -> Callable[[list[JobDefinition]], list[str]]:
-        if producer.in_child():
-            raise Unsupported(
-                "a job's process holds no signing keys: in its own transaction a handler enqueues with ctx.enqueue and"
-                " ctx.ack(connection), declared with ack_in_transaction=True"
-            )
-        backend = self.backend
-        return lambda batch: backend.enqueue_in(connection, batch)
-
-    def _producer(self) -> producer.Producer:
-        return producer.default() if producer.in_child() else self.backend
-
     def _open(self) -> QueueBackend:
         config = find_config()
         url = self._url or default_url(config)
-        signer = default_signer(self._signing_key, config)
         if self._url is None:
             logger.info("no backend was named: using %s", redact(url))
         runner = self._runner
         if runner is None and scheme_of(url) == "sync":
-            runner = _inline_runner()
-        return open_backend(url, signer=signer, runner=runner, **self._options)
+            from jobpool.client.worker import inline_runner  # a producer needs the runner of handlers only for sync://
 
-    def _leave_to_parent(self) -> None:
-        """Forget, in a forked process, the parent's backend, and a lock that one of its threads may have held."""
-        self._lock = threading.Lock()
-        if self._opened is not None:
-            _inherited.append(self._opened)
-            self._opened = None
+            runner = inline_runner()
+        return open_backend(url, signer=default_signer(self._signing_key, config), runner=runner, **self._options)
 
 
 def _after_fork() -> None:
+    """Forget, in a forked process, the parent's backends, and locks that its threads may have held."""
     for jobs in _all:
-        jobs._leave_to_parent()
+        jobs._lock = threading.Lock()
+        if jobs._opened is not None:
+            _inherited.append(jobs._opened)
+            jobs._opened = None
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _definition(job: JobDefinition | JobBuilder) -> JobDefinition:
-    return job.to_definition() if isinstance(job, JobBuilder) else job
-
-
-def _inline_runner() -> Runner:
-    from jobpool.client.worker import inline_runner  # a producer needs the runner of handlers only for sync://
-
-    return inline_runner()

@@ -1,9 +1,8 @@
 """`QueueWorker`: one message at a time in the caller's own process, for tests, cron and small scripts.
 
-The pipeline is the pool's: fetch, inspect, run one attempt, decide, settle. Inspection, attempt and decision are the
-very functions that the pool uses. A single process has limits: nobody kills a handler that hangs in C code, and one
-that crashes takes the caller with it. Its lease then expires, and the reaper of a pool, or
-`backend.reap_expired(queue)`, recovers the message.
+The pipeline is the pool's: fetch, inspect, run one attempt, decide, settle. A single process has limits: nobody kills a
+handler that hangs in C code, and one that crashes takes the caller with it. Its lease then expires, and the reaper of a
+pool, or `backend.reap_expired(queue)`, recovers the message.
 """
 
 from __future__ import annotations
@@ -15,14 +14,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Self, TypeVar
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases, check_ttl
-from jobpool.child.attempt import Attempt, JobToRun, run_attempt
-from jobpool.child.transaction import own_ack
+from jobpool.child.attempt import Attempt, JobToRun, own_ack, run_attempt
 from jobpool.errors import BackendUnavailable, JobpoolError, Unsupported
-from jobpool.handlers.registry import DEFAULT, AnyHandler, HandlerRegistry
+from jobpool.handlers.handler import AnyHandler
+from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.master.acquire import Acquirer, check_key_store
 from jobpool.master.events import Event, LeasesBroke, Renewed, ThreadDied
 from jobpool.master.slots import Delivery
@@ -31,24 +31,28 @@ from jobpool.message.allowances import Allowances
 from jobpool.message.definition import JobDefinition, check_seconds, timeout_of
 from jobpool.message.envelope import JobEnvelope, decode, encode
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import Contended, LostLease, Outcome, ResultKind, Succeeded
-from jobpool.message.result import ExecutionResult, Status, WorkerResult
+from jobpool.message.outcome import (
+    Contended,
+    ExecutionResult,
+    LostLease,
+    Outcome,
+    ResultKind,
+    Status,
+    Succeeded,
+    WorkerResult,
+)
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Nack, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.counters import counters_of, counts_as_attempt, status_of
 from jobpool.policy.decide import Rules, budget, decide
 from jobpool.policy.inspection import Inspected, Inspector
 from jobpool.policy.limits import Limits
-from jobpool.policy.outcomes import checked, outcome_of
+from jobpool.policy.outcomes import checked, counters_of, counts_as_attempt, outcome_of, status_of
 from jobpool.policy.retry import RetryPolicy, remember
 
 T = TypeVar("T")
 
-DEFAULT_TIMEOUT = 3600.0
-"""Seconds for a handler when neither the job nor the handler says."""
-
-REJECTED_EVERY_S = 60.0
-"""Seconds between two log lines about rejected messages, so that forged ones cannot fill the log."""
+DEFAULT_TIMEOUT = 3600.0  # seconds for a handler when neither the job nor the handler says
+REJECTED_EVERY_S = 60.0  # between two log lines about rejected messages, so that forged ones cannot fill the log
 
 logger = logging.getLogger("jobpool.worker")
 
@@ -119,15 +123,14 @@ class QueueWorker:
     def process_once(self, queue: str) -> WorkerResult:
         """Process one message of `queue`, or none when there is none to fetch.
 
-        Returns:
-            Its end. An error of the handler is in the result, never raised.
+        An error of the handler is in the result, never raised.
 
         Raises:
             BackendUnavailable: The broker did not answer the fetch, or was silent until the lease had run out. The
                 message may be settled then; if not, the reaper recovers it.
 
-        Blocks for the handler, and a few round trips. In the main thread the handler's timeout is enforced by SIGALRM;
-        in any other, a handler that returns late has timed out, and one that hangs, hangs.
+        Blocks for the handler, and a few round trips. In the main thread SIGALRM enforces the handler's timeout; in any
+        other, a handler that returns late has timed out, and one that hangs, hangs.
         """
         lease = self._backend.fetch(queue, ttl=self._ttl)
         if lease is None:
@@ -144,14 +147,11 @@ class QueueWorker:
     def _guard(self, inspected: Inspected) -> None:
         """Get the lease what it needs before its handler may run, or its outcome."""
         lease = inspected.lease
-        asked = self._acquirer.asks(lease.queue, [inspected])
-        if not asked:
-            return
-        [(_, guards)] = asked
-        [begun] = self._patiently(lease, lambda: self._acquirer.begin([(lease, guards)]))
-        if not self._acquirer.conclude(inspected, guards, begun):
-            # A pool would leave the queue alone for a while; here the caller decides when, so the message waits.
-            inspected.outcome = Contended(self._acquirer.delay(lease, begun))
+        for _, guards in self._acquirer.asks(lease.queue, [inspected]):
+            [begun] = self._patiently(lease, partial(self._acquirer.begin, [(lease, guards)]))
+            if not self._acquirer.conclude(inspected, guards, begun):
+                # A pool would leave the queue alone for a while; here the caller decides when, so the message waits.
+                inspected.outcome = Contended(self._acquirer.delay(lease, begun))
 
     def _run(self, lease: JobLease, handler: AnyHandler | None) -> tuple[Outcome, JobLease]:
         """Run one attempt; return its outcome, and the lease as it was last renewed."""
@@ -164,48 +164,48 @@ class QueueWorker:
             attempt = self._attempt(job)
         if keeper.lost:
             return LostLease(), keeper.lease
+        now = self._clock.mono()
+        met = self._unknown_since.get(lease.id, now)
         outcome = outcome_of(
             attempt.kind,
             handler=attempt.handler,
             error=attempt.error,
             after=attempt.after,
             follow_ups=tuple(attempt.follow_ups),
-            seen_for=self._unknown_for(lease.id) if handler is None else 0.0,
+            seen_for=now - remember(self._unknown_since, lease.id, met) if handler is None else 0.0,
         )
         return checked(outcome, self._backend.pack), keeper.lease
 
-    def _unknown_for(self, ident: str) -> float:
-        """Return the seconds since this worker first met the message without a handler."""
-        now = self._clock.mono()
-        return now - remember(self._unknown_since, ident, self._unknown_since.get(ident, now))
-
     def _rules(self, handler: AnyHandler | None) -> Rules:
-        return Rules(
-            max_retries=handler.max_retries if handler else None,
-            unknown_handler_grace=self._grace,
-        )
+        return Rules(max_retries=handler.max_retries if handler else None, unknown_handler_grace=self._grace)
 
-    def _attempt(self, job: JobToRun) -> Attempt:
-        """Run the handler. `jobpool.testing` injects its faults here and in `_nap`."""
+    def _attempt(self, job: JobToRun) -> Attempt:  # `jobpool.testing` injects its faults here and in `_nap`
         return run_attempt(job, self._registry)
 
     def _conclude(self, outcome: Outcome, lease: JobLease, handler: AnyHandler | None) -> WorkerResult:
-        """Decide, settle, count and log."""
         settlement = decide(outcome, lease, self._rules(handler), self._retry, self._clock.boot())
         own = handler is not None and handler.ack_in_transaction and isinstance(settlement, Ack)
         call_id = f"ack:{lease.owner_token}" if own else secrets.token_hex(8)
         settled = Settled.OK if isinstance(settlement, Leave) else self._settle(lease, settlement, call_id)
         self._count(lease.queue, counters_of(settlement, outcome, settled))
-        result = _result(settlement, outcome, settled, lease)
-        self._log(result, lease)
+        ran = isinstance(outcome, Succeeded) or counts_as_attempt(outcome)
+        status = status_of(settlement, outcome, settled)
+        result = WorkerResult(status, lease.attempts + ran, _error(settlement, settled))
+        if status is Status.DEAD_LETTERED:
+            text = "job %s (%s) of queue %s is a dead letter after %d attempts: %s"
+            name = lease.envelope.name or lease.envelope.job
+            logger.critical(text, lease.id, name, lease.queue, result.attempts, result.error)
+        elif status is Status.REJECTED and time.monotonic() - self._rejected_logged_at >= REJECTED_EVERY_S:
+            self._rejected_logged_at = time.monotonic()
+            # No name: nothing in the body of a rejected message is to be believed.
+            logger.critical("message %s of queue %s is rejected: %s", lease.id, lease.queue, result.error)
         return result
 
     def _settle(self, lease: JobLease, settlement: Settlement, call_id: str) -> Settled:
-        """Settle, again and again under one call id while the broker is silent and the lease runs."""
         return self._patiently(lease, lambda: self._backend.settle_many([(lease, settlement)], call_id)[0])
 
     def _patiently(self, lease: JobLease, call: Callable[[], T]) -> T:
-        """Make a call that may be repeated, until it is answered or the lease has ended."""
+        """Make a call that may be repeated, as a settlement under one id, until it is answered or the lease ends."""
         pause, give_up = 0.1, time.monotonic() + lease.expires_at - self._clock.boot()
         while True:
             try:
@@ -222,25 +222,12 @@ class QueueWorker:
     def _count(self, queue: str, names: tuple[str, ...]) -> None:
         self.counters.setdefault(queue, Counter()).update(f"jobs_{name}" for name in names)
 
-    def _log(self, result: WorkerResult, lease: JobLease) -> None:
-        if result.status is Status.DEAD_LETTERED:
-            name = lease.envelope.name or lease.envelope.job
-            text = "job %s (%s) of queue %s is a dead letter after %d attempts: %s"
-            logger.critical(text, lease.id, name, lease.queue, result.attempts, result.error)
-        elif result.status is Status.REJECTED and time.monotonic() - self._rejected_logged_at >= REJECTED_EVERY_S:
-            self._rejected_logged_at = time.monotonic()
-            # No name: nothing in the body of a rejected message is to be believed.
-            logger.critical("message %s of queue %s is rejected: %s", lease.id, lease.queue, result.error)
-
 
 class LeaseKeeper:
     """A lease that the pool's own threads renew, and watch for breaks, while the caller's thread runs the handler.
 
-    Of several keepers on one backend, some find out only at their next renewal that their lease broke, because another
-    one was told.
-
-    Attributes:
-        lost: The backend said that the lease has ended.
+    `lost`: the backend said that the lease has ended. Of several keepers on one backend, some find out only at their
+    next renewal, because another one was told.
     """
 
     def __init__(self, backend: QueueBackend, lease: JobLease, ttl: float) -> None:
@@ -255,11 +242,9 @@ class LeaseKeeper:
 
     @property
     def lease(self) -> JobLease:
-        """Return the lease as it was last renewed."""
         return self._delivery.lease
 
     def put(self, event: Event) -> None:
-        """Note what one of the threads tells."""
         match event:
             case Renewed([(_, JobLease() as lease)]):
                 self._delivery.lease = lease
@@ -297,26 +282,23 @@ def inline_runner(
 ) -> Callable[[JobDefinition], ExecutionResult]:
     """Return the runner of `sync://`: one attempt in the caller's process, then the follow-ups that it enqueued.
 
-    Args:
-        registry: The handlers; None = those of `@jobpool.handler`.
-        default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
-        queue_handlers: Queue to the only handlers that may run there; a queue that is absent is free.
-        allowances: Permissions of the built-in handlers; None = the registry's, which by itself has none.
-
-    Returns:
-        A function of a definition that returns the job's result, and raises `JobFailedError` when it, or one of its
-        follow-ups, did not succeed. There are no retries, because nothing is kept.
+    Arguments are as `QueueWorker`'s. The runner returns the job's result, and raises `JobFailedError` when it, or one
+    of its follow-ups, did not succeed. There are no retries, because nothing is kept.
     """
     handlers = _ruled(registry, allowances, queue_handlers)
 
     def run(definition: JobDefinition) -> ExecutionResult:
-        first = attempt = run_inline(definition, handlers, default_timeout)
-        waiting = deque(attempt.follow_ups)
+        first = run_inline(definition, handlers, default_timeout)
+        waiting = deque(first.follow_ups)
         while waiting:
             follow_up = waiting.popleft()
-            _refuse_later(follow_up)
-            attempt = run_inline(follow_up, handlers, default_timeout)
-            waiting.extend(attempt.follow_ups)
+            due = follow_up.scheduled_at
+            if due is not None and due > datetime.now(UTC):
+                raise Unsupported(
+                    f"follow-up job {follow_up.handler!r} is due at {due.isoformat()}, and what runs jobs inline keeps"
+                    " none: leave the time out, or choose a backend that keeps messages"
+                )
+            waiting.extend(run_inline(follow_up, handlers, default_timeout).follow_ups)
         return first.result
 
     return run
@@ -342,25 +324,12 @@ def run_inline(definition: JobDefinition, registry: HandlerRegistry, default_tim
     return attempt
 
 
-def _refuse_later(definition: JobDefinition) -> None:
-    due = definition.scheduled_at
-    if due is not None and due > datetime.now(UTC):
-        raise Unsupported(
-            f"follow-up job {definition.handler!r} is due at {due.isoformat()}, and what runs jobs inline keeps none:"
-            " leave the time out, or choose a backend that keeps messages"
-        )
-
-
 def _ruled(
-    registry: HandlerRegistry | None,
-    allowances: Allowances | None,
-    queue_handlers: Mapping[str, list[str]] | None,
+    registry: HandlerRegistry | None, allowances: Allowances | None, queue_handlers: Mapping[str, list[str]] | None
 ) -> HandlerRegistry:
-    """Return the handlers, under the rules that were given."""
     handlers = DEFAULT if registry is None else registry
-    if allowances is None and queue_handlers is None:
-        return handlers
-    return handlers.with_rules(allowances, queue_handlers)
+    no_rules = allowances is None and queue_handlers is None
+    return handlers if no_rules else handlers.with_rules(allowances, queue_handlers)
 
 
 def _find(registry: HandlerRegistry, name: str, queue: str) -> AnyHandler | None:
@@ -375,12 +344,6 @@ def _job_to_run(
 ) -> JobToRun:
     timeout = timeout_of(envelope.timeout, handler.timeout if handler else None, default_timeout, max_timeout)
     return JobToRun(envelope, queue, timeout=timeout)
-
-
-def _result(settlement: Settlement | Leave, outcome: Outcome, settled: Settled, lease: JobLease) -> WorkerResult:
-    ran = isinstance(outcome, Succeeded) or counts_as_attempt(outcome)
-    status = status_of(settlement, outcome, settled)
-    return WorkerResult(status, lease.attempts + ran, _error(settlement, settled))
 
 
 def _error(settlement: Settlement | Leave, settled: Settled) -> str | None:

@@ -1,13 +1,71 @@
-"""Values: what a scheduler did about a schedule at one of its instants, and the key that makes it once only."""
+"""Which instants of a schedule fire now, and which were missed: a pure decision. And the result of each, as a value."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from jobpool.cron.schedule import Schedule
+from jobpool.message.cron_fields import Misfire
 from jobpool.message.definition import rfc3339
+
+GRACE = 3600.0
+"""Seconds after an instant within which it is still made up for, unless the scheduler says otherwise."""
+
+ON_TIME = 60.0
+"""Seconds: an instant less than this ago was not missed; a scheduler looks at least so often."""
+
+MOST_SHOWN = 1000
+"""How many missed instants are named; a schedule of every minute misses half a million in a year."""
+
+MOMENT = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The instants of a schedule at one moment. All are aware, in UTC, oldest first.
+
+    Attributes:
+        fire: Fire these now, in this order. All but the newest are made up for, and so is that one if it is late.
+        missed: These are never fired: the newest 1,000 of them.
+        more: There were more missed ones than are named.
+        last: Keep this as the last fired instant of the schedule, even if nothing fires: nothing at or before it is
+            ever looked at again. Never before the `last` that was given.
+    """
+
+    fire: tuple[datetime, ...]
+    missed: tuple[datetime, ...]
+    more: bool
+    last: datetime
+
+
+def decide(schedule: Schedule, policy: Misfire, *, last: datetime | None, now: datetime, grace: float = GRACE) -> Due:
+    """Say which instants of a schedule fire at `now`.
+
+    Looked at are the instants in (last, now]. The newest, if it is on time (less than a minute ago), always fires.
+    Missed ones are made up for if they are at most `grace` ago. With `skip` none are. With `one` the newest is, unless
+    a newer one fires on time. With `all(n)` the newest n are, that one included.
+
+    Args:
+        last: The last instant that was fired, or `Due.last` of the last decision; None = never seen. A schedule never
+            seen before starts with the minute of `now`; nothing earlier is missed or made up for.
+        now: Aware. Before `last`, because a clock was put back: nothing fires.
+        grace: Seconds, >= 0.
+    """
+    newest = schedule.previous(now)
+    start = now.replace(second=0, microsecond=0) - MOMENT if last is None else last
+    if newest is None or newest <= start:
+        return Due((), (), False, last or newest or now)
+    found = schedule.between(start, now, most=policy.most + MOST_SHOWN + 2, newest=True)
+    ages = [(now - instant).total_seconds() for instant in found]
+    on_time = ages[-1] < ON_TIME
+    most = max(policy.most, int(on_time))
+    young = max(sum(age <= grace for age in ages), int(on_time))
+    kept = len(found) - min(most, young)  # all before the newest on-time one are late
+    missed = found[:kept]
+    return Due(tuple(found[kept:]), tuple(missed[-MOST_SHOWN:]), len(missed) > MOST_SHOWN, newest)
 
 
 class FiringStatus(StrEnum):
@@ -37,8 +95,8 @@ class Firing:
         status: Its result.
         lateness: Seconds from the instant to the firing.
         id: Of the message, when it was enqueued.
-        why: The reason, when it was not fired.
         took: Seconds that it ran inline.
+        why: The reason, when it was not fired.
     """
 
     name: str
@@ -46,20 +104,13 @@ class Firing:
     status: FiringStatus
     lateness: float = 0.0
     id: str | None = None
-    why: str | None = None
     took: float | None = None
+    why: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; fields that are None are left out."""
-        values = {
-            "name": self.name,
-            "at": rfc3339(self.at),
-            "status": self.status.value,
-            "lateness": round(self.lateness, 6),
-            "id": self.id,
-            "took": self.took,
-            "why": self.why,
-        }
+        shown = {"at": rfc3339(self.at), "status": self.status.value, "lateness": round(self.lateness, 6)}
+        values = asdict(self) | shown
         return {key: value for key, value in values.items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""Records of schedulers for one another, and for people: one for each schedule, in the broker's key store.
+"""The memory of one scheduler, and the records of all for one another and for people, in the broker's key store.
 
 A record is a hint. The unique enqueue, or the right to run it, decides whether an instant has been fired, and a record
 is written only after that. So with a lost or old record a scheduler tries again what was done, which does nothing. A
@@ -7,6 +7,7 @@ record must never be newer than the truth: then a firing would be lost.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +15,8 @@ from datetime import UTC, datetime
 from typing import Any, Self
 
 from jobpool.broker.key_store import KeyStore
+from jobpool.cron.scheduler import Planned
+from jobpool.errors import BackendUnavailable
 from jobpool.message.definition import rfc3339
 from jobpool.message.guards import LONGEST_KEPT, Rate
 
@@ -28,6 +31,9 @@ TOLD_FOR = 3600.0
 
 MOST = 10_000
 """Records that are read at once."""
+
+BEHIND = 5.0
+"""Seconds of lateness at which a scheduler reads again what others have done meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +96,13 @@ class Records:
     def load(self, names: Iterable[str]) -> dict[str, Record]:
         """Read those that there are: a round trip for each 10,000 that the broker keeps."""
         wanted = set(names)
-        read: dict[str, Record | None] = {}
+        read: dict[str, Record] = {}
         after, page = "", [("", b"")] * MOST
         while len(page) == MOST:
             page = self._keys.list_records(SPACE, after=after, limit=MOST)
-            read |= {name: Record.from_bytes(data) for name, data in page if name in wanted}
+            read |= {name: known for name, data in page if name in wanted and (known := Record.from_bytes(data))}
             after = page[-1][0] if page else ""
-        return {name: record for name, record in read.items() if record is not None}
+        return read
 
     def get(self, name: str) -> Record | None:
         data = self._keys.get_record(SPACE, name)
@@ -108,8 +114,15 @@ class Records:
         Between the two another scheduler may write a newer one, which is then put back by this one: see the module.
         """
         known = {name: self.get(name) for name in records} if len(records) == 1 else self.load(records)
-        newer = {name: _merged(known.get(name), record) for name, record in records.items()}
-        self.begin({name: record for name, record in newer.items() if record is not None})
+        newer: dict[str, Record] = {}
+        for name, record in records.items():
+            other = known.get(name)
+            if other is not None and other.seen > record.seen:
+                continue
+            if other is not None and not record.last:
+                record = replace(other, seen=record.seen, next=record.next, failed=record.failed)
+            newer[name] = record
+        self.begin(newer)
 
     def begin(self, records: Mapping[str, Record]) -> None:
         """Write the first records of schedules that had none. One round trip."""
@@ -124,10 +137,72 @@ class Records:
         return [after == 0.0 for after in self._keys.take_many(SPACE, rates, self._token)]
 
 
-def _merged(known: Record | None, record: Record) -> Record | None:
-    """Return what is to be written where `known` is; None = nothing."""
-    if known is None:
-        return record
-    if known.seen > record.seen:
-        return None
-    return record if record.last else replace(known, seen=record.seen, next=record.next, failed=record.failed)
+@dataclass(slots=True)
+class State:
+    """The state of one schedule.
+
+    Attributes:
+        seen: Every instant up to here was dealt with; None = never met.
+        next: The next instant after it; None = never.
+        ended: The newest instant that this scheduler dealt with, and whether a dependent may run after it.
+    """
+
+    seen: datetime | None = None
+    next: datetime | None = None
+    ended: tuple[datetime, bool] | None = None
+
+
+class Memory:
+    """The states of all schedules. Without `records`, shared with other schedulers, nothing outlives this process."""
+
+    def __init__(self, plan: Iterable[Planned], records: Records | None) -> None:
+        self.planned = {planned.name: planned for planned in plan}
+        self._states = {name: State() for name in self.planned}
+        self._records = records
+        self._has_read = False
+
+    def __getitem__(self, planned: Planned) -> State:
+        return self._states[planned.name]
+
+    def note_seen(self, planned: Planned, seen: datetime) -> None:
+        """Note that every instant up to here was dealt with."""
+        state = self[planned]
+        state.seen = seen
+        state.next = planned.schedule.next(seen)
+
+    def read(self, now: datetime) -> None:
+        """Take in the records, at the first time and after having been away. If it raises, nothing has changed."""
+        behind = any(state.next and (now - state.next).total_seconds() > BEHIND for state in self._states.values())
+        if self._records is None or (self._has_read and not behind):
+            return
+        for name, record in self._records.load(self.planned).items():
+            seen = self._states[name].seen
+            if seen is None or record.seen > seen:
+                self.note_seen(self.planned[name], record.seen)
+        self._has_read = True
+
+    def ended_well(self, planned: Planned, newest: datetime) -> bool | None:
+        """Return how the run of an inline job at this instant, or a later one, ended in any scheduler; None: not yet.
+
+        Where nothing is shared, what this scheduler did not run was not due.
+        """
+        ended = self[planned].ended
+        if ended is not None and ended[0] >= newest:
+            return ended[1]
+        if self._records is None:
+            return True
+        record = self._records.get(planned.name)
+        return None if record is None or record.seen < newest else not record.failed
+
+    def win(self, keys: Sequence[str], seconds: float = MEMORY) -> list[bool]:
+        """Tell as `Records.win` of each key if this scheduler is the one that fires. Raises `BackendUnavailable`."""
+        return [True] * len(keys) if self._records is None else self._records.win(keys, seconds)
+
+    def tell(self, records: Mapping[str, Record], *, first: bool = False) -> None:
+        """Leave records for others. Where that fails, they try what is done already, which does nothing.
+
+        `first`: of schedules that had none; what is missed from here on is made up for.
+        """
+        if self._records is not None and records:
+            with contextlib.suppress(BackendUnavailable):
+                (self._records.begin if first else self._records.put)(records)

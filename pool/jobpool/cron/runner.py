@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.broker_time import ASK_EVERY, BrokerTime
 from jobpool.client.worker import DEFAULT_TIMEOUT
 from jobpool.clock import Clock
-from jobpool.cron.firing import Firing, FiringStatus
-from jobpool.cron.inline import Inline
-from jobpool.cron.memory import Memory
-from jobpool.cron.misfire import GRACE
-from jobpool.cron.records import Owner, Records
+from jobpool.cron.firing import GRACE, Firing, FiringStatus
+from jobpool.cron.records import Memory, Owner, Records
 from jobpool.cron.scheduler import Planned, Scheduler, plan
 from jobpool.cron.tick import Means, Tick, for_instant
-from jobpool.cron.timing import CronTime
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.message.definition import JobDefinition, check_seconds, rfc3339
+
+LOOK_EVERY = 1.0
+"""Seconds for which a scheduler sleeps at most while this machine's wall clock counts: somebody may set it."""
 
 LONGEST_GRACE = 12 * 3600.0
 """Seconds: what was missed longer ago is never made up for, because firings are remembered for a day only."""
@@ -35,9 +35,25 @@ LONGEST_GRACE = 12 * 3600.0
 AHEAD = timedelta(minutes=5)
 """Limit of how far a schedule's last instant may lie in the future, however badly machines agree about the time."""
 
-MEND = "set the clock if it is wrong; if it is right, delete the schedule's record, or give the schedule another name"
-
 log = logging.getLogger("jobpool.cron")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class CronTime:
+    """The time for schedules: the broker's clock if it has one, so that machines with wrong clocks agree."""
+
+    def __init__(self, backend: QueueBackend, clock: Clock | None = None) -> None:
+        self.broker = BrokerTime(backend.broker_time, clock or backend.clock)
+
+    def now(self) -> datetime:
+        """Return the time, aware, in UTC, to the microsecond. Raises and blocks as `BrokerTime.now`."""
+        return _EPOCH + timedelta(microseconds=round(self.broker.now() * 1e6))
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a sleeper has to look at the time again, whatever it waits for."""
+        return ASK_EVERY if self.broker.of_broker else LOOK_EVERY
 
 
 class CronRunner:
@@ -45,7 +61,8 @@ class CronRunner:
 
         CronRunner(scheduler, open_backend("redis://localhost/0")).run()      # each minute, or as often as you like
 
-    `jobpool cron run` does that, at the right moments.
+    `jobpool cron run` does that, at the right moments. Every `now` is aware; one that is not raises
+    `ConfigurationError`.
 
     Args:
         schedulers: One, or several that are one plan together.
@@ -78,14 +95,14 @@ class CronRunner:
         only: bool = False,
         default_timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
-        self._plan = plan([schedulers] if isinstance(schedulers, Scheduler) else schedulers)
+        self.planned = plan([schedulers] if isinstance(schedulers, Scheduler) else schedulers)
         records = None if _is_alone(backend, only) else Records(backend.keys, secrets.token_hex(16))
-        self._memory = Memory(self._plan, records)
-        handlers = DEFAULT if registry is None else registry
+        self._memory = Memory(self.planned, records)
         self._means = Means(
             backend,
             self._memory,
-            Inline(backend, handlers, check_seconds(default_timeout, "default_timeout")),
+            DEFAULT if registry is None else registry,
+            check_seconds(default_timeout, "default_timeout"),
             Owner(socket.gethostname(), os.getpid(), name),
             check_grace(grace),
             environment,
@@ -95,39 +112,23 @@ class CronRunner:
         self.silence = ""
         """The name of the broker's silence in the last `run`; "" = it answered."""
 
-    # --- looking ------------------------------------------------------------------------------------
-
-    @property
-    def planned(self) -> list[Planned]:
-        """The schedules, in the order in which they are dealt with."""
-        return list(self._plan)
-
     def serves(self, planned: Planned) -> bool:
         """Return whether this runner fires it: it is enabled, and meant for this environment."""
         return self._means.serves(planned)
 
     def due_definitions(self, now: datetime | None = None) -> list[JobDefinition]:
-        """Return the jobs of which an instant lies in the minute of `now` and not after it, as far as they are served
-        here.
-
-        Args:
-            now: Aware; None = now. Firings made already do not matter.
+        """Return the jobs that this runner serves, of which an instant lies in the minute of `now` and not after it.
 
         Raises:
-            ConfigurationError: `now` has no time zone.
             BackendUnavailable: The time was to be asked, and the broker has never answered.
         """
         at = self.time.now() if now is None else _aware(now)
-        return [one.definition for one in self._plan if self.serves(one) and one.schedule.is_due(at)]
+        return [one.definition for one in self.planned if self.serves(one) and one.schedule.is_due(at)]
 
     def next_due(self, after: datetime | None = None) -> datetime | None:
-        """Return when something is due next, as far as `run` has seen; behind `after`, if that is given. None:
-        never.
-        """
-        times = [self._memory[one].next for one in self._plan if self.serves(one)]
+        """Return when something is due next, as far as `run` has seen; later than `after`, if given. None: never."""
+        times = [self._memory[one].next for one in self.planned if self.serves(one)]
         return min((time for time in times if time is not None and (after is None or time > after)), default=None)
-
-    # --- firing -------------------------------------------------------------------------------------
 
     def run(self, now: datetime | None = None, *, stopped: Callable[[], bool] = lambda: False) -> list[Firing]:
         """Do what is due: enqueue jobs that have a queue, run the others, one attempt each, here and now.
@@ -136,14 +137,13 @@ class CronRunner:
         with the minute of `now`; for others, missed instants are made up for by their misfire policy.
 
         Args:
-            now: Aware; None = now, which is what a scheduler wants. Earlier than the last time: nothing is due again.
+            now: None = now, which is what a scheduler wants. Earlier than the last time: nothing is due again.
             stopped: Asked before each firing; True: this one and those after it are left to the next turn.
 
         Returns:
             The result of each instant that was due, in order.
 
         Raises:
-            ConfigurationError: `now` has no time zone.
             BackendUnavailable: The broker could not be asked for the time, or for firings of others. Safe to call
                 again.
 
@@ -154,10 +154,8 @@ class CronRunner:
         tick = Tick(self._means, self.time.now if fixed is None else lambda: fixed, stopped)
         self._memory.read(tick.now)
         self._note_ahead(tick.now)
-        for planned in self._plan:
-            tick.attend(planned)
-        tick.end()
-        self.silence = tick.silence
+        tick.run(self.planned)
+        self.silence = next(iter(tick.silent.values()), "")
         return tick.firings
 
     def try_out(self, now: datetime) -> list[Firing]:
@@ -165,20 +163,14 @@ class CronRunner:
 
         The jobs are enqueued, or run, in truth: under ids of their own, so that the firings to come are not affected.
 
-        Args:
-            now: Aware.
-
-        Raises:
-            ConfigurationError: `now` has no time zone.
-
         Blocks for the inline jobs, and a round trip a firing.
         """
-        at_most = _aware(now)
+        now = _aware(now)
         firings: list[Firing] = []
         bad: set[str] = set()
-        for planned in self._plan:
-            at = planned.schedule.previous(at_most) if planned.schedule.is_due(at_most) else None
-            if at is not None:
+        for planned in self.planned:
+            at = planned.schedule.previous(now)
+            if at is not None and planned.schedule.is_due(now):
                 firing = _try(planned, self._means, at, bad)
                 firings.append(firing)
                 if planned.is_inline and self.serves(planned) and firing.status is not FiringStatus.FIRED:
@@ -187,13 +179,19 @@ class CronRunner:
 
     def _note_ahead(self, now: datetime) -> None:
         """Say once of each schedule that is silent for long, because a clock was ahead and has been put back."""
-        for planned in self._plan:
+        for planned in self.planned:
             seen = self._memory[planned].seen
             if seen is None or seen <= now + AHEAD:
                 self._told_ahead.discard(planned.name)
             elif planned.name not in self._told_ahead and self.serves(planned):
                 self._told_ahead.add(planned.name)
-                _tell_ahead(planned.name, seen, now)
+                mend = (
+                    "set the clock if it is wrong; if it is right, delete the schedule's record, or give the schedule"
+                    " another name"
+                )
+                fields = {"name": planned.name, "until": rfc3339(seen), "now": rfc3339(now), "mend": mend}
+                extra = {"fields": fields, "limit": "cron ahead"}
+                log.warning("a clock was ahead: nothing fires until it is as late again", extra=extra)
 
 
 def _try(planned: Planned, means: Means, at: datetime, bad: set[str]) -> Firing:
@@ -204,7 +202,7 @@ def _try(planned: Planned, means: Means, at: datetime, bad: set[str]) -> Firing:
     try:
         definition = for_instant(planned.entry.definition(), at)
         if planned.is_inline:
-            return means.inline.fire(planned.name, definition, at, 0.0)
+            return means.run_inline(planned.name, definition, at, 0.0)
         return Firing(planned.name, at, FiringStatus.FIRED, id=means.backend.enqueue(definition))
     except JobpoolError as error:
         return Firing(planned.name, at, FiringStatus.FAILED, why=str(error))
@@ -235,13 +233,6 @@ def _is_alone(backend: QueueBackend, only: bool) -> bool:
         mend = "let handlers stand a job that comes twice"
         log.warning("a firing can be enqueued twice, after a restart", extra={"fields": {"why": why, "mend": mend}})
     return True
-
-
-def _tell_ahead(name: str, seen: datetime, now: datetime) -> None:
-    fields = {"name": name, "until": rfc3339(seen), "now": rfc3339(now), "mend": MEND}
-    log.warning(
-        "a clock was ahead: nothing fires until it is as late again", extra={"fields": fields, "limit": "cron ahead"}
-    )
 
 
 def _aware(now: datetime) -> datetime:

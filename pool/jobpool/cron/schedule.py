@@ -1,22 +1,35 @@
-"""A cron expression in a time zone: its instants before and after any moment.
+"""A cron expression in a time zone: its instants before and after any moment. Pure.
 
-The fields are read on local time. The pieces of a zone's timeline (`timeline.Piece`) decide which UTC moment a local
-time is. Each piece has local times that fire in it, from `_opening` on, each at its own moment; those left out at its
-beginning fire at that beginning.
+Each piece of a zone's timeline has local times that fire in it, from `Schedule._opening` on, each at its own moment;
+those left out at its beginning fire at that beginning. A moment is a number: seconds from 1970-01-01 00:00 UTC; a local
+time is the clock's reading, counted in the same way. So within a piece, local time = moment + offset.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from bisect import bisect_left, bisect_right
+from calendar import monthrange
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from functools import cache, lru_cache
+from itertools import pairwise
 
-from jobpool.cron.calendar import DAY, LocalTimes
-from jobpool.cron.timeline import EARLIEST, LATEST, Piece, timeline
-from jobpool.message.cron_fields import Kind, parse_fields
+from jobpool.message.cron_fields import CronFields, Kind, open_zone, parse_fields
 
+DAY = 86400
+EARLIEST = 0
+LATEST = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp())
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH_DAY = date(1970, 1, 1).toordinal()
 _SECOND = timedelta(seconds=1)
 _FAR = 2 * DAY
 """Local time and UTC, and local times before and after any change, are never so far apart."""
+
+_SAMPLED = 2 * DAY
+"""Since 1970 no zone has changed its offset twice within six days, nor do the rules for the future."""
+
+_SEARCHED_YEARS = 41
+"""The longest wait, from one leap day on a Monday to the next, across 2100, is forty years."""
 
 
 class Schedule:
@@ -26,16 +39,13 @@ class Schedule:
     an expression may hold, and what happens when clocks change.
 
     Args:
-        expression: Five fields (minute, hour, day of month, month, day of week), or `@daily` and its like.
+        expression: Five fields (minute, hour, day of month, month, day of week), or `@daily` and its like. Kept in its
+            normal form: lower case, five fields, one space between them.
         zone: IANA name of the time zone that the fields are read in.
 
     Raises:
         InvalidJob: The expression or the zone is refused; the text names the field and what it may hold, or the zones
             that are written alike. Also an expression that never comes, like the 30th of February.
-
-    Attributes:
-        expression: In its normal form: lower case, five fields, one space between them.
-        zone: As given.
     """
 
     __slots__ = ("_kind", "_line", "_times", "expression", "zone")
@@ -46,7 +56,7 @@ class Schedule:
         self.zone = zone
         self._kind = fields.kind
         self._times = LocalTimes(fields)
-        self._line = timeline(zone)
+        self._line = _timeline(zone)
 
     def next(self, after: datetime) -> datetime | None:
         """Return the first instant strictly after an aware moment, from 1970 on; None past the year 9998."""
@@ -60,8 +70,10 @@ class Schedule:
             if time is None:
                 return None
             if time < piece.end + piece.offset:
-                return _moment(max(time - piece.offset, piece.start))
-            cursor = self._ahead(piece)
+                return datetime.fromtimestamp(max(time - piece.offset, piece.start), UTC)
+            # On to the end of the piece, or shortly before the next local time there is, years ahead say.
+            time = self._times.first_from(piece.end + piece.offset - _FAR)
+            cursor = piece.end if time is None else max(piece.end, time - _FAR)
         return None
 
     def previous(self, at: datetime) -> datetime | None:
@@ -74,41 +86,27 @@ class Schedule:
                 return None
             if time >= self._opening(piece):
                 moment = max(time - piece.offset, piece.start)
-                return _moment(moment) if moment >= EARLIEST else None
-            cursor = self._back(piece)
+                return datetime.fromtimestamp(moment, UTC) if moment >= EARLIEST else None
+            time = self._times.last_until(piece.start + piece.offset + _FAR)
+            cursor = piece.start - 1 if time is None else min(piece.start - 1, time + _FAR)
         return None
 
     def between(self, after: datetime, until: datetime, *, most: int, newest: bool = False) -> list[datetime]:
-        """Return the instants in (after, until], oldest first.
+        """Return the instants in (after, until], both aware, oldest first; at most `most` (>= 0), each in some 10 µs.
 
-        Args:
-            after: Aware; not itself one of them.
-            until: Aware; may be one of them.
-            most: How many at most, >= 0; each costs some 10 µs.
-            newest: Of too many, keep the last ones instead of the first ones.
+        `newest`: of too many, keep the last ones instead of the first ones.
         """
-        return self._last(after, until, most) if newest else self._first(after, until, most)
+        found: list[datetime] = []
+        moment = self.previous(until) if newest else self.next(after)
+        while len(found) < most and moment is not None and after < moment <= until:
+            found.append(moment)
+            moment = self.previous(moment - _SECOND) if newest else self.next(moment)
+        return found[::-1] if newest else found
 
     def is_due(self, at: datetime) -> bool:
         """Return whether an instant lies in the minute of an aware moment, and not after it."""
         last = self.previous(at)
         return last is not None and last >= at.replace(second=0, microsecond=0)
-
-    def _first(self, after: datetime, until: datetime, most: int) -> list[datetime]:
-        found: list[datetime] = []
-        moment = self.next(after)
-        while len(found) < most and moment is not None and moment <= until:
-            found.append(moment)
-            moment = self.next(moment)
-        return found
-
-    def _last(self, after: datetime, until: datetime, most: int) -> list[datetime]:
-        found: list[datetime] = []
-        moment = self.previous(until)
-        while len(found) < most and moment is not None and moment > after:
-            found.append(moment)
-            moment = self.previous(moment - _SECOND)
-        return found[::-1]
 
     def _opening(self, piece: Piece) -> int:
         """Return the local time from which on times fire in this piece.
@@ -120,18 +118,6 @@ class Schedule:
         if self._kind is Kind.FIXED:
             return piece.reached
         return min(piece.reached, shown) if self._kind is Kind.INTERVAL else shown
-
-    def _ahead(self, piece: Piece) -> int:
-        """Return where to look after a piece: at its end, or shortly before the next local time there is, years ahead
-        say.
-        """
-        time = self._times.first_from(piece.end + piece.offset - _FAR)
-        return piece.end if time is None else max(piece.end, time - _FAR)
-
-    def _back(self, piece: Piece) -> int:
-        """Return where to look before a piece: just before it, or shortly after the last local time there is."""
-        time = self._times.last_until(piece.start + piece.offset + _FAR)
-        return piece.start - 1 if time is None else min(piece.start - 1, time + _FAR)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Schedule):
@@ -152,5 +138,148 @@ def _seconds(moment: datetime) -> int:
     return (moment - _EPOCH) // _SECOND
 
 
-def _moment(seconds: int) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
+# --- the calendar -------------------------------------------------------------------------------------
+
+
+class LocalTimes:
+    """The local times that the fields name, forwards and backwards. Immutable.
+
+    croniter does not search here. Beside `#` or `L` of a week it takes a day of the month that both name, not one that
+    either names. Beside `*/2` it takes all seven days of a week for `*`. And it needs twenty times as long.
+    """
+
+    __slots__ = ("_fields", "_seconds")
+
+    def __init__(self, fields: CronFields) -> None:
+        self._fields = fields
+        self._seconds = tuple(hour * 3600 + minute * 60 for hour in fields.hours for minute in fields.minutes)
+
+    def first_from(self, time: int) -> int | None:
+        """Return the first at or after a local time; None past the year 9999."""
+        day, second = divmod(time, DAY)
+        if second > self._seconds[-1]:
+            day, second = day + 1, 0
+        on = date.fromordinal(day + _EPOCH_DAY)
+        for month in range(on.year * 12 + on.month - 1, min(on.year + _SEARCHED_YEARS, date.max.year + 1) * 12):
+            days = _days_in_month(self._fields, month // 12, month % 12 + 1)
+            if days and days[-1] >= day:
+                found = days[bisect_left(days, day)]
+                return found * DAY + self._seconds[bisect_left(self._seconds, second) if found == day else 0]
+        return None
+
+    def last_until(self, time: int) -> int | None:
+        """Return the last at or before a local time; None when there was none in the forty years before it."""
+        day, second = divmod(time, DAY)
+        if second < self._seconds[0]:
+            day, second = day - 1, DAY
+        on = date.fromordinal(day + _EPOCH_DAY)
+        for month in range(on.year * 12 + on.month - 1, (on.year - _SEARCHED_YEARS) * 12 - 1, -1):
+            days = _days_in_month(self._fields, month // 12, month % 12 + 1)
+            if days and days[0] <= day:
+                found = days[bisect_right(days, day) - 1]
+                return found * DAY + self._seconds[(bisect_right(self._seconds, second) if found == day else 0) - 1]
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _days_in_month(fields: CronFields, year: int, month: int) -> tuple[int, ...]:
+    """Return the days of one month, as numbers from 1970-01-01, ascending."""
+    if month not in fields.months:
+        return ()
+    before = date(year, month, 1).toordinal() - _EPOCH_DAY - 1
+    length = monthrange(year, month)[1]
+    weekday_before = before + 4  # 1970-01-01 was a Thursday, 0 is Sunday
+    days = range(1, length + 1)
+    return tuple(before + day for day in days if _is_named(fields, day, length, (weekday_before + day) % 7))
+
+
+def _is_named(fields: CronFields, day: int, length: int, weekday: int) -> bool:
+    """Return whether a day of a month is one: where both fields are given, either will do."""
+    if fields.days is None and fields.weekdays is None:
+        return True
+    if fields.days is not None and (day in fields.days or (fields.last_day and day == length)):
+        return True
+    if fields.weekdays is None:
+        return False
+    nth = (weekday, (day + 6) // 7) in fields.nth or (day + 7 > length and (weekday, 0) in fields.nth)
+    return weekday in fields.weekdays or nth
+
+
+# --- the clocks of a zone -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of time without a change. A long one may come in several pieces, which may overlap.
+
+    Attributes:
+        start: Its first second.
+        end: The first second after it.
+        offset: Local time minus UTC, in seconds.
+        reached: All local times before this one had been shown, or left out, when it began. At a change forward it is
+            before the local time of `start`, and the times between do not exist. At a change back it is after it, and
+            the times between exist twice. Otherwise it is the local time of `start`.
+    """
+
+    start: int
+    end: int
+    offset: int
+    reached: int
+
+
+class Timeline:
+    """The pieces of one zone; a year is looked at when it is first asked for, in less than a millisecond.
+
+    A change is always over when the next one comes: none is larger than a day or so, and none so soon. `datetime` and
+    its `fold` answer only for one local time. A schedule must know the whole of a change of any size: which local times
+    were left out and which came a second time.
+    """
+
+    def __init__(self, zone: tzinfo) -> None:
+        self._zone = zone
+        self._years: dict[int, list[Piece]] = {}
+        fixed = zone.utcoffset(None)
+        offset = int(fixed.total_seconds()) if fixed is not None else 0
+        self._always = Piece(EARLIEST, LATEST, offset, EARLIEST + offset) if fixed is not None else None
+
+    def piece(self, moment: int) -> Piece:
+        """Return the piece that a moment lies in, EARLIEST <= moment < LATEST."""
+        if self._always is not None:
+            return self._always
+        year = datetime.fromtimestamp(moment, UTC).year
+        pieces = self._years.get(year)
+        if pieces is None:
+            pieces = self._years[year] = self._look_at(year)
+        return pieces[bisect_right(pieces, moment, key=lambda piece: piece.start) - 1]
+
+    def _look_at(self, year: int) -> list[Piece]:
+        """Return the pieces of a year, and of the days before it, whose changes back may not be over when it begins."""
+        start = int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) - 2 * _SAMPLED
+        end = int(datetime(year + 1, 1, 1, tzinfo=UTC).timestamp())
+        samples = [*range(start, end - 1, _SAMPLED), end - 1]
+        changes = [
+            self._change(low, high) for low, high in pairwise(samples) if self._offset(low) != self._offset(high)
+        ]
+        pieces: list[Piece] = []
+        reached = start + self._offset(start)
+        for begins, ends in pairwise([start, *changes, end]):
+            offset = self._offset(begins)
+            pieces.append(Piece(begins, ends, offset, reached))
+            reached = ends + offset
+        return pieces
+
+    def _change(self, low: int, high: int) -> int:
+        """Return the first second between the two at which clocks run otherwise than at `low`."""
+        before = self._offset(low)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._offset(middle) == before else (low, middle)
+        return high
+
+    def _offset(self, moment: int) -> int:
+        offset = datetime.fromtimestamp(moment, self._zone).utcoffset()
+        assert offset is not None
+        return int(offset.total_seconds())
+
+
+_timeline = cache(lambda zone: Timeline(open_zone(zone)))  # one for all schedules of a process

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import FrameType
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
 from typing import Any
 
-from jobpool.cron.misfire import Misfire
-from jobpool.cron.order import execution_order, job_name
 from jobpool.cron.schedule import Schedule
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.message.builder import JobBuilder
+from jobpool.message.cron_fields import Misfire
 from jobpool.message.definition import JobDefinition
 
 QUEUED_ONLY = ("single_instance", "idempotency_key", "unique", "concurrency_key", "expires_in")
@@ -33,8 +33,7 @@ class Entry:
     def definition(self) -> JobDefinition:
         """Return the job as it is described now; a `delay` counts from here.
 
-        Raises:
-            ConfigurationError: The description is refused; the text names the place.
+        Raises `ConfigurationError`: the description is refused; the text names the place.
         """
         try:
             definition = self.builder.to_definition()
@@ -52,33 +51,23 @@ class Planned:
 
     entry: Entry
     definition: JobDefinition
+    schedule: Schedule
+    misfire: Misfire
 
     @cached_property
     def name(self) -> str:
         return job_name(self.definition)
-
-    @cached_property
-    def schedule(self) -> Schedule:
-        return Schedule(self.definition.cron_expression, self.definition.zone)
-
-    @cached_property
-    def misfire(self) -> Misfire:
-        return Misfire.parse(self.definition.misfire)
 
     @property
     def is_inline(self) -> bool:
         """It runs in the scheduler's own process, and is not enqueued."""
         return self.definition.queue is None
 
-    def runs_in(self, environment: str | None) -> bool:
-        """Return whether it is meant for this environment."""
-        return not self.definition.environments or environment in self.definition.environments
-
     def why_not(self, environment: str | None) -> str | None:
         """Return why it never fires in this environment; None: it does."""
         if not self.definition.enabled:
             return "it is disabled"
-        if not self.runs_in(environment):
+        if self.definition.environments and environment not in self.definition.environments:
             names = ", ".join(self.definition.environments)
             return f"it runs in {names} only, and this is {environment or 'no environment'}"
         return None
@@ -98,7 +87,7 @@ class Scheduler:
     """
 
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
+        self.entries: list[Entry] = []
         _all.append(self)
 
     def define(self, handler: str, payload: Any = None) -> JobBuilder:
@@ -110,33 +99,24 @@ class Scheduler:
             InvalidJob: JSON cannot carry the payload, or the name is not a handler name.
         """
         builder = JobBuilder(handler, payload)
-        self._entries.append(Entry(builder, _place(sys._getframe(1))))
+        frame = sys._getframe(1)
+        self.entries.append(Entry(builder, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
         return builder
 
     def get_definitions(self) -> list[JobDefinition]:
-        """Return the jobs, in the order of their declaration.
-
-        Raises:
-            ConfigurationError: One is refused; the text names where it was declared.
-        """
-        return [entry.definition() for entry in self._entries]
+        """Return the jobs, in the order of their declaration. A refused one raises `ConfigurationError`."""
+        return [entry.definition() for entry in self.entries]
 
     def get_execution_order(self) -> list[JobDefinition]:
         """Return the jobs, each after those that it depends on, else in the order of declaration.
 
-        Raises:
-            ConfigurationError: As `get_definitions`; two jobs have one name, and both places are named; `Dependency 'x'
-                for job 'y' does not exist.`; `Circular dependency detected in jobs.`
+        Raises `ConfigurationError` as `get_definitions` and `execution_order`.
         """
-        return execution_order(self.get_definitions(), [entry.place for entry in self._entries])
-
-    @property
-    def entries(self) -> list[Entry]:
-        """Return the declared jobs, with their places."""
-        return list(self._entries)
+        definitions = self.get_definitions()
+        return [definitions[number] for number in execution_order(definitions, [one.place for one in self.entries])]
 
     def __repr__(self) -> str:
-        return f"<Scheduler of {len(self._entries)} jobs>"
+        return f"<Scheduler of {len(self.entries)} jobs>"
 
 
 def known_schedulers() -> list[Scheduler]:
@@ -147,35 +127,73 @@ def known_schedulers() -> list[Scheduler]:
 def plan(schedulers: Iterable[Scheduler]) -> list[Planned]:
     """Return all jobs of these schedulers together, checked, each behind those that it depends on.
 
-    Raises:
-        ConfigurationError: A definition, expression, zone or misfire policy is refused, and the text names its place;
-            or as `Scheduler.get_execution_order`, over all of them.
+    Raises `ConfigurationError`: a definition, expression, zone or misfire policy is refused, and the text names its
+    place; or as `execution_order`, over all of them.
     """
     entries = [entry for scheduler in schedulers for entry in scheduler.entries]
     definitions = [entry.definition() for entry in entries]
-    place_of = {id(definition): entry for definition, entry in zip(definitions, entries, strict=True)}
-    ordered = _ordered(definitions, [entry.place for entry in entries])
-    planned = [Planned(place_of[id(definition)], definition) for definition in ordered]
-    for one in planned:
-        _check(one)
+    try:
+        order = execution_order(definitions, [entry.place for entry in entries])
+    except ConfigurationError as error:  # its notes say which jobs make a circle
+        raise ConfigurationError(" ".join([str(error), *getattr(error, "__notes__", ())])) from None
+    planned = []
+    for entry, definition in ((entries[number], definitions[number]) for number in order):
+        try:
+            schedule = Schedule(definition.cron_expression, definition.zone)
+            planned.append(Planned(entry, definition, schedule, Misfire.parse(definition.misfire)))
+        except InvalidJob as error:
+            why = f"the schedule {job_name(definition)!r} at {entry.place} is refused: {error}"
+            raise ConfigurationError(why) from error
     return planned
 
 
-def _ordered(definitions: list[JobDefinition], places: list[str]) -> list[JobDefinition]:
-    """Order as `execution_order`; the text of an error has its notes, too: which jobs make the circle."""
-    try:
-        return execution_order(definitions, places)
-    except ConfigurationError as error:
-        raise ConfigurationError(" ".join([str(error), *getattr(error, "__notes__", ())])) from None
+def job_name(definition: JobDefinition) -> str:
+    """Return the name of a scheduled job, as in `depends_on`: its name, else its handler's."""
+    return definition.name or definition.handler
 
 
-def _check(planned: Planned) -> None:
+def execution_order(jobs: Sequence[JobDefinition], places: Sequence[str] = ()) -> list[int]:
+    """Order jobs by their numbers so that each comes after those that it depends on; else as declared.
+
+    Raises `ConfigurationError`: two jobs have one name (`places`, where they were declared, are named); `Dependency 'x'
+    for job 'y' does not exist.`; `Circular dependency detected in jobs.`, with the circle in the error's notes.
+    """
+    index: dict[str, int] = {}
+    for number, job in enumerate(jobs):
+        first = index.setdefault(job_name(job), number)
+        if first != number:
+            raise ConfigurationError(
+                f"two scheduled jobs are named {job_name(job)!r}: {_described(jobs, places, first)} and"
+                f" {_described(jobs, places, number)}; give one of them another name with .named(…)"
+            )
+    for job in jobs:
+        for name in job.depends_on:
+            if name not in index:
+                raise ConfigurationError(f"Dependency '{name}' for job '{job_name(job)}' does not exist.")
+    sorter = TopologicalSorter({number: {index[name] for name in job.depends_on} for number, job in enumerate(jobs)})
     try:
-        _ = planned.schedule, planned.misfire
-    except InvalidJob as error:
-        raise ConfigurationError(
-            f"the schedule {planned.name!r} at {planned.entry.place} is refused: {error}"
-        ) from error
+        sorter.prepare()
+    except CycleError as error:
+        circle = error.args[1][:0:-1]  # each waits for the next
+        start = circle.index(min(circle))
+        names = [job_name(jobs[number]) for number in (*circle[start:], *circle[: start + 1])]
+        refused = ConfigurationError("Circular dependency detected in jobs.")
+        refused.add_note("each waits for the next: " + " → ".join(map(repr, names)))
+        raise refused from None
+    free: list[int] = []
+    order: list[int] = []
+    while sorter:
+        for number in sorter.get_ready():
+            heappush(free, number)
+        order.append(heappop(free))
+        sorter.done(order[-1])
+    return order
+
+
+def _described(jobs: Sequence[JobDefinition], places: Sequence[str], number: int) -> str:
+    job = jobs[number]
+    where = f" in {places[number]}" if places else f", declared as number {number + 1}"
+    return f"handler {job.handler!r}, {job.cron_expression!r}{where}"
 
 
 def _unfit(definition: JobDefinition, *, is_delayed: bool) -> str | None:
@@ -193,7 +211,3 @@ def _unfit(definition: JobDefinition, *, is_delayed: bool) -> str | None:
     if not asked:
         return None
     return f"no queue, and what runs inline knows no {' and no '.join(asked)}: give it a queue, .queue(name)"
-
-
-def _place(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,13 +1,20 @@
-"""The program of `jobpool cron run` and of a pool's companion: import the app, open the broker, fire until told to
-end.
+"""The program of `jobpool cron run` and of a pool's own scheduler: import the app, open the broker, fire until stopped.
+
+`CronLoop` waits until something is due, does it and says so. It waits out an outage of the broker.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import random
+import select
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from types import FrameType
+from typing import Any, Protocol, Self
 
 from setproctitle import setproctitle
 
@@ -15,25 +22,180 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.client.worker import inline_runner
 from jobpool.cron.firing import Firing, FiringStatus
-from jobpool.cron.loop import CronLoop, report
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler, known_schedulers
-from jobpool.cron.stopping import Stop
-from jobpool.errors import ConfigurationError
+from jobpool.cron.tick import SIGNALS
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.handlers import event_loop as loops
 from jobpool.handlers.app import load
+from jobpool.ipc.alarm import is_in_call
 from jobpool.ipc.process_options import ChildOptions
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.message import producer
+from jobpool.message.definition import rfc3339
 from jobpool.message.signing import EnvelopeSigner
+
+RETRY_FIRST = 1.0
+RETRY_LONGEST = 30.0
+"""Seconds between two tries while the broker is silent: doubling from the one to the other."""
+
+SHORTEST_SLEEP = 0.001
+"""Seconds: a timer that ends a hair too early must not make a busy loop."""
+
+log = logging.getLogger("jobpool.cron")
+
+EVENTS = {
+    FiringStatus.FIRED: (logging.INFO, "schedule fired"),
+    FiringStatus.ALREADY: (logging.DEBUG, "fired by another scheduler"),
+    FiringStatus.SKIPPED: (logging.INFO, "schedule skipped"),
+    FiringStatus.MISSED: (logging.WARNING, "firings were missed"),
+    FiringStatus.FAILED: (logging.ERROR, "firing failed"),
+    FiringStatus.LATER: (logging.DEBUG, "firing is tried again"),
+}
+"""How the result of an instant is logged."""
+
+
+# --- the loop -----------------------------------------------------------------------------------------
+
+
+class Sleeper(Protocol):
+    """The waiting place of the loop. `stopped`: it is to end, and nobody sleeps there any more."""
+
+    def stopped(self) -> bool: ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+class Stop:
+    """A `Sleeper` of the real world. As a context on the main thread, SIGTERM and SIGINT end it.
+
+    The first signal lets an inline job finish. The second raises `KeyboardInterrupt` in it, so that its attempt fails
+    now. If that is resisted, the third ends the process, with status 128 + the signal's number. A pipe, and not an
+    event: a signal handler must not take a lock that its own thread is just about to take.
+    """
+
+    def __init__(self) -> None:
+        self._here, self._there = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._before: dict[int, Any] = {}
+        self._is_set = False
+        self._signals = 0
+
+    def stop(self) -> None:
+        """End it soon. Safe in signal handlers, and from other threads."""
+        self._is_set = True
+        os.write(self._there, b"!")
+
+    def stopped(self) -> bool:
+        return self._is_set
+
+    def sleep(self, seconds: float) -> None:
+        if not self._is_set:
+            select.select([self._here], [], [], max(0.0, seconds))
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._here)
+        os.close(self._there)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        self.stop()
+        if self._signals > 2:
+            os._exit(128 + number)
+        if self._signals == 2 and is_in_call(frame):
+            loops.stop()
+            raise KeyboardInterrupt("ended by a second signal")
+
+
+class CronLoop:
+    """A loop that runs a `CronRunner` at the right moments.
+
+    `tell` is called with the firings of each tick, in place of the log.
+    """
+
+    def __init__(
+        self, runner: CronRunner, sleeper: Sleeper, tell: Callable[[Sequence[Firing]], object] | None = None
+    ) -> None:
+        self._runner = runner
+        self._sleeper = sleeper
+        self._tell = tell or report
+        self._retries = 0
+        self._silent = ""
+        self._is_ready = False
+
+    def run(self) -> None:
+        """Go on until the sleeper is stopped. Blocks; an inline job is run to its end, and no other is begun."""
+        while not self._sleeper.stopped():
+            self._sleeper.sleep(self._turn())
+
+    def _turn(self) -> float:
+        """Do what is due; for how many seconds there is nothing to do then."""
+        try:
+            firings = self._runner.run(stopped=self._sleeper.stopped)
+            self._tell(firings)
+            self._note_broker(self._runner.silence)
+            if not self._is_ready:
+                self._is_ready = True
+                self._say_ready()
+            if any(firing.status is FiringStatus.LATER for firing in firings):
+                return min(self._pause(), self._until_due())
+            self._retries = 0
+            return self._until_due()
+        except BackendUnavailable as error:
+            self._note_broker(str(error))
+            return self._pause()
+
+    def _until_due(self) -> float:
+        """Return seconds until the next instant that is not yet there; one that is undecided has its own pause."""
+        patience, now = self._runner.time.patience, self._runner.time.now()
+        patience = max(patience, RETRY_LONGEST) if self._retries else patience  # to look is to try again
+        due = self._runner.next_due(now if self._retries else None)
+        return patience if due is None else min(max((due - now).total_seconds(), SHORTEST_SLEEP), patience)
+
+    def _pause(self) -> float:
+        pause = min(RETRY_LONGEST, RETRY_FIRST * 2.0 ** min(self._retries, 10))
+        self._retries += 1
+        return pause * random.uniform(0.75, 1.0)
+
+    def _note_broker(self, error: str) -> None:
+        """Log an outage once, and its end once."""
+        if error and not self._silent:
+            log.warning("the broker does not answer", extra={"fields": {"error": error}})
+        elif self._silent and not error:
+            log.info("the broker answers again")
+        self._silent = error
+
+    def _say_ready(self) -> None:
+        served = [one for one in self._runner.planned if self._runner.serves(one)]
+        due = self._runner.next_due()
+        clock = "the broker's" if self._runner.time.broker.of_broker else "this machine's"
+        fields = {"schedules": len(served), "clock": clock, "next": "never" if due is None else rfc3339(due)}
+        log.info("cron is ready", extra={"fields": fields})
+
+
+def report(firings: Sequence[Firing]) -> None:
+    """Log one line for each firing."""
+    for firing in firings:
+        level, event = EVENTS[firing.status]
+        fields = firing.to_dict()
+        fields.pop("status")
+        limit = {} if firing.status is FiringStatus.FIRED else {"limit": event}
+        log.log(level, event, extra={"fields": fields, **limit})
+
+
+# --- the program --------------------------------------------------------------------------------------
 
 
 def schedules_of(options: ChildOptions) -> list[Scheduler]:
-    """Import the app; the schedulers that it has made.
+    """Import the app; the schedulers that it has made. Blocks for the import.
 
-    Raises:
-        ConfigurationError: It names no app, the app does not import, or it declares no schedule.
-
-    Blocks for the import.
+    Raises `ConfigurationError`: it names no app, the app does not import, or it declares no schedule.
     """
     if not options.apps:
         raise ConfigurationError(
@@ -51,11 +213,7 @@ def schedules_of(options: ChildOptions) -> list[Scheduler]:
 
 @contextmanager
 def opened(start: CronStart) -> Iterator[QueueBackend]:
-    """Yield the broker, open for the block; jobs that handlers enqueue there go to it, too.
-
-    Raises:
-        ConfigurationError, BackendUnavailable: It cannot be opened, or does not answer.
-    """
+    """Yield the broker, open for the block; jobs that handlers enqueue there go to it. Raises as `open_backend`."""
     signer = EnvelopeSigner(list(start.signing_keys) or None)
     runner = inline_runner(default_timeout=start.default_timeout)  # of sync:// alone
     backend = open_backend(start.backend, signer=signer, runner=runner)
@@ -93,16 +251,22 @@ def serve(
     can be stopped.
 
     Args:
-        start: The scheduler's settings.
         companion: This process is a pool's own. As in the pool's children, its jobs enqueue only to the pool's broker,
             whatever URL a `Jobs` names.
-        on_fired: Called after a turn in which something was fired, with the lateness of each, in seconds.
         on_ready: Called once nothing can refuse the start any more, before the first firing.
+        on_fired: Called after a turn in which something was fired, with the lateness of each, in seconds.
 
     Raises:
         ConfigurationError: The app or a setting cannot work.
         BackendUnavailable: The broker does not answer at the start. Later outages are waited out.
     """
+
+    def tell(firings: Sequence[Firing]) -> None:
+        report(firings)
+        late = [firing.lateness for firing in firings if firing.status is FiringStatus.FIRED]
+        if late and on_fired is not None:
+            on_fired(late)
+
     setproctitle(f"jobpool: cron [{start.name}]")
     schedulers = schedules_of(start.options)
     with opened(start) as backend:
@@ -113,14 +277,7 @@ def serve(
         with Stop() as stop:
             if on_ready is not None:
                 on_ready()
-            CronLoop(runner, stop, None if on_fired is None else partial(_tell, on_fired)).run()
-
-
-def _tell(on_fired: Callable[[list[float]], object], firings: Sequence[Firing]) -> None:
-    report(firings)
-    late = [firing.lateness for firing in firings if firing.status is FiringStatus.FIRED]
-    if late:
-        on_fired(late)
+            CronLoop(runner, stop, tell).run()
 
 
 def read_start(fd: int) -> CronStart:

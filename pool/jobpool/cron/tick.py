@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import once_id
-from jobpool.cron.firing import Firing, FiringStatus, firing_key
-from jobpool.cron.inline import Inline
-from jobpool.cron.memory import Memory
-from jobpool.cron.misfire import Due, decide
-from jobpool.cron.records import Owner, Record
+from jobpool.client.worker import JobFailedError, run_inline
+from jobpool.cron.firing import MOMENT, Due, Firing, FiringStatus, decide, firing_key
+from jobpool.cron.records import TOLD_FOR, Memory, Owner, Record
 from jobpool.cron.scheduler import Planned
 from jobpool.errors import BackendUnavailable, JobpoolError
+from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.definition import JobDefinition, rfc3339
+from jobpool.message.printable import headline
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""Signals that end a scheduler."""
 
 INSTANT_KEY = "scheduled_for"
 """The key of `meta` under which a job finds its instant, RFC 3339 in UTC; one of the job's own stays."""
 
+Waiting = tuple[Planned, Due, JobDefinition, str]
+"""A firing that waits to be enqueued with others, and its key."""
+
 ENQUEUED_AT_ONCE = 1000
 """Firings that are enqueued together: three or four round trips for all of them, and one transaction of some 50 ms."""
-
-_MOMENT = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """The means of a turn. `grace`: seconds within which missed instants are made up for."""
+    """The means of a turn.
+
+    `registry` and `default_timeout` (seconds, 0 = unlimited) are for inline jobs: they have no queue, so the registry's
+    lists of handlers for each queue do not count. `grace`: seconds within which missed instants are made up for.
+    """
 
     backend: QueueBackend
     memory: Memory
-    inline: Inline
+    registry: HandlerRegistry
+    default_timeout: float
     owner: Owner
     grace: float
     environment: str | None
@@ -41,35 +53,46 @@ class Means:
         """Return whether it is enabled, and meant for this environment."""
         return planned.why_not(self.environment) is None
 
+    def run_inline(self, name: str, definition: JobDefinition, at: datetime, lateness: float) -> Firing:
+        """Run the job of schedule `name` in this process: one attempt, under the alarm. Blocks for the handler.
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
-    """A firing that waits to be enqueued with others."""
+        Never raises a handler's errors; `InvalidJob` for the job's own.
+        """
+        try:
+            with _signals_kept():
+                attempt = run_inline(definition, self.registry.with_rules(queue_handlers={}), self.default_timeout)
+        except JobFailedError as failed:
+            why = headline(failed.result.error) or "failed"
+            return Firing(name, at, FiringStatus.FAILED, lateness, why=why, took=failed.result.duration_seconds())
+        fired = Firing(name, at, FiringStatus.FIRED, lateness, took=attempt.result.duration_seconds())
+        if attempt.follow_ups:
+            try:
+                self.backend.enqueue_many(attempt.follow_ups)
+            except JobpoolError as error:
+                return replace(fired, status=FiringStatus.FAILED, why=f"its follow-ups were not enqueued: {error}")
+        return fired
 
-    planned: Planned
-    due: Due
-    definition: JobDefinition
 
-    @property
-    def at(self) -> datetime:
-        return self.due.fire[0]
-
-    @property
-    def key(self) -> str:
-        return firing_key(self.planned.name, self.at)
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Restore the effect of `SIGNALS` after the block, whatever its code has set."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in SIGNALS} if is_main else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # set by C code, which Python cannot put back
+                signal.signal(number, handler)
 
 
 class Tick:
-    """One turn.
+    """One turn. `now`: when it began; instants due by then are fired. `firings`: the results of due instants.
 
     Args:
         means: The backend, the registry, the memory.
         clock: The time; a firing may be later than the turn's beginning.
         stopped: Tells if no more is to be fired.
-
-    Attributes:
-        now: When it began: instants due by then are fired.
-        firings: The results of due instants.
     """
 
     def __init__(self, means: Means, clock: Callable[[], datetime], stopped: Callable[[], bool]) -> None:
@@ -78,76 +101,64 @@ class Tick:
         self._clock = clock
         self._stopped = stopped
         self._undecided: set[str] = set()
-        self._silent: dict[str | None, str] = {}
         self._new: dict[str, Record] = {}
-        self._batch: dict[str, Enqueued] = {}
+        self._batch: list[Waiting] = []
         self.now = clock()
+        # Where a schedule begins that nobody has met: with the minute of this turn, even if it fires later.
+        self._beginning = self.now.replace(second=0, microsecond=0) - MOMENT
         self.firings: list[Firing] = []
+        self.silent: dict[str | None, str] = {}
+        """Why the broker did not answer the enqueues of a queue."""
 
-    def attend(self, planned: Planned) -> None:
-        """Do what one schedule asks for."""
+    def run(self, plan: Iterable[Planned]) -> None:
+        """Do what the schedules ask for, in order, and note where those begin that nobody has met before."""
+        for planned in plan:
+            self._attend(planned)
+        self._flush()
+        self._memory.tell(self._new, first=True)
+
+    def _attend(self, planned: Planned) -> None:
         state = self._memory[planned]
         if state.seen is None:
-            self._memory.note_seen(planned, self._beginning())
+            self._memory.note_seen(planned, self._beginning)
             if self._means.serves(planned):
-                self._new[planned.name] = Record(self._beginning(), next=state.next)
+                self._new[planned.name] = Record(self._beginning, next=state.next)
         if state.next is None or state.next > self.now or self._stopped():
             return
         due = decide(planned.schedule, planned.misfire, last=state.seen, now=self.now, grace=self._means.grace)
         if not self._means.serves(planned):
             self._memory.note_seen(planned, due.last)
         elif (waits := self._may_wait(planned, due)) is not None:
-            self._batch[planned.name] = waits
+            self._batch.append(waits)
             if len(self._batch) >= ENQUEUED_AT_ONCE:
                 self._flush()
         else:
             self._flush()
             if due.missed:
-                self._miss(planned, due)
+                newest, count = due.missed[-1], f"{len(due.missed)}{' or more' if due.more else ''}"
+                why = f"{count} missed, the first at {rfc3339(due.missed[0])}"
+                self.firings.append(self._firing(planned, newest, FiringStatus.MISSED, why))
+                self._memory.note_seen(planned, newest)
+                self._memory.tell({planned.name: Record(newest, next=state.next)})
             self._fire_due(planned, due)
 
-    def _beginning(self) -> datetime:
-        """Return where a schedule begins that nobody has met: with the minute of this turn, even if it fires later
-        on.
-        """
-        return self.now.replace(second=0, microsecond=0) - _MOMENT
-
-    def end(self) -> None:
-        """Enqueue what waits, and note where schedules begin that nobody has met before."""
-        self._flush()
-        self._memory.introduce(self._new)
-
-    def _miss(self, planned: Planned, due: Due) -> None:
-        newest, count = due.missed[-1], f"{len(due.missed)}{' or more' if due.more else ''}"
-        why = f"{count} missed, the first at {rfc3339(due.missed[0])}"
-        self.firings.append(Firing(planned.name, newest, FiringStatus.MISSED, self._late(newest), why=why))
-        self._memory.note_seen(planned, newest)
-        self._memory.tell({planned.name: Record(newest, next=self._memory[planned].next)})
-
-    @property
-    def silence(self) -> str:
-        """Why the broker did not answer an enqueue; "" = it did."""
-        return next(iter(self._silent.values()), "")
-
-    # --- firing together ----------------------------------------------------------------------------
-
-    def _may_wait(self, planned: Planned, due: Due) -> Enqueued | None:
-        """Return the firing, if it is one that can be enqueued with others; None: it is dealt with by itself, in its
-        order.
+    def _may_wait(self, planned: Planned, due: Due) -> Waiting | None:
+        """Return the firing, if it can be enqueued with others; None: it is dealt with by itself, in its order.
 
         Only where an enqueue that failed can be repeated without harm, piece by piece.
         """
         alone = len(due.fire) != 1 or due.missed or planned.is_inline or planned.definition.depends_on
-        if alone or planned.definition.queue in self._silent or not self._means.backend.capabilities.key_store:
+        if alone or planned.definition.queue in self.silent or not self._means.backend.capabilities.key_store:
             return None
         try:
-            return Enqueued(planned, due, for_instant(planned.entry.definition(), due.fire[0]))
+            definition = for_instant(planned.entry.definition(), due.fire[0])
+            return planned, due, definition, firing_key(planned.name, due.fire[0])
         except JobpoolError:
             return None  # it is told, by itself
 
     def _flush(self) -> None:
         """Enqueue what waits: all at once, or where one of them is refused, one by one."""
-        waiting, self._batch = list(self._batch.values()), {}
+        waiting, self._batch = self._batch, []
         if not waiting or self._stopped():
             return
         if len(waiting) > 1:
@@ -155,127 +166,106 @@ class Tick:
                 self._enqueue_all(waiting)
                 return
             except BackendUnavailable as error:
-                self._silent |= {one.definition.queue: str(error) for one in waiting}
+                self.silent |= {definition.queue: str(error) for _, _, definition, _ in waiting}
             except JobpoolError:
                 pass  # one by one it is found out which
-        for one in waiting:
-            self._fire_due(one.planned, one.due)
+        for planned, due, _, _ in waiting:
+            self._fire_due(planned, due)
 
-    def _enqueue_all(self, waiting: Sequence[Enqueued]) -> None:
-        ids = self._means.backend.enqueue_many_once([(one.definition, one.key) for one in waiting])
-        won = self._memory.have_fired([one.key for one in waiting])
+    def _enqueue_all(self, waiting: Sequence[Waiting]) -> None:
+        ids = self._means.backend.enqueue_many_once([(definition, key) for _, _, definition, key in waiting])
+        won = self._memory.win([key for *_, key in waiting], TOLD_FOR)
         records: dict[str, Record] = {}
-        for one, ident, mine in zip(waiting, ids, won, strict=True):
-            firing = self._enqueued(one.planned, one.definition, one.at, ident, mine)
+        for (planned, due, definition, key), ident, mine in zip(waiting, ids, won, strict=True):
+            firing = self._enqueued(planned, definition, due.fire[0], key, ident, mine)
             self.firings.append(firing)
-            self._note_fired(one.planned, firing, records)
-            self._memory.note_seen(one.planned, one.due.last)
+            records |= self._note_fired(planned, firing)
+            self._memory.note_seen(planned, due.last)
         self._memory.tell(records)
 
-    # --- firing -------------------------------------------------------------------------------------
-
     def _fire_due(self, planned: Planned, due: Due) -> None:
-        if self._fire_all(planned, due):
-            self._memory.note_seen(planned, due.last)
-
-    def _fire_all(self, planned: Planned, due: Due) -> bool:
-        """Fire in order; False: one is to be tried again, or left for later, and those after it wait."""
-        since = self._memory[planned].seen or self._beginning()
+        """Fire in order. After one that is to be tried again, or left for later, the others wait."""
+        since = self._memory[planned].seen or self._beginning
         for at in due.fire:
             if self._stopped():
-                return False
+                return
             firing = self._fire(planned, at, since)
             self.firings.append(firing)
             if firing.status is FiringStatus.LATER:
                 self._undecided.add(planned.name)
-                return False
-            records: dict[str, Record] = {}
-            self._note_fired(planned, firing, records)
-            self._memory.tell(records)
-        return True
+                return
+            self._memory.tell(self._note_fired(planned, firing))
+        self._memory.note_seen(planned, due.last)
 
-    def _note_fired(self, planned: Planned, firing: Firing, records: dict[str, Record]) -> None:
-        """Note that its instant was dealt with; the record of it, for others, is added to `records`."""
+    def _note_fired(self, planned: Planned, firing: Firing) -> dict[str, Record]:
+        """Note that its instant was dealt with, and return the record of it for others, if there is one."""
         self._memory.note_seen(planned, firing.at)
         self._new.pop(planned.name, None)
-        if firing.status is not FiringStatus.ALREADY:
-            self._memory[planned].ended = firing.at, firing.status is FiringStatus.FIRED
-            records[planned.name] = self._record_of(planned, firing)
+        if firing.status is FiringStatus.ALREADY:
+            return {}
+        state, at = self._memory[planned], firing.at
+        failed = firing.status is not FiringStatus.FIRED
+        state.ended = at, not failed
+        if failed and firing.took is None:
+            return {planned.name: Record(at, next=state.next, failed=True)}
+        late, owner = firing.lateness, self._means.owner
+        return {planned.name: Record(at, at, self._clock(), late, owner, state.next, firing.id, failed)}
 
     def _fire(self, planned: Planned, at: datetime, since: datetime) -> Firing:
         key, queue = firing_key(planned.name, at), planned.definition.queue
-        if queue in self._silent:  # each call that is made in vain takes as long as a call may
-            return self._ended(planned, at, FiringStatus.LATER, why=self._silent[queue])
+        if queue in self.silent:  # each call that is made in vain takes as long as a call may
+            return self._firing(planned, at, FiringStatus.LATER, self.silent[queue])
         try:
             if (held := self._held_back(planned, at, since)) is not None:
                 return held
             definition = for_instant(planned.entry.definition(), at)
-            fire = self._run if planned.is_inline else self._enqueue
-            return fire(planned, definition, at, key)
+            if not planned.is_inline:
+                ident = self._means.backend.enqueue_once(definition, key)
+                # After the enqueue: a note before it, and then a crash, would lose the firing.
+                won = ident != once_id(key) or self._memory.win([key], TOLD_FOR)[0]
+                return self._enqueued(planned, definition, at, key, ident, won)
+            if not self._memory.win([key])[0]:
+                return self._firing(planned, at, FiringStatus.ALREADY)
+            definition = replace(definition, identifier=once_id(key))
+            return self._means.run_inline(planned.name, definition, at, self._late(at))
         except BackendUnavailable as error:
-            self._silent[queue] = str(error)
-            return self._ended(planned, at, FiringStatus.LATER, why=str(error))
+            self.silent[queue] = str(error)
+            return self._firing(planned, at, FiringStatus.LATER, str(error))
         except JobpoolError as error:
-            return self._ended(planned, at, FiringStatus.FAILED, why=str(error))
+            return self._firing(planned, at, FiringStatus.FAILED, str(error))
         except Exception as error:  # noqa: BLE001 - of sync://, the job's own; and one failure never stops the rest
-            return self._ended(planned, at, FiringStatus.FAILED, why=f"{type(error).__name__}: {error}")
+            return self._firing(planned, at, FiringStatus.FAILED, f"{type(error).__name__}: {error}")
 
-    def _enqueue(self, planned: Planned, definition: JobDefinition, at: datetime, key: str) -> Firing:
-        ident = self._means.backend.enqueue_once(definition, key)
-        # After the enqueue: a note before it, and then a crash, would lose the firing.
-        won = ident != once_id(key) or self._memory.have_fired([key])[0]
-        return self._enqueued(planned, definition, at, ident, won)
-
-    def _enqueued(self, planned: Planned, definition: JobDefinition, at: datetime, ident: str, won: bool) -> Firing:
-        late = self._late(at)
-        if ident != once_id(firing_key(planned.name, at)):
+    def _enqueued(
+        self, planned: Planned, definition: JobDefinition, at: datetime, key: str, ident: str, won: bool
+    ) -> Firing:
+        if ident != once_id(key):
             why = f"message {ident} has its unique key {definition.idempotency_key!r}"
-            return Firing(planned.name, at, FiringStatus.SKIPPED, late, why=why)
-        return Firing(planned.name, at, FiringStatus.FIRED if won else FiringStatus.ALREADY, late, ident)
-
-    def _run(self, planned: Planned, definition: JobDefinition, at: datetime, key: str) -> Firing:
-        if not self._memory.may_run(key):
-            return self._ended(planned, at, FiringStatus.ALREADY)
-        late = self._late(at)
-        return self._means.inline.fire(planned.name, replace(definition, identifier=once_id(key)), at, late)
-
-    # --- dependents ---------------------------------------------------------------------------------
+            return self._firing(planned, at, FiringStatus.SKIPPED, why)
+        return self._firing(planned, at, FiringStatus.FIRED if won else FiringStatus.ALREADY, ident=ident)
 
     def _held_back(self, planned: Planned, at: datetime, since: datetime) -> Firing | None:
         """Return why it may not fire, or not yet, because of what it depends on; None: it may."""
         for name in planned.definition.depends_on:
-            on = self._memory.named(name)
+            on = self._memory.planned[name]
             if not self._means.serves(on):
                 continue
             if name in self._undecided:
-                return self._ended(planned, at, FiringStatus.LATER, why=f"{name} has not fired yet")
-            good = self._ended_well(on, since) if on.is_inline else True
+                return self._firing(planned, at, FiringStatus.LATER, f"{name} has not fired yet")
+            # Of an inline job, its newest run that was due after `since` counts, if there was one.
+            newest = on.schedule.between(since, self.now, most=1, newest=True) if on.is_inline else []
+            good = self._memory.ended_well(on, newest[0]) if newest else True
             if good is None:
                 why = f"{name} runs in another scheduler, and has not ended yet"
-                return self._ended(planned, at, FiringStatus.LATER, why=why)
+                return self._firing(planned, at, FiringStatus.LATER, why)
             if not good:
-                return self._ended(planned, at, FiringStatus.SKIPPED, why=f"{name} failed")
+                return self._firing(planned, at, FiringStatus.SKIPPED, f"{name} failed")
         return None
 
-    def _ended_well(self, on: Planned, since: datetime) -> bool | None:
-        """Return how the newest run of an inline job ended that was due after `since`; None: not yet. True: none was
-        due.
-        """
-        newest = on.schedule.between(since, self.now, most=1, newest=True)
-        return self._memory.ended_well(on, newest[0]) if newest else True
-
-    # --- notes --------------------------------------------------------------------------------------
-
-    def _record_of(self, planned: Planned, firing: Firing) -> Record:
-        coming = self._memory[planned].next
-        if firing.status is not FiringStatus.FIRED and firing.took is None:
-            return Record(firing.at, next=coming, failed=True)
-        failed = firing.status is FiringStatus.FAILED
-        late, owner = firing.lateness, self._means.owner
-        return Record(firing.at, firing.at, self._clock(), late, owner, coming, firing.id, failed)
-
-    def _ended(self, planned: Planned, at: datetime, status: FiringStatus, why: str | None = None) -> Firing:
-        return Firing(planned.name, at, status, self._late(at), why=why)
+    def _firing(
+        self, planned: Planned, at: datetime, status: FiringStatus, why: str | None = None, ident: str | None = None
+    ) -> Firing:
+        return Firing(planned.name, at, status, self._late(at), ident, why=why)
 
     def _late(self, at: datetime) -> float:
         return max(0.0, (self._clock() - at).total_seconds())

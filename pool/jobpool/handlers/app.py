@@ -8,7 +8,6 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from types import ModuleType
 
 from jobpool.errors import ConfigurationError
 from jobpool.handlers.registry import DEFAULT
@@ -21,13 +20,11 @@ def load(options: ChildOptions, *, may_be_empty: bool = False) -> list[HandlerIn
     """Import `options.apps`, in order, and return what handlers they registered, and the built-in ones.
 
     The working directory, and before it `options.sys_path`, come first on `sys.path`. An app that is imported already
-    costs nothing. `may_be_empty`: it may register no handler at all.
+    costs nothing. `may_be_empty`: it may register no handler at all. Blocks as long as the imports take.
 
     Raises:
         ConfigurationError: An app is not there, does not import, registers nothing that a job could call, or a handler
             cannot be called.
-
-    Blocks as long as the imports take.
     """
     _extend_path([*options.sys_path, os.getcwd()])
     for app in options.apps:
@@ -52,7 +49,7 @@ def _extend_path(folders: list[str]) -> None:
 def _import(app: str) -> None:
     try:
         if app.endswith(".py") or "/" in app:
-            _import_file(app)
+            _import_file(Path(app).resolve())
         else:
             importlib.import_module(app)
     except ConfigurationError as error:
@@ -61,44 +58,43 @@ def _import(app: str) -> None:
         raise ConfigurationError(_why(app, error)) from error
 
 
-def _import_file(app: str) -> ModuleType:
-    path = Path(app).resolve()
+def _import_file(path: Path) -> None:
     if not path.is_file():
         raise ConfigurationError("there is no such file")
     name = path.stem
     known = sys.modules.get(name)
     if known is not None:
         if getattr(known, "__file__", None) == str(path):
-            return known
+            return
         raise ConfigurationError(f"its name is that of another module, {name!r}: rename the file")
     _extend_path([str(path.parent)])
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigurationError("it is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
-    return module
 
 
 def _why(app: str, error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name and f"{app}.".startswith(f"{error.name}."):
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing and f"{app}.".startswith(f"{missing}."):
         return (
-            f"there is no module {error.name!r} for the app {app}: looked in {os.getcwd()} and on sys.path;"
+            f"there is no module {missing!r} for the app {app}: looked in {os.getcwd()} and on sys.path;"
             " give a module's name or the path of a .py file"
         )
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"the app {app} needs the module {error.name!r}, which is not installed{_where(error)}"
+    where = _where(error)
+    if missing:
+        return f"the app {app} needs the module {missing!r}, which is not installed{where}"
     if isinstance(error, SyntaxError):
         return f"the app {app} does not import: {error.filename}:{error.lineno}: {error.msg}"
     if isinstance(error, SystemExit):
-        return f"the app {app} called sys.exit({error.code!r}) while it was imported{_where(error)}"
+        return f"the app {app} called sys.exit({error.code!r}) while it was imported{where}"
     text = str(error).partition("\n")[0]
-    return f"the app {app} does not import: {type(error).__name__}: {text}{_where(error)}"
+    return f"the app {app} does not import: {type(error).__name__}: {text}{where}"
 
 
 def _where(error: BaseException) -> str:

@@ -13,7 +13,7 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
@@ -25,24 +25,6 @@ N = TypeVar("N", float, Decimal)
 
 Convert = Callable[[Any, str], Any]
 """Of a value and the path of its field ("" = the payload itself)."""
-
-_KINDS = {
-    dict: "an object",
-    list: "a list",
-    str: "text",
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-}
-_FROM_TEXT: dict[Any, tuple[str, Callable[[str], Any]]] = {
-    datetime: ("a date and time in ISO 8601", datetime.fromisoformat),
-    date: ("a date in ISO 8601", date.fromisoformat),
-    time: ("a time in ISO 8601", time.fromisoformat),
-    Decimal: ("a decimal number as text", lambda text: _finite(Decimal(text))),
-    UUID: ("a UUID", UUID),
-    Path: ("a path", Path),
-}
-
 
 _MAX_FIELDS_NAMED = 5
 """Fields of a model that an error names."""
@@ -59,34 +41,14 @@ def is_model(annotation: Any) -> bool:
     return dataclasses.is_dataclass(annotation) or callable(getattr(annotation, "model_validate", None))
 
 
-def resolve_hints(function: Any) -> dict[str, Any]:
-    """Return the annotations of a function or class; one whose name cannot be found is left out, the others are
-    kept.
-    """
-    hints = {}
-    for name, annotation in _annotations(function).items():
-        found = _resolve(annotation, function)
-        if found is not inspect.Parameter.empty:
-            hints[name] = found
-    return hints
-
-
 def converter(annotation: Any) -> Convert:
     """Return a function that turns JSON values into what `annotation` asks for, or raises `Mismatch`."""
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
         return _dataclass(annotation)
     if callable(getattr(annotation, "model_validate", None)):
         return _model(annotation)
-    if annotation in (None, type(None)):
-        return _none
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return _enum(annotation)
-    if isinstance(annotation, typing.Hashable) and annotation in _FROM_TEXT:
-        return _from_text(*_FROM_TEXT[annotation])
-    return _generic(annotation)
-
-
-def _generic(annotation: Any) -> Convert:
     origin = typing.get_origin(annotation) or annotation
     inner = typing.get_args(annotation)
     if origin is typing.Annotated:
@@ -108,25 +70,23 @@ def _any(value: Any, _where: str) -> Any:
     return value
 
 
-def _none(value: Any, where: str) -> None:
-    if value is not None:
-        raise _wrong(where, "null", value)
-
-
-def _exactly(kind: type) -> Convert:
+def _exactly(kind: type, wanted: str) -> Convert:
     def convert(value: Any, where: str) -> Any:
         if type(value) is kind:
             return value
-        raise _wrong(where, _KINDS[kind], value)
+        raise _wrong(where, wanted, value)
 
     return convert
 
 
-def _float(value: Any, where: str) -> float:
-    if type(value) in (int, float):
-        with contextlib.suppress(OverflowError, ValueError):
-            return _finite(float(value))
-    raise _wrong(where, "a number", value)
+def _parsed(wanted: str, parse: Callable[[Any], Any], *kinds: type) -> Convert:
+    def convert(value: Any, where: str) -> Any:
+        if type(value) in kinds:
+            with contextlib.suppress(ValueError, ArithmeticError):
+                return parse(value)
+        raise _wrong(where, wanted, value)
+
+    return convert
 
 
 def _finite(number: N) -> N:
@@ -135,16 +95,36 @@ def _finite(number: N) -> N:
     return number
 
 
-_SCALARS: dict[Any, Convert] = {kind: _exactly(kind) for kind in (str, int, bool)} | {float: _float}
+_SCALARS: dict[Any, Convert] = {
+    None: _exactly(type(None), "null"),
+    type(None): _exactly(type(None), "null"),
+    str: _exactly(str, "text"),
+    bool: _exactly(bool, "true or false"),
+    int: _exactly(int, "a whole number"),
+    float: _parsed("a number", lambda number: _finite(float(number)), int, float),
+    datetime: _parsed("a date and time in ISO 8601", datetime.fromisoformat, str),
+    date: _parsed("a date in ISO 8601", date.fromisoformat, str),
+    time: _parsed("a time in ISO 8601", time.fromisoformat, str),
+    Decimal: _parsed("a decimal number as text", lambda text: _finite(Decimal(text)), str),
+    UUID: _parsed("a UUID", UUID, str),
+    Path: _parsed("a path", Path, str),
+}
+
+
+def _checked(kind: type, wanted: str, build: Convert) -> Convert:
+    def convert(value: Any, where: str) -> Any:
+        if type(value) is not kind:
+            raise _wrong(where, wanted, value)
+        return build(value, where)
+
+    return convert
 
 
 def _items(kind: Callable[[list[Any]], Any], convert: Convert) -> Convert:
-    def convert_all(value: Any, where: str) -> Any:
-        if type(value) is not list:
-            raise _wrong(where, "a list", value)
+    def build(value: Any, where: str) -> Any:
         return kind([convert(item, f"{where}[{at}]") for at, item in enumerate(value)])
 
-    return convert_all
+    return _checked(list, "a list", build)
 
 
 def _tuple(inner: tuple[Any, ...]) -> Convert:
@@ -155,20 +135,17 @@ def _tuple(inner: tuple[Any, ...]) -> Convert:
     def convert(value: Any, where: str) -> Any:
         if type(value) is not list or len(value) != len(converters):
             raise _wrong(where, f"a list of {len(converters)}", value)
-        return tuple(
-            part(item, f"{where}[{at}]") for at, (part, item) in enumerate(zip(converters, value, strict=True))
-        )
+        pairs = enumerate(zip(converters, value, strict=True))
+        return tuple(part(item, f"{where}[{at}]") for at, (part, item) in pairs)
 
     return convert
 
 
 def _object(convert: Convert) -> Convert:
-    def convert_all(value: Any, where: str) -> Any:
-        if type(value) is not dict:
-            raise _wrong(where, "an object", value)
+    def build(value: Any, where: str) -> Any:
         return {key: convert(item, _path(where, key)) for key, item in value.items()}
 
-    return convert_all
+    return _checked(dict, "an object", build)
 
 
 def _union(inner: tuple[Any, ...]) -> Convert:
@@ -211,18 +188,6 @@ def _enum(kind: type[Enum]) -> Convert:
     return convert
 
 
-def _from_text(what: str, parse: Callable[[str], Any]) -> Convert:
-    def convert(value: Any, where: str) -> Any:
-        if type(value) is str:
-            try:
-                return parse(value)
-            except (ValueError, ArithmeticError):
-                pass
-        raise _wrong(where, what, value)
-
-    return convert
-
-
 def _model(kind: Any) -> Convert:
     def convert(value: Any, where: str) -> Any:
         try:
@@ -234,64 +199,73 @@ def _model(kind: Any) -> Convert:
 
 
 def _of_model(error: ValueError, where: str) -> str:
-    """Return a model's complaint in one sentence: pydantic's own text has two lines a field, with its value and a
-    link.
-    """
+    """Return a model's complaint in one sentence: pydantic's own text has two lines a field, its value and a link."""
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return str(error)
-    found = [(_dotted(one["loc"], where), one["msg"]) for one in errors()]
+    found = []
+    for one in errors():
+        path = where
+        for step in one["loc"]:
+            path = f"{path}[{step}]" if isinstance(step, int) else _path(path, step)
+        found.append(f"{_named(path)}: {one['msg']}")
     more = f"; and {len(found) - _MAX_FIELDS_NAMED} more" if len(found) > _MAX_FIELDS_NAMED else ""
-    return "; ".join(f"{_named(path)}: {message}" for path, message in found[:_MAX_FIELDS_NAMED]) + more
-
-
-def _dotted(steps: Sequence[str | int], where: str) -> str:
-    for step in steps:
-        where = f"{where}[{step}]" if isinstance(step, int) else _path(where, step)
-    return where
+    return "; ".join(found[:_MAX_FIELDS_NAMED]) + more
 
 
 def _dataclass(kind: type) -> Convert:
     built: list[tuple[Mapping[str, Convert], list[str]]] = []
 
-    def convert(value: Any, where: str) -> Any:
+    def build(value: Any, where: str) -> Any:
         if not built:  # at the first value, so that a dataclass may contain itself
             built.append(_fields(kind))
-        return kind(**_values(value, where, kind, *built[0]))
+        return kind(**fill(value, where, *built[0], f"{kind.__name__} has"))
 
-    return convert
+    return _checked(dict, f"an object with the fields of {kind.__name__}", build)
 
 
 def _fields(kind: type) -> tuple[Mapping[str, Convert], list[str]]:
     hints = resolve_hints(kind)
+    inits = {
+        name: hint.type if isinstance(hint, dataclasses.InitVar) else Any
+        for name, hint in hints.items()
+        if hint is dataclasses.InitVar or isinstance(hint, dataclasses.InitVar)
+    }
     kept = {part.name for part in dataclasses.fields(kind) if part.init}
     # `__dataclass_fields__` also has those for `__post_init__` only, which `fields` leaves out.
     every = kind.__dataclass_fields__.values()  # type: ignore[attr-defined]
-    fields = [part for part in every if part.name in kept or _for_init(hints.get(part.name))]
+    fields = [part for part in every if part.name in kept or part.name in inits]
     missing = dataclasses.MISSING
     required = [part.name for part in fields if part.default is missing and part.default_factory is missing]
-    return {part.name: converter(_plain(hints.get(part.name, Any))) for part in fields}, required
+    return {part.name: converter((hints | inits).get(part.name, Any)) for part in fields}, required
 
 
-def _for_init(annotation: Any) -> bool:
-    return annotation is dataclasses.InitVar or isinstance(annotation, dataclasses.InitVar)
+def fill(
+    value: Mapping[str, Any],
+    where: str,
+    fields: Mapping[str, Convert],
+    required: list[str],
+    known: str,
+    taken: Container[str] | None = None,
+) -> dict[str, Any]:
+    """Return the fields of an object, each converted. Raises `Mismatch`: one is missing or unknown, or does not fit.
 
-
-def _plain(annotation: Any) -> Any:
-    return annotation.type if isinstance(annotation, dataclasses.InitVar) else annotation
-
-
-def _values(value: Any, where: str, kind: type, fields: Mapping[str, Convert], required: list[str]) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise _wrong(where, f"an object with the fields of {kind.__name__}", value)
+    `known`: begins the list of fields in the text. `taken`: names that no further field may have; None = there are no
+    further fields.
+    """
     for name in required:
         if name not in value:
             raise Mismatch(f"field {_path(where, name)!r} is missing")
-    for name in value:
-        if name not in fields:
-            known = ", ".join(map(repr, fields))
-            raise Mismatch(f"field {_path(where, name)!r} is unknown; {kind.__name__} has {known}")
-    return {name: fields[name](item, _path(where, name)) for name, item in value.items()}
+    filled = {}
+    for name, item in value.items():
+        if name in fields:
+            filled[name] = fields[name](item, _path(where, name))
+        elif taken is not None and name not in taken:
+            filled[name] = item
+        else:
+            names = ", ".join(map(repr, fields)) or "none"
+            raise Mismatch(f"field {_path(where, name)!r} is unknown; {known} {names}")
+    return filled
 
 
 def _wrong(where: str, wanted: str, value: Any) -> Mismatch:
@@ -307,40 +281,34 @@ def _path(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def _annotations(function: Any) -> dict[str, Any]:
-    if not isinstance(function, type):
-        return getattr(function, "__annotations__", {})
-    merged: dict[str, Any] = {}
-    for base in reversed(function.__mro__):
-        merged.update(inspect.get_annotations(base))
-    return merged
+# --- annotations --------------------------------------------------------------------------------------
 
 
-def _resolve(annotation: Any, owner: Any) -> Any:
-    """Return an annotation written as text, as the object that it names; `Parameter.empty` when that is not to be had.
+def resolve_hints(owner: Any) -> dict[str, Any]:
+    """Return the annotations of a function or class as objects, without those whose names cannot be found.
 
     One by one, because `typing.get_type_hints` gives up on all of them when one was imported for type checkers only.
     """
-    holder = type("_Holder", (), {"__annotations__": {"it": annotation}})
-    try:
-        return typing.get_type_hints(holder, *_names(owner), include_extras=True)["it"]
-    except Exception:  # noqa: BLE001 - an annotation may be any expression
-        return inspect.Parameter.empty
+    annotations: dict[str, Any] = {}
+    for holder in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
+        annotations.update(inspect.get_annotations(holder))
+    names = _names(owner)
+    hints = {}
+    for name, annotation in annotations.items():
+        holder = type("_Holder", (), {"__annotations__": {name: annotation}})
+        with contextlib.suppress(Exception):  # an annotation may be any expression
+            hints[name] = typing.get_type_hints(holder, *names, include_extras=True)[name]
+    return hints
 
 
 def _names(owner: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the names that an annotation of `owner` may use: of its module, and of the function that it was defined
-    in.
-    """
+    """Return the names that annotations of `owner` may use: of its module, and of the function around it."""
     if isinstance(owner, type):
         module = sys.modules.get(owner.__module__)
         return dict(vars(module)) if module else {}, {owner.__name__: owner}
     code, closure = getattr(owner, "__code__", None), getattr(owner, "__closure__", None)
-    names = code.co_freevars if code and closure else ()
     cells = {}
-    for name, cell in zip(names, closure or (), strict=True):
-        try:
+    for name, cell in zip(code.co_freevars if code and closure else (), closure or (), strict=True):
+        with contextlib.suppress(ValueError):  # not filled yet
             cells[name] = cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
     return dict(getattr(owner, "__globals__", {})), cells

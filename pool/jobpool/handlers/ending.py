@@ -1,7 +1,7 @@
-"""How user code ended, as a value: what it returned or raised, told apart and put into words.
+"""The end of user code, as plain texts: its value and its output, or its error.
 
 Everything here may run code of the user's (an exception's `__str__`, a value's `__repr__`), so it is called under the
-alarm. Its results are plain texts.
+alarm.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from traceback import StackSummary, TracebackException
 from types import TracebackType
+from typing import Any
+
+import orjson
 
 import jobpool.errors
 from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable
@@ -47,14 +50,14 @@ SUCCEEDED = Ending(ResultKind.SUCCEEDED)
 def of_error(error: BaseException, cap: int) -> Ending:
     """Return the end of an attempt that raised this. `Unrecoverable` counts anywhere in the chain."""
     links = list(chain(error))
-    suspect = any(map(is_suspect, links))
+    kind, after = ResultKind.FAILED, 0.0
     if any(isinstance(link, Unrecoverable) for link in links):
-        return Ending(ResultKind.UNRECOVERABLE, error=told(error, cap), suspect=suspect)
-    if isinstance(error, Retry):
-        return Ending(ResultKind.RETRY, error=told(error, cap), after=error.after, suspect=suspect)
-    if isinstance(error, Snooze):
-        return Ending(ResultKind.SNOOZE, error=cap_text(str(error), cap), after=error.after, suspect=suspect)
-    return Ending(ResultKind.FAILED, error=told(error, cap), suspect=suspect)
+        kind = ResultKind.UNRECOVERABLE
+    elif isinstance(error, Retry | Snooze):
+        kind = ResultKind.RETRY if isinstance(error, Retry) else ResultKind.SNOOZE
+        after = error.after
+    text = cap_text(str(error), cap) if kind is ResultKind.SNOOZE else told(error, cap)
+    return Ending(kind, error=text, after=after, suspect=any(map(is_suspect, links)))
 
 
 def is_suspect(error: BaseException) -> bool:
@@ -90,9 +93,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def told(error: BaseException, cap: int) -> str:
-    """Return the traceback, without jobpool's own frames at its top; of an error that jobpool has raised, the
-    sentence.
-    """
+    """Return the traceback, without jobpool's own frames at its top; of an error of jobpool's own, the sentence."""
     try:
         below = below_ours(error.__traceback__)
         if below is None and isinstance(error, JobpoolError):
@@ -109,9 +110,17 @@ def named(error: BaseException) -> str:
     return f"{type(error).__name__} (it cannot be shown)"
 
 
+def below_ours(trace: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback that begins below jobpool's own frames at its top; None when there is no other."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        trace = trace.tb_next
+    return trace
+
+
 def timeout_text(name: str, seconds: float, stack: StackSummary | None, cap: int) -> str:
     """Return the text of a timeout: the sentence, and the place where the alarm met the handler."""
-    text = f"Job '{name}' exceeded maximum execution time of {_number(seconds)} seconds."
+    number = f"{seconds:.6f}".rstrip("0").rstrip(".")
+    text = f"Job '{name}' exceeded maximum execution time of {number} seconds."
     if not stack:
         return text
     while len(stack) > 1 and stack[0].filename.startswith(_OURS):
@@ -119,13 +128,44 @@ def timeout_text(name: str, seconds: float, stack: StackSummary | None, cap: int
     return cap_text(f"{text}\n" + "".join(traceback.format_list(stack)).rstrip("\n"), cap)
 
 
-def _number(seconds: float) -> str:
-    return f"{seconds:.6f}".rstrip("0").rstrip(".")
+# --- output -------------------------------------------------------------------------------------------
 
 
-def below_ours(trace: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback that begins below jobpool's own frames at its top; None when there is no other."""
-    below = trace
-    while below is not None and below.tb_frame.f_code.co_filename.startswith(_OURS):
-        below = below.tb_next
-    return below
+def render(value: object, cap: int) -> str:
+    """Return a returned value as text; "" for None.
+
+    A value that JSON does not know is shown as `repr` shows it: what a handler returns never fails its attempt.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return cap_text(value, cap)
+    try:
+        text = orjson.dumps(value, _plain, orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY).decode()
+    except Exception:  # noqa: BLE001 - the value's own code runs here
+        text = _shown(value)
+    return cap_text(text, cap)
+
+
+def join(returned: str, printed: str, cap: int) -> str:
+    """Return the output of an attempt, of about `cap` bytes at most: returned text, then printed text below it."""
+    if not printed or not returned:
+        return returned or printed
+    return cap_text(f"{returned}\n{printed}", cap)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, set | frozenset | tuple):
+        return list(value)
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode("utf-8", "replace")
+    if callable(getattr(value, "model_dump", None)):
+        return value.model_dump()
+    return _shown(value)
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - as above
+        return f"<{type(value).__name__}>"

@@ -7,7 +7,7 @@ called from the signal handler), and nothing waits for a task that swallowed it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Coroutine
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,12 +21,13 @@ class _Keeper(threading.local):
 _kept = _Keeper()
 
 
-def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Return or raise the coroutine's result. Tasks that it leaves behind are cancelled, and awaited.
+def awaited(value: Any) -> Any:
+    """Return the value; of a coroutine, its result, or raise its error. Tasks that it leaves behind are cancelled.
 
-    Raises:
-        RuntimeError: This thread runs another event loop.
+    Raises `RuntimeError`: this thread runs another event loop.
     """
+    if type(value) is not CoroutineType:
+        return value
     import asyncio  # a child whose handlers are plain functions never pays for it
 
     loop = _kept.loop
@@ -34,10 +35,15 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
         loop = _kept.loop = asyncio.new_event_loop()
     threads = threading.active_count()
     try:
-        return loop.run_until_complete(coroutine)
+        return loop.run_until_complete(value)
     finally:
-        coroutine.close()  # does nothing, unless the loop refused to run it
-        _cancel_what_is_left(loop)
+        value.close()  # does nothing, unless the loop refused to run it
+        if not loop.is_running():  # else somebody's own loop, in which the coroutine could not run
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         if threading.active_count() > threads:
             close()  # `asyncio.to_thread` leaves threads, which only the end of the loop's executor ends
 
@@ -62,15 +68,3 @@ def close() -> None:
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         loop.close()
-
-
-def _cancel_what_is_left(loop: asyncio.AbstractEventLoop) -> None:
-    import asyncio
-
-    if loop.is_running():  # somebody's own loop, in which the coroutine could not run
-        return
-    tasks = asyncio.all_tasks(loop)
-    if tasks:
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))

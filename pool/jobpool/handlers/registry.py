@@ -5,27 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Protocol, TypeVar, overload
 
 from jobpool.errors import ConfigurationError
 from jobpool.handlers import builtin as kinds
-from jobpool.handlers.handler import AfterRun, AnyHandler, BeforeRun, Handler, P, R, check_hook, check_retries
+from jobpool.handlers.handler import AfterRun, AnyHandler, BeforeRun, Handler, P, R
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.allowances import Allowances
-from jobpool.message.definition import check_seconds
-
-__all__ = [
-    "DEFAULT",
-    "AnyHandler",
-    "Handler",
-    "HandlerNotAllowed",
-    "HandlerRegistry",
-    "UnknownHandler",
-    "builtin",
-    "command",
-    "handler",
-    "listener",
-]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,18 +46,18 @@ class HandlerRegistry:
         self._kit = kinds.Kit()
         self._built_in: dict[str, AnyHandler] = {}
 
-    def register(self, handler: AnyHandler) -> None:
-        """Add a handler. The same function again (a module imported under two names) replaces itself.
+    def register(self, handler: AnyHandler) -> AnyHandler:
+        """Add a handler, and return it. The same function again (a module imported under two names) replaces itself.
 
-        Raises:
-            ConfigurationError: Another function has this name; the text names both places.
+        Raises `ConfigurationError`: another function has this name; the text names both places.
         """
-        known = self._handlers.get(handler.name)
-        if known is not None and known.place != handler.place:
+        known = self._handlers.setdefault(handler.name, handler)
+        if known.place != handler.place:
             raise ConfigurationError(
                 f"two handlers are named {handler.name!r}: {known.place} and {handler.place}: rename one of them"
             )
         self._handlers[handler.name] = handler
+        return handler
 
     @overload
     def handler(self, name: type[object], /) -> Handler[..., Any]: ...
@@ -94,15 +81,33 @@ class HandlerRegistry:
     ) -> _Decorator: ...
 
     def handler(self, name: Any = None, /, **options: Any) -> Any:
-        """Register a function or class as a handler; with or without arguments: see `jobpool.handler`."""
-        if callable(name):
-            return self._add(name, None, {})
-        return lambda function: self._add(function, name, options)
+        """Make a function a handler.
 
-    def _add(self, function: Callable[..., Any], name: str | None, options: dict[str, Any]) -> AnyHandler:
-        handler: AnyHandler = Handler(function, name, **options)
-        self.register(handler)
-        return handler
+        Bare (`@jobpool.handler`) the function's own name is used. The first parameter is the `JobContext`. Others are
+        filled from an object payload by name. A single one that is annotated with a dataclass or a pydantic model takes
+        the whole payload. `async def` runs in an event loop of the child's own.
+
+        A class will do if it can be made without arguments and has a method `run`, or `__call__`, with parameters like
+        these after `self`. Each attempt gets an instance of its own.
+
+        Args:
+            name: Its name in jobs, unique in the app.
+            queue: The queue of its `enqueue()`; of several, the first.
+            max_retries: Runs after the first that fails, >= 0, for jobs that set none; None = the pool's policy.
+            timeout: Seconds, 0 = unlimited, for jobs that set none; None = the pool's default.
+            before_run: Called with the context before the handler; its errors fail the attempt.
+            after_run: Called with the `ExecutionResult` after every attempt; its errors are logged.
+            allow_daemons: Let processes live that an attempt leaves behind.
+            ack_in_transaction: Give the handler what `ctx.ack(connection)` needs. A pool refuses an app with such a
+                handler on a backend that cannot do it.
+
+        Raises:
+            ConfigurationError: The name is taken, or the function's parameters cannot be filled.
+            InvalidJob: An option is out of bounds.
+        """
+        if callable(name):
+            return self.register(Handler(name))
+        return lambda function: self.register(Handler(function, name, **options))
 
     @overload
     def command(self, name: F, /) -> F: ...
@@ -111,7 +116,21 @@ class HandlerRegistry:
     def command(self, name: str | None = None, /) -> Callable[[F], F]: ...
 
     def command(self, name: Any = None, /) -> Any:
-        """Register a function as a sub-command: see `jobpool.command`."""
+        """Make a function a sub-command, which jobs of the built-in handler `command` call by name.
+
+        The payload `"app:report --month 6"` is split as a shell would, and calls the function registered as
+        `app:report`. The first parameter is the `JobContext`. One more parameter named `argv` gets the other words as a
+        list. Otherwise each parameter is an option: `month: int` is `--month`, `dry_run: bool` is `--dry-run` and
+        `--no-dry-run`, and a list is an option that may be repeated. Words that belong to no option fill those without
+        a default, in order, then `*args`.
+
+        Args:
+            name: One word; None = the function's name.
+
+        Raises:
+            ConfigurationError: The name is taken, or is not a word, or the parameters cannot be filled; the text says
+                where.
+        """
         from jobpool.handlers.builtin.command import register
 
         if callable(name):
@@ -119,7 +138,18 @@ class HandlerRegistry:
         return lambda function: register(self._kit.commands, function, name)
 
     def listener(self, event: str, /) -> Callable[[F], F]:
-        """Register a function for an event: see `jobpool.listener`."""
+        """Register a function for an event, which jobs of the built-in handler `event` fire.
+
+        It takes the `JobContext`, whose payload is the event's `data`, and parameters that are filled from that as a
+        handler's are. Several functions may listen to one event; they run in the order of their registration.
+
+        Args:
+            event: Its name. Jobs may fire it where `allowed_events` names it.
+
+        Raises:
+            ConfigurationError: The function's parameters cannot be filled.
+            InvalidJob: The event's name is none.
+        """
         from jobpool.handlers.builtin.event import register
 
         return lambda function: register(self._kit.listeners, function, event)
@@ -134,16 +164,31 @@ class HandlerRegistry:
         before_run: BeforeRun | None = None,
         after_run: AfterRun | None = None,
     ) -> None:
-        """Set options of a built-in handler: see `jobpool.builtin`."""
+        """Set options of a built-in handler, before and after hooks included.
+
+        Args:
+            name: `command`, `callable`, `shell`, `event` or `url`.
+            max_retries, timeout, before_run, after_run: As of `jobpool.handler`.
+
+        Raises:
+            ConfigurationError: There is no such built-in handler, or it has other options already.
+            InvalidJob: An option is out of bounds.
+        """
         if name not in kinds.MAKERS:
             raise ConfigurationError(f"no built-in handler is named {name!r}: {', '.join(kinds.MAKERS)}")
-        options = {
-            "max_retries": check_retries(max_retries, name),
-            "timeout": None if timeout is None else check_seconds(timeout, f"timeout of handler {name!r}"),
-            "before_run": check_hook(before_run, "before_run", name),
-            "after_run": check_hook(after_run, "after_run", name),
+        frame = sys._getframe(1)
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        options: dict[str, Any] = {
+            "max_retries": max_retries,
+            "timeout": timeout,
+            "before_run": before_run,
+            "after_run": after_run,
         }
-        self._kit.set_options(name, options, _caller())
+        Handler(lambda _: None, name, **options)  # checks them
+        known = self._kit.set_at.setdefault(name, place)
+        if known != place:  # not the same module, imported under two names
+            raise ConfigurationError(f"jobpool.builtin({name!r}) is called twice, {known} and {place}: set all at one")
+        self._kit.options[name] = options
         self._built_in.pop(name, None)
 
     def allow(self, allowances: Allowances) -> None:
@@ -156,12 +201,8 @@ class HandlerRegistry:
     ) -> HandlerRegistry:
         """Return a registry of the same handlers, those that are registered later too, under rules of its own.
 
-        Args:
-            allowances: Permissions of the built-in handlers there; None = as here.
-            queue_handlers: As `restrict` takes it; None = as here.
-
-        Raises:
-            ConfigurationError: The allowances enable a built-in handler in whose place there is another.
+        `allowances` of the built-in handlers, and `queue_handlers` as of `restrict`; None = as here. Raises
+        `ConfigurationError`: the allowances enable a built-in handler in whose place there is another.
         """
         made = HandlerRegistry()
         made._handlers = self._handlers
@@ -191,12 +232,7 @@ class HandlerRegistry:
         allowed = self._allowed.get(queue) if self._allowed else None
         if allowed is not None and name not in allowed:
             raise HandlerNotAllowed(f"handler {name!r} is not allowed on queue {queue!r}")
-        return self._made(name) if handler is None else handler
-
-    def _made(self, name: str) -> AnyHandler:
-        """Return the built-in handler of that name."""
-        handler = self._built_in.get(name)
-        if handler is None:
+        if handler is None and (handler := self._built_in.get(name)) is None:
             try:
                 handler = self._built_in[name] = kinds.make(name, self._kit)
             except ImportError as error:
@@ -206,17 +242,14 @@ class HandlerRegistry:
     def prepare(self) -> None:
         """Bind every handler now, so that children share the work and a mistake shows before the first job.
 
-        Raises:
-            ConfigurationError: An annotation cannot work, or an own handler has the name of an enabled built-in one;
-                the text names both.
+        Raises `ConfigurationError`: an annotation cannot work, or an own handler has the name of an enabled built-in
+        one; the text names both.
         """
         self._check_names()
         for handler in self._handlers.values():
             _ = handler.bound
-        for command in self._kit.commands.values():
-            _ = command.bound
-        for listeners in self._kit.listeners.values():
-            _ = [listener.bound for listener in listeners]
+        for registered in (*self._kit.commands.values(), *chain(*self._kit.listeners.values())):
+            _ = registered.bound
 
     def _check_names(self) -> None:
         for name in self._handlers.keys() & kinds.MAKERS.keys():
@@ -241,89 +274,21 @@ class HandlerRegistry:
         return [self._handlers[name].info for name in self.names()]
 
     def built_in_infos(self) -> list[HandlerInfo]:
-        """Return the descriptions, for the master, of built-in handlers that no other has replaced. Imports none of
-        them.
-        """
-        return [self._built_in_info(name) for name in kinds.MAKERS if name not in self._handlers]
-
-    def _built_in_info(self, name: str) -> HandlerInfo:
-        options = self._kit.options.get(name, {})
-        enabled = name in kinds.OPEN or bool(kinds.enabled_by(name, self._kit))
-        return HandlerInfo(name, options.get("max_retries"), options.get("timeout"), enabled=enabled)
-
-
-def _caller() -> str:
-    """Return where the code is, as `file:line`, that called what calls this."""
-    frame = sys._getframe(2)
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        """Return the descriptions, for the master, of built-in handlers that no other has replaced. Imports none."""
+        infos = []
+        for name in kinds.MAKERS:
+            if name in self._handlers:
+                continue
+            options = self._kit.options.get(name, {})
+            enabled = name == "url" or bool(kinds.enabled_by(name, self._kit))  # it may call public addresses
+            infos.append(HandlerInfo(name, options.get("max_retries"), options.get("timeout"), enabled=enabled))
+        return infos
 
 
 DEFAULT = HandlerRegistry()
 """Where `@jobpool.handler` registers, and what children run from."""
 
 handler = DEFAULT.handler
-"""Make a function a handler.
-
-Bare (`@jobpool.handler`) the function's own name is used. The first parameter is the `JobContext`. Others are filled
-from an object payload by name. A single one that is annotated with a dataclass or a pydantic model takes the whole
-payload. `async def` runs in an event loop of the child's own.
-
-A class will do if it can be made without arguments and has a method `run`, or `__call__`, with parameters like these
-after `self`. Each attempt gets an instance of its own.
-
-Args:
-    name: Its name in jobs, unique in the app.
-    queue: The queue of its `enqueue()`; of several, the first.
-    max_retries: Runs after the first that fails, >= 0, for jobs that set none.
-    timeout: Seconds, 0 = unlimited, for jobs that set none.
-    before_run: Called with the context before the handler; its errors fail the attempt.
-    after_run: Called with the `ExecutionResult` after every attempt; its errors are logged.
-    allow_daemons: Let processes live that an attempt leaves behind.
-    ack_in_transaction: Give the handler what `ctx.ack(connection)` needs. A pool refuses an app with such a handler
-        on a backend that cannot do it.
-
-Raises:
-    ConfigurationError: The name is taken, or the function's parameters cannot be filled.
-    InvalidJob: An option is out of bounds.
-"""
-
 command = DEFAULT.command
-"""Make a function a sub-command, which jobs of the built-in handler `command` call by name.
-
-The payload `"app:report --month 6"` is split as a shell would, and calls the function registered as `app:report`. The
-first parameter is the `JobContext`. One more parameter named `argv` gets the other words as a list. Otherwise each
-parameter is an option: `month: int` is `--month`, `dry_run: bool` is `--dry-run` and `--no-dry-run`, and a list is an
-option that may be repeated. Words that belong to no option fill those without a default, in order, then `*args`.
-
-Args:
-    name: One word; None = the function's name.
-
-Raises:
-    ConfigurationError: The name is taken, or is not a word, or the parameters cannot be filled; the text says where.
-"""
-
 listener = DEFAULT.listener
-"""Register a function for an event, which jobs of the built-in handler `event` fire.
-
-It takes the `JobContext`, whose payload is the event's `data`, and parameters that are filled from that as a handler's
-are. Several functions may listen to one event; they run in the order of their registration.
-
-Args:
-    event: Its name. Jobs may fire it where `allowed_events` names it.
-
-Raises:
-    ConfigurationError: The function's parameters cannot be filled.
-    InvalidJob: The event's name is none.
-"""
-
 builtin = DEFAULT.builtin
-"""Set options of a built-in handler, before and after hooks included.
-
-Args:
-    name: `command`, `callable`, `shell`, `event` or `url`.
-    max_retries, timeout, before_run, after_run: As of `jobpool.handler`.
-
-Raises:
-    ConfigurationError: There is no such built-in handler, or it has other options already.
-    InvalidJob: An option is out of bounds.
-"""

@@ -1,27 +1,24 @@
 """The hard timeout, stage 1: SIGALRM raises `HardTimeout` in user code.
 
-A Python signal handler runs between two bytecodes of the main thread, wherever that thread happens to be, so the
-question is never how to raise but where it may land. Four rules answer it:
+A Python signal handler runs between two bytecodes of the main thread, anywhere. So four rules say where it may raise:
 
-* It raises only inside `call`, and there only in a frame below `call`'s own. Python hands the handler the frame it
-  interrupted; when that frame is `call` itself, user code has not begun or has returned, and nothing is raised. So no
-  `HardTimeout` ever escapes from `call`, however the alarm races the return.
-* It raises only at or after the deadline of the attempt that is running: an alarm left over from the attempt before,
-  or sent by somebody else, changes nothing.
-* After the first time it is quiet until `deadline + kill_grace / 2`, so that `finally` blocks can work; from then on it
-  raises every 100 ms, because `except BaseException`, `__del__`, weakref, gc and ctypes callbacks swallow it.
-* Before every attempt the handler, the timer and the signal mask are set anew: the attempt before may have cleared,
-  replaced, masked or ignored SIGALRM.
+* Only inside `call`, in a frame below `call`'s own. If Python has interrupted `call` itself, user code has not begun or
+  has returned. So no `HardTimeout` ever escapes from `call`, however the alarm races the return.
+* Only at or after the deadline of the attempt that is running: an alarm of the attempt before changes nothing.
+* After the first time it is quiet until `deadline + kill_grace / 2`, so that `finally` blocks can work. From then on it
+  raises every 100 ms: `except BaseException`, `__del__`, weakref, gc and ctypes callbacks swallow it.
+* Before every attempt the handler, the timer and the signal mask are set anew: the one before may have changed them.
 
 C code that does not return to the interpreter is out of its reach; the master's kill (stages 2 and 3) is not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic
 from traceback import StackSummary
 from types import CodeType, FrameType
@@ -29,21 +26,16 @@ from typing import Any, TypeVar
 
 from jobpool.errors import HardTimeout
 
-ALARM_EVERY_S = 0.1
-"""Seconds between two alarms, once the first has fired."""
-
-STACK_DEPTH = 100
-"""How many of the innermost frames are kept of the stack that the alarm met."""
+ALARM_EVERY_S = 0.1  # between two alarms, once the first has fired
+STACK_DEPTH = 100  # innermost frames that are kept of the stack that the alarm met
 
 try:
-    # What `signal` wraps to turn numbers into enums; the wrapping costs 2 µs a call, several times on every job's way.
+    # `signal` wraps this to turn numbers into enums; the wrapping costs 2 µs a call, several times on every job's way.
     _raw: Any = importlib.import_module("_signal")
 except ImportError:  # another Python than CPython
     _raw = signal
 raw_signal: Callable[[int, Any], Any] = _raw.signal
-"""`signal.signal`, fast."""
-raw_getsignal: Callable[[int], Any] = _raw.getsignal
-"""`signal.getsignal`, fast; dispositions come as numbers."""
+raw_getsignal: Callable[[int], Any] = _raw.getsignal  # dispositions come as numbers
 _sigmask: Callable[[int, Any], Any] = _raw.pthread_sigmask
 _setitimer = signal.setitimer
 _SIGALRM = int(signal.SIGALRM)
@@ -55,15 +47,9 @@ R = TypeVar("R")
 
 
 class Alarm:
-    """One per process, used from its main thread only: `arm`, then `call` as often as needed, then `disarm`.
+    """The alarm of a process, used on its main thread only: `arm`, then `call` as often as needed, then `disarm`.
 
-    Args:
-        kill_grace: Seconds (>= 0) between the deadline and the master's kill; half of it belongs to `finally` blocks.
-
-    Attributes:
-        fired: Whether the alarm has raised since `arm`; then the attempt has timed out, whatever it returns.
-        stack: Where it raised first, innermost frame last; None until then.
-        on_fire: Called each time just before it raises, from the signal handler; must neither block nor raise.
+    `kill_grace`: seconds (>= 0) between the deadline and the master's kill; half of it belongs to `finally` blocks.
     """
 
     def __init__(self, kill_grace: float = 1.0) -> None:
@@ -73,16 +59,12 @@ class Alarm:
         self._inside = False
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ()) - {signal.SIGALRM}
         self._handler = self._on_alarm  # one bound method: arming allocates nothing
-        self.fired = False
-        self.stack: StackSummary | None = None
-        self.on_fire: Callable[[], object] | None = None
+        self.fired = False  # True: it has raised since `arm`, and the attempt has timed out, whatever it returns
+        self.stack: StackSummary | None = None  # where it raised first, innermost frame last
+        self.on_fire: Callable[[], object] | None = None  # called before each raise; never blocks or raises
 
     def arm(self, seconds: float) -> None:
-        """Start the clock: `seconds` > 0 until the first alarm, 0 for never. Resets `fired` and `stack`.
-
-        Raises:
-            ValueError: Not in the main thread.
-        """
+        """Start the clock: `seconds` > 0 until the first alarm, 0 for never. `ValueError` off the main thread."""
         self.fired = False
         self.stack = None
         raw_signal(_SIGALRM, self._handler)
@@ -96,17 +78,14 @@ class Alarm:
         _setitimer(_ITIMER_REAL, 0.0)
 
     def expired(self, now: float) -> bool:
-        """Return whether the attempt has timed out at `now` (CLOCK_MONOTONIC): the alarm raised, or it should have.
-
-        The second half answers for handlers that stop the timer or mask the signal and return late.
-        """
+        """Return whether the alarm has raised by `now` (CLOCK_MONOTONIC), or should have: handlers may stop it."""
         return self.fired or now >= self._deadline
 
     def call(self, function: Callable[[A], R], argument: A) -> tuple[R | None, BaseException | None]:
         """Return what `function(argument)` returned, or what it raised, `HardTimeout` included. Raise nothing.
 
-        `function` must be a Python function, not a builtin: a builtin has no frame of its own, so the alarm would take
-        it for this method and leave it alone. `on_alarm` relies on this method running nothing but `function`.
+        `function` must not be a builtin: that has no frame of its own, so the alarm would take it for this method and
+        leave it alone. `_on_alarm` relies on this method running nothing but `function`.
         """
         try:
             self._inside = True
@@ -141,31 +120,30 @@ def is_in_call(frame: FrameType | None) -> bool:
     return False
 
 
-class Borrowed:
-    """SIGALRM and its timer, lent by a program that may use them itself, and given back as they were.
+@contextlib.contextmanager
+def borrowed() -> Iterator[None]:
+    """Lend SIGALRM and its timer by a program that may use them itself, and give them back as they were.
 
     For attempts in somebody else's process (`QueueWorker`), perhaps itself under an alarm. A timer that was running
     goes on with what was left of it, at least 1 ms.
     """
-
-    def __enter__(self) -> None:
-        self._handler = signal.getsignal(signal.SIGALRM)
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        self._since = monotonic()
-        self._left, self._interval = signal.getitimer(signal.ITIMER_REAL)
-
-    def __exit__(self, *_: object) -> None:
+    handler = signal.getsignal(signal.SIGALRM)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    since = monotonic()
+    left, interval = signal.getitimer(signal.ITIMER_REAL)
+    try:
+        yield
+    finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         # None: set by C code, which Python cannot put back.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL if self._handler is None else self._handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-        if self._left > 0:
-            left = self._left - (monotonic() - self._since)
-            signal.setitimer(signal.ITIMER_REAL, max(left, 0.001), self._interval)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if left > 0:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (monotonic() - since), 0.001), interval)
 
 
 def _stack(frame: FrameType | None) -> StackSummary:
-    """The stack from just below `Alarm.call` down to `frame`. Reads no source file: that can wait."""
+    """Return the stack from just below `Alarm.call` down to `frame`. Reads no source file: that can wait."""
     frames: list[tuple[FrameType, int]] = []
     while frame is not None and frame.f_code is not _CALL and len(frames) < STACK_DEPTH:
         frames.append((frame, frame.f_lineno))

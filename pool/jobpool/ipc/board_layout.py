@@ -1,61 +1,35 @@
-"""Where each field of the scoreboard lies and who writes it: one declarative table, from which offsets are computed."""
+"""The fields of the scoreboard: the place of each, in one declarative table, and the views that readers get of them."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
 
-from jobpool.message.counts import SUMS
+from jobpool.message.outcome import SUMS, Counts
 
-VERSION = 3
-"""Raise it with any change of a table below."""
-
+VERSION = 3  # raise it with any change of a table below
+READ_LIMIT_S = 0.001  # seconds after which a reader gives up on a part that is being written
 PAGE = 4096
 WORD = 8
-FRONT_WORDS = 8
-"""Words kept for magic, version, slots and page size at the start of the header page, and unused on slots' pages."""
-
+FRONT_WORDS = 8  # for magic, version, slots and page size at the start of the header page; unused on slots' pages
 MAX_COUNT = 2**53
-MAX_REAL = 1e12
-"""Above these is rubbish: a child's page holds what a handler's stray pointer has written there, too."""
+MAX_REAL = 1e12  # above these is rubbish: a child's page holds what a handler's stray pointer has written there, too
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One field.
+class Field(NamedTuple):
+    """A field of a part.
 
-    `kind` is "word" (unsigned 64 bits), "count" (the same, read as 0 above `MAX_COUNT`), "real" (float64, read as 0
-    unless it is finite and between plus and minus `MAX_REAL`) or "text" (a length word, then `room` bytes).
+    `kind` is "word" (unsigned 64 bits), "count" (the same, read as 0 above `MAX_COUNT`), "real" (float64) or "text" (a
+    length word, then `room` bytes of UTF-8). A real that is not between plus and minus `MAX_REAL` is read as 0.
     """
 
-    name: str
     kind: str
-    room: int = 0
-
-    @property
-    def words(self) -> int:
-        """Its size in 8-byte words."""
-        return 1 + self.room // WORD if self.kind == "text" else 1
-
-
-def words(names: str) -> Iterator[Field]:
-    """Unsigned numbers, of which all 64 bits count."""
-    return (Field(name, "word") for name in names.split())
-
-
-def counts(names: str) -> Iterator[Field]:
-    """Unsigned numbers below 2**53."""
-    return (Field(name, "count") for name in names.split())
-
-
-def reals(names: str) -> Iterator[Field]:
-    """Floats: seconds, or fractions."""
-    return (Field(name, "real") for name in names.split())
-
-
-def texts(room: int, names: str) -> Iterator[Field]:
-    """UTF-8 of at most `room` bytes, a multiple of 8; longer text is cut between two characters."""
-    return (Field(name, "text", room) for name in names.split())
+    room: int  # of a text, a multiple of 8; longer text is cut between two characters
+    at: int  # its first word
 
 
 class Memory:
@@ -74,67 +48,165 @@ class Memory:
 
 
 class Layout:
-    """A part: its fields in order, the first word of the page that it takes, and who writes it."""
+    """A part: the first word that it takes of a page, and its fields in order: "KIND NAME…" or "text ROOM NAME…"."""
 
-    def __init__(self, start: int, writer: str, *groups: Iterator[Field]) -> None:
+    def __init__(self, start: int, *groups: str) -> None:
         self.start = start
-        self.writer = writer
-        self.fields = {field.name: field for group in groups for field in group}
-        self.at: dict[str, int] = {}
+        self.fields: dict[str, Field] = {}
         at = 1
-        for field in self.fields.values():
-            self.at[field.name] = at
-            at += field.words
-        self.size = at
+        for kind, *names in map(str.split, groups):
+            room = int(names.pop(0)) if kind == "text" else 0
+            for name in names:
+                self.fields[name] = Field(kind, room, at)
+                at += 1 + room // WORD
         self.end = start + at
         if self.end * WORD > PAGE:
             raise ValueError(f"a part that ends at word {self.end} does not fit in a page of {PAGE} bytes")
 
     def of(self, page: memoryview) -> Memory:
-        """This part of that page."""
+        """Return this part of that page."""
         return Memory(page[self.start * WORD : self.end * WORD])
 
+    def read(self, memory: Memory) -> list[Any]:
+        """Return the fields in order, then True if they may be torn. Blocks for `READ_LIMIT_S` seconds at most."""
+        give_up = 0.0
+        while True:
+            before = memory.words[0]
+            raw = bytes(memory.bytes)
+            if not before & 1 and memory.words[0] == before:
+                return [*self._values(raw), False]
+            now = time.monotonic()
+            if not give_up:
+                give_up = now + READ_LIMIT_S
+            elif now >= give_up:
+                return [*self._values(raw), True]
+            os.sched_yield()  # the writer may be waiting for this very core
 
+    def _values(self, raw: bytes) -> Iterator[int | float | str]:
+        view = memoryview(raw)
+        words, reals = view.cast("Q"), view.cast("d")
+        for kind, room, at in self.fields.values():
+            if kind == "word":
+                yield words[at]
+            elif kind == "count":
+                yield words[at] if words[at] < MAX_COUNT else 0
+            elif kind == "real":
+                yield reals[at] if -MAX_REAL <= reals[at] <= MAX_REAL else 0.0  # NaN neither
+            else:
+                start = (at + 1) * WORD
+                length = min(words[at], room)  # a torn length word must not lead outside
+                yield raw[start : start + length].decode("utf-8", "replace")
+
+
+# Written by the master.
 HEADER = Layout(
     FRONT_WORDS,
-    "the master",
-    counts("pid workers ready boot_failures draining generation"),
-    reals("started started_wall loop_at broker_ok_at broker_interval reaped_at reap_interval"),
-    counts(" ".join(SUMS)),
-    texts(64, "name version"),
-    texts(512, "queues backend problem"),
+    "count pid workers ready boot_failures draining generation",
+    "real started started_wall loop_at broker_ok_at broker_interval reaped_at reap_interval",
+    " ".join(["count", *SUMS]),
+    "text 64 name version",
+    "text 512 queues backend problem",
 )
 
+# Written by the child that fills the slot, on its main thread.
 CHILD = Layout(
     FRONT_WORDS,
-    "the child that fills the slot, its main thread",
-    counts("pid state"),
-    words("nonce"),
-    counts("attempt done failed"),
-    reals("since started deadline"),
-    texts(200, "ident queue handler"),
+    "count pid state",
+    "word nonce",
+    "count attempt done failed",
+    "real since started deadline",
+    "text 200 ident queue handler",
 )
 
-PROGRESS = Layout(
-    CHILD.end,
-    "the child that fills the slot, any one of its threads",
-    words("nonce"),
-    reals("fraction"),
-    texts(200, "text"),
-)
+# Written by the same child, on any one of its threads.
+PROGRESS = Layout(CHILD.end, "word nonce", "real fraction", "text 200 text")
 
+# Written by the master, on a page that no child has mapped.
 MASTER = Layout(
     FRONT_WORDS,
-    "the master, on a page that no child has mapped",
-    counts("pid child generation rss peak_rss restarts crashes timeouts"),
-    reals("cpu since"),
-    texts(16, "state"),
-    texts(200, "last_death"),
+    "count pid child generation rss peak_rss restarts crashes timeouts",
+    "real cpu since",
+    "text 16 state",
+    "text 200 last_death",
 )
 
-PRINTED = Layout(
-    PROGRESS.end,
-    "the child that fills the slot, any one of its threads; without the lock, for it is read once the child is dead",
-    words("nonce total"),
-    texts(2048, "ring"),
-)
+# Written by the child, on any one of its threads; without the lock, for it is read once the child is dead.
+PRINTED = Layout(PROGRESS.end, "word nonce total", "text 2048 ring")
+
+
+class ChildState(IntEnum):
+    """The state that a child says it is in."""
+
+    NONE = 0
+    BOOTING = 1
+    IDLE = 2
+    BUSY = 3
+
+
+# Times in views are CLOCK_MONOTONIC seconds; 0 = not yet. `torn`: a writer was stopped or killed in mid-write, and the
+# fields may not belong together.
+
+
+@dataclass(frozen=True, slots=True)
+class ChildView:
+    """The child's record."""
+
+    pid: int  # the process that wrote this
+    state: ChildState  # since `since`
+    nonce: int  # the last attempt that it started; it stays after the end of the attempt
+    attempt: int  # 1-based number of that attempt
+    done: int  # attempts that succeeded in this slot, over all its children
+    failed: int  # the same, of the others that ended with a verdict
+    since: float
+    started: float  # of that attempt
+    deadline: float  # its hard timeout; 0 = unlimited
+    ident: str  # the message's id, cut at 200 bytes; "" between the receipt of a frame and its decoding
+    queue: str
+    handler: str
+    progress: float  # 0 to 1, of this attempt
+    progress_text: str
+    torn: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MasterView:
+    """The master's record of a slot."""
+
+    pid: int  # of the slot's process; 0 = none
+    child: int  # its serial number
+    generation: int  # of its fork server
+    rss: int  # bytes resident
+    peak_rss: int  # the highest seen, over all children of the slot
+    restarts: int  # times that the slot was filled again
+    crashes: int  # children of it that died without a verdict
+    timeouts: int  # children of it that were killed for time
+    cpu: float  # fraction of one core since the last sample; may exceed 1
+    since: float  # when the slot came into `state`
+    state: str  # the word of the slot's state; "" = never written
+    last_death: str  # its cause
+    torn: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeaderView(Counts):
+    """The master's record of the pool: its counts, and these."""
+
+    pid: int
+    workers: int  # children that are wanted
+    ready: int  # children that are ready now
+    boot_failures: int  # children in a row that could not boot
+    draining: int  # 1 once it was told to stop
+    generation: int  # of the newest fork server
+    started: float
+    started_wall: float
+    loop_at: float  # when the master's loop last turned
+    broker_ok_at: float  # when the broker last answered
+    broker_interval: float  # seconds in which it is asked at least once
+    reaped_at: float  # when the reaper last ran
+    reap_interval: float  # seconds
+    name: str
+    version: str
+    queues: str  # names, with a space between two
+    backend: str  # its URL without secrets
+    problem: str  # one sentence on why the pool is not well; "" = it is
+    torn: bool

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
-from jobpool.ipc.board_layout import CHILD, HEADER, MASTER, MAX_COUNT, MAX_REAL, PRINTED, PROGRESS, WORD, Layout, Memory
-from jobpool.ipc.board_views import ChildState, ChildView, HeaderView, MasterView
+from jobpool.ipc.board_layout import CHILD, MAX_COUNT, PRINTED, PROGRESS, WORD, ChildState, ChildView, Layout, Memory
 
-READ_LIMIT_S = 0.001
-"""Seconds after which a reader gives up on a part that is being written."""
+V = TypeVar("V")
 
 _BUSY, _IDLE, _BOOTING = int(ChildState.BUSY), int(ChildState.IDLE), int(ChildState.BOOTING)
-_PID, _STATE, _NONCE, _ATTEMPT, _DONE, _FAILED = (
-    CHILD.at[name] for name in ("pid", "state", "nonce", "attempt", "done", "failed")
+_PID, _STATE, _NONCE, _ATTEMPT, _DONE, _FAILED, _SINCE, _STARTED, _DEADLINE, _IDENT, _QUEUE, _HANDLER = (
+    field.at for field in CHILD.fields.values()
 )
-_SINCE, _STARTED, _DEADLINE = (CHILD.at[name] for name in ("since", "started", "deadline"))
-_IDENT, _QUEUE, _HANDLER = (CHILD.at[name] for name in ("ident", "queue", "handler"))
-_NAME_ROOM = CHILD.fields["ident"].room
-_FOR_NONCE, _FRACTION, _TEXT = (PROGRESS.at[name] for name in ("nonce", "fraction", "text"))
-_PRINTED_FOR, _TOTAL, _RING = (PRINTED.at[name] for name in ("nonce", "total", "ring"))
+_FOR_NONCE, _FRACTION, _TEXT = (field.at for field in PROGRESS.fields.values())
+_PRINTED_FOR, _TOTAL, _RING = (field.at for field in PRINTED.fields.values())
+_NAME_ROOM, _TEXT_ROOM = CHILD.fields["ident"].room, PROGRESS.fields["text"].room
 _RING_START, _RING_ROOM = (_RING + 1) * WORD, PRINTED.fields["ring"].room
-_TEXT_ROOM = PROGRESS.fields["text"].room
 
 
 def cut(text: str, room: int) -> bytes:
-    """`text` in UTF-8, at most `room` bytes, never half a character; a lone surrogate becomes "?"."""
+    """Return `text` in UTF-8, at most `room` bytes, never half a character; a lone surrogate becomes "?"."""
     raw = text.encode("utf-8", "replace")
     if len(raw) <= room:
         return raw
@@ -42,133 +36,64 @@ def write_text(memory: Memory, at: int, text: str, room: int) -> None:
     memory.words[at] = len(raw)
 
 
-def read_part(layout: Layout, memory: Memory) -> list[Any]:
-    """The fields in the order of the table, and behind them whether they may be torn.
+class NamedPart(Generic[V]):
+    """A part that is written by name, by the master's main thread only, where a microsecond does not matter.
 
-    Blocks for `READ_LIMIT_S` seconds at most.
-    """
-    give_up = 0.0
-    while True:
-        before = memory.words[0]
-        raw = bytes(memory.bytes)
-        if not before & 1 and memory.words[0] == before:
-            return [*_values(layout, raw), False]
-        now = time.monotonic()
-        if not give_up:
-            give_up = now + READ_LIMIT_S
-        elif now >= give_up:
-            return [*_values(layout, raw), True]
-        os.sched_yield()  # the writer may be waiting for this very core
-
-
-def _values(layout: Layout, raw: bytes) -> list[Any]:
-    view = memoryview(raw)
-    words, reals = view.cast("Q"), view.cast("d")
-    values: list[Any] = []
-    for name, field in layout.fields.items():
-        at = layout.at[name]
-        if field.kind == "word":
-            values.append(words[at])
-        elif field.kind == "count":
-            values.append(words[at] if words[at] < MAX_COUNT else 0)
-        elif field.kind == "real":
-            values.append(reals[at] if -MAX_REAL <= reals[at] <= MAX_REAL else 0.0)  # NaN neither
-        else:
-            start = (at + 1) * WORD
-            length = min(words[at], field.room)  # a torn length word must not lead outside
-            values.append(raw[start : start + length].decode("utf-8", "replace"))
-    return values
-
-
-class _NamedPart:
-    """A part that is written by name: the master's, where a microsecond does not matter.
-
-    The sequence is the writer's own number. What is in the shared memory is never read back to write: a word there that
-    is not ours must not end the master.
+    The sequence is the writer's own number. The shared memory is never read back to write: a word there that is not
+    ours must not end the master.
     """
 
-    def __init__(self, layout: Layout, memory: Memory) -> None:
+    def __init__(self, layout: Layout, page: memoryview, view: Callable[..., V]) -> None:
         self._layout = layout
-        self._memory = memory
+        self._memory = layout.of(page)
+        self._view = view
         self._sequence = 0
 
     def write(self, **fields: int | float | str) -> None:
-        """Set these fields in one step; the others stay.
-
-        Raises:
-            KeyError: No such field; nothing was written.
-        """
-        places = [(self._layout.fields[name], self._layout.at[name], value) for name, value in fields.items()]
+        """Set these fields in one step; the others stay. Raises `KeyError`, and writes nothing, for an unknown one."""
+        places: list[tuple[Any, Any]] = [(self._layout.fields[name], value) for name, value in fields.items()]
         memory = self._memory
         self._sequence += 2
         memory.words[0] = self._sequence - 1
         try:
-            for field, at, value in places:
-                _put(memory, field.kind, field.room, at, value)
+            for (kind, room, at), value in places:
+                if kind == "real":
+                    memory.reals[at] = value
+                elif kind == "text":
+                    write_text(memory, at, value, room)
+                else:
+                    memory.words[at] = int(value)
         finally:
             memory.words[0] = self._sequence
+
+    def read(self) -> V:
+        """Read what it says now. Blocks for `READ_LIMIT_S` seconds at most."""
+        *values, torn = self._layout.read(self._memory)
+        return self._view(**dict(zip(self._layout.fields, values, strict=True)), torn=torn)
 
     def release(self) -> None:
         self._memory.release()
 
 
-def _put(memory: Memory, kind: str, room: int, at: int, value: Any) -> None:
-    if kind == "real":
-        memory.reals[at] = value
-    elif kind == "text":
-        write_text(memory, at, value, room)
-    else:
-        memory.words[at] = int(value)
-
-
-class HeaderPart(_NamedPart):
-    """The pool. Written by the master's main thread only."""
-
-    def __init__(self, memory: Memory) -> None:
-        super().__init__(HEADER, memory)
-
-    def read(self) -> HeaderView:
-        """Read what it says now. Blocks for `READ_LIMIT_S` seconds at most."""
-        *values, torn = read_part(HEADER, self._memory)
-        return HeaderView(**dict(zip(HEADER.fields, values, strict=True)), torn=torn)
-
-
-class MasterPart(_NamedPart):
-    """The master's word on a slot. Written by the master's main thread only."""
-
-    def __init__(self, memory: Memory) -> None:
-        super().__init__(MASTER, memory)
-
-    def read(self) -> MasterView:
-        """Read what it says now. Blocks for `READ_LIMIT_S` seconds at most."""
-        return MasterView(*read_part(MASTER, self._memory))
-
-
 class ChildPart:
-    """The child's word on itself. Each writer is called in the child, on its main thread; `progress` on any thread.
+    """The child's word on itself. Writers are called in the child, on its main thread; `progress` on any thread.
 
-    The sequences are this object's own numbers, and come out even again whatever a writer before has left: it may have
-    been ended in mid-write, by a kill or by the alarm's exception, and a handler may have written over the page.
+    The sequences are this object's own numbers, and come out even again whatever a writer before has left: a kill or
+    the alarm's exception may have ended it in mid-write.
     """
 
     def __init__(self, memory: Memory, progress: Memory) -> None:
         self._memory = memory
         self._words = memory.words
         self._reals = memory.reals
-        self._bytes = memory.bytes
         self._progress = progress
         self._queue = self._handler = ""
         self._done = self._failed = 0
         self._sequence = self._progress_sequence = 0
         self._lock = threading.Lock()
 
-    # --- written by the child ----------------------------------------------------------------------
-
     def booting(self, pid: int, now: float) -> None:
-        """Take the page over from the child before: reset all but the totals, and heal both sequences.
-
-        Whatever that one has left there, even where its handler had written over the page.
-        """
+        """Take the page over from the child before, in any state: reset all but the totals, and heal both sequences."""
         words, progress = self._words, self._progress.words
         self._lock = threading.Lock()  # the old one may have been held when the process was forked
         self._queue = self._handler = ""
@@ -186,7 +111,7 @@ class ChildPart:
         self._write_progress(0, 0.0, "")
 
     def idle(self, now: float) -> None:
-        """It waits for a frame."""
+        """Note that it waits for a frame."""
         words = self._words
         self._sequence = sequence = self._sequence + 2
         words[0] = sequence - 1
@@ -195,7 +120,7 @@ class ChildPart:
         words[0] = sequence
 
     def took(self, nonce: int, now: float) -> None:
-        """It has received this frame and not looked into it: the first act on a frame."""
+        """Note that it has received this frame and not looked into it: the first act on a frame."""
         words, reals = self._words, self._reals
         self._sequence = sequence = self._sequence + 2
         words[0] = sequence - 1
@@ -209,7 +134,7 @@ class ChildPart:
     def started(
         self, nonce: int, now: float, deadline: float, ident: str, queue: str, handler: str, attempt: int
     ) -> None:
-        """It runs this attempt. `deadline` 0 = unlimited."""
+        """Note that it runs this attempt. `deadline` 0 = unlimited."""
         words, reals = self._words, self._reals
         self._sequence = sequence = self._sequence + 2
         words[0] = sequence - 1
@@ -228,7 +153,7 @@ class ChildPart:
         words[0] = sequence
 
     def finished(self, succeeded: bool, now: float) -> None:
-        """The attempt has ended with a verdict; it waits for a frame."""
+        """Note that the attempt has ended with a verdict, and that it waits for a frame."""
         words = self._words
         self._sequence = sequence = self._sequence + 2
         words[0] = sequence - 1
@@ -243,7 +168,7 @@ class ChildPart:
         words[0] = sequence
 
     def progress(self, fraction: float, text: str = "") -> None:
-        """How far the attempt is. When two threads tell at the same time, one is left out."""
+        """Note how far the attempt is. When two threads tell at the same time, one is left out."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -260,8 +185,6 @@ class ChildPart:
         write_text(self._progress, _TEXT, text, _TEXT_ROOM)
         words[0] = sequence
 
-    # --- read by anybody ---------------------------------------------------------------------------
-
     @property
     def nonce(self) -> int:
         """The last attempt that the slot's child has taken; one word, never torn, no lock."""
@@ -274,8 +197,8 @@ class ChildPart:
 
     def read(self) -> ChildView:
         """Read what it says now. Blocks for twice `READ_LIMIT_S` seconds at most."""
-        told_for, fraction, text, torn_progress = read_part(PROGRESS, self._progress)
-        pid, state, nonce, *rest, torn = read_part(CHILD, self._memory)
+        told_for, fraction, text, torn_progress = PROGRESS.read(self._progress)
+        pid, state, nonce, *rest, torn = CHILD.read(self._memory)
         if told_for != nonce or torn_progress:  # of an attempt before: so no new one has to reset it
             fraction, text = 0.0, ""
         known = ChildState(state) if state <= _BUSY else ChildState.NONE
@@ -292,12 +215,12 @@ def _count(word: int) -> int:
 
 
 def _printable(text: str) -> str:
-    """`text` on one line, without what a terminal would obey."""
+    """Return `text` on one line, without what a terminal would obey."""
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
 class PrintedPart:
-    """The last of what the running attempt has printed, where a kill cannot take it away.
+    """The last text that the running attempt has printed, where a kill cannot take it away.
 
     `write` is called in the child. A thread that writes at the same time may lose some of it to another.
     """

@@ -9,25 +9,16 @@ import select
 import signal
 import socket
 from collections import deque
-from dataclasses import dataclass
 
 from jobpool.ipc import packets
 from jobpool.ipc.frames import MAX_ENQUEUED_BYTES, Ask, BadFrame, BootFailed, Frame, Ready, Reply, Result, Run, decode
 
-ESCAPED_FACTOR = 16
-"""Times the output cap that an answer's output and error may take as JSON: six bytes for one, and both are capped."""
-
-TRACE_BYTES = 256 * 1024
-"""Bytes of a trace file: some dumps of many threads. Writes beyond fail, which a fault handler does not mind."""
-
+ESCAPED_FACTOR = 16  # times the output cap, for output and error as JSON: six bytes for one, and both are capped
+TRACE_BYTES = 256 * 1024  # some dumps of many threads; writes beyond fail, which a fault handler does not mind
 TRACE_TAIL_BYTES = 16 * 1024
 OUTPUT_TAIL_BYTES = 4 * 1024
-
-OUTPUT_PIPE_BYTES = 256 * 1024
-"""Bytes of a child's output pipe, if the user may still have that much in pipes; else it has what the kernel gives."""
-
-DRAINS_AT_ONCE = 16
-"""Halves of a full pipe that one look throws away, where the writer fills it again meanwhile: some 2 MiB."""
+OUTPUT_PIPE_BYTES = 256 * 1024  # if the user may still have that much in pipes; else what the kernel gives
+DRAINS_AT_ONCE = 16  # halves of a full pipe that one look throws away, if the writer fills it meanwhile: some 2 MiB
 
 
 class BrokenChannelError(Exception):
@@ -38,41 +29,18 @@ class BrokenChannelError(Exception):
         self.closed = closed
 
 
-@dataclass(slots=True)
-class ChildEnds:
-    """The child's ends, to be sent with `Spawn`: reading end of work, channel, trace file, writing end of output."""
-
-    work: socket.socket
-    channel: socket.socket
-    trace: int
-    output: int
-
-    @property
-    def fds(self) -> tuple[int, int, int, int]:
-        return self.work.fileno(), self.channel.fileno(), self.trace, self.output
-
-
 class ChildChannel:
     """The master's hold on a child. Every call returns at once.
 
-    The master keeps the reading end of `work` as well: a frame that the child has not read yet can be taken back, and
-    the kernel gives each packet to one reader only, so it is never both taken back and run.
-
-    Args:
-        child: Its serial number.
-        output_cap: Bytes of output that it keeps of an attempt.
-        slot: Index of its slot.
-        generation: Of its fork server.
-
-    Attributes:
-        pid: Of its process; 0 = it is not known to be born yet.
+    The master keeps the reading end of `work` as well: a frame that the child has not read yet can be taken back. The
+    kernel gives each packet to one reader only, so it is never both taken back and run.
     """
 
     def __init__(self, child: int, output_cap: int, slot: int = 0, generation: int = 0) -> None:
         self.child = child
         self.slot = slot
         self.generation = generation
-        self.pid = 0
+        self.pid = 0  # it is not known to be born yet
         self._work_in, self._work = packets.pair()
         self.channel, self._far = packets.pair()
         self._work.setblocking(False)
@@ -88,20 +56,20 @@ class ChildChannel:
         self._output_room = fcntl.fcntl(self._output, fcntl.F_GETPIPE_SZ)
         self._has_room = select.poll()
         self._has_room.register(self._output, select.POLLOUT)
-        self.dropped = 0
-        """Bytes of the running attempt's raw output that were thrown away."""
+        self.dropped = 0  # bytes of the running attempt's raw output that were thrown away
         self.pidfd = -1
         self._doomed = False
-        self.is_asking = False
-        """Its question is open: nothing more of it is read until `reply`."""
+        self.is_asking = False  # True: its question is open, and nothing more of it is read until `reply`
         self._booted = False
         self._handed: deque[int] = deque()
 
-    def ends(self) -> ChildEnds:
-        return ChildEnds(self._work_in, self._far, self._trace, self._output_in)
+    @property
+    def fds(self) -> tuple[int, int, int, int]:
+        """The child's ends, for `Spawn`: reading end of work, channel, trace file, writing end of output."""
+        return self._work_in.fileno(), self._far.fileno(), self._trace, self._output_in
 
     def born(self) -> None:
-        """The child's ends were sent: the far end of the channel is its alone from here, so that its close is seen."""
+        """Close the child's ends, once they were sent: the far end is its alone from here, and its close is seen."""
         self._far.close()
         os.close(self._output_in)
         self._output_in = -1
@@ -118,33 +86,32 @@ class ChildChannel:
 
     def hand(self, nonce: int, run: bytes) -> bool:
         """Write attempt `nonce` (`frames.run_packet`) to the child; False: nothing was written, its socket is full."""
-        written = self._write(run)
-        if written:
-            self._handed.append(nonce)
-        return written
+        try:
+            packets.send(self._work, run)
+        except OSError:
+            return False
+        self._handed.append(nonce)
+        return True
 
     def retire(self) -> None:
         """End the child's work: it leaves after what it has read. A frame that says so could be taken back."""
         self._work.shutdown(socket.SHUT_WR)
 
-    def _write(self, packet: bytes) -> bool:
-        try:
-            packets.send(self._work, packet)
-        except OSError:
-            return False
-        return True
-
     def reply(self, reply: Reply) -> None:
         """Answer an `Ask`. A child that has died, or that asks on and reads no answer, hears nothing more."""
         self.is_asking = False
         try:
-            _send_reply(self.channel, reply)
+            try:
+                packets.send(self.channel, reply.encode())
+            except packets.PacketTooLarge as error:
+                why = f"the answer is too large, ask for fewer jobs at once: {error}"
+                packets.send(self.channel, Reply([], "InvalidJob", why).encode())
         except OSError:
             with contextlib.suppress(OSError):  # or it would wait for this answer forever
                 self.channel.shutdown(socket.SHUT_RDWR)
 
     def take_back(self) -> frozenset[int]:
-        """The nonces of the frames that the child had not read; it never will."""
+        """Return the nonces of the frames that the child had not read; it never will."""
         nonces: set[int] = set()
         while True:
             try:
@@ -159,30 +126,23 @@ class ChildChannel:
                 self._handed.remove(frame.nonce)
 
     def receive(self) -> Frame | None:
-        """The child's next frame; None: nothing now.
-
-        Raises:
-            BrokenChannelError: It has closed, or what came is not a frame, or not one that the child may send now.
-        """
+        """Return the child's next frame; None: nothing now. Raises `BrokenChannelError`, also out of turn."""
         try:
             packet = self._reader.read()
+            if packet is None:
+                raise BrokenChannelError("closed", closed=True)
+            frame = decode(packet)
         except BlockingIOError:
             return None
-        except packets.PacketTooLarge as error:
+        except (packets.PacketTooLarge, BadFrame) as error:
             raise BrokenChannelError(str(error)) from error
         except OSError as error:
             raise BrokenChannelError(str(error), closed=True) from error
-        if packet is None:
-            raise BrokenChannelError("closed", closed=True)
-        try:
-            frame = decode(packet)
-        except BadFrame as error:
-            raise BrokenChannelError(str(error)) from error
         self._check(frame)
         return frame
 
     def _check(self, frame: Frame) -> None:
-        """Refuse what comes out of turn: user code has these descriptors too, and could keep the master busy."""
+        """Refuse a frame out of turn: user code has these descriptors too, and could keep the master busy."""
         kind = type(frame)
         if kind is Result:
             if not self._handed or self._handed[0] != frame.nonce:  # type: ignore[union-attr]
@@ -196,10 +156,7 @@ class ChildChannel:
             self._booted = True
 
     def signal(self, number: int) -> None:
-        """Send a signal through the pidfd: never to a process that has taken over the pid.
-
-        One that is not known to be born yet gets SIGKILL at its birth, and no other signal.
-        """
+        """Send a signal through the pidfd. Before the birth is known, SIGKILL waits for it, and no other does."""
         if self.pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, number)
@@ -268,17 +225,8 @@ class ChildChannel:
         """Let everything go. Safe to call twice."""
         for sock in (self._work_in, self._work, self.channel, self._far):
             sock.close()
-        fds = [fd for fd in (self._trace, self._output, self._output_in, self.pidfd) if fd >= 0]
-        packets.close_all(fds)
+        packets.close_all([self._trace, self._output, self._output_in, self.pidfd])
         self._trace = self._output = self._output_in = self.pidfd = -1
-
-
-def _send_reply(channel: socket.socket, reply: Reply) -> None:
-    try:
-        packets.send(channel, reply.encode())
-    except packets.PacketTooLarge as error:
-        why = f"the answer is too large, ask for fewer jobs at once: {error}"
-        packets.send(channel, Reply([], "InvalidJob", why).encode())
 
 
 def _trace_file() -> int:

@@ -10,19 +10,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jobpool.ipc import packets
 from jobpool.ipc.frames import BadFrame, Exited, Frame, Loaded, LoadFailed, Spawn, Spawned, SpawnFailed, decode
 from jobpool.ipc.packets import Outbox
-from jobpool.ipc.process_options import ForkServerConfig, scrubbed
+from jobpool.ipc.process_options import ForkServerConfig, ProgramOptions, scrubbed
 
-END_LIMIT_S = 10.0
-"""Seconds in which a fork server ends after its master has hung up: it may have strays to sweep."""
-
-UNDEAD_AFTER_S = 1.0
-"""Seconds after SIGKILL at which its children that are dead are not left to it any more."""
-
+PROGRAM = "jobpool.ipc.fork_server_main"
+END_LIMIT_S = 10.0  # seconds in which a fork server ends after its master has hung up: it may have strays to sweep
+UNDEAD_AFTER_S = 1.0  # seconds after SIGKILL at which its children that are dead are not left to it any more
 _FRAMES_AT_ONCE = 256
 _UP = (Loaded, LoadFailed, Spawned, SpawnFailed, Exited)
 
@@ -32,12 +29,6 @@ class ForkServerClient:
 
     Poll `fileno()` for reading and call `receive()`; when `closed` is true, unregister it, call `close()`, and call
     `poll()` until it gives a status. Its children die with it.
-
-    Attributes:
-        pid: Of the process; it leads a session and a group of its own.
-        closed: No frame will come any more: it has died, or it was closed.
-        broken: Why it was killed by this class; "" = it was not.
-        has_loaded: It has imported the app.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
@@ -47,53 +38,36 @@ class ForkServerClient:
         self._outbox = Outbox(control)
         self._hung_up_at = math.inf
         self._killed_at = math.inf
-        self.pid = process.pid
-        self.closed = False
-        self.broken = ""
-        self.has_loaded = False
+        self.pid = process.pid  # it leads a session and a group of its own
+        self.closed = False  # no frame will come any more: it has died, or it was closed
+        self.broken = ""  # why it was killed by this class; "" = it was not
+        self.has_loaded = False  # the app
 
     @classmethod
     def start(cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str]) -> ForkServerClient:
-        """Start one; its first frame is `Loaded` or `LoadFailed`.
+        """Start one, with `environ` after it is `scrubbed`; its first frame is `Loaded` or `LoadFailed`.
 
-        Args:
-            config: What it is told.
-            board_fd: Of the scoreboard; stays the caller's.
-            environ: Its environment, before it is `scrubbed`.
-
-        Raises:
-            OSError: No process or descriptor to be had.
+        `board_fd`, of the scoreboard, stays the caller's. Raises and blocks as `execute`.
 
         Call it on the main thread: the fork server dies with the calling thread until the app is imported.
-        Blocks until the interpreter is executed, some milliseconds.
         """
         here, there = packets.pair()
-        with there:
-            config_fd = os.memfd_create("jobpool-config", os.MFD_CLOEXEC)
-            try:
-                os.write(config_fd, config.to_json())
-                process = _execute((there.fileno(), config_fd, board_fd), environ)
-            except BaseException:
-                here.close()
-                raise
-            finally:
-                os.close(config_fd)
-        return cls(process, here)
+        try:
+            return cls(execute(PROGRAM, config, (there.fileno(), board_fd), environ), here)
+        except BaseException:
+            here.close()
+            raise
+        finally:
+            there.close()
 
     def fileno(self) -> int:
-        """Readable when `receive` has something; -1 once `close` was called."""
+        """Return a descriptor that is readable when `receive` has something; -1 once `close` was called."""
         return self._control.fileno()
 
     def spawn(self, child: int, slot: int, fds: tuple[int, int, int, int]) -> None:
-        """Ask for a child; the answer is `Spawned` or `SpawnFailed`, or `closed`.
+        """Ask for a child (`Spawn`); the answer is `Spawned` or `SpawnFailed`, or `closed`. `fds` stay the caller's.
 
-        Args:
-            child: Serial number, never used before.
-            slot: Which page of the board it writes.
-            fds: work (reading end), channel, trace, output; they stay the caller's.
-
-        Raises:
-            OSError: EMFILE, no descriptor to be had for a request that has to wait.
+        Raises `OSError` (EMFILE) if no descriptor is to be had for a request that has to wait.
         """
         if self.closed:
             return
@@ -101,7 +75,7 @@ class ForkServerClient:
             self._outbox.send(Spawn(child, slot).encode(), fds)
 
     def receive(self) -> list[tuple[Frame, list[int]]]:
-        """The frames that have come, at most 256, and with a `Spawned` the pidfd, which is the caller's to close."""
+        """Return the frames that have come, at most 256. With a `Spawned` comes the pidfd, the caller's to close."""
         frames: list[tuple[Frame, list[int]]] = []
         if not self.closed:
             with contextlib.suppress(ConnectionError):
@@ -109,40 +83,34 @@ class ForkServerClient:
         while not self.closed and len(frames) < _FRAMES_AT_ONCE:
             try:
                 got = packets.recv(self._control, fds_may_lack=True)
+                if got is None:
+                    self.closed = True
+                else:
+                    frames.append((self._frame(*got), got[1]))
             except BlockingIOError:
                 break
-            except packets.PacketTooLarge as error:
-                self._give_up(str(error))
+            except (packets.PacketTooLarge, BadFrame) as error:
+                # The app has got at its descriptors: nobody can look after its children any more.
+                self.broken = f"the fork server does not speak our language any more ({error}), and was killed"
+                self.closed = True
+                self.kill()
             except OSError:
                 self.closed = True
-            else:
-                self._take(got, frames)
         return frames
 
-    def _take(self, got: tuple[bytes, list[int]] | None, frames: list[tuple[Frame, list[int]]]) -> None:
-        if got is None:
-            self.closed = True
-            return
-        packet, fds = got
+    def _frame(self, packet: bytes, fds: list[int]) -> Frame:
         try:
             frame = decode(packet)
             if not isinstance(frame, _UP):
                 raise BadFrame(f"{type(frame).__name__} is not for the master")
-        except BadFrame as error:
+        except BadFrame:
             packets.close_all(fds)
-            self._give_up(str(error))
-        else:
-            self.has_loaded = self.has_loaded or isinstance(frame, Loaded)
-            frames.append((frame, fds))
-
-    def _give_up(self, why: str) -> None:
-        """It sends rubbish: the app has got at its descriptors. Its children cannot be looked after any more."""
-        self.broken = f"the fork server does not speak our language any more ({why}), and was killed"
-        self.closed = True
-        self.kill()
+            raise
+        self.has_loaded = self.has_loaded or isinstance(frame, Loaded)
+        return frame
 
     def poll(self) -> int | None:
-        """Its exit status, negative = by that signal; None while it runs. Collects it.
+        """Collect it and return its exit status, negative = by that signal; None while it runs.
 
         Kills one that has not ended `END_LIMIT_S` seconds after `close`: it may be stopped, or hang in an app's hook.
         """
@@ -157,11 +125,11 @@ class ForkServerClient:
         return time.monotonic() - self._killed_at > UNDEAD_AFTER_S
 
     def wait(self, timeout: float) -> int:
-        """Its exit status, after at most `timeout` seconds. Raises `subprocess.TimeoutExpired`."""
+        """Return its exit status, after at most `timeout` seconds. Raises `subprocess.TimeoutExpired`."""
         return self._process.wait(timeout)
 
     def kill(self) -> None:
-        """SIGKILL for it and its group; its children die with it. A dead one is fine."""
+        """Kill it and its group; its children die with it. A dead one is fine."""
         if self._process.poll() is None:
             self._kill()
 
@@ -177,11 +145,23 @@ class ForkServerClient:
         self._control.close()
 
 
-def _execute(fds: tuple[int, int, int], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "jobpool.ipc.fork_server_main", *map(str, fds)],
-        stdin=subprocess.DEVNULL,
-        pass_fds=fds,
-        start_new_session=True,
-        env=scrubbed(environ),
-    )
+def execute(
+    program: str, options: ProgramOptions, fds: Sequence[int], environ: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start `python -m program CONFIG_FD FD… MASTER_PID` in a session of its own, with `environ` but its secrets.
+
+    CONFIG_FD has the options as JSON. Raises `OSError` if no process or descriptor is to be had. Blocks until the
+    interpreter is executed, some milliseconds.
+    """
+    config = os.memfd_create("jobpool-config", os.MFD_CLOEXEC)
+    try:
+        os.write(config, options.to_json())
+        return subprocess.Popen(
+            [sys.executable, "-m", program, *map(str, (config, *fds, os.getpid()))],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(config, *fds),
+            start_new_session=True,
+            env=scrubbed(environ),
+        )
+    finally:
+        os.close(config)

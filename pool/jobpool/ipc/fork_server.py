@@ -12,36 +12,20 @@ import select
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from jobpool.ipc import linux, packets, postfork
 from jobpool.ipc.frames import BadFrame, Exited, Spawn, Spawned, SpawnFailed, decode
 from jobpool.ipc.packets import Outbox
 from jobpool.ipc.process_options import ASKS_STACK, ChildOptions
-from jobpool.ipc.scoreboard import ChildPages
+from jobpool.ipc.scoreboard import ChildPage, ChildPages
 
-SWEEP_LIMIT_S = 1.0
-"""Seconds for which one sweep may hold the loop up; what is left is tried again every `RESWEEP_EVERY_S` seconds."""
-
-SHORT_SWEEP_S = 0.05
-"""The same while something is left from the sweep before, which may not die for long (state D)."""
-
+SWEEP_LIMIT_S = 1.0  # for which one sweep may hold the loop up; the rest is tried again every `RESWEEP_EVERY_S`
+SHORT_SWEEP_S = 0.05  # while something is left from the sweep before, which may not die for long (state D)
 RESWEEP_EVERY_S = 1.0
 END_LIMIT_S = 5.0
-
-FORK_LIMIT_S = 15.0
-"""Seconds that one fork may take, the app's own at-fork hooks included. The master is less patient, if it lives."""
-
+FORK_LIMIT_S = 15.0  # of one fork, the app's own at-fork hooks included; the master is less patient, if it lives
 _REQUESTS_AT_ONCE = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A child that was not collected yet."""
-
-    child: int
-    pid: int
-    pidfd: int
 
 
 class ForkServer:
@@ -62,7 +46,7 @@ class ForkServer:
         self._options = options
         self._main = child_main
         self._inheritance = inheritance
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, Spawned] = {}  # by pidfd, those not collected yet
         self._of_app = linux.direct_children()
         self._strays_left = False
         self._master_gone = False
@@ -90,15 +74,13 @@ class ForkServer:
         ready = dict(self._poll.poll(wait))
         control = ready.pop(self._control.fileno(), 0)
         if ready or self._strays_left:
-            self._collect([self._children[pidfd] for pidfd in ready])
+            self._collect(ready)
         if control & select.POLLOUT:
             self._outbox.flush()
         if control & ~select.POLLOUT:
             self._read()
         waiting = select.POLLOUT if self._outbox else 0
         self._poll.modify(self._control, select.POLLIN | waiting)
-
-    # --- requests ----------------------------------------------------------------------------------
 
     def _read(self) -> None:
         for _ in range(_REQUESTS_AT_ONCE):
@@ -109,44 +91,31 @@ class ForkServer:
             if got is None:
                 self._master_gone = True
                 return
-            self._serve(*got)
-
-    def _serve(self, packet: bytes, fds: list[int]) -> None:
-        try:
-            frame = decode(packet)
-            if not isinstance(frame, Spawn):
-                raise BadFrame(f"{type(frame).__name__} is not for a fork server")
-            self._spawn(frame, fds)
-        finally:
-            packets.close_all(fds)
+            packet, fds = got
+            try:
+                frame = decode(packet)
+                if not isinstance(frame, Spawn):
+                    raise BadFrame(f"{type(frame).__name__} is not for a fork server")
+                self._spawn(frame, fds)
+            finally:
+                packets.close_all(fds)
 
     def _spawn(self, frame: Spawn, fds: list[int]) -> None:
         if len(fds) != 4 or not 0 <= frame.slot < self._pages.slots:
             raise BadFrame(f"a Spawn for slot {frame.slot} with {len(fds)} descriptors")
-        work, channel, trace, output = fds
         try:
             with self._pages.mapped(frame.slot) as page:
-                request = postfork.SpawnRequest(
-                    slot=frame.slot,
-                    child=frame.child,
-                    fds=(work, channel, trace, output),
-                    server_pid=os.getpid(),
-                    page=page,
-                    options=self._options,
-                    main=self._main,
-                )
-                child = self._fork(request)
+                pid, pidfd = self._fork(frame, fds, page)
         except OSError as error:  # EAGAIN: too many processes; ENOMEM; EMFILE: no pidfd
             self._outbox.send(SpawnFailed(frame.child, f"the child could not be forked: {error}").encode())
             return
-        self._children[child.pidfd] = child
-        self._poll.register(child.pidfd, select.POLLIN)
-        self._outbox.send(Spawned(child.child, child.pid).encode(), [child.pidfd])
+        spawned = self._children[pidfd] = Spawned(frame.child, pid)
+        self._poll.register(pidfd, select.POLLIN)
+        self._outbox.send(spawned.encode(), [pidfd])
 
-    def _fork(self, request: postfork.SpawnRequest) -> Child:
-        # Not the board's descriptor: the child has its page mapped, and a handler that writes to every descriptor it
-        # finds must not write over the pages of the others.
-        self._inheritance.keep = {0, 1, 2, *request.fds}
+    def _fork(self, spawn: Spawn, fds: list[int], page: ChildPage) -> tuple[int, int]:
+        # Not the board's descriptor: a handler may write to every descriptor that it finds, and the child has its page.
+        self._inheritance.keep = {0, 1, 2, *fds}
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {ASKS_STACK})
         pid = -1
         signal.setitimer(signal.ITIMER_REAL, FORK_LIMIT_S)  # its signal ends this process, also where a hook is in C
@@ -159,52 +128,38 @@ class ForkServer:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if pid == 0:
             self._control.detach()  # closed already; its number may be another's by now
-            postfork.live(request)
+            postfork.live(self._main, spawn, fds, page, self._options, self._pid)
         with contextlib.suppress(PermissionError, ProcessLookupError):  # the child was faster: executed, or dead
             os.setpgid(pid, pid)  # on both sides, so that it holds before either goes on
         try:
-            return Child(request.child, pid, os.pidfd_open(pid))
+            return pid, os.pidfd_open(pid)
         except OSError:
             linux.kill(pid)
             os.waitpid(pid, 0)
             raise
 
-    # --- deaths ------------------------------------------------------------------------------------
-
-    def _collect(self, dead: list[Child]) -> None:
+    def _collect(self, dead: Iterable[int]) -> None:
         """Kill the groups of the dead, sweep, and only then free their pids; so no pid or group can be another's."""
-        for child in dead:
-            os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
-            linux.kill_group(child.pid)
-        strays = self._sweep()
-        for child in dead:
-            self._outbox.send(self._collected(child, strays).encode())
-            strays = 0  # when several die at once, the first is charged with all
-
-    def _sweep(self) -> int:
+        for pidfd in dead:
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+            linux.kill_group(self._children[pidfd].pid)
         ours = {child.pid for child in self._children.values()} | self._of_app
         limit = SHORT_SWEEP_S if self._strays_left else SWEEP_LIMIT_S
         begun = time.monotonic()
         strays = linux.sweep_strays(ours, limit)
         self._strays_left = time.monotonic() - begun >= limit
-        return strays
+        for pidfd in dead:
+            self._outbox.send(self._collected(pidfd, strays).encode())
+            strays = 0  # when several die at once, the first is charged with all
 
-    def _collected(self, child: Child, strays: int) -> Exited:
-        self._poll.unregister(child.pidfd)
-        os.close(child.pidfd)
-        del self._children[child.pidfd]
+    def _collected(self, pidfd: int, strays: int) -> Exited:
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        child = self._children.pop(pidfd)
         _, status, usage = os.wait4(child.pid, 0)
-        signaled = os.WIFSIGNALED(status)
-        return Exited(
-            child=child.child,
-            pid=child.pid,
-            code=None if signaled else os.WEXITSTATUS(status),
-            signal=os.WTERMSIG(status) if signaled else None,
-            core=os.WCOREDUMP(status),
-            cpu_seconds=usage.ru_utime + usage.ru_stime,
-            peak_rss=usage.ru_maxrss * 1024,
-            strays=strays,
-        )
+        code, number = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
+        cpu_seconds, peak_rss = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+        return Exited(child.child, child.pid, code, number, os.WCOREDUMP(status), cpu_seconds, peak_rss, strays)
 
     def _end(self) -> None:
         for child in self._children.values():

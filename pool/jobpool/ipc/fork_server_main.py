@@ -1,20 +1,19 @@
-"""The fork server, a program: `python -m jobpool.ipc.fork_server_main CONTROL_FD CONFIG_FD BOARD_FD [--no-preload]`.
+"""The fork server, a program: `python -m jobpool.ipc.fork_server_main CONFIG_FD CONTROL_FD BOARD_FD … [--no-preload]`.
 
 Started by exec, so it is small and clean: one thread, no broker socket, no secrets in its environment. It imports the
 app once, freezes the heap, and forks children on request until the master is gone (fork_server.py).
 
-Whose end it follows. While the app is imported, nothing but the kernel can end it when the master dies (an import may
-hang in C), so PDEATHSIG is SIGKILL, and there is no child yet that would need more than that. Later that would leave no
-time to sweep, and it fires when the *thread* ends that started this program. So, from then on, the end of the control
-socket tells; and PDEATHSIG is SIGCONT, with a handler that looks who the parent is. That also ends a fork server which
-somebody has stopped, or which waits in an app's at-fork hook; one that hangs there in C code has the timer of a fork.
-So: start it on a thread that outlives the import, the master's main thread.
+It ends with the master. While the app is imported, only the kernel can end it (an import may hang in C): PDEATHSIG is
+SIGKILL, and there is no child yet that would need more. Later that would leave no time to sweep, and it fires when the
+*thread* ends that started this program. So from then on the end of the control socket tells, and PDEATHSIG is SIGCONT,
+with a handler that looks who the parent is. That also ends a fork server that is stopped, or waits in an app's at-fork
+hook. One that hangs there in C code has the timer of a fork. So start it on a thread that outlives the import.
 
-Python threads that live on after the import make forking unsafe. Then, or when `options.preload` is False, the table of
-handlers is reported and the program executes itself anew with `--no-preload`; the children import the app themselves.
+Python threads that live on after the import make forking unsafe. Then, or without `options.preload`, the handlers are
+reported, the program executes itself anew with `--no-preload`, and the children import the app themselves.
 
-It is in a session of its own: a Ctrl-C or a TERM to the master's group does not reach it. What is sent to it all the
-same, or by accident, it ignores (`IGNORED`). Exit status: 0 the master is gone; 3 the app does not import.
+It is in a session of its own: a Ctrl-C or a TERM to the master's group does not reach it, and it ignores a stray signal
+(`IGNORED`). Exit status: 0 the master is gone; 3 the app does not import.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ import threading
 import time
 import traceback
 import warnings
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import setproctitle
 
@@ -48,22 +46,17 @@ from jobpool.ipc.scoreboard import ChildPages
 NO_PRELOAD = "--no-preload"
 LOAD_FAILED = 3
 VICTIM_POINTS = 100
-IGNORED = (linux.ACCIDENTAL_SIGNALS - {signal.SIGALRM}) | {
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
-    *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
+IGNORED = (linux.ACCIDENTAL_SIGNALS - {signal.SIGALRM}) | {  # SIGALRM is that of the timer of a fork
+    getattr(signal, f"SIG{name}") for name in ("INT", "TERM", "HUP", "QUIT", "TSTP", "TTIN", "TTOU")
 }
-"""SIGALRM is that of the timer of a fork."""
-
-THREADS_LIMIT_S = 0.2
-"""Seconds that threads which the import started get to finish by themselves."""
-
+THREADS_LIMIT_S = 0.2  # that threads which the import started get to finish by themselves
 _TRACE_CHARS = 20_000
 
 
 def main(argv: list[str]) -> int:
     """Run with these arguments; return the exit status."""
-    control_fd, config_fd, board_fd = map(int, argv[1:4])
-    preload = NO_PRELOAD not in argv[4:]
+    config_fd, control_fd, board_fd = map(int, argv[1:4])
+    preload = NO_PRELOAD not in argv
     linux.close_all_but({0, 1, 2, control_fd, config_fd, board_fd})
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=control_fd)
     config = ForkServerConfig.from_json(os.pread(config_fd, os.fstat(config_fd).st_size, 0))
@@ -71,13 +64,17 @@ def main(argv: list[str]) -> int:
     inheritance = Inheritance(control_fd)
     if preload:
         linux.prefer_as_victim(VICTIM_POINTS)
-        loaded = load(config)
+        loaded = _load(config)
         packets.send(control, loaded.encode())
         if isinstance(loaded, LoadFailed):
             linux.sweep_strays((), 1.0)  # what the import had started before it failed
             return LOAD_FAILED
         if not loaded.preloaded:
-            _execute_anew(control_fd, config_fd, board_fd)
+            for fd in control_fd, config_fd, board_fd:
+                os.set_inheritable(fd, True)
+            flush_streams()
+            signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)  # the new program has no handlers until `_prepare`
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], NO_PRELOAD])
     else:
         linux.sweep_strays((), 1.0)  # what the first import had started
     return _serve(config, control, board_fd, inheritance, preload)
@@ -85,8 +82,12 @@ def main(argv: list[str]) -> int:
 
 def _prepare(config: ForkServerConfig, control: socket.socket) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _nothing)  # and not SIG_IGN, which a program that the app starts would inherit
-    _die_with_master(control)
+        signal.signal(number, lambda *_: None)  # and not SIG_IGN, which a program that the app starts would inherit
+    linux.signal_at_parents_death(signal.SIGKILL)
+    poll = select.poll()
+    poll.register(control, 0)
+    if poll.poll(0):  # hung up: the master died before the line above
+        raise SystemExit(0)
     linux.become_subreaper()
     if sys.stderr is not None:
         faulthandler.enable()  # an import that crashes leaves its stack on the master's stderr
@@ -97,10 +98,10 @@ def _prepare(config: ForkServerConfig, control: socket.socket) -> None:
 
 
 def _reset_and_ignore_signals() -> None:
-    """Children reset this. A handler would not do: when many signals come at once, its calls overflow the small stack
-    that the fault handler has them run on.
+    """Ignore them; children reset this. Handlers would not do: many signals at once overflow the small stack that the
+    fault handler has them run on.
 
-    One that comes between the reset and the ignoring would end this process, so all wait meanwhile.
+    A signal that comes between the reset and the ignoring would end this process, so all wait meanwhile.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
     reset_signals(IGNORED)  # had the app ignored SIGCHLD, the kernel would collect the dead before this process does
@@ -109,19 +110,7 @@ def _reset_and_ignore_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _nothing(number: int, frame: FrameType | None) -> None:
-    pass
-
-
-def _die_with_master(control: socket.socket) -> None:
-    linux.signal_at_parents_death(signal.SIGKILL)
-    poll = select.poll()
-    poll.register(control, 0)
-    if poll.poll(0):  # hung up: the master died before the line above
-        raise SystemExit(0)
-
-
-def load(config: ForkServerConfig) -> Loaded | LoadFailed:
+def _load(config: ForkServerConfig) -> Loaded | LoadFailed:
     """Import the app, whatever it does: its exceptions, SystemExit too, become one sentence and a traceback."""
     begun = time.monotonic()
     try:
@@ -129,7 +118,7 @@ def load(config: ForkServerConfig) -> Loaded | LoadFailed:
         handlers = resolve(config.app_loader)(config.options)
     except BaseException as error:  # noqa: BLE001 - reported, and the program ends
         return LoadFailed(_sentence(error, config.options), traceback.format_exc()[-_TRACE_CHARS:])
-    threads = living_threads(THREADS_LIMIT_S)
+    threads = _living_threads()
     preloaded = config.options.preload and not threads
     return Loaded(handlers=handlers, preloaded=preloaded, threads=threads, seconds=time.monotonic() - begun)
 
@@ -149,21 +138,13 @@ def _sentence(error: BaseException, options: ChildOptions) -> str:
     return f"{apps} does not import: {type(error).__name__}: {error}"
 
 
-def living_threads(limit_s: float) -> list[str]:
-    """Names of the Python threads beside the main one that are still alive after `limit_s` seconds."""
-    give_up = time.monotonic() + limit_s
+def _living_threads() -> list[str]:
+    """Name the Python threads beside the main one that are still alive after `THREADS_LIMIT_S`."""
+    give_up = time.monotonic() + THREADS_LIMIT_S
     while (idents := set(sys._current_frames()) - {threading.get_ident()}) and time.monotonic() < give_up:
         time.sleep(0.005)
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return sorted(names.get(ident, f"thread {ident}") for ident in idents)
-
-
-def _execute_anew(*fds: int) -> NoReturn:
-    for fd in fds:
-        os.set_inheritable(fd, True)
-    flush_streams()
-    signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)  # the new program has no handlers until `_prepare`
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], NO_PRELOAD])
 
 
 def _serve(

@@ -1,23 +1,14 @@
-"""Frames that cross the sockets between master, fork server and children: one frozen dataclass a kind of message.
+"""Frames that cross the sockets between master, fork server and children: one dataclass a kind of message.
 
 Bytes in, values out: no socket here. A packet holds one frame: a tag byte, then a packed head for the two hot frames
-(`Run`, `Result`), then JSON. Sockets are SOCK_SEQPACKET, so the kernel keeps the edges of a packet; a packet that does
-not decode is `BadFrame`, and whoever sent it is not to be trusted any more.
-
-`Result` is not frozen only because that would cost a microsecond a job; nobody changes one.
-
-Three sockets (docs/architecture.md, "Channels"):
-
-* work, master → child: `Run`. The master keeps the reading end too, so it can take back what was not read. Its end
-  tells the child to leave: no frame could, because the master might take it back.
-* channel, child ↔ master: `Ready`, `BootFailed`, `Result`, `Ask`; and `Reply` down.
-* control, master ↔ fork server: `Spawn` down; `Loaded`, `LoadFailed`, `Spawned`, `SpawnFailed`, `Exited` up.
+(`Run`, `Result`), then JSON. A packet that does not decode is `BadFrame`, and its sender is not to be trusted any more.
+docs/architecture.md, "Channels", says which frame crosses which socket.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -28,15 +19,11 @@ from jobpool.message.outcome import ResultKind
 RUN_HEAD = struct.Struct("<BQQIId")
 RESULT_HEAD = struct.Struct("<BQBdd")
 TICKET_HEAD = struct.Struct("<BI")
-TICKETED = 3
-"""First byte of a run with a ticket before it."""
-
+TICKETED = 3  # first byte of a run with a ticket before it
 MAX_ENQUEUED_BYTES = 8 * 1024 * 1024
 """Bytes of jobs, as JSON, that one attempt may enqueue with its end, or ask for at once: the master holds all of it."""
 
-MAX_SECONDS = 1e12
-"""No clock and no run time in a frame from a child reaches this."""
-
+MAX_SECONDS = 1e12  # no clock and no run time in a frame from a child reaches this
 _RESULT_TAIL: tuple[Any, ...] = (str, str, (int, float), list, str)
 
 
@@ -44,20 +31,26 @@ class BadFrame(ValueError):
     """A packet is not a frame of ours: rubbish, cut short, or of another version."""
 
 
+class _JsonFrame:
+    """A frame that is a tag and its fields as JSON."""
+
+    __slots__ = ()
+
+    def encode(self) -> bytes:
+        return _TAGS[type(self)] + orjson.dumps(self)
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run one attempt. `nonce` names the attempt; `fence` is the message's deliveries; `timeout` 0 = unlimited.
+    """Run one attempt."""
 
-    `ticket`: JSON; what the handler needs to ack in its own transaction (`QueueBackend.ticket`); b"" = it does not.
-    """
-
-    nonce: int
-    fence: int
+    nonce: int  # names the attempt
+    fence: int  # the message's deliveries
     attempts: int
     crashes: int
-    timeout: float
+    timeout: float  # seconds; 0 = unlimited
     body: bytes
-    ticket: bytes = b""
+    ticket: bytes = b""  # JSON: the needs of a handler that acks in its own transaction (`QueueBackend.ticket`)
 
     def encode(self) -> bytes:
         packet = run_packet(self.nonce, self.fence, self.attempts, self.crashes, self.timeout, self.body)
@@ -73,40 +66,25 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class BootFailed:
+class BootFailed(_JsonFrame):
     """The child could not boot (it had to import the app itself, say) and exits."""
 
     error: str
 
-    def encode(self) -> bytes:
-        return b"\x11" + _dump(self)
-
 
 @dataclass(slots=True)
 class Result:
-    """One attempt has ended.
+    """One attempt has ended. Not frozen, because that would cost a microsecond a job; nobody changes one."""
 
-    Attributes:
-        nonce: Of the `Run` that it answers.
-        kind: How it ended.
-        started: CLOCK_MONOTONIC seconds at which the handler began.
-        duration: Seconds it ran.
-        output: Captured text and return value, capped.
-        error: Traceback or stack; "" on success.
-        after: Delay in seconds that `Retry` or `Snooze` asked for.
-        follow_ups: Jobs from `ctx.enqueue`, as `JobDefinition.to_dict` makes them.
-        leaving: Why the child exits after this frame; "" = it takes the next one.
-    """
-
-    nonce: int
+    nonce: int  # of the `Run` that it answers
     kind: ResultKind
-    started: float
-    duration: float
-    output: str = ""
-    error: str = ""
-    after: float = 0.0
-    follow_ups: list[dict[str, Any]] = field(default_factory=list)
-    leaving: str = ""
+    started: float  # CLOCK_MONOTONIC seconds at which the handler began
+    duration: float  # seconds
+    output: str = ""  # captured text and return value, capped
+    error: str = ""  # traceback or stack
+    after: float = 0.0  # delay in seconds that `Retry` or `Snooze` asked for
+    follow_ups: list[dict[str, Any]] = field(default_factory=list)  # from `ctx.enqueue`: `JobDefinition.to_dict`
+    leaving: str = ""  # why the child exits after this frame; "" = it takes the next one
 
     def encode(self) -> bytes:
         head = RESULT_HEAD.pack(0x12, self.nonce, self.kind, self.started, self.duration)
@@ -117,146 +95,100 @@ class Result:
 
 
 def run_packet(nonce: int, fence: int, attempts: int, crashes: int, timeout: float, body: bytes) -> bytes:
-    """`Run(…).encode()`, without the value in between: once a job."""
+    """Return `Run(…).encode()`, without the value in between: once a job."""
     return RUN_HEAD.pack(1, nonce, fence, attempts, crashes, timeout) + body
 
 
 def with_ticket(run: bytes, ticket: bytes) -> bytes:
-    """A run's packet with a ticket put before it."""
+    """Put a ticket before a run's packet."""
     return TICKET_HEAD.pack(TICKETED, len(ticket)) + ticket + run
 
 
 def split_ticket(packet: bytes) -> tuple[bytes, bytes]:
-    """The ticket and the run's packet of what `with_ticket` made."""
-    _, length = TICKET_HEAD.unpack_from(packet)
-    start = TICKET_HEAD.size + length
+    """Return the ticket and the run's packet of `with_ticket`."""
+    start = TICKET_HEAD.size + TICKET_HEAD.unpack_from(packet)[1]
     return packet[TICKET_HEAD.size : start], packet[start:]
 
 
 def plain_success(nonce: int, started: float, duration: float) -> bytes:
-    """`Result(nonce, ResultKind.SUCCEEDED, started, duration).encode()`, at a tenth of the cost: how most jobs end."""
+    """Return the encoded `Result` of a job that succeeded and said nothing, at a tenth of the cost: the usual end."""
     return RESULT_HEAD.pack(0x12, nonce, 0, started, duration)
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Code inside a child used `Jobs()`: enqueue these for it (`JobDefinition.to_dict`), and `Reply`.
+class Ask(_JsonFrame):
+    """Code inside a child used `Jobs()`: enqueue these for it, and `Reply`."""
 
-    `pack`: only sign them, and answer with the messages: the handler enqueues them in a transaction of its own.
-    """
-
-    definitions: list[dict[str, Any]]
-    pack: bool = False
-
-    def encode(self) -> bytes:
-        return b"\x13" + _dump(self)
+    definitions: list[dict[str, Any]]  # `JobDefinition.to_dict`
+    pack: bool = False  # only sign them, and answer with the messages: the handler enqueues them in its transaction
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """The answer to `Ask`: the ids, or an error (`kind` is the name of a class in jobpool.errors).
-
-    `packed`: the messages that were asked for with `pack`, as `NewMessage.to_dict` makes them.
-    """
+class Reply(_JsonFrame):
+    """The answer to `Ask`: the ids, or an error."""
 
     ids: list[str]
-    kind: str = ""
+    kind: str = ""  # the name of a class in jobpool.errors
     error: str = ""
-    packed: list[dict[str, Any]] = field(default_factory=list)
-
-    def encode(self) -> bytes:
-        return b"\x14" + _dump(self)
-
-
-def size_of(definition: dict[str, Any]) -> int:
-    """Count the bytes of a job in a `Result` or an `Ask`."""
-    return len(orjson.dumps(definition)) + 1
+    packed: list[dict[str, Any]] = field(default_factory=list)  # for `pack`: `NewMessage.to_dict`
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerInfo:
-    """The master's knowledge of a handler. None = the job's or the pool's value applies.
-
-    `enabled` False: a built-in one that refuses every job, because nothing allows it any.
-    """
+    """The master's knowledge of a handler. None = the job's or the pool's value applies."""
 
     name: str
     max_retries: int | None = None
     timeout: float | None = None
     ack_in_transaction: bool = False
-    enabled: bool = True
+    enabled: bool = True  # False: a built-in one that refuses every job, because nothing allows it any
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """The fork server has imported the app.
-
-    `threads`: names of Python threads that live on after the import; then `preloaded` is False and every child imports
-    the app itself. `seconds`: how long the import took.
-    """
+class Loaded(_JsonFrame):
+    """The fork server has imported the app."""
 
     handlers: list[HandlerInfo]
-    preloaded: bool = True
-    threads: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    def encode(self) -> bytes:
-        return b"\x20" + _dump(self)
+    preloaded: bool = True  # False: every child imports the app itself
+    threads: list[str] = field(default_factory=list)  # names of Python threads that live on after the import
+    seconds: float = 0.0  # of the import
 
 
 @dataclass(frozen=True, slots=True)
-class LoadFailed:
-    """The app does not import; `error` is one sentence, `trace` the traceback. The fork server exits after it."""
+class LoadFailed(_JsonFrame):
+    """The app does not import. The fork server exits after this frame."""
 
-    error: str
-    trace: str = ""
-
-    def encode(self) -> bytes:
-        return b"\x21" + _dump(self)
+    error: str  # one sentence
+    trace: str = ""  # traceback
 
 
 @dataclass(frozen=True, slots=True)
-class Spawn:
-    """Fork a child. With it travel four descriptors: work (reading end), channel, trace file, output (writing end).
+class Spawn(_JsonFrame):
+    """Fork a child. With it travel four descriptors: work (reading end), channel, trace file, output (writing end)."""
 
-    `child` is a serial number, never reused in the life of a master; `slot` is the page it writes.
-    """
-
-    child: int
-    slot: int
-
-    def encode(self) -> bytes:
-        return b"\x22" + _dump(self)
+    child: int  # serial number, never reused in the life of a master
+    slot: int  # the page it writes
 
 
 @dataclass(frozen=True, slots=True)
-class Spawned:
+class Spawned(_JsonFrame):
     """The child exists; a pidfd travels with it."""
 
     child: int
     pid: int
 
-    def encode(self) -> bytes:
-        return b"\x23" + _dump(self)
-
 
 @dataclass(frozen=True, slots=True)
-class SpawnFailed:
+class SpawnFailed(_JsonFrame):
     """fork was refused (EAGAIN, ENOMEM): the slot may be tried again after a back-off."""
 
     child: int
     error: str
 
-    def encode(self) -> bytes:
-        return b"\x24" + _dump(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Exited(Exit):
+class Exited(Exit, _JsonFrame):
     """The child was collected, its group killed and its strays swept, in this order."""
-
-    def encode(self) -> bytes:
-        return b"\x25" + _dump(self)
 
 
 Frame = Run | Ready | BootFailed | Result | Ask | Reply | Loaded | LoadFailed | Spawn | Spawned | SpawnFailed | Exited
@@ -267,20 +199,18 @@ _JSON_FRAMES: dict[int, type[Any]] = {
     0x11: BootFailed,
     0x13: Ask,
     0x14: Reply,
+    0x20: Loaded,
     0x21: LoadFailed,
     0x22: Spawn,
     0x23: Spawned,
     0x24: SpawnFailed,
     0x25: Exited,
 }
+_TAGS = {kind: bytes([tag]) for tag, kind in _JSON_FRAMES.items()}
 
 
 def decode(packet: bytes) -> Frame:
-    """The frame in one packet.
-
-    Raises:
-        BadFrame: It is none of ours.
-    """
+    """Return the frame in one packet. Raises `BadFrame` if it is none of ours."""
     try:
         return _decode(packet)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, struct.error) as error:
@@ -312,8 +242,7 @@ def _decode(packet: bytes) -> Frame:
         return Ready()
     fields = orjson.loads(memoryview(packet)[1:])
     if tag == 0x20:
-        handlers = [HandlerInfo(**info) for info in fields.pop("handlers")]
-        return Loaded(handlers=handlers, **fields)
+        fields["handlers"] = [HandlerInfo(**info) for info in fields["handlers"]]
     if tag == 0x13 and not isinstance(fields["definitions"], list):
         raise BadFrame("an Ask for no list")
     if tag == 0x11 and not isinstance(fields["error"], str):
@@ -324,7 +253,3 @@ def _decode(packet: bytes) -> Frame:
 def _decode_run(packet: bytes, ticket: bytes = b"") -> Run:
     _, nonce, fence, attempts, crashes, timeout = RUN_HEAD.unpack_from(packet)
     return Run(nonce, fence, attempts, crashes, timeout, packet[RUN_HEAD.size :], ticket)
-
-
-def _dump(frame: Any) -> bytes:
-    return orjson.dumps(asdict(frame))

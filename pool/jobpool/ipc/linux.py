@@ -1,8 +1,8 @@
 """Calls of Linux that Python does not offer: parents and orphans, descriptors, the out-of-memory killer.
 
-Facts that this stands on: PR_SET_PDEATHSIG fires when the parent *thread* that forked ends, reaches no grandchild, and
-must be followed by a look at getppid(). An orphan goes to its nearest living ancestor that is a sub-reaper; there
-it is a direct child, whatever session or group it has put itself into, and so it can be found.
+PR_SET_PDEATHSIG fires when the parent *thread* that forked ends, reaches no grandchild, and must be followed by a look
+at getppid(). An orphan becomes a direct child of its nearest living ancestor that is a sub-reaper, whatever session or
+group it has put itself into. So it can be found.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from jobpool.errors import ConfigurationError
+from jobpool.ipc.packets import close_all
 
 _HARMLESS = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
 _STOPS = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 _REQUESTS = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGKILL}
-_FAULTS = {
-    *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
-    *(signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP),
-}
-_PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}
-ACCIDENTAL_SIGNALS = signal.valid_signals() - _HARMLESS - _STOPS - _REQUESTS - _FAULTS - _PYTHON_IGNORES
+_FAULTS = {getattr(signal, f"SIG{name}") for name in ("ABRT", "BUS", "FPE", "ILL", "SEGV", "SYS", "TRAP")}
+PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}
+ACCIDENTAL_SIGNALS = signal.valid_signals() - _HARMLESS - _STOPS - _REQUESTS - _FAULTS - PYTHON_IGNORES
 """Signals that end a process by default, and that nobody sends to a pool who means that: USR1, ALRM, real-time ones, …
 
 A fault's or an abort's are not among them: the kernel, a debugger or systemd's watchdog do mean them.
@@ -40,19 +38,15 @@ _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _WAITID = ctypes.CDLL(None).waitid
-_CPU, _FSIZE, _DATA, _STACK, _NPROC, _NOFILE, _AS = 0, 1, 2, 3, 6, 7, 9
-"""Numbers of resource limits."""
+_CHECKED_LIMITS = 0, 1, 2, 3, 6, 7, 9
+"""Numbers of the resource limits that jobs fail at: CPU, FSIZE, DATA, STACK, NPROC, NOFILE, AS."""
 _ANY_CHILD = os.WEXITED | os.WNOHANG | os.WNOWAIT
-_SWEEP_PAUSE_S = 0.0005
-"""Seconds between two looks at a process that was sent SIGKILL; most are dead within one."""
+BELIEVED_S = 1.0  # after a rise of the count of kills by the kernel, for which a death by SIGKILL is put down to it
+_SWEEP_PAUSE_S = 0.0005  # between two looks at a process that was sent SIGKILL; most are dead within one
 
 
 def check_kernel() -> None:
-    """Return on a system that jobpool can run on.
-
-    Raises:
-        ConfigurationError: It is not Linux, or one older than 5.4 (pidfd), or /proc lacks the list of children.
-    """
+    """Raise `ConfigurationError` unless this is Linux 5.4 (pidfd) or newer, and /proc has the list of children."""
     if sys.platform != "linux":
         raise ConfigurationError(f"jobpool runs its workers on Linux only, and this is {sys.platform}: use a container")
     try:
@@ -88,8 +82,7 @@ def die_with_parent(expected_ppid: int) -> None:
 def hide_memory() -> None:
     """Keep this process's memory, environment and descriptors from other processes of its user.
 
-    Only who may trace any process (CAP_SYS_PTRACE) still reads them, and the process leaves no core dump. What it
-    executes is not hidden, what it forks is.
+    Processes with CAP_SYS_PTRACE still read them. There is no core dump. Forks are hidden too, executed programs not.
     """
     _prctl(_PR_SET_DUMPABLE, 0)
 
@@ -100,11 +93,7 @@ def become_subreaper() -> None:
 
 
 def direct_children() -> set[int]:
-    """The living and dead, not yet collected, children of this process, adopted ones too.
-
-    Raises:
-        OSError: /proc cannot be read (no descriptor left, say).
-    """
+    """Return this process's children, adopted and uncollected ones too. Raises `OSError` if /proc cannot be read."""
     pids: set[int] = set()
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
@@ -134,15 +123,10 @@ def is_child(pid: int) -> bool:
 def sweep_strays(keep: Collection[int], limit_s: float) -> int:
     """Kill and collect every child of this process that is not in `keep`, until no stranger remains.
 
-    A killed stranger's own children are adopted before its death can be collected; so when a look finds no stranger,
-    there is none in the whole tree below, but what hangs under those in `keep`.
-
-    Args:
-        keep: Pids that are left alone.
-        limit_s: Seconds, >= 0. What does not die within them (state D) is left; sweep again later.
-
-    Returns:
-        How many were collected.
+    A killed stranger's own children are adopted before its death can be collected. So when a look finds no stranger,
+    there is none in the whole tree below, but for the children of those in `keep`.
+    A child that does not die within `limit_s` seconds, >= 0 (state D), is left: sweep again later.
+    Returns how many were collected.
     """
     give_up = time.monotonic() + limit_s
     collected = 0
@@ -159,13 +143,13 @@ def sweep_strays(keep: Collection[int], limit_s: float) -> int:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL for a child that nobody else collects, so that its pid cannot be another's. One that is gone is fine."""
+    """Kill a child that nobody else collects, so that its pid cannot be another's. One that is gone is fine."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 
 def kill_group(pgid: int) -> None:
-    """SIGKILL for a process group whose leader was not collected yet. An empty one is fine."""
+    """Kill a process group whose leader was not collected yet. An empty one is fine."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pgid, signal.SIGKILL)
 
@@ -178,16 +162,16 @@ def _collect(pid: int) -> bool:
 
 
 def limits() -> list[tuple[int, int]]:
-    """Every resource limit of this process as (soft, hard), by its number; -1 = unlimited.
+    """Return every resource limit of this process as (soft, hard), by its number; -1 = unlimited.
 
-    Read without the module `resource`, of which `child.tidy` asks if this process has imported it.
+    Read without the module `resource`: `child.restore` asks if this process has imported it.
     """
-    pairs = [line[26:].split()[:2] for line in limits_text().splitlines()[1:]]
-    return [(_limit(soft), _limit(hard)) for soft, hard in pairs]
+    words = (line[26:].split()[:2] for line in limits_text().splitlines()[1:])
+    return [tuple(-1 if word == b"unlimited" else int(word) for word in pair) for pair in words]  # type: ignore[misc]
 
 
 def limits_text() -> bytes:
-    """The same in the kernel's words, to be compared: that is quicker."""
+    """Return the same in the kernel's words, to be compared: that is quicker."""
     return _told_of_self("limits")
 
 
@@ -199,10 +183,6 @@ def _told_of_self(name: str) -> bytes:
         os.close(fd)
 
 
-def _limit(word: bytes) -> int:
-    return -1 if word == b"unlimited" else int(word)
-
-
 def restore_limits(before: list[tuple[int, int]]) -> bool:
     """Put back each resource limit that is lower than it was; False = that cannot be done.
 
@@ -210,10 +190,10 @@ def restore_limits(before: list[tuple[int, int]]) -> bool:
     """
     import resource
 
-    for number in _CPU, _FSIZE, _DATA, _STACK, _NPROC, _NOFILE, _AS:
+    for number in _CHECKED_LIMITS:
         now = resource.getrlimit(number)
         if now != before[number]:
-            if all(_at_least(*pair) for pair in zip(now, before[number], strict=True)):
+            if all(new == -1 or new >= old != -1 for new, old in zip(now, before[number], strict=True)):
                 before[number] = now
                 continue
             try:
@@ -227,16 +207,12 @@ _RIGHTS = re.compile(rb"^(?:Uid|Gid|Groups|Cap\w+|NoNewPrivs|Seccomp):.*", re.MU
 
 
 def rights() -> tuple[int, list[bytes]]:
-    """Niceness, user, groups, capabilities and filters of system calls of this process, to be compared."""
+    """Return niceness, user, groups, capabilities and filters of system calls of this process, to be compared."""
     return os.getpriority(os.PRIO_PROCESS, 0), _RIGHTS.findall(_told_of_self("status"))
 
 
-def _at_least(limit: int, other: int) -> bool:
-    return limit == -1 or limit >= other != -1
-
-
 def allow_open_files(count: int) -> int:
-    """Raise this process's soft limit of open files to `count`, as far as the hard limit lets it; the limit then."""
+    """Raise the soft limit of open files to `count`, as far as the hard limit lets it; return the limit then."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -248,35 +224,25 @@ def allow_open_files(count: int) -> int:
 
 
 def open_fds() -> set[int]:
-    """The open descriptors of this process."""
-    return {fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd)}  # the list names its own, closed again
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        fcntl.fcntl(fd, fcntl.F_GETFD)
-    except OSError:
-        return False
-    return True
+    """Return the open descriptors of this process."""
+    fds: set[int] = set()
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # the list names its own descriptor, which is closed again
+            fcntl.fcntl(fd, fcntl.F_GETFD)
+            fds.add(fd)
+    return fds
 
 
 def close_all_but(keep: Collection[int]) -> None:
     """Close every descriptor that is not in `keep`."""
-    close_each(open_fds().difference(keep))
-
-
-def close_each(fds: Iterable[int]) -> None:
-    """Close each; one that is closed already is fine."""
-    for fd in fds:
-        with contextlib.suppress(OSError):
-            os.close(fd)
+    close_all(open_fds().difference(keep))
 
 
 def blind(fds: Iterable[int]) -> None:
     """Cut each descriptor off from its file, but keep its number taken.
 
-    For descriptors whose owners in this process still believe in them: a read or write gives EBADF, as if they were
-    closed, and a late `close` by the owner hits no innocent file that got the same number.
+    For descriptors whose owners in this process still believe in them: a read or write gives EBADF, as if closed. A
+    late `close` by the owner hits no innocent file that got the same number.
     """
     nothing = os.open("/dev/null", os.O_PATH | os.O_CLOEXEC)
     for fd in fds:
@@ -285,10 +251,71 @@ def blind(fds: Iterable[int]) -> None:
 
 
 def prefer_as_victim(points: int) -> None:
-    """Raise this process's `oom_score_adj` by `points` (bounded at 1000), so that it dies before its betters do.
-
-    Raising is always allowed; where it is not, nothing happens.
-    """
+    """Raise `oom_score_adj` by `points`, to 1000 at most, if allowed: this process dies before its betters do."""
     path = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError, ValueError):
         path.write_text(str(min(1000, int(path.read_text()) + points)))
+
+
+class OomKills:
+    """The count of this process's own control group, in which its children are too. `file`: see `find_oom_kills`.
+
+    A process that dies of SIGKILL cannot say who sent it. The count of its group, read before and after, can. All that
+    runs in the container or service shares a group. So a rise is believed for a second only, and once for each kill.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._last = oom_kills_in(file)
+        self._spare = 0
+        self._seen_at = 0.0
+
+    def look(self, now: float) -> None:
+        """Take in a rise. Called now and then, so that an old one is not put down to a later death."""
+        last, self._last = self._last, oom_kills_in(self._file)
+        if last is not None and self._last is not None and self._last > last:
+            self._spare = self._last - last
+            self._seen_at = now
+
+    def killed_one(self, now: float) -> bool | None:
+        """Return whether the SIGKILL of a death just collected was the kernel's; None = the count cannot be read."""
+        self.look(now)
+        if self._last is None:
+            return None
+        if self._spare <= 0 or now - self._seen_at > BELIEVED_S:
+            return False
+        self._spare -= 1
+        return True
+
+
+def oom_kills_in(file: Path | None) -> int | None:
+    """Return the count in `memory.events` (cgroup v2) or `memory.oom_control` (v1); None before Linux 4.13."""
+    try:
+        found = re.search(r"^oom_kill +([0-9]+)$", file.read_text(), re.MULTILINE) if file else None
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
+def find_oom_kills(membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Path | None:
+    """Return the file with the count of this process's group; None if there is none, as in the root of all groups."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    return next((file for line in lines for file in _oom_files(line, mount) if oom_kills_in(file) is not None), None)
+
+
+def _oom_files(line: str, mount: Path) -> list[Path]:
+    """Parse `0::/system.slice/jobpool.service` or `9:memory:/docker/0123`: the group's own file, else the container's.
+
+    Inside a container the path may be the host's, while its own group is what is mounted.
+    """
+    number, _, rest = line.partition(":")
+    controllers, _, path = rest.partition(":")
+    below = path.lstrip("/")
+    if number == "0" and not controllers:
+        return [mount / below / "memory.events", mount / "memory.events"]
+    if "memory" not in controllers.split(","):
+        return []
+    return [mount / "memory" / below / "memory.oom_control", mount / "memory" / "memory.oom_control"]

@@ -1,8 +1,7 @@
 """Packets over a SOCK_SEQPACKET socket, of any size up to a bound, with descriptors beside them.
 
-One `send` is one packet is one `recv`: nothing is ever half read, and a packet that nobody has read yet can be taken
-back by whoever holds the reading end too. A packet above `INLINE_BYTES` bytes (the kernel bounds one by the socket's
-buffer, net.core.wmem_max, 212,992 bytes by default) travels as a sealed memfd beside a one-byte packet.
+One `send` is one packet is one `recv`: nothing is ever half read. A packet above `INLINE_BYTES` (the kernel bounds one
+by net.core.wmem_max, 212,992 bytes by default) travels as a sealed memfd beside a one-byte packet.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ import fcntl
 import os
 import socket
 from collections import deque
-from collections.abc import Sequence
-
-from jobpool.ipc import packets
+from collections.abc import Iterable, Sequence
 
 INLINE_BYTES = 32 * 1024
 MAX_PACKET_BYTES = 64 * 1024 * 1024
@@ -27,9 +24,8 @@ _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
 # Plain numbers: to combine the enum's members costs more than the system call.
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
-
+# ETOOMANYREFS: more descriptors are on their way than this user may have open.
 _FULL = {errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
-"""ETOOMANYREFS: more descriptors are on their way than this user may have open."""
 
 
 class PacketTooLarge(ValueError):
@@ -37,18 +33,15 @@ class PacketTooLarge(ValueError):
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """A connected pair; close-on-exec, blocking."""
+    """Return a connected pair; close-on-exec, blocking."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def send(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = ()) -> None:
     """Send one packet, whole. `packet` is never empty, at most MAX_PACKET_BYTES bytes; `fds` at most MAX_FDS.
 
-    Raises:
-        BlockingIOError: The socket is non-blocking and full; nothing was sent.
-        OSError: The peer is gone (EPIPE, ECONNRESET).
-
-    Blocks while the socket is full, if it is a blocking one.
+    Blocks while the socket is full; a non-blocking one raises `BlockingIOError`, and nothing was sent. Raises `OSError`
+    if the peer is gone (EPIPE, ECONNRESET).
     """
     if len(packet) <= INLINE_BYTES:
         if fds:
@@ -62,7 +55,9 @@ def send(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = ()) -> None:
         )
     memfd = os.memfd_create("packet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        _write_all(memfd, packet)
+        view = memoryview(packet)
+        while view:
+            view = view[os.write(memfd, view) :]
         fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
         socket.send_fds(sock, [_BY_MEMFD], [memfd])
     finally:
@@ -70,20 +65,16 @@ def send(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = ()) -> None:
 
 
 def send_announced(sock: socket.socket, packet: bytes) -> None:
-    """`send`, to a reader that uses `Reader`."""
+    """Send as `send` does, to a reader that uses `Reader`."""
     if len(packet) > INLINE_BYTES:
         sock.send(_ANNOUNCED)
     send(sock, packet)
 
 
 class Reader:
-    """Reads packets without descriptors off one socket, at half the cost of `recv`.
+    """A reader of packets without descriptors off one socket, which is its alone, at half the cost of `recv`.
 
     A packet that comes as a memfd is announced by one before it; a descriptor that was not announced is dropped.
-
-    Args:
-        sock: Nobody else reads from it.
-        largest: Bytes in a packet.
     """
 
     def __init__(self, sock: socket.socket, largest: int = MAX_PACKET_BYTES) -> None:
@@ -92,7 +83,7 @@ class Reader:
         self._announced = False
 
     def read(self) -> bytes | None:
-        """The next packet; None at the end of the stream. Raises as `recv`."""
+        """Return the next packet; None at the end of the stream. Raises as `recv`."""
         if not self._announced:
             data = self._sock.recv(INLINE_BYTES + 1)
             if data != _ANNOUNCED:
@@ -112,9 +103,9 @@ class Reader:
 def recv(
     sock: socket.socket, largest: int = MAX_PACKET_BYTES, flags: int = 0, *, fds_may_lack: bool = False
 ) -> tuple[bytes, list[int]] | None:
-    """The next packet and the descriptors beside it; None at the end of the stream.
+    """Return the next packet and the descriptors beside it; None at the end of the stream.
 
-    `fds_may_lack`: A packet whose descriptors this process has no room for (`ulimit -n`) comes without any.
+    `fds_may_lack`: a packet whose descriptors this process has no room for (`ulimit -n`) comes without any.
 
     Raises:
         BlockingIOError: Nothing to read now, on a non-blocking socket or with MSG_DONTWAIT.
@@ -122,7 +113,12 @@ def recv(
         OSError: The socket is broken.
     """
     data, ancillary, message_flags, _ = sock.recvmsg(INLINE_BYTES + 1, _ANCILLARY, int(flags) | _CLOEXEC)
-    fds = _descriptors(ancillary) if ancillary else []
+    fds: list[int] = []
+    for level, kind, rights in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received = array.array("i")
+            received.frombytes(rights[: len(rights) - len(rights) % received.itemsize])
+            fds += received
     if not data and not fds:
         return None
     if message_flags & _TRUNCATED:
@@ -137,19 +133,11 @@ def recv(
     return data, fds
 
 
-def close_all(fds: list[int]) -> None:
+def close_all(fds: Iterable[int]) -> None:
     """Close each descriptor; ignore one that is closed already."""
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)
-
-
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return list(fds)
 
 
 def _read_memfd(memfd: int, largest: int) -> bytes:
@@ -164,12 +152,6 @@ def _read_memfd(memfd: int, largest: int) -> bytes:
         os.close(memfd)
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
 class Outbox:
     """The sending side of a non-blocking SOCK_SEQPACKET socket, which stays the caller's."""
 
@@ -178,15 +160,11 @@ class Outbox:
         self._kept: deque[tuple[bytes, list[int]]] = deque()
 
     def __len__(self) -> int:
-        """How many packets wait; when there are any, call `flush` once the socket is writable."""
+        """Count the packets that wait; while there are any, call `flush` once the socket is writable."""
         return len(self._kept)
 
     def send(self, packet: bytes, fds: Sequence[int] = ()) -> None:
-        """Send `packet` behind all that wait. `fds` stay the caller's: a packet that has to wait gets copies.
-
-        Raises:
-            OSError: The peer is gone.
-        """
+        """Send `packet` after all that wait, with copies of `fds` if it waits. Raises `OSError` if the peer is gone."""
         self.flush()
         if self._kept or not self._sent(packet, fds):
             self._kept.append((packet, [os.dup(fd) for fd in fds]))
@@ -194,16 +172,16 @@ class Outbox:
     def flush(self) -> None:
         """Send what waits, as far as the socket takes it. Raises `OSError` when the peer is gone."""
         while self._kept and self._sent(*self._kept[0]):
-            packets.close_all(self._kept.popleft()[1])
+            close_all(self._kept.popleft()[1])
 
     def close(self) -> None:
         """Drop what waits."""
         while self._kept:
-            packets.close_all(self._kept.popleft()[1])
+            close_all(self._kept.popleft()[1])
 
     def _sent(self, packet: bytes, fds: Sequence[int]) -> bool:
         try:
-            packets.send(self._sock, packet, tuple(fds))
+            send(self._sock, packet, tuple(fds))
         except OSError as error:
             if error.errno not in _FULL:
                 raise

@@ -1,8 +1,8 @@
 """The first moments of a child: from the fork to its main function, and out again without ever going back.
 
-The order matters. Descriptors are shed first, by an after-fork hook that was registered before the app was imported:
-so it runs before the app's own hooks, and what those open anew is kept. Then the process group, so that a kill of the
-group finds it; then its end with the parent's; then signals, streams, the fault handler, random states.
+The order matters. An after-fork hook, registered before the app was imported, sheds descriptors first: before the app's
+own hooks, so that what those open anew is kept. Then comes the process group, so that a kill of the group finds it;
+then its end with the parent's; then signals, streams, the fault handler, random states.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NoReturn
 
 from jobpool.ipc import linux
+from jobpool.ipc.frames import Spawn
+from jobpool.ipc.packets import close_all
 from jobpool.ipc.process_options import ASKS_STACK, ChildBoot, ChildOptions
 from jobpool.ipc.scoreboard import ChildPage
 
@@ -26,9 +27,6 @@ BROKEN = 70
 """Exit status of a child whose main function raised or returned no status, or whose socket to the master is broken."""
 
 VICTIM_POINTS = 300
-
-_PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}
-
 ChildMain = Callable[[ChildBoot], int]
 
 
@@ -61,40 +59,24 @@ class Inheritance:
             return
         unwanted = linux.open_fds().difference(self.keep)
         linux.blind(unwanted & self._of_app)
-        linux.close_each(unwanted - self._of_app)
+        close_all(unwanted - self._of_app)
 
 
-@dataclass(frozen=True, slots=True)
-class SpawnRequest:
-    """The fork server's knowledge of the child that it forks."""
-
-    slot: int
-    child: int
-    fds: tuple[int, int, int, int]
-    """work, channel, trace, output."""
-    server_pid: int
-    page: ChildPage
-    options: ChildOptions
-    main: ChildMain
-
-
-def live(request: SpawnRequest) -> NoReturn:
-    """Be the child, and exit with what its main function returns."""
+def live(
+    main: ChildMain, spawn: Spawn, fds: Sequence[int], page: ChildPage, options: ChildOptions, server_pid: int
+) -> NoReturn:
+    """Be the child, and exit with what its main function returns. `fds`: work, channel, trace, output."""
     status = BROKEN
     try:
-        returned = request.main(_settle_in(request))
+        returned = main(_settle_in(spawn, fds, page, options, server_pid))
         status = returned if isinstance(returned, int) else BROKEN
     except BaseException:  # noqa: BLE001 - whatever it is, it must not get into the fork server's stack
         traceback.print_exc()
     finally:
-        _leave(status)
-
-
-def _leave(status: int) -> NoReturn:
-    try:
-        flush_streams()
-    finally:
-        os._exit(status & 0xFF)
+        try:
+            flush_streams()
+        finally:
+            os._exit(status & 0xFF)
 
 
 def flush_streams() -> None:
@@ -104,54 +86,44 @@ def flush_streams() -> None:
             stream.flush()
 
 
-def _settle_in(request: SpawnRequest) -> ChildBoot:
-    work, channel, trace, output = request.fds
+def _settle_in(spawn: Spawn, fds: Sequence[int], page: ChildPage, options: ChildOptions, server_pid: int) -> ChildBoot:
+    work, channel, trace, output = fds
     with contextlib.suppress(PermissionError):  # the fork server did it first, or the child leads a session
         os.setpgid(0, 0)
-    linux.die_with_parent(request.server_pid)
+    linux.die_with_parent(server_pid)
     linux.become_subreaper()
     linux.prefer_as_victim(VICTIM_POINTS)
     reset_signals({ASKS_STACK})
-    _set_streams(output)
-    faulthandler.enable(file=trace, all_threads=True)
-    faulthandler.register(ASKS_STACK, file=trace, all_threads=True, chain=False)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {ASKS_STACK})
-    _reseed()
-    return ChildBoot(
-        slot=request.slot,
-        child=request.child,
-        work=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=work),
-        channel=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=channel),
-        page=request.page,
-        trace_fd=trace,
-        output_fd=output,
-        options=request.options,
-    )
-
-
-def reset_signals(blocked: Iterable[signal.Signals] = ()) -> None:
-    """Every signal does what it does to a plain program: one that a stranger sends to a child ends it, as a crash.
-
-    What Python itself ignores stays ignored; those that are to stay blocked wait.
-    """
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals() - _PYTHON_IGNORES:
-        if signal.getsignal(number) not in (signal.SIG_DFL, None):
-            signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-def _set_streams(output: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(output, 1)
     os.dup2(output, 2)
-
-
-def _reseed() -> None:
-    """No two children share a random state. `random.Random` objects and numpy generators of the app still do."""
-    for name in ("random", "numpy.random"):
-        module = sys.modules.get(name)
-        if module is not None:
+    faulthandler.enable(file=trace, all_threads=True)
+    faulthandler.register(ASKS_STACK, file=trace, all_threads=True, chain=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {ASKS_STACK})
+    for name in ("random", "numpy.random"):  # `random.Random` objects and numpy generators of the app stay shared
+        if module := sys.modules.get(name):
             module.seed()
+    return ChildBoot(
+        slot=spawn.slot,
+        child=spawn.child,
+        work=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=work),
+        channel=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=channel),
+        page=page,
+        trace_fd=trace,
+        output_fd=output,
+        options=options,
+    )
+
+
+def reset_signals(blocked: Iterable[signal.Signals] = ()) -> None:
+    """Let every signal do what it does to a plain program: one that a stranger sends to a child ends it, as a crash.
+
+    Signals that Python itself ignores stay ignored; those that are to stay blocked wait.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - linux.PYTHON_IGNORES:
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -1,8 +1,4 @@
-"""Options that a fork server is told at its start, and a child is given at its birth.
-
-The master writes a `ForkServerConfig` as JSON; the fork server reads it, and builds one `ChildBoot` a child. The room
-`child` is named by strings only ("module:function"), because this room may not import it.
-"""
+"""Options that a fork server is told at its start, as JSON, and that a child is given at its birth."""
 
 from __future__ import annotations
 
@@ -12,124 +8,82 @@ import signal
 import socket
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from jobpool.ipc.scoreboard import ChildPage
 
 ASKS_STACK = signal.SIGUSR1
-"""From the master to a child: write your stack. It is blocked from the fork until the child can: unheard, it would end
-it."""
+"""From the master to a child: write your stack. Blocked from the fork until the child can, or it would end it."""
 
 _OURS = re.compile(r"(JOBPOOL|JOBS)_", re.IGNORECASE)
-
 _SECRET_NAME = re.compile(r"URL|URI|DSN|BACKEND|BROKER|STATE|KEY|SECRET|TOKEN|PASSW|SIGN|CREDENTIAL", re.IGNORECASE)
-
 _SECRET_VALUE = re.compile(r"://|Endpoint=", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class ChildOptions:
-    """Options of a child. JSON-able; the same for all children of one fork server.
+    """Options of a child. JSON-able; the same for all children of one fork server."""
 
-    Attributes:
-        apps: Modules to import, in order.
-        kill_grace: Seconds, >= 0, between the hard timeout and the kill.
-        output_cap: Bytes of captured output that are kept of one attempt.
-        max_jobs: The child is recycled after so many; 0 = never.
-        max_jobs_jitter: Fraction, 0 to 1, by which `max_jobs` is drawn apart, so that children do not leave together.
-        max_rss: Bytes of resident memory above which a child is recycled after its job; 0 = never.
-        recycle_on_failure: After which failed attempts a child is recycled: `suspect`, `always` or `never`.
-        max_leaked_fds: A child that has so many more descriptors than at its start is recycled.
-        title: The word that process titles begin with.
-        preload: True: the app was imported before the fork. False: the child imports it itself, after the fork.
-        sys_path: Put in front of `sys.path` by the fork server, before anything of the app is imported.
-        queue_handlers: Queue to the only handlers it may run; a queue that is absent is free.
-        enqueue_to: The only queues that handlers may enqueue to; empty = any. The master enforces it, too.
-        allowances: What the built-in handlers may do: arguments of `jobpool.allowances.Allowances`; {} = nothing.
-    """
-
-    apps: list[str] = field(default_factory=list)
-    kill_grace: float = 1.0
-    output_cap: int = 65536
-    max_jobs: int = 0
-    max_jobs_jitter: float = 0.1
-    max_rss: int = 0
-    recycle_on_failure: str = "suspect"
-    max_leaked_fds: int = 64
-    title: str = "jobpool"
-    preload: bool = True
-    sys_path: list[str] = field(default_factory=list)
-    queue_handlers: dict[str, list[str]] = field(default_factory=dict)
-    enqueue_to: list[str] = field(default_factory=list)
-    allowances: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> bytes:
-        """As UTF-8 JSON."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes | str) -> ChildOptions:
-        """The reverse of `to_json`. Raises `ValueError` or `TypeError` for anything else."""
-        return cls(**json.loads(data))
+    apps: list[str] = field(default_factory=list)  # modules to import, in order
+    kill_grace: float = 1.0  # seconds, >= 0, between the hard timeout and the kill
+    output_cap: int = 65536  # bytes of captured output that are kept of one attempt
+    max_jobs: int = 0  # jobs after which the child is recycled; 0 = never
+    max_jobs_jitter: float = 0.1  # fraction, 0 to 1, by which `max_jobs` is drawn apart: children leave one by one
+    max_rss: int = 0  # bytes of resident memory above which a child is recycled after its job; 0 = never
+    recycle_on_failure: str = "suspect"  # after which failed attempts: `suspect`, `always` or `never`
+    max_leaked_fds: int = 64  # a child that has more descriptors than this above those of its start is recycled
+    title: str = "jobpool"  # the word that process titles begin with
+    preload: bool = True  # True: the app was imported before the fork. False: the child imports it itself
+    sys_path: list[str] = field(default_factory=list)  # put in front of `sys.path` before anything is imported
+    queue_handlers: dict[str, list[str]] = field(default_factory=dict)  # queue → its only handlers; absent = free
+    enqueue_to: list[str] = field(default_factory=list)  # the only queues for handlers; empty = any. Also in the master
+    allowances: dict[str, Any] = field(default_factory=dict)  # what built-in handlers may do; {} = nothing
 
 
 @dataclass(frozen=True, slots=True)
-class ForkServerConfig:
-    """Options of a fork server.
-
-    Attributes:
-        options: For it and its children.
-        child_main: "module:function", called in the child as `function(boot: ChildBoot) -> int`, the exit status.
-        app_loader: "module:function", called as `function(options: ChildOptions) -> list[HandlerInfo]`; imports the
-            app and raises what went wrong. A `ConfigurationError` is passed on in its own words.
-        name: Of the pool, for the process title.
-    """
-
-    options: ChildOptions
-    child_main: str
-    app_loader: str
-    name: str = ""
+class ProgramOptions:
+    """The options of a program that the master starts; the field `options` has those of its app."""
 
     def to_json(self) -> bytes:
-        """As UTF-8 JSON."""
+        """Return it as UTF-8 JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_json(cls, data: bytes | str) -> ForkServerConfig:
-        """The reverse of `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
+    def from_json(cls, data: bytes | str) -> Self:
+        """Reverse `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
         fields: dict[str, Any] = json.loads(data)
-        return cls(options=ChildOptions(**fields.pop("options")), **fields)
+        return cls(options=ChildOptions(**fields.pop("options")), **fields)  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True, slots=True)
+class ForkServerConfig(ProgramOptions):
+    """Options of a fork server. The rooms above are named by strings only, because this room may not import them.
+
+    `app_loader` imports the app and raises what went wrong. A `ConfigurationError` is passed on in its own words.
+    """
+
+    options: ChildOptions  # for it and its children
+    child_main: str  # "module:function", called in the child as `function(boot: ChildBoot) -> int`, the exit status
+    app_loader: str  # "module:function", called as `function(options: ChildOptions) -> list[HandlerInfo]`
+    name: str = ""  # of the pool, for the process title
 
 
 @dataclass(frozen=True, slots=True)
 class ChildBoot:
-    """The belongings of a child at its birth.
+    """The belongings of a child at its birth: process group, signals, descriptors and standard streams are set."""
 
-    Its process group, signals, descriptors, standard streams and fault handler are set when it gets this.
-
-    Attributes:
-        slot: Its place in the pool.
-        child: Serial number, never reused in the life of a master.
-        work: Blocking; `Run` comes from it, and its end tells the child to leave.
-        channel: Blocking, duplex.
-        page: Its own page of the board. Never release it in a child.
-        trace_fd: Where the fault handler writes stacks.
-        output_fd: Writing end of the output pipe, of which descriptors 1 and 2 are copies.
-        options: `options.preload` False: import the app before `Ready`.
-    """
-
-    slot: int
-    child: int
-    work: socket.socket
-    channel: socket.socket
-    page: ChildPage
-    trace_fd: int
-    output_fd: int
-    options: ChildOptions
+    slot: int  # its place in the pool
+    child: int  # serial number, never reused in the life of a master
+    work: socket.socket  # blocking; `Run` comes from it, and its end tells the child to leave
+    channel: socket.socket  # blocking, duplex
+    page: ChildPage  # its own page of the board; never released in a child
+    trace_fd: int  # where the fault handler writes stacks
+    output_fd: int  # writing end of the output pipe, of which descriptors 1 and 2 are copies
+    options: ChildOptions  # `options.preload` False: import the app before `Ready`
 
 
 def scrubbed(environ: Mapping[str, str], credentials: Collection[str] = ()) -> dict[str, str]:
-    """`environ` without what only the master may know: its own variables that hold a broker's URL or a key.
+    """Return `environ` without our own variables that hold a broker's URL or a key: only the master may know them.
 
     Variables of other names are the app's, and stay, but for those of the broker's own `credentials`.
     """

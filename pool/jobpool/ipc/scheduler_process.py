@@ -1,132 +1,79 @@
-"""The scheduler that runs beside a pool: what it is told, and the master's side of its process. Nothing here waits.
+"""The scheduler that runs beside a pool: its options, and the master's side of its process. Nothing here waits.
 
-It is started by exec, in a session of its own, so that a Ctrl-C to the master's group is the master's to handle. It has
-a connection of its own to the broker, imports the app, and may run its code, which the master never does. It ends with
-the master: PDEATHSIG, followed by a look at the parent. Start it on a thread that lives as long as the pool.
+It has a connection of its own to the broker, imports the app, and may run its code, which the master never does. It
+ends with the master: PDEATHSIG, followed by a look at the parent. Start it on a thread that lives as long as the pool.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
-from jobpool.ipc.process_options import ChildOptions, scrubbed
+from jobpool.ipc.fork_client import execute
+from jobpool.ipc.process_options import ChildOptions, ProgramOptions
 
 PROGRAM = "jobpool.cli.pool_scheduler"
-"""Called with the number of a descriptor that holds a `CronStart` as JSON, of a pipe to say `READY` and last words in,
-and the master's pid."""
+"""Called with descriptors of a `CronStart` as JSON and of a pipe for `READY` and last words, and the master's pid."""
 
-READY = b"\0"
-"""Said when the app is imported, its schedules are good and the broker has answered. All else is an error's text."""
-
-REFUSED = 2
-"""The exit status when the app or a setting cannot work, and another try cannot either."""
-
-FIRED = b"\1"
-"""Before the lateness of each firing of a turn: seconds with a space between them, up to a line break."""
-
-FIRED_AT_ONCE = 300
-"""Firings told in one write, which a pipe takes whole or not at all."""
-
-MAX_WORDS_BYTES = 4096
-"""Bytes of last words that are kept; a pipe takes so many at once."""
+READY = b"\0"  # the app is imported, its schedules are good and the broker has answered; all else is an error's text
+REFUSED = 2  # the exit status when the app or a setting cannot work, and another try cannot either
+FIRED = b"\1"  # before the lateness of each firing of a turn: seconds with a space between them, up to a line break
+FIRED_AT_ONCE = 300  # firings told in one write, which a pipe takes whole or not at all
+MAX_WORDS_BYTES = 4096  # bytes of last words that are kept; a pipe takes no more at once
 
 
 def say(line: int, words: bytes) -> None:
-    """From the scheduler to the master, if there is one still. Does not wait for it."""
+    """Write from the scheduler to the master, if there is one still. Does not wait for it."""
     with contextlib.suppress(OSError):
         os.write(line, words[:MAX_WORDS_BYTES])
 
 
 def say_fired(line: int, lateness: Sequence[float]) -> None:
-    """Tell how late firings were. What finds no room, because the master stands still, is not told."""
+    """Tell how late firings were. One that finds no room, because the master stands still, is not told."""
     for first in range(0, len(lateness), FIRED_AT_ONCE):
         told = " ".join(f"{seconds:.3f}" for seconds in lateness[first : first + FIRED_AT_ONCE])
         say(line, FIRED + told.encode() + b"\n")
 
 
 @dataclass(frozen=True, slots=True)
-class CronStart:
-    """The start options of a scheduler's process: plain values, already checked. JSON-able.
+class CronStart(ProgramOptions):
+    """The start options of a scheduler's process: plain values, already checked."""
 
-    Attributes:
-        backend: URL of the broker.
-        options: What the app's import needs, as a child of the pool gets it.
-        signing_keys: The first signs; empty = unsigned.
-        name: Of the pool.
-        environment: Of the schedules that are served.
-        grace: Seconds within which what was missed is made up for.
-        only: There is no other scheduler.
-        default_timeout: Seconds for inline jobs that set none; 0 = unlimited.
-        log_level, log_format: Of the log.
-    """
-
-    backend: str = field(repr=False)
-    options: ChildOptions
-    signing_keys: tuple[str, ...] = field(default=(), repr=False)
-    name: str = "jobpool"
-    environment: str | None = None
-    grace: float = 3600.0
-    only: bool = False
-    default_timeout: float = 3600.0
+    backend: str = field(repr=False)  # URL of the broker
+    options: ChildOptions  # for the app's import, as a child of the pool gets them
+    signing_keys: tuple[str, ...] = field(default=(), repr=False)  # the first signs; empty = unsigned
+    name: str = "jobpool"  # of the pool
+    environment: str | None = None  # of the schedules that are served
+    grace: float = 3600.0  # seconds within which what was missed is made up for
+    only: bool = False  # there is no other scheduler
+    default_timeout: float = 3600.0  # seconds for inline jobs that set none; 0 = unlimited
     log_level: str = "info"
     log_format: str = "text"
 
-    def to_json(self) -> bytes:
-        """As UTF-8 JSON."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes) -> CronStart:
-        """The reverse of `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
-        values: dict[str, Any] = json.loads(data)
-        values["signing_keys"] = tuple(values["signing_keys"])
-        return cls(options=ChildOptions(**values.pop("options")), **values)
-
 
 class SchedulerProcess:
-    """One running scheduler. Use it on one thread.
-
-    Attributes:
-        pid: Of the process; it leads a session and a group of its own.
-        line: Readable when it has said something, and when it hung up; then `hear`.
-        is_ready: It has said so.
-        fired: The lateness of firings that it has told of, in seconds; whoever reads it empties it.
-    """
+    """One running scheduler. Use it on one thread."""
 
     def __init__(self, process: subprocess.Popen[bytes], pidfd: int, line: int) -> None:
         self._process = process
         self._pidfd = pidfd
         self._words = b""
-        self.pid = process.pid
-        self.line = line
+        self.pid = process.pid  # it leads a session and a group of its own
+        self.line = line  # readable when it has said something, and when it hung up; then `hear`
         self.is_ready = False
-        self.fired: list[float] = []
+        self.fired: list[float] = []  # the lateness of firings that it has told of, in seconds; the reader empties it
 
     @classmethod
     def start(cls, start: CronStart, environ: Mapping[str, str]) -> SchedulerProcess:
-        """Start one.
-
-        Args:
-            start: What it is told.
-            environ: Its environment, before it is `scrubbed`.
-
-        Raises:
-            OSError: No process or descriptor to be had.
-
-        Blocks until the interpreter is executed, some milliseconds.
-        """
+        """Start one with these options. Raises and blocks as `execute`."""
         here, there = os.pipe2(os.O_CLOEXEC)
         try:
             os.set_blocking(here, False)
-            process = _execute(start, there, environ)
+            process = execute(PROGRAM, start, (there,), environ)
             try:
                 return cls(process, os.pidfd_open(process.pid), here)
             except OSError:
@@ -140,7 +87,7 @@ class SchedulerProcess:
             os.close(there)
 
     def fileno(self) -> int:
-        """Readable when the process has ended."""
+        """Return a descriptor that is readable when the process has ended."""
         return self._pidfd
 
     def hear(self) -> bool:
@@ -148,18 +95,15 @@ class SchedulerProcess:
         try:
             while words := os.read(self.line, MAX_WORDS_BYTES):
                 self.is_ready = self.is_ready or READY in words
-                self._words = self._without_fired(self._words + words.replace(READY, b""))[:MAX_WORDS_BYTES]
+                *lines, last = (self._words + words.replace(READY, b"")).split(b"\n")
+                for line in lines:
+                    if line.startswith(FIRED):
+                        self.fired += map(float, line[len(FIRED) :].split())
+                kept = [*(line for line in lines if not line.startswith(FIRED)), last]
+                self._words = b"\n".join(kept)[:MAX_WORDS_BYTES]
         except BlockingIOError:
             return True
         return False
-
-    def _without_fired(self, words: bytes) -> bytes:
-        """Return what is left when the firings that are told of whole are taken out."""
-        *lines, last = words.split(b"\n")
-        for line in lines:
-            if line.startswith(FIRED):
-                self.fired += map(float, line[len(FIRED) :].split())
-        return b"\n".join([*(line for line in lines if not line.startswith(FIRED)), last])
 
     @property
     def error(self) -> str:
@@ -172,25 +116,10 @@ class SchedulerProcess:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def poll(self) -> int | None:
-        """Its exit status, negative = by that signal; None while it runs. Collects it."""
+        """Collect it and return its exit status, negative = by that signal; None while it runs."""
         return self._process.poll()
 
     def close(self) -> None:
         """Let go of the descriptors, once the process was collected."""
         os.close(self._pidfd)
         os.close(self.line)
-
-
-def _execute(start: CronStart, line: int, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    config = os.memfd_create("jobpool-cron", os.MFD_CLOEXEC)
-    try:
-        os.write(config, start.to_json())
-        return subprocess.Popen(
-            [sys.executable, "-m", PROGRAM, str(config), str(line), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            pass_fds=(config, line),
-            start_new_session=True,
-            env=scrubbed(environ),
-        )
-    finally:
-        os.close(config)

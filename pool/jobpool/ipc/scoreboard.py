@@ -1,18 +1,16 @@
 """The scoreboard: shared memory that says what every slot does, readable from outside while the master is stopped.
 
 A memfd or a file: one header page, one page a slot that its child writes, and one a slot that the master writes. A
-child has its own page in its memory and nothing else of the board, so that a stray pointer of a handler reaches nobody
-else's. Readers take every bit pattern that such a pointer may leave there.
+child has nothing of the board in its memory but its own page, which a stray pointer of a handler may fill with bits.
 
-A page holds *parts*; a part has one writer and a sequence lock of its own: the writer makes the sequence odd, writes,
-makes it even; a reader takes what it read only between two equal even readings. A writer killed in mid-write leaves it
-odd forever: readers give up after a bounded time and say `torn`, and the next writer of that part heals it. The table
-of who writes what is board_layout.py, and nothing in this file knows an offset.
+A page holds *parts*. A part has one writer and a sequence lock of its own: the writer makes the sequence odd, writes,
+makes it even. A reader takes what it read only between two equal even readings. A writer killed in mid-write leaves it
+odd forever: readers give up after a bounded time and say `torn`, and the next writer heals it.
 
 Numbers are native 8-byte words written through a cast memoryview: one store each, which does not tear (`struct` with a
 byte order packs byte by byte, and does). So a single number, `slot.child.nonce` say, may be read without the lock.
-Python gives no memory barrier: the lock stands on the total store order of x86. On a weakly ordered machine a reader
-might in theory see a mixed record; what the master *decides* by is single words and frames, never a record.
+Python gives no memory barrier: the lock stands on the total store order of x86. Elsewhere a reader might in theory see
+a mixed record; but the master *decides* by single words and frames, never by a record.
 
 Times are CLOCK_MONOTONIC seconds, the same in all processes of a boot; a name that ends in `_wall` is Unix time.
 """
@@ -24,23 +22,9 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
-from types import TracebackType
 
-from jobpool.ipc.board_layout import CHILD, HEADER, MASTER, PAGE, PRINTED, PROGRESS, VERSION
-from jobpool.ipc.board_parts import ChildPart, HeaderPart, MasterPart, PrintedPart
-from jobpool.ipc.board_views import ChildState, ChildView, HeaderView, MasterView
-
-__all__ = [
-    "ChildPage",
-    "ChildPages",
-    "ChildState",
-    "ChildView",
-    "HeaderView",
-    "MasterView",
-    "Scoreboard",
-    "ScoreboardError",
-    "Slot",
-]
+from jobpool.ipc.board_layout import CHILD, HEADER, MASTER, PAGE, PRINTED, PROGRESS, VERSION, HeaderView, MasterView
+from jobpool.ipc.board_parts import ChildPart, NamedPart, PrintedPart
 
 _MAGIC = int.from_bytes(b"JOBPOOL\0", "little")
 _FRONT = struct.Struct("=QQQQ")  # magic, layout version, slots, bytes a page
@@ -69,7 +53,7 @@ class Slot(ChildPage):
 
     def __init__(self, page: memoryview, of_master: memoryview) -> None:
         super().__init__(page)
-        self.master = MasterPart(MASTER.of(of_master))
+        self.master = NamedPart(MASTER, of_master, MasterView)
 
     def release(self) -> None:
         super().release()
@@ -77,10 +61,9 @@ class Slot(ChildPage):
 
 
 class ChildPages:
-    """The board behind an inherited descriptor, for the fork server: it maps a child's page when it forks the child.
+    """The board in an inherited descriptor, for the fork server: it maps a child's page when it forks the child.
 
-    Args:
-        fd: Taken over. Raises `ScoreboardError`, and closes it, when there is no board of this layout in it.
+    `fd` is taken over. Raises `ScoreboardError`, and closes it, when there is no board of this layout in it.
     """
 
     def __init__(self, fd: int) -> None:
@@ -106,7 +89,7 @@ class Scoreboard:
     """The mapped board. Make one with `create` or `open`; close it, or use it in a `with`."""
 
     def __init__(self, fd: int, *, writable: bool) -> None:
-        """Takes `fd` over. Raises `ScoreboardError`, and closes it, when there is no board of this layout in it."""
+        """Take `fd` over. Raises `ScoreboardError`, and closes it, when there is no board of this layout in it."""
         self.fd = fd
         self.slots = _slots_of(fd)
         try:
@@ -117,35 +100,31 @@ class Scoreboard:
             raise
         self._view = memoryview(self._map)
         self._pages: dict[int, Slot] = {}
-        self.header = HeaderPart(HEADER.of(self._view[:PAGE]))
+        self.header = NamedPart(HEADER, self._page(0), HeaderView)
 
     @classmethod
     def create(cls, path: str | os.PathLike[str] | None, slots: int) -> Scoreboard:
-        """A new, empty board, writable; `path` None = in memory only (a memfd, to be handed on by descriptor).
+        """Make a new, empty board, writable; `path` None = in memory only (a memfd, to be handed on by descriptor).
 
-        The file has mode 0600 and appears complete, in one step, in place of an old one.
-
-        Raises:
-            ValueError: slots is less than 1.
-            OSError: It cannot be written; a full disk shows here, not later as SIGBUS.
+        The file has mode 0600 and appears complete, in one step, in place of an old one. Raises `OSError` if it cannot
+        be written; a full disk shows here, not later as SIGBUS.
         """
         if slots < 1:
             raise ValueError(f"a scoreboard has 1 slot or more, not {slots!r}")
-        fd = _new_memory(slots) if path is None else _new_file(os.fspath(path), slots)
+        if path is None:
+            fd = os.memfd_create("jobpool-board", os.MFD_CLOEXEC)
+            _fill(fd, slots)
+        else:
+            fd = _new_file(os.fspath(path), slots)
         return cls(fd, writable=True)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Scoreboard:
-        """A board from outside, read-only: a write raises `TypeError`.
-
-        Raises:
-            ScoreboardError: No board, or one of another layout.
-            OSError: No such file, or not allowed.
-        """
+        """Open a board from outside, read-only: a write raises `TypeError`. Raises `ScoreboardError` or `OSError`."""
         return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC), writable=False)
 
     def slot(self, index: int) -> Slot:
-        """The page of slot `index`, 0 to `slots` - 1; `IndexError` elsewhere."""
+        """Return the page of slot `index`, 0 to `slots` - 1; `IndexError` elsewhere."""
         slot = self._pages.get(index)
         if slot is None:
             if not 0 <= index < self.slots:
@@ -172,16 +151,8 @@ class Scoreboard:
     def __enter__(self) -> Scoreboard:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _new_memory(slots: int) -> int:
-    fd = os.memfd_create("jobpool-board", os.MFD_CLOEXEC)
-    _fill(fd, slots)
-    return fd
 
 
 def _new_file(path: str, slots: int) -> int:
@@ -211,22 +182,18 @@ def _size(slots: int) -> int:
 def _slots_of(fd: int) -> int:
     """Count the slots of the board in `fd`; close it if there is none of this layout."""
     try:
-        return _check(fd)
+        front = os.pread(fd, _FRONT.size, 0)
+        if len(front) < _FRONT.size or _FRONT.unpack(front)[0] != _MAGIC:
+            raise ScoreboardError("this file is no jobpool scoreboard")
+        _, version, slots, page = _FRONT.unpack(front)
+        if version != VERSION or page != PAGE:
+            raise ScoreboardError(
+                f"this scoreboard has layout {version}, and this jobpool reads layout {VERSION}: "
+                "use the jobpool that runs the pool, or restart the pool with this one"
+            )
+        if os.fstat(fd).st_size < _size(slots):
+            raise ScoreboardError(f"this scoreboard is cut short: {slots} slots do not fit in it")
     except BaseException:
         os.close(fd)
         raise
-
-
-def _check(fd: int) -> int:
-    front = os.pread(fd, _FRONT.size, 0)
-    if len(front) < _FRONT.size or _FRONT.unpack(front)[0] != _MAGIC:
-        raise ScoreboardError("this file is no jobpool scoreboard")
-    _, version, slots, page = _FRONT.unpack(front)
-    if version != VERSION or page != PAGE:
-        raise ScoreboardError(
-            f"this scoreboard has layout {version}, and this jobpool reads layout {VERSION}: "
-            "use the jobpool that runs the pool, or restart the pool with this one"
-        )
-    if os.fstat(fd).st_size < _size(slots):
-        raise ScoreboardError(f"this scoreboard is cut short: {slots} slots do not fit in it")
     return int(slots)

@@ -1,31 +1,32 @@
-"""Gets leases what they need from the key store before they may run.
-
-The fetch thread and `QueueWorker` share `Acquirer`, which neither waits nor retries; each has its own way to wait for a
-silent broker, the fetch thread's is `RetryingAcquirer`.
-"""
+"""Gets leases what they need from the key store before they may run, for the fetch thread and `QueueWorker`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from threading import Event as Flag
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.errors import ConfigurationError, MalformedEnvelope
 from jobpool.master.threads import OUTAGES, BrokerRetry
-from jobpool.message.envelope import JobEnvelope
 from jobpool.message.guards import IDEMPOTENCY_TTL, Begin, Begun, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import AlreadyDone, Contended, LostLease, NotRun, Outcome, Rejected
 from jobpool.policy.inspection import Inspected
-from jobpool.policy.limits import QUEUE, Contentions, Limits, QueueLimits, contention_delay, guards_of, refusal
-from jobpool.policy.local_limits import LocalLimits
+from jobpool.policy.limits import (
+    QUEUE,
+    Contentions,
+    Limits,
+    LocalLimits,
+    QueueLimits,
+    contention_delay,
+    guards_of,
+    refusal,
+)
 
 Asked = list[tuple[Inspected, Guards]]
 
-LOST = Begun(Begin.LOST)
-
-RENEW, BEGIN = "renew", "begin"
-"""Kinds of calls, for `BrokerRetry`."""
+RENEW, BEGIN = "renew", "begin"  # kinds of calls, for `BrokerRetry`
 
 
 def check_key_store(limits: Limits, backend: QueueBackend) -> None:
@@ -34,20 +35,14 @@ def check_key_store(limits: Limits, backend: QueueBackend) -> None:
         return
     keepless = f"a broker that keeps keys, and {backend.scheme}:// keeps none (Capabilities.key_store)"
     if limits:
-        raise ConfigurationError(
-            f"limits of concurrency and rate need {keepless}: leave the limits out, or choose another backend"
-        )
+        why = f"limits of concurrency and rate need {keepless}: leave the limits out, or choose another backend"
+        raise ConfigurationError(why)
     if limits.idempotency_ttl != IDEMPOTENCY_TTL:
         raise ConfigurationError(f"idempotency_ttl needs {keepless}: leave it out, or choose another backend")
 
 
 class Acquirer:
-    """For one thread.
-
-    Args:
-        backend: Its key store is asked; without one, messages that need it are rejected.
-        limits: Of all queues.
-    """
+    """The acquirer of one thread, which neither waits nor retries. Without a key store, who needs it is rejected."""
 
     def __init__(self, backend: QueueBackend, limits: Limits) -> None:
         self._keys = backend.keys if backend.capabilities.key_store else None
@@ -62,26 +57,22 @@ class Acquirer:
         free = not (limits.holds or limits.rates)
         asked: Asked = []
         for inspected in found:
-            if inspected.outcome is None:
-                envelope = inspected.lease.envelope
-                if free and envelope.idempotency_key is None and not envelope.meta:
-                    continue  # nearly all messages: what `guards_of` would say, without the calls
-                try:
-                    guards = self._needed(envelope, limits)
-                except MalformedEnvelope as error:
-                    inspected.outcome = Rejected(str(error))
-                    continue
-                if guards is not None:
+            if inspected.outcome is not None:
+                continue
+            envelope = inspected.lease.envelope
+            if free and envelope.idempotency_key is None and not envelope.meta:
+                continue  # nearly all messages: what `guards_of` would say, without the calls
+            try:
+                if self._keys is None and (why := refusal(envelope, self._scheme)):
+                    inspected.outcome = Rejected(why)
+                elif (guards := guards_of(envelope, limits)) is not None:
                     asked.append((inspected, guards))
+            except MalformedEnvelope as error:
+                inspected.outcome = Rejected(str(error))
         return asked
 
-    def _needed(self, envelope: JobEnvelope, limits: QueueLimits) -> Guards | None:
-        if self._keys is None and (why := refusal(envelope, self._scheme)):
-            raise MalformedEnvelope(why)
-        return guards_of(envelope, limits)
-
     def begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
-        """`KeyStore.begin_many`. Raises `BackendUnavailable`; safe to call again."""
+        """Call `KeyStore.begin_many`. Raises `BackendUnavailable`; safe to call again."""
         assert self._keys is not None
         return self._keys.begin_many(asked)
 
@@ -98,54 +89,38 @@ class Acquirer:
         return not of_queue
 
     def delay(self, lease: JobLease, begun: Begun) -> float:
-        """Seconds for which a refused message waits: longer each time, and never less than a rate takes."""
+        """Return the seconds for which a refused message waits: longer each time, and never less than a rate takes."""
         return begun.after + contention_delay(self._contentions.met(lease.id))
 
     def _refused(self, lease: JobLease, begun: Begun) -> Outcome:
-        match begun.answer:
-            case Begin.DONE:
-                self._contentions.forget(lease.id)
-                return AlreadyDone()
-            case Begin.LOST:
-                return LostLease()
-            case _:
-                return Contended(self.delay(lease, begun))
+        if begun.answer is Begin.DONE:
+            self._contentions.forget(lease.id)
+            return AlreadyDone()
+        return LostLease() if begun.answer is Begin.LOST else Contended(self.delay(lease, begun))
 
 
+@dataclass(slots=True)
 class RetryingAcquirer:
-    """Between inspection and the loop. `stop`: set when the pool stops."""
+    """The step between inspection and the loop. `stop`: set when the pool stops."""
 
-    def __init__(
-        self,
-        backend: QueueBackend,
-        acquirer: Acquirer,
-        local_limits: LocalLimits,
-        ttl: float,
-        broker_retry: BrokerRetry,
-        stop: Flag,
-    ) -> None:
-        self._backend = backend
-        self._acquirer = acquirer
-        self._local_limits = local_limits
-        self._ttl = ttl
-        self._broker_retry = broker_retry
-        self._stop = stop
+    backend: QueueBackend
+    acquirer: Acquirer
+    local_limits: LocalLimits
+    ttl: float
+    broker_retry: BrokerRetry
+    stop: Flag
 
     def in_time(self, leases: list[JobLease]) -> list[JobLease]:
-        """Return those that may be begun.
-
-        An answer that took as long as the leases last brings ended ones. No job starts on such a lease, unless the
-        broker still knows it as ours and renews it.
-        """
-        now = self._backend.clock.boot()
+        """Return those that may be begun. Not one that came so late that it has ended, unless the broker renews it."""
+        now = self.backend.clock.boot()
         if all(lease.expires_at > now for lease in leases):
             return leases
         try:
-            renewed = self._backend.renew_many(leases, self._ttl)
+            renewed = self.backend.renew_many(leases, self.ttl)
         except OUTAGES as error:
-            self._broker_retry.failed(error, RENEW, holding=True)
+            self.broker_retry.failed(error, RENEW, holding=True)
             renewed = list(leases)
-        now = self._backend.clock.boot()
+        now = self.backend.clock.boot()
         return [lease for lease in renewed if lease is not None and lease.expires_at > now]
 
     def admit(
@@ -153,44 +128,40 @@ class RetryingAcquirer:
     ) -> tuple[list[Inspected], int]:
         """Get those of `found` that need something what they need, or their outcomes.
 
-        Returns what is to be told to the loop, and how many of `found` were not refused. Told is `found`; but without
-        what `hand_over` was called with, because it needs nothing, and a silent broker may be long in answering for the
-        others.
+        Returns what is to be told to the loop, and how many of `found` were not refused. If the broker is silent,
+        `hand_over` was called with those that need nothing, and only the others are returned.
         """
-        asked = self._acquirer.asks(queue, found)
+        asked = self.acquirer.asks(queue, found)
         if not asked:
             return found, len(found)
         total = len(found)
         answers = self._begin(asked)
         if answers is None:
-            needy = {id(inspected) for inspected, _ in asked}
-            plain = [inspected for inspected in found if id(inspected) not in needy]
-            if plain:
+            needy = {id(inspected): inspected for inspected, _ in asked}
+            if plain := [inspected for inspected in found if id(inspected) not in needy]:
                 hand_over(plain)
-            found = [inspected for inspected, _ in asked]
-            answers = self._begin_again(asked)
+            found, answers = list(needy.values()), self._begin_again(asked)
         if answers is not None:
             self._conclude(queue, asked, answers)
         return found, total - sum(inspected.outcome is not None for inspected, _ in asked)
 
     def _begin(self, asked: Asked) -> list[Begun] | None:
-        """The key store's answers; None: it is silent."""
         try:
-            answers = self._acquirer.begin([(inspected.lease, guards) for inspected, guards in asked])
+            answers = self.acquirer.begin([(inspected.lease, guards) for inspected, guards in asked])
         except OUTAGES as error:
-            self._broker_retry.failed(error, BEGIN, holding=True)
+            self.broker_retry.failed(error, BEGIN, holding=True)
             return None
-        self._broker_retry.over(BEGIN)
+        self.broker_retry.over(BEGIN)
         return answers
 
     def _begin_again(self, asked: Asked) -> list[Begun] | None:
         """Ask until there is an answer, or every lease has ended; None: the pool stops. Asking twice does no harm."""
-        while not self._stop.is_set():
+        while not self.stop.is_set():
             live = self._still_ours(asked)
             answers = self._begin(live) if live else []
             if answers is not None:
                 told = {id(inspected): begun for (inspected, _), begun in zip(live, answers, strict=True)}
-                return [told.get(id(inspected), LOST) for inspected, _ in asked]
+                return [told.get(id(inspected), Begun(Begin.LOST)) for inspected, _ in asked]
         for inspected, guards in asked:  # it may have been granted: what was counted is given back with the lease
             inspected.lease = inspected.lease.guarded(guards)
             inspected.outcome = NotRun()
@@ -208,7 +179,7 @@ class RetryingAcquirer:
         """Note every answer, and for the queue's local limit how many may start."""
         refused = None
         for (inspected, guards), begun in zip(asked, answers, strict=True):
-            if not self._acquirer.conclude(inspected, guards, begun):
+            if not self.acquirer.conclude(inspected, guards, begun):
                 refused = refused or begun
         granted = sum(inspected.outcome is None for inspected, _ in asked)
-        self._local_limits.begun(queue, granted, refused, self._backend.clock.mono())
+        self.local_limits.begun(queue, granted, refused, self.backend.clock.mono())

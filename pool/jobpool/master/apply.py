@@ -9,15 +9,10 @@ from typing import Any
 from jobpool.master import events as ev
 from jobpool.master.on_children import ON_CHILDREN
 from jobpool.master.on_messages import ON_MESSAGES
-from jobpool.master.scheduler import ON_SCHEDULERS, SchedulerFired
+from jobpool.master.scheduler import ON_SCHEDULERS
 from jobpool.master.state import Pool
 
-_COMMON = frozenset(
-    {
-        *(ev.ChildResult, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked),
-        SchedulerFired,
-    }
-)
+_COMMON = {ev.ChildResult, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked}
 """Events that come all the time and never call for another child."""
 
 
@@ -25,8 +20,7 @@ def apply(pool: Pool, event: ev.Event, now: float) -> None:
     """Note what happened: the one place where an event is dispatched. `now`: CLOCK_MONOTONIC seconds."""
     pool.now = now
     kind = type(event)
-    observer = pool.observers.get(kind)
-    if observer is not None:
+    if (observer := pool.observers.get(kind)) is not None:
         observer(pool, event)
     _APPLY[kind](pool, event)
     if kind not in _COMMON:
@@ -36,39 +30,34 @@ def apply(pool: Pool, event: ev.Event, now: float) -> None:
 
 
 def _signal(pool: Pool, event: ev.SignalCame) -> None:
-    number = event.number
-    if number in (signal.SIGTERM, signal.SIGINT):
-        pool.stop("a second signal: children are killed" if pool.is_stopping else "stopping", number)
-    elif number == signal.SIGQUIT:
-        pool.stacks_asked = True
-    elif number == signal.SIGHUP:
-        pool.reload_asked = True
-    elif number == signal.SIGTTIN:
-        pool.target = min(pool.target + 1, len(pool.slots) - 1)
-    elif number == signal.SIGTTOU:
-        pool.target = max(1, pool.target - 1)
-
-
-def _asked(pool: Pool, event: ev.Asked) -> None:
-    event.make(pool)
+    match event.number:
+        case signal.SIGTERM | signal.SIGINT:
+            pool.stop("a second signal: children are killed" if pool.is_stopping else "stopping", event.number)
+        case signal.SIGQUIT:
+            pool.stacks_asked = True
+        case signal.SIGHUP:
+            pool.reload_asked = True
+        case signal.SIGTTIN:
+            pool.target = min(pool.target + 1, len(pool.slots.all) - 1)
+        case signal.SIGTTOU:
+            pool.target = max(1, pool.target - 1)
 
 
 def _thread_died(pool: Pool, event: ev.ThreadDied) -> None:
     if event.error:
-        pool.fatal = event.error
         pool.note("critical", "the broker refuses what the pool cannot do without", error=event.error)
-        pool.stop("stopping after a refusal")
-        return
-    pool.fatal = f"the {event.name} thread of the master failed; leases it held come back when they expire"
-    pool.note("critical", "a thread of the master failed: a fault in jobpool, please report it", trace=event.trace)
-    pool.stop("stopping after a fault")
+        pool.fail(event.error, "stopping after a refusal")
+    else:
+        pool.note("critical", "a thread of the master failed: a fault in jobpool, please report it", trace=event.trace)
+        what = f"the {event.name} thread of the master failed; leases it held come back when they expire"
+        pool.fail(what, "stopping after a fault")
 
 
 _APPLY: dict[type[Any], Callable[[Pool, Any], None]] = {
     **ON_MESSAGES,
     **ON_CHILDREN,
     **ON_SCHEDULERS,
-    ev.Asked: _asked,
+    ev.Asked: lambda pool, event: event.make(pool),
     ev.SignalCame: _signal,
     ev.ThreadDied: _thread_died,
 }

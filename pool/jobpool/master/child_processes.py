@@ -11,51 +11,24 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from jobpool.ipc import linux, packets
+from jobpool.ipc import frames, linux, packets
 from jobpool.ipc.child_channel import BrokenChannelError, ChildChannel
 from jobpool.ipc.fork_client import ForkServerClient
-from jobpool.ipc.frames import (
-    Ask,
-    BootFailed,
-    Exited,
-    Frame,
-    Loaded,
-    LoadFailed,
-    Ready,
-    Reply,
-    Result,
-    Spawned,
-    SpawnFailed,
-    run_packet,
-    with_ticket,
-)
-from jobpool.ipc.oom_kills import OomKills, find
+from jobpool.ipc.frames import Ask, Exited, Frame, Reply, Result, run_packet
 from jobpool.ipc.process_options import ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master.slots import Delivery, Slot
 
-FRAMES_AT_ONCE = 128
-"""Frames read from one child before the others get their turn."""
-
-FRAMES_OF_THE_DEAD = 2048
-"""Frames read from a dead child's channel: more than it holds, so that a result is found after any flood."""
+FRAMES_AT_ONCE = 128  # frames read from one child before the others get their turn
+FRAMES_OF_THE_DEAD = 2048  # more than a dead child's channel holds, so that a result is found after any flood
 
 DRAIN_EVERY_S = 0.05
 """Seconds between two looks for full output pipes while user code runs: for how long a writer may have to wait."""
-
-DRAIN_FLOOD_EVERY_S = 0.001
-"""The same while one is full: some hundred MiB a second, of a small part of the master's time."""
-
-COLLECT_EVERY_S = 0.02
-"""Seconds between two looks for the dead of a fork server that has died."""
-
-END_LIMIT_S = 1.0
-"""Seconds that a fork server gets to end by itself when the pool does, and again when it was killed."""
-
-SWEEP_LIMIT_S = 0.5
-"""Seconds for killing what a dead fork server's children left behind."""
-
+DRAIN_FLOOD_EVERY_S = 0.001  # the same while one is full: some hundred MiB a second, in little of the master's time
+COLLECT_EVERY_S = 0.02  # seconds between two looks for the dead of a fork server that has died
+END_LIMIT_S = 1.0  # seconds that a fork server gets to end by itself when the pool does, and again when it was killed
+SWEEP_LIMIT_S = 0.5  # seconds for killing what a dead fork server's children left behind
 
 ORPHANED = "the pool: its fork server has died"
 _KILLERS = {True: "the kernel: out of memory", False: "outside", None: "outside, or the kernel"}
@@ -74,10 +47,8 @@ class ChildProcesses:
         self._servers: dict[int, ForkServerClient] = {}
         self._ended: dict[int, ForkServerClient] = {}
         self._not_ours = linux.direct_children()
-        self._oom_kills = OomKills(find())
+        self._oom_kills = linux.OomKills(linux.find_oom_kills())
         self._drain_at = math.inf
-
-    # --- waiting ------------------------------------------------------------------------------------
 
     def watch(self, fd: int, reader: Callable[[], list[ev.Event]]) -> None:
         """Call `reader` from `poll` whenever `fd` can be read."""
@@ -85,12 +56,11 @@ class ChildProcesses:
         self._poll.register(fd, select.EPOLLIN)
 
     def unwatch(self, fd: int) -> None:
-        """The reverse of `watch`, before `fd` is closed."""
         if self._readers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
     def poll(self, timeout: float) -> list[ev.Event]:
-        """Sleep until something comes, `timeout` seconds at most; what came."""
+        """Sleep until something comes, `timeout` seconds at most; return what came."""
         if self._ended:
             timeout = min(timeout, COLLECT_EVERY_S)
         if timeout > 0:
@@ -99,8 +69,7 @@ class ChildProcesses:
         # Who was stopped (SIGSTOP) for longer than its wait comes back from it with nothing, whatever has come in the
         # meantime, and would kill a child for a result that it has not read: it looks again.
         for fd, _ in self._poll.poll(max(0.0, timeout)) or self._poll.poll(0.0):
-            reader = self._readers.get(fd)
-            if reader is not None:
+            if reader := self._readers.get(fd):
                 events.extend(reader())
         if self._ended:
             events.extend(self._collect())
@@ -109,7 +78,6 @@ class ChildProcesses:
         return events
 
     def _drain(self) -> None:
-        """Empty the full output pipes; look again while user code runs anywhere."""
         flooded = [channel for channel in self._channels.values() if channel.drain_output()]
         runs = flooded or any(channel.may_print for channel in self._channels.values())
         pause = DRAIN_FLOOD_EVERY_S if flooded else DRAIN_EVERY_S
@@ -119,36 +87,25 @@ class ChildProcesses:
         if self._drain_at == math.inf:
             self._drain_at = time.monotonic() + DRAIN_EVERY_S
 
-    # --- fork servers -------------------------------------------------------------------------------
-
     def start_server(self, generation: int) -> None:
         server = ForkServerClient.start(self._config, self._board.fd, self._environ)
         self._servers[generation] = server
         self.watch(server.fileno(), lambda: self._read_server(generation, server))
 
-    def end_server(self, generation: int) -> None:
-        """Hang up; what is left of it and its children is collected by `poll`."""
-        server = self._servers.pop(generation, None)
-        if server is not None:
+    def end_server(self, generation: int, kill: bool = False) -> None:
+        """Hang up, or kill it and its children; what is left of them is collected by `poll`."""
+        for channel in self._of(generation) if kill else ():
+            channel.signal(signal.SIGKILL)
+        if server := self._servers.pop(generation, None):
             self.unwatch(server.fileno())
             server.close()
             self._ended[generation] = server
-            if not server.has_loaded:
-                server.kill()  # it may hang in the import, where it hears nothing
-
-    def kill_server(self, generation: int) -> None:
-        """Kill it and its children; they are collected by `poll`."""
-        server = self._servers.get(generation)
-        self.end_server(generation)
-        for channel in self._of(generation):
-            channel.signal(signal.SIGKILL)
-        if server is not None:
-            server.kill()
+            if kill or not server.has_loaded:
+                server.kill()  # before it has loaded, it may hang in the import, where it hears nothing
 
     def _read_server(self, generation: int, server: ForkServerClient) -> list[ev.Event]:
-        events: list[ev.Event] = []
-        for frame, fds in server.receive():
-            events.extend(self._server_said(generation, frame, fds))
+        said = server.receive()
+        events = [event for frame, fds in said for event in self._server_said(generation, frame, fds)]
         if server.closed:
             self.end_server(generation)
             server.kill()
@@ -157,29 +114,32 @@ class ChildProcesses:
 
     def _server_said(self, generation: int, frame: Frame, fds: list[int]) -> list[ev.Event]:
         match frame:
-            case Spawned(child, pid):
+            case frames.Spawned(child, pid):
                 return self._spawned(child, pid, fds)
             case Exited():
                 return self._died(frame)
-            case SpawnFailed(child, error):
+            case frames.SpawnFailed(child, error):
                 self.forget(child)
                 return [ev.SpawnRefused(child, error)]
-            case Loaded(handlers, preloaded, threads, seconds):
+            case frames.Loaded(handlers, preloaded, threads, seconds):
                 return [ev.AppLoaded(generation, handlers, preloaded, threads, seconds)]
-            case LoadFailed(error, trace):
+            case frames.LoadFailed(error, trace):
                 return [ev.AppFailed(generation, error, trace)]
             case _:
                 return []
 
     def _collect(self) -> list[ev.Event]:
-        """The children of fork servers that have died: this process adopts and collects them."""
+        """Collect the children of fork servers that have died, which this process has adopted."""
         events: list[ev.Event] = []
         for generation, server in list(self._ended.items()):
             gone = server.poll() is not None
             if not gone and not server.is_undead:
                 continue
             for channel in self._of(generation):
-                events.extend(self._collect_orphan(channel) if gone else self._bury(channel))
+                if gone:
+                    events += self._collect_orphan(channel)
+                elif channel.pid and channel.has_ended():  # can neither be collected by its fork server nor left to us
+                    events += self._died(Exited(channel.child, channel.pid, None, signal.SIGKILL), ORPHANED)
             if gone and not self._of(generation):
                 del self._ended[generation]
                 self._sweep()
@@ -196,14 +156,10 @@ class ChildProcesses:
         done, status, usage = os.wait4(pid, os.WNOHANG)
         if not done:
             return []
-        exited = _exited(child, pid, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+        code, number = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
+        cpu, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+        exited = Exited(child, pid, code, number, core=os.WCOREDUMP(status), cpu_seconds=cpu, peak_rss=peak)
         return self._died(exited, ORPHANED)
-
-    def _bury(self, channel: ChildChannel) -> list[ev.Event]:
-        """Take the end of a process for its death: its fork server can neither collect it nor leave it to us."""
-        if not channel.pid or not channel.has_ended():
-            return []
-        return self._died(Exited(channel.child, channel.pid, None, signal.SIGKILL), ORPHANED)
 
     def _sweep(self) -> None:
         servers = {server.pid for server in (*self._servers.values(), *self._ended.values())}
@@ -219,21 +175,14 @@ class ChildProcesses:
         self._not_ours.discard(pid)
         self._sweep()
 
-    # --- children -----------------------------------------------------------------------------------
-
     def spawn(self, slot: Slot) -> None:
-        """Ask for the child that `slot` was marked with.
-
-        Raises:
-            OSError: Its fork server is gone, or no descriptor is to be had.
-        """
+        """Ask for the child of `slot`. Raises `OSError`: its fork server is gone, or no descriptor is to be had."""
         server = self._servers.get(slot.generation)
         if server is None:
             raise OSError("the fork server is gone")
-        child = slot.child
-        channel = ChildChannel(child, self._config.options.output_cap, slot.index, slot.generation)
-        self._channels[child] = channel
-        server.spawn(child, slot.index, channel.ends().fds)
+        channel = ChildChannel(slot.child, self._config.options.output_cap, slot.index, slot.generation)
+        self._channels[slot.child] = channel
+        server.spawn(slot.child, slot.index, channel.fds)
         channel.born()
         self._listen(channel)
         self._drain_soon()
@@ -305,9 +254,7 @@ class ChildProcesses:
         return events
 
     def forget(self, child: int) -> None:
-        """Close what is held of a child."""
-        channel = self._channels.pop(child, None)
-        if channel is not None:
+        if channel := self._channels.pop(child, None):
             self.unwatch(channel.channel.fileno())
             self.unwatch(channel.pidfd)
             channel.close()
@@ -320,25 +267,22 @@ class ChildProcesses:
         lease = delivery.lease
         run = run_packet(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
         self._drain_soon()
-        return channel.hand(delivery.nonce, with_ticket(run, ticket) if ticket else run)
+        return channel.hand(delivery.nonce, frames.with_ticket(run, ticket) if ticket else run)
 
     def take_back(self, slot: Slot) -> ev.TookBack:
         channel = self._channels.get(slot.child)
         return ev.TookBack(slot.child, channel.take_back() if channel else frozenset())
 
     def retire(self, slot: Slot) -> None:
-        channel = self._channels.get(slot.child)
-        if channel is not None:
+        if channel := self._channels.get(slot.child):
             channel.retire()
 
     def signal(self, slot: Slot, number: int) -> None:
-        channel = self._channels.get(slot.child)
-        if channel is not None:
+        if channel := self._channels.get(slot.child):
             channel.signal(number)
 
     def reply(self, child: int, reply: Reply) -> None:
-        channel = self._channels.get(child)
-        if channel is not None and channel.is_asking:
+        if (channel := self._channels.get(child)) and channel.is_asking:
             channel.reply(reply)
             self._listen(channel)
 
@@ -348,7 +292,6 @@ class ChildProcesses:
         return channel is None or channel.has_trace
 
     def stack(self, slot: Slot) -> str:
-        """Read what the child's fault handler has written since the last look."""
         channel = self._channels.get(slot.child)
         return channel.read_trace() if channel else ""
 
@@ -383,24 +326,11 @@ def _child_said(child: int, frame: Frame) -> ev.Event:
     match frame:
         case Result():
             return ev.ChildResult(child, frame)
-        case Ready():
+        case frames.Ready():
             return ev.ChildReady(child)
         case Ask():
             return ev.ChildAsked(child, frame)
-        case BootFailed(error):
+        case frames.BootFailed(error):
             return ev.ChildBootFailed(child, error)
         case _:
             raise BrokenChannelError(f"a child sent {type(frame).__name__}")
-
-
-def _exited(child: int, pid: int, status: int, cpu: float, peak: int) -> Exited:
-    signalled = os.WIFSIGNALED(status)
-    return Exited(
-        child,
-        pid,
-        code=None if signalled else os.WEXITSTATUS(status),
-        signal=os.WTERMSIG(status) if signalled else None,
-        core=os.WCOREDUMP(status),
-        cpu_seconds=cpu,
-        peak_rss=peak,
-    )

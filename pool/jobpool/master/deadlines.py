@@ -2,77 +2,68 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from jobpool.errors import AccessRefused
 from jobpool.master import actions as act
-from jobpool.master.actions import Action
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import BROKEN_GRACE_S, Pool, Stopping
 from jobpool.message.outcome import EndReason, NotRun
 
-STALE_AFTER_S = 0.1
-"""Seconds after its lease at which a message that no child has begun goes back to its place."""
-
-DUMP_BEFORE_KILL_S = 0.05
-"""Seconds between the request for a stack and the kill."""
+STALE_AFTER_S = 0.1  # seconds after its lease at which a message that no child has begun goes back to its place
+DUMP_BEFORE_KILL_S = 0.05  # seconds between the request for a stack and the kill
 
 MAX_DUMP_S = 0.25
 """The same if no stack is written: on a busy machine a loop in C may not get a processor for so long."""
 
-UNDEAD_AFTER_S = 5.0
-"""Seconds after SIGKILL at which a child that was not collected (state D) is given up and its slot replaced."""
-
-HEARTBEAT_S = 1.0
-"""Seconds for which an idle loop sleeps at most."""
+UNDEAD_AFTER_S = 5.0  # seconds after SIGKILL at which a child that was not collected (state D) is given up
+HEARTBEAT_S = 1.0  # seconds for which an idle loop sleeps at most
 
 
-def check_deadlines(pool: Pool, now: float, actions: list[Action]) -> None:
-    """Deadlines, limits, births and deaths that are due at `now`."""
+def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
+    """See to deadlines, limits, births and deaths that are due at `now`."""
     for slot in pool.slots.live:
         if slot.dead_at:
             continue  # it is to be collected, which is its fork server's affair (spawning.watch_servers)
         match slot.state:
             case SlotState.BUSY | SlotState.IDLE if slot.broken_at and now - slot.broken_at >= BROKEN_GRACE_S:
-                slot.end(EndReason.PROTOCOL, now, "its channel is of no use")
-                actions.append(act.KillChild(slot))
+                kill(slot, EndReason.PROTOCOL, "its channel is of no use", now, actions)
             case SlotState.BUSY:
                 _watch_busy(pool, slot, now, actions)
             case SlotState.IDLE if slot.retiring and not slot.broken_at:
                 slot.end(EndReason.RETIRE, now, "replaced", killed=False)  # it was told while it was busy
             case SlotState.STARTING if now - slot.since >= pool.settings.boot_timeout:
-                slot.end(EndReason.BOOT, now, f"not ready after {pool.settings.boot_timeout:g} s")
-                pool.boot.failed(f"a child was not ready after {pool.settings.boot_timeout:g} s", now)
-                actions.append(act.KillChild(slot))
+                kill(slot, EndReason.BOOT, f"not ready after {pool.settings.boot_timeout:g} s", now, actions)
+                pool.boot.failed(f"a child was {slot.ending_text}", now)
             case SlotState.DYING:
                 _watch_dying(pool, slot, now, actions)
-    _watch_ready(pool, now)
-    _watch_refusal(pool, now)
-
-
-def _watch_refusal(pool: Pool, now: float) -> None:
-    """Stop, in good order, a pool that its broker has refused for too long."""
+    while pool.ready and now - pool.ready[0].leased_at >= STALE_AFTER_S:  # no child could take it in time
+        pool.outcomes.append((pool.ready.popleft(), NotRun()))
+        pool.lookahead.restart(now)
     limit = pool.settings.broker_refusal_timeout
-    if pool.is_stopping or not (pool.refused_since and 0 < limit <= now - pool.refused_since):
-        return
-    pool.fatal = next(error for kind, error in pool.outages.values() if kind is AccessRefused)
-    pool.note("critical", "the broker has refused this pool for too long", error=pool.fatal, limit=limit)
-    pool.stop("stopping after a refusal")
+    if pool.refused_since and 0 < limit <= now - pool.refused_since and not pool.is_stopping:
+        error = next(error for kind, error in pool.outages.values() if kind is AccessRefused)
+        pool.note("critical", "the broker has refused this pool for too long", error=error, limit=limit)
+        pool.fail(error, "stopping after a refusal")
+
+
+def kill(slot: Slot, why: EndReason, text: str, now: float, actions: list[act.Action]) -> None:
+    slot.end(why, now, text)
+    actions.append(act.KillChild(slot))
 
 
 def next_due(pool: Pool, now: float) -> float:
-    """When the loop must look again though nothing happens; at most `HEARTBEAT_S` away."""
-    due = now + HEARTBEAT_S
+    """Return when the loop must look again though nothing happens; at most `HEARTBEAT_S` away."""
     if pool.outcomes or pool.asks or pool.replies:
         return now
-    for slot in pool.slots.live:
-        due = min(due, _slot_due(pool, slot, now))
+    due = min([now + HEARTBEAT_S, *(_slot_due(pool, slot, now) for slot in pool.slots.live)])
     if pool.ready:
         due = min(due, pool.ready[0].leased_at + STALE_AFTER_S)
     if pool.stopping is Stopping.DRAIN:
         due = min(due, pool.stop_by)
-    if pool.boot.next_at > now and not pool.is_stopping:
-        due = min(due, pool.boot.next_at)
-    if pool.schedulers.next_at > now and not pool.is_stopping:
-        due = min(due, pool.schedulers.next_at)
+    for back_off in () if pool.is_stopping else (pool.boot, pool.schedulers):
+        if back_off.next_at > now:
+            due = min(due, back_off.next_at)
     return due
 
 
@@ -91,44 +82,28 @@ def _slot_due(pool: Pool, slot: Slot, now: float) -> float:
 
 
 def lose_expired(pool: Pool, now_boot: float) -> None:
-    """Leases that ran out before they could be renewed."""
-    expired = [d for d in pool.held.values() if now_boot >= d.lease.expires_at and not d.settling]
-    for delivery in expired:
+    for delivery in [d for d in pool.held.values() if now_boot >= d.lease.expires_at and not d.settling]:
         pool.lose(delivery)
 
 
-def _watch_busy(pool: Pool, slot: Slot, now: float, actions: list[Action]) -> None:
-    head = slot.deliveries[0]
+def _watch_busy(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) -> None:
+    head, limit = slot.deliveries[0], pool.settings.memory_limit
     if head.lost and pool.settings.on_lease_lost == "kill":
-        slot.end(EndReason.LOST, now, "the lease was lost")
-        actions.append(act.KillChild(slot))
-    elif _is_too_large(pool, slot):
-        limit = pool.settings.memory_limit / 2**20
-        slot.end(EndReason.MEMORY, now, f"used {slot.rss / 2**20:.0f} MiB; its limit is {limit:.0f} MiB")
-        actions.append(act.KillChild(slot))
+        kill(slot, EndReason.LOST, "the lease was lost", now, actions)
+    elif 0 < limit < slot.rss and slot.sampled_at >= slot.head_since:  # an earlier sample tells of another job
+        text = f"used {slot.rss / 2**20:.0f} MiB; its limit is {limit / 2**20:.0f} MiB"
+        kill(slot, EndReason.MEMORY, text, now, actions)
     else:
         _watch_deadline(pool, slot, head, now, actions)
-        if len(slot.deliveries) > 1 and _has_stale(slot, now):
+        # The child must not begin an attempt that waits too long after the head, or is lost.
+        if any(now - d.leased_at >= STALE_AFTER_S or d.lost for d in islice(slot.deliveries, 1, None)):
             pool.lookahead.restart(now)
             actions.append(act.TakeBack(slot))
 
 
-def _is_too_large(pool: Pool, slot: Slot) -> bool:
-    """By a sample that was taken while this attempt ran: an earlier one tells of another job."""
-    return 0 < pool.settings.memory_limit < slot.rss and slot.sampled_at >= slot.head_since
-
-
-def _has_stale(slot: Slot, now: float) -> bool:
-    """Something behind the head waits too long, or is lost: the child must not begin it."""
-    behind = list(slot.deliveries)[1:]
-    return any(now - d.leased_at >= STALE_AFTER_S or d.lost for d in behind)
-
-
-def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions: list[Action]) -> None:
+def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions: list[act.Action]) -> None:
     deadline = slot.deadline()
-    if deadline is None:
-        return
-    if now < deadline + pool.settings.kill_grace:
+    if deadline is None or now < deadline + pool.settings.kill_grace:
         return
     if not slot.dumped_at:  # however late this turn of the loop is: the stack is what its user will look for
         slot.dumped_at = now
@@ -137,45 +112,28 @@ def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions:
         actions.append(act.LookForStack(slot))
     elif now - slot.dumped_at >= DUMP_BEFORE_KILL_S:
         name = head.lease.envelope.name or head.handler
-        slot.end(EndReason.TIMEOUT, now, f"Job '{name}' exceeded maximum execution time of {head.timeout:g} seconds.")
-        actions.append(act.KillChild(slot))
+        text = f"Job '{name}' exceeded maximum execution time of {head.timeout:g} seconds."
+        kill(slot, EndReason.TIMEOUT, text, now, actions)
 
 
-def _watch_dying(pool: Pool, slot: Slot, now: float, actions: list[Action]) -> None:
+def _watch_dying(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) -> None:
     if slot.deliveries and slot.ending is EndReason.RECYCLE:
         actions.append(act.TakeBack(slot))
     if not slot.pid and slot.generation in pool.servers:
         return  # it was not born yet, and will be killed at its birth
-    asked = slot.killed_at or slot.since
-    if now - asked < UNDEAD_AFTER_S:
+    if now - (slot.killed_at or slot.since) < UNDEAD_AFTER_S:
         return
     if not slot.killed_at:
         pool.note("warning", "a child that was told to leave has not left; it is killed", slot=slot.index, pid=slot.pid)
         slot.killed_at = now
         actions.append(act.KillChild(slot))
     else:
-        _give_up(pool, slot, now, actions)
-
-
-def _give_up(pool: Pool, slot: Slot, now: float, actions: list[Action]) -> None:
-    """Killed, and still not collected: its lease must expire, because its handler may still run."""
-    pool.note("error", "a killed child does not die; its slot is replaced", slot=slot.index, pid=slot.pid)
-    for delivery in slot.deliveries:
-        pool.lose(delivery)
-    slot.deliveries.clear()
-    child = slot.child
-    pool.slots.collect(child, now)
-    actions.append(act.ForgetChild(slot, child))
-
-
-def _watch_ready(pool: Pool, now: float) -> None:
-    """Give back the messages that no child could take in time, and start the look-ahead from nothing."""
-    stale = False
-    while pool.ready and now - pool.ready[0].leased_at >= STALE_AFTER_S:
-        pool.outcomes.append((pool.ready.popleft(), NotRun()))
-        stale = True
-    if stale:
-        pool.lookahead.restart(now)
+        pool.note("error", "a killed child does not die; its slot is replaced", slot=slot.index, pid=slot.pid)
+        for delivery in slot.deliveries:
+            pool.lose(delivery)  # its lease must expire, because its handler may still run
+        slot.deliveries.clear()
+        actions.append(act.ForgetChild(slot, slot.child))
+        pool.slots.collect(slot.child, now)
 
 
 def _busy_due(pool: Pool, slot: Slot, now: float) -> float:

@@ -5,26 +5,18 @@ from __future__ import annotations
 import math
 
 from jobpool.master import actions as act
-from jobpool.master.actions import Action
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import Pool
 from jobpool.message.settlement import Ack, Settlement
 
-LONG_RUNNING_S = 0.05
-"""Seconds after which a running attempt gets no further frame put behind it."""
-
-MAX_FRAMES_AHEAD = 64
-"""Frames in one child's socket at most: the kernel's buffer holds some 250 small ones."""
-
-MAX_LINGER_S = 0.01
-"""Seconds for which an ack may wait."""
-
-LOOKAHEAD_SHARE = 4
-"""So great a part of the look-ahead is company enough, and two settlements at least."""
+LONG_RUNNING_S = 0.05  # seconds after which a running attempt gets no further frame put behind it
+MAX_FRAMES_AHEAD = 64  # frames in one child's socket at most: the kernel's buffer holds some 250 small ones
+MAX_LINGER_S = 0.01  # seconds for which an ack may wait
+LOOKAHEAD_SHARE = 4  # so great a part of the look-ahead is company enough, and two settlements at least
 
 
-def dispatch(pool: Pool, now: float, actions: list[Action]) -> None:
-    """Idle children first; then, as far as the look-ahead goes, behind attempts that have only just begun."""
+def dispatch(pool: Pool, now: float, actions: list[act.Action]) -> None:
+    """Hand to idle children first; then, as far as the look-ahead goes, after attempts that have only just begun."""
     ready = pool.ready
     if not ready:
         return
@@ -38,7 +30,7 @@ def dispatch(pool: Pool, now: float, actions: list[Action]) -> None:
     _hand_ahead(pool, now, planned, actions)
 
 
-def _hand_ahead(pool: Pool, now: float, planned: dict[int, int], actions: list[Action]) -> None:
+def _hand_ahead(pool: Pool, now: float, planned: dict[int, int], actions: list[act.Action]) -> None:
     """Spread what is left evenly: the shortest socket first."""
     able = [slot for slot in pool.slots.live if _takes_more(slot, now)]
     if not able:
@@ -61,9 +53,7 @@ def _takes_more(slot: Slot, now: float) -> bool:
 
 
 def room(pool: Pool, now: float) -> int:
-    """How many messages may be leased now: idle children and look-ahead, less what is held and has not begun."""
-    if pool.is_stopping:
-        return 0
+    """Return how many messages may be leased now: idle children and look-ahead, less what is held and not begun."""
     idle = busy = waiting = 0
     for slot in pool.slots.live:
         if slot.deliveries:
@@ -71,7 +61,7 @@ def room(pool: Pool, now: float) -> int:
             waiting += len(slot.deliveries) - 1
         elif slot.state is SlotState.IDLE and not slot.retiring:
             idle += 1
-    if not (idle or busy):
+    if pool.is_stopping or not (idle or busy):
         return 0
     wanted = idle + pool.lookahead.size(now) - waiting - len(pool.ready)
     if pool.settings.max_total:
@@ -80,10 +70,9 @@ def room(pool: Pool, now: float) -> int:
 
 
 def worth_fetching(pool: Pool, now: float) -> int:
-    """`room`, or 0 while children have enough in front of them that a larger fetch a little later is cheaper.
+    """Return `room`, or 0 while a larger fetch a little later is cheaper: each is a transaction of the broker's.
 
-    Each fetch is a transaction of the broker's. So unless a child is idle, a fetch waits until a quarter of the
-    look-ahead is used up, two messages at least.
+    Unless a child is idle, a fetch waits until a quarter of the look-ahead is used up, two messages at least.
     """
     wanted = room(pool, now)
     if not wanted or pool.slots.count(SlotState.IDLE):
@@ -93,10 +82,10 @@ def worth_fetching(pool: Pool, now: float) -> int:
 
 
 class Batch:
-    """Settlements on their way to the settle thread: gathered for a moment while short jobs stream.
+    """Settlements on their way to the settle thread.
 
-    Each call of the settle thread is a transaction of the broker's, and wakes the thread. While jobs stream, acks may
-    therefore wait for company: 10 ms at most, half of what the look-ahead holds. Other settlements never wait.
+    Each call of that thread is a transaction of the broker's. While jobs stream, acks may therefore wait for company:
+    10 ms at most, half of what the look-ahead holds. Other settlements never wait.
 
     `due`: CLOCK_MONOTONIC seconds at which `take` is to be called; infinity while there is nothing.
     """
@@ -114,7 +103,6 @@ class Batch:
             self.due = now + MAX_LINGER_S
 
     def take(self) -> list[tuple[Delivery, Settlement]]:
-        """Everything, in the order in which it came; empty from here."""
         work, self._work = self._work, []
         self.due = math.inf
         return work

@@ -25,23 +25,19 @@ class Inbox:
         self._rung = False
 
     def put(self, event: Event) -> None:
-        """Leave an event. Safe from any thread."""
         self._events.append(event)
         if not self._rung:
             self._rung = True
             os.eventfd_write(self.fd, 1)
 
     def take(self) -> list[Event]:
-        """All events so far. Only the loop calls it."""
+        """Return all events so far. Only the loop calls it."""
         # In this order, or a wake-up is lost: silence the bell, lower the flag, take. An event that comes before the
         # flag is down is taken now; one that comes after it rings again, for nothing at worst.
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
         self._rung = False
-        taken = []
-        while self._events:
-            taken.append(self._events.popleft())
-        return taken
+        return [self._events.popleft() for _ in range(len(self._events))]
 
     def close(self) -> None:
         os.close(self.fd)
@@ -51,16 +47,13 @@ class Signals:
     """The signals to the master as events: those that the pool knows; others that come by accident are ignored.
 
     A handler notes nothing and decides nothing: the interpreter writes the number to a pipe. A pipe holds 65,536
-    numbers that nobody has read yet, a socket pair some 270; what does not fit is lost. Of different signals
-    that are pending at once, the kernel delivers the one with the smaller number first.
+    numbers that nobody has read yet, a socket pair some 270; what does not fit is lost.
 
     No disposition is SIG_IGN while the pool runs: a program that it starts would inherit that, but has no handlers.
-
     Elsewhere than on the main thread, where Python has no signals, nothing is installed.
 
-    Args:
-        last: The process ends with the pool: signals do nothing any more after it, QUIT excepted. A second TERM while
-            the broker is being closed would otherwise make a death by TERM of a clean stop.
+    `last`: the process ends with the pool, so signals do nothing any more after it, QUIT excepted. A second TERM while
+    the broker is being closed would otherwise make a death by TERM of a clean stop.
     """
 
     def __init__(self, *, last: bool = False) -> None:
@@ -81,7 +74,6 @@ class Signals:
             self._before[number] = signal.signal(number, _ignore)
 
     def read(self) -> list[Event]:
-        """The signals that came, in order."""
         try:
             numbers = os.read(self._here, 65536)
         except BlockingIOError:

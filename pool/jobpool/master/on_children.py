@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,21 +12,11 @@ from jobpool.ipc.frames import Result
 from jobpool.ipc.postfork import BROKEN
 from jobpool.master import events as ev
 from jobpool.master.slots import Delivery, Slot, SlotState
-from jobpool.master.state import BROKEN_GRACE_S, Pool, ServerState
+from jobpool.master.state import BROKEN_GRACE_S, Pool
+from jobpool.message import outcome as ended
 from jobpool.message.death import Death, innermost
 from jobpool.message.definition import JobDefinition
-from jobpool.message.outcome import (
-    Crashed,
-    EndReason,
-    Failed,
-    LostLease,
-    NeverStarted,
-    NotRun,
-    Outcome,
-    ResultKind,
-    Stopped,
-    Succeeded,
-)
+from jobpool.message.outcome import EndReason, Outcome, ResultKind
 from jobpool.policy.outcomes import death_of, outcome_of, outcome_of_death
 from jobpool.policy.retry import remember
 
@@ -39,56 +28,37 @@ MAX_ORPHAN_PAUSE_S = 600.0
 
 ALONE = "nothing else ran"
 
-SUCCEEDED = Succeeded()
-"""Shared: most jobs end with it."""
+SUCCEEDED = ended.Succeeded()  # shared: most jobs end with it
 
 
 def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
     server = pool.servers.get(event.generation)
     if server is None or server.ending:
         return
-    misfit = _misfit(pool, event)
-    if misfit:
+    own = [] if pool.acks_in_transaction else [info.name for info in event.handlers if info.ack_in_transaction]
+    if own:
         server.refused = True
-        _app_failed(pool, ev.AppFailed(event.generation, misfit, ""))
+        why = f"handler {own[0]!r} is declared with ack_in_transaction, which the pool's backend cannot do:"
+        why += " use one that can (docs/backends.md), or leave that out"
+        _app_failed(pool, ev.AppFailed(event.generation, why, ""))
         return
-    server.state = ServerState.LOADED
-    server.heard_at = pool.now
+    server.loaded, server.heard_at = True, pool.now
     if event.generation < pool.generation:
         return  # of two reloads, the later one was quicker
     pool.generation = event.generation
     pool.handlers = {info.name: info for info in event.handlers}
-    pool.note("info", "app loaded", handlers=_enabled(pool), seconds=round(event.seconds, 3))
+    enabled = sorted(name for name, info in pool.handlers.items() if info.enabled)
+    pool.note("info", "app loaded", handlers=enabled, seconds=round(event.seconds, 3))
     if not event.preloaded:
-        pool.note(
-            "warning",
-            "the app leaves threads running after its import: no safe forking, each child imports it",
-            threads=event.threads,
-        )
-
-
-def _enabled(pool: Pool) -> list[str]:
-    return sorted(name for name, info in pool.handlers.items() if info.enabled)
-
-
-def _misfit(pool: Pool, event: ev.AppLoaded) -> str:
-    """Why the app cannot run on this pool's backend; "" = it can."""
-    names = [] if pool.acks_in_transaction else [info.name for info in event.handlers if info.ack_in_transaction]
-    if not names:
-        return ""
-    return (
-        f"handler {names[0]!r} is declared with ack_in_transaction, which the pool's backend cannot do:"
-        " use one that can (docs/backends.md), or leave that out"
-    )
+        what = "the app leaves threads running after its import: no safe forking, each child imports it"
+        pool.note("warning", what, threads=event.threads)
 
 
 def _app_failed(pool: Pool, event: ev.AppFailed) -> None:
-    server = pool.servers.get(event.generation)
-    if server is not None and not server.refused:
+    if (server := pool.servers.get(event.generation)) and not server.refused:
         server.ending = True  # it exits by itself
     if pool.generation == 0 and pool.boot.failures == 0:
-        pool.fatal = event.error
-        pool.stop("the app does not load")
+        pool.fail(event.error, "the app does not load")
         return
     pool.note("error", "the app does not load; what runs goes on", error=event.error, trace=event.trace)
     if pool.server() is None:  # else it was a reload, and children come up as before
@@ -96,59 +66,48 @@ def _app_failed(pool: Pool, event: ev.AppFailed) -> None:
 
 
 def _fork_server_gone(pool: Pool, event: ev.ForkServerGone) -> None:
+    """End its children, which die with it. The one that began last is the likeliest to have killed it."""
     server = pool.servers.pop(event.generation, None)
     if server is None:
         return
-    _orphan_children(pool, event.generation)
-    if server.ending or pool.is_stopping:
-        return
-    pool.note("error", "the fork server died; another is started", generation=event.generation)
-    pool.boot.failed("the fork server died", pool.now)
-
-
-def _orphan_children(pool: Pool, generation: int) -> None:
-    """They die with their fork server. Who began last is the likeliest to have killed it, if an attempt did."""
-    slots = [slot for slot in pool.slots.live if slot.generation == generation]
+    slots = pool.slots.of(event.generation)
     running = sorted((slot for slot in slots if slot.deliveries), key=lambda slot: slot.head_since)
     for rank, slot in enumerate(running):
         slot.suspicion = rank / max(1, len(running) - 1)
     for slot in slots:
         slot.end(EndReason.SERVER, pool.now, ALONE if len(running) == 1 else "")
+    if not (server.ending or pool.is_stopping):
+        pool.note("error", "the fork server died; another is started", generation=event.generation)
+        pool.boot.failed("the fork server died", pool.now)
 
 
 def _child_spawned(pool: Pool, event: ev.ChildSpawned) -> None:
-    slot = pool.slots.by_child(event.child)
-    if slot is not None:
+    if slot := pool.slots.by_child(event.child):
         slot.pid = event.pid
         _heard(pool, slot)
 
 
 def _heard(pool: Pool, slot: Slot) -> None:
-    """The slot's fork server has said something."""
-    server = pool.servers.get(slot.generation)
-    if server is not None:
+    if server := pool.servers.get(slot.generation):
         server.heard_at = pool.now
 
 
 def _spawn_refused(pool: Pool, event: ev.SpawnRefused) -> None:
-    slot = pool.slots.collect(event.child, pool.now)
-    if slot is not None:
+    if slot := pool.slots.collect(event.child, pool.now):
         _heard(pool, slot)
         pool.boot.failed(event.error, pool.now)
         pool.note("error", "no child could be forked", error=event.error)
 
 
 def _child_ready(pool: Pool, event: ev.ChildReady) -> None:
-    slot = pool.slots.by_child(event.child)
-    if slot is not None and slot.state is SlotState.STARTING:
+    if (slot := pool.slots.by_child(event.child)) and slot.state is SlotState.STARTING:
         slot.move(SlotState.IDLE, pool.now)
         pool.boot.succeeded()
         pool.child_came = True
 
 
 def _child_boot_failed(pool: Pool, event: ev.ChildBootFailed) -> None:
-    slot = pool.slots.by_child(event.child)
-    if slot is not None:
+    if slot := pool.slots.by_child(event.child):
         slot.end(EndReason.BOOT, pool.now, event.error, killed=False)
         pool.boot.failed(event.error, pool.now)
         pool.note("error", "a child could not boot", error=event.error)
@@ -160,7 +119,8 @@ def _child_result(pool: Pool, event: ev.ChildResult) -> None:
         return
     delivery = slot.answered(result.nonce, pool.now)
     if result.leaving:
-        _child_leaves(pool, slot, result.leaving)
+        slot.end(EndReason.RECYCLE, pool.now, result.leaving, killed=False)
+        pool.note("info", "a child is replaced", slot=slot.index, pid=slot.pid, why=result.leaving)
     if delivery is None:
         pool.note("warning", "an answer to an attempt that is not running was ignored", slot=slot.index)
         return
@@ -177,14 +137,13 @@ def _child_result(pool: Pool, event: ev.ChildResult) -> None:
     pool.outcomes.append((delivery, _outcome_of_result(result, delivery.handler, seen_for, slot.peak_rss)))
 
 
-def _outcome_of_result(result: Result, handler: str, seen_for: float, peak: int = 0) -> Outcome:
-    """Return the outcome that a child's `Result` means. `peak`: bytes, the child's highest resident size seen."""
+def _outcome_of_result(result: Result, handler: str, seen_for: float, peak: int) -> Outcome:
     if result.kind is ResultKind.SUCCEEDED and not result.follow_ups:
         return SUCCEEDED
     try:
         follow_ups = tuple(JobDefinition.from_dict(item) for item in result.follow_ups)
     except (InvalidJob, KeyError, TypeError, ValueError) as error:
-        return Failed(f"a follow-up job is not valid: {error}")
+        return ended.Failed(f"a follow-up job is not valid: {error}")
     return outcome_of(
         result.kind,
         handler=handler,
@@ -197,31 +156,19 @@ def _outcome_of_result(result: Result, handler: str, seen_for: float, peak: int 
     )
 
 
-def _child_leaves(pool: Pool, slot: Slot, why: str) -> None:
-    slot.end(EndReason.RECYCLE, pool.now, why, killed=False)
-    pool.note("info", "a child is replaced", slot=slot.index, pid=slot.pid, why=why)
-
-
-def _child_asked(pool: Pool, event: ev.ChildAsked) -> None:
-    pool.asks.append((event.child, event.ask))
-
-
 def _child_broken(pool: Pool, event: ev.ChildBroken) -> None:
     slot = pool.slots.by_child(event.child)
     if slot is None or slot.state is SlotState.DYING:
         return
-    slot.retiring = True  # nothing more is handed to it
-    slot.broken_at = pool.now
+    slot.retiring, slot.broken_at = True, pool.now  # nothing more is handed to it
     if not event.closed:
         slot.broken_at -= BROKEN_GRACE_S
         pool.note("warning", "a child sent rubbish", slot=slot.index, pid=slot.pid, why=event.why)
 
 
 def _child_ended(pool: Pool, event: ev.ChildEnded) -> None:
-    slot = pool.slots.by_child(event.child)
-    if slot is not None:
-        slot.retiring = True  # nothing more is handed to it
-        slot.dead_at = pool.now
+    if slot := pool.slots.by_child(event.child):
+        slot.retiring, slot.dead_at = True, pool.now  # nothing more is handed to it
 
 
 def _child_died(pool: Pool, event: ev.ChildDied) -> None:
@@ -234,9 +181,9 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
         slot.ending = EndReason.NONE  # it had died before, of itself
     ending = slot.ending
     pool.slots.collect(event.child, pool.now)
-    unread, rest = _split(slot.deliveries, event.unread)
+    rest = [delivery for delivery in slot.deliveries if delivery.nonce not in event.unread]
+    pool.put_back([delivery for delivery in slot.deliveries if delivery.nonce in event.unread])
     slot.deliveries.clear()
-    pool.put_back(unread)
     death = death_of(event.exited, ending, event.killer, event.stack, event.output)
     for delivery in rest:
         _attempt_died(pool, slot, delivery, event, death)
@@ -245,18 +192,15 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
     in_order = not rest and event.exited.code == 0  # told to leave while it was busy, and it did
     if ending not in (EndReason.RECYCLE, EndReason.RETIRE, EndReason.STOP, EndReason.SERVER) and not in_order:
         running = next((delivery for delivery in rest if delivery.nonce == event.started), None)
-        _note_death(pool, slot, event, ending, death, running)
+        slot.timeouts += ending is EndReason.TIMEOUT
+        slot.crashes += ending is not EndReason.TIMEOUT
+        _note_death(pool, slot, event, death, running)
 
 
-def _note_death(
-    pool: Pool, slot: Slot, event: ev.ChildDied, ending: EndReason, death: Death, running: Delivery | None
-) -> None:
-    cause = death.headline
-    slot.last_death = cause
-    if ending is EndReason.TIMEOUT:
-        slot.timeouts += 1
-    else:
-        slot.crashes += 1
+def _note_death(pool: Pool, slot: Slot, event: ev.ChildDied, death: Death, running: Delivery | None) -> None:
+    slot.last_death = death.headline
+    # With another status its last line may be one of an earlier job, and nobody else's business.
+    said = event.output.strip().rpartition("\n")[2] if running is None and event.exited.code == BROKEN else None
     pool.note(
         "warning",
         "a child died",
@@ -264,15 +208,10 @@ def _note_death(
         pid=event.exited.pid,
         id=running.lease.id if running else None,
         handler=running.handler if running else None,
-        cause=cause,
+        cause=death.headline,
         stack=innermost(death.stack) or None,
-        # With another status it may be the last line of an earlier job, and nobody else's business.
-        said=_last_line(event.output) if running is None and event.exited.code == BROKEN else None,
+        said=said or None,
     )
-
-
-def _last_line(output: str) -> str | None:
-    return output.strip().rpartition("\n")[2] or None
 
 
 def _attempt_died(pool: Pool, slot: Slot, delivery: Delivery, event: ev.ChildDied, death: Death) -> None:
@@ -282,58 +221,44 @@ def _attempt_died(pool: Pool, slot: Slot, delivery: Delivery, event: ev.ChildDie
     if not started:
         death = replace(death, output="")  # what is there was printed by the attempt before
     if slot.ending is EndReason.SERVER:
-        outcome = _orphaned_outcome(pool, slot, delivery, death) if started else NotRun()
+        outcome = _orphaned_outcome(pool, slot, delivery, death) if started else ended.NotRun()
     elif started or slot.ending in (EndReason.TIMEOUT, EndReason.STOP, EndReason.LOST):
         outcome = outcome_of_death(slot.ending, slot.ending_text, death)
+    elif pool.is_stopping:
+        outcome = ended.Stopped()
     else:
-        outcome = _never_started_outcome(pool, delivery, death.to_text())
-    if isinstance(outcome, LostLease):
+        ident = delivery.lease.id
+        times = remember(pool.never_started, ident, pool.never_started.get(ident, 0) + 1)
+        outcome = ended.NeverStarted(times, death.to_text())
+    if isinstance(outcome, ended.LostLease):
         pool.lose(delivery)
     else:
-        if isinstance(outcome, Crashed):
+        if isinstance(outcome, ended.Crashed):
             pool.remember_unsettled(delivery)
         pool.outcomes.append((delivery, outcome))
 
 
 def _orphaned_outcome(pool: Pool, slot: Slot, delivery: Delivery, death: Death) -> Outcome:
-    """Released: who killed the fork server is not known. Unless nothing else ran there, again and again."""
+    """Release it: who killed the fork server is not known. Unless nothing else ran there, again and again."""
     ident = delivery.lease.id
-    times = pool.orphaned.get(ident, 0) + 1
-    remember(pool.orphaned, ident, times)
+    times = remember(pool.orphaned, ident, pool.orphaned.get(ident, 0) + 1)
     if slot.ending_text == ALONE and times >= ORPHANED_LIMIT and not pool.is_stopping:
-        return Crashed(death.to_text())
+        return ended.Crashed(death.to_text())
     if times == 1 or pool.is_stopping:
-        return Stopped()
-    return Stopped(slot.suspicion * min(MAX_ORPHAN_PAUSE_S, 2.0 ** min(times - 2, 30)))
-
-
-def _never_started_outcome(pool: Pool, delivery: Delivery, cause: str) -> Outcome:
-    if pool.is_stopping:
-        return Stopped()
-    ident = delivery.lease.id
-    times = pool.never_started.get(ident, 0) + 1
-    remember(pool.never_started, ident, times)
-    return NeverStarted(times, cause)
+        return ended.Stopped()
+    return ended.Stopped(slot.suspicion * min(MAX_ORPHAN_PAUSE_S, 2.0 ** min(times - 2, 30)))
 
 
 def _took_back(pool: Pool, event: ev.TookBack) -> None:
-    slot = pool.slots.by_child(event.child)
-    if slot is not None:
+    if slot := pool.slots.by_child(event.child):
         pool.put_back(slot.take_back(set(event.nonces), pool.now))
 
 
 def _sampled(pool: Pool, event: ev.Sampled) -> None:
     for child, rss, cpu in event.samples:
-        slot = pool.slots.by_child(child)
-        if slot is not None:
-            slot.rss, slot.cpu = rss, cpu
-            slot.sampled_at = event.at
+        if slot := pool.slots.by_child(child):
+            slot.rss, slot.cpu, slot.sampled_at = rss, cpu, event.at
             slot.peak_rss = max(slot.peak_rss, rss)
-
-
-def _split(deliveries: deque[Delivery], unread: frozenset[int]) -> tuple[list[Delivery], list[Delivery]]:
-    """Part what the child had not read from the rest."""
-    return [d for d in deliveries if d.nonce in unread], [d for d in deliveries if d.nonce not in unread]
 
 
 ON_CHILDREN: dict[type[Any], Callable[[Pool, Any], None]] = {
@@ -345,7 +270,7 @@ ON_CHILDREN: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.ChildReady: _child_ready,
     ev.ChildBootFailed: _child_boot_failed,
     ev.ChildResult: _child_result,
-    ev.ChildAsked: _child_asked,
+    ev.ChildAsked: lambda pool, event: pool.asks.append((event.child, event.ask)),
     ev.ChildBroken: _child_broken,
     ev.ChildEnded: _child_ended,
     ev.ChildDied: _child_died,

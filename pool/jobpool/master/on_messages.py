@@ -16,14 +16,13 @@ from jobpool.message.definition import timeout_of
 from jobpool.message.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
 from jobpool.message.printable import headline
 from jobpool.message.settlement import Abandon, Ack, Move, Release, Settled, Settlement
-from jobpool.policy.counters import LEASE_LOST, REAPED, REAPED_DEAD, SUCCEEDED, counters_of
 from jobpool.policy.inspection import Inspected
-from jobpool.telemetry.metrics.probes import BOOT_LOOP
+from jobpool.policy.outcomes import LEASE_LOST, REAPED, REAPED_DEAD, SUCCEEDED, counters_of
+from jobpool.telemetry.metrics.pages import BOOT_LOOP
 
 OK = Settled.OK
 
-MUCH_SHORTER_FACTOR = 2.0
-"""A lease that lasts for less than the ttl by this factor deserves a word."""
+MUCH_SHORTER_FACTOR = 2.0  # A lease that lasts for less than the ttl by this factor deserves a word
 
 OUTAGES: dict[type[JobpoolError], str] = {
     BackendUnavailable: "the broker does not answer; trying again until it does",
@@ -31,8 +30,7 @@ OUTAGES: dict[type[JobpoolError], str] = {
     AccessRefused: "the broker refuses this pool; trying again until that is mended",
 }
 
-REMEMBER_BROKEN_S = 30.0
-"""Seconds within which the fetch is taken in that brought a lease which broke meanwhile."""
+REMEMBER_BROKEN_S = 30.0  # seconds within which the fetch is taken in that brought a lease which broke meanwhile
 
 
 def _leased(pool: Pool, event: ev.Leased) -> None:
@@ -48,22 +46,14 @@ def _leased(pool: Pool, event: ev.Leased) -> None:
             pool.metrics.ended("", "", LEASE_LOST)
         pool.note("warning", "leases had ended before they came", count=event.late, took=event.took)
     if event.lasts and not pool.told_short and event.lasts < pool.settings.ttl / MUCH_SHORTER_FACTOR:
-        _note_short(pool, event.lasts)
+        pool.told_short = True
+        what = "leases are much shorter than `ttl` asks for; each is renewed by its own length"
+        mend = "the broker's queue, or who enqueues, says how long they last: make it more, or `ttl` less"
+        pool.note("warning", what, ttl=pool.settings.ttl, lasts=round(event.lasts, 3), mend=mend)
     for inspected in event.leases:
         _take_in(pool, inspected)
     if pool.broken:
         _lose_broken(pool)
-
-
-def _note_short(pool: Pool, lasts: float) -> None:
-    pool.told_short = True
-    pool.note(
-        "warning",
-        "leases are much shorter than `ttl` asks for; each is renewed by its own length",
-        ttl=pool.settings.ttl,
-        lasts=round(lasts, 3),
-        mend="the broker's queue, or who enqueues, says how long they last: make it more, or `ttl` less",
-    )
 
 
 def _take_in(pool: Pool, inspected: Inspected) -> None:
@@ -73,53 +63,34 @@ def _take_in(pool: Pool, inspected: Inspected) -> None:
     pool.held[nonce] = delivery
     if outcome is None:
         outcome = _prepare(pool, delivery)
+    elif type(outcome) is NewerWire:
+        fields = {"id": lease.id, "queue": lease.queue, "version": outcome.version}
+        mend = "it is given back for a newer jobpool to run: upgrade this one"
+        pool.note("warning", "a message is of a newer version", **fields, mend=mend)
     if outcome is None:
         pool.ready.append(delivery)
     else:
-        if type(outcome) is NewerWire:
-            _note_newer(pool, delivery, outcome.version)
         pool.outcomes.append((delivery, outcome))
 
 
-def _note_newer(pool: Pool, delivery: Delivery, version: int) -> None:
-    pool.note(
-        "warning",
-        "a message is of a newer version",
-        id=delivery.lease.id,
-        queue=delivery.lease.queue,
-        version=version,
-        mend="it is given back for a newer jobpool to run: upgrade this one",
-    )
-
-
 def _prepare(pool: Pool, delivery: Delivery) -> Outcome | None:
-    envelope = delivery.lease.envelope
+    """Look for the handler. None: the delivery may be handed to a child."""
+    envelope, settings = delivery.lease.envelope, pool.settings
     delivery.handler = envelope.job
     if pool.is_stopping:
         return NotRun()
     info = pool.handlers.get(envelope.job)
-    if info is None:
-        return _unknown(pool, delivery, envelope.job)
-    delivery.acks_itself = info.ack_in_transaction
-    settings = pool.settings
-    delivery.timeout = timeout_of(envelope.timeout, info.timeout, settings.default_timeout, settings.max_timeout)
-    return None
-
-
-def _unknown(pool: Pool, delivery: Delivery, handler: str) -> Outcome:
-    ident = delivery.lease.id
-    if ident not in pool.unknown_since:
+    if info is not None:
+        delivery.acks_itself = info.ack_in_transaction
+        delivery.timeout = timeout_of(envelope.timeout, info.timeout, settings.default_timeout, settings.max_timeout)
+        return None
+    if delivery.lease.id not in pool.unknown_since:
         known = ", ".join(sorted(name for name, info in pool.handlers.items() if info.enabled)) or "none"
-        grace = pool.settings.unknown_handler_grace
+        fields = {"handler": envelope.job, "id": delivery.lease.id, "known": known}
         pool.note(
-            "warning",
-            "no such handler here; the job waits for one",
-            handler=handler,
-            id=ident,
-            known=known,
-            until=grace,
+            "warning", "no such handler here; the job waits for one", **fields, until=settings.unknown_handler_grace
         )
-    return UnknownHandler(handler, pool.unknown_for(ident))
+    return UnknownHandler(envelope.job, pool.unknown_for(delivery.lease.id))
 
 
 def _broker_silent(pool: Pool, event: ev.BrokerSilent) -> None:
@@ -131,7 +102,7 @@ def _broker_silent(pool: Pool, event: ev.BrokerSilent) -> None:
 
 
 def _broker_answered(pool: Pool, event: ev.BrokerAnswered) -> None:
-    """The outage is over for the pool when it is over in every thread."""
+    """End the outage of a thread; it is over for the pool when it is over in every thread."""
     pool.outages.pop(event.thread, None)
     _note_refusal(pool)
     if pool.outages_told and not pool.outages:
@@ -146,13 +117,8 @@ def _note_refusal(pool: Pool) -> None:
 
 def _breaker_opened(pool: Pool, event: ev.BreakerOpened) -> None:
     pool.open_breakers.add(event.queue)
-    pool.note(
-        "error",
-        "the circuit breaker of a queue is open: nothing is fetched from it for now",
-        queue=event.queue,
-        cooldown=event.cooldown,
-        error=event.error,
-    )
+    what = "the circuit breaker of a queue is open: nothing is fetched from it for now"
+    pool.note("error", what, queue=event.queue, cooldown=event.cooldown, error=event.error)
 
 
 def _breaker_closed(pool: Pool, event: ev.BreakerClosed) -> None:
@@ -181,7 +147,8 @@ def _note_answer(pool: Pool, delivery: Delivery, settlement: Settlement, answer:
     elif isinstance(settlement, Abandon):
         _note_dead(pool, delivery, settlement)
     elif isinstance(settlement, Move):
-        _note_moved(pool, delivery, settlement)
+        fields = {"id": lease.id, "queue": lease.queue, "to": settlement.queue}
+        pool.note("warning", "a message goes on in another queue", **fields, cause=cause_headline(settlement.cause))
     if isinstance(settlement, Release) and pool.limited and not settlement.begun and lease.guards is not None:
         pool.given_back.add(lease.queue)
 
@@ -201,12 +168,6 @@ def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
         error=headline(settlement.error),
         cause=cause_headline(settlement.cause),
     )
-
-
-def _note_moved(pool: Pool, delivery: Delivery, move: Move) -> None:
-    lease = delivery.lease
-    why = cause_headline(move.cause)
-    pool.note("warning", "a message goes on in another queue", id=lease.id, queue=lease.queue, to=move.queue, cause=why)
 
 
 def _given_up(pool: Pool, event: ev.GivenUp) -> None:
@@ -232,7 +193,7 @@ def _leases_broke(pool: Pool, event: ev.LeasesBroke) -> None:
 
 
 def _lose_broken(pool: Pool) -> None:
-    """A settlement that is under way is answered by itself."""
+    """Lose what has broken, but for settlements that are under way: these are answered."""
     found = [d for d in pool.held.values() if d.lease.owner_token in pool.broken]
     known = {d.lease.owner_token for d in found}
     pool.broken = {
@@ -250,29 +211,21 @@ def _reap_done(pool: Pool, event: ev.ReapDone) -> None:
     for reaped in event.reaped:
         pool.metrics.ended(reaped.queue, "", REAPED_DEAD if reaped.dead else REAPED)
         if reaped.dead:
-            pool.note(
-                "critical",
-                "a message is dead: crash limit",
-                id=reaped.id,
-                queue=reaped.queue,
-                **pool.unsettled.pop(reaped.id, {}),
-                crashes=reaped.crashes,
-                cause=cause_headline(reaped.cause),
-            )
+            fields = {"id": reaped.id, "queue": reaped.queue, **pool.unsettled.pop(reaped.id, {})}
+            fields |= {"crashes": reaped.crashes, "cause": cause_headline(reaped.cause)}
+            pool.note("critical", "a message is dead: crash limit", **fields)
 
 
 def _counted(pool: Pool, event: ev.Counted) -> None:
     pool.stats = event.stats
     if pool.open_breakers:
         pool.answered_queues.update(event.stats)
-    is_empty = all(counts.pending == 0 for counts in event.stats.values())
     if not pool.settings.until_empty or pool.is_stopping:
         return
     if not pool.generation:  # an app that cannot be loaded is told, also where there is nothing to run
         if pool.boot.failures >= BOOT_LOOP:
-            pool.fatal = f"the app does not load: {pool.boot.last_error}"
-            pool.stop("the app does not load")
-    elif is_empty and not pool.held:
+            pool.fail(f"the app does not load: {pool.boot.last_error}", "the app does not load")
+    elif not pool.held and all(counts.pending == 0 for counts in event.stats.values()):
         pool.stop("the queues are empty")
 
 

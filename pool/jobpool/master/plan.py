@@ -6,51 +6,46 @@ ready, then whatever is due by the clock. Marking a slot busy, or a child killed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from jobpool.errors import ConfigurationError, JobpoolError
-from jobpool.ipc.frames import Ask, Reply
+from jobpool.ipc.frames import Reply
 from jobpool.master import actions as act
-from jobpool.master.actions import Action
-from jobpool.master.deadlines import check_deadlines, lose_expired
+from jobpool.master.deadlines import check_deadlines, kill, lose_expired
 from jobpool.master.dispatch import dispatch
 from jobpool.master.scheduler import end_scheduler, keep_scheduler
-from jobpool.master.slots import Delivery, SlotState
+from jobpool.master.slots import SlotState
 from jobpool.master.spawning import keep_children, keep_servers, watch_servers
 from jobpool.master.state import Pool, Stopping
 from jobpool.message.dead_letters import copy_of_abandoned
 from jobpool.message.definition import JobDefinition
+from jobpool.message.lease import JobLease
 from jobpool.message.names import check_enqueue_to
-from jobpool.message.outcome import EndReason, NotRun, Outcome
+from jobpool.message.outcome import EndReason, NotRun
 from jobpool.message.settlement import Abandon, Leave
-from jobpool.policy.counters import counters_of
 from jobpool.policy.decide import Rules, decide
-from jobpool.policy.outcomes import checked
+from jobpool.policy.outcomes import checked, counters_of
 from jobpool.policy.retry import RetryPolicy
 
-CHECK_EVERY_S = 0.01
-"""Seconds between two looks at everything that is due by the clock, while the loop is busy."""
+CHECK_EVERY_S = 0.01  # seconds between two looks at everything that is due by the clock, while the loop is busy
 
 
 @dataclass(slots=True)
 class Planner:
-    """The pool's policies, and `plan`. Keeps nothing that `Pool` should know.
-
-    `check` raises a `JobpoolError` for a job that the backend would refuse (`QueueBackend.pack`).
-    """
+    """The pool's policies, and `plan`. Keeps nothing that `Pool` should know."""
 
     retry: RetryPolicy
     check: Callable[[JobDefinition], object]
+    """Raises a `JobpoolError` for a job that the backend would refuse (`QueueBackend.pack`)."""
     _rules: dict[str, Rules] = field(default_factory=dict)
     _generation: int = 0
 
-    def plan(self, pool: Pool, now: float, now_boot: float) -> list[Action]:
-        """Everything that is to be done now, in order. Times: CLOCK_MONOTONIC and CLOCK_BOOTTIME seconds."""
-        pool.now = now
-        pool.boot_ahead = now_boot - now
-        actions: list[Action] = []
+    def plan(self, pool: Pool, now: float, now_boot: float) -> list[act.Action]:
+        """Return what is to be done now, in order. Times: CLOCK_MONOTONIC and CLOCK_BOOTTIME seconds."""
+        pool.now, pool.boot_ahead = now, now_boot - now
+        actions: list[act.Action] = []
         self._settle(pool, now_boot, actions)
         _talk(pool, actions)
         due = now - pool.checked_at >= CHECK_EVERY_S
@@ -73,7 +68,7 @@ class Planner:
         self._settle(pool, now_boot, actions)
         return actions
 
-    def _settle(self, pool: Pool, now_boot: float, actions: list[Action]) -> None:
+    def _settle(self, pool: Pool, now_boot: float, actions: list[act.Action]) -> None:
         """Decide what each outcome means. What may not be settled is forgotten: its lease runs out."""
         if pool.generation != self._generation:  # with other handlers
             self._generation = pool.generation
@@ -86,59 +81,51 @@ class Planner:
             rules = self._rules.get(delivery.handler) or self._rules_for(pool, delivery.handler)
             settlement = decide(outcome, delivery.lease, rules, self.retry, now_boot)
             if isinstance(settlement, Leave):
-                _leave(pool, delivery, outcome, settlement)
+                pool.lose(delivery, counters_of(settlement, outcome), quietly=True)
+                fields = {"id": delivery.lease.id, "why": settlement.why, "after": type(outcome).__name__}
+                pool.note("warning", "a message is left to its lease", **fields)
             else:
-                if type(settlement) is Abandon and pool.settings.dead_letter_queue:
-                    settlement = self._with_copy(pool, delivery, settlement)
-                delivery.settling = True
-                delivery.outcome = outcome
+                if type(settlement) is Abandon and (queue := pool.settings.dead_letter_queue):
+                    settlement = self._with_copy(pool, delivery.lease, settlement, queue)
+                delivery.settling, delivery.outcome = True, outcome
                 actions.append(act.Settle(delivery, settlement))
 
     def _rules_for(self, pool: Pool, handler: str) -> Rules:
-        info = pool.handlers.get(handler)
+        info, settings = pool.handlers.get(handler), pool.settings
         rules = Rules(
-            max_retries=info.max_retries if info else None,
-            unknown_handler_grace=pool.settings.unknown_handler_grace,
-            on_crash=pool.settings.on_crash.how,
-            on_crash_queue=pool.settings.on_crash.queue,
-            on_memory_limit_queue=pool.settings.on_memory_limit_queue,
-            max_crashes=pool.settings.max_crashes,
+            info.max_retries if info else None,
+            settings.unknown_handler_grace,
+            settings.on_crash.how,
+            settings.on_crash.queue,
+            settings.on_memory_limit_queue,
+            settings.max_crashes,
         )
         if info:
             self._rules[handler] = rules
         return rules
 
-    def _with_copy(self, pool: Pool, delivery: Delivery, settlement: Abandon) -> Abandon:
-        """The same, with what goes to the queue of failed payloads. A copy that is refused never holds up a death."""
-        lease, queue = delivery.lease, pool.settings.dead_letter_queue or ""
+    def _with_copy(self, pool: Pool, lease: JobLease, settlement: Abandon, queue: str) -> Abandon:
+        """Add the copy for `queue`, that of failed payloads. A copy that is refused never holds up a death."""
         try:
             copy = copy_of_abandoned(lease, settlement, queue, datetime.now(UTC))
-            if copy is None:
-                return settlement
-            self.check(copy)
+            if copy is not None:
+                self.check(copy)
+                return replace(settlement, follow_ups=(copy,))
         except JobpoolError as error:
             pool.note("warning", "a dead letter is not forwarded", id=lease.id, to=queue, error=str(error))
-            return settlement
-        return replace(settlement, follow_ups=(copy,))
+        return settlement
 
 
-def _leave(pool: Pool, delivery: Delivery, outcome: Outcome, leave: Leave) -> None:
-    if delivery.nonce not in pool.held:
-        return
-    delivery.lost = True
-    pool.ended(delivery, counters_of(leave, outcome))
-    pool.note(
-        "warning", "a message is left to its lease", id=delivery.lease.id, why=leave.why, after=type(outcome).__name__
-    )
-
-
-def _talk(pool: Pool, actions: list[Action]) -> None:
+def _talk(pool: Pool, actions: list[act.Action]) -> None:
     """Carry what children ask, and the answers."""
     for child, ask in pool.asks:
-        if refused := _refused(ask, pool.settings.enqueue_to):
-            pool.replies.append((child, refused))
-        else:
+        try:
+            for definition in ask.definitions:
+                if isinstance(definition, dict):  # anything else is refused later
+                    check_enqueue_to(definition.get("queue"), pool.settings.enqueue_to)
             actions.append(act.Produce(child, ask))
+        except ConfigurationError as error:
+            pool.replies.append((child, Reply([], type(error).__name__, str(error))))
     for child, reply in pool.replies:
         actions.append(act.Answer(child, reply))
     pool.asks.clear()
@@ -148,36 +135,20 @@ def _talk(pool: Pool, actions: list[Action]) -> None:
         actions.append(act.WriteStacks())
 
 
-def _refused(ask: Ask, enqueue_to: Collection[str]) -> Reply | None:
-    """The answer to what goes to another queue than these. What is not a definition at all is refused later."""
-    if not enqueue_to:
-        return None
-    try:
-        for definition in ask.definitions:
-            if isinstance(definition, dict):
-                check_enqueue_to(definition.get("queue"), enqueue_to)
-    except ConfigurationError as error:
-        return Reply([], type(error).__name__, str(error))
-    return None
-
-
-# --- stopping ---------------------------------------------------------------------------------------------------------
-
-
-def _stop(pool: Pool, now: float, actions: list[Action]) -> None:
+def _stop(pool: Pool, now: float, actions: list[act.Action]) -> None:
     """Give back what has not begun; let idle children go; kill the rest when the grace is over."""
     while pool.ready:
         pool.outcomes.append((pool.ready.popleft(), NotRun()))
     over = pool.stopping is Stopping.KILL or now >= pool.stop_by
-    end_scheduler(pool, now, over, actions)
+    for scheduler in pool.schedulers.running.values():
+        end_scheduler(scheduler, now, over, actions)
     for slot in pool.slots.live:
         if slot.state is SlotState.DYING:
             if over and not slot.killed_at:
                 slot.killed_at = now
                 actions.append(act.KillChild(slot))
         elif over:
-            slot.end(EndReason.STOP, now, "the pool stops")
-            actions.append(act.KillChild(slot))
+            kill(slot, EndReason.STOP, "the pool stops", now, actions)
         elif len(slot.deliveries) > 1:
             actions.append(act.TakeBack(slot))
         elif slot.state is not SlotState.BUSY:

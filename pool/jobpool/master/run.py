@@ -1,4 +1,4 @@
-"""Builds a pool from its settings and runs it."""
+"""Builds a pool from its settings, compares these with its broker's capabilities, and runs it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gc
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -22,8 +21,8 @@ from jobpool.ipc import linux
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig, scrubbed
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.ipc.scoreboard import Scoreboard
+from jobpool.master.acquire import check_key_store
 from jobpool.master.child_processes import ChildProcesses
-from jobpool.master.compatibility import check_compatibility, limits_of, unserved_limits
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox, Signals
 from jobpool.master.loop import Master
@@ -34,24 +33,18 @@ from jobpool.master.state import Pool, slot_count
 from jobpool.master.telemetry import Publisher, Telemetry, make_telemetry
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import Inspector
+from jobpool.policy.limits import Limits
 from jobpool.settings import Settings
 from jobpool.telemetry.metrics.collector import MetricsCollector
 from jobpool.telemetry.metrics.memory import MemoryMetrics, RelayedMetrics
 
-COUNT_EVERY_UNTIL_EMPTY_S = 0.2
-"""Seconds between two looks at the counts when the pool ends as soon as they are 0."""
-
-GC_EVERY_S = 10.0
-"""Between two garbage collections: each takes about a millisecond, for what was there at the start is left out."""
-
-log = logging.getLogger("jobpool.pool")
+COUNT_EVERY_UNTIL_EMPTY_S = 0.2  # seconds between two looks at the counts when the pool ends as soon as they are 0
 
 DESCRIPTORS_A_CHILD = 8
 DESCRIPTORS_BESIDES = 128
-"""Open files of the master: at most so many for each slot, and so many for brokers, logs and the rest."""
+"""Open files of the master at most: for each slot, and for brokers, logs and the rest."""
 
-BROKER_INTERVAL_S = COUNT_EVERY_S
-"""Seconds in which the broker is asked at least once: the settle thread's counts."""
+log = logging.getLogger("jobpool.pool")
 
 
 def run_pool(
@@ -119,7 +112,10 @@ def _run(
     )
     inbox = Inbox()
     watched = make_telemetry(settings, backend, board, inbox, _version(), collector)
-    children = ChildProcesses(fork_server_config(settings), board, _environ_of_children(backend))
+    kept = [name for name in backend.credential_variables if name in os.environ]
+    if kept:
+        log.info("the app does not get the broker's credentials", extra={"fields": {"variables": kept}})
+    children = ChildProcesses(fork_server_config(settings), board, scrubbed(os.environ, kept))
     try:
         signals.install()
         children.watch(signals.fileno(), signals.read)
@@ -136,32 +132,6 @@ def _run(
     if pool.fatal:
         raise JobpoolError(pool.fatal)
     return status
-
-
-def _environ_of_children(backend: QueueBackend) -> dict[str, str]:
-    """The environment without the master's secrets and the credentials of its broker."""
-    kept = [name for name in backend.credential_variables if name in os.environ]
-    if kept:
-        log.info("the app does not get the broker's credentials", extra={"fields": {"variables": kept}})
-    return scrubbed(os.environ, kept)
-
-
-class PeriodicGc:
-    """A garbage collection now and then, for a broker's connections that have broken above all.
-
-    The collector of the master runs rarely (`_rare_collections`), which a stream of jobs does not mind: nothing
-    of a job is in a circle. A client's connection is, with its read buffer of 64 KiB and the frames of the error that
-    ended it. A master on a bad network would hold hundreds of them until the collector's turn comes.
-    """
-
-    def __init__(self, now: float) -> None:
-        self._due = now + GC_EVERY_S
-
-    def look(self, now: float) -> None:
-        """Collect, if that is due. `now`: seconds of any clock that only goes on."""
-        if now >= self._due:
-            self._due = now + GC_EVERY_S
-            gc.collect()
 
 
 @contextmanager
@@ -191,14 +161,18 @@ def _master(
     inbox: Inbox,
     watched: Telemetry | None,
 ) -> Master:
-    settle_thread = _settle_thread(settings, backend, inbox)
+    count_every = COUNT_EVERY_UNTIL_EMPTY_S if settings.until_empty else COUNT_EVERY_S
+    reaping, inspector = ReapPolicy(settings.max_crashes), Inspector(signer, settings.queue_handlers)
+    settle_thread = SettleThread(
+        backend, settings.queue_names, settings.ttl, reaping, inbox, count_every, settings.dead_letter_queue
+    )
     publisher = Publisher(
         board,
         name=settings.name,
         version=_version(),
         queues=" ".join(settings.queue_names),
         backend=redact(settings.backend),
-        broker_interval=BROKER_INTERVAL_S,
+        broker_interval=COUNT_EVERY_S,  # the broker is asked at least as often
         reap_interval=settle_thread.reap_every,
     )
     return Master(
@@ -207,40 +181,24 @@ def _master(
         backend=backend,
         children=children,
         inbox=inbox,
-        fetch_thread=_fetch_thread(settings, backend, signer, inbox),
+        fetch_thread=FetchThread(backend, settings.queues, settings.ttl, inspector, inbox, limits_of(settings)),
         settle_thread=settle_thread,
         publisher=publisher,
         telemetry=watched,
         scheduler=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
-        collect_garbage=PeriodicGc(time.monotonic()).look,
-    )
-
-
-def _settle_thread(settings: Settings, backend: QueueBackend, inbox: Inbox) -> SettleThread:
-    every = COUNT_EVERY_UNTIL_EMPTY_S if settings.until_empty else COUNT_EVERY_S
-    reaping = ReapPolicy(settings.max_crashes)
-    return SettleThread(backend, settings.queue_names, settings.ttl, reaping, inbox, every, settings.dead_letter_queue)
-
-
-def _fetch_thread(settings: Settings, backend: QueueBackend, signer: EnvelopeSigner, inbox: Inbox) -> FetchThread:
-    return FetchThread(
-        backend,
-        settings.queues,
-        settings.ttl,
-        Inspector(signer, settings.queue_handlers),
-        inbox,
-        limits_of(settings),
     )
 
 
 def fork_server_config(settings: Settings) -> ForkServerConfig:
     """Make what the fork server and its children are told: nothing of the broker."""
+    # A child above its limit is replaced after an attempt too: the next job would be killed for what this one has left.
+    mark = min((mark for mark in (settings.recycle.memory, settings.memory_limit) if mark), default=0)
     options = ChildOptions(
         apps=list(settings.apps),
         kill_grace=settings.kill_grace,
         output_cap=settings.output_cap,
         max_jobs=settings.recycle.jobs,
-        max_rss=_memory_mark(settings),
+        max_rss=mark,
         recycle_on_failure=settings.recycle.failure,
         title=settings.name,
         sys_path=list(settings.sys_path) or [os.getcwd()],
@@ -279,16 +237,69 @@ def _allow_descriptors(workers: int) -> None:
         )
 
 
-def _memory_mark(settings: Settings) -> int:
-    """Bytes above which a child is replaced after an attempt; 0 = never.
-
-    One that is above the limit already is replaced too: the next job would be killed for what this one has left.
-    """
-    return min((mark for mark in (settings.recycle.memory, settings.memory_limit) if mark), default=0)
-
-
 def _version() -> str:
     try:
         return version("jobpool")
     except PackageNotFoundError:
         return f"unknown (Python {sys.version_info.major}.{sys.version_info.minor})"
+
+
+def check_compatibility(settings: Settings, backend: QueueBackend) -> None:
+    """Refuse what cannot work. Blocks for a round trip a queue where queues must have been made.
+
+    Raises:
+        ConfigurationError: A setting needs what the broker lacks, or a queue that must have been made was not.
+        BackendUnavailable: The broker does not answer.
+    """
+    for sentence in unmet(settings, backend):
+        raise ConfigurationError(sentence)
+    if not backend.capabilities.makes_queues:
+        for queue in queues_of(settings):
+            backend.stats(queue)
+    if settings.rollups and not backend.capabilities.key_store:
+        log.info("no rollups are kept", extra={"fields": {"why": f"{backend.scheme}:// keeps no keys"}})
+
+
+def unmet(settings: Settings, backend: QueueBackend) -> Iterator[str]:
+    """Yield a sentence with its mend for each setting that needs what the broker lacks. No I/O."""
+    if not backend.capabilities.leases:
+        yield f"a pool cannot serve {backend.scheme}://, which runs jobs as they are enqueued; use sqlite:///jobpool.db"
+    if backend.capabilities.key_store:
+        return
+    try:
+        check_key_store(limits_of(settings), backend)
+    except ConfigurationError as error:
+        yield str(error)
+    lacking = f"a broker that keeps keys, and {backend.scheme}:// keeps none (Capabilities.key_store)"
+    if settings.cron:
+        yield f"a scheduler beside the pool needs {lacking}: leave --cron out, or choose another backend"
+    if settings.history.table:
+        yield f"history = 'table' needs {lacking}: use history = 'file:PATH', or another backend"
+
+
+def queues_of(settings: Settings) -> list[str]:
+    """Return every queue that the pool fetches from, or sends to by itself."""
+    more = (settings.dead_letter_queue, settings.on_crash.queue, settings.on_memory_limit_queue)
+    return list(dict.fromkeys([*settings.queue_names, *(queue for queue in more if queue is not None)]))
+
+
+def limits_of(settings: Settings) -> Limits:
+    """Return the limits that the settings name. Raises `ConfigurationError`."""
+    return Limits(
+        idempotency_ttl=settings.idempotency_ttl,
+        concurrency=settings.concurrency_limits,
+        concurrency_per_key=settings.concurrency_per_key,
+        rates=settings.rate_limits,
+        rates_per_key=settings.rate_per_key,
+    )
+
+
+def unserved_limits(settings: Settings) -> list[str]:
+    """Return a sentence for each limit of a queue that the pool does not serve: meant for another pool, or mistyped."""
+    served = ", ".join(map(repr, settings.queue_names))
+    return [
+        f"{table} limits queue {queue!r}, which this pool does not serve; it serves {served}"
+        for table in ("concurrency_limits", "concurrency_per_key", "rate_limits", "rate_per_key")
+        for queue in getattr(settings, table)
+        if queue not in settings.queue_names
+    ]

@@ -3,9 +3,6 @@
 There is one, where the settings ask for it, from the first ready child on. One that ends by itself is started again,
 after a back-off. When a new app has loaded, a second one is started, and the first is asked to end once the second is
 ready: an app whose schedules are refused costs nobody the scheduler that runs. Two at once fire nothing twice.
-
-`keep_scheduler` and `end_scheduler` decide, the functions in `ON_SCHEDULERS` note events, and `SchedulerStarter`
-carries out on the loop's thread what was decided. The process itself is started in ipc/scheduler_process.py.
 """
 
 from __future__ import annotations
@@ -18,54 +15,42 @@ from typing import TYPE_CHECKING, Any
 
 from jobpool.ipc.scheduler_process import REFUSED, CronStart, SchedulerProcess
 from jobpool.master.actions import Action
+from jobpool.master.child_processes import ChildProcesses
 from jobpool.master.events import Event
 from jobpool.master.slots import SlotState
 from jobpool.policy.retry import BackOff
 
 if TYPE_CHECKING:
-    from jobpool.master.child_processes import ChildProcesses
     from jobpool.master.state import Pool
 
 FIRST_SCHEDULER_PAUSE_S = 1.0
 MAX_SCHEDULER_PAUSE_S = 30.0
 """Between the end of one that ended by itself and the next; doubles from the first to the last."""
 
-STEADY_AFTER_S = 60.0
-"""One that ends by itself after this time counts as the first to do so."""
-
-TROUBLE_AFTER_ENDS = 3
-"""From this many ends in a row on, the pool says so (health)."""
+STEADY_AFTER_S = 60.0  # one that ends by itself after this time counts as the first to do so
+TROUBLE_AFTER_ENDS = 3  # from this many ends in a row on, the pool says so (health)
 
 
-@dataclass(frozen=True, slots=True)
 class SchedulerStarted(Event):
-    """The scheduler beside the pool was executed."""
-
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
 class SchedulerRefused(Event):
-    """No process was to be had for it."""
-
     error: str
 
 
-@dataclass(frozen=True, slots=True)
 class SchedulerReady(Event):
     """Its schedules are good, and its broker has answered: it fires from now on."""
 
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
 class SchedulerFired(Event):
     """It has fired. `lateness`: seconds from each instant to its firing."""
 
     lateness: list[float]
 
 
-@dataclass(frozen=True, slots=True)
 class SchedulerEnded(Event):
     """It was collected. `status`: as `subprocess` has it, negative = by that signal. `error`: its last words, or ""."""
 
@@ -74,61 +59,40 @@ class SchedulerEnded(Event):
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
 class StartScheduler(Action):
-    """Start a scheduler beside the pool."""
+    pass
 
 
-@dataclass(frozen=True, slots=True)
 class SignalScheduler(Action):
-    """Send this scheduler a signal."""
-
     pid: int
     number: int
 
 
 @dataclass(slots=True)
 class Scheduler:
-    """One scheduler's process, as the pool knows it. Times are CLOCK_MONOTONIC seconds.
-
-    Attributes:
-        pid: Of the process.
-        generation: It has imported the app of this generation or a later one.
-        started_at: When it was executed.
-        ready: Its schedules are good, and its broker has answered.
-        asked_at: When it was told to end; 0 = it was not.
-        killed: It was sent SIGKILL.
-        error: Why it is ended, if that is its own fault.
-    """
+    """One scheduler's process, as the pool knows it. Times are CLOCK_MONOTONIC seconds."""
 
     pid: int
-    generation: int
+    generation: int  # it has imported the app of this one or a later one
     started_at: float
     ready: bool = False
-    asked_at: float = 0.0
+    asked_at: float = 0.0  # to end; 0 = it was not
     killed: bool = False
-    error: str = ""
+    error: str = ""  # why it is ended, if that is its own fault
 
     def is_steady(self, now: float) -> bool:
         return self.ready and now - self.started_at >= STEADY_AFTER_S
 
 
 class Schedulers(BackOff):
-    """The pool's knowledge of its schedulers, and the back-off of those that end by themselves.
-
-    Attributes:
-        running: Those whose end was not collected, by pid.
-        was_ready: One was ready, at any time.
-        tried: The last generation of which one was started, or could not be.
-        refused: Why the schedules of that generation cannot work; "" = nothing is known of that.
-    """
+    """The pool's knowledge of its schedulers, and the back-off of those that end by themselves."""
 
     def __init__(self) -> None:
         super().__init__(FIRST_SCHEDULER_PAUSE_S, MAX_SCHEDULER_PAUSE_S)
-        self.running: dict[int, Scheduler] = {}
-        self.was_ready = False
-        self.tried = 0
-        self.refused = ""
+        self.running: dict[int, Scheduler] = {}  # by pid, until their end is collected
+        self.was_ready = False  # one was, at any time
+        self.tried = 0  # the last generation of which one was started, or could not be
+        self.refused = ""  # why the schedules of that generation cannot work, if they cannot
 
     @property
     def serving(self) -> list[Scheduler]:
@@ -145,35 +109,26 @@ class Schedulers(BackOff):
         return "the scheduler does not stay up" + (f": {self.last_error}" if self.last_error else "")
 
 
-# --- decisions --------------------------------------------------------------------------------------------------------
-
-
 def keep_scheduler(pool: Pool, now: float, actions: list[Action]) -> None:
-    """Start it; beside it one with the new app; and end what that one replaces, once it is ready."""
+    """Start it; beside it one with the new app; and end the one that this replaces, once it is ready."""
     state = pool.schedulers
     for one in state.running.values():
-        _keep(pool, one, now, actions)
+        replaced = any(other.ready and other.generation > one.generation for other in state.serving)
+        if one.asked_at or replaced:
+            end_scheduler(one, now, now - one.asked_at >= pool.settings.stop_grace, actions)
+        elif not (one.ready or one.killed) and now - one.started_at >= pool.settings.boot_timeout:
+            one.error, one.killed = f"it was not ready after {pool.settings.boot_timeout:g} s", True
+            actions.append(SignalScheduler(one.pid, signal.SIGKILL))
     if any(one.generation == pool.generation and one.is_steady(now) for one in state.serving):
         state.failures = 0
     if _is_wanted(pool, now):
         actions.append(StartScheduler())
 
 
-def _keep(pool: Pool, one: Scheduler, now: float, actions: list[Action]) -> None:
-    """End it when it is replaced, or does not come up."""
-    replaced = any(other.ready and other.generation > one.generation for other in pool.schedulers.serving)
-    if one.asked_at or replaced:
-        _ask_to_end(one, now, now - one.asked_at >= pool.settings.stop_grace, actions)
-    elif not one.ready and now - one.started_at >= pool.settings.boot_timeout:
-        one.error = f"it was not ready after {pool.settings.boot_timeout:g} s"
-        _kill(one, actions)
-
-
 def _is_wanted(pool: Pool, now: float) -> bool:
     """Return whether one is to be started: one at a time, a new app at once, and what has failed after a pause.
 
-    Refused schedules are tried again with the next app. Before that only if there is no scheduler at all: their files
-    may have been half of a deployment.
+    Refused schedules are tried again before the next app only if there is no scheduler: it may be half a deployment.
     """
     state, serving = pool.schedulers, pool.schedulers.serving
     if not pool.slots.count(SlotState.IDLE, SlotState.BUSY):
@@ -183,28 +138,14 @@ def _is_wanted(pool: Pool, now: float) -> bool:
     return state.tried < pool.generation or (now >= state.next_at and not (serving and state.refused))
 
 
-def end_scheduler(pool: Pool, now: float, over: bool, actions: list[Action]) -> None:
-    """Let it finish what it runs, because the pool stops; when the grace is `over`, kill it."""
-    for one in pool.schedulers.running.values():
-        _ask_to_end(one, now, over, actions)
-
-
-def _ask_to_end(one: Scheduler, now: float, over: bool, actions: list[Action]) -> None:
-    """Marked here, and not when it is performed: a signal cannot fail in a way that a second one would mend."""
+def end_scheduler(one: Scheduler, now: float, over: bool, actions: list[Action]) -> None:
+    """Let it finish what it runs; when the grace is `over`, kill it. No signal fails so that a second would mend it."""
     if not one.asked_at:
         one.asked_at = now
         actions.append(SignalScheduler(one.pid, signal.SIGTERM))
-    elif over:
-        _kill(one, actions)
-
-
-def _kill(one: Scheduler, actions: list[Action]) -> None:
-    if not one.killed:
+    elif over and not one.killed:
         one.killed = True
         actions.append(SignalScheduler(one.pid, signal.SIGKILL))
-
-
-# --- events -----------------------------------------------------------------------------------------------------------
 
 
 def _started(pool: Pool, event: SchedulerStarted) -> None:
@@ -220,14 +161,9 @@ def _start_refused(pool: Pool, event: SchedulerRefused) -> None:
 
 
 def _ready(pool: Pool, event: SchedulerReady) -> None:
-    one = pool.schedulers.running.get(event.pid)
-    if one is not None:
+    if one := pool.schedulers.running.get(event.pid):
         one.ready = pool.schedulers.was_ready = True
         pool.schedulers.refused = ""
-
-
-def _fired(pool: Pool, event: SchedulerFired) -> None:
-    """Change nothing: only metrics have a use for it."""
 
 
 def _ended(pool: Pool, event: SchedulerEnded) -> None:
@@ -236,57 +172,38 @@ def _ended(pool: Pool, event: SchedulerEnded) -> None:
         return
     if one.asked_at or pool.is_stopping:
         pool.note("info", "the scheduler has ended", pid=one.pid, status=event.status)
-    elif _is_refusal(pool, one, event):
-        _schedules_refused(pool, event.error)
+    elif event.status == REFUSED and event.error and not one.ready and one.generation == pool.generation:
+        _schedules_refused(pool, event.error)  # the end of a replaced app's scheduler says nothing of that
     else:
         if one.is_steady(pool.now):
             pool.schedulers.failures = 0
         error = one.error or event.error
-        pause = pool.schedulers.failed(error, pool.now)
-        text = "the scheduler died; another is started"
-        pool.note("error", text, status=event.status, error=error or None, again_in=pause)
-
-
-def _is_refusal(pool: Pool, one: Scheduler, event: SchedulerEnded) -> bool:
-    """Return whether its app's schedules cannot work. The end of a replaced app's scheduler says nothing of that."""
-    said = event.status == REFUSED and bool(event.error)
-    return said and not one.ready and one.generation == pool.generation
+        again = {"error": error or None, "again_in": pool.schedulers.failed(error, pool.now)}
+        pool.note("error", "the scheduler died; another is started", status=event.status, **again)
 
 
 def _schedules_refused(pool: Pool, error: str) -> None:
     """End the pool at the very first start, as for an app that does not import; else say it."""
     state = pool.schedulers
     if not state.was_ready and not state.failures:
-        pool.fatal = f"the scheduler cannot start: {error}"
-        pool.stop("the schedules are refused")
+        pool.fail(f"the scheduler cannot start: {error}", "the schedules are refused")
         return
-    state.refused = error
-    pause = state.failed(error, pool.now)
-    if state.serving:
-        pool.note("error", "the schedules are refused; the scheduler that runs goes on", error=error)
-    else:
-        pool.note("error", "the schedules are refused; there is no scheduler", error=error, again_in=pause)
+    state.refused, pause = error, state.failed(error, pool.now)
+    then = "the scheduler that runs goes on" if state.serving else "there is no scheduler"
+    pool.note("error", f"the schedules are refused; {then}", error=error, again_in=None if state.serving else pause)
 
 
 ON_SCHEDULERS: dict[type[Any], Callable[[Pool, Any], None]] = {
     SchedulerStarted: _started,
     SchedulerRefused: _start_refused,
     SchedulerReady: _ready,
-    SchedulerFired: _fired,
+    SchedulerFired: lambda *_: None,  # only metrics have a use for it
     SchedulerEnded: _ended,
 }
 
 
-# --- I/O --------------------------------------------------------------------------------------------------------------
-
-
 class SchedulerStarter:
-    """The part that starts and signals schedulers, and turns what they say into events. Nothing here waits.
-
-    Args:
-        start: What a scheduler is told.
-        children: Watches its line and its end, and leaves it alone when it sweeps.
-    """
+    """The part that starts and signals schedulers, and turns what they say into events. Nothing here waits."""
 
     def __init__(self, start: CronStart, children: ChildProcesses) -> None:
         self._start = start
@@ -294,7 +211,6 @@ class SchedulerStarter:
         self._processes: dict[int, SchedulerProcess] = {}
 
     def start(self) -> Event:
-        """Start one."""
         try:
             process = SchedulerProcess.start(self._start, os.environ)
         except OSError as error:
@@ -306,8 +222,7 @@ class SchedulerStarter:
         return SchedulerStarted(process.pid)
 
     def signal(self, pid: int, number: int) -> None:
-        process = self._processes.get(pid)
-        if process is not None:
+        if process := self._processes.get(pid):
             process.signal(number)
 
     def _hear(self, process: SchedulerProcess) -> list[Event]:

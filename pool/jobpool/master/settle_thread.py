@@ -1,12 +1,12 @@
-"""The settle thread: carries settlements to the backend in batches, enqueues for children, and reaps.
+"""The settle thread: carries settlements to the backend in batches, enqueues for children, reaps and forwards the dead.
 
 A batch is sent again, with the same call id, until the broker has answered or every lease in it has ended: so a lost
-reply does no harm. Where the broker has answered and refuses to write (it is full, or draining), what it refuses is
-kept aside and tried again by itself until its leases have ended, while the rest goes on.
+reply does no harm. Settlements that the broker refuses to write (it is full, or draining) are kept aside and tried
+again until their leases have ended, while the rest goes on.
 
 An accepted forfeit is reaped at once; otherwise each queue is reaped every third of the ttl. Where the broker frees
-leases itself (`Leases.BROKER`), to reap costs nothing, and tells what was charged to messages as they were
-fetched: there it is asked with each count, and once more at the end, so that no death is missed.
+leases itself (`Leases.BROKER`), to reap costs nothing, and tells what was charged to messages as they were fetched:
+there it is asked with each count, and once more at the end, so that no death is missed.
 """
 
 from __future__ import annotations
@@ -17,37 +17,34 @@ import random
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import Leases, QueueStats, ReapPolicy
+from jobpool.broker.values import Leases, Message, MessageFilter, Reaped, ReapPolicy, State
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.ipc.frames import Ask
-from jobpool.master.dead_letter_copies import DeadLetterCopies
 from jobpool.master.events import Answered, Counted, GivenUp, Produced, ReapDone
 from jobpool.master.inbox import Inbox
 from jobpool.master.slots import Delivery
 from jobpool.master.threads import MAX_PAUSE_S, OUTAGES, BrokerRetry, MasterThread
+from jobpool.message.dead_letters import copy_id, copy_of
 from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import decode, verify
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Settled, Settlement, brings
 
 Work = tuple[Delivery, Settlement]
 
-MAX_SETTLEMENTS_A_CALL = 500
-"""Settlements in one call: a transaction of some 10 ms at most, so that no producer waits long behind it."""
-
-COUNT_EVERY_S = 3.0
-"""Seconds between two looks at the counts of the queues."""
-
-MIN_RETRY_PAUSE_S = 0.05
-"""Between two tries of refused settlements; doubles with each, up to `MAX_PAUSE_S`."""
+MAX_SETTLEMENTS_A_CALL = 500  # a transaction of some 10 ms at most, so that no producer waits long behind it
+COUNT_EVERY_S = 3.0  # seconds between two looks at the counts of the queues
+MIN_RETRY_PAUSE_S = 0.05  # between two tries of refused settlements; doubles with each, up to `MAX_PAUSE_S`
 
 CALM_S = 10.0
 """Without a refusal, after which an outage is over though what was refused was only given up, not settled."""
 
-SETTLE, REFUSED, REAP, COUNT = "settle", "refused", "reap", "count"
-"""Kinds of calls, for `BrokerRetry`."""
+SETTLE, REFUSED, REAP, COUNT = "settle", "refused", "reap", "count"  # kinds of calls, for `BrokerRetry`
+MAX_WAITING_COPIES = 10_000  # deaths that wait for the broker; the oldest are forgotten beyond that
 
 logger = logging.getLogger("jobpool.pool")
 
@@ -68,23 +65,17 @@ class SettleThread(MasterThread):
         super().__init__("settle", inbox)
         self._backend = backend
         self._native_reap = backend.capabilities.leases is not Leases.OURS
-        self._queues = queues
-        self._policy = policy
+        self._queues, self._policy = queues, policy
         self._clock = backend.clock
         self._wake = threading.Condition()
         self._work: deque[Work] = deque()
         self._asked: deque[tuple[int, Ask]] = deque()
         self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
         self._refused: list[Work] = []
-        self._retry_at = math.inf
-        self._retry_pause = 0.0
-        self._calm_at = math.inf
-        self._ttl = ttl
+        self._retry_at, self._retry_pause, self._calm_at = math.inf, 0.0, math.inf
         self._copies = DeadLetterCopies(backend, dead_letter_queue)
-        self.reap_every = ttl / 3
-        self._count_every = count_every
-        self._reap_at = 0.0
-        self._count_at = 0.0
+        self._ttl, self.reap_every, self._count_every = ttl, ttl / 3, count_every
+        self._reap_at = self._count_at = 0.0
         self.answered_at = self.reaped_at = self._clock.mono()
 
     def settle(self, work: list[Work]) -> None:
@@ -113,12 +104,11 @@ class SettleThread(MasterThread):
                 self._inbox.put(produce(self._backend, child, ask))
             if self._refused and (self._halt.is_set() or self._clock.mono() >= self._retry_at):
                 self._settle_refused()
-            if self._halt.is_set():
-                if not (batch or asked):
-                    self._tell_charged()
-                    return
-                continue
-            self._do_what_is_due()
+            if not self._halt.is_set():
+                self._do_what_is_due()
+            elif not (batch or asked):
+                self._tell_charged()
+                return
 
     def _next(self) -> tuple[list[Work], list[tuple[int, Ask]]]:
         with self._wake:
@@ -130,28 +120,24 @@ class SettleThread(MasterThread):
             self._asked.clear()
             return batch, asked
 
-    # --- settling -----------------------------------------------------------------------------------
-
     def _settle_all(self, batch: list[Work]) -> None:
-        """Most in one call; an ack that the handler may have made itself in a call of its own, known by its owner."""
+        """Settle most in one call; an ack that the handler may have made itself in one of its own, under its owner.
+
+        Where queues are on different servers, each queue's by itself: a silent one must not hold up the others.
+        """
         alone = [(d, s) for d, s in batch if d.acks_itself and type(s) is Ack]
         together = [(d, s) for d, s in batch if not (d.acks_itself and type(s) is Ack)] if alone else batch
-        calls = [(part, secrets.token_hex(8)) for part in self._parts(together)]
-        self._call(calls + [([(d, s)], f"ack:{d.lease.owner_token}") for d, s in alone])
+        in_one = self._backend.capabilities.atomic_across_queues
+        parts = {"": together} if in_one and together else {}
+        for work in () if in_one else together:
+            parts.setdefault(work[0].lease.queue, []).append(work)
+        self._call_each(parts.values(), [([(d, s)], f"ack:{d.lease.owner_token}") for d, s in alone])
 
-    def _call(self, calls: list[tuple[list[Work], str]]) -> None:
-        """Repeat each until it is over."""
+    def _call_each(self, parts: Iterable[list[Work]], named: Sequence[tuple[list[Work], str]] = ()) -> None:
+        """Settle each part, and those that have a call id already, by calls that are repeated until they are over."""
+        calls = [*((part, secrets.token_hex(8)) for part in parts), *named]
         while calls:
             calls = [(part, call_id) for part, call_id in calls if not self._settle(part, call_id)]
-
-    def _parts(self, batch: list[Work]) -> list[list[Work]]:
-        """Where queues are on different servers, each queue's by itself: a silent one must not hold up the others."""
-        if not batch or self._backend.capabilities.atomic_across_queues:
-            return [batch] if batch else []
-        parts: dict[str, list[Work]] = {}
-        for delivery, settlement in batch:
-            parts.setdefault(delivery.lease.queue, []).append((delivery, settlement))
-        return list(parts.values())
 
     def _settle(self, batch: list[Work], call_id: str) -> bool:
         """Settle; return whether it is over: answered, or too late. Else call again with the same id."""
@@ -175,12 +161,13 @@ class SettleThread(MasterThread):
         self._broker_retry.over(SETTLE)
         took = self.answered_at - asked_at
         self._inbox.put(Answered([(d, s, a) for (d, s), a in zip(batch, answers, strict=True)], took))
-        self._reap_forfeited({d.lease.queue for d, s in batch if isinstance(s, Forfeit)})
+        for queue in {d.lease.queue for d, s in batch if isinstance(s, Forfeit)}:
+            self._try(lambda queue=queue: self._reap(queue), REAP)  # type: ignore[misc]
 
     def _wait_out(self, batch: list[Work], error: BackendUnavailable | AccessRefused) -> bool:
         """Return whether it is over: too late, or what is refused is only what some of them bring along."""
-        if not self._any_live(batch):
-            self._live(batch)
+        if self._clock.boot() >= max(delivery.lease.expires_at for delivery, _ in batch):
+            self._inbox.put(GivenUp([delivery for delivery, _ in batch]))
             return True
         bringing = [d for d, s in batch if brings(s)] if isinstance(error, AccessRefused) else []
         if bringing and self._is_let_in(bringing):
@@ -202,28 +189,28 @@ class SettleThread(MasterThread):
             return False
 
     def _settle_each(self, batch: list[Work], error: JobpoolError) -> None:
-        """The broker refuses what one of them brings along, such as a job for a queue that is not there: each alone.
+        """Settle each alone: the broker refuses what one brings along, such as a job for a queue that is not there.
 
-        The one that is refused again is given up without it: no job may end the pool, or hold up the others for ever.
+        The one that is refused again is given up without it: no job may end the pool, or hold up the others forever.
         """
         if len(batch) == 1:
             [(delivery, settlement)] = batch
             batch = [(delivery, _without_company(settlement, error))]
-        self._call([([work], secrets.token_hex(8)) for work in batch])
-
-    # --- what the broker refuses to write -------------------------------------------------------------
+        self._call_each([work] for work in batch)
 
     def _set_aside(self, batch: list[Work], error: WriteRefused, asked_at: float) -> None:
         """Keep what was refused for later. Where the whole call was, an ack of it may still be done by itself."""
-        answers = error.answers or [None] * len(batch)
-        told = [(work, answer) for work, answer in zip(batch, answers, strict=True) if answer is not None]
-        if told:
-            self._note_answered([work for work, _ in told], [answer for _, answer in told], asked_at)
-        refused = [work for work, answer in zip(batch, answers, strict=True) if answer is None]
-        if not error.answers:
-            parts = [[w for w in batch if _is_plain_ack(w) is plain] for plain in (True, False)]
-            if all(parts):
-                self._call([(part, secrets.token_hex(8)) for part in parts])
+        refused = batch
+        if error.answers:
+            told = [(work, answer) for work, answer in zip(batch, error.answers, strict=True) if answer is not None]
+            refused = [work for work, answer in zip(batch, error.answers, strict=True) if answer is None]
+            if told:
+                self._note_answered([work for work, _ in told], [answer for _, answer in told], asked_at)
+        else:
+            acks: list[Work] = [(d, s) for d, s in batch if type(s) is Ack and not s.follow_ups]
+            rest = [(d, s) for d, s in batch if type(s) is not Ack or s.follow_ups]
+            if acks and rest:
+                self._call_each([acks, rest])
                 return
         now = self._clock.mono()
         for delivery, _ in refused:
@@ -249,10 +236,6 @@ class SettleThread(MasterThread):
         self._calm_at = math.inf
         self._broker_retry.over(REFUSED)
 
-    def _any_live(self, batch: list[Work]) -> bool:
-        now = self._clock.boot()
-        return any(now < delivery.lease.expires_at for delivery, _ in batch)
-
     def _live(self, batch: list[Work]) -> list[Work]:
         """Return those whose leases run; the others are given up."""
         now = self._clock.boot()
@@ -261,19 +244,13 @@ class SettleThread(MasterThread):
             self._inbox.put(GivenUp(ended))
         return [(d, s) for d, s in batch if now < d.lease.expires_at] if ended else batch
 
-    def _reap_forfeited(self, queues: set[str]) -> None:
-        for queue in queues:
-            self._try(lambda queue=queue: self._reap(queue), REAP)  # type: ignore[misc]
-
-    # --- by the clock -------------------------------------------------------------------------------
-
     def _do_what_is_due(self) -> None:
         now = self._clock.mono()
         if now >= self._calm_at and not self._refused:
             self._end_refusal()
         if now >= self._reap_at:
             self._reap_at = now + self.reap_every * random.uniform(0.8, 1.2)
-            if self._copies.is_behind:  # what an outage has left
+            if self._copies.waiting:  # what an outage has left
                 self._try(self._copies.forward, REAP)
             self._try(self._reap_all, REAP, asks=not self._native_reap)
         if now >= self._count_at:
@@ -282,7 +259,7 @@ class SettleThread(MasterThread):
                 self._count_at = 0.0  # again after the pause: a good answer ends the cooldown of the fetches' breakers
 
     def _reap_all(self) -> None:
-        """Each queue, whatever became of the others: they may be on different servers."""
+        """Reap each queue, whatever became of the others: they may be on different servers."""
         silent: BackendUnavailable | AccessRefused | None = None
         for queue in self._queues:
             if self._halt.is_set() and not self._native_reap:
@@ -303,7 +280,7 @@ class SettleThread(MasterThread):
             self._copies.forward()
 
     def _count(self) -> None:
-        stats: dict[str, QueueStats] = {queue: self._backend.stats(queue) for queue in self._queues}
+        stats = {queue: self._backend.stats(queue) for queue in self._queues}
         self._tell_charged()  # before the counts are told: the pool may stop because the last message has died
         self._inbox.put(Counted(stats))
 
@@ -315,9 +292,7 @@ class SettleThread(MasterThread):
     def _try(self, call: Callable[[], None], *kinds: str, asks: bool = True) -> bool:
         """Make a call that may be left out when the broker is silent: it comes round again. Whether it was answered.
 
-        Args:
-            call: Of the first of `kinds`; its answer ends the outage of the others, too.
-            asks: It asks the broker, so that its end is an answer.
+        It is of the first of `kinds`; its answer ends the outage of the others, too. `asks`: its end is an answer.
         """
         try:
             call()
@@ -328,10 +303,6 @@ class SettleThread(MasterThread):
             self.answered_at = self._clock.mono()
         self._broker_retry.over(*kinds)
         return True
-
-
-def _is_plain_ack(work: Work) -> bool:
-    return type(work[1]) is Ack and not work[1].follow_ups
 
 
 def _without_company(settlement: Settlement, error: JobpoolError) -> Settlement:
@@ -359,3 +330,60 @@ def produce(backend: QueueBackend, child: int, ask: Ask) -> Produced:
         return Produced(child, [message.id for message in packed], packed=[m.to_dict() for m in packed])
     except (JobpoolError, TypeError, KeyError, ValueError) as error:
         return Produced(child, [], type(error).__name__, str(error))
+
+
+class DeadLetterCopies:
+    """Copies of what died in the reaper's hands, to `queue`, that of failed payloads; None = nothing is forwarded.
+
+    Unlike an abandon, a reap cannot carry its copy: that is a second step. It is repeated until the broker answers,
+    under an id that makes it one copy. A pool that ends in between leaves it out, and so does anyone else who reaps
+    (`jobpool reap`, a pool without this setting). The dead letter itself is there in any case. Where a broker knows no
+    ids (`Capabilities.keeps_records`), a repetition whose first answer was lost makes one more.
+    """
+
+    def __init__(self, backend: QueueBackend, queue: str | None) -> None:
+        self._backend = backend
+        self._queue = queue
+        self.waiting: deque[Reaped] = deque(maxlen=MAX_WAITING_COPIES)
+
+    def died(self, reaped: list[Reaped]) -> None:
+        """Remember those that the reap has made dead letters."""
+        if self._queue is not None:
+            self.waiting.extend(one for one in reaped if one.dead and one.queue != self._queue)
+
+    def forward(self) -> None:
+        """Enqueue a copy of each that waits, two round trips each. After `BackendUnavailable` the rest waits on."""
+        while self.waiting:
+            message = self._letter(self.waiting[0])
+            try:
+                if message is not None and message.state is State.DEAD:  # else it is purged, or tried again
+                    self._backend.enqueue(self._copy(message))
+            except BackendUnavailable:
+                raise
+            except JobpoolError as error:
+                fields = {"id": self.waiting[0].id, "error": str(error)}
+                logger.warning("a dead letter is not forwarded", extra={"fields": fields})
+            self.waiting.popleft()
+
+    def _letter(self, reaped: Reaped) -> Message | None:
+        if self._backend.capabilities.lists_live:
+            return self._backend.inspect(reaped.id)
+        # Such a broker finds a message by looking through all letters: let it do so in one queue.
+        where = MessageFilter(queue=reaped.queue, states=(State.DEAD,), ids=(reaped.id,))
+        return next(iter(self._backend.list_messages(where, limit=1)), None)
+
+    def _copy(self, message: Message) -> JobDefinition:
+        """Make the copy. Raises `MalformedEnvelope` for a body that is not what its producer signed."""
+        envelope = decode(message.body, attempts=message.attempts)
+        verify(message.body, envelope, self._backend.signer, message.queue)
+        queue = self._queue or ""
+        return copy_of(
+            envelope.payload,
+            envelope.job,
+            message.reason or "crash-limit",
+            message.attempts,
+            queue=queue,
+            original_queue=message.queue,
+            identifier=copy_id(queue, message.id, message.deliveries),
+            now=datetime.now(UTC),
+        )

@@ -50,10 +50,7 @@ class IllegalMoveError(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One place. `deliveries` are the frames handed over and not answered; the head is the one that runs.
-
-    Times are CLOCK_MONOTONIC seconds.
-    """
+    """One place. `deliveries` were handed over and not answered; the head runs. Times are CLOCK_MONOTONIC seconds."""
 
     index: int
     state: SlotState = SlotState.EMPTY
@@ -89,15 +86,13 @@ class Slot:
         """Go to `to`, or raise `IllegalMoveError`."""
         if to not in MOVES[self.state]:
             raise IllegalMoveError(f"slot {self.index} cannot go from {self.state.value} to {to.value}")
-        self.state = to
-        self.since = now
+        self.state, self.since = to, now
 
     def hand(self, delivery: Delivery, now: float) -> None:
         """Note that `delivery` was written to the child; the clock of the head starts here."""
         if not self.deliveries:
             self.move(SlotState.BUSY, now)
-            self.head_since = now
-            self.dumped_at = 0.0
+            self.head_since, self.dumped_at = now, 0.0
         delivery.slot = self.index
         self.deliveries.append(delivery)
 
@@ -106,11 +101,8 @@ class Slot:
         if not self.deliveries or self.deliveries[0].nonce != nonce:
             return None
         head = self.deliveries.popleft()
-        self.head_since = now
-        self.full = False
-        self.dumped_at = 0.0
-        if not self.deliveries and self.state is SlotState.BUSY:
-            self.move(SlotState.IDLE, now)
+        self.head_since, self.dumped_at = now, 0.0
+        self._shortened(now)
         return head
 
     def take_back(self, nonces: set[int], now: float) -> list[Delivery]:
@@ -118,10 +110,13 @@ class Slot:
         taken = [delivery for delivery in self.deliveries if delivery.nonce in nonces]
         if taken:
             self.deliveries = deque(d for d in self.deliveries if d.nonce not in nonces)
-            self.full = False
-            if not self.deliveries and self.state is SlotState.BUSY:
-                self.move(SlotState.IDLE, now)
+            self._shortened(now)
         return taken
+
+    def _shortened(self, now: float) -> None:
+        self.full = False
+        if not self.deliveries and self.state is SlotState.BUSY:
+            self.move(SlotState.IDLE, now)
 
     @property
     def is_ready(self) -> bool:
@@ -138,51 +133,38 @@ class Slot:
         """Note that the child is being ended; its first reason stands."""
         if self.state is not SlotState.DYING:
             self.move(SlotState.DYING, now)
-            self.ending = why
-            self.ending_text = text
+            self.ending, self.ending_text = why, text
         if killed and not self.killed_at:
             self.killed_at = now
 
 
 class Slots:
-    """All slots, by index and by child."""
-
     def __init__(self, count: int) -> None:
         self.all = [Slot(index) for index in range(count)]
         self._by_child: dict[int, Slot] = {}
-
-    def __iter__(self) -> Iterator[Slot]:
-        return iter(self.all)
-
-    def __len__(self) -> int:
-        return len(self.all)
 
     def by_child(self, child: int) -> Slot | None:
         return self._by_child.get(child)
 
     def empty(self) -> Slot | None:
-        """The first empty slot."""
         return next((slot for slot in self.all if slot.state is SlotState.EMPTY), None)
 
     def start(self, slot: Slot, child: int, generation: int, now: float) -> None:
-        """A child is asked for."""
         slot.move(SlotState.STARTING, now)
         slot.child, slot.generation, slot.pid = child, generation, 0
         slot.restarts += 1
-        slot.ending, slot.ending_text, slot.retiring = EndReason.NONE, "", False
-        slot.killed_at = slot.dumped_at = 0.0
+        slot.ending, slot.ending_text = EndReason.NONE, ""
+        slot.retiring = slot.full = False
+        slot.killed_at = slot.dumped_at = slot.broken_at = slot.dead_at = 0.0
         slot.rss = slot.peak_rss = 0
-        slot.full = False
-        slot.broken_at = slot.dead_at = 0.0
         self._by_child[child] = slot
 
     def collect(self, child: int, now: float) -> Slot | None:
-        """A child's death was collected: its slot, EMPTY now, its deliveries still on it; None: not ours."""
+        """Note a collected death; return its slot, EMPTY now, its deliveries still on it; None: not ours."""
         slot = self._by_child.pop(child, None)
         if slot is not None:
             slot.move(SlotState.EMPTY, now)
-            slot.child = slot.pid = 0
-            slot.cpu = 0.0
+            slot.child, slot.pid, slot.cpu = 0, 0, 0.0
         return slot
 
     def count(self, *states: SlotState) -> int:
@@ -192,6 +174,10 @@ class Slots:
     def live(self) -> list[Slot]:
         """Slots that have a child."""
         return list(self._by_child.values())
+
+    def of(self, generation: int) -> list[Slot]:
+        """Return the slots that have a child of this generation."""
+        return [slot for slot in self._by_child.values() if slot.generation == generation]
 
 
 def nonces() -> Iterator[int]:
@@ -206,20 +192,19 @@ def nonces() -> Iterator[int]:
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """Mutable on purpose: the lease is replaced when it is renewed.
+    """One attempt at a message. Times are CLOCK_MONOTONIC seconds.
 
     Attributes:
+        lease: The newest: it is replaced when it is renewed.
         nonce: Names this attempt in every frame and kill; of `nonces`.
         timeout: Seconds for the handler; 0 = unlimited.
-        leased_at: CLOCK_MONOTONIC seconds.
         lasts: Seconds for which its lease holds each time it is renewed; 0 = not known yet. The renew thread's alone.
         slot: Index of the slot whose socket holds it, or -1.
-        outcome: How it ended, once it has.
-        refused_at: CLOCK_MONOTONIC seconds at which the broker first refused its settlement; 0 = it has not.
+        refused_at: When the broker first refused its settlement; 0 = it has not.
         lost: Its lease has ended: whatever comes of it, nothing is settled.
         acks_itself: Its handler may ack in a transaction of its own, and is given the ticket to do so.
         settling: A settlement is under way: its verdict is fixed, "lost" is ignored.
-        began: CLOCK_MONOTONIC seconds at which its handler began, once `ran` is known.
+        began: When its handler began, once `ran` is known.
         ran: Seconds for which it ran; None = it has not ended, or never ran.
         output, error: What its child said of it at the end. Kept as plain values, not in a `Result`: many deliveries
             wait for their settlement at once, and the garbage collector would look through all of their results.

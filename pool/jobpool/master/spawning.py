@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 from jobpool.master import actions as act
-from jobpool.master.actions import Action
 from jobpool.master.slots import Slot, SlotState
-from jobpool.master.state import Pool, Server, ServerState
+from jobpool.master.state import Pool, Server
 from jobpool.message.outcome import EndReason
 
 ANSWER_LIMIT_S = 10.0
 """Seconds in which a fork server forks a child that was asked for, or collects one that is dead; then it is killed.
+Most take some milliseconds; a sweep of strays may take a second, and a fork of many gigabytes as long."""
 
-Most take some milliseconds; a sweep of strays may take a second, and a fork of many gigabytes as long.
-"""
-
-STOP_LIMIT_S = 0.5
-"""The same past the grace of a stop."""
-
-FROZEN_S = 3.0
-"""Seconds between two looks after which it was the master that stood still. Its loop turns once a second at least."""
+STOP_LIMIT_S = 0.5  # the same past the grace of a stop
+FROZEN_S = 3.0  # seconds between two looks after which the master stood still: its loop turns once a second at least
 
 
-def keep_servers(pool: Pool, now: float, actions: list[Action]) -> None:
-    """One loaded fork server, a young one while a reload is under way, and none longer than its children."""
-    if pool.reload_asked:
-        pool.reload_asked = False
-        _begin_server(pool, now, actions)
-        return
-    for server in list(pool.servers.values()):
+def keep_servers(pool: Pool, now: float, actions: list[act.Action]) -> None:
+    """Keep one loaded fork server, a young one while a reload is under way, and none longer than its children."""
+    reload, pool.reload_asked = pool.reload_asked, False
+    for server in () if reload else pool.servers.values():
         _keep_server(pool, server, now, actions)
-    wanted = pool.server() is None and not any(_young(s) for s in pool.servers.values())
-    if wanted and now >= pool.boot.next_at:
-        _begin_server(pool, now, actions)
+    lacking = pool.server() is None and not any(server.is_young for server in pool.servers.values())
+    if reload or (lacking and now >= pool.boot.next_at):
+        generation = next(pool.generations)
+        pool.servers[generation] = Server(generation, now)
+        actions.append(act.StartForkServer(generation))
 
 
 def reload_under_way(pool: Pool) -> str:
@@ -39,74 +32,54 @@ def reload_under_way(pool: Pool) -> str:
     old = sum(slot.generation < pool.generation for slot in pool.slots.live)
     if old:
         return f"a reload is under way: {old} of the old code's children are not gone yet"
-    if pool.generation and any(_young(server) for server in pool.servers.values()):
+    if pool.generation and any(server.is_young for server in pool.servers.values()):
         return "a reload is under way: the new code is being imported"
     return ""
 
 
-def _young(server: Server) -> bool:
-    return server.state is ServerState.STARTING and not server.ending
-
-
-def _begin_server(pool: Pool, now: float, actions: list[Action]) -> None:
-    generation = pool.next_generation()
-    pool.servers[generation] = Server(generation, now)
-    actions.append(act.StartForkServer(generation))
-
-
-def _keep_server(pool: Pool, server: Server, now: float, actions: list[Action]) -> None:
+def _keep_server(pool: Pool, server: Server, now: float, actions: list[act.Action]) -> None:
     if server.ending:
         return
-    late = server.state is ServerState.STARTING and now - server.started_at >= pool.settings.boot_timeout
+    late = not server.loaded and now - server.started_at >= pool.settings.boot_timeout
     if late:
         error = f"the app was not imported after {pool.settings.boot_timeout:g} s"
         pool.boot.failed(error, now)
         pool.note("error", "the fork server is killed", error=error)
-    if late or server.refused or _is_spent(pool, server):
+    is_spent = server.generation < pool.generation and not pool.slots.of(server.generation)
+    if late or server.refused or is_spent:
         server.ending = True
         actions.append(act.EndForkServer(server.generation))
 
 
-def _is_spent(pool: Pool, server: Server) -> bool:
-    """An old generation without children."""
-    old = server.generation < pool.generation
-    return old and not any(slot.generation == server.generation for slot in pool.slots.live)
-
-
-def watch_servers(pool: Pool, now: float, actions: list[Action]) -> None:
+def watch_servers(pool: Pool, now: float, actions: list[act.Action]) -> None:
     """Kill each fork server that lets a birth or a death wait for too long; its children can be collected then."""
     if now - pool.checked_at > FROZEN_S:  # and perhaps the fork servers as well
         for server in pool.servers.values():
             server.heard_at = now
     for server in pool.servers.values():
-        since = None if server.ending else _owes_since(pool, server)
-        if since is None:
+        slots = pool.slots.of(server.generation)
+        owed = [slot.dead_at or slot.since for slot in slots if slot.dead_at or not slot.pid]
+        if server.ending or not owed:
             continue
+        since = max(min(owed), server.heard_at)
         if now - since >= ANSWER_LIMIT_S:
             _kill_server(pool, server, f"it has not answered for {ANSWER_LIMIT_S:g} s", now, actions)
         elif pool.is_stopping and now >= pool.stop_by and now - since >= STOP_LIMIT_S:
             _kill_server(pool, server, "it has not answered within the grace of the stop", now, actions)
 
 
-def _owes_since(pool: Pool, server: Server) -> float | None:
-    """Since when an answer of it is due; None: none is."""
-    live = [slot for slot in pool.slots.live if slot.generation == server.generation]
-    due = [slot.dead_at or slot.since for slot in live if slot.dead_at or not slot.pid]
-    return max(min(due), server.heard_at) if due else None
-
-
-def _kill_server(pool: Pool, server: Server, why: str, now: float, actions: list[Action]) -> None:
+def _kill_server(pool: Pool, server: Server, why: str, now: float, actions: list[act.Action]) -> None:
     server.ending = True
     if server.generation == pool.generation and not pool.is_stopping:
         pool.boot.failed(f"the fork server was killed: {why}", now)
     pool.note("error", "a fork server is killed", why=why, generation=server.generation)
-    actions.append(act.KillForkServer(server.generation))
+    actions.append(act.EndForkServer(server.generation, kill=True))
 
 
-def keep_children(pool: Pool, now: float, actions: list[Action]) -> None:
+def keep_children(pool: Pool, now: float, actions: list[act.Action]) -> None:
     """Fill empty places; replace children of an old generation one by one, never before a new one is ready."""
     server = pool.server()
-    if server is None or server.state is not ServerState.LOADED or server.ending:
+    if server is None or not server.loaded or server.ending:
         return
     live = pool.slots.live
     starting = sum(slot.state is SlotState.STARTING for slot in live)
@@ -114,13 +87,15 @@ def keep_children(pool: Pool, now: float, actions: list[Action]) -> None:
     for _ in range(pool.target + has_old - len(live)):
         if now < pool.boot.next_at or (pool.boot.failures and starting):
             break
-        _spawn(pool, now, actions)
+        if (slot := pool.slots.empty()) is not None:
+            pool.slots.start(slot, next(pool.child_numbers), pool.generation, now)
+            actions.append(act.SpawnChild(slot))
         starting += 1
     _retire_surplus(pool, live, now, actions)
 
 
-def _retire_surplus(pool: Pool, live: list[Slot], now: float, actions: list[Action]) -> None:
-    """Children of an old generation once a new one is ready, and those above the target: idle ones one at a time.
+def _retire_surplus(pool: Pool, live: list[Slot], now: float, actions: list[act.Action]) -> None:
+    """Retire an old generation's children once a new one is ready, and those above the target: idle ones one by one.
 
     Above the target though none of the new generation is ready: a second reload met the spare child of the first one.
     """
@@ -136,16 +111,9 @@ def _retire_surplus(pool: Pool, live: list[Slot], now: float, actions: list[Acti
         _retire(min(old or staying, key=lambda slot: slot.state is not SlotState.IDLE), now, actions)
 
 
-def _retire(slot: Slot, now: float, actions: list[Action]) -> None:
+def _retire(slot: Slot, now: float, actions: list[act.Action]) -> None:
     """Hand nothing more to it, from this very turn on; an idle one has to be gone within its time."""
     slot.retiring = True
     if slot.state is SlotState.IDLE:
         slot.end(EndReason.RETIRE, now, "replaced", killed=False)
     actions.append(act.RetireChild(slot))
-
-
-def _spawn(pool: Pool, now: float, actions: list[Action]) -> None:
-    slot = pool.slots.empty()
-    if slot is not None:
-        pool.slots.start(slot, pool.next_child(), pool.generation, now)
-        actions.append(act.SpawnChild(slot))

@@ -1,7 +1,4 @@
-"""The state of a pool. Events change it in apply.py, decisions are made from it in plan.py; here is no I/O.
-
-What must be said to a person is noted in `notes` and logged by the loop.
-"""
+"""The state of a pool. Events change it in apply.py, decisions are made from it in plan.py; here is no I/O."""
 
 from __future__ import annotations
 
@@ -11,19 +8,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 from jobpool.broker.values import QueueStats
 from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import Ask, HandlerInfo, Reply
 from jobpool.master.scheduler import Schedulers
 from jobpool.master.slots import Delivery, Slots, SlotState, nonces
-from jobpool.message.counts import Counts
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import NotRun, Outcome
+from jobpool.message.outcome import Counts, NotRun, Outcome
 from jobpool.message.settlement import Release, Settlement
-from jobpool.policy.counters import LEASE_LOST
 from jobpool.policy.lookahead import LookAhead
+from jobpool.policy.outcomes import LEASE_LOST
 from jobpool.policy.retry import BackOff, remember
 from jobpool.settings import Settings
 from jobpool.telemetry.metrics.memory import OTHER, MemoryMetrics
@@ -32,28 +29,18 @@ FIRST_BOOT_PAUSE_S = 0.1
 MAX_BOOT_PAUSE_S = 30.0
 """Between two tries of what does not come up; doubles from the first to the last."""
 
-MAX_RUN_S = 1e9
-"""Seconds. What a child says beyond this is not believed."""
+MAX_RUN_S = 1e9  # seconds. What a child says beyond this is not believed
 
 ANSWER_GRACE_S = 0.5
 """Seconds past the stop's grace for which the last settlements may wait for the broker; the reaper has them later."""
 
-
-BROKEN_GRACE_S = 0.5
-"""Seconds between the close of a child's channel and its kill: mostly its death is already on its way."""
+BROKEN_GRACE_S = 0.5  # seconds between the close of a child's channel and its kill: mostly it is dying already
 
 
 class Stopping(Enum):
-    """How far a stop has come."""
-
     NO = "no"
     DRAIN = "drain"
     KILL = "kill"
-
-
-class ServerState(Enum):
-    STARTING = "starting"
-    LOADED = "loaded"
 
 
 @dataclass(slots=True)
@@ -62,37 +49,24 @@ class Server:
 
     generation: int
     started_at: float
-    state: ServerState = ServerState.STARTING
+    loaded: bool = False
     ending: bool = False
     refused: bool = False
     """Its app cannot run on this pool's backend: it is to be ended."""
     heard_at: float = 0.0
     """When it last said something, or the master came back from a time in which it could not have heard it."""
 
+    @property
+    def is_young(self) -> bool:
+        return not (self.loaded or self.ending)
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something for the log: level as in `logging`, an event in words, and fields."""
 
-    level: int
+class Note(NamedTuple):
+    """A thing to say to a person, which the loop logs: by a logger's method, an event in words, and fields."""
+
+    level: str
     event: str
     fields: dict[str, Any]
-
-
-def _due_at(lease: JobLease) -> float:
-    """Return the Unix time of the enqueue, or when it was due if that was later. Its schedule may be anything."""
-    schedule = lease.envelope.schedule
-    if schedule is None:
-        return lease.enqueued_at
-    try:
-        return max(lease.enqueued_at, datetime.fromisoformat(schedule).timestamp())
-    except (ValueError, OverflowError, OSError):
-        return lease.enqueued_at
-
-
-def _believable(seconds: float) -> float:
-    """Return a time that a child has told, or 0 for what cannot be: user code shares its process, and clocks differ."""
-    return seconds if 0.0 <= seconds < MAX_RUN_S else 0.0
 
 
 def slot_count(workers: int) -> int:
@@ -161,8 +135,9 @@ class Pool:
     changed: bool = True
     """Something happened that may call for another child or fork server."""
     nonces: Iterator[int] = field(default_factory=nonces)
-    _child: int = 0
-    _generation: int = 0
+    child_numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    generations: Iterator[int] = field(default_factory=lambda: count(1))
+    """Never used before: what an old fork server leaves behind must not be taken for the new one's."""
     observers: dict[type[Any], Callable[[Pool, Any], None]] = field(default_factory=dict)
     """By kind of event: called before it is applied."""
     never_started: dict[str, int] = field(default_factory=dict)
@@ -181,8 +156,6 @@ class Pool:
         self.slots = Slots(slot_count(self.settings.workers))
         self.lookahead = LookAhead(self.now)
 
-    # --- reading ------------------------------------------------------------------------------------
-
     @property
     def is_stopping(self) -> bool:
         return self.stopping is not Stopping.NO
@@ -193,17 +166,7 @@ class Pool:
         over = self.now >= self.stop_by + ANSWER_GRACE_S
         return self.is_stopping and not self.slots.live and not self.schedulers.running and (not self.held or over)
 
-    def next_child(self) -> int:
-        self._child += 1
-        return self._child
-
-    def next_generation(self) -> int:
-        """Never used before: what an old one leaves behind must not be taken for the new one's."""
-        self._generation += 1
-        return self._generation
-
     def server(self) -> Server | None:
-        """The fork server that new children come from."""
         return self.servers.get(self.generation)
 
     @property
@@ -217,22 +180,19 @@ class Pool:
         return bool(self.settings.concurrency_limits or self.settings.rate_limits)
 
     def places(self) -> dict[str, int]:
-        """How many guarded deliveries of each queue are held; asked only where queues have limits."""
+        """Count the guarded deliveries of each queue that are held; asked only where queues have limits."""
         return Counter(d.lease.queue for d in self.held.values() if d.lease.guards is not None)
 
-    # --- changing -----------------------------------------------------------------------------------
-
     def unknown_for(self, ident: str) -> float:
-        """Seconds since this pool first saw the message with a handler that it does not know."""
-        first = remember(self.unknown_since, ident, self.unknown_since.get(ident, self.now))
-        return self.now - first
+        """Return the seconds since this pool first saw the message with a handler that it does not know."""
+        return self.now - remember(self.unknown_since, ident, self.unknown_since.get(ident, self.now))
 
-    def lose(self, delivery: Delivery, *, quietly: bool = False) -> None:
-        """Its lease has ended: whatever comes of the attempt, nothing is settled. `quietly`: it is said elsewhere."""
+    def lose(self, delivery: Delivery, counters: tuple[str, ...] = LEASE_LOST, *, quietly: bool = False) -> None:
+        """Leave it to its lease: whatever comes of the attempt, nothing is settled. `quietly`: it is said elsewhere."""
         if delivery.lost or delivery.nonce not in self.held:
             return
         delivery.lost = True
-        self.ended(delivery, LEASE_LOST)
+        self.ended(delivery, counters)
         if not quietly:
             self.note("warning", "a lease was lost", id=delivery.lease.id, queue=delivery.lease.queue)
         if delivery.slot < 0 and delivery in self.ready:
@@ -241,11 +201,8 @@ class Pool:
     def ended(self, delivery: Delivery, counters: tuple[str, ...], settlement: Settlement | None = None) -> None:
         """Let go of a delivery and count its end: nothing else takes one out of `held`.
 
-        Args:
-            delivery: It has ended.
-            counters: What it counts as, by `counters_of`.
-            settlement: The answered one; None: its lease has ended unsettled, or will. Neither a released delivery nor
-                one that no child had counts towards `max_total`.
+        `settlement`: the answered one; None: its lease has ended unsettled, or will. Neither a released delivery nor
+        one that no child had counts towards `max_total`.
         """
         self.held.pop(delivery.nonce, None)
         if delivery.slot < 0 if settlement is None else type(settlement) is Release:
@@ -276,27 +233,38 @@ class Pool:
         """Make what no child has read ready again, in front; at a stop give it back."""
         for delivery in reversed(deliveries):
             delivery.slot = -1
-            if delivery.lost:
-                continue
-            if self.is_stopping:
+            if self.is_stopping and not delivery.lost:
                 self.outcomes.append((delivery, NotRun()))
-            else:
+            elif not delivery.lost:
                 self.ready.appendleft(delivery)
 
     def stop(self, why: str, number: int | None = None) -> None:
         """Begin a stop: lease nothing more, let attempts run within the grace. Asked twice: kill."""
         if self.stopping is Stopping.NO:
-            self.stopping = Stopping.DRAIN
-            self.stop_by = self.now + self.settings.stop_grace
+            self.stopping, self.stop_by = Stopping.DRAIN, self.now + self.settings.stop_grace
         else:
-            self.stopping = Stopping.KILL
-            self.stop_by = min(self.stop_by, self.now)
+            self.stopping, self.stop_by = Stopping.KILL, min(self.stop_by, self.now)
         name = signal.Signals(number).name if number is not None else None
         self.note("info", why, signal=name, running=self.slots.count(SlotState.BUSY))
 
+    def fail(self, error: str, why: str) -> None:
+        """Stop with exit status 1, and this error as the last word."""
+        self.fatal = error
+        self.stop(why)
+
     def note(self, level: str, event: str, **fields: Any) -> None:
-        """Keep something for the log."""
-        self.notes.append(Note(_LEVELS[level], event, {k: v for k, v in fields.items() if v is not None}))
+        self.notes.append(Note(level, event, {k: v for k, v in fields.items() if v is not None}))
 
 
-_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+def _due_at(lease: JobLease) -> float:
+    """Return the Unix time of the enqueue, or when it was due if that was later. Its schedule may be anything."""
+    due = lease.envelope.schedule
+    try:
+        return max(lease.enqueued_at, datetime.fromisoformat(due).timestamp()) if due else lease.enqueued_at
+    except (ValueError, OverflowError, OSError):
+        return lease.enqueued_at
+
+
+def _believable(seconds: float) -> float:
+    """Return a time that a child has told, or 0 for what cannot be: user code shares its process, and clocks differ."""
+    return seconds if 0.0 <= seconds < MAX_RUN_S else 0.0

@@ -8,7 +8,6 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from threading import Event as Flag
 from typing import Protocol
 
 import psutil
@@ -18,33 +17,18 @@ from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError
 from jobpool.master.events import BrokerAnswered, BrokerSilent, Event, LeasesBroke, Renewed, Sampled, ThreadDied
 from jobpool.master.slots import Delivery
 
-OUTAGES = (BackendUnavailable, AccessRefused)
-"""Errors of the broker that a pool waits out once it has worked."""
+OUTAGES = (BackendUnavailable, AccessRefused)  # errors of the broker that a pool waits out once it has worked
 
 FIRST_PAUSE_S = 0.05
-
-MAX_PAUSE_S = 1.0
-"""With a call that gives up after 3 s, work goes on less than 5 s after the broker is back."""
-
-MAX_REFUSED_PAUSE_S = 3.0
-"""After a refused password: servers count those, and lock accounts."""
+MAX_PAUSE_S = 1.0  # with a call that gives up after 3 s, work goes on less than 5 s after the broker is back
+MAX_REFUSED_PAUSE_S = 3.0  # after a refused password: servers count those, and lock accounts
 
 MAX_RENEWALS_A_CALL = 500
-
-ROUNDS_A_LEASE = 10
-"""Looks at what is held, in the life of the shortest lease."""
-
-MIN_ROUND_S = 0.02
-"""Seconds between two of them at least, however short a lease is."""
-
-LOST_LOOK_EVERY_S = 0.25
-"""Seconds between two looks, which cost no I/O."""
-
-SAMPLE_EVERY_S = 1.0
-"""Seconds between two samples: the longest time for which a growing job is above its limit unseen."""
-
-IDLE_SAMPLE_ROUNDS = 5
-"""Idle children are looked at only every so many samples."""
+ROUNDS_A_LEASE = 10  # looks at what is held, in the life of the shortest lease
+MIN_ROUND_S = 0.02  # seconds between two of them at least, however short a lease is
+LOST_LOOK_EVERY_S = 0.25  # seconds between two looks, which cost no I/O
+SAMPLE_EVERY_S = 1.0  # seconds between two samples: a growing job may be above its limit for as long, unseen
+IDLE_SAMPLE_ROUNDS = 5  # idle children are looked at only every so many samples
 
 log = logging.getLogger("jobpool.pool")
 
@@ -56,10 +40,7 @@ class Receiver(Protocol):
 
 
 class MasterThread(threading.Thread, ABC):
-    """Runs `serve`; an error that leaves it ends the pool in good order.
-
-    It is a fault of ours, or the broker's last word, such as that a queue is not there any more.
-    """
+    """Runs `serve`; an error that leaves it, a fault of ours or the broker's last word, ends the pool in good order."""
 
     def __init__(self, name: str, inbox: Receiver) -> None:
         super().__init__(name=name, daemon=True)
@@ -77,27 +58,20 @@ class MasterThread(threading.Thread, ABC):
     def run(self) -> None:
         try:
             self.serve()
-        except JobpoolError as error:
-            self._inbox.put(ThreadDied(self.name, traceback.format_exc(), str(error)))
-        except Exception:  # noqa: BLE001 - whatever it is, it is reported and the pool stops
-            self._inbox.put(ThreadDied(self.name, traceback.format_exc()))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is reported and the pool stops
+            said = str(error) if isinstance(error, JobpoolError) else ""
+            self._inbox.put(ThreadDied(self.name, traceback.format_exc(), said))
 
 
 class BrokerRetry:
     """Back-off of one thread from a broker's outage, which it tells the loop once each way.
 
-    It begins at 50 ms and doubles, for each kind of call by itself; a good answer to that kind resets it.
-
-    The outage lasts until every kind of call that has failed was answered. So a call that always fails and one that
-    always succeeds do not take turns in the log.
-
-    Args:
-        inbox: Of the loop.
-        stop: Set when the thread is to end.
-        thread: Its name.
+    It begins at 50 ms and doubles, for each kind of call by itself; a good answer to that kind resets it. The outage
+    lasts until every kind of call that has failed was answered. So a call that always fails and one that always
+    succeeds do not take turns in the log. `stop`: set when the thread is to end.
     """
 
-    def __init__(self, inbox: Receiver, stop: Flag, thread: str = "") -> None:
+    def __init__(self, inbox: Receiver, stop: threading.Event, thread: str = "") -> None:
         self._inbox = inbox
         self._stop = stop
         self._thread = thread
@@ -108,20 +82,19 @@ class BrokerRetry:
     def failed(self, error: BackendUnavailable | AccessRefused, call: str = "", *, holding: bool = False) -> None:
         """Note the failure of this kind of call, and wait before the next try; a stop cuts the wait short.
 
-        `holding`: Leases are held, so the broker has let this pool in before.
-
-        Raises `error` if it is a refusal, and no such call was ever answered: the settings are wrong.
+        Raises `error` if it is a refusal, and no such call was ever answered: the settings are wrong. Not so while
+        leases are held (`holding`), so that the broker has let this pool in before.
         """
-        if isinstance(error, AccessRefused) and not holding and call not in self._let_in:
+        refused = isinstance(error, AccessRefused)
+        if refused and not holding and call not in self._let_in:
             raise error
         self.tell(error, call)
-        longest = MAX_REFUSED_PAUSE_S if isinstance(error, AccessRefused) else MAX_PAUSE_S
+        longest = MAX_REFUSED_PAUSE_S if refused else MAX_PAUSE_S
         pause = self._pauses[call] = min(longest, 2 * self._pauses[call] or FIRST_PAUSE_S)
         if self._stop.wait(pause):
             time.sleep(FIRST_PAUSE_S)  # what is still tried at a stop is tried at leisure
 
     def tell(self, error: BackendUnavailable | AccessRefused, call: str) -> None:
-        """Note the failure, without a wait."""
         if type(error) is not self._told:
             self._told = type(error)
             self._inbox.put(BrokerSilent(str(error), self._thread, type(error)))
@@ -129,7 +102,6 @@ class BrokerRetry:
 
     def over(self, *calls: str) -> None:
         """Note that the broker has answered these kinds of calls."""
-        calls = calls or ("",)
         self._let_in.update(calls)
         if self._told is None:
             return
@@ -143,16 +115,12 @@ class BrokerRetry:
 class RenewThread(MasterThread):
     """The thread that pushes every held lease's deadline forward, each third of the time for which it holds.
 
-    That time is each lease's own. Mostly it is the `ttl` that was asked for; where the broker decides instead
-    (`Leases.BROKER`), it may be a fraction of that, or many times as long. From its first third to its end it
-    is tried about six times.
+    That time is each lease's own: mostly the `ttl` that was asked for; where the broker decides (`Leases.BROKER`), it
+    may be a fraction of that, or many times as long. From its first third to its end it is tried about six times.
 
-    The thread waits for no fetch and no settlement, and no handler can starve it: it shares only the interpreter with
-    the loop. Each queue is asked for by itself: where one master of a cluster is silent, the leases of the others'
-    queues live on.
-
-    A lease whose settlement the broker has refused for as long as the lease lasts is renewed no more: it runs out, and
-    the message goes to any pool that can settle it.
+    The thread waits for no fetch and no settlement, and no handler can starve it. Each queue is asked for by itself:
+    where one master of a cluster is silent, the leases of the others' queues live on. A lease whose settlement the
+    broker has refused for as long as the lease lasts is renewed no more: any pool that can settle it gets the message.
 
     `held` is asked for a snapshot of the deliveries whose settlement was not yet answered.
     """
@@ -183,17 +151,16 @@ class RenewThread(MasterThread):
                 self._renew_what_is_due()
 
     def _renew_what_is_due(self) -> None:
-        parts = [
-            due[start : start + MAX_RENEWALS_A_CALL]
+        answered = [
+            self._renew(due[start : start + MAX_RENEWALS_A_CALL])
             for due in self._due().values()
             for start in range(0, len(due), MAX_RENEWALS_A_CALL)
         ]
-        answered = [self._renew(part) for part in parts]
         if all(answered) and (answered or not self._held()):
-            self._broker_retry.over()
+            self._broker_retry.over("")
 
     def _due(self) -> dict[str, list[Delivery]]:
-        """Of each queue, leases with less than two thirds of their time left; ended ones are the loop's to drop."""
+        """Return, by queue, leases with less than two thirds of their time left; ended ones are the loop's to drop."""
         boot, mono = self._backend.clock.boot(), self._backend.clock.mono()
         shortest = self._ttl
         due: dict[str, list[Delivery]] = {}
@@ -226,8 +193,7 @@ class RenewThread(MasterThread):
 class LostLeaseThread(MasterThread):
     """The thread that asks a broker, by whose connections leases live, which of them have broken, and tells the loop.
 
-    It runs only where leases end with their connection (`Leases.CONNECTION`), and apart from the renew thread, which a
-    silent broker may keep for seconds.
+    It runs only for `Leases.CONNECTION`, and apart from the renew thread, which a silent broker may keep for seconds.
     """
 
     def __init__(self, backend: QueueBackend, inbox: Receiver) -> None:
@@ -236,13 +202,12 @@ class LostLeaseThread(MasterThread):
 
     def serve(self) -> None:
         while not self._halt.wait(LOST_LOOK_EVERY_S):
-            leases = self._backend.lost()
-            if leases:
+            if leases := self._backend.lost():
                 self._inbox.put(LeasesBroke(leases))
 
 
 class SampleThread(MasterThread):
-    """The thread that measures resident memory and CPU share of each child, by psutil, once a second.
+    """The thread that measures resident memory and CPU share of each child once a second.
 
     It holds no lease, so an error of its own, such as a process without a free descriptor, is told and ends nothing.
     `children` is asked for (child, pid, busy) of each living child.
@@ -260,32 +225,27 @@ class SampleThread(MasterThread):
             try:
                 self._sample()
             except Exception as error:  # noqa: BLE001 - a pool whose children are not measured still runs jobs
-                self._failed(error)
-
-    def _failed(self, error: Exception) -> None:
-        if not self._failing:
-            text = "children cannot be measured, and memory_limit is not kept to; trying again each second"
-            log.error(text, extra={"error": repr(error)})
-        self._failing = True
+                if not self._failing:
+                    text = "children cannot be measured, and memory_limit is not kept to; trying again each second"
+                    log.error(text, extra={"error": repr(error)})
+                self._failing = True
 
     def _sample(self) -> None:
         children = self._children()
-        self._known = {child: known for child, known in self._known.items() if child in {c for c, _, _ in children}}
-        looks = [
-            (child, pid) for child, pid, busy in children if pid and (busy or self._round % IDLE_SAMPLE_ROUNDS == 0)
-        ]
+        living = {child for child, _, _ in children}
+        self._known = {child: known for child, known in self._known.items() if child in living}
+        everyone = self._round % IDLE_SAMPLE_ROUNDS == 0
         self._round += 1
         at = time.monotonic()
-        samples = [sample for child, pid in looks if (sample := self._look(child, pid))]
+        looks = (self._look(child, pid) for child, pid, busy in children if pid and (busy or everyone))
+        samples = [sample for sample in looks if sample]
         if samples:
             self._failing = False
             self._inbox.put(Sampled(samples, at))
 
     def _look(self, child: int, pid: int) -> tuple[int, int, float] | None:
         try:
-            process = self._known.get(child)
-            if process is None:
-                process = self._known[child] = psutil.Process(pid)
+            process = self._known.get(child) or self._known.setdefault(child, psutil.Process(pid))
             with process.oneshot():
                 return child, process.memory_info().rss, process.cpu_percent() / 100
         except psutil.Error:

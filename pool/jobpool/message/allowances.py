@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_network
 from types import UnionType
@@ -17,7 +17,7 @@ CALLABLE = re.compile(rf"{_WORD}(?:\.{_WORD})*:{_WORD}")
 
 LONGEST_CALL = 86400
 LARGEST_BODY = 1 << 30
-LEAST_KEPT = 2
+_LEAST_KEPT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,7 @@ class Allowances:
         url_max_bytes: Bytes, 1 to 1 GiB, of a body that `url` sends or takes.
         output_cap: Bytes, >= 2, that are kept of what a program prints; half of it, of a body that `url` gets.
 
-    Raises:
-        ConfigurationError: A value cannot be used; the text names it.
+    Raises `ConfigurationError`: a value cannot be used; the text names it.
     """
 
     allowed_callables: tuple[str, ...] = ()
@@ -48,10 +47,13 @@ class Allowances:
     output_cap: int = 65536
 
     def __post_init__(self) -> None:
-        for name, check in _CHECKS.items():
+        for name in _CHECKS:
+            given = getattr(self, name)
+            if not isinstance(given, list | tuple | set | frozenset) or not all(isinstance(one, str) for one in given):
+                raise ConfigurationError(f"{name}: it must be a list of texts, not {given!r}")
             try:
-                checked = tuple(check(value) for value in _texts(getattr(self, name)))
-            except ConfigurationError as error:
+                checked = tuple(check_allowed(name, value) for value in given)
+            except ValueError as error:
                 raise ConfigurationError(f"{name}: {error}") from None
             object.__setattr__(self, name, checked)
         if not isinstance(self.allow_all_shell_commands, bool):
@@ -62,58 +64,34 @@ class Allowances:
             raise ConfigurationError(
                 f"url_timeout must be above 0, and at most {LONGEST_CALL} seconds, not {self.url_timeout!r}"
             )
-        if not (_is_number(self.output_cap, int) and self.output_cap >= LEAST_KEPT):
-            raise ConfigurationError(f"output_cap must be {LEAST_KEPT} bytes or more, not {self.output_cap!r}")
+        if not (_is_number(self.output_cap, int) and self.output_cap >= _LEAST_KEPT):
+            raise ConfigurationError(f"output_cap must be {_LEAST_KEPT} bytes or more, not {self.output_cap!r}")
         if not (_is_number(self.url_max_bytes, int) and 1 <= self.url_max_bytes <= LARGEST_BODY):
             raise ConfigurationError(f"url_max_bytes must be 1 to {LARGEST_BODY} bytes, not {self.url_max_bytes!r}")
 
 
-def check_callable(value: str) -> str:
-    """Return `value`, or raise `ConfigurationError`: it is not `module:function`."""
-    if not CALLABLE.fullmatch(value):
-        raise ConfigurationError(f"{value!r} is not written module:function")
-    return value
-
-
-def check_shell_command(value: str) -> str:
-    """Return `value`, or raise `ConfigurationError`: it is neither a program's name nor an absolute path."""
-    if not value or "\0" in value or ("/" in value and not value.startswith("/")):
-        raise ConfigurationError(f"{value!r} is neither a program's name nor an absolute path")
-    return value
-
-
-def check_event(value: str) -> str:
-    """Return `value`, or raise `ConfigurationError`: it is not a name."""
-    if not is_name(value):
-        raise ConfigurationError(f"{value!r} is not 1 to 255 printable characters")
-    return value
-
-
-def check_network(value: str) -> str:
-    """Return `value`, or raise `ConfigurationError`: it is not a CIDR block."""
-    try:
-        ip_network(value)
-    except ValueError as error:
-        raise ConfigurationError(f"{error}: write it like 10.1.2.0/24") from None
-    return value
-
-
-_CHECKS = {
-    "allowed_callables": check_callable,
-    "allowed_shell_commands": check_shell_command,
-    "allowed_events": check_event,
-    "allowed_url_networks": check_network,
+_CHECKS: dict[str, tuple[Callable[[str], object], str]] = {
+    "allowed_callables": (CALLABLE.fullmatch, "is not written module:function"),
+    "allowed_shell_commands": (
+        re.compile(r"/[^\0]*|[^\0/]+").fullmatch,
+        "is neither a program's name nor an absolute path",
+    ),
+    "allowed_events": (is_name, "is not 1 to 255 printable characters"),
+    "allowed_url_networks": (ip_network, "write it like 10.1.2.0/24"),
 }
+
+
+def check_allowed(name: str, value: str) -> str:
+    """Return `value`, or raise `ValueError`: it cannot stand in the list of this name."""
+    check, wrong = _CHECKS[name]
+    try:
+        is_good = check(value)
+    except ValueError as error:
+        raise ValueError(f"{error}: {wrong}") from None
+    if not is_good:
+        raise ValueError(f"{value!r} {wrong}")
+    return value
 
 
 def _is_number(value: object, kind: type | UnionType) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _texts(values: Iterable[object]) -> list[str]:
-    if not isinstance(values, list | tuple | set | frozenset):
-        raise ConfigurationError(f"it must be a list of texts, not {values!r}")
-    texts = [value for value in values if isinstance(value, str)]
-    if len(texts) < len(values):
-        raise ConfigurationError(f"it must be a list of texts, and holds {values!r}")
-    return texts

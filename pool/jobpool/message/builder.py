@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from jobpool.clock import Clock, SystemClock
 from jobpool.errors import InvalidJob
 from jobpool.message import producer as producers
-from jobpool.message.definition import EVERY_MINUTE, JobDefinition, check_seconds
+from jobpool.message.definition import JobDefinition, check_int, check_seconds
 from jobpool.message.names import check_name
 from jobpool.message.payload import check_payload
+from jobpool.message.producer import Enqueues
 
 _CLOCK = SystemClock()
 _CRON_FIELDS = ("minute", "hour", "day", "month", "weekday")
@@ -22,33 +23,26 @@ _MONTHS = (
 )  # fmt: skip
 
 
-class Target(Protocol):
-    """A target of `dispatch`: a backend, `jobpool.Jobs`, any producer."""
-
-    def enqueue(self, definition: JobDefinition, /) -> str: ...
-
-
 class JobBuilder:
     """A collector of a job's fields; it ends with `to_definition()` or `dispatch()`, both of which may be called again.
 
-    Every other method changes one field and returns the builder. Bounds are those of `JobDefinition` and are checked
-    when the definition is made; the payload is copied and checked at once. The cron helpers overwrite only the fields
-    that they name: `daily_at("08:30").weekdays()` is `30 8 * * 1-5`, a bare `weekdays()` each minute of them.
+    Every other method changes one field and returns the builder. Meaning and bounds are those of `JobDefinition`, and
+    are checked when the definition is made; the payload is copied and checked at once. The cron helpers overwrite only
+    the fields that they name: `daily_at("08:30").weekdays()` is `30 8 * * 1-5`, a bare `weekdays()` each minute of
+    them.
 
     Args:
-        handler: Name of the handler.
         payload: Any JSON value; None = an empty object.
         producer: Where `dispatch()` sends it; None = the process's default.
         clock: The time that `delay` counts from.
 
-    Raises:
-        InvalidJob: JSON cannot carry the payload, or the name is not a name.
+    Raises `InvalidJob`: JSON cannot carry the payload, or the name is not a name.
     """
 
     __slots__ = ("_clock", "_cron", "_delay", "_fields", "_handler", "_payload", "_producer")
 
     def __init__(
-        self, handler: str, payload: Any = None, *, producer: Target | None = None, clock: Clock = _CLOCK
+        self, handler: str, payload: Any = None, *, producer: Enqueues | None = None, clock: Clock = _CLOCK
     ) -> None:
         self._handler = check_name(handler, "handler name")
         self._payload = {} if payload is None else check_payload(payload)
@@ -56,9 +50,7 @@ class JobBuilder:
         self._clock = clock
         self._fields: dict[str, Any] = {}
         self._delay: float | None = None
-        self._cron = EVERY_MINUTE.split()
-
-    # --- the job -----------------------------------------------------------------------------------
+        self._cron = dict.fromkeys(_CRON_FIELDS, "*")
 
     def named(self, name: str | None) -> Self:
         return self._put("name", name)
@@ -67,21 +59,16 @@ class JobBuilder:
         return self._put("queue", queue)
 
     def priority(self, priority: int) -> Self:
-        """Set the priority, 0..255; a smaller number runs sooner, 5 is the default."""
         return self._put("priority", priority)
 
     def max_retries(self, retries: int | None) -> Self:
-        """Set the runs after the first that fails, >= 0."""
         return self._put("max_retries", retries)
 
     def max_attempts(self, attempts: int) -> Self:
         """Set the runs in all, >= 1: `max_retries` + 1."""
-        if type(attempts) is not int or attempts < 1:
-            raise InvalidJob(f"max_attempts must be a whole number from 1, not {attempts!r}")
-        return self._put("max_retries", attempts - 1)
+        return self._put("max_retries", check_int(attempts, "max_attempts", 1, 2**31) - 1)
 
     def timeout(self, seconds: float | None) -> Self:
-        """Set the timeout in seconds; 0 = unlimited."""
         return self._put("timeout", seconds)
 
     def scheduled_at(self, moment: datetime | None) -> Self:
@@ -108,11 +95,9 @@ class JobBuilder:
         return self._put("idempotency_key", key)
 
     def unique(self, flag: bool = True) -> Self:
-        """Enqueue only if no job with this idempotency key exists."""
         return self._put("unique", flag)
 
     def identifier(self, identifier: str | None) -> Self:
-        """Set the message's id; dispatching it again changes nothing."""
         return self._put("identifier", identifier)
 
     def expires_in(self, seconds: float | None) -> Self:
@@ -127,8 +112,6 @@ class JobBuilder:
         merged: Any = {**self._fields.get("meta", {}), **(values or {}), **more}
         return self._put("meta", check_payload(merged, "meta"))
 
-    # --- cron ----------------------------------------------------------------------------------------
-
     def environments(self, *names: str | Iterable[str]) -> Self:
         """Let cron run it in these only. Replaces; takes names or lists of them."""
         return self._put("environments", _flatten(names))
@@ -138,7 +121,6 @@ class JobBuilder:
         return self._put("depends_on", _flatten(names))
 
     def enabled(self, flag: bool = True) -> Self:
-        """Let cron run it, or not."""
         return self._put("enabled", flag)
 
     def disable(self) -> Self:
@@ -148,15 +130,13 @@ class JobBuilder:
         """Set all five fields at once: minute, hour, day of month, month, day of week; or `@daily` and its like."""
         from jobpool.message.cron_fields import split_fields  # imported here: most programs schedule nothing
 
-        self._cron = split_fields(expression)
+        self._cron = dict(zip(_CRON_FIELDS, split_fields(expression), strict=True))
         return self
 
     def zone(self, name: str) -> Self:
-        """Set the time zone that the fields are read in, by its IANA name; UTC unless given."""
         return self._put("zone", name)
 
     def misfire(self, policy: str) -> Self:
-        """Set how cron treats missed firings: `"skip"`, `"one"` (the default), `"all(n)"`."""
         return self._put("misfire", policy)
 
     def every_minute(self, n: int = 1) -> Self:
@@ -164,16 +144,15 @@ class JobBuilder:
         return self._at(minute=_every(n, 59, "minutes"))
 
     def hourly(self) -> Self:
-        """Run at minute 0."""
         return self.hourly_at(0)
 
     def hourly_at(self, minute: int) -> Self:
         """Run at this minute, 0..59, of every hour that the other fields allow."""
-        return self._at(minute=_number(minute, 0, 59, "minute"))
+        return self._at(minute=str(check_int(minute, "minute", 0, 59)))
 
     def every_hour(self, n: int = 1, minute: int = 0) -> Self:
         """Run every n-th hour of the day, 1..23, at this minute."""
-        return self._at(minute=_number(minute, 0, 59, "minute"), hour=_every(n, 23, "hours"))
+        return self.hourly_at(minute)._at(hour=_every(n, 23, "hours"))
 
     def daily(self) -> Self:
         """Run at midnight."""
@@ -181,8 +160,11 @@ class JobBuilder:
 
     def daily_at(self, time: str) -> Self:
         """Run at this time, `"HH:MM"`."""
-        hour, minute = _clock_time(time)
-        return self._at(minute=minute, hour=hour)
+        hour, colon, minute = time.partition(":") if isinstance(time, str) else ("", "", "")
+        digits = hour.isascii() and minute.isascii() and hour.isdigit() and minute.isdigit()
+        if not (colon and digits and len(minute) == 2 and int(hour) < 24 and int(minute) < 60):
+            raise InvalidJob(f"the time of day {time!r} is refused: write HH:MM, 00:00 to 23:59")
+        return self._at(minute=str(int(minute)), hour=str(int(hour)))
 
     def weekly(self) -> Self:
         """Run on Sundays at midnight."""
@@ -201,42 +183,31 @@ class JobBuilder:
         return self._at(minute="0", hour="0", day="1", month="1")
 
     def weekdays(self) -> Self:
-        """Run on Monday to Friday."""
         return self._at(weekday="1-5")
 
     def weekends(self) -> Self:
-        """Run on Saturday and Sunday."""
         return self._at(weekday="0,6")
 
     def on_days(self, *days: int | str | Iterable[int | str]) -> Self:
         """Run on these days of the week: names (`"mon"`, `"monday"`) or numbers, 0 = Sunday .. 6, 7 = Sunday."""
-        numbers = {_named(day, _DAYS, 0, 7, "day") % 7 for day in _flatten(days)}
-        return self._at(weekday=_join(numbers, "on_days"))
+        return self._at(weekday=_join({_named(day, _DAYS, 0, 7, "day") % 7 for day in _flatten(days)}, "on_days"))
 
     def in_months(self, *months: int | str | Iterable[int | str]) -> Self:
         """Run in these months: names (`"jan"`, `"january"`) or numbers, 1..12."""
-        numbers = {_named(month, _MONTHS, 1, 12, "month") for month in _flatten(months)}
-        return self._at(month=_join(numbers, "in_months"))
-
-    # --- the end -------------------------------------------------------------------------------------
+        return self._at(
+            month=_join({_named(month, _MONTHS, 1, 12, "month") for month in _flatten(months)}, "in_months")
+        )
 
     def to_definition(self) -> JobDefinition:
-        """Return the definition; `delay` counts from now.
-
-        Raises:
-            InvalidJob: A field is out of bounds.
-        """
+        """Return the definition; `delay` counts from now. Raises `InvalidJob`: a field is out of bounds."""
         values = dict(self._fields)
         if self._delay is not None:
             now = datetime.fromtimestamp(self._clock.wall(), UTC)
             values["scheduled_at"] = now + timedelta(seconds=self._delay)
-        return JobDefinition(self._handler, self._payload, cron_expression=" ".join(self._cron), **values)
+        return JobDefinition(self._handler, self._payload, cron_expression=" ".join(self._cron.values()), **values)
 
-    def dispatch(self, backend: Target | None = None) -> str:
-        """Enqueue the job and return its id.
-
-        Args:
-            backend: Where to; None = the producer of this builder, else the process's default.
+    def dispatch(self, backend: Enqueues | None = None) -> str:
+        """Enqueue the job and return its id. `backend`: None = the builder's producer, else the process's default.
 
         Raises:
             InvalidJob: A field is out of bounds.
@@ -246,16 +217,14 @@ class JobBuilder:
 
         Blocks for one round trip.
         """
-        target = backend or self._producer or producers.default()
-        return target.enqueue(self.to_definition())
+        return (backend or self._producer or producers.default()).enqueue(self.to_definition())
 
     def _put(self, name: str, value: Any) -> Self:
         self._fields[name] = value
         return self
 
     def _at(self, **values: str) -> Self:
-        for field, value in values.items():
-            self._cron[_CRON_FIELDS.index(field)] = value
+        self._cron |= values
         return self
 
 
@@ -269,23 +238,8 @@ def _flatten(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(flat)
 
 
-def _number(value: int, least: int, most: int, what: str) -> str:
-    if type(value) is not int or not least <= value <= most:
-        raise InvalidJob(f"{what} must be a whole number from {least} to {most}, not {value!r}")
-    return str(value)
-
-
 def _every(n: int, most: int, what: str) -> str:
-    step = _number(n, 1, most, what)
-    return "*" if n == 1 else f"*/{step}"
-
-
-def _clock_time(time: str) -> tuple[str, str]:
-    hour, colon, minute = time.partition(":") if isinstance(time, str) else ("", "", "")
-    digits = hour.isascii() and minute.isascii() and hour.isdigit() and minute.isdigit()
-    if not (colon and digits and len(minute) == 2 and int(hour) < 24 and int(minute) < 60):
-        raise InvalidJob(f"the time of day {time!r} is refused: write HH:MM, 00:00 to 23:59")
-    return str(int(hour)), str(int(minute))
+    return "*" if check_int(n, what, 1, most) == 1 else f"*/{n}"
 
 
 def _named(value: int | str, names: tuple[str, ...], least: int, most: int, what: str) -> int:
@@ -294,7 +248,7 @@ def _named(value: int | str, names: tuple[str, ...], least: int, most: int, what
             if value.lower() in (name, name[:3]):
                 return index
         raise InvalidJob(f"{what} {value!r} is refused: one of {', '.join(name[:3] for name in names)}, or a number")
-    return int(_number(value, least, most, what))
+    return check_int(value, what, least, most)
 
 
 def _join(numbers: set[int], what: str) -> str:

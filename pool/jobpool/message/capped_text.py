@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from codecs import getincrementaldecoder
+
 DEFAULT_CAP = 64 * 1024
 
 
@@ -37,9 +40,11 @@ class HeadTail:
         head, tail = bytes(self._head), bytes(self._tail[-self._room :])
         if len(head) + len(tail) >= self.total:
             return (head + tail).decode("utf-8", "replace")
-        head, tail = _to_character(head), _from_character(tail)
-        dropped = self.total - len(head) - len(tail)
-        return head.decode("utf-8", "replace") + _mark(dropped) + tail.decode("utf-8", "replace")
+        decoder = getincrementaldecoder("utf-8")("replace")
+        begin = decoder.decode(head)  # keeps the beginning of a character that was cut off at the end to itself
+        tail = re.sub(rb"\A[\x80-\xbf]{1,3}", b"", tail)  # the rest of one that was cut off at the beginning
+        dropped = self.total - len(head) + len(decoder.getstate()[0]) - len(tail)
+        return f"{begin}\n[… {dropped} bytes dropped …]\n{tail.decode('utf-8', 'replace')}"
 
     def clear(self) -> None:
         self._head.clear()
@@ -57,25 +62,3 @@ def cap_text(text: str, cap: int) -> str:
     kept = HeadTail(cap)
     kept.write(text.encode("utf-8", "backslashreplace"))
     return kept.text()
-
-
-def _mark(dropped: int) -> str:
-    return f"\n[… {dropped} bytes dropped …]\n"
-
-
-def _to_character(data: bytes) -> bytes:
-    """Drop the beginning of a character that was cut off at the end."""
-    for back in range(1, min(3, len(data)) + 1):
-        byte = data[-back]
-        if byte & 0xC0 != 0x80:
-            length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
-            return data[:-back] if length > back else data
-    return data
-
-
-def _from_character(data: bytes) -> bytes:
-    """Drop the rest of a character that was cut off at the beginning."""
-    start = 0
-    while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
-        start += 1
-    return data[start:]

@@ -16,30 +16,21 @@ _TRACE = "traceparent"
 
 
 class Reporter(Protocol):
-    """The receiver of a handler's reports from its context: the child's attempt, `QueueWorker`, or a test."""
+    """The receiver of a handler's reports from its context: the child's attempt, or a test. `progress` must not block;
+    `follow_up` keeps a job, its identifier set, to be sent with the ack.
+    """
 
-    def progress(self, fraction: float, text: str, /) -> None:
-        """Show this much done, 0..1. Must not block."""
-        ...
-
-    def follow_up(self, definition: JobDefinition, /) -> None:
-        """Keep a job, its identifier set, to be sent with the ack."""
-        ...
-
-    def ack(self, connection: object, /) -> None:
-        """Ack, and send what `follow_up` kept, within the transaction that is open on `connection`."""
-        ...
+    def progress(self, fraction: float, text: str, /) -> None: ...
+    def follow_up(self, definition: JobDefinition, /) -> None: ...
+    def ack(self, connection: object, /) -> None: ...
 
 
 class JobContext:
     """One attempt, seen from its handler. Made once a job, so it only holds on to the envelope.
 
-    Args:
-        envelope: The decoded message; its `attempts` counts the failed runs before this one.
-        reporter: Takes progress and follow-ups.
+    Attributes:
         fence: The message's deliveries: strictly increasing, a fencing token for what the handler writes elsewhere.
         crashes: Deliveries so far that ended with no verdict.
-        max_retries: The value for this attempt, if it is not the envelope's.
         deadline: CLOCK_MONOTONIC seconds at which the alarm fires; None = unlimited.
     """
 
@@ -100,23 +91,16 @@ class JobContext:
         return self._envelope.user_meta
 
     def progress(self, fraction: float, text: str = "") -> None:
-        """Show how far the job is, in `jobpool top` and `jobpool status`.
+        """Show how far the job is, in `jobpool top` and `jobpool status`, with one short line of text. Never blocks.
 
-        Args:
-            fraction: 0..1; a value outside is taken as the nearer bound.
-            text: One short line.
-
-        Raises:
-            ValueError: `fraction` is not a number.
-
-        Never blocks.
+        A `fraction` outside 0..1 is taken as the nearer bound. Raises `ValueError`: it is not a number.
         """
         if not isinstance(fraction, int | float) or fraction != fraction:
             raise ValueError(f"progress is a number from 0 to 1, not {fraction!r}")
         self._reporter.progress(min(1.0, max(0.0, float(fraction))), text)
 
     def enqueue(self, job: JobDefinition | JobBuilder | str, payload: Any = None) -> str:
-        """Enqueue a follow-up job together with this job's ack, and return its id at once.
+        """Enqueue a follow-up job together with this job's ack, and return its id at once. Never blocks.
 
         It is sent only if this attempt succeeds, so one that fails or crashes, and runs again, leaves none behind. The
         id is minted here, before the ack, so a repeated ack sends the same message and makes no duplicate. If a broker
@@ -130,13 +114,23 @@ class JobContext:
         Raises:
             InvalidJob: It is out of bounds, or its body above 1 MiB, or the follow-ups of this attempt above 8 MiB
                 together. It is not enqueued then.
-
-        Never blocks.
         """
-        definition = self._with_trace(_definition(job, payload))
-        if definition.identifier is None:
-            definition = definition.with_identifier(secrets.token_hex(8))
-        identifier = _check_size(definition)
+        if isinstance(job, str):
+            definition = JobDefinition(job, {} if payload is None else payload)
+        elif payload is not None:
+            raise InvalidJob("give a payload with a handler's name only: a definition or builder has its own")
+        else:
+            definition = job.to_definition() if isinstance(job, JobBuilder) else job
+        trace = self._envelope.meta.get(_TRACE)
+        if trace is not None and _TRACE not in definition.meta:
+            definition = definition.with_meta({**definition.meta, _TRACE: trace})
+        identifier = definition.identifier or secrets.token_hex(8)
+        definition = definition.with_identifier(identifier)
+        # The master could refuse a body that is too large only after the handler's work.
+        queue = definition.queue or "default"
+        body = encode(definition, identifier=identifier, queue=queue, signer=_UNSIGNED, now=0.0)
+        if len(body) > MAX_BODY_BYTES - 2 * SIGNATURE_LENGTH:
+            raise InvalidJob(f"the body of job {definition.handler!r} has {len(body)} bytes; at most {MAX_BODY_BYTES}")
         self._reporter.follow_up(definition)
         return identifier
 
@@ -147,10 +141,8 @@ class JobContext:
         neither is so. Jobs that `enqueue` has collected so far are enqueued in it too. Call this last, just before the
         commit: until then the message is locked, and a handler that fails after the commit is not run again.
 
-        For handlers declared with `ack_in_transaction=True`, on backends that can (`Capabilities.transactions`).
-
-        Args:
-            connection: To the database that holds the queue, of the kind that the backend documents.
+        For handlers declared with `ack_in_transaction=True`, on backends that can (`Capabilities.transactions`). The
+        connection is to the database that holds the queue, of the kind that the backend documents.
 
         Raises:
             LeaseLost: The lease has ended: let the error roll the transaction back.
@@ -161,29 +153,5 @@ class JobContext:
         """
         self._reporter.ack(connection)
 
-    def _with_trace(self, definition: JobDefinition) -> JobDefinition:
-        trace = self._envelope.meta.get(_TRACE)
-        if trace is None or _TRACE in definition.meta:
-            return definition
-        return definition.with_meta({**definition.meta, _TRACE: trace})
-
     def __repr__(self) -> str:
         return f"<JobContext {self.id} {self.handler!r} attempt {self.attempt}>"
-
-
-def _definition(job: JobDefinition | JobBuilder | str, payload: Any) -> JobDefinition:
-    if isinstance(job, str):
-        return JobDefinition(job, {} if payload is None else payload)
-    if payload is not None:
-        raise InvalidJob("give a payload with a handler's name only: a definition or builder has its own")
-    return job.to_definition() if isinstance(job, JobBuilder) else job
-
-
-def _check_size(definition: JobDefinition) -> str:
-    """Return the identifier, or refuse here what the master could only refuse after the handler's work."""
-    identifier = str(definition.identifier)
-    queue = definition.queue or "default"
-    body = encode(definition, identifier=identifier, queue=queue, signer=_UNSIGNED, now=0.0)
-    if len(body) > MAX_BODY_BYTES - 2 * SIGNATURE_LENGTH:
-        raise InvalidJob(f"the body of job {definition.handler!r} has {len(body)} bytes; at most {MAX_BODY_BYTES}")
-    return identifier

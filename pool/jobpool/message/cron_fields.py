@@ -1,8 +1,8 @@
 """The words of a schedule: the fields of a cron expression, the zone of their clock, the policy for missed firings.
 
-croniter expands a field to its values. This module refuses some fields that croniter takes, because they would
-surprise: a sixth field, `5-5` (every value, to croniter), `*/90` (minute 0 only), `H` and `W`. And it names the field
-that is wrong, which croniter does not. docs/cron.md has the grammar.
+croniter expands a field to its values. Some that it takes would surprise, and are refused here: a sixth field, `5-5`
+(every value, to croniter), `*/90` (minute 0 only), `H` and `W`. And the field that is wrong is named, which croniter
+does not do. docs/cron.md has the grammar.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from jobpool.errors import InvalidJob
@@ -27,86 +27,57 @@ ALIASES = {
     "@hourly": "0 * * * *",
 }
 
-MAX_EXPRESSION_CHARS = 1000
-"""Characters in an expression: room for every minute by its number, and more."""
-
+MAX_EXPRESSION_CHARS = 1000  # characters in an expression: room for every minute by its number, and more
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _MAX_DAYS_OF_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-_ZONES_OF_THE_MACHINE = ("localtime", "posixrules", "Factory")
-"""Keys that some machines have, with a meaning of their own or none."""
-
-MAX_FIRINGS = 1000
-"""The largest n of `all(n)`: each is one enqueue."""
-
-_ALL = re.compile(r"all\(([0-9]{1,9})\)")
+_ZONES_OF_THE_MACHINE = ("localtime", "posixrules", "Factory")  # on some, with a meaning of their own or none
+MAX_FIRINGS = 1000  # the largest n of `all(n)`: each is one enqueue
 _ITEM = re.compile(r"(?P<low>\*|[a-z]+|[0-9]{1,4})(?:-(?P<high>[a-z]+|[0-9]{1,4}))?(?:/(?P<step>[0-9]{1,4}))?")
 
 
 class Kind(Enum):
     """The behaviour of an expression when clocks are put back or forward, by how its minute and hour are written."""
 
-    FIXED = "fixed"
-    """No `*` in either: each local time comes once, whatever clocks do."""
-    INTERVAL = "interval"
-    """`*` or `*/n` in either: a time that comes twice fires twice."""
-    HOURLY = "hourly"
-    """The hour is `*`: it counts real hours, so that nothing is missing when one is left out."""
+    FIXED = "fixed"  # no `*` in either: each local time comes once, whatever clocks do
+    INTERVAL = "interval"  # `*` or `*/n` in either: a time that comes twice fires twice
+    HOURLY = "hourly"  # the hour is `*`: it counts real hours, so that nothing is missing when one is left out
 
 
 @dataclass(frozen=True, slots=True)
 class CronFields:
-    """The values of an expression. If day of month and day of week are both given, either will do.
+    """The values of an expression. If day of month and day of week are both given, either will do."""
 
-    Attributes:
-        text: The normal form: lower case, five fields, one space between them.
-        kind: By minute and hour.
-        minutes: 0..59, ascending.
-        hours: 0..23, ascending.
-        days: 1..31; None = not restricted.
-        last_day: The last day of the month, too.
-        months: 1..12.
-        weekdays: 0 (Sunday)..6; None = not restricted.
-        nth: (day of the week, 1..5): the so-maniest of the month; 0 = its last one.
-    """
-
-    text: str
-    kind: Kind
-    minutes: tuple[int, ...]
-    hours: tuple[int, ...]
-    days: frozenset[int] | None
-    last_day: bool
-    months: frozenset[int]
-    weekdays: frozenset[int] | None
-    nth: frozenset[tuple[int, int]]
+    text: str  # the normal form: lower case, five fields, one space between them
+    kind: Kind  # by minute and hour
+    minutes: tuple[int, ...]  # 0..59, ascending
+    hours: tuple[int, ...]  # 0..23, ascending
+    days: frozenset[int] | None  # 1..31; None = not restricted
+    last_day: bool  # the last day of the month, too
+    months: frozenset[int]  # 1..12
+    weekdays: frozenset[int] | None  # 0 (Sunday)..6; None = not restricted
+    nth: frozenset[tuple[int, int]]  # (day of the week, 1..5): the so-maniest of the month; 0 = its last one
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
+class _Field(NamedTuple):
+    """One field; `last`: where a range without an end goes to, since 7 is Sunday again."""
+
     name: str
     least: int
     most: int
+    last: int
     names: tuple[str, ...] = ()
-    special: str = ""
+    also: str = ""
     specials: re.Pattern[str] | None = None
-
-    @property
-    def last(self) -> int:
-        """Where a range without an end goes to: 7 is Sunday again, and no day more."""
-        return 6 if self.names is _DAYS else self.most
-
-    def holds(self) -> str:
-        names = f" or {self.names[0]}..{self.names[-1]}" if self.names else ""
-        return f"{self.least}..{self.most}{names}{self.special}, as '*', 'a', 'a-b', '*/n', 'a/n', 'a-b/n', or a list"
 
 
 _FIELDS = (
-    _Field("minute", 0, 59),
-    _Field("hour", 0, 23),
-    _Field("day of month", 1, 31, (), " or 'L', the last day", re.compile("l")),
-    _Field("month", 1, 12, _MONTHS),
+    _Field("minute", 0, 59, 59),
+    _Field("hour", 0, 23, 23),
+    _Field("day of month", 1, 31, 31, (), " or 'L', the last day", re.compile("l")),
+    _Field("month", 1, 12, 12, _MONTHS, " or jan..dec"),
     _Field(
-        "day of week", 0, 7, _DAYS, " (0 and 7 are Sunday), 'fri#2' or 'L5', the last Friday",
+        "day of week", 0, 7, 6, _DAYS, " or sun..sat (0 and 7 are Sunday), 'fri#2' or 'L5', the last Friday",
         re.compile(r"(?:sun|mon|tue|wed|thu|fri|sat|[0-7])#[1-5]|l[0-7]"),
     ),
 )  # fmt: skip
@@ -116,28 +87,32 @@ _FIELDS = (
 def parse_fields(expression: str) -> CronFields:
     """Read a cron expression: five fields, or `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly` and their like.
 
-    Raises:
-        InvalidJob: It is refused, or never comes; the text names the field and what it may hold.
+    Raises `InvalidJob`: it is refused, or never comes; the text names the field and what it may hold.
 
     The first call imports croniter, some 50 ms.
     """
     parts = split_fields(expression)
     for field, text in zip(_FIELDS, parts, strict=True):
-        _check_field(field, text, expression)
+        try:
+            _check_items(field, text.split(","))
+        except ValueError as error:
+            holds = f"{field.least}..{field.most}{field.also}, as '*', 'a', 'a-b', '*/n', 'a/n', 'a-b/n', or a list"
+            raise InvalidJob(f"{_quoted(expression)}: the {field.name} holds {holds}; {error}") from None
     fields = _expand(parts)
-    _check_coming(fields, expression)
+    if fields.days is not None and not fields.last_day and fields.weekdays is None:
+        longest = max(_MAX_DAYS_OF_MONTH[month - 1] for month in fields.months)
+        if min(fields.days) > longest:
+            raise InvalidJob(f"{_quoted(expression)} never comes: no month of it has a day {min(fields.days)}")
     return fields
 
 
 def split_fields(expression: str) -> list[str]:
     """Return the five texts of an expression, lower case, aliases resolved; what they hold is not looked at.
 
-    Raises:
-        InvalidJob: There are more or fewer.
+    Raises `InvalidJob`: there are more or fewer.
     """
-    if not isinstance(expression, str) or not expression.isascii() or len(expression) > MAX_EXPRESSION_CHARS:
-        raise InvalidJob(f"{_quoted(expression)} must have five fields: minute hour day month weekday")
-    words = expression.lower().split()
+    is_short = isinstance(expression, str) and expression.isascii() and len(expression) <= MAX_EXPRESSION_CHARS
+    words = expression.lower().split() if is_short else []
     if len(words) == 1 and words[0].startswith("@"):
         if words[0] not in ALIASES:
             raise InvalidJob(f"{_quoted(expression)} is no alias: one of {', '.join(ALIASES)}")
@@ -146,16 +121,6 @@ def split_fields(expression: str) -> list[str]:
         hint = "; there are none for seconds and years" if len(words) in (6, 7) else ""
         raise InvalidJob(f"{_quoted(expression)} must have five fields: minute hour day month weekday{hint}")
     return ["*" if word == "*/1" else word for word in words]
-
-
-# --- the syntax of a field ----------------------------------------------------------------------------
-
-
-def _check_field(field: _Field, text: str, expression: str) -> None:
-    try:
-        _check_items(field, text.split(","))
-    except ValueError as error:
-        raise InvalidJob(f"{_quoted(expression)}: the {field.name} holds {field.holds()}; {error}") from None
 
 
 def _check_items(field: _Field, items: list[str]) -> None:
@@ -201,21 +166,21 @@ def _quoted(expression: object) -> str:
     return f"cron_expression {text if len(text) <= 120 else text[:100] + '…'}"
 
 
-# --- the values that it names ---------------------------------------------------------------------------
-
-
 def _expand(parts: list[str]) -> CronFields:
     from croniter import croniter  # imported here: most programs schedule nothing
 
     text = " ".join(parts)
     answer: Any = croniter.expand(text)  # its stubs do not know 'l' among the values
     expanded, nth = answer
-    named = [_values(field, values) for field, values in zip(_FIELDS, expanded, strict=True)]
-    minutes, hours, days, months, weekdays = named
-    day, weekday = parts[2], parts[4]
+    minutes, hours, days, months, weekdays = (
+        frozenset(range(field.least, field.last + 1) if "*" in values else values) - {"l"}
+        for field, values in zip(_FIELDS, expanded, strict=True)
+    )
+    minute, hour, day, _, weekday = parts
+    starred = any(item.startswith("*") for item in f"{minute},{hour}".split(","))
     return CronFields(
         text=text,
-        kind=_kind(parts[0], parts[1]),
+        kind=Kind.HOURLY if hour == "*" else Kind.INTERVAL if starred else Kind.FIXED,
         minutes=tuple(sorted(minutes)),
         hours=tuple(sorted(hours)),
         days=None if day == "*" else days,
@@ -226,57 +191,22 @@ def _expand(parts: list[str]) -> CronFields:
     )
 
 
-def _values(field: _Field, values: list[Any]) -> frozenset[int]:
-    if "*" in values:
-        return frozenset(range(field.least, field.last + 1))
-    return frozenset(value for value in values if value != "l")
-
-
-def _kind(minute: str, hour: str) -> Kind:
-    if hour == "*":
-        return Kind.HOURLY
-    starred = any(item.startswith("*") for item in f"{minute},{hour}".split(","))
-    return Kind.INTERVAL if starred else Kind.FIXED
-
-
-def _check_coming(fields: CronFields, expression: str) -> None:
-    if fields.days is None or fields.last_day or fields.weekdays is not None:
-        return
-    longest = max(_MAX_DAYS_OF_MONTH[month - 1] for month in fields.months)
-    if min(fields.days) > longest:
-        raise InvalidJob(f"{_quoted(expression)} never comes: no month of it has a day {min(fields.days)}")
-
-
-# --- zone and policy ------------------------------------------------------------------------------------
-
-
 def open_zone(name: str) -> ZoneInfo:
     """Return the zone of this IANA name, `Europe/Berlin`.
 
-    Raises:
-        InvalidJob: There is none; the text names those that are written alike.
-
-    May read one file of the machine, or of the package `tzdata`, at the first call for a name.
+    Raises `InvalidJob`: there is none; the text names those that are written alike. May read one file of the machine,
+    or of the package `tzdata`, at the first call for a name.
     """
-    if not isinstance(name, str) or name in _ZONES_OF_THE_MACHINE or name.startswith(("posix/", "right/")):
-        raise _unknown_zone(name)
     try:
+        if not isinstance(name, str) or name in _ZONES_OF_THE_MACHINE or name.startswith(("posix/", "right/")):
+            raise ValueError(name)
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):  # a folder, a path, another file
-        raise _unknown_zone(name) from None
-
-
-def check_zone(name: str) -> str:
-    """Return `name`, or raise `InvalidJob`."""
-    open_zone(name)
-    return name
-
-
-def _unknown_zone(name: object) -> InvalidJob:
-    near = _near_zones(name) if isinstance(name, str) else []
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "write an IANA name, like 'Europe/Berlin'"
-    shown = repr(name)
-    return InvalidJob(f"there is no time zone {shown if len(shown) < 80 else shown[:60] + '…'}: {hint}")
+        near = _near_zones(name) if isinstance(name, str) else []
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "write an IANA name, like 'Europe/Berlin'"
+        shown = repr(name)
+        shown = shown if len(shown) < 80 else shown[:60] + "…"
+        raise InvalidJob(f"there is no time zone {shown}: {hint}") from None
 
 
 def _near_zones(name: str) -> list[str]:
@@ -290,27 +220,18 @@ def _near_zones(name: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Misfire:
-    """The number of missed instants that are made up for, the newest first.
+    """The number of missed instants that are made up for, the newest first."""
 
-    Attributes:
-        text: As it was written: `skip`, `one`, `all(3)`.
-        most: 0 for `skip`, 1 for `one`, n for `all(n)`; 0..1000.
-    """
-
-    text: str
-    most: int
+    text: str  # as it was written: `skip`, `one`, `all(3)`
+    most: int  # 0 for `skip`, 1 for `one`, n for `all(n)`; 0..1000
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `skip`, `one` or `all(n)` with n from 1 to 1000; white space around it does not matter.
-
-        Raises:
-            InvalidJob: It is none of these.
-        """
+        """Read `skip`, `one` or `all(n)`, white space around it allowed. Raises `InvalidJob`: it is none of these."""
         word = text.strip() if isinstance(text, str) else ""
         if word in ("skip", "one"):
             return cls(word, 1 if word == "one" else 0)
-        found = _ALL.fullmatch(word)
+        found = re.fullmatch(r"all\(([0-9]{1,9})\)", word)
         if found is None or not 1 <= int(found[1]) <= MAX_FIRINGS:
             raise InvalidJob(f"misfire {text!r} is refused: 'skip', 'one' or 'all(n)' with n from 1 to {MAX_FIRINGS}")
         return cls(f"all({int(found[1])})", int(found[1]))

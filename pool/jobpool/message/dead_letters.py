@@ -9,38 +9,25 @@ from __future__ import annotations
 import hashlib
 import logging
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from jobpool.errors import InvalidJob, JobpoolError
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.names import check_queue
+from jobpool.message.producer import Enqueues
 from jobpool.message.settlement import Abandon
 
-METADATA = "_dlq_metadata"
-"""The key in a copy's payload."""
-
-NEVER_COPIED = frozenset({"rejected"})
-"""Reasons that forward nothing: nobody has verified such a body."""
+METADATA = "_dlq_metadata"  # the key in a copy's payload
+NEVER_COPIED = frozenset({"rejected"})  # reasons that forward nothing: nobody has verified such a body
 
 logger = logging.getLogger("jobpool.deadletters")
 
 
-class Enqueues(Protocol):
-    """`jobpool.Jobs`, or an open backend."""
-
-    def enqueue(self, definition: JobDefinition, /) -> str: ...
-
-
 class DeadLetterQueue:
-    """A forwarder of failed payloads to one queue.
+    """A forwarder of failed payloads to one queue, by a `Jobs` or an open backend, which stays its owner's.
 
-    Args:
-        jobs: A `Jobs`, or an open backend; it stays its owner's.
-        queue: Where the copies go.
-
-    Raises:
-        InvalidJob: `queue` is not a queue name.
+    Raises `InvalidJob`: `queue` is not a queue name.
     """
 
     def __init__(self, jobs: Enqueues, queue: str) -> None:
@@ -60,38 +47,26 @@ class DeadLetterQueue:
         """Enqueue a copy of `payload` for `handler`.
 
         An object gets the key `_dlq_metadata` with `reason`, `timestamp` (now, RFC 3339), `attempts` and
-        `original_queue`; any other value becomes the `payload` of an object beside it.
+        `original_queue`. Any other value becomes the `payload` of an object beside it.
 
         Args:
             payload: Any JSON value; it is copied.
             handler: Name of the handler that will meet the copy, if one works on that queue.
-            reason: Why it failed, in a word or a sentence.
             attempts: Failed runs, 0 or more.
             original_queue: The queue where it failed; without it, the queue of jobs that name none. A failure in the
                 queue of copies itself is never stored again.
             identifier: The copy's id; the same id twice stores one copy.
 
         Returns:
-            True if it is stored. False when it comes from this queue, when the broker does not answer or refuses the
-            copy (for its size, say); the log has the reason. Broker trouble is never raised.
+            True if it is stored. False when it comes from this queue, or when the broker does not answer or refuses
+            the copy: for its size, say. Then the log has the reason. Broker trouble is never raised.
 
-        Raises:
-            InvalidJob: A value is invalid for a job; nothing was sent.
-
-        Blocks for one round trip.
+        Raises `InvalidJob`: a value is invalid for a job; nothing was sent. Blocks for one round trip.
         """
         if original_queue == self.queue:
             return False
-        copy = copy_of(
-            payload,
-            handler,
-            reason,
-            attempts,
-            queue=self.queue,
-            original_queue=original_queue,
-            identifier=identifier,
-            now=datetime.now(UTC),
-        )
+        now = datetime.now(UTC)
+        copy = copy_of(payload, handler, reason, attempts, self.queue, original_queue, identifier, now)
         try:
             self._jobs.enqueue(copy)
         except JobpoolError as error:
@@ -105,13 +80,12 @@ def copy_of(
     handler: str,
     reason: str,
     attempts: int,
-    *,
     queue: str,
     original_queue: str,
     identifier: str | None,
     now: datetime,
 ) -> JobDefinition:
-    """Return the job that carries the copy. Raises as `DeadLetterQueue.store`."""
+    """Return the job that carries the copy to `queue`. Raises as `DeadLetterQueue.store`."""
     if type(attempts) is not int or attempts < 0:
         raise InvalidJob(f"attempts must be a whole number, 0 or more, not {attempts!r}")
     metadata = {
@@ -131,17 +105,9 @@ def copy_of_abandoned(lease: JobLease, settlement: Abandon, queue: str, now: dat
     """
     if lease.queue == queue or settlement.reason in NEVER_COPIED:
         return None
-    envelope = lease.envelope
-    return copy_of(
-        envelope.payload,
-        envelope.job,
-        settlement.reason,
-        lease.attempts + settlement.attempts,
-        queue=queue,
-        original_queue=lease.queue,
-        identifier=copy_id(queue, lease.id, lease.deliveries),
-        now=now,
-    )
+    envelope, attempts = lease.envelope, lease.attempts + settlement.attempts
+    ident = copy_id(queue, lease.id, lease.deliveries)
+    return copy_of(envelope.payload, envelope.job, settlement.reason, attempts, queue, lease.queue, ident, now)
 
 
 def copy_id(queue: str, ident: str, deliveries: int) -> str:

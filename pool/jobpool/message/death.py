@@ -6,98 +6,82 @@ other text too: one of an older version, or a reaper's "lease expired".
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
 
 from jobpool.message.printable import headline
 
-MAX_RECORD_BYTES = 16 * 1024
-"""Bytes of a record's text in UTF-8. Stack and output keep their heads and tails."""
-
-INNERMOST_CALLS = 3
-
-_MEBI = 2**20
+MAX_RECORD_BYTES = 16 * 1024  # bytes of a record's text in UTF-8. Stack and output keep their heads and tails.
 _MIN_KEPT_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How the process of a child ended.
-
-    Attributes:
-        code: Exit status; None when a signal ended it.
-        signal: Signal number; None when it exited.
-        core: Whether a core was dumped.
-        cpu_seconds: User and system time.
-        peak_rss: Bytes, the highest resident size.
-        strays: How many processes of its group or re-parented ones were killed after it.
-    """
+    """The end of a child's process."""
 
     child: int
     pid: int
-    code: int | None
-    signal: int | None
+    code: int | None  # exit status; None when a signal ended it
+    signal: int | None  # None when it exited
     core: bool = False
-    cpu_seconds: float = 0.0
-    peak_rss: int = 0
-    strays: int = 0
+    cpu_seconds: float = 0.0  # user and system time
+    peak_rss: int = 0  # bytes, the highest resident size
+    strays: int = 0  # processes of its group, or re-parented ones, that were killed after it
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """One abnormal end.
+    """One abnormal end. "" and 0 stand for what is not known.
 
     Attributes:
         how: `killed by SIGSEGV`, `exited with status 3`, `timeout`, `memory limit`, `lease expired`.
         sent_by: The sender of the signal, or the cause: `the pool: timeout`, `itself`, `outside`, `the kernel: out of
-            memory`, …; "" = not known.
-        stack: The user's frames at the end, also of a handler that was in C code; "" = none was to be had.
-        peak_memory: Bytes, the highest resident size of its process; 0 = not known.
-        cpu_seconds: User and system time of its process, over all its attempts; 0 = not known.
-        output: The last of what it printed.
-        core: True if a core was dumped.
+            memory`, ….
     """
 
     how: str
     sent_by: str = ""
-    stack: str = ""
-    peak_memory: int = 0
-    cpu_seconds: float = 0.0
-    output: str = ""
-    core: bool = False
+    stack: str = ""  # the user's frames at the end, also of a handler that was in C code
+    peak_memory: int = 0  # bytes, the highest resident size of its process
+    cpu_seconds: float = 0.0  # user and system time of its process, over all its attempts
+    output: str = ""  # the last of what it printed
+    core: bool = False  # a core was dumped
 
     def to_text(self) -> str:
         """Return one JSON object, without the fields that say nothing; at most `MAX_RECORD_BYTES`. Never raises."""
-        record, room = self, MAX_RECORD_BYTES // 2
-        while len(encoded := record._encoded()) > MAX_RECORD_BYTES:
-            how, stack, output = (_ends(text, room) for text in (self.how, self.stack, self.output))
-            record = replace(self, how=how, stack=stack, output=output)
+        record = {"how": ""} | {key: value for key, value in asdict(self).items() if value}
+        for key, value in record.items():
+            if isinstance(value, str):
+                record[key] = value.encode("utf-8", "backslashreplace").decode()
+        ends, room = record, MAX_RECORD_BYTES // 2
+        while len(encoded := orjson.dumps(ends)) > MAX_RECORD_BYTES:
+            ends = record | {key: _ends(record[key], room) for key in ("how", "stack", "output") if key in record}
             room //= 2
         return encoded.decode()
 
-    def _encoded(self) -> bytes:
-        said = {key: value for key, value in asdict(self).items() if value}
-        plain = {key: _writable(value) if isinstance(value, str) else value for key, value in said.items()}
-        return orjson.dumps({"how": "", **plain})
-
     @classmethod
     def from_text(cls, text: str) -> Death:
-        """Return the record that `to_text` made; any other text, whole, as `how`."""
-        if text.startswith("{"):
-            try:
-                return cls(**_checked(orjson.loads(text)))
-            except (TypeError, ValueError):
-                pass  # a foreign text that begins like ours
+        """Return the record that `to_text` made, less fields of a newer version; any other text, whole, as `how`."""
+        try:
+            values = orjson.loads(text) if text.startswith("{") else None
+        except ValueError:
+            values = None  # a foreign text that begins like ours
+        if isinstance(values, dict) and "how" in values:
+            known = {key: values[key] for key in values if key in _KINDS}
+            if all(isinstance(value, _KINDS[key]) for key, value in known.items()):
+                return cls(**known)
         return cls(text)
 
     @property
     def headline(self) -> str:
         """One line for logs and tables: how, who, and with how much memory and CPU time."""
-        parts = [self.short, *(["core dumped"] if self.core else [])]
-        used = [*self._memory("peak memory "), *self._cpu("CPU ")]
-        return "; ".join(filter(None, (", ".join(parts), ", ".join(used))))
+        how = f"{self.short}, core dumped" if self.core else self.short
+        used = ", ".join(
+            f"{what} {much}" for what, much in zip(("peak memory", "CPU"), self._used(), strict=True) if much
+        )
+        return f"{how}; {used}" if used else how
 
     @property
     def short(self) -> str:
@@ -107,32 +91,26 @@ class Death:
         return how if is_said else f"{how} ({self.sent_by})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field as a JSON value."""
         return asdict(self)
 
     def told(self) -> str:
         """Return all of it, for people: several lines."""
-        core = ["core          dumped"] if self.core else []
-        sender = [f"ended by      {self.sent_by}"] if self.sent_by else []
-        lines = [self.how.strip(), *sender, *self._memory("peak memory   "), *self._cpu("CPU time      "), *core]
+        memory, cpu = self._used()
+        core = "dumped" if self.core else ""
+        facts = {"ended by": self.sent_by, "peak memory": memory, "CPU time": cpu, "core": core}
+        lines = [self.how.strip(), *(f"{name:<14}{fact}" for name, fact in facts.items() if fact)]
         return "\n".join(lines) + _section("stack", self.stack) + _section("last output", self.output)
 
-    def _memory(self, label: str) -> list[str]:
-        return [f"{label}{self.peak_memory / _MEBI:.0f} MiB"] if self.peak_memory else []
-
-    def _cpu(self, label: str) -> list[str]:
-        return [f"{label}{self.cpu_seconds:.2f} s"] if self.cpu_seconds else []
+    def _used(self) -> tuple[str, str]:
+        """Return memory and CPU time; "" for one that is not known."""
+        memory = f"{self.peak_memory / 2**20:.0f} MiB" if self.peak_memory else ""
+        return memory, f"{self.cpu_seconds:.2f} s" if self.cpu_seconds else ""
 
 
 def innermost(stack: str) -> list[str]:
-    """Return the `INNERMOST_CALLS` last calls of a fault handler's stack, the deepest first, one line each."""
+    """Return the three last calls of a fault handler's stack, the deepest first, one line each."""
     _, _, current = stack.rpartition("Current thread")
-    return [line.strip() for line in current.splitlines() if line.startswith("  File ")][:INNERMOST_CALLS]
-
-
-def short_cause(cause: str | None) -> str:
-    """Return `Message.cause` for a table's cell; "" if there is none."""
-    return Death.from_text(cause).short if cause else ""
+    return [line.strip() for line in current.splitlines() if line.startswith("  File ")][:3]
 
 
 def cause_values(cause: str | None) -> dict[str, Any] | None:
@@ -145,18 +123,8 @@ def cause_headline(cause: str | None) -> str | None:
     return Death.from_text(cause).headline if cause else None
 
 
-_KINDS = {"how": str, "sent_by": str, "stack": str, "peak_memory": int, "cpu_seconds": (int, float), "output": str}
-_NAMES = frozenset(field.name for field in fields(Death))
-
-
-def _checked(values: Any) -> dict[str, Any]:
-    """Return the fields that are ours; those of a newer version are left out. Raises `ValueError` for no record."""
-    if not isinstance(values, dict) or "how" not in values:
-        raise ValueError("no record of a death")
-    known = {key: value for key, value in values.items() if key in _NAMES}
-    if not all(isinstance(value, _KINDS.get(key, bool)) for key, value in known.items()):  # type: ignore[arg-type]
-        raise ValueError("no record of a death")
-    return known
+_KINDS: dict[str, Any] = dict.fromkeys(("how", "sent_by", "stack", "output"), str)
+_KINDS |= {"peak_memory": int, "cpu_seconds": (int, float), "core": bool}
 
 
 def _ends(text: str, room: int) -> str:
@@ -165,10 +133,6 @@ def _ends(text: str, room: int) -> str:
         return text
     half = room // 2
     return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[len(text) - half :]}"
-
-
-def _writable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _section(title: str, text: str) -> str:

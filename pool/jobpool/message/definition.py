@@ -31,13 +31,13 @@ class JobDefinition:
         queue: None = `default` when dispatched, inline in cron.
         priority: 0..255; a smaller number runs sooner.
         max_retries: Runs after the first that fails, >= 0; None = not set, the handler's or the pool's value applies.
-        timeout: Seconds, >= 0; 0 = unlimited; None = the handler's or the pool's value applies.
+        timeout: Seconds, >= 0, where 0 = unlimited; None = the handler's or the pool's value applies.
         scheduled_at: Not before this moment, timezone-aware, kept in UTC; in the past = now.
         single_instance: At most one of this name runs at a time.
         environments: Cron runs it in these only; empty = in all.
         depends_on: Names of the jobs that cron runs before it.
-        cron_expression: Five fields: minute, hour, day of month, month, day of week; or `@daily` and its like, kept as
-            the five fields that it stands for.
+        cron_expression: Five fields: minute, hour, day of month, month, day of week. `@daily` and its like are kept as
+            the five fields that they stand for.
         zone: IANA name of the time zone that cron reads them in.
         misfire: Treatment of firings that cron missed: `skip`, `one`, or `all(n)`, the newest n, 1..1000.
         meta: The producer's own JSON object, handed to the handler; keys starting with `_`, and `v`, are reserved.
@@ -48,8 +48,7 @@ class JobDefinition:
         expires_in: Seconds, > 0, after its enqueue; not started by then, it is a dead letter `expired`.
         concurrency_key: Jobs that share it share a limit.
 
-    Raises:
-        InvalidJob: A value is out of bounds; the text names the field and the bound.
+    Raises `InvalidJob`: a value is out of bounds; the text names the field and the bound.
     """
 
     handler: str
@@ -77,15 +76,7 @@ class JobDefinition:
     def __post_init__(self) -> None:
         check_name(self.handler, "handler name")
         _set(self, "payload", check_payload(self.payload))
-        _check_int(self.priority, "priority", 0, 255)
-        self._check_target()
-        self._check_limits()
-        self._check_cron()
-        self._check_flags()
-        if self.meta or type(self.meta) is not dict:
-            _set(self, "meta", _check_meta(self.meta))
-
-    def _check_target(self) -> None:
+        check_int(self.priority, "priority", 0, 255)
         if self.name is not None:
             check_name(self.name, "job name")
         if self.queue is not None:
@@ -96,47 +87,41 @@ class JobDefinition:
             _set(self, "idempotency_key", _check_key(self.idempotency_key, "idempotency_key"))
         if self.concurrency_key is not None:
             _set(self, "concurrency_key", _check_key(self.concurrency_key, "concurrency_key"))
-
-    def _check_limits(self) -> None:
         if self.max_retries is not None:
-            _check_int(self.max_retries, "max_retries", 0, 2**31 - 1)
+            check_int(self.max_retries, "max_retries", 0, 2**31 - 1)
         if self.timeout is not None:
             _set(self, "timeout", check_seconds(self.timeout, "timeout"))
         if self.expires_in is not None:
-            _set(self, "expires_in", _check_expiry(self.expires_in))
+            _set(self, "expires_in", check_seconds(self.expires_in, "expires_in"))
+            if not self.expires_in:
+                raise InvalidJob("expires_in must be more than 0 seconds: leave it out for a job that never expires")
         if self.scheduled_at is not None:
             _set(self, "scheduled_at", _check_moment(self.scheduled_at))
-
-    def _check_cron(self) -> None:
         if self.cron_expression != EVERY_MINUTE or self.zone != UTC_ZONE or self.misfire != MAKE_UP_ONE:
             self._check_schedule()
         if self.environments != ():
             _set(self, "environments", _check_names(self.environments, "environments"))
         if self.depends_on != ():
             _set(self, "depends_on", _check_names(self.depends_on, "depends_on"))
+        for flag in ("single_instance", "enabled", "unique"):
+            if not isinstance(getattr(self, flag), bool):
+                raise InvalidJob(f"{flag} is True or False, not {getattr(self, flag)!r}")
+        if self.meta or type(self.meta) is not dict:
+            _set(self, "meta", _check_meta(self.meta))
 
     def _check_schedule(self) -> None:
         # Imported here, with the time zones and croniter: a job that is not scheduled pays for none of them.
-        from jobpool.message.cron_fields import Misfire, check_zone, parse_fields
+        from jobpool.message.cron_fields import Misfire, open_zone, parse_fields
 
         if not isinstance(self.cron_expression, str):
             raise InvalidJob(f"cron_expression is text, such as {EVERY_MINUTE!r}, not {self.cron_expression!r}")
         if self.cron_expression != EVERY_MINUTE:
             _set(self, "cron_expression", parse_fields(self.cron_expression).text)
-        check_zone(self.zone)
+        open_zone(self.zone)
         _set(self, "misfire", Misfire.parse(self.misfire).text)
 
-    def _check_flags(self) -> None:
-        for flag in ("single_instance", "enabled", "unique"):
-            if not isinstance(getattr(self, flag), bool):
-                raise InvalidJob(f"{flag} is True or False, not {getattr(self, flag)!r}")
-
     def require(self, key_store: bool, scheme: str) -> None:
-        """Check that a broker can do what this job asks for.
-
-        Args:
-            key_store: `Capabilities.key_store` of the broker.
-            scheme: Its name, for the error.
+        """Check that the broker of this scheme, with or without a key store, can do what this job asks for.
 
         Raises:
             Unsupported: It needs a key store and there is none; the text says what to leave out.
@@ -146,23 +131,16 @@ class JobDefinition:
             raise InvalidJob("unique needs an idempotency_key: give one, or leave unique out")
         if key_store:
             return
-        asked = [part for part in _NEEDS_KEY_STORE if getattr(self, part)]
-        if asked:
-            names = " and ".join(asked)
+        if names := " and ".join(part for part in _NEEDS_KEY_STORE if getattr(self, part)):
             raise Unsupported(
                 f"{scheme}:// keeps no keys (Capabilities.key_store), which job {self.handler!r} needs for {names}:"
                 f" leave {names} out, or choose a backend with a key store"
             )
 
-    # --- crossing a socket -------------------------------------------------------------------------
-
     def to_dict(self) -> dict[str, Any]:
         """Return the values that `from_dict` reads: JSON values only, fields at their default left out."""
         values: dict[str, Any] = {"handler": self.handler, "payload": self.payload}
-        for name, default in _DEFAULTS:
-            value = getattr(self, name)
-            if value != default:
-                values[name] = value
+        values |= {name: value for name, default in _DEFAULTS if (value := getattr(self, name)) != default}
         if self.scheduled_at is not None:
             values["scheduled_at"] = rfc3339(self.scheduled_at)
         return values
@@ -171,20 +149,21 @@ class JobDefinition:
     def from_dict(cls, values: Mapping[str, Any]) -> JobDefinition:
         """Return the definition that `to_dict` described, checked again.
 
-        Raises:
-            InvalidJob: A value is out of bounds, a field is unknown, or `handler` is missing.
+        Raises `InvalidJob`: a value is out of bounds, a field is unknown, or `handler` is missing.
         """
         if not isinstance(values, Mapping) or "handler" not in values:
             raise InvalidJob("a definition is an object with a handler")
-        unknown = sorted(set(values) - _FIELDS)
-        if unknown:
+        if unknown := sorted(set(values) - set(cls.__dataclass_fields__)):
             raise InvalidJob(f"a definition has no field {', '.join(map(repr, unknown))}")
         known = dict(values)
         if known.get("scheduled_at") is not None:
-            known["scheduled_at"] = _parse_moment(known["scheduled_at"])
+            try:
+                known["scheduled_at"] = datetime.fromisoformat(str(known["scheduled_at"]))
+            except ValueError:
+                raise InvalidJob(f"scheduled_at {known['scheduled_at']!r} is no RFC 3339 date and time") from None
         return cls(**known)
 
-    # --- copies with one field changed; each checks as the constructor does --------------------------
+    # Copies with one field changed; each checks as the constructor does.
 
     def with_handler(self, handler: str) -> JobDefinition:
         return replace(self, handler=handler)
@@ -214,10 +193,10 @@ class JobDefinition:
         return replace(self, single_instance=single_instance)
 
     def with_environments(self, environments: Iterable[str]) -> JobDefinition:
-        return replace(self, environments=_as_tuple(environments, "environments"))
+        return replace(self, environments=environments)  # type: ignore[arg-type]  # the constructor makes it a tuple
 
     def with_depends_on(self, depends_on: Iterable[str]) -> JobDefinition:
-        return replace(self, depends_on=_as_tuple(depends_on, "depends_on"))
+        return replace(self, depends_on=depends_on)  # type: ignore[arg-type]
 
     def with_cron_expression(self, cron_expression: str) -> JobDefinition:
         return replace(self, cron_expression=cron_expression)
@@ -252,10 +231,16 @@ class JobDefinition:
 
 def check_seconds(value: float, what: str) -> float:
     """Return `value` as a float, or raise `InvalidJob`: seconds from 0 to a hundred years."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value <= LONGEST:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
         raise InvalidJob(f"{what} must be 0 to {LONGEST:.0f} seconds, not {value!r}")
     return float(value)
+
+
+def check_int(value: int, what: str, least: int, most: int) -> int:
+    """Return `value`, or raise `InvalidJob`: a whole number from `least` to `most`."""
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidJob(f"{what} must be a whole number from {least} to {most}, not {value!r}")
+    return value
 
 
 def timeout_of(job: float | None, handler: float | None, default: float, most: float) -> float:
@@ -273,18 +258,6 @@ def rfc3339(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _check_int(value: int, what: str, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
-        raise InvalidJob(f"{what} must be a whole number from {least} to {most}, not {value!r}")
-
-
-def _check_expiry(value: float) -> float:
-    seconds = check_seconds(value, "expires_in")
-    if not seconds:
-        raise InvalidJob("expires_in must be more than 0 seconds: leave it out for a job that never expires")
-    return seconds
-
-
 def _check_moment(moment: datetime) -> datetime:
     if not isinstance(moment, datetime):
         raise InvalidJob(f"scheduled_at is a datetime, not {type(moment).__name__}")
@@ -297,13 +270,6 @@ def _check_moment(moment: datetime) -> datetime:
         return moment.astimezone(UTC)
     except OverflowError:
         raise InvalidJob(f"scheduled_at {moment.isoformat()} is outside the years 1 to 9999 in UTC") from None
-
-
-def _parse_moment(text: object) -> datetime:
-    try:
-        return datetime.fromisoformat(str(text))
-    except ValueError:
-        raise InvalidJob(f"scheduled_at {text!r} is no RFC 3339 date and time") from None
 
 
 def _check_key(key: str, what: str) -> str | None:
@@ -328,18 +294,13 @@ def is_reserved(key: str) -> bool:
     return key == "v" or key.startswith("_")
 
 
-def _as_tuple(names: Iterable[str], what: str) -> tuple[str, ...]:
+def _check_names(names: Iterable[str], what: str) -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InvalidJob(f"{what} is a list of names, not {names!r}")
-    return tuple(names)
-
-
-def _check_names(names: Iterable[str], what: str) -> tuple[str, ...]:
-    return tuple(check_name(name, f"a name in {what}") for name in _as_tuple(names, what))
+    return tuple(check_name(name, f"a name in {what}") for name in names)
 
 
 _NEEDS_KEY_STORE = ("unique", "single_instance", "concurrency_key", "idempotency_key")
-_FIELDS = frozenset(part.name for part in fields(JobDefinition))
 _DEFAULTS: tuple[tuple[str, Any], ...] = tuple(
     (part.name, {} if part.name == "meta" else part.default)
     for part in fields(JobDefinition)

@@ -1,76 +1,58 @@
-"""The wire form of a message: one JSON object, the same on every broker (docs/wire.md).
+"""The wire form of a message: one JSON object, the same on every broker.
 
-`encode` writes it, `decode` reads and checks it, `verify` proves that its producer signed it. The signature is over a
-canonical form of the values (fixed order of the fields, nested keys sorted). So the order and spacing of the body do
-not matter, and the signed values cannot differ from those that are read. `attempts`, `schedule` and unknown fields are
-not signed.
+The signature is over a canonical form of the values (fixed order of the fields, nested keys sorted). So the order and
+spacing of the body do not matter, and the signed values cannot differ from those that are read. `attempts`, `schedule`
+and unknown fields are not signed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from jobpool.errors import BadSignature, InvalidJob, MalformedEnvelope
-from jobpool.message.definition import JobDefinition, is_reserved, rfc3339
+from jobpool.message.definition import LONGEST, JobDefinition, is_reserved, rfc3339
 from jobpool.message.frozen import maker
-from jobpool.message.names import LONGEST_IDENTIFIER, LONGEST_NAME
+from jobpool.message.names import LONGEST_IDENTIFIER, LONGEST_NAME, is_name
 from jobpool.message.payload import MAX_DEPTH
 from jobpool.message.signing import EnvelopeSigner, canonical
-from jobpool.message.signing import canonical_bytes as canonical_bytes
-from jobpool.message.wire_rules import RULES, complaint, is_meta, is_name, shown
-from jobpool.message.wire_rules import WIRE_VERSION as WIRE_VERSION
 
+WIRE_VERSION = 1  # written as `v` in the meta from version 2 on; absent = 1
 MAX_BODY_BYTES = 1024 * 1024
-
-OVERSIZED = bytes(MAX_BODY_BYTES + 1)
-"""Stands for a body that is too large to be brought from its broker. `decode` refuses it by its length, so it is never
-read, and there is one for all."""
+OVERSIZED = bytes(MAX_BODY_BYTES + 1)  # for a body too large to be brought; `decode` refuses it by its length
 
 _ALL_FIELDS = itemgetter(
     "job", "payload", "queue", "priority", "maxRetries", "attempts", "name", "identifier", "idempotencyKey", "schedule"
 )
-_MAY_BE_ABSENT = {rule.name: None for rule in RULES if not rule.required}
 _BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NEITHER_BRACKET_NOR_QUOTE = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnvelope:
-    """A decoded message.
+    """A decoded message. Its payload is shared with other holders of the envelope: do not change it."""
 
-    Attributes:
-        job: Name of the handler.
-        payload: Any JSON value. Shared with other holders of the envelope: do not change it.
-        queue: As its producer signed it.
-        max_retries: None = not set by the producer.
-        attempts: Failed runs before this one, as the backend counts them (the body's number is history).
-        name: None = the handler's name.
-        schedule: RFC 3339 in UTC, as it was enqueued.
-        meta: The whole of it, reserved keys included; `user_meta` has the producer's part.
-        sig: "" when missing or no text.
-    """
-
-    job: str
-    payload: Any
-    queue: str
+    job: str  # name of the handler
+    payload: Any  # any JSON value
+    queue: str  # as its producer signed it
     priority: int
-    max_retries: int | None
-    attempts: int
-    name: str | None
+    max_retries: int | None  # None = not set by the producer
+    attempts: int  # failed runs before this one, as the backend counts them (the body's number is history)
+    name: str | None  # None = the handler's name
     identifier: str
     idempotency_key: str | None = None
-    schedule: str | None = None
-    meta: dict[str, Any] = field(default_factory=dict)
-    sig: str = field(default="", repr=False)
+    schedule: str | None = None  # RFC 3339 in UTC, as it was enqueued
+    meta: dict[str, Any] = field(default_factory=dict)  # reserved keys included; `user_meta` has the producer's part
+    sig: str = field(default="", repr=False)  # "" when missing or no text
 
     @property
     def timeout(self) -> float | None:
-        """Seconds; 0 = unlimited; None = not set by the producer."""
+        """Seconds, 0 = unlimited; None = not set by the producer."""
         return self.meta.get("_timeout")
 
     @property
@@ -79,7 +61,7 @@ class JobEnvelope:
 
     @property
     def expires(self) -> float | None:
-        """Unix time after which it is not started for the first time; None = never expires. See `JobLease.expires`."""
+        """Unix time after which it is not started for the first time; None = never. See `JobLease.expires`."""
         return self.meta.get("_expires")
 
     @property
@@ -94,57 +76,53 @@ class JobEnvelope:
     @property
     def version(self) -> int:
         """Of the wire. A message above WIRE_VERSION comes from newer code: give it back, do not run it."""
-        version: int = self.meta.get("v", 1)
-        return version
+        return int(self.meta.get("v", 1))
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the wire object, its fields in their order."""
+        wire = _wire_object(self, self.job, self.queue, self.identifier, self.schedule, self.meta)
+        wire["_sig"] = self.sig
+        return wire
 
 
 _make = maker(JobEnvelope)
 
 
 def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: EnvelopeSigner, now: float) -> bytes:
-    """Return the body of a message, signed.
+    """Return the body of a message, signed. The definition's own `identifier` and `queue` are not looked at.
 
-    Args:
-        definition: The job; its own `identifier` and `queue` are not looked at.
-        identifier: The message's id.
-        queue: Where it goes.
-        signer: Its first key signs; without a key the signature is "".
-        now: Unix time, from which `expires_in` counts.
-
-    Raises:
-        InvalidJob: The payload was changed after the check, to something that JSON cannot carry.
+    `now`: Unix time, from which `expires_in` counts. Raises `InvalidJob`: the payload was changed after the check, to
+    something that JSON cannot carry.
     """
-    meta = _wire_meta(definition, now)
+    meta = dict(definition.meta)
+    if definition.timeout is not None:
+        meta["_timeout"] = definition.timeout
+    if definition.single_instance:
+        meta["_singleInstance"] = True
+    if definition.expires_in is not None:
+        meta["_expires"] = now + definition.expires_in
+    if definition.concurrency_key is not None:
+        meta["_concurrencyKey"] = definition.concurrency_key
     schedule = rfc3339(definition.scheduled_at) if definition.scheduled_at else None
+    wire = _wire_object(definition, definition.handler, queue, identifier, schedule, meta)
     try:
-        signed = canonical(definition.handler, definition, queue, identifier, meta) if signer.active else b""
-        sig = signer.sign(signed)
-        return _body(definition.handler, definition, queue, identifier, schedule, meta, sig)
+        return _signed(wire, signer)
     except TypeError as error:
         raise InvalidJob(f"the payload of job {definition.handler!r} is no JSON any more: {error}") from error
 
 
 def sign_again(envelope: JobEnvelope, queue: str, signer: EnvelopeSigner) -> bytes:
-    """Return the body of the same message for another queue: all it says, signed anew. For who moves messages.
+    """Return the body of the same message for another queue, signed anew.
 
     Only of an envelope that `verify` has passed: what this signs is believed.
     """
-    moved = replace(envelope, queue=queue)
-    sig = signer.sign(canonical_bytes(moved)) if signer.active else ""
-    return _body(moved.job, moved, queue, moved.identifier, moved.schedule, moved.meta, sig)
+    return _signed(replace(envelope, queue=queue).to_wire(), signer)
 
 
-def _body(
-    job: str,
-    says: JobDefinition | JobEnvelope,
-    queue: str,
-    identifier: str,
-    schedule: str | None,
-    meta: dict[str, Any],
-    sig: str,
-) -> bytes:
-    """Return the wire object, its fields in their order. `says`: what has the others."""
-    body = {
+def _wire_object(
+    says: JobDefinition | JobEnvelope, job: str, queue: str, identifier: str, schedule: str | None, meta: dict[str, Any]
+) -> dict[str, Any]:
+    wire = {
         "job": job,
         "payload": says.payload,
         "queue": queue,
@@ -157,21 +135,20 @@ def _body(
         "schedule": schedule,
     }
     if meta:
-        body["meta"] = meta
-    body["_sig"] = sig
-    return orjson.dumps(body)
+        wire["meta"] = meta
+    return wire
+
+
+def _signed(wire: dict[str, Any], signer: EnvelopeSigner) -> bytes:
+    wire["_sig"] = signer.sign(canonical(wire)) if signer.active else ""
+    return orjson.dumps(wire)
 
 
 def decode(body: bytes, *, attempts: int) -> JobEnvelope:
-    """Read a body. Size and depth are checked before it is parsed.
-
-    Args:
-        body: The wire bytes. Unknown fields in it are ignored.
-        attempts: As the backend counts them.
+    """Read a body; `attempts`: as the backend counts them. Size and depth are checked before it is parsed.
 
     Raises:
-        MalformedEnvelope: Above 1 MiB, deeper than 64, no JSON object, or a field that is missing or of the wrong
-            type; the text names it.
+        MalformedEnvelope: Above 1 MiB, deeper than 64, no JSON object, or a field is missing or of the wrong type.
     """
     if len(body) > MAX_BODY_BYTES:
         raise MalformedEnvelope(f"the body has more than {MAX_BODY_BYTES} bytes")
@@ -188,11 +165,7 @@ def decode(body: bytes, *, attempts: int) -> JobEnvelope:
 
 
 def decode_again(body: bytes, *, attempts: int) -> JobEnvelope:
-    """Decode a body that `decode` has accepted before, in another process of ours: nothing is checked again.
-
-    Raises:
-        ValueError: It is not a JSON object.
-    """
+    """Decode a body that `decode` has accepted in another process of ours. Raises `ValueError`: it is not JSON."""
     wire = orjson.loads(body)
     try:
         job, payload, queue, priority, retries, _, name, identifier, key, schedule = _ALL_FIELDS(wire)
@@ -204,36 +177,20 @@ def decode_again(body: bytes, *, attempts: int) -> JobEnvelope:
 
 
 def verify(body: bytes, envelope: JobEnvelope, signer: EnvelopeSigner, queue: str) -> None:
-    """Prove that a message is what its producer signed, and was sent to this queue.
+    """Prove that a message is what its producer signed, and was sent to this queue, from which it was fetched.
 
-    Args:
-        body: The wire bytes; not read again, because what is compared is made from the decoded values.
-        envelope: `decode(body)`.
-        signer: Its keys; without any, only the queue is checked.
-        queue: The queue it was fetched from.
+    The body is not read again, because what is compared is made from the decoded values. Without keys only the queue
+    is checked.
 
     Raises:
         BadSignature: The signature is missing or wrong under every key.
         MalformedEnvelope: It was signed for another queue.
     """
     del body
-    if signer.active and not signer.verify(canonical_bytes(envelope), envelope.sig):
+    if signer.active and not signer.verify(canonical(envelope.to_wire()), envelope.sig):
         raise BadSignature("the signature is wrong" if envelope.sig else "the signature is missing")
     if envelope.queue != queue:
         raise MalformedEnvelope(f"the message was sent to queue {envelope.queue!r} and fetched from {queue!r}")
-
-
-def _wire_meta(definition: JobDefinition, now: float) -> dict[str, Any]:
-    meta = dict(definition.meta)
-    if definition.timeout is not None:
-        meta["_timeout"] = definition.timeout
-    if definition.single_instance:
-        meta["_singleInstance"] = True
-    if definition.expires_in is not None:
-        meta["_expires"] = now + definition.expires_in
-    if definition.concurrency_key is not None:
-        meta["_concurrencyKey"] = definition.concurrency_key
-    return meta
 
 
 def _depth(body: bytes) -> int:
@@ -253,7 +210,9 @@ def _read(wire: dict[str, Any], attempts: int) -> JobEnvelope:
     try:
         job, payload, queue, priority, retries, counted, name, identifier, key, schedule = _ALL_FIELDS(wire)
     except KeyError:
-        return _read({**_MAY_BE_ABSENT, **_complete(wire)}, attempts)
+        if any(rule.required and rule.name not in wire for rule in RULES):
+            raise MalformedEnvelope(complaint(wire)) from None
+        return _read({**_MAY_BE_ABSENT, **wire}, attempts)
     meta = wire.get("meta")
     sig = wire.get("_sig")
     if not (
@@ -276,8 +235,83 @@ def _read(wire: dict[str, Any], attempts: int) -> JobEnvelope:
     return _make(job, payload, queue, priority, retries, attempts, name, identifier, key, schedule, meta or {}, sig)
 
 
-def _complete(wire: dict[str, Any]) -> dict[str, Any]:
-    """Return the same object, if nothing is missing that may not be."""
-    if any(rule.required and rule.name not in wire for rule in RULES):
-        raise MalformedEnvelope(complaint(wire))
-    return wire
+class Rule(NamedTuple):
+    """One field. An optional one may be absent or null, which mean the same."""
+
+    name: str
+    required: bool
+    holds: Callable[[Any], bool]
+    wanted: str
+
+
+def complaint(wire: dict[str, Any]) -> str:
+    """Return the first rule that a wire object breaks, as a sentence; "" when it breaks none."""
+    for name, required, holds, wanted in RULES:
+        if name not in wire:
+            if required:
+                return f"the body has no field {name!r}"
+        elif not holds(wire[name]) and (required or wire[name] is not None):
+            return f"the body's field {name!r} is {shown(wire[name])}, not {wanted}"
+    return ""
+
+
+def shown(value: object) -> str:
+    """Return a JSON value for an error text, cut."""
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= 60 else text[:60] + "…"
+
+
+def is_meta(value: object) -> bool:
+    """Return whether the reserved keys hold what they should. A newer wire may use them in its own way."""
+    if type(value) is not dict:
+        return False
+    version = value.get("v", 1)
+    if type(version) is not int or version < 1:
+        return False
+    if version <= WIRE_VERSION:
+        for key, item in value.items():
+            if key in _META_RULES and not _META_RULES[key](item):
+                return False
+    return True
+
+
+_META_RULES: dict[str, Callable[[Any], bool]] = {
+    # A longer timer than a definition takes overflows in the child, which would look like a crash.
+    "_timeout": lambda value: type(value) in (int, float) and 0 <= value <= LONGEST,
+    "_expires": lambda value: type(value) in (int, float) and value >= 0,
+    "_singleInstance": lambda value: type(value) is bool,
+    "_concurrencyKey": is_name,
+}
+_META_WANTED = (
+    "an object whose v is a number from 1, _timeout and _expires seconds, _singleInstance true or false,"
+    " _concurrencyKey a name"
+)
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+RULES = (
+    Rule("job", True, is_name, f"a handler's name of 1 to {LONGEST_NAME} printable characters"),
+    Rule("payload", True, lambda _: True, "a JSON value"),
+    Rule("queue", True, _is_text, "text"),
+    Rule("priority", True, lambda value: _is_count(value) and value <= 255, "a whole number from 0 to 255"),
+    Rule("maxRetries", False, _is_count, "a whole number from 0, or null"),
+    Rule("attempts", False, _is_count, "a whole number from 0, or null"),
+    Rule("name", False, is_name, f"1 to {LONGEST_NAME} printable characters, or null"),
+    Rule(
+        "identifier",
+        True,
+        lambda value: is_name(value) and len(value) <= LONGEST_IDENTIFIER,
+        f"1 to {LONGEST_IDENTIFIER} printable characters",
+    ),
+    Rule("idempotencyKey", False, _is_text, "text, or null"),
+    Rule("schedule", False, _is_text, "text, or null"),
+    Rule("meta", False, is_meta, _META_WANTED),
+)  # in wire order; `_sig` may hold anything: `verify` refuses a bad signature
+_MAY_BE_ABSENT = {rule.name: None for rule in RULES if not rule.required}

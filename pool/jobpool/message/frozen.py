@@ -8,7 +8,8 @@ the frozen one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import Field, fields, make_dataclass
+from copy import copy
+from dataclasses import fields, make_dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
@@ -18,10 +19,9 @@ T = TypeVar("T")
 def maker(kind: Callable[P, T]) -> Callable[P, T]:
     """Return a maker of instances of `kind`, with the same arguments, equal to those that `kind` itself makes.
 
-    Args:
-        kind: A frozen dataclass with slots, without `__post_init__` and without a base of its own.
+    It must be a frozen dataclass with slots, without `__post_init__` and without a base of its own.
     """
-    twin = make_dataclass("Twin", [_copy(field) for field in fields(cast(Any, kind))], slots=True)
+    twin = make_dataclass("Twin", [(each.name, Any, copy(each)) for each in fields(cast(Any, kind))], slots=True)
 
     def make(*args: P.args, **kwargs: P.kwargs) -> T:
         made: Any = twin(*args, **kwargs)
@@ -29,13 +29,3 @@ def maker(kind: Callable[P, T]) -> Callable[P, T]:
         return cast(T, made)
 
     return make
-
-
-def _copy(field: Field[Any]) -> tuple[str, Any, Any]:
-    """Return a field as `make_dataclass` takes it. Defaults go along; how it is shown and compared is the class's
-    business.
-    """
-    copy: Any = Field.__new__(Field)
-    for name in Field.__slots__:
-        setattr(copy, name, getattr(field, name))
-    return field.name, Any, copy

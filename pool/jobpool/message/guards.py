@@ -6,38 +6,25 @@ lives exactly as long as the lease: nothing is renewed, and a dead pool holds no
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
 from jobpool.errors import ConfigurationError
 from jobpool.message.names import LONGEST_NAME
 
-IDEMPOTENCY_TTL = 86400.0
-"""Seconds for which a key stays done, unless something else is said (SEMANTICS §6)."""
-
-LONGEST_KEPT = 366 * 86400.0
-"""Seconds: the longest that a done key can be remembered."""
-
-LONGEST_PLACE = LONGEST_NAME + 45
-"""Characters in the name of a lock or limit: a job's name or key, and a word before it."""
-
-MOST_PLACES = 1_000_000
-"""The largest concurrency or rate limit."""
-
-MOST_LINES = 100_000
-"""Lines that one log of a broker's key store can keep."""
-
-RATE_WINDOW = 60.0
-"""Seconds over which rates are counted: jobs a minute."""
+IDEMPOTENCY_TTL = 86400.0  # seconds for which a key stays done, unless something else is said
+LONGEST_KEPT = 366 * 86400.0  # seconds: the longest that a done key can be remembered
+LONGEST_PLACE = LONGEST_NAME + 45  # characters in the name of a lock or limit: a job's name or key, after a word
+MOST_PLACES = 1_000_000  # the largest concurrency or rate limit
+MOST_LINES = 100_000  # lines that one log of a broker's key store can keep
+RATE_WINDOW = 60.0  # seconds over which rates are counted: jobs a minute
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """One of `most` places under a name; a single-instance lock is the only place under its name.
+    """One of `most` places, 1 to 1,000,000, under a name of 1 to 300 printable characters.
 
-    Raises:
-        ConfigurationError: The name is not 1 to 300 printable characters, or `most` not 1 to 1,000,000.
+    A single-instance lock is the only one under its name. Raises `ConfigurationError`: out of these bounds.
     """
 
     name: str
@@ -51,8 +38,7 @@ class Hold:
 class Rate:
     """At most `most` starts under a name within any `window` seconds (0 < window <= 86,400): sliding, exact.
 
-    Raises:
-        ConfigurationError: As `Hold`; or the window is out of its bounds.
+    Raises as `Hold`.
     """
 
     name: str
@@ -67,48 +53,31 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """All that one delivery asks for. Names and keys are scoped by the queue of its lease.
+    """All that one delivery asks for. Names and keys are scoped by the queue of its lease."""
 
-    Attributes:
-        key: Idempotency key; None = none.
-        keep: Seconds for which the key stays done after the ack.
-        holds: Places held while the lease lives: single-instance locks, concurrency limits.
-        rates: Starts that are counted.
-    """
-
-    key: str | None = None
-    keep: float = IDEMPOTENCY_TTL
-    holds: tuple[Hold, ...] = ()
-    rates: tuple[Rate, ...] = ()
+    key: str | None = None  # idempotency key
+    keep: float = IDEMPOTENCY_TTL  # seconds for which the key stays done after the ack
+    holds: tuple[Hold, ...] = ()  # places held while the lease lives: single-instance locks, concurrency limits
+    rates: tuple[Rate, ...] = ()  # starts that are counted
 
 
 class Begin(Enum):
     """A key store's answer to `begin`."""
 
     GRANTED = "granted"
-    DONE = "done"
-    """The idempotency key is done: ack without running."""
-    HELD = "held"
-    """The key, or every place under a name, is held by other messages whose leases live."""
-    LIMITED = "limited"
-    """A rate is used up; `after` says for how long."""
-    LOST = "lost"
-    """The lease itself has ended, or somebody else has the message."""
+    DONE = "done"  # the idempotency key is done: ack without running
+    HELD = "held"  # the key, or every place under a name, is held by other messages whose leases live
+    LIMITED = "limited"  # a rate is used up; `after` says for how long
+    LOST = "lost"  # the lease itself has ended, or somebody else has the message
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The answer for one lease.
+    """The answer for one lease."""
 
-    Attributes:
-        answer: Only `GRANTED` changed anything.
-        name: The first name that refused, in the order key, holds, rates; "" for the others. The key is `key`.
-        after: Seconds until a rate has room again; 0 otherwise.
-    """
-
-    answer: Begin
-    name: str = ""
-    after: float = 0.0
+    answer: Begin  # only `GRANTED` changed anything
+    name: str = ""  # the first that refused, in the order key, holds, rates, where the key is `key`; else ""
+    after: float = 0.0  # seconds until a rate has room again; 0 otherwise
 
     def __bool__(self) -> bool:
         return self.answer is Begin.GRANTED
@@ -125,7 +94,6 @@ def check_place(name: str, most: int) -> None:
 
 def check_keep(seconds: float, what: str = "idempotency_ttl") -> float:
     """Return `seconds`, or raise `ConfigurationError`: a done key is kept for more than 0 s and at most a year."""
-    number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)
-    if not number or not 0 < seconds <= LONGEST_KEPT:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST_KEPT:
         raise ConfigurationError(f"{what} is more than 0 and at most {LONGEST_KEPT:.0f} seconds, not {seconds!r}")
     return float(seconds)

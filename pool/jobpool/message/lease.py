@@ -11,47 +11,32 @@ from jobpool.message.guards import Guards
 
 @dataclass(frozen=True, slots=True)
 class JobLease:
-    """The lease that `fetch` hands out, immutable. Its holder may settle the message until `expires_at`.
+    """The lease that `fetch` hands out. Its holder may settle the message until `expires_at`.
 
-    Attributes:
-        id: The message's id: 16 hex characters, or the producer's own.
-        queue: The queue it was fetched from.
-        body: The wire bytes exactly as they were enqueued; `OVERSIZED` for one of more than MAX_BODY_BYTES, which stays
-            at the broker.
-        token: The backend's own handle (a row id, a lock token).
-        owner_token: 32 hex characters, fresh for every delivery; proof of this lease and no other.
-        expires_at: Seconds on this machine's CLOCK_BOOTTIME, taken from before the request was sent. At `now ==
-            expires_at` the lease has ended.
-        backend: The scheme of the backend that leased it.
-        attempts: Failures that the handler is responsible for, as the backend counts them.
-        crashes: Deliveries that ended with no verdict.
-        deliveries: All leases so far, this one included; strictly increasing: a fencing token.
-        enqueued_at: Unix time of the enqueue, on the broker's clock.
-        begun: True if a run of it was begun and given back, or it was raised from the dead letters.
-        guards: The grants of the broker's key store (`KeyStore.begin_many`); None = nothing was asked for.
+    That is in seconds on this machine's CLOCK_BOOTTIME, taken from before the request was sent. At `now == expires_at`
+    the lease has ended.
     """
 
-    id: str
-    queue: str
-    body: bytes
-    token: object
-    owner_token: str
+    id: str  # 16 hex characters, or the producer's own
+    queue: str  # from which it was fetched
+    body: bytes  # exactly as it was enqueued; `OVERSIZED` for one that is too large and stays at the broker
+    token: object  # the backend's own handle (a row id, a lock token)
+    owner_token: str  # 32 hex characters, fresh for every delivery; proof of this lease and no other
     expires_at: float
-    backend: str
-    attempts: int = 0
-    crashes: int = 0
-    deliveries: int = 1
-    enqueued_at: float = 0.0
-    begun: bool = False
-    guards: Guards | None = None
+    backend: str  # the scheme of the backend that leased it
+    attempts: int = 0  # failures that the handler is responsible for, as the backend counts them
+    crashes: int = 0  # deliveries that ended with no verdict
+    deliveries: int = 1  # all leases so far, this one included; strictly increasing: a fencing token
+    enqueued_at: float = 0.0  # Unix time, on the broker's clock
+    begun: bool = False  # a run of it was begun and given back, or it was raised from the dead letters
+    guards: Guards | None = None  # the grants of the broker's key store; None = nothing was asked for
     _envelope: list[JobEnvelope] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def envelope(self) -> JobEnvelope:
         """The decoded body, with `attempts` as the backend counts them; decoded once.
 
-        Raises:
-            MalformedEnvelope: The body is not a wire object, or is too large or too deep.
+        Raises `MalformedEnvelope`: the body is not a wire object, or is too large or too deep.
         """
         if not self._envelope:
             self._envelope.append(decode(self.body, attempts=self.attempts))
@@ -59,19 +44,15 @@ class JobLease:
 
     @property
     def expires(self) -> float | None:
-        """Unix time from which on it is not started; None = it may be started at any time.
+        """Unix time from which on it is not started; None = it may be started at any time. Raises as `envelope`.
 
         None too once it was begun: a failed attempt, a crash or a snooze does not make it expire. A person who raises
         a dead letter lifts its expiry.
-
-        Raises `MalformedEnvelope` as `envelope` does.
         """
         return None if self.begun or self.attempts or self.crashes else self.envelope.expires
 
     def guarded(self, guards: Guards) -> JobLease:
-        """Return this lease with these grants."""
         return replace(self, guards=guards)
 
 
-make_lease = maker(JobLease)
-"""`JobLease(…)`, quicker: for backends, which make one for every delivery."""
+make_lease = maker(JobLease)  # for backends, which make one for every delivery

@@ -7,18 +7,13 @@ from collections.abc import Collection
 
 from jobpool.errors import ConfigurationError, InvalidJob
 
-QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""Safe in a file name, a broker's key and a shell word."""
-
-IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=~-]{0,127}")
-"""Ids that a producer gives itself; minted ones are 16 lower-case hex characters."""
-
+QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # safe in a file name, a broker's key and a shell word
+IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=~-]{0,127}")  # of a producer; minted ones are 16 hex digits
 LONGEST_IDENTIFIER = 128
-LONGEST_NAME = 255
-"""Characters in a handler's name, a job's name, an idempotency key or a concurrency key."""
+LONGEST_NAME = 255  # characters in a handler's name, a job's name, an idempotency key or a concurrency key
 
 
-def check_queue(queue: str) -> str:
+def check_queue(queue: object) -> str:
     """Return `queue`, or raise `InvalidJob` naming what a queue name may hold."""
     if not isinstance(queue, str) or not QUEUE_NAME.fullmatch(queue):
         raise InvalidJob(
@@ -29,10 +24,9 @@ def check_queue(queue: str) -> str:
 
 
 def check_enqueue_to(queue: str | None, allowed: Collection[str]) -> None:
-    """Return if a pool's `enqueue_to` lets its handlers enqueue to `queue`; None = the default queue.
+    """Raise `ConfigurationError` if a pool's `enqueue_to` keeps its handlers from `queue` (None = the default queue).
 
-    Raises:
-        ConfigurationError: It does not. An empty `allowed` allows every queue.
+    An empty `allowed` allows every queue.
     """
     queue = queue or "default"
     if allowed and queue not in allowed:
@@ -54,16 +48,14 @@ def check_identifier(identifier: str) -> str:
 
 def check_name(name: str, what: str) -> str:
     """Return `name`, or raise `InvalidJob`; `what` says which name it is."""
-    if not isinstance(name, str) or not is_name(name):
+    if not is_name(name):
         raise InvalidJob(f"{what} {_shown(name)} is refused: 1 to {LONGEST_NAME} printable characters")
     return name
 
 
-def is_name(text: str) -> bool:
-    """Return whether `text` can be shown on one line and written as UTF-8: no control characters, no lone
-    surrogates.
-    """
-    return 0 < len(text) <= LONGEST_NAME and text.isprintable()
+def is_name(value: object) -> bool:
+    """Return whether this is text for one line and for UTF-8: no control characters, no lone surrogates."""
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
 
 
 def storable(text: str) -> str:

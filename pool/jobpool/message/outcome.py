@@ -1,18 +1,18 @@
-"""How a delivery ended, as the master (or `QueueWorker`) saw it: the input of the settlement decision.
+"""How a delivery ended, and how a pool counts it: `Outcome` is the input of the settlement decision.
 
 One frozen class a row of the table in docs/architecture.md, "Verdicts". `error` texts are what a person reads later.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum, IntEnum
+from dataclasses import dataclass, field, fields
+from enum import Enum, IntEnum, StrEnum
 
 from jobpool.message.definition import JobDefinition
 
 
 class ResultKind(IntEnum):
-    """How an attempt ended, as the child saw it."""
+    """The end of an attempt, as the child saw it."""
 
     SUCCEEDED = 0
     FAILED = 1
@@ -45,66 +45,47 @@ class Succeeded:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """The handler raised (`SystemExit` too). `permanent`: `Unrecoverable` in the cause chain."""
-
+class Failed:  # the handler raised (`SystemExit` too)
     error: str
-    permanent: bool = False
+    permanent: bool = False  # `Unrecoverable` is in the cause chain
 
 
 @dataclass(frozen=True, slots=True)
-class RetryAsked:
-    """The handler raised `Retry(after=…)`: its own delay, burns an attempt."""
-
+class RetryAsked:  # the handler raised `Retry(after=…)`: its own delay, burns an attempt
     after: float
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class Snoozed:
-    """The handler raised `Snooze(after)`: no attempt is burnt."""
-
+class Snoozed:  # the handler raised `Snooze(after)`: no attempt is burnt
     after: float
 
 
 @dataclass(frozen=True, slots=True)
-class TimedOut:
-    """The alarm fired, or the master killed the child at deadline + grace. `error` holds the stack.
+class TimedOut:  # the alarm fired, or the master killed the child at deadline + grace
+    error: str  # holds the stack
+    cause: str | None = None  # here and below: the record of the death, as text (death.py)
 
-    `cause`, here and below: the record of the death, as text (death.py).
-    """
 
-    error: str
+@dataclass(frozen=True, slots=True)
+class MemoryExceeded:  # killed for its memory limit
+    error: str  # names the peak
     cause: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryExceeded:
-    """Killed for its memory limit; `error` names the peak."""
-
-    error: str
-    cause: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Crashed:
-    """The child ended with no verdict: a signal, `os._exit`, exec, a broken channel."""
-
+class Crashed:  # the child ended with no verdict: a signal, `os._exit`, exec, a broken channel
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """Killed by a stop or a reload past its grace, or with its fork server; `delay`: seconds until it may run again."""
-
-    delay: float = 0.0
+class Stopped:  # killed by a stop or a reload past its grace, or with its fork server
+    delay: float = 0.0  # seconds until it may run again
 
 
 @dataclass(frozen=True, slots=True)
-class NeverStarted:
-    """The child died before it reported STARTED; `times` in a row for this message, this one included."""
-
-    times: int
+class NeverStarted:  # the child died before it reported STARTED
+    times: int  # in a row for this message, this one included
     cause: str
 
 
@@ -119,35 +100,24 @@ class LostLease:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
-    """Bad signature, foreign queue, body that is not a wire object, or is too large or too deep.
-
-    `signature`: it was the signature, not the body's form or its queue; only a counter differs.
-    """
-
+class Rejected:  # bad signature, foreign queue, body that is not a wire object, or is too large or too deep
     why: str
-    signature: bool = False
+    signature: bool = False  # it was the signature, not the body's form or its queue; only a counter differs
 
 
 @dataclass(frozen=True, slots=True)
-class NewerWire:
-    """The wire version is newer than this worker understands: a deploy is rolling."""
-
+class NewerWire:  # the wire version is newer than this worker understands: a deploy is rolling
     version: int
 
 
 @dataclass(frozen=True, slots=True)
-class UnknownHandler:
-    """No such handler here; `seen_for` seconds since this pool first saw the message."""
-
+class UnknownHandler:  # no such handler here
     handler: str
-    seen_for: float
+    seen_for: float  # seconds since this pool first saw the message
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerNotAllowed:
-    """The handler exists and may not run on this queue."""
-
+class HandlerNotAllowed:  # the handler exists and may not run on this queue
     handler: str
 
 
@@ -157,10 +127,8 @@ class AlreadyDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Contended:
-    """The idempotency key, single-instance lock or concurrency slot is held elsewhere; try after `delay` seconds."""
-
-    delay: float
+class Contended:  # the idempotency key, single-instance lock or concurrency slot is held elsewhere
+    delay: float  # seconds until it is tried again
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,23 +136,80 @@ class Expired:
     """`expires_in` ran out before the job was started."""
 
 
-Outcome = (
-    Succeeded
-    | Failed
-    | RetryAsked
-    | Snoozed
-    | TimedOut
-    | MemoryExceeded
-    | Crashed
-    | Stopped
-    | NeverStarted
-    | NotRun
-    | LostLease
-    | Rejected
-    | NewerWire
-    | UnknownHandler
-    | HandlerNotAllowed
-    | AlreadyDone
-    | Contended
-    | Expired
-)
+Ended = Succeeded | Failed | RetryAsked | Snoozed | TimedOut | MemoryExceeded | Crashed
+GivenBack = Stopped | NeverStarted | NotRun | LostLease | NewerWire | Contended
+Refused = Rejected | UnknownHandler | HandlerNotAllowed | AlreadyDone | Expired
+Outcome = Ended | GivenBack | Refused
+
+
+class Status(StrEnum):
+    """The end of one message in `QueueWorker.process_once`."""
+
+    EMPTY = "empty"  # there was nothing to fetch
+    ACKED = "acked"
+    REQUEUED = "requeued"  # a failed attempt with budget left
+    DEAD_LETTERED = "dead-lettered"  # failed for good
+    REJECTED = "rejected"  # bad signature, foreign queue, or no wire object: never run
+    SKIPPED_IDEMPOTENT = "skipped-idempotent"  # its idempotency key was done: acked without a run
+    RELEASED = "released"  # given back unharmed
+    LOST = "lost"  # the lease ended before the settlement: nothing was settled
+    CRASHED = "crashed"  # no verdict: the lease was forfeited, or left to expire
+    MOVED = "moved"  # crashed or outgrew its memory limit, and goes on in the queue that is set for this
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionResult:
+    """One attempt. `output`: captured text and return value, capped; `error`: a traceback or stack. Times are Unix."""
+
+    success: bool
+    output: str
+    error: str | None
+    started_at: float
+    ended_at: float
+    handler: str
+
+    def duration_seconds(self) -> float:
+        """Return how long it ran, >= 0 also when the wall clock was set back meanwhile."""
+        return max(0.0, self.ended_at - self.started_at)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
+    """The end of one message: `attempts` of it have ended, this one included; `error`: why, if it did not succeed."""
+
+    status: Status
+    attempts: int = 0
+    error: str | None = None
+
+
+def _counter(*outcomes: str) -> int:
+    return field(default=0, metadata={"outcomes": outcomes})
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The counters of a pool since its start: scoreboard, log and metrics take theirs from this table.
+
+    Settlements are counted when the broker has accepted them. Each is the sum of some values of the label `outcome` of
+    `jobpool_jobs_total`, which are also the names of `QueueWorker.counters`, less `jobs_`. `fetched` is a metric of its
+    own.
+    """
+
+    fetched: int = _counter()
+    succeeded: int = _counter("succeeded")
+    failed: int = _counter("failed")
+    requeued: int = _counter("requeued")
+    dead: int = _counter("failed_permanently")
+    skipped: int = _counter("skipped_idempotent")
+    rejected: int = _counter("rejected_signature", "rejected_payload")
+    timed_out: int = _counter("timed_out")
+    crashed: int = _counter("crashed")
+    released: int = _counter("released")
+    lost: int = _counter("lease_lost")
+    reaped: int = _counter("reaped")
+    moved: int = _counter("moved")
+
+
+# Counter → the outcomes that it sums up; and all values of the label `outcome`.
+SUMS: dict[str, tuple[str, ...]] = {each.name: each.metadata["outcomes"] for each in fields(Counts)}
+OUTCOMES: tuple[str, ...] = tuple(outcome for outcomes in SUMS.values() for outcome in outcomes)

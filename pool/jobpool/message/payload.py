@@ -1,8 +1,7 @@
 """The rules for a payload: any JSON value that reads back as it was written.
 
-`check_payload` copies, so that later changes of the caller's value have no effect, and refuses values that JSON cannot
-carry, with the path of the offending one. Tuples become lists. Subclasses of dict, list, str, int and float (a
-`StrEnum` member, an `OrderedDict`, a `numpy.float64`) become the plain type, as they would on the wire.
+It is copied, so that later changes of the caller's value have no effect. Tuples become lists. Subclasses of dict, list,
+str, int and float (a `StrEnum` member, an `OrderedDict`, a `numpy.float64`) become the plain type, as on the wire.
 """
 
 from __future__ import annotations
@@ -12,32 +11,24 @@ from typing import Any
 
 from jobpool.errors import InvalidJob
 
-MAX_DEPTH = 64
-"""Of a whole message. The payload and the meta sit one level down, so theirs is one less."""
-
+MAX_DEPTH = 64  # of a whole message. The payload and the meta sit one level down, so theirs is one less.
 SMALLEST_INT = -(2**63)
 LARGEST_INT = 2**64 - 1
+_TOO_DEEP = f"nested more than {MAX_DEPTH - 1} deep, or inside itself"
 
 
 class _PayloadError(Exception):
-    """The reason, and the keys from the inside out."""
-
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self.path: list[str] = []
+        self.path: list[str] = []  # the keys from the inside out
 
 
 def check_payload(value: Any, where: str = "payload") -> Any:
     """Return a deep copy of `value`, made of dict, list, str, int, float, bool and None only.
 
-    Args:
-        value: Any JSON value, at most 63 containers deep.
-        where: Its name in an error.
-
-    Raises:
-        InvalidJob: NaN or an infinity, an integer outside -2**63..2**64-1, text with a lone surrogate, a key that
-            is not a string, too deep (or in itself), or a type that JSON does not have. The text starts with the
-            path: ``payload.items[3].price: …``.
+    Raises `InvalidJob`: NaN or an infinity, an integer outside -2**63..2**64-1, text with a lone surrogate, or a key
+    that is not a string. Also a value that is too deep (or in itself), or of a type that JSON does not have. The text
+    starts with the path: ``payload.items[3].price: …``.
     """
     try:
         return _copy(value, MAX_DEPTH - 1)
@@ -51,7 +42,9 @@ def _copy(value: Any, depth: int) -> Any:
     if kind is str:
         return value if value.isascii() else _text(value)
     if kind is int:
-        return value if SMALLEST_INT <= value <= LARGEST_INT else _refuse_int()
+        if not SMALLEST_INT <= value <= LARGEST_INT:
+            raise _PayloadError("the integer is beyond 64 bits; send it as text")
+        return value
     if kind is bool or value is None:
         return value
     if kind is dict:
@@ -59,26 +52,28 @@ def _copy(value: Any, depth: int) -> Any:
     if kind is list or kind is tuple:
         return _copy_list(value, depth)
     if kind is float:
-        return value if math.isfinite(value) else _refuse_float(value)
+        if not math.isfinite(value):
+            raise _PayloadError(f"{value!r} is not a number in JSON; send null or text")
+        return value
     return _copy_subclass(value, depth)
 
 
 def _copy_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
     if not depth:
-        raise _too_deep()
+        raise _PayloadError(_TOO_DEEP)
     copy: dict[str, Any] = {}
     for key, item in value.items():
         try:
             copy[key if type(key) is str and key.isascii() else _key(key)] = _copy(item, depth - 1)
         except _PayloadError as refused:
-            refused.path.append(_step(key))
+            refused.path.append(f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]")
             raise
     return copy
 
 
 def _copy_list(value: list[Any] | tuple[Any, ...], depth: int) -> list[Any]:
     if not depth:
-        raise _too_deep()
+        raise _PayloadError(_TOO_DEEP)
     copy: list[Any] = []
     for item in value:
         try:
@@ -98,7 +93,7 @@ def _copy_subclass(value: Any, depth: int) -> Any:
         return _copy(float.__float__(value), depth)
     if isinstance(value, dict):
         return _copy_dict(value, depth)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list | tuple):
         return _copy_list(value, depth)
     raise _PayloadError(f"JSON has no {type(value).__name__}; convert it to text, a number, a list or a dict")
 
@@ -114,21 +109,3 @@ def _key(key: Any) -> str:
     if not isinstance(key, str):
         raise _PayloadError(f"the key {key!r} is a {type(key).__name__}; JSON keys are strings")
     return _text(key)
-
-
-def _step(key: Any) -> str:
-    if isinstance(key, str) and key.isidentifier():
-        return f".{key}"
-    return f"[{key!r}]"
-
-
-def _refuse_int() -> None:
-    raise _PayloadError("the integer is beyond 64 bits; send it as text")
-
-
-def _refuse_float(value: float) -> None:
-    raise _PayloadError(f"{value!r} is not a number in JSON; send null or text")
-
-
-def _too_deep() -> _PayloadError:
-    return _PayloadError(f"nested more than {MAX_DEPTH - 1} deep, or inside itself")

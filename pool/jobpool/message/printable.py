@@ -12,17 +12,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-# C0 without tab and line feed, DEL, C1; marks and controls of direction, line and paragraph separators, what is
-# invisible (joiners that scripts and emoji need excepted), halves of surrogate pairs, tags.
+# C0 without tab and line feed, DEL, C1; marks and controls of direction, line and paragraph separators. Invisible ones
+# (but for joiners that scripts and emoji need), halves of surrogate pairs, tags.
 _STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 _BREAK = re.compile("\r\n|[\t-\r]")
 
-MAX_HEADLINE_CHARS = 500
-"""Characters of a headline that are kept."""
-
+MAX_HEADLINE_CHARS = 500  # characters of a headline that are kept
 _OF_GROUP = ("+ Exception Group Traceback", "| ")
 _SAYS = re.compile(r"( *)\| (?!Traceback |Exception Group Traceback )(\S.*)")
 """In the picture of a group: what is neither a frame nor code of one."""

@@ -1,7 +1,6 @@
 """The process's default producer: where `handler.enqueue()` and `builder.dispatch()` send what names no backend.
 
-In a producer's process that is `jobpool.Jobs`, opened at the first use by the factory; in a child it is the channel to
-the master. Each process sets its own.
+That is `jobpool.Jobs`, opened at the first use by the factory; in a child it is the channel to the master.
 """
 
 from __future__ import annotations
@@ -15,16 +14,17 @@ from jobpool.errors import ConfigurationError
 from jobpool.message.definition import JobDefinition
 
 
-class Producer(Protocol):
-    """A taker of jobs: `jobpool.Jobs`, any `QueueBackend`, or a child's channel to its master."""
+class Enqueues(Protocol):
+    """A taker of one job at a time, that returns its id and blocks for one round trip."""
 
-    def enqueue(self, definition: JobDefinition, /) -> str:
-        """Enqueue one job; its id. Blocks for one round trip."""
-        ...
+    def enqueue(self, definition: JobDefinition, /) -> str: ...
+
+
+class Producer(Enqueues, Protocol):
+    """A taker of jobs: `jobpool.Jobs`, any `QueueBackend`, or a child's channel to its master."""
 
     def enqueue_many(self, definitions: Iterable[JobDefinition], /) -> list[str]:
         """Enqueue jobs, all or none; their ids, in order. Blocks for one round trip."""
-        ...
 
 
 class _Default:
@@ -38,22 +38,14 @@ class _Default:
 
 _default = _Default()
 
-
-def _renew_lock() -> None:
-    """Make a new lock: one held by another thread at a fork would stay locked in the child forever."""
-    _default.lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+# A lock that another thread holds at a fork would stay locked in the child forever.
+os.register_at_fork(after_in_child=lambda: setattr(_default, "lock", threading.Lock()))
 
 
 def default() -> Producer:
-    """Return the default producer of this process, made by the factory at the first call.
+    """Return the default producer of this process, made by the factory at the first call; that may block to open it.
 
-    Raises:
-        ConfigurationError: Neither `set_default` nor `set_factory` was called, or the factory could not open it.
-
-    Blocks as long as the factory takes to open a backend, at the first call.
+    Raises `ConfigurationError`: neither `set_default` nor `set_factory` was called, or the factory could not open it.
     """
     with _default.lock:
         if _default.producer is None:
@@ -83,7 +75,5 @@ def enter_child(producer: Producer) -> None:
 
 
 def in_child() -> bool:
-    """Return whether this process is a pool's child: then `Jobs(…)` opens no broker and uses `default()`, whatever its
-    URL.
-    """
+    """Return whether this is a pool's child, where `Jobs(…)` opens no broker, and uses `default()` for any URL."""
     return _default.in_child

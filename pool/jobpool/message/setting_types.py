@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from jobpool.errors import ConfigurationError
 from jobpool.message.allowances import LARGEST_BODY, LONGEST_CALL
 from jobpool.message.guards import MOST_LINES, MOST_PLACES
 from jobpool.message.names import QUEUE_NAME, check_queue
@@ -21,28 +20,23 @@ from jobpool.message.units import parse_duration, parse_size
 T = TypeVar("T")
 
 Queues = tuple[tuple[str, float], ...]
-
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
-LOOPBACK = "127.0.0.1"
 
 
 class Address(NamedTuple):
-    """Where a server listens; port 0 = any free one."""
+    """The place where a server listens; port 0 = any free one."""
 
     host: str
     port: int
 
 
 class History(NamedTuple):
-    """Where attempts are recorded: `path` of a file, or the broker's `table`; neither = nowhere.
-
-    `keep`: rows of each job's name, the newest. `mask`: keys whose values are masked, besides those that always are.
-    """
+    """The place where attempts are recorded: `path` of a file, or the broker's `table`; neither = nowhere."""
 
     path: Path | None = None
     table: bool = False
-    keep: int = 100
-    mask: tuple[str, ...] = ()
+    keep: int = 100  # rows of each job's name, the newest
+    mask: tuple[str, ...] = ()  # keys whose values are masked, besides those that always are
 
     @property
     def is_on(self) -> bool:
@@ -57,11 +51,11 @@ class OnCrash(NamedTuple):
 
 
 class Recycle(NamedTuple):
-    """When a child is replaced: after so many jobs, above so many bytes (0 = never), after which failures."""
+    """The reasons to replace a child."""
 
-    jobs: int = 0
-    memory: int = 0
-    failure: str = "suspect"
+    jobs: int = 0  # after this number of jobs; 0 = never
+    memory: int = 0  # above this number of bytes; 0 = never
+    failure: str = "suspect"  # after which failures
 
 
 class UrlLimits(NamedTuple):
@@ -72,23 +66,29 @@ class UrlLimits(NamedTuple):
 
 
 def parse_queues(value: object) -> Queues:
-    """`"reports"`, `"reports=8,mail"`, a list of such texts, or a table `{reports = 8}`; weight 1 if not given."""
+    """Read `"reports"`, `"reports=8,mail"`, a list of such texts, or a table `{reports = 8}`; weight 1 if not given."""
     for name in () if isinstance(value, Mapping) else (name for part in _parts(value) for name in _split(part)[1:]):
         if name.replace(".", "", 1).isdigit():
             raise ValueError(f"{name!r} after a comma would be a queue; a weight is written NAME={name}")
-    weights = _by_queue(value, _weight)
+
+    def read(queue: str, given: object) -> float:
+        weight = 1.0 if given is None else _or(0.0, parse_number, given)
+        if weight <= 0:
+            raise ValueError(f"the weight of queue {queue!r} must be a number above 0, not {given!r}")
+        return weight
+
+    weights = _by_queue(value, read)
     if not weights:
         raise ValueError("at least one queue is needed, such as 'default'")
     return tuple(weights.items())
 
 
 def parse_names(value: object) -> tuple[str, ...]:
-    """A text with commas, or a list of such texts; empty parts are dropped."""
+    """Read a text with commas, or a list of such texts; empty parts are dropped."""
     return tuple(name for part in _parts(value) for name in _split(part) if name)
 
 
 def parse_text(value: object) -> str:
-    """A text that is not empty."""
     if not isinstance(value, str) or not value:
         raise ValueError("must not be empty" if value == "" else "must be a text")
     return value
@@ -126,19 +126,13 @@ def parse_words(value: object, parsers: Mapping[str, Callable[[Any], Any]]) -> t
 
 
 def parse_pool_name(value: object) -> str:
-    """A name that is safe in a file name and a process title."""
     if not isinstance(value, str) or not QUEUE_NAME.fullmatch(value):
         raise ValueError(f"{value!r} is not a name: 1 to 100 letters, digits, '.', '_' or '-', a letter or digit first")
     return value
 
 
-def parse_queue_name(value: object) -> str:
-    """The name of one queue."""
-    return check_queue(value)  # type: ignore[arg-type]  # it looks at the type itself
-
-
 def parse_workers(value: object) -> int:
-    """A whole number from 1 to 1024, or `auto`: one for each CPU that this process may use."""
+    """Read a whole number from 1 to 1024, or `auto`: one for each CPU that this process may use."""
     if isinstance(value, str) and value.strip().lower() == "auto":
         return usable_cpus()
     number = parse_count(value)
@@ -148,17 +142,18 @@ def parse_workers(value: object) -> int:
 
 
 def parse_count(value: object) -> int:
-    """A whole number, 0 or more."""
-    return int(_not_negative(value, int, "a whole number"))
+    return int(parse_number(value, int, "a whole number"))
 
 
-def parse_number(value: object) -> float:
-    """A finite number, 0 or more."""
-    return _not_negative(value, float, "a number")
+def parse_number(value: object, kind: type[int] | type[float] = float, what: str = "a number") -> float:
+    is_one = isinstance(value, (kind, int, str)) and not isinstance(value, bool)
+    number = _or(-1, kind, value) if is_one else -1  # type: ignore[arg-type]
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{value!r} is not {what}, 0 or more")
+    return number
 
 
 def parse_switch(value: object) -> bool:
-    """On or off: true, yes, on, 1, or their contraries."""
     word = value.strip().lower() if isinstance(value, str) else value
     for answer, words in ((True, ("true", "yes", "on", "1")), (False, ("false", "no", "off", "0"))):
         if word is answer or word in words:
@@ -166,20 +161,7 @@ def parse_switch(value: object) -> bool:
     raise ValueError(f"{value!r} is neither true nor false")
 
 
-def each(check: Callable[[str], str]) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
-    """`check`, for every one of several names; what it raises is a `ValueError` here."""
-
-    def check_all(names: tuple[str, ...]) -> tuple[str, ...]:
-        try:
-            return tuple(map(check, names))
-        except ConfigurationError as error:
-            raise ValueError(str(error)) from None
-
-    return check_all
-
-
 def parse_share(value: object) -> float:
-    """A number from 0 to 1, or a text such as `"15%"`."""
     text = value.strip() if isinstance(value, str) else value
     share = parse_number(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else parse_number(text)
     if share > 1:
@@ -188,27 +170,36 @@ def parse_share(value: object) -> float:
 
 
 def parse_handlers(value: object) -> dict[str, list[str]]:
-    """Which handlers a queue allows: a table, or texts such as `reports=render,mail`; `reports=` allows none."""
+    """Read the handlers that a queue allows: a table, or texts as `reports=render,mail`; `reports=` allows none."""
     if isinstance(value, Mapping):
-        return {check_queue(queue): list(parse_names(names)) for queue, names in value.items()}
+        parts = [(queue, "=", names) for queue, names in value.items()]
+    else:
+        parts = [part.partition("=") for text in _parts(value) for part in text.replace(";", " ").split()]
     allowed: dict[str, list[str]] = {}
-    for text in _parts(value):
-        for part in text.replace(";", " ").split():
-            queue, sign, names = part.partition("=")
-            if not sign:
-                raise ValueError(f"{part!r} names no handlers: write QUEUE=HANDLER,HANDLER")
-            allowed[check_queue(queue)] = list(parse_names(names))
+    for queue, sign, names in parts:
+        if not sign:
+            raise ValueError(f"{queue!r} names no handlers: write QUEUE=HANDLER,HANDLER")
+        allowed[check_queue(queue)] = list(parse_names(names))
     return allowed
 
 
 def parse_limits(value: object) -> dict[str, int]:
-    """The limits of queues: a table `{reports = 4}`, or texts such as `reports=4,mail=2`. 0 = no limit."""
-    limits = _by_queue(value if isinstance(value, Mapping) else parse_names(value), _limit)
+    """Read the limits of queues: a table `{reports = 4}`, or texts such as `reports=4,mail=2`. 0 = no limit."""
+
+    def read(queue: str, given: object) -> int:
+        if given is None:
+            raise ValueError(f"{queue!r} names no limit: write QUEUE=N")
+        most = _or(-1, parse_count, given)
+        if not 0 <= most <= MOST_PLACES:
+            bounds = f"0 (no limit) to {MOST_PLACES}"
+            raise ValueError(f"the limit of queue {queue!r} must be a whole number from {bounds}, not {given!r}")
+        return most
+
+    limits = _by_queue(value if isinstance(value, Mapping) else parse_names(value), read)
     return {queue: most for queue, most in limits.items() if most}
 
 
 def parse_keys(value: object) -> tuple[str, ...]:
-    """Signing keys: one, a list, or a JSON list as text."""
     if isinstance(value, str) and value.startswith("["):
         try:
             value = json.loads(value)
@@ -223,15 +214,15 @@ def parse_keys(value: object) -> tuple[str, ...]:
 
 
 def parse_address(value: object) -> Address:
-    """A port (`9100`, `":9100"`), or a host and a port (`"0.0.0.0:9100"`, `"[::1]:9100"`)."""
+    """Read a port (`9100`, `":9100"`), or a host and a port (`"0.0.0.0:9100"`, `"[::1]:9100"`)."""
     host, _, port = str(value).strip().rpartition(":")
     if isinstance(value, bool) or not (port.isascii() and port.isdigit() and int(port) <= 65535) or host.endswith(":"):
         raise ValueError(f"{value!r} is not an address: write a port up to 65535, such as 9100, or HOST:PORT")
-    return Address(host.strip("[]") or LOOPBACK, int(port))
+    return Address(host.strip("[]") or "127.0.0.1", int(port))
 
 
 def parse_history(value: object) -> History:
-    """`off`, `table` or `file:PATH`, then `keep=N` and `mask=KEY,…`; a path counts from the working directory."""
+    """Read `off`, `table` or `file:PATH`, then `keep=N` and `mask=KEY,…`; a path counts from the working directory."""
     place, more = parse_words(value if isinstance(value, str) else "", {"keep": _parse_keep, "mask": parse_names})
     kind, colon, path = place.partition(":")
     if kind.lower() == "file" and path:
@@ -242,21 +233,17 @@ def parse_history(value: object) -> History:
 
 
 def parse_on_crash(value: object) -> OnCrash:
-    """`forfeit` or `expire`, then `queue=NAME`."""
-    how, more = parse_words(value, {"queue": parse_queue_name})
+    how, more = parse_words(value, {"queue": check_queue})
     how = choice("forfeit", "expire")(how or "forfeit")
     return OnCrash("expire" if how == "expire" else "forfeit", **more)
 
 
 def parse_recycle(value: object) -> Recycle:
-    """`jobs=N`, `memory=SIZE` and `failure=WHEN`."""
-    failure = choice("suspect", "always", "never")
-    parsers = {"jobs": parse_count, "memory": parse_size, "failure": failure}
+    parsers = {"jobs": parse_count, "memory": parse_size, "failure": choice("suspect", "always", "never")}
     return Recycle(**_only_words(value, parsers, "jobs=1000 memory=512M failure=suspect"))
 
 
 def parse_url_limits(value: object) -> UrlLimits:
-    """`timeout=TIME` and `body=SIZE`."""
     parsers = {"timeout": parse_duration, "body": parse_size}
     limits = UrlLimits(**_only_words(value, parsers, "timeout=30s body=1M"))
     if not 0 < limits.timeout <= LONGEST_CALL:
@@ -267,17 +254,13 @@ def parse_url_limits(value: object) -> UrlLimits:
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may use: its affinity, cut to the container's quota."""
+    """Count the CPUs that this process may use: its affinity, cut to the container's quota."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cpus, _quota(CPU_MAX) or cpus))
-
-
-def _not_negative(value: object, kind: type[int] | type[float], what: str) -> float:
-    is_one = isinstance(value, (kind, int, str)) and not isinstance(value, bool)
-    number = _or(-1, kind, value) if is_one else -1  # type: ignore[arg-type]
-    if not 0 <= number < math.inf:
-        raise ValueError(f"{value!r} is not {what}, 0 or more")
-    return number
+    try:
+        quota, period = CPU_MAX.read_text().split()
+        return max(1, min(cpus, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):
+        return cpus
 
 
 def _parse_keep(value: object) -> int:
@@ -294,49 +277,19 @@ def _only_words(value: object, parsers: Mapping[str, Callable[[Any], Any]], exam
     return words
 
 
-def _quota(path: Path) -> int | None:
-    try:
-        quota, period = path.read_text().split()
-        return max(1, math.ceil(int(quota) / int(period)))
-    except (OSError, ValueError):
-        return None
-
-
 def _by_queue(value: object, read: Callable[[str, object], T]) -> dict[str, T]:
     """Return what `read` makes of each queue's name and text; None = the name stood alone."""
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    else:
+        items = (item.partition("=") for part in _parts(value) for item in _split(part))
+        pairs = [(name.strip(), given.strip() if sign else None) for name, sign, given in items]
     found: dict[str, T] = {}
-    for name, given in _pairs(value):
+    for name, given in pairs:
         if check_queue(name) in found:
             raise ValueError(f"queue {name!r} is named twice")
         found[name] = read(name, given)
     return found
-
-
-def _pairs(value: object) -> Iterable[tuple[str, object]]:
-    if isinstance(value, Mapping):
-        yield from value.items()
-        return
-    for part in _parts(value):
-        for item in _split(part):
-            name, sign, given = (piece.strip() for piece in item.partition("="))
-            yield name, given if sign else None
-
-
-def _limit(queue: str, value: object) -> int:
-    if value is None:
-        raise ValueError(f"{queue!r} names no limit: write QUEUE=N")
-    most = _or(-1, parse_count, value)
-    if not 0 <= most <= MOST_PLACES:
-        wanted = f"must be a whole number from 0 (no limit) to {MOST_PLACES}"
-        raise ValueError(f"the limit of queue {queue!r} {wanted}, not {value!r}")
-    return most
-
-
-def _weight(queue: str, value: object) -> float:
-    weight = 1.0 if value is None else _or(0.0, parse_number, value)
-    if weight <= 0:
-        raise ValueError(f"the weight of queue {queue!r} must be a number above 0, not {value!r}")
-    return weight
 
 
 def _or(otherwise: T, parse: Callable[[object], T], value: object) -> T:

@@ -9,8 +9,23 @@ from jobpool.message.definition import JobDefinition
 from jobpool.message.names import storable
 from jobpool.message.units import check_number
 
-FAILED_REASONS = frozenset({"failed", "unrecoverable", "timeout", "memory-limit"})
-"""Reasons of an abandon that ends a failed attempt."""
+FAILED_REASONS = frozenset({"failed", "unrecoverable", "timeout", "memory-limit"})  # of an abandon that ends an attempt
+
+
+class _Checked:
+    """A settlement whose delay is a number, and whose texts a broker can keep: no handler's error may hold it up."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for name in self.__match_args__:  # type: ignore[attr-defined]
+            value = getattr(self, name)
+            if name == "delay":
+                check_number(value, "delay", nan=True)
+            elif name in ("reason", "error", "cause") and value is not None:
+                if not isinstance(value, str):
+                    raise ValueError(f"{name} is text, not {value!r}")
+                object.__setattr__(self, name, storable(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,36 +39,22 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
-class Nack:
-    """Failed: back to the queue after `delay` seconds (below 0, and NaN, act as 0), attempts + 1.
-
-    `cause` is how an attempt ended that was killed (death.py); None leaves what an earlier one left.
-    """
+class Nack(_Checked):
+    """Failed: back to the queue after `delay` seconds (below 0, and NaN, act as 0), attempts + 1."""
 
     delay: float = 0.0
     error: str | None = None
-    cause: str | None = None
-
-    def __post_init__(self) -> None:
-        check_number(self.delay, "delay", nan=True)
-        _make_storable(self, "error", "cause")
+    cause: str | None = None  # the end of an attempt that was killed (death.py); None leaves that of an earlier one
 
 
 @dataclass(frozen=True, slots=True)
-class Abandon:
-    """Give up: to the dead letters; attempts + 1 if it ends a failed attempt (`FAILED_REASONS`).
+class Abandon(_Checked):
+    """Give up: to the dead letters; attempts + 1 if it ends a failed attempt (`FAILED_REASONS`)."""
 
-    `reason` is a short word to filter by (`timeout`, `rejected`, …); `error` is the text a person reads; `cause` as in
-    `Nack`. `follow_ups` as in `Ack`: copies for a queue of failed payloads.
-    """
-
-    reason: str = ""
-    error: str | None = None
-    cause: str | None = None
-    follow_ups: tuple[JobDefinition, ...] = ()
-
-    def __post_init__(self) -> None:
-        _make_storable(self, "reason", "error", "cause")
+    reason: str = ""  # a short word to filter by (`timeout`, `rejected`, …)
+    error: str | None = None  # for people
+    cause: str | None = None  # as in `Nack`
+    follow_ups: tuple[JobDefinition, ...] = ()  # as in `Ack`: copies for a queue of failed payloads
 
     @property
     def attempts(self) -> int:
@@ -62,32 +63,22 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """A message given back unharmed after `delay` seconds: no counter that leads to a dead letter moves.
-
-    `begun`: its handler was started, so that the message does not expire any more. False: it was not, so that the rates
-    of a guarded lease are given back too.
-    """
+class Release(_Checked):
+    """A message given back unharmed after `delay` seconds: no counter that leads to a dead letter moves."""
 
     delay: float = 0.0
-    begun: bool = True
-
-    def __post_init__(self) -> None:
-        check_number(self.delay, "delay", nan=True)
+    begun: bool = True  # by its handler: it expires no more. False: the rates of a guarded lease are given back too
 
 
 @dataclass(frozen=True, slots=True)
-class Forfeit:
+class Forfeit(_Checked):
     """No verdict: the lease ends now, `cause` is kept beside it, and the reaper recovers the message."""
 
     cause: str = ""
 
-    def __post_init__(self) -> None:
-        _make_storable(self, "cause")
-
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Move(_Checked):
     """A move to another queue, signed for it anew, under its id: removed here and added there as `Ack.follow_ups` are.
 
     It goes on there with its counters, `attempts` and `crashes` (0 or 1) added, and waits at the end of that queue. Its
@@ -99,23 +90,6 @@ class Move:
     crashes: int = 0
     error: str | None = None
     cause: str | None = None
-
-    def __post_init__(self) -> None:
-        _make_storable(self, "error", "cause")
-
-
-def _make_storable(settlement: object, *names: str) -> None:
-    """Mend texts that a broker could not keep: no error of a handler's may hold up a settlement.
-
-    Raises `ValueError` for what is not text.
-    """
-    for name in names:
-        text = getattr(settlement, name)
-        if text is None:
-            continue
-        if not isinstance(text, str):
-            raise ValueError(f"{name} is text, not {text!r}")
-        object.__setattr__(settlement, name, storable(text))
 
 
 Settlement = Ack | Nack | Abandon | Release | Forfeit | Move
@@ -143,14 +117,10 @@ class Settled(Enum):
     """
 
     OK = "ok"
-    ALREADY = "already"
-    """A repeat, within 60 s, of a call that was answered `OK`; nothing was changed."""
-    NOT_IN_FLIGHT = "not-in-flight"
-    """The message is waiting, delayed, dead or gone: nobody holds it."""
-    EXPIRED = "expired"
-    """The message is still leased, and that lease's deadline has been reached."""
-    NOT_OWNER = "not-owner"
-    """The message is leased to somebody else now."""
+    ALREADY = "already"  # a repeat, within 60 s, of a call that was answered `OK`; nothing was changed
+    NOT_IN_FLIGHT = "not-in-flight"  # the message is waiting, delayed, dead or gone: nobody holds it
+    EXPIRED = "expired"  # the message is still leased, and that lease's deadline has been reached
+    NOT_OWNER = "not-owner"  # the message is leased to somebody else now
 
     def __bool__(self) -> bool:
         return self is Settled.OK or self is Settled.ALREADY

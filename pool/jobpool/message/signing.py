@@ -8,70 +8,35 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from hmac import compare_digest
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol
 
 import orjson
 
 from jobpool.errors import ConfigurationError, InvalidJob
 
-if TYPE_CHECKING:
-    from jobpool.message.definition import JobDefinition
-    from jobpool.message.envelope import JobEnvelope
+
+class Envelope(Protocol):
+    def to_wire(self) -> Mapping[str, Any]: ...
+
 
 Key = str | bytes
-Wire: TypeAlias = "bytes | Mapping[str, Any] | JobEnvelope"
-"""A message to sign: the wire object, decoded or as a dict, or its canonical bytes."""
-
+Wire = bytes | Mapping[str, Any] | Envelope  # canonical bytes, or the wire object: a dict (absent = null), or decoded
 ENVIRONMENT = ("JOBPOOL_SIGNING_KEY", "JOBS_SIGNING_KEY")
 SIGNATURE_LENGTH = 64
 _BLOCK = 64
 _INNER = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER = bytes(byte ^ 0x5C for byte in range(256))
-_SORTED = orjson.OPT_SORT_KEYS
-_WIRE_NAMES = ("job", "payload", "queue", "priority", "maxRetries", "name", "identifier", "idempotencyKey")
+_SIGNED = ("job", "payload", "queue", "priority", "maxRetries", "name", "identifier", "idempotencyKey")
 
 
-def canonical(
-    job: str, says: JobDefinition | JobEnvelope, queue: str, identifier: str, meta: Mapping[str, Any]
-) -> bytes:
-    """Return the bytes that are signed; `says` has the other fields. Raises `TypeError`: JSON cannot carry a value."""
-    return _canonical(
-        {
-            "job": job,
-            "payload": says.payload,
-            "queue": queue,
-            "priority": says.priority,
-            "maxRetries": says.max_retries,
-            "name": says.name,
-            "identifier": identifier,
-            "idempotencyKey": says.idempotency_key,
-        },
-        meta,
-    )
-
-
-def canonical_bytes(envelope: JobEnvelope) -> bytes:
-    """Return the bytes that are signed of a message."""
-    return canonical(envelope.job, envelope, envelope.queue, envelope.identifier, envelope.meta)
-
-
-def _canonical(signed: dict[str, Any], meta: Mapping[str, Any] | None) -> bytes:
+def canonical(wire: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a wire object that are signed. Raises `TypeError`: JSON cannot carry a value."""
+    signed = {name: wire.get(name) for name in _SIGNED}
     # The fields keep their own order, but nested keys are sorted: so the two nested values are written first.
-    signed["payload"] = orjson.Fragment(orjson.dumps(signed["payload"], option=_SORTED))
-    if meta:
-        signed["meta"] = orjson.Fragment(orjson.dumps(meta, option=_SORTED))
+    signed["payload"] = orjson.Fragment(orjson.dumps(signed["payload"], option=orjson.OPT_SORT_KEYS))
+    if meta := wire.get("meta"):
+        signed["meta"] = orjson.Fragment(orjson.dumps(meta, option=orjson.OPT_SORT_KEYS))
     return orjson.dumps(signed)
-
-
-def _signed_of(wire: Wire) -> bytes:
-    try:
-        if isinstance(wire, bytes):
-            return wire
-        if isinstance(wire, Mapping):
-            return _canonical({name: wire.get(name) for name in _WIRE_NAMES}, wire.get("meta"))
-        return canonical_bytes(wire)
-    except TypeError as error:
-        raise InvalidJob(f"the wire object is no JSON: {error}") from error
 
 
 class EnvelopeSigner:
@@ -80,33 +45,30 @@ class EnvelopeSigner:
     Args:
         keys: One key or several; the first signs, all verify. Text stands for its UTF-8 bytes. None = no signing.
 
-    Raises:
-        ConfigurationError: A key is empty, or the list is.
+    Raises `ConfigurationError`: a key is empty, or the list is.
     """
 
     __slots__ = ("_keyed",)
 
     def __init__(self, keys: Key | Sequence[Key] | None = None) -> None:
-        self._keyed = tuple(_Keyed(key) for key in _key_bytes(keys))
+        several = [keys] if isinstance(keys, str | bytes) else keys
+        if several is not None and not several:
+            raise ConfigurationError("the list of signing keys is empty: give a key, or leave the setting out")
+        self._keyed = tuple(_Keyed(key) for key in several or ())
 
     @classmethod
     def from_settings(
-        cls,
-        argument: Key | Sequence[Key] | None,
-        setting: Key | Sequence[Key] | None,
-        environ: Mapping[str, str],
+        cls, argument: Key | Sequence[Key] | None, setting: Key | Sequence[Key] | None, environ: Mapping[str, str]
     ) -> EnvelopeSigner:
         """Return the signer that the first of these asks for: argument, setting, JOBPOOL_SIGNING_KEY, JOBS_SIGNING_KEY.
 
         A variable holds one key as it is, or a JSON list of keys: ``["new", "old"]``.
 
-        Raises:
-            ConfigurationError: The first that is set is empty, or no usable list. Unset it to turn signing off.
+        Raises `ConfigurationError`: the first that is set is empty, or no usable list. Unset it to turn signing off.
         """
-        if argument is not None:
-            return cls(argument)
-        if setting is not None:
-            return cls(setting)
+        for given in (argument, setting):
+            if given is not None:
+                return cls(given)
         for variable in ENVIRONMENT:
             if variable in environ:
                 return cls(_from_variable(variable, environ[variable]))
@@ -120,35 +82,24 @@ class EnvelopeSigner:
     def sign(self, wire: Wire) -> str:
         """Return the signature: 64 hex characters, or "" without a key.
 
-        Args:
-            wire: A `JobEnvelope`, a dict with the names of the wire (absent = null), or the canonical bytes of one.
-
-        Raises:
-            InvalidJob: JSON cannot carry a value in it.
+        Raises `InvalidJob`: JSON cannot carry a value in it.
         """
-        if not self._keyed:
-            return ""
-        return self._keyed[0].digest(wire if type(wire) is bytes else _signed_of(wire))
+        return self._keyed[0].digest(_signed_of(wire)) if self._keyed else ""
 
     def verify(self, wire: Wire, sig: object = None) -> bool:
         """Tell if `sig` is one of ours for this message, under any key; always True without a key.
 
-        Compares in constant time. Anything that is not 64 ASCII characters is refused, not an error.
-
-        Args:
-            wire: As in `sign`.
-            sig: None = the one in the wire object.
-
-        Raises:
-            InvalidJob: As `sign`.
+        Compares in constant time. Anything that is not 64 ASCII characters is refused, not an error. None = the
+        signature in the wire object. Raises as `sign`.
         """
         if not self._keyed:
             return True
         if sig is None and not isinstance(wire, bytes):
-            sig = wire.get("_sig") if isinstance(wire, Mapping) else wire.sig
+            wire = wire if isinstance(wire, Mapping) else wire.to_wire()
+            sig = wire.get("_sig")
         if not isinstance(sig, str) or len(sig) != SIGNATURE_LENGTH or not sig.isascii():
             return False
-        signed = wire if type(wire) is bytes else _signed_of(wire)
+        signed = _signed_of(wire)
         return any(compare_digest(keyed.digest(signed), sig) for keyed in self._keyed)
 
     def __repr__(self) -> str:
@@ -160,8 +111,13 @@ class _Keyed:
 
     __slots__ = ("_inner", "_outer")
 
-    def __init__(self, key: bytes) -> None:
-        block = (hashlib.sha256(key).digest() if len(key) > _BLOCK else key).ljust(_BLOCK, b"\0")
+    def __init__(self, key: Key) -> None:
+        if not isinstance(key, str | bytes):
+            raise ConfigurationError(f"a signing key is text or bytes, not {type(key).__name__}")
+        if not key:
+            raise ConfigurationError("a signing key is empty: give one, or unset it to turn signing off")
+        secret = key.encode() if isinstance(key, str) else key
+        block = (hashlib.sha256(secret).digest() if len(secret) > _BLOCK else secret).ljust(_BLOCK, b"\0")
         self._inner = hashlib.sha256(block.translate(_INNER))
         self._outer = hashlib.sha256(block.translate(_OUTER))
 
@@ -173,21 +129,13 @@ class _Keyed:
         return outer.hexdigest()
 
 
-def _key_bytes(keys: Key | Sequence[Key] | None) -> list[bytes]:
-    if keys is None:
-        return []
-    several: Sequence[Key] = [keys] if isinstance(keys, str | bytes) else keys
-    if not several:
-        raise ConfigurationError("the list of signing keys is empty: give a key, or leave the setting out")
-    return [_one_key(key) for key in several]
-
-
-def _one_key(key: Key) -> bytes:
-    if not isinstance(key, str | bytes):
-        raise ConfigurationError(f"a signing key is text or bytes, not {type(key).__name__}")
-    if not key:
-        raise ConfigurationError("a signing key is empty: give one, or unset it to turn signing off")
-    return key.encode() if isinstance(key, str) else key
+def _signed_of(wire: Wire) -> bytes:
+    if isinstance(wire, bytes):
+        return wire
+    try:
+        return canonical(wire if isinstance(wire, Mapping) else wire.to_wire())
+    except TypeError as error:
+        raise InvalidJob(f"the wire object is no JSON: {error}") from error
 
 
 def _from_variable(variable: str, value: str) -> str | list[str]:
@@ -196,7 +144,6 @@ def _from_variable(variable: str, value: str) -> str | list[str]:
     if not value.startswith("["):
         return value
     try:
-        keys = orjson.loads(value)
+        return list(orjson.loads(value))
     except orjson.JSONDecodeError as error:
         raise ConfigurationError(f"{variable} starts with '[' and is no JSON list of keys: {error}") from None
-    return list(keys)

@@ -1,4 +1,7 @@
-"""Durations and sizes as people write them: `90`, `"90s"`, `"5m"`, `"1h"`; `"512M"`. And back; and checked numbers."""
+"""Durations and sizes as people write them: `90`, `"90s"`, `"5m"`, `"1h"`; `"512M"`. And back; and checked numbers.
+
+A value that cannot be read raises `ValueError`, with a text that says how to write one.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +16,27 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([BKMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 def parse_duration(value: object) -> float:
-    """Return seconds (>= 0, finite) from a number or a text such as `90`, `"1.5"`, `"250ms"`, `"5m"`, `"1h30m"`,
-    `"2d"`.
-
-    Raises:
-        ValueError: It is none of these; the text says how to write one.
-    """
-    seconds = _seconds(value)
-    if seconds is None or not math.isfinite(seconds) or seconds < 0:
+    """Return seconds (>= 0, finite) from a number or a text: `90`, `"1.5"`, `"250ms"`, `"5m"`, `"1h30m"`, `"2d"`."""
+    text = str(value).replace(" ", "")
+    parts = _DURATION.findall(text)
+    try:
+        has_units = parts and "".join(number + unit for number, unit in parts) == text
+        seconds = sum(float(number) * SECONDS[unit] for number, unit in parts) if has_units else float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
         raise ValueError(f'{value!r} is not a duration: write seconds, such as 90, or "90s", "5m", "1h"')
     return seconds
 
 
 def parse_size(value: object) -> int:
-    """Return bytes (>= 0) from a number or a text such as `65536`, `"64K"`, `"512M"`, `"1.5G"`; units are powers of
-    1024.
-
-    Raises:
-        ValueError: It is none of these; the text says how to write one.
-    """
-    size = _bytes(value)
-    if size is None or size < 0:
+    """Return bytes (>= 0) from a number or a text: `65536`, `"64K"`, `"512M"`, `"1.5G"`; units are powers of 1024."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _SIZE.fullmatch(str(value).strip())
+    if match is None or ("." in match[1] and not match[2]):
         raise ValueError(f'{value!r} is not a size: write bytes, such as 65536, or "64K", "512M", "2G"')
-    return size
+    return int(float(match[1]) * BYTES[match[2].upper()])
 
 
 def check_number(value: float, what: str, *, nan: bool = False) -> float:
@@ -63,11 +64,9 @@ def format_duration(seconds: float) -> str:
     """Return a short text for people: `0.4s`, `59s`, `4m10s`, `3h05m`, `2d03h`."""
     if seconds < 0:
         return "-" + format_duration(-seconds)
-    if seconds < 10:
-        return f"{seconds:.1f}s"
     whole = int(seconds)
     if whole < 60:
-        return f"{whole}s"
+        return f"{seconds:.1f}s" if seconds < 10 else f"{whole}s"
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     if whole < 86400:
@@ -82,33 +81,3 @@ def format_size(size: float) -> str:
             return f"{size:.1f}{unit}" if 0 < size < 10 and unit != "B" else f"{size:.0f}{unit}"
         size /= 1024
     return f"{size:.1f}T"
-
-
-def _seconds(value: object) -> float | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return float(value)
-    text = str(value).replace(" ", "")
-    parts = _DURATION.findall(text)
-    if parts and "".join(number + unit for number, unit in parts) == text:
-        return sum(float(number) * SECONDS[unit] for number, unit in parts)
-    return _number(text)
-
-
-def _bytes(value: object) -> int | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
-    match = _SIZE.fullmatch(str(value).strip())
-    if match is None or ("." in match[1] and not match[2]):
-        return None
-    return int(float(match[1]) * BYTES[match[2].upper()])
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from jobpool.ipc.board_views import HeaderView
+from jobpool.ipc.board_layout import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.units import format_duration
 from jobpool.ops.runtime_dir import PoolFile
-from jobpool.telemetry.metrics.probes import BOOT_LOOP, LOOP_LIMIT, MISSED, seconds_since
+from jobpool.telemetry.metrics.pages import BOOT_LOOP, LOOP_LIMIT, MISSED, seconds_since
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from jobpool.ipc.board_views import ChildState, ChildView, HeaderView, MasterView
+from jobpool.ipc.board_layout import ChildState, ChildView, HeaderView, MasterView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.ops.runtime_dir import PoolFile
 

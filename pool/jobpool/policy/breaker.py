@@ -1,12 +1,11 @@
-"""`CircuitBreaker`: stops asking what keeps failing, and finds out with one probe at a time whether it is back. Pure.
+"""Circuit breakers: they stop asking a broker that keeps failing, and find out with one probe at a time if it is back.
 
     CLOSED ── threshold failures in a row ──► OPEN ── cooldown over, or a good answer elsewhere ──► HALF_OPEN
        ▲                                       ▲                                                        │
        └──────────── the probe succeeded ──────┼────────────────────────────────────────────────────────┤
                                                └── the probe failed: cooldown doubled, up to the longest ┘
 
-It reads no clock and takes no lock: every method is told `now`. `Breakers` holds one for each queue, for several
-threads.
+No clock is read: every method is told `now`, in seconds on a clock that never steps back, such as `time.monotonic()`.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ class BreakerState(StrEnum):
 
 
 class CircuitBreaker:
-    """See the module. A pool has one for each queue, and asks it before each fetch, and before nothing else.
+    """A breaker. A pool has one for each queue, and asks it before each fetch, and before nothing else.
 
-    Count errors of the thing that is guarded: `BackendUnavailable` of a fetch, never a handler's failure, and never an
-    empty queue, which is a success. What is answered well by another call to the same thing (a settlement, a renewal, a
-    count) shows that it is back: `answered` then ends the cooldown early, and the breaker is half-open at once. So a
-    long cooldown spares a broker that is down, and costs nothing once it is up.
+    Count errors of the guarded thing: `BackendUnavailable` of a fetch, never a handler's failure, and never an empty
+    queue, which is a success. A good answer to another call (a settlement, a renewal, a count) shows that it is back:
+    `answered` then ends the cooldown early. So a long cooldown spares a broker that is down, and costs nothing once it
+    is up.
 
     Args:
         threshold: Failures in a row that open it; 1 or more.
@@ -45,8 +44,6 @@ class CircuitBreaker:
 
     Raises:
         ConfigurationError: A value is out of its bounds.
-
-    All times are seconds on one clock that never steps back, such as `time.monotonic()`.
     """
 
     def __init__(self, threshold: int = 5, cooldown: float = 2.0, max_cooldown: float = 60.0) -> None:
@@ -74,19 +71,14 @@ class CircuitBreaker:
 
     def state(self, now: float) -> BreakerState:
         """Return its state at `now`; looking changes nothing."""
-        if self._state is BreakerState.OPEN and now >= self._until:
-            return BreakerState.HALF_OPEN
-        return self._state
+        over = self._state is BreakerState.OPEN and now >= self._until
+        return BreakerState.HALF_OPEN if over else self._state
 
     def wait(self, now: float) -> float:
-        """Seconds until `allow` may say yes; 0.0 = it would now. Changes nothing."""
-        match self._state:
-            case BreakerState.CLOSED:
-                return 0.0
-            case BreakerState.OPEN:
-                return max(0.0, self._until - now)
-            case _:
-                return max(0.0, self._probe_until - now)
+        """Return the seconds until `allow` may say yes; 0.0 = it would now. Changes nothing."""
+        if self._state is BreakerState.CLOSED:
+            return 0.0
+        return max(0.0, (self._until if self._state is BreakerState.OPEN else self._probe_until) - now)
 
     def allow(self, now: float) -> bool:
         """Return whether to call now. Yes when half-open is the one probe: tell `succeeded` or `failed` of it."""
@@ -99,7 +91,7 @@ class CircuitBreaker:
         return True
 
     def succeeded(self, now: float) -> None:
-        """A call was answered. One that began before the breaker opened is not a probe, but shows as much."""
+        """Note that a call was answered. One that began before the breaker opened is not a probe, but shows as much."""
         if self._state is BreakerState.OPEN:
             self.answered(now)
             return
@@ -108,32 +100,30 @@ class CircuitBreaker:
         self._cooldown = self._first
 
     def failed(self, now: float) -> None:
-        """A call failed. What began before the breaker opened tells nothing new."""
-        match self._state:
-            case BreakerState.CLOSED:
-                self._failures += 1
-                if self._failures >= self._threshold:
-                    self._open(now)
-            case BreakerState.HALF_OPEN if self._probe_until > NO_PROBE:
-                self._cooldown = min(self._longest, 2 * self._cooldown)
-                self._open(now)
+        """Note that a call failed. One that began before the breaker opened tells nothing new."""
+        if self._state is BreakerState.CLOSED:
+            self._failures += 1
+            if self._failures < self._threshold:
+                return
+        elif self._state is BreakerState.HALF_OPEN and self._probe_until > NO_PROBE:
+            self._cooldown = min(self._longest, 2 * self._cooldown)
+        else:
+            return
+        self._state = BreakerState.OPEN
+        self._until = now + self._cooldown
+        self._probe_until = NO_PROBE
 
     def answered(self, now: float) -> None:
-        """Another call to the same thing was answered well: an open breaker is half-open at once."""
+        """Note a good answer to another call to the same thing: an open breaker is half-open at once."""
         if self._state is BreakerState.OPEN:
             self._state = BreakerState.HALF_OPEN
             self._probe_until = NO_PROBE
             self._until = now
 
-    def _open(self, now: float) -> None:
-        self._state = BreakerState.OPEN
-        self._until = now + self._cooldown
-        self._probe_until = NO_PROBE
-
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
-    """As `CircuitBreaker`; a threshold of 0 = no breakers."""
+    """The arguments of `CircuitBreaker`; a threshold of 0 = no breakers."""
 
     threshold: int = 5
     cooldown: float = 2.0
@@ -143,13 +133,8 @@ class BreakerSettings:
 class Breakers:
     """A circuit breaker for each queue. Thread-safe: one thread fetches, another tells what else was answered.
 
-    Args:
-        queues: Their names.
-        settings: Of all breakers.
-        opened: Called with the queue, the cooldown in seconds and the error when a breaker opens.
-        closed: Called with the queue when it closes again.
-
-    Raises `ConfigurationError` as `CircuitBreaker`. Times are CLOCK_MONOTONIC seconds.
+    `opened` is called with the queue, the cooldown in seconds and the error when a breaker opens, `closed` with the
+    queue when it closes again. Raises `ConfigurationError` as `CircuitBreaker`.
     """
 
     def __init__(
@@ -163,11 +148,8 @@ class Breakers:
         self._told_closed = closed
         self._lock = threading.Lock()
         self._open: set[str] = set()
-        self._breakers = (
-            {queue: CircuitBreaker(settings.threshold, settings.cooldown, settings.max_cooldown) for queue in queues}
-            if settings.threshold
-            else {}
-        )
+        values = settings.threshold, settings.cooldown, settings.max_cooldown
+        self._breakers = {queue: CircuitBreaker(*values) for queue in queues if settings.threshold}
 
     def allow(self, queue: str, now: float) -> bool:
         """Return whether to fetch from `queue` now. A yes must be followed by `failed` or `succeeded`."""
@@ -177,40 +159,36 @@ class Breakers:
             return self._breakers[queue].allow(now)
 
     def wait(self, queue: str, now: float) -> float:
-        """Seconds until a fetch may be allowed; 0.0 = now."""
+        """Return the seconds until a fetch may be allowed; 0.0 = now."""
         if queue not in self._open:
             return 0.0
         with self._lock:
             return self._breakers[queue].wait(now)
 
     def failed(self, queue: str, error: str, now: float) -> None:
-        """A fetch from `queue` was not answered."""
-        breaker = self._breakers.get(queue)
-        if breaker is None:
-            return
-        with self._lock:
-            breaker.failed(now)
-            opened = breaker.state(now) is BreakerState.OPEN and queue not in self._open
+        """Note that a fetch from `queue` was not answered."""
+        if breaker := self._breakers.get(queue):
+            with self._lock:
+                breaker.failed(now)
+                opened = breaker.state(now) is BreakerState.OPEN and queue not in self._open
+                if opened:
+                    self._open.add(queue)
             if opened:
-                self._open.add(queue)
-        if opened:
-            self._told_opened(queue, breaker.cooldown, error)
+                self._told_opened(queue, breaker.cooldown, error)
 
     def succeeded(self, queue: str, now: float) -> None:
-        """A fetch from `queue` was answered."""
-        breaker = self._breakers.get(queue)
-        if breaker is None:
-            return
-        with self._lock:
-            breaker.succeeded(now)
-            closed = queue in self._open and breaker.state(now) is BreakerState.CLOSED
+        """Note that a fetch from `queue` was answered."""
+        if breaker := self._breakers.get(queue):
+            with self._lock:
+                breaker.succeeded(now)
+                closed = queue in self._open and breaker.state(now) is BreakerState.CLOSED
+                if closed:
+                    self._open.discard(queue)
             if closed:
-                self._open.discard(queue)
-        if closed:
-            self._told_closed(queue)
+                self._told_closed(queue)
 
     def answered(self, queues: Iterable[str], now: float) -> None:
-        """Something else about these queues was answered: an open breaker lets its probe through at once."""
+        """Note another answer about these queues: an open breaker lets its probe through at once."""
         with self._lock:
             for queue in self._open.intersection(queues):
                 self._breakers[queue].answered(now)

@@ -1,39 +1,19 @@
 """The verdict on a message: the table of docs/architecture.md, "Verdicts", as one pure function.
 
 The master and `QueueWorker` both call it, so that a message is treated alike wherever it ran. No I/O, no clock.
-What the answer is counted as is in counters.py.
+outcomes.py has the counters of each answer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import Literal
 
+from jobpool.message import outcome as ended
 from jobpool.message.death import cause_headline
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import (
-    AlreadyDone,
-    Contended,
-    Crashed,
-    Expired,
-    Failed,
-    HandlerNotAllowed,
-    LostLease,
-    MemoryExceeded,
-    NeverStarted,
-    NewerWire,
-    NotRun,
-    Outcome,
-    Rejected,
-    RetryAsked,
-    Snoozed,
-    Stopped,
-    Succeeded,
-    TimedOut,
-    UnknownHandler,
-)
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settlement
 from jobpool.policy.retry import RetryPolicy
 
@@ -43,8 +23,7 @@ NEVER_STARTED_LIMIT = 3
 MAX_EXTRA_MOVES = 8
 """So many moves past its budget, from one queue for larger machines to the next: pools that name each other's end."""
 
-SIGNATURE_CHARS = 64
-"""Characters that signing adds to a body."""
+SIGNATURE_CHARS = 64  # that signing adds to a body
 
 LOOK_AGAIN_AFTER_S = 5.0
 """Seconds between two looks at a message whose handler, or wire version, this pool does not know."""
@@ -77,53 +56,52 @@ class Rules:
     max_crashes: int = 5
 
 
-def decide(outcome: Outcome, lease: JobLease, rules: Rules, retry: RetryPolicy, now_boot: float) -> Settlement | Leave:
+def decide(
+    outcome: ended.Outcome, lease: JobLease, rules: Rules, retry: RetryPolicy, now_boot: float
+) -> Settlement | Leave:
     """Decide what becomes of the message.
 
     Args:
         outcome: How the delivery ended.
         lease: The newest lease. Its body is decoded for failed attempts only, never for what was rejected.
-        rules: The pool's.
-        retry: The pool's.
+        rules, retry: The pool's.
         now_boot: CLOCK_BOOTTIME seconds. At `lease.expires_at` or after, nothing is settled, whatever happened.
     """
-    if now_boot >= lease.expires_at:
+    if now_boot >= lease.expires_at or isinstance(outcome, ended.LostLease):
         return LEASE_LOST
     match outcome:
-        case Succeeded(follow_ups):
+        case ended.Succeeded(follow_ups):
             return Ack(follow_ups) if follow_ups else ACK
-        case Failed(error, permanent=True):
-            return Abandon("unrecoverable", error)
-        case Failed(error):
-            return _failed("failed", error, lease, rules, retry)
-        case RetryAsked(after, error):
+        case ended.Failed(error, permanent):
+            return Abandon("unrecoverable", error) if permanent else _failed("failed", error, lease, rules, retry)
+        case ended.RetryAsked(after, error):
             return _failed("failed", error, lease, rules, retry, _bounded(after))
-        case TimedOut(error, cause):
+        case ended.TimedOut(error, cause):
             return _failed("timeout", error, lease, rules, retry, cause=cause)
-        case MemoryExceeded(error, cause):
+        case ended.MemoryExceeded(error, cause):
             return _outgrown(error, cause, lease, rules, retry)
-        case Snoozed(delay):
-            return Release(_bounded(delay))
-        case Contended(delay):
-            return Release(_bounded(delay), begun=False)
-        case Stopped(delay):
+        case ended.Snoozed(delay) | ended.Stopped(delay):
             return Release(_bounded(delay)) if delay else RELEASE
-        case NotRun():
+        case ended.Contended(delay):
+            return Release(_bounded(delay), begun=False)
+        case ended.NeverStarted(times) if times < NEVER_STARTED_LIMIT:
             return NOT_BEGUN
-        case Crashed(cause):
+        case ended.NotRun():
+            return NOT_BEGUN
+        case ended.Crashed(cause) | ended.NeverStarted(_, cause):
             return _no_verdict(cause, lease, rules)
-        case NeverStarted(times, cause):
-            return _no_verdict(cause, lease, rules) if times >= NEVER_STARTED_LIMIT else NOT_BEGUN
-        case LostLease():
-            return LEASE_LOST
-        case AlreadyDone():
+        case ended.AlreadyDone():
             return ACK
-        case NewerWire():
+        case ended.NewerWire():
             return Release(LOOK_AGAIN_AFTER_S, begun=False)
-        case UnknownHandler(handler, seen_for):
+        case ended.UnknownHandler(handler, seen_for):
             return _unknown(handler, seen_for, rules)
-        case _:
-            return _given_up(outcome)
+        case ended.Rejected(why):
+            return Abandon("rejected", why)
+        case ended.HandlerNotAllowed(handler):
+            return Abandon("handler-not-allowed", f"handler {handler!r} is not allowed on this queue")
+        case ended.Expired():
+            return Abandon("expired", "not started before it expired")
 
 
 def _failed(
@@ -135,7 +113,7 @@ def _failed(
     delay: float | None = None,
     cause: str | None = None,
 ) -> Settlement:
-    """One attempt is spent: try again, or give up when it was the last."""
+    """Try again, or give up if the attempt that is spent was the last."""
     failures = lease.attempts + 1
     if failures >= budget(lease, rules, retry):
         return Abandon(reason, error, cause)
@@ -178,19 +156,6 @@ def _unknown(handler: str, seen_for: float, rules: Rules) -> Settlement:
         return Release(min(LOOK_AGAIN_AFTER_S, remaining), begun=False)
     waited = f"no handler {handler!r} here, after {seen_for:.0f} s of waiting for one"
     return Abandon("unknown-handler", f"{waited}; import the module that defines it with --app, then retry the message")
-
-
-def _given_up(outcome: Rejected | HandlerNotAllowed | Expired) -> Abandon:
-    """Give up what no further attempt can change."""
-    match outcome:
-        case Rejected(why):
-            return Abandon("rejected", why)
-        case HandlerNotAllowed(handler):
-            return Abandon("handler-not-allowed", f"handler {handler!r} is not allowed on this queue")
-        case Expired():
-            return Abandon("expired", "not started before it expired")
-        case _:
-            assert_never(outcome)
 
 
 def _bounded(delay: float) -> float:

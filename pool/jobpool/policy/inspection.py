@@ -1,7 +1,4 @@
-"""Inspection of a delivery, before a child sees it: envelope bounds, signature, queue, version, expiry, allow-list.
-
-The handler is never imported, and the body of what is rejected is never shown to one.
-"""
+"""Inspection of a delivery, before a child sees it: envelope bounds, signature, queue, version, expiry, allow-list."""
 
 from __future__ import annotations
 
@@ -14,8 +11,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Expired, HandlerNotAllowed, NewerWire, Outcome, Rejected
 from jobpool.message.signing import EnvelopeSigner
 
-MAX_COUNTER = 2**32 - 1
-"""Of any counter: what a frame to a child can carry. Who reaches the broker may have written another one there."""
+MAX_COUNTER = 2**32 - 1  # a frame to a child carries no more; a visitor of the broker may have written another one
 
 
 @dataclass(slots=True)
@@ -27,17 +23,14 @@ class Inspected:
 
 
 class Inspector:
-    """Looks at each lease once. Pure but for the clock that it is given."""
+    """The inspector of each lease, once. Pure but for the clock that it is given."""
 
     def __init__(self, signer: EnvelopeSigner, queue_handlers: Mapping[str, list[str]]) -> None:
         self._signer = signer
         self._allowed = {queue: frozenset(names) for queue, names in queue_handlers.items()}
 
     def inspect(self, lease: JobLease, now: Callable[[], float]) -> Inspected:
-        """The lease with the outcome it has already, or None.
-
-        `now`: Unix time on the broker's clock, by which jobs expire. Only asked for a job that does.
-        """
+        """Return the lease with its outcome so far, or None. `now`: the broker's Unix time, asked for expiry only."""
         return Inspected(lease, self._outcome(lease, now))
 
     def _outcome(self, lease: JobLease, now: Callable[[], float]) -> Outcome | None:

@@ -1,53 +1,45 @@
 """The needs of a message from the key store before it may run: its own wishes and its queue's limits. Pure.
 
-The master and `QueueWorker` ask the same functions. A message that asks for nothing, on a queue without limits, costs
-two looks at its envelope.
+A message that asks for nothing, on a queue without limits, costs two looks at its envelope.
+
+A queue with a limit also has a gate in each pool (`LocalLimit`), so that nothing is leased and given back in a circle,
+and no other queue waits. It lets through what this pool may still run, and shuts while the key store refuses for the
+whole queue. The key store alone decides what starts; a local limit that is wrong costs a round trip.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from jobpool.errors import ConfigurationError, InvalidJob, MalformedEnvelope
 from jobpool.message.envelope import JobEnvelope
-from jobpool.message.guards import IDEMPOTENCY_TTL, MOST_PLACES, Guards, Hold, Rate, check_keep
+from jobpool.message.guards import IDEMPOTENCY_TTL, MOST_PLACES, Begin, Begun, Guards, Hold, Rate, check_keep
 from jobpool.message.names import LONGEST_NAME, check_queue, is_name
 from jobpool.policy.retry import remember
 
-QUEUE = "queue"
-"""Under this name a queue's own places and starts are counted."""
-
-JOB = "job:"
-"""Before the name of a single-instance job."""
-
-SHARED = "concurrency:"
-"""Before a concurrency key."""
+QUEUE = "queue"  # the name under which a queue's own places and starts are counted
+JOB = "job:"  # before the name of a single-instance job
+SHARED = "concurrency:"  # before a concurrency key
 
 FIRST_CONTENTION_DELAY_S = 1.0
-
-MAX_CONTENTION_DELAY_S = 30.0
-"""Seconds: the upper edges of the first delay and of every later one (SEMANTICS §6)."""
+MAX_CONTENTION_DELAY_S = 30.0  # seconds: the upper edges of the first delay and of every later one (SEMANTICS §6)
+MAX_SHUT_S = 5.0  # seconds after which a limit is tried though nobody here gave a place back: another pool may have
+MIN_SHUT_S = 0.02  # seconds: a quick rate is asked for in batches, not start by start
+MAX_WINDOW = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The limits of one queue.
+    """The limits of one queue."""
 
-    Attributes:
-        keep: Seconds for which a done idempotency key is remembered.
-        holds: The queue's own places: none, or one `Hold`.
-        rates: The queue's own starts: none, or one `Rate`.
-        per_key: Places for each concurrency key; 0 = no limit.
-        rate_per_key: Starts a minute for each concurrency key; 0 = no limit.
-    """
-
-    keep: float = IDEMPOTENCY_TTL
-    holds: tuple[Hold, ...] = ()
-    rates: tuple[Rate, ...] = ()
-    per_key: int = 0
-    rate_per_key: int = 0
+    keep: float = IDEMPOTENCY_TTL  # seconds for which a done idempotency key is remembered
+    holds: tuple[Hold, ...] = ()  # the queue's own places: none, or one `Hold`
+    rates: tuple[Rate, ...] = ()  # the queue's own starts: none, or one `Rate`
+    per_key: int = 0  # places for each concurrency key; 0 = no limit
+    rate_per_key: int = 0  # starts a minute for each concurrency key; 0 = no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,15 @@ class Limits:
     def __post_init__(self) -> None:
         check_keep(self.idempotency_ttl)
         for queue, most in self._all():
-            _check_limit(queue, most)
+            try:
+                check_queue(queue)
+            except InvalidJob as error:
+                raise ConfigurationError(str(error)) from None
+            if type(most) is not int or not 1 <= most <= MOST_PLACES:
+                raise ConfigurationError(
+                    f"the limit of queue {queue!r} is a whole number from 1 to {MOST_PLACES}, not {most!r};"
+                    " leave the queue out for no limit"
+                )
 
     def __bool__(self) -> bool:
         """Return whether any limit is set: then the broker must have a key store."""
@@ -97,59 +97,38 @@ class Limits:
 
 
 def guards_of(envelope: JobEnvelope, limits: QueueLimits) -> Guards | None:
-    """All that this delivery must be granted before its handler may run; None = nothing.
-
-    Raises:
-        MalformedEnvelope: Its idempotency key can be none. Keys are trimmed, and what is empty then is not a key.
-    """
+    """Return all that a delivery must be granted to run; None = nothing. Raises `MalformedEnvelope` for a bad key."""
     if envelope.idempotency_key is None and not envelope.meta and not limits.holds and not limits.rates:
         return None  # nearly all messages
     key, shared = _key(envelope), _shared_key(envelope)
     if key is None and shared is None and not (envelope.single_instance or limits.holds or limits.rates):
         return None
-    holds, rates = _holds(envelope, limits, shared), _rates(limits, shared)
-    return Guards(key, limits.keep, holds, rates) if key or holds or rates else None
+    holds, rates = list(limits.holds), list(limits.rates)
+    if envelope.single_instance:
+        holds.append(Hold(JOB + (envelope.name or envelope.job)))
+    if shared is not None and limits.per_key:
+        holds.append(Hold(SHARED + shared, limits.per_key))
+    if shared is not None and limits.rate_per_key:
+        rates.append(Rate(SHARED + shared, limits.rate_per_key))
+    return Guards(key, limits.keep, tuple(holds), tuple(rates)) if key or holds or rates else None
 
 
-def wishes(envelope: JobEnvelope) -> list[str]:
-    """Name what the message asks for that needs a key store, as the fields of a definition are called."""
+def refusal(envelope: JobEnvelope, scheme: str) -> str | None:
+    """Say why a broker without a key store cannot run this message; None: it can. Raises as `guards_of`."""
+    if envelope.idempotency_key is None and not envelope.meta:
+        return None
     asked = {
         "single_instance": envelope.single_instance,
         "concurrency_key": _shared_key(envelope),
         "idempotency_key": _key(envelope),
     }
-    return [name for name, value in asked.items() if value]
-
-
-def refusal(envelope: JobEnvelope, scheme: str) -> str | None:
-    """Why a broker without a key store cannot run this message; None: it can. Says what its enqueue would have said.
-
-    Raises as `guards_of`.
-    """
-    if envelope.idempotency_key is None and not envelope.meta:
-        return None
-    names = " and ".join(wishes(envelope))
+    names = " and ".join(name for name, value in asked.items() if value)
     if not names:
         return None
     return (
         f"{scheme}:// keeps no keys (Capabilities.key_store), which job {envelope.job!r} needs for {names}:"
         f" leave {names} out, or choose a backend with a key store"
     )
-
-
-def _holds(envelope: JobEnvelope, limits: QueueLimits, shared: str | None) -> tuple[Hold, ...]:
-    holds = list(limits.holds)
-    if envelope.single_instance:
-        holds.append(Hold(JOB + (envelope.name or envelope.job)))
-    if shared is not None and limits.per_key:
-        holds.append(Hold(SHARED + shared, limits.per_key))
-    return tuple(holds)
-
-
-def _rates(limits: QueueLimits, shared: str | None) -> tuple[Rate, ...]:
-    if shared is None or not limits.rate_per_key:
-        return limits.rates
-    return (*limits.rates, Rate(SHARED + shared, limits.rate_per_key))
 
 
 def _key(envelope: JobEnvelope) -> str | None:
@@ -168,38 +147,125 @@ def _shared_key(envelope: JobEnvelope) -> str | None:
     return key.strip() or None if key is not None else None
 
 
-def _check_limit(queue: str, most: int) -> None:
-    try:
-        check_queue(queue)
-    except InvalidJob as error:
-        raise ConfigurationError(str(error)) from None
-    if type(most) is not int or not 1 <= most <= MOST_PLACES:
-        raise ConfigurationError(
-            f"the limit of queue {queue!r} is a whole number from 1 to {MOST_PLACES}, not {most!r};"
-            " leave the queue out for no limit"
-        )
-
-
 def contention_delay(times: int, longest: float = MAX_CONTENTION_DELAY_S) -> float:
-    """Seconds to wait after the `times`-th contention in a row (1-based): uniform from 0 to the doubled edge.
-
-    Args:
-        times: 1 or more; no overflow however many.
-        longest: Seconds, > 0: the edge is never above it.
-    """
+    """Draw the seconds after the `times`-th contention in a row: from 0 to the doubled edge, `longest` at most."""
     return random.uniform(0.0, min(longest, FIRST_CONTENTION_DELAY_S * 2.0 ** min(times - 1, 60)))
 
 
 class Contentions:
-    """How often messages were met contended since they last got what they asked for. For one thread."""
+    """The times that messages were met contended since they last got what they asked for. For one thread."""
 
     def __init__(self) -> None:
         self._times: dict[str, int] = {}
 
     def met(self, ident: str) -> int:
-        """Count one more; how many that makes."""
+        """Count one more; return how many that makes."""
         return remember(self._times, ident, self._times.get(ident, 0) + 1)
 
     def forget(self, ident: str) -> None:
-        """The message got what it asked for, or is done."""
+        """Note that the message got what it asked for, or is done."""
         self._times.pop(ident, None)
+
+
+class LocalLimit:
+    """One queue's. `most`: places that all pools share; None = no such limit."""
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+        self._mine = 0
+        self._until = 0.0
+        self._by_rate = False
+        self._refusals = 0
+        self._window = MAX_WINDOW
+
+    def room(self, now: float) -> int:
+        """Return how many may be fetched now."""
+        if now < self._until:
+            return 0
+        return self._window if self._most is None else max(0, min(self._window, self._most - self._mine))
+
+    def wait(self, now: float) -> float:
+        """Return the seconds until it opens by itself; 0.0 = it is open. Places of this pool's own open it earlier."""
+        if now < self._until:
+            return self._until - now
+        return 0.0 if self.room(now) else MAX_SHUT_S
+
+    def may_open_early(self, now: float) -> bool:
+        """Return whether it is shut, and a settlement of this pool's own could open it."""
+        refused = now < self._until and not self._by_rate
+        full = self._most is not None and self._mine >= self._most
+        return self._mine > 0 and (refused or full)
+
+    def hold(self, mine: int, given_back: bool) -> None:
+        """Note how many places are this pool's now; with fewer than before there may be room."""
+        if given_back or (mine < self._mine and not self._by_rate):
+            self._until = 0.0
+        self._mine = mine
+
+    def begun(self, granted: int, refused: Begun | None, now: float) -> None:
+        """Note what one fetch came to: how many may start, and the first refusal of the queue's own limits, if any."""
+        if refused is None:
+            self._refusals = 0
+            self._window = min(MAX_WINDOW, 2 * self._window)
+            return
+        self._refusals = 0 if granted else self._refusals + 1
+        self._window = max(1, granted)
+        self._by_rate = refused.answer is Begin.LIMITED
+        if self._by_rate:
+            self._until = now + max(MIN_SHUT_S, refused.after)
+        else:
+            self._until = now + contention_delay(max(1, self._refusals), MAX_SHUT_S)
+
+
+class LocalLimits:
+    """The local limits of all limited queues, for the loop and the fetch thread. Times: CLOCK_MONOTONIC seconds."""
+
+    def __init__(self, limits: Limits) -> None:
+        queues = {*limits.concurrency, *limits.rates}
+        self._of = {queue: LocalLimit(limits.concurrency.get(queue)) for queue in queues}
+        self._lock = threading.Lock()
+
+    def __bool__(self) -> bool:
+        """Return whether any queue has one."""
+        return bool(self._of)
+
+    def room(self, queue: str, count: int, now: float) -> int:
+        """Return how many of `count` messages may be fetched."""
+        limit = self._of.get(queue)
+        if limit is None:
+            return count
+        with self._lock:
+            return min(count, limit.room(now))
+
+    def wait(self, queue: str, now: float) -> float:
+        """Return the seconds until the queue may be fetched from; 0.0 = now."""
+        limit = self._of.get(queue)
+        if limit is None:
+            return 0.0
+        with self._lock:
+            return limit.wait(now)
+
+    def may_open_early(self, now: float) -> bool:
+        """Return whether some queue waits for a settlement of this pool's own."""
+        with self._lock:
+            return any(limit.may_open_early(now) for limit in self._of.values())
+
+    def begun(self, queue: str, granted: int, refused: Begun | None, now: float) -> None:
+        """As `LocalLimit.begun`."""
+        limit = self._of.get(queue)
+        if limit is not None:
+            with self._lock:
+                limit.begun(granted, refused, now)
+
+    def hold(self, mine: Mapping[str, int], given_back: Iterable[str], now: float) -> bool:
+        """Note how many guarded deliveries of each queue this pool holds, and where starts were given back.
+
+        A start that was given back is not counted any more. Returns whether a limit that was shut is open now.
+        """
+        opened = False
+        with self._lock:
+            for queue, limit in self._of.items():
+                shut = not limit.room(now)
+                limit.hold(mine.get(queue, 0), queue in given_back)
+                opened = opened or (shut and limit.room(now) > 0)
+        return opened

@@ -1,50 +1,29 @@
-"""How many messages to lease beyond the idle children, so that about 20 ms of the pool's work is held.
+"""The number of messages to lease beyond the idle children, so that about 20 ms of the pool's work is held.
 
 No-op jobs then stream in batches, and long jobs are never hoarded. Numbers in, numbers out: no clock, no I/O.
 
-The size follows what finished lately, seen twice: over the last 100 ms, so that one burst is not taken for a stream,
-and over the last 20 to 30 ms, so that it falls as soon as jobs get longer. Where jobs last 10 ms or more, that second
-look goes back further: two children in step, with jobs of 25 ms, pause for 25 ms at a time while the stream goes on.
-A broker that is far away answers a fetch late: twice what it takes is held on top (what is used up meanwhile, and as
-much again when the answer comes), or the pool would start one batch a round trip.
+The size is the lower of two views on what finished lately. The last 100 ms keep one burst from being taken for a
+stream. The last 20 to 30 ms let it fall as soon as jobs get longer. Where jobs last 10 ms or more, the second view goes
+back further: two children in step, with jobs of 25 ms, pause for 25 ms at a time while the stream goes on.
 
-The size at most doubles from one window to the next, because the first few short jobs prove nothing about the ones
-behind them.
+A far broker answers a fetch late, so twice that time is held on top: for what is used up meanwhile, and again when the
+answer comes. The size at most doubles from one window to the next: a few short jobs prove nothing about the next ones.
 """
 
 from __future__ import annotations
 
-HELD_S = 0.02
-"""Seconds of the pool's work to hold."""
-
-MAX_HELD_S = 0.09
-"""The same at most, however far the broker is: what has not started 100 ms after its lease goes back."""
-
-NEAR_S = 0.005
-"""Seconds that a fetch may take without being counted: a broker of this machine, or of this network."""
-
-WINDOW_S = 0.01
-"""Seconds of one observation window."""
-
-SPAN_WINDOWS = 10
-"""Windows that are remembered: 100 ms."""
-
-RECENT_WINDOWS = 3
-"""Windows, the running one included, that cover `HELD_S`."""
-
-RECENT_WINDOWS_OF_LONG = 5
-"""The same, where jobs last half of `HELD_S` or more."""
-
+HELD_S = 0.02  # of the pool's work to hold
+MAX_HELD_S = 0.09  # the same, however far the broker is: what has not started 100 ms after its lease goes back
+NEAR_S = 0.005  # of a fetch, which is not counted: a broker of this machine, or of this network
+WINDOW_S = 0.01  # of one observation window
+SPAN_WINDOWS = 10  # that are remembered: 100 ms
+RECENT_WINDOWS = 3  # that cover `HELD_S`, the running one included
+RECENT_WINDOWS_OF_LONG = 5  # the same, where jobs last half of `HELD_S` or more
 MAX_LOOKAHEAD = 1024
 
 
 class LookAhead:
-    """Adapts to what the pool finishes. Times are CLOCK_MONOTONIC seconds and do not run backwards.
-
-    Args:
-        now: The present.
-        cap: The largest size, 0 or more; 0 switches look-ahead off.
-    """
+    """A size, `cap` at most, that follows what the pool finishes. Times are CLOCK_MONOTONIC seconds, never back."""
 
     __slots__ = ("_allowed", "_busy", "_cap", "_counts", "_held", "_last", "_quiet", "_size", "_stale", "_window")
 
@@ -83,7 +62,7 @@ class LookAhead:
             self._stale = True
 
     def size(self, now: float) -> int:
-        """Messages to hold beyond what idle children take at once: 0 to `cap`."""
+        """Return the messages to hold beyond what idle children take at once: 0 to `cap`."""
         self._roll(now)
         if self._stale:
             self._measure()
@@ -107,7 +86,11 @@ class LookAhead:
         if window == self._window:
             return
         if window - self._window >= SPAN_WINDOWS:
-            self._forget(window)
+            self._counts = [0] * SPAN_WINDOWS
+            self._busy = [0.0] * SPAN_WINDOWS
+            self._allowed = min(self._allowed, 1)
+            self._window = window
+            self._stale = True
         while self._window < window:
             self._close()
 
@@ -119,11 +102,4 @@ class LookAhead:
         slot = self._window % SPAN_WINDOWS
         self._counts[slot] = 0
         self._busy[slot] = 0.0
-        self._stale = True
-
-    def _forget(self, window: int) -> None:
-        self._counts = [0] * SPAN_WINDOWS
-        self._busy = [0.0] * SPAN_WINDOWS
-        self._allowed = min(self._allowed, 1)
-        self._window = window
         self._stale = True

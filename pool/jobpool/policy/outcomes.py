@@ -1,4 +1,4 @@
-"""From what a child said, or how it died, to the outcome of its attempt. Pure: no I/O, no clock."""
+"""The outcome of an attempt, from a child's answer or death, and its count once it is settled. Pure."""
 
 from __future__ import annotations
 
@@ -6,25 +6,13 @@ import signal
 from collections.abc import Callable, Collection
 
 from jobpool.errors import JobpoolError
+from jobpool.message import outcome as outcomes
 from jobpool.message.death import Death, Exit
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import check_enqueue_to
-from jobpool.message.outcome import (
-    Crashed,
-    EndReason,
-    Failed,
-    HandlerNotAllowed,
-    LostLease,
-    MemoryExceeded,
-    Outcome,
-    ResultKind,
-    RetryAsked,
-    Snoozed,
-    Stopped,
-    Succeeded,
-    TimedOut,
-    UnknownHandler,
-)
+from jobpool.message.outcome import EndReason, Failed, Outcome, Rejected, ResultKind, Status, Succeeded, TimedOut
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
+from jobpool.policy import decide
 
 
 def outcome_of(
@@ -38,9 +26,9 @@ def outcome_of(
     output: str = "",
     peak: int = 0,
 ) -> Outcome:
-    """Return the outcome that a child's or `QueueWorker`'s word on an attempt means. `seen_for`: see `UnknownHandler`.
+    """Return the outcome of an attempt that a child or `QueueWorker` has answered.
 
-    `output` and `peak` (bytes) are for the record of a timeout.
+    `seen_for`: see `UnknownHandler`. `output` and `peak` (bytes) are for the record of a timeout.
     """
     match kind:
         case ResultKind.SUCCEEDED:
@@ -50,24 +38,21 @@ def outcome_of(
         case ResultKind.UNRECOVERABLE:
             return Failed(error, permanent=True)
         case ResultKind.RETRY:
-            return RetryAsked(after, error)
+            return outcomes.RetryAsked(after, error)
         case ResultKind.SNOOZE:
-            return Snoozed(after)
+            return outcomes.Snoozed(after)
         case ResultKind.TIMEOUT:
             return TimedOut(error, by_alarm(error, peak, output).to_text())
         case ResultKind.UNKNOWN_HANDLER:
-            return UnknownHandler(handler, seen_for)
+            return outcomes.UnknownHandler(handler, seen_for)
         case ResultKind.NOT_ALLOWED:
-            return HandlerNotAllowed(handler)
+            return outcomes.HandlerNotAllowed(handler)
 
 
 def checked(outcome: Outcome, check: Callable[[JobDefinition], object], enqueue_to: Collection[str] = ()) -> Outcome:
-    """The outcome; a failure when a follow-up is refused, whose ack could then never be settled.
+    """Return the outcome; a failure when a follow-up is refused, whose ack could then never be settled.
 
-    Args:
-        outcome: Of the attempt.
-        check: `QueueBackend.pack`.
-        enqueue_to: The only queues that follow-ups may go to; empty = any.
+    `check` is `QueueBackend.pack`. `enqueue_to`: the only queues that follow-ups may go to; empty = any.
     """
     if not isinstance(outcome, Succeeded) or not outcome.follow_ups:
         return outcome
@@ -82,25 +67,26 @@ def checked(outcome: Outcome, check: Callable[[JobDefinition], object], enqueue_
 
 def outcome_of_death(ending: EndReason, ending_text: str, death: Death) -> Outcome:
     """Return the outcome of the running attempt of a child that died before it answered."""
+    text = f"{ending_text.strip()}\n{death.stack.strip()}".strip()
     match ending:
         case EndReason.TIMEOUT:
-            return TimedOut(_join(ending_text, death.stack), death.to_text())
+            return TimedOut(text, death.to_text())
         case EndReason.MEMORY:
-            return MemoryExceeded(_join(ending_text, death.stack), death.to_text())
+            return outcomes.MemoryExceeded(text, death.to_text())
         case EndReason.STOP:
-            return Stopped()
+            return outcomes.Stopped()
         case EndReason.LOST:
-            return LostLease()
+            return outcomes.LostLease()
         case _:
-            return Crashed(death.to_text())
+            return outcomes.Crashed(death.to_text())
 
 
 def death_of(exited: Exit, ending: EndReason, killer: str = "", stack: str = "", output: str = "") -> Death:
-    """The record of a child's death. `killer`: who sent SIGKILL, as far as it is known, if the master did not."""
+    """Make the record of a child's death. `killer`: who sent SIGKILL, as far as it is known, if the master did not."""
     return Death(
-        _OWN_WORDS.get(ending) or how_it_ended(exited),
+        _OWN_WORDS.get(ending) or _how_it_ended(exited),
         sent_by=sender_of(exited, ending, killer),
-        stack=users_stack(stack),
+        stack=_users_stack(stack),
         peak_memory=exited.peak_rss,
         cpu_seconds=round(exited.cpu_seconds, 3),
         output=output.strip(),
@@ -109,14 +95,13 @@ def death_of(exited: Exit, ending: EndReason, killer: str = "", stack: str = "",
 
 
 def by_alarm(error: str, peak: int = 0, output: str = "") -> Death:
-    """The record of an attempt that its alarm ended in the handler: the child lives, and has told the stack itself."""
+    """Make the record of an attempt that its alarm ended: the child lives, and has told the stack itself."""
     return Death(
         "timeout", f"the pool: {EndReason.TIMEOUT.value}", error.partition("\n")[2], peak, output=output.strip()
     )
 
 
-def how_it_ended(exited: Exit) -> str:
-    """`killed by SIGSEGV`, `exited with status 3`."""
+def _how_it_ended(exited: Exit) -> str:
     if exited.signal is not None:
         return f"killed by {signal_name(exited.signal)}"
     if exited.code == 0:
@@ -137,17 +122,12 @@ def sender_of(exited: Exit, ending: EndReason, killer: str) -> str:
 
 
 _OWN_WORDS = {EndReason.TIMEOUT: "timeout", EndReason.MEMORY: "memory limit"}
-_FAULTS = frozenset(
-    {
-        *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
-        *(signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
-    }
-)
-_LIMITS = frozenset({signal.SIGXCPU, signal.SIGXFSZ})
+_FAULTS = {getattr(signal, f"SIG{name}") for name in ("SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS")}
+_LIMITS = {signal.SIGXCPU, signal.SIGXFSZ}
 
 
 def signal_name(number: int) -> str:
-    """SIGSEGV for 11; the number for one without a name."""
+    """Return SIGSEGV for 11; the number for one without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -157,11 +137,72 @@ def signal_name(number: int) -> str:
 _OURS = ("/jobpool/ipc/", "/jobpool/child/", "/jobpool/handlers/", "<frozen runpy>")
 
 
-def users_stack(stack: str) -> str:
-    """A fault handler's dump without the frames that lead from the interpreter's start to the handler."""
+def _users_stack(stack: str) -> str:
+    """Return a fault handler's dump without the frames that lead from the interpreter's start to the handler."""
     lines = stack.strip().splitlines()
     return "\n".join(line for line in lines if not any(ours in line for ours in _OURS))
 
 
-def _join(*parts: str) -> str:
-    return "\n".join(stripped for part in parts if (stripped := part.strip()))
+_STATUS: dict[type[Settlement | Leave], Status] = {
+    Ack: Status.ACKED,
+    Nack: Status.REQUEUED,
+    Abandon: Status.DEAD_LETTERED,
+    Release: Status.RELEASED,
+    Forfeit: Status.CRASHED,
+    Move: Status.MOVED,
+    Leave: Status.LOST,
+}
+
+
+def status_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled = Settled.OK) -> Status:
+    """Return the value of `WorkerResult.status`. `settled`: the backend's answer; a refusal is always `lost`."""
+    if not settled:
+        return Status.LOST
+    match settlement, outcome:
+        case Ack(), outcomes.AlreadyDone():
+            return Status.SKIPPED_IDEMPOTENT
+        case Abandon(), Rejected():
+            return Status.REJECTED
+        case Leave(), outcomes.Crashed() | outcomes.NeverStarted() if settlement is not decide.LEASE_LOST:
+            return Status.CRASHED
+        case _:
+            return _STATUS[type(settlement)]
+
+
+SUCCEEDED: tuple[str, ...] = ("succeeded",)
+LEASE_LOST: tuple[str, ...] = ("lease_lost",)
+REAPED: tuple[str, ...] = ("reaped",)
+REAPED_DEAD: tuple[str, ...] = ("reaped", "failed_permanently")
+
+
+def counters_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled = Settled.OK) -> tuple[str, ...]:
+    """Return the counters of the delivery, of `counts.OUTCOMES`, once the backend has answered `settled`."""
+    if type(outcome) is Succeeded and type(settlement) is Ack and settled:
+        return SUCCEEDED  # nearly all messages, once each
+    timed_out = ("timed_out",) if isinstance(outcome, TimedOut) else ()
+    failed = ("failed",) if counts_as_attempt(outcome) else ()  # not a failed attempt if the handler never ran
+    match status_of(settlement, outcome, settled):
+        case Status.REQUEUED:
+            return ("failed", "requeued", *timed_out)
+        case Status.DEAD_LETTERED:
+            return (*failed, "failed_permanently", *timed_out)
+        case Status.MOVED:
+            return (*(failed or ("crashed",)), "moved")
+        case Status.REJECTED:
+            signature = isinstance(outcome, Rejected) and outcome.signature
+            return ("rejected_signature" if signature else "rejected_payload",)
+        case other:
+            return _PLAIN_COUNTERS.get(other, ())
+
+
+_PLAIN_COUNTERS: dict[Status, tuple[str, ...]] = {
+    Status.SKIPPED_IDEMPOTENT: ("skipped_idempotent",),
+    Status.RELEASED: ("released",),
+    Status.LOST: LEASE_LOST,
+    Status.CRASHED: ("crashed",),
+}
+
+
+def counts_as_attempt(outcome: Outcome) -> bool:
+    """Return whether the handler ran and is responsible for the failure."""
+    return isinstance(outcome, Failed | outcomes.RetryAsked | TimedOut | outcomes.MemoryExceeded)

@@ -1,7 +1,7 @@
-"""Which queue to fetch from first, and how much: each gets starts by its weight, and lends what it does not use. Pure.
+"""The queue to fetch from first, and how much: each gets starts by its weight, and lends what it does not use. Pure.
 
-Stride scheduling. A queue's pass grows by what it got over its weight, and the smallest pass goes first: so the passes
-of queues that always have something stay together, and their shares are as their weights, whatever the fetches brought.
+Stride scheduling. A queue's pass grows by what it got over its weight, and the smallest pass goes first. So the passes
+of queues that always have something stay together, and their shares are as their weights.
 A queue that had nothing for a while is not owed what it missed: its pass is raised to that of the others.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 class QueueWeights:
-    """See the module. For one thread."""
+    """The turns of the queues. For one thread."""
 
     def __init__(self, queues: tuple[tuple[str, float], ...]) -> None:
         self._weights = dict(queues)
@@ -22,26 +22,26 @@ class QueueWeights:
         return list(self._weights)
 
     def order(self) -> list[str]:
-        """All queues, the one whose turn it is first."""
+        """Return all queues, the one whose turn it is first."""
         return sorted(self._passes, key=self._passes.__getitem__)
 
     def share(self, queue: str, count: int) -> int:
-        """How many of `count` messages to ask `queue` for; at least 1.
+        """Return how many of `count` messages to ask `queue` for; at least 1.
 
-        While heavier queues have something, a light one gets its part of a batch: a whole one would be what it is due
-        in many rounds, and the others would wait for that long.
+        While heavier queues have something, a light one gets its part of a batch. A whole one would be its due of many
+        rounds, for which the others would wait.
         """
         weight = self._weights[queue]
         heaviest = max((self._weights[name] for name in self._weights if name not in self._empty), default=weight)
         return count if heaviest <= weight else max(1, int(count * weight / heaviest))
 
     def took(self, queue: str, count: int) -> None:
-        """`count` messages came from `queue`."""
+        """Note that `count` messages came from `queue`."""
         start = max(self._passes[queue], self._now)
         self._now = start
         self._passes[queue] = start + count / self._weights[queue]
         self._empty.discard(queue)
 
     def found_nothing(self, queue: str) -> None:
-        """There was nothing to fetch from `queue`, or it may not be fetched from now."""
+        """Note that there was nothing to fetch from `queue`, or that it may not be fetched from now."""
         self._empty.add(queue)

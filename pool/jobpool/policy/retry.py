@@ -1,4 +1,4 @@
-"""When a failed attempt is tried again, and how many attempts a job gets: numbers in, numbers out.
+"""The time when a failed attempt is tried again, and the number of attempts of a job: numbers in, numbers out.
 
 The order of steps is fixed, because each one changes the result: grow, cap, round half up, jitter, clamp. The clamp
 comes last, so that jitter never lifts a delay above `max_delay`.
@@ -19,11 +19,9 @@ from jobpool.message.setting_types import parse_count, parse_number, parse_share
 from jobpool.message.units import parse_duration
 
 Strategy = Literal["none", "fixed", "exponential"]
-
 V = TypeVar("V")
 
-REMEMBERED_MESSAGES = 10_000
-"""Messages of which a pool remembers since when, or how often in a row, they were met."""
+REMEMBERED_MESSAGES = 10_000  # messages of which a pool remembers since when, or how often in a row, they were met
 
 
 def remember(memory: dict[str, V], ident: str, value: V) -> V:
@@ -33,11 +31,6 @@ def remember(memory: dict[str, V], ident: str, value: V) -> V:
     if len(memory) > REMEMBERED_MESSAGES:
         del memory[next(iter(memory))]
     return value
-
-
-def attempts_from_retries(max_retries: int) -> int:
-    """All executions of a job that may be retried `max_retries` times: the one place where the two are converted."""
-    return max_retries + 1
 
 
 class Dice:
@@ -54,7 +47,7 @@ class Dice:
         self._random = source or random.Random(seed)
 
     def uniform(self, low: float, high: float) -> float:
-        """A number in [low, high]."""
+        """Draw a number in [low, high]."""
         pid = os.getpid()
         if pid != self._pid:
             self._pid = pid
@@ -64,7 +57,7 @@ class Dice:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to wait before a retry, and how many attempts to make. Immutable; safe to share between threads.
+    """The waits before retries, and the number of attempts. Immutable; safe to share between threads.
 
     Attributes:
         strategy: `none` (delay 0), `fixed` (always `base`: no cap, no jitter) or `exponential`
@@ -101,54 +94,54 @@ class RetryPolicy:
             raise ConfigurationError(f"retry strategy {self.strategy!r} is unknown; choose one of: {known}")
         self._check_numbers()
         base, cap = max(0.0, float(self.base)), max(0.0, float(self.max_delay))
-        self._set("base", base)
-        self._set("max_delay", max(cap, base) if cap else 0.0)
-        self._set("multiplier", max(1.0, float(self.multiplier)))
-        self._set("max_attempts", max(0, self.max_attempts))
-        if self.jitter != "full":
-            self._set("jitter", min(1.0, max(0.0, float(self.jitter))))
-        self._set("_dice", Dice(self.seed, self.source))
+        values = {
+            "base": base,
+            "max_delay": max(cap, base) if cap else 0.0,
+            "multiplier": max(1.0, float(self.multiplier)),
+            "max_attempts": max(0, self.max_attempts),
+            "jitter": "full" if self.jitter == "full" else min(1.0, max(0.0, float(self.jitter))),
+            "_dice": Dice(self.seed, self.source),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def preset(cls, name: str, *, seed: int | None = None) -> RetryPolicy:
-        """A policy by name: `none` (no retries unless a job asks for them) or `exponential` (25 attempts, up to 5 s).
+        """Return a policy by name: `none` (no retries unless a job asks for them) or `exponential` (25 times, to 5 s).
 
-        Raises:
-            ConfigurationError: There is no preset of that name.
+        Raises `ConfigurationError` if there is no preset of that name.
         """
         if name not in PRESETS:
             raise ConfigurationError(f"retry preset {name!r} is unknown; choose one of: {', '.join(PRESETS)}")
         return replace(PRESETS[name], seed=seed)
 
     def budget(self, max_retries: int | None) -> int:
-        """Effective attempts, 1 or more, of a job whose own `max_retries` is given (None = not set).
+        """Return the attempts, 1 or more, of a job whose own `max_retries` is given (None = not set).
 
-        The smaller of the job's and the policy's, over those that are set; 1 when neither is.
+        That is the smaller of the job's and the policy's, of those that are set; 1 when neither is.
         """
-        limits = [] if max_retries is None else [max(1, attempts_from_retries(max_retries))]
+        limits = [] if max_retries is None else [max(1, max_retries + 1)]
         if self.max_attempts:
             limits.append(self.max_attempts)
         return min(limits, default=1)
 
     def delay(self, retry: int) -> float:
-        """Seconds to wait before the `retry`-th retry (1-based; less acts as 1). Finite at any number."""
-        if self.strategy == "none":
-            return 0.0
-        if self.strategy == "fixed":
-            return self.base
+        """Return the seconds to wait before the `retry`-th retry (1-based; less acts as 1). Finite at any number."""
+        if self.strategy != "exponential":
+            return self.base if self.strategy == "fixed" else 0.0
         limit = self.max_delay or LONGEST
-        delay = _round_half_up(min(limit, self._grown(retry)), self.resolution)
+        try:
+            grown = self.base * self.multiplier ** (max(1, retry) - 1)
+        except OverflowError:
+            grown = LONGEST if self.base else 0.0
+        # Rounded in decimal, as people write numbers: 1.0005 s goes up to 1.001 s although its binary form is less.
+        step = Decimal(repr(self.resolution))
+        delay = float((Decimal(repr(min(limit, grown))) / step).to_integral_value(ROUND_HALF_UP) * step)
         return min(limit, max(0.0, self._jittered(delay)))
 
     def compute_delay(self, attempt: int) -> float:
-        """The same, asked with the number (1-based) of the attempt about to run: 0 for the first."""
+        """Return the same, asked with the number (1-based) of the attempt about to run: 0 for the first."""
         return self.delay(attempt - 1) if attempt > 1 else 0.0
-
-    def _grown(self, retry: int) -> float:
-        try:
-            return self.base * self.multiplier ** (max(1, retry) - 1)
-        except OverflowError:
-            return LONGEST if self.base else 0.0
 
     def _jittered(self, delay: float) -> float:
         if self.jitter == "full":
@@ -167,17 +160,9 @@ class RetryPolicy:
         if not 0 < self.resolution < math.inf:
             raise ConfigurationError(f"resolution of a retry policy must be above 0 seconds, not {self.resolution!r}")
 
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-
 
 class BackOff:
-    """The failures in a row of one thing, and when its next try is due. Times are seconds on one clock.
-
-    Args:
-        first: Seconds to wait after the first failure; doubles with each.
-        longest: Where the doubling ends.
-    """
+    """Failures in a row, and when the next try is due: after `first` seconds, doubling up to `longest`."""
 
     def __init__(self, first: float, longest: float) -> None:
         self._first = first
@@ -199,19 +184,12 @@ class BackOff:
         self.last_error = ""
 
 
-def _round_half_up(delay: float, resolution: float) -> float:
-    # In decimal, as a person wrote the numbers: 1.0005 s rounds up to 1.001 s although its binary form is less.
-    step = Decimal(repr(resolution))
-    return float((Decimal(repr(delay)) / step).to_integral_value(ROUND_HALF_UP) * step)
-
-
 PRESETS = {
     "none": RetryPolicy("none"),
     "exponential": RetryPolicy("exponential", base=0.2, max_delay=5.0, multiplier=2.0, jitter=0.20, max_attempts=25),
 }
 
-FIXED_BASE_S = 5.0
-"""Pause of `fixed` when none is given."""
+FIXED_BASE_S = 5.0  # of `fixed` when none is given
 
 _WORDS = {
     "base": ("base", parse_duration),
@@ -229,9 +207,7 @@ def parse_retry(value: object) -> RetryPolicy:
     """Return the policy that a text such as `"exponential base=5s max=5m attempts=25"` describes.
 
     A word that is not given is that of the preset of this name; `fixed` waits for 5 s.
-
-    Raises:
-        ValueError: It cannot be read; the text says how to write it.
+    Raises `ValueError` if it cannot be read; the text says how to write it.
     """
     text, given = parse_words(value, {word: parse for word, (_, parse) in _WORDS.items()})
     strategy = text.lower()

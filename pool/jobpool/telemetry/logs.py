@@ -25,6 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TextIO, cast
 
@@ -229,20 +230,15 @@ class TextFormatter(logging.Formatter):
         moment = datetime.fromtimestamp(record.created)
         fields = fields_of(record)
         event = one_line(record.getMessage())
-        head = f"{moment:%H:%M:%S}.{int(record.msecs):03d} {self._level(record.levelname)} "
-        line = head + (f"{event:<{EVENT_WIDTH}} " if fields else event)
-        return (
-            line + " ".join(f"{one_line(key)}={_plain(value)}" for key, value in fields.items()) + self._trace(record)
-        )
-
-    def _level(self, name: str) -> str:
-        return f"\x1b[{COLOURS.get(name, '0')}m{name:<8}\x1b[0m" if self._colour else f"{name:<8}"
-
-    def _trace(self, record: logging.LogRecord) -> str:
+        level = f"{record.levelname:<8}"
+        if self._colour:
+            level = f"\x1b[{COLOURS.get(record.levelname, '0')}m{level}\x1b[0m"
+        line = f"{moment:%H:%M:%S}.{int(record.msecs):03d} {level} " + (f"{event:<{EVENT_WIDTH}} " if fields else event)
+        line += " ".join(f"{one_line(key)}={_plain(value)}" for key, value in fields.items())
         if not record.exc_info:
-            return ""
+            return line
         # Indented, because an error's text may hold lines that look like ours.
-        return "\n  " + printable(self.formatException(record.exc_info)).replace("\n", "\n  ")
+        return f"{line}\n{printable(self.formatException(record.exc_info))}".replace("\n", "\n  ")
 
 
 class JsonFormatter(logging.Formatter):
@@ -272,39 +268,30 @@ class RateLimit(logging.Filter):
         self._kinds: dict[str, _Kind] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is written; called by logging under the handler's lock or before it, so kept
-        short.
-        """
+        """Return whether the record is written. Keep it short: logging may call it under the handler's lock."""
         limit = getattr(record, "limit", None)
         if limit is None:
             return True
-        kind = self._kinds.setdefault(str(limit), _Kind(self._now()))
-        left_out = kind.admit(self._now(), self.burst, self.window)
-        if left_out:
-            record.left_out = left_out
-        return left_out is not None
+        now = self._now()
+        kind = self._kinds.setdefault(str(limit), _Kind(now))
+        if now - kind.since >= self.window:
+            kind.since, kind.written = now, 0
+        if kind.written >= self.burst:
+            kind.left_out += 1
+            return False
+        kind.written += 1
+        if kind.left_out:
+            record.left_out, kind.left_out = kind.left_out, 0
+        return True
 
 
+@dataclass(slots=True)
 class _Kind:
-    """The number of lines of one kind written and left out in the current window."""
+    """The number of lines of one kind written since `since` and left out."""
 
-    __slots__ = ("left_out", "since", "written")
-
-    def __init__(self, now: float) -> None:
-        self.since = now
-        self.written = 0
-        self.left_out = 0
-
-    def admit(self, now: float, burst: int, window: float) -> int | None:
-        """Return None to leave it out; else the number of lines left out before."""
-        if now - self.since >= window:
-            self.since, self.written = now, 0
-        if self.written >= burst:
-            self.left_out += 1
-            return None
-        self.written += 1
-        before, self.left_out = self.left_out, 0
-        return before
+    since: float
+    written: int = 0
+    left_out: int = 0
 
 
 def _plain(value: object) -> str:

@@ -112,15 +112,15 @@ class Masker:
         Anything that is neither a mapping, a list, a text, a number, a boolean nor None is shown as its masked `str`.
         """
         if isinstance(value, str):
-            return self._text(value, depth)
+            return self.text(value, depth)
         if value is None or isinstance(value, bool | int | float):
             return value
         if not isinstance(value, Mapping | list | tuple):
-            return self._text(str(value), depth)
+            return self.text(str(value), depth)
         if depth >= DEEPEST:
             return TOO_DEEP
         if isinstance(value, Mapping):
-            return {self._key(key): self._under(key, inner, depth + 1) for key, inner in value.items()}
+            return {self._plain(str(key)): self._under(str(key), inner, depth + 1) for key, inner in value.items()}
         return [
             MASK if isinstance(inner, str) and self._is_of_option(before, inner) else self.value(inner, depth + 1)
             for before, inner in zip((None, *value), value, strict=False)
@@ -134,19 +134,14 @@ class Masker:
     def _keep_option(self, found: re.Match[str]) -> str:
         return f"{found[1]}{MASK}" if self.is_secret(found[2]) else found[0]
 
-    def text(self, text: str) -> str:
-        """Return a text without its secrets: tokens, private keys, `password=…`, `--password …`, passwords in URLs."""
-        return self._text(text, 0)
+    def _under(self, key: str, value: Any, depth: int) -> Any:
+        return MASK if len(key) > LONGEST_KEY or self.is_secret(key) else self.value(value, depth)
 
-    def _under(self, key: object, value: Any, depth: int) -> Any:
-        name = str(key)
-        return MASK if len(name) > LONGEST_KEY or self.is_secret(name) else self.value(value, depth)
+    def text(self, text: str, depth: int = 0) -> str:
+        """Return a text without its secrets: tokens, private keys, `password=…`, `--password …`, passwords in URLs.
 
-    def _key(self, key: object) -> str:
-        return self._plain(str(key))
-
-    def _text(self, text: str, depth: int) -> str:
-        """Mask a text; JSON is masked by its structure: its keys then count wherever its values end."""
+        JSON is masked by its structure: its keys then count wherever its values end.
+        """
         if text[:1] in _JSON_ENDS and text.rstrip()[-1:] == _JSON_ENDS[text[0]]:
             try:
                 found = json.loads(text)
@@ -163,8 +158,8 @@ class Masker:
         if "-----BEGIN" in text:
             text = _PRIVATE_KEY.sub(MASK, text)
         if "=" in text or ":" in text:
-            text = self._headers.sub(_keep_name, text)
-            text = self._assigned.sub(_keep_name, text)
+            text = self._headers.sub(rf"\1{MASK}", text)
+            text = self._assigned.sub(rf"\1{MASK}", text)
         if "-" in text:
             text = _OPTION_AND_VALUE.sub(self._keep_option, text)
         if "://" in text:
@@ -172,7 +167,7 @@ class Masker:
         text = _BEARER.sub(rf"\1 {MASK}", text)
         if "eyJ" in text:
             text = _DOTTED.sub(_without_jwt, text)
-        return _RUN.sub(_without_tokens, text)
+        return _RUN.sub(lambda found: _TOKENS.sub(MASK, found[0]), text)
 
 
 def _assignments(keys: list[str], value: str) -> re.Pattern[str]:
@@ -196,14 +191,6 @@ def _spelling(key: str) -> tuple[str, str]:
     """Return the first letter of a key, and a pattern for the others."""
     words = _WORD.findall(key)
     return words[0][0].lower(), r"[\s_.-]{0,2}".join(map(re.escape, (words[0][1:], *words[1:])))
-
-
-def _keep_name(found: re.Match[str]) -> str:
-    return f"{found[1]}{MASK}"
-
-
-def _without_tokens(found: re.Match[str]) -> str:
-    return _TOKENS.sub(MASK, found[0])
 
 
 def _without_jwt(found: re.Match[str]) -> str:

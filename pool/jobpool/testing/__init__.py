@@ -10,14 +10,4 @@ from jobpool.testing.faults import POINTS, BrokerDown, Crash, Fault, LoseLease, 
 from jobpool.testing.pool import VirtualPool
 from jobpool.testing.worker import Run
 
-__all__ = [
-    "POINTS",
-    "BrokerDown",
-    "Crash",
-    "Fault",
-    "LoseLease",
-    "Point",
-    "Run",
-    "Timeout",
-    "VirtualPool",
-]
+__all__ = ["POINTS", "BrokerDown", "Crash", "Fault", "LoseLease", "Point", "Run", "Timeout", "VirtualPool"]

@@ -123,37 +123,27 @@ class Injection:
         return ", ".join([f"{self.fault!r} at {self.at}", *chosen, f"{self.left} time{'s' * (self.left > 1)}"])
 
 
-class FaultPlan:
-    """The faults that are still to happen, in the order in which they were planned."""
-
-    def __init__(self) -> None:
-        self._planned: list[Injection] = []
-
-    def add(self, injection: Injection) -> None:
-        self._planned.append(injection)
+class FaultPlan(list[Injection]):
+    """The faults, in the order in which they were planned."""
 
     @property
     def left(self) -> list[Injection]:
         """Return the faults that have not happened as often as planned."""
-        return [injection for injection in self._planned if injection.left]
+        return [injection for injection in self if injection.left]
 
-    def take(self, at: Point, lease: JobLease, *kinds: type[Fault]) -> Fault | None:
-        """Return the fault of these kinds whose turn it is at this point of this delivery; counts it."""
+    def take(self, at: Point, lease: JobLease, *kinds: type[Fault], progress: float | None = None) -> Fault | None:
+        """Return the fault of these kinds whose turn it is at this point of this delivery; counts it.
+
+        `progress`: the fraction that the handler has reported; None = it has only begun.
+        """
         return self._count(
             injection
             for injection in self.left
             if injection.at == at
-            and injection.progress is None
+            and (injection.progress is None) == (progress is None)
+            and (injection.progress or 0.0) <= (progress or 0.0)
             and isinstance(injection.fault, kinds)
             and injection.concerns(lease)
-        )
-
-    def take_at_progress(self, fraction: float, lease: JobLease) -> Fault | None:
-        """Return the same, for a handler that has reported `fraction`."""
-        return self._count(
-            injection
-            for injection in self.left
-            if injection.progress is not None and injection.progress <= fraction and injection.concerns(lease)
         )
 
     def take_fetch(self) -> BrokerDown | None:

@@ -18,7 +18,7 @@ from jobpool.message import producer
 from jobpool.message.allowances import Allowances
 from jobpool.message.builder import JobBuilder
 from jobpool.message.definition import JobDefinition
-from jobpool.message.result import Status
+from jobpool.message.outcome import Status
 from jobpool.message.signing import EnvelopeSigner, Key
 from jobpool.policy.limits import Limits
 from jobpool.policy.retry import RetryPolicy
@@ -74,7 +74,9 @@ class VirtualPool:
         ttl: float = 30.0,
         start: datetime | None = None,
     ) -> None:
-        self.clock = ManualClock(wall=_moment(start))
+        if start is not None and start.utcoffset() is None:
+            raise ConfigurationError("start has no timezone: write datetime(…, tzinfo=UTC)")
+        self.clock = ManualClock(wall=round(time.time(), 6) if start is None else start.timestamp())
         self.backend = open_backend("memory://", signer=EnvelopeSigner(signing_key), clock=self.clock)
         self.jobs = Jobs(backend=self.backend)
         self._reap = reap or ReapPolicy()
@@ -83,7 +85,7 @@ class VirtualPool:
             self.backend,
             self.clock,
             self._plan,
-            registry,
+            registry=registry,
             retry=retry,
             limits=limits,
             queue_handlers=queue_handlers,
@@ -91,8 +93,6 @@ class VirtualPool:
             default_timeout=default_timeout,
             ttl=ttl,
         )
-
-    # --- jobs --------------------------------------------------------------------------------------
 
     def enqueue(self, job: Job) -> str:
         """Enqueue a job; its id. Raises as `Jobs.enqueue`."""
@@ -107,9 +107,7 @@ class VirtualPool:
         return self.backend.inspect(ident)
 
     def waiting(self, queue: str | None = None) -> list[Message]:
-        """Return the messages still to run, of one queue or of all: delayed ones too, and those under a lease that
-        nobody ended.
-        """
+        """Return the messages still to run, of one queue or of all: also delayed ones, and those that are leased."""
         found = self._messages(queue, State.WAITING, State.DELAYED, State.LEASED)
         return [message for message in found if message.handler]  # no pool runs posted messages
 
@@ -121,13 +119,10 @@ class VirtualPool:
         """Return the pool's counts for metrics, by name: `jobs_succeeded`, `jobs_requeued`, …"""
         return dict(self._worker.counters.get(queue, {}))
 
-    # --- running -----------------------------------------------------------------------------------
-
     def run_one(self, queue: str = "default") -> Run | None:
         """Run what is next in a queue now, and reap what that left behind; None when there is nothing to fetch.
 
-        Raises:
-            BackendUnavailable: A test has told the broker not to answer, and it was the fetch that met it.
+        Raises `BackendUnavailable`: a test has told the broker not to answer, and it was the fetch that met it.
         """
         self.reap(queue)
         run = self._worker.deliver(queue)
@@ -148,7 +143,7 @@ class VirtualPool:
         Raises:
             AssertionError: There is more to do after `limit` runs.
         """
-        return self._run(queues, limit, self._nothing)
+        return self._run(queues, limit, lambda _: False)
 
     def run_all(self, *queues: str, limit: int = 1000) -> list[Run]:
         """Run queues to their end: retries after their delays, what is scheduled, what was snoozed or held back.
@@ -165,8 +160,6 @@ class VirtualPool:
     def reap(self, *queues: str) -> int:
         """Give back what is held by leases that have ended, as every pool does now and then; how many."""
         return sum(len(self.backend.reap(queue, self._reap)) for queue in self._chosen(queues))
-
-    # --- faults ------------------------------------------------------------------------------------
 
     def inject(
         self,
@@ -193,14 +186,12 @@ class VirtualPool:
         Raises:
             ConfigurationError: This cannot happen there, or a number is out of bounds.
         """
-        self._plan.add(Injection(fault, at, handler, job, attempt, progress, times))
+        self._plan.append(Injection(fault, at, handler, job, attempt, progress, times))
 
     @property
     def unused(self) -> list[str]:
         """The faults that have not happened, in words. A test that planned one and never met it proves nothing."""
         return [str(injection) for injection in self._plan.left]
-
-    # --- beginning and end -------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the broker, and all that is in it."""
@@ -217,8 +208,6 @@ class VirtualPool:
     def __repr__(self) -> str:
         return f"<VirtualPool with {len(self.waiting())} jobs to run and {len(self.dead())} dead>"
 
-    # --- how it runs -------------------------------------------------------------------------------
-
     def _run(self, queues: tuple[str, ...], limit: int, idle: Callable[[Sequence[str]], bool]) -> list[Run]:
         """Deliver in turns until there is nothing to fetch and `idle` finds nothing to wait for."""
         if limit < 1:
@@ -226,34 +215,30 @@ class VirtualPool:
         runs: list[Run] = []
         while (found := self._round(queues)) or idle(queues):
             runs += found
-            if len(runs) >= limit and self._has_more(queues, idle):
-                raise AssertionError(f"there is more to do after {len(runs)} runs; the last was {runs[-1]}")
+            if len(runs) >= limit:
+                ready = any(self.backend.stats(queue).waiting for queue in self._chosen(queues))
+                if ready or idle(queues):
+                    raise AssertionError(f"there is more to do after {len(runs)} runs; the last was {runs[-1]}")
         return runs
 
     def _round(self, queues: tuple[str, ...]) -> list[Run]:
-        """Process one delivery of each queue."""
-        found = (self._patiently(queue) for queue in self._chosen(queues))
-        return [run for run in found if run is not None]
-
-    def _patiently(self, queue: str) -> Run | None:
-        while True:
-            try:
-                return self.run_one(queue)
-            except BackendUnavailable:
-                self.clock.advance(OUTAGE_PAUSE)
-
-    def _has_more(self, queues: tuple[str, ...], idle: Callable[[Sequence[str]], bool]) -> bool:
-        ready = any(self.backend.stats(queue).waiting for queue in self._chosen(queues))
-        return ready or idle(queues)
-
-    @staticmethod
-    def _nothing(queues: Sequence[str]) -> bool:
-        del queues
-        return False
+        """Process one delivery of each queue; where the broker does not answer, again after a while."""
+        runs: list[Run] = []
+        for queue in self._chosen(queues):
+            while True:
+                try:
+                    run = self.run_one(queue)
+                    break
+                except BackendUnavailable:
+                    self.clock.advance(OUTAGE_PAUSE)
+            if run is not None:
+                runs.append(run)
+        return runs
 
     def _wait_for_the_next(self, queues: Sequence[str]) -> bool:
         """Turn the clock to when a delay or a lease ends; whether there is one."""
-        ends = [_end(message) for queue in self._chosen(queues) for message in self.waiting(queue)]
+        waiting = [message for queue in self._chosen(queues) for message in self.waiting(queue)]
+        ends = [message.available_at if message.expires_at is None else message.expires_at for message in waiting]
         if ends:
             self.clock.advance(max(0.0, min(ends) - self.clock.wall()))
         return bool(ends)
@@ -267,16 +252,3 @@ class VirtualPool:
             found += page
             after = page[-1].cursor
         return found
-
-
-def _end(message: Message) -> float:
-    """Return Unix time at which a message may be fetched, or its lease is over."""
-    return message.available_at if message.expires_at is None else message.expires_at
-
-
-def _moment(start: datetime | None) -> float:
-    if start is None:
-        return round(time.time(), 6)
-    if start.utcoffset() is None:
-        raise ConfigurationError("start has no timezone: write datetime(…, tzinfo=UTC)")
-    return start.timestamp()

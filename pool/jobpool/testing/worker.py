@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +12,12 @@ from jobpool.client.worker import QueueWorker
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, MalformedEnvelope
 from jobpool.handlers.ending import timeout_text
-from jobpool.handlers.registry import AnyHandler, HandlerRegistry
+from jobpool.handlers.handler import AnyHandler
+from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import Crashed, Outcome, ResultKind
-from jobpool.message.result import ExecutionResult, Status, WorkerResult
+from jobpool.message.outcome import Crashed, ExecutionResult, Outcome, ResultKind, Status, WorkerResult
 from jobpool.message.settlement import Forfeit, Settled, Settlement
 from jobpool.testing.faults import BrokerDown, Crash, Fault, FaultPlan, LoseLease, Point, Timeout
 
@@ -49,74 +48,39 @@ class Struck(BaseException):
 
 
 class FaultyWorker(QueueWorker):
-    """Processes messages one by one, and remembers each as a `Run`.
+    """Processes messages one by one, and tells of each as a `Run`. `struck`: the last fault that struck a handler."""
 
-    Args:
-        backend: Where messages come from.
-        clock: Its clock.
-        plan: The faults.
-        registry: The handlers; None = those of `@jobpool.handler`.
-        options: As `QueueWorker` takes them.
-
-    Attributes:
-        struck: The fault that struck the handler of the last attempt.
-    """
-
-    def __init__(
-        self,
-        backend: QueueBackend,
-        clock: ManualClock,
-        plan: FaultPlan,
-        registry: HandlerRegistry | None,
-        **options: Any,
-    ) -> None:
-        super().__init__(backend, registry, **options)
+    def __init__(self, backend: QueueBackend, clock: ManualClock, plan: FaultPlan, **options: Any) -> None:
+        super().__init__(backend, **options)
         self._virtual = clock
         self._plan = plan
         self._outage = 0
         self._lease: JobLease | None = None
         self.struck: Fault | None = None
         self._output = ""
-        self._fetched_at = 0.0
 
     def deliver(self, queue: str) -> Run | None:
-        """Process one message; None when there is none to fetch.
-
-        Raises:
-            BackendUnavailable: The fetch was not answered.
-        """
-        self._fail_the_fetch()
-        self._lease, self._output, self._fetched_at = None, "", self._virtual.wall()
+        """Process one message; None when there is none. Raises `BackendUnavailable`: the fetch was not answered."""
+        down = self._plan.take_fetch()
+        self._outage += down.calls if down else 0
+        if self._outage:
+            self._outage -= 1
+            raise BackendUnavailable(SILENT)
+        self._lease, self._output, fetched_at = None, "", self._virtual.wall()
         try:
             result = self.process_once(queue)
         except BackendUnavailable as error:
             if self._lease is None:
                 raise
             result = WorkerResult(Status.LOST, self._lease.attempts, str(error))
-        return self._told(queue, result)
-
-    def _fail_the_fetch(self) -> None:
-        down = self._plan.take_fetch()
-        self._outage += down.calls if down else 0
-        if self._outage:
-            self._outage -= 1
-            raise BackendUnavailable(SILENT)
-
-    def _told(self, queue: str, result: WorkerResult) -> Run | None:
-        if result.status is Status.EMPTY or self._lease is None:
+        lease = self._lease
+        if lease is None:
             return None
-        return Run(
-            result.status,
-            result.attempts,
-            result.error,
-            id=self._lease.id,
-            queue=queue,
-            handler=_handler(self._lease),
-            output=self._output,
-            at=self._fetched_at,
-        )
-
-    # --- the pipeline, with its points -------------------------------------------------------------
+        try:
+            handler = lease.envelope.job
+        except MalformedEnvelope:
+            handler = ""
+        return Run(result.status, result.attempts, result.error, lease.id, queue, handler, self._output, fetched_at)
 
     def _run(self, lease: JobLease, handler: AnyHandler | None) -> tuple[Outcome, JobLease]:
         self._lease = lease
@@ -140,7 +104,8 @@ class FaultyWorker(QueueWorker):
         assert self._lease is not None
         self.struck = None
         if self._plan.concerns_handler(self._lease):
-            attempt = run_attempt(job, _Sabotaged(self._registry, self), progress=self._report)
+            sabotaged = _Sabotaged(self._registry, self)
+            attempt = run_attempt(job, sabotaged, progress=lambda fraction, _: self.meet(fraction))
         else:
             attempt = super()._attempt(job)
         if isinstance(self.struck, Timeout):
@@ -151,29 +116,18 @@ class FaultyWorker(QueueWorker):
         self._output = attempt.output
         return attempt
 
-    def enter(self) -> None:
-        """Note that the handler begins."""
-        assert self._lease is not None
-        self._strike(self._plan.take("in_handler", self._lease, Crash, Timeout, LoseLease))
-
-    def _report(self, fraction: float, text: str) -> None:
-        """Note that the handler reports progress."""
-        del text
-        assert self._lease is not None
+    def meet(self, progress: float | None = None) -> None:
+        """Let the fault happen whose turn it is: the handler begins, or has reported progress."""
+        lease, fault = self._lease, None
+        assert lease is not None
         # Nothing more is taken from the plan after the end: the handler has swallowed it, and meets it again.
-        self._strike(None if self._is_over else self._plan.take_at_progress(fraction, self._lease))
-
-    def _strike(self, fault: Fault | None) -> None:
+        if not isinstance(self.struck, Crash | Timeout):
+            fault = self._plan.take("in_handler", lease, Crash, Timeout, LoseLease, progress=progress)
         self.struck = fault or self.struck
-        if isinstance(fault, LoseLease) and self._lease is not None:
-            self._lose(self._lease)
-        if self._is_over:
+        if isinstance(fault, LoseLease):
+            self._lose(lease)
+        if isinstance(self.struck, Crash | Timeout):
             raise Struck("stopped by a test")
-
-    @property
-    def _is_over(self) -> bool:
-        """True if the handler was stopped: then nothing of the user's runs any more."""
-        return isinstance(self.struck, Crash | Timeout)
 
     def _conclude(self, outcome: Outcome, lease: JobLease, handler: AnyHandler | None) -> WorkerResult:
         self._lease = lease
@@ -182,30 +136,23 @@ class FaultyWorker(QueueWorker):
         return result
 
     def _settle(self, lease: JobLease, settlement: Settlement, call_id: str) -> Settled:
+        """Settle with requests, and then answers, lost as often as the plan says."""
+        requests = answers = 0
+        if not isinstance(settlement, Forfeit):  # of a crash, which is the worse of the two
+            requests, answers = self._calls("before_settle", lease), self._calls("after_settle", lease)
+
         def settle() -> Settled:
-            return self._backend.settle_many([(lease, settlement)], call_id)[0]
-
-        if isinstance(settlement, Forfeit):
-            return settle()  # of a crash, which is the worse of the two
-        return self._patiently(lease, self._over_a_bad_line(lease, settle))
-
-    def _over_a_bad_line(self, lease: JobLease, call: Callable[[], Settled]) -> Callable[[], Settled]:
-        """Return `call` with its requests, and then its answers, lost as often as the plan says."""
-        requests = self._calls("before_settle", lease)
-        answers = self._calls("after_settle", lease)
-
-        def attempted() -> Settled:
             nonlocal requests, answers
             if requests:
                 requests -= 1
                 raise BackendUnavailable(SILENT)
-            answer = call()
+            answer = self._backend.settle_many([(lease, settlement)], call_id)[0]
             if answers:
                 answers -= 1
                 raise BackendUnavailable(SILENT)
             return answer
 
-        return attempted
+        return self._patiently(lease, settle)
 
     def _calls(self, at: Point, lease: JobLease) -> int:
         down = self._plan.take(at, lease, BrokerDown)
@@ -217,13 +164,6 @@ class FaultyWorker(QueueWorker):
 
     def _nap(self, seconds: float) -> None:
         self._virtual.advance(seconds)
-
-
-def _handler(lease: JobLease) -> str:
-    try:
-        return lease.envelope.job
-    except MalformedEnvelope:
-        return ""
 
 
 class _Sabotaged(HandlerRegistry):
@@ -241,7 +181,7 @@ class _Sabotaged(HandlerRegistry):
         def before_run(ctx: JobContext) -> None:
             if before is not None:
                 before(ctx)
-            worker.enter()
+            worker.meet()
 
         def after_run(result: ExecutionResult) -> None:
             if after is not None and not isinstance(worker.struck, Crash):

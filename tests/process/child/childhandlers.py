@@ -24,7 +24,7 @@ from jobpool.errors import Retry, Snooze, Unrecoverable
 from jobpool.handlers.registry import handler
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
-from jobpool.message.result import ExecutionResult
+from jobpool.message.outcome import ExecutionResult
 
 LONG = 60.0
 STARTED_IN = os.getcwd()

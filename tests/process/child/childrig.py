@@ -7,6 +7,8 @@ itself, started by exec and not forked from the test, which may have threads.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import select
 import signal
@@ -19,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from jobpool.ipc import packets
-from jobpool.ipc.board_views import ChildView
-from jobpool.ipc.frames import BootFailed, Frame, Ready, Reply, Result, Run, decode
+from jobpool.ipc.board_layout import ChildView
+from jobpool.ipc.frames import BootFailed, Frame, Ready, Reply, Result, Run, Spawn, decode
 from jobpool.ipc.process_options import ChildOptions
 from jobpool.ipc.scoreboard import ChildPages, Scoreboard
 from jobpool.message.definition import JobDefinition
@@ -60,7 +62,7 @@ class ChildProcess:
         self.trace = os.memfd_create("trace")
         self.output, output = os.pipe()
         fds = [work.fileno(), channel.fileno(), self.board.fd, self.trace, output]
-        arguments = [*map(str, fds), ChildOptions(**options).to_json().decode()]
+        arguments = [*map(str, fds), json.dumps(dataclasses.asdict(ChildOptions(**options)))]
         self.process = subprocess.Popen([sys.executable, __file__, *arguments], pass_fds=fds, process_group=0)
         self._nonce = 0
         self._reader = packets.Reader(self.channel)
@@ -150,13 +152,13 @@ class ChildProcess:
 
 def main(work: str, channel: str, board: str, trace: str, output: str, options: str) -> None:
     from jobpool.child.main import run
-    from jobpool.ipc.postfork import SpawnRequest, live
+    from jobpool.ipc.postfork import live
 
     fds = (int(work), int(channel), int(trace), int(output))
     for fd in (*fds, int(board)):
         os.set_inheritable(fd, False)
     with ChildPages(int(board)).mapped(0) as page:
-        live(SpawnRequest(0, 7, fds, os.getppid(), page, ChildOptions.from_json(options), run))
+        live(run, Spawn(7, 0), fds, page, ChildOptions(**json.loads(options)), os.getppid())
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from jobpool.errors import HardTimeout
-from jobpool.ipc.alarm import Alarm, Borrowed
+from jobpool.ipc.alarm import Alarm, borrowed
 
 RACES = 5000
 TIMEOUT = 0.0005
@@ -21,7 +21,7 @@ TIMEOUT = 0.0005
 
 @pytest.fixture
 def alarm() -> Iterator[Alarm]:
-    with Borrowed():
+    with borrowed():
         yield Alarm(kill_grace=0.02)
 
 

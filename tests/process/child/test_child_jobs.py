@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from childrig import ChildProcess, wait_until
 
-from jobpool.ipc.board_views import ChildState
+from jobpool.ipc.board_layout import ChildState
 from jobpool.ipc.frames import Ask, BootFailed, Reply
 from jobpool.message.outcome import ResultKind
 

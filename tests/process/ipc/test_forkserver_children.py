@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from nurse import Nurse, Watch, text_of, wait_until
 
+from jobpool.ipc.board_layout import ChildState
 from jobpool.ipc.frames import Exited, Loaded, Spawned, SpawnFailed
 from jobpool.ipc.linux import open_fds
-from jobpool.ipc.scoreboard import ChildState
 
 
 def test_a_child_is_ready_and_writes_its_page() -> None:

@@ -13,7 +13,7 @@ from jobpool.ipc import linux
 
 HEAD = """
 import os, signal, subprocess, sys, time
-from jobpool.ipc import linux
+from jobpool.ipc import linux, packets
 
 def sleeper():
     return subprocess.Popen(["sleep", "600"]).pid
@@ -175,7 +175,7 @@ reading, writing = os.pipe()
 assert linux.open_fds() == {0, 1, 2, reading, writing}
 linux.close_all_but({0, 1, 2, writing})
 assert linux.open_fds() == {0, 1, 2, writing}
-linux.close_each([writing, writing, 999])
+packets.close_all([writing, writing, 999])
 """)
 
 

@@ -17,7 +17,7 @@ from support.poolrig import PoolProcess, Rig, kill_child
 from support.waiting import wait_until
 
 from jobpool.broker.values import Message
-from jobpool.ipc.oom_kills import find
+from jobpool.ipc.linux import find_oom_kills
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.death import MAX_RECORD_BYTES, Death
 
@@ -181,7 +181,7 @@ def crashed(rig: Rig, ident: str, times: int = 1) -> Message:
 @pytest.fixture
 def small_group(rig: Rig) -> Iterator[Path]:
     """A control group of 160 MiB, below this process's own; skips where none may be made."""
-    counted = find()
+    counted = find_oom_kills()
     group = counted.parent / f"jobpool-test-{os.getpid()}" if counted else None
     limit = "memory.max" if counted and counted.name == "memory.events" else "memory.limit_in_bytes"
     try:

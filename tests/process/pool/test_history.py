@@ -9,7 +9,7 @@ import pytest
 from support.poolrig import Rig
 from support.waiting import wait_until
 
-from jobpool.telemetry.history.places import InFile, InTable, Place
+from jobpool.telemetry.history.places import HistoryFile, HistoryTable, Place
 
 
 def statuses(place: Place, name: str) -> list[str]:
@@ -17,7 +17,7 @@ def statuses(place: Place, name: str) -> list[str]:
 
 
 def test_every_attempt_is_in_the_file_with_how_it_ended(rig: Rig) -> None:
-    place = InFile(rig.directory / "h.ndjson", 100)
+    place = HistoryFile(rig.directory / "h.ndjson", 100)
     rig.enqueue("fail", {"times": 2}, name="twice", max_retries=3)
     rig.enqueue("die", {"how": "SIGSEGV"}, name="crasher")
     rig.enqueue("hang", {"how": "hang_in_sum"}, name="hanger", timeout=0.3)
@@ -59,7 +59,7 @@ def test_secrets_are_masked_in_the_file(rig: Rig) -> None:
     flags = ("--until-empty", "--history", "file:h.ndjson mask=site,customer")
     assert rig.run_pool(*flags).wait() == 0
     assert "hunter2" not in (rig.directory / "h.ndjson").read_text()
-    [row] = InFile(rig.directory / "h.ndjson", 100).read("typed", 9)
+    [row] = HistoryFile(rig.directory / "h.ndjson", 100).read("typed", 9)
     assert row["payload"] == {"customer": "***", "api_key": "***", "site": "***"}
 
 
@@ -69,7 +69,7 @@ def test_pools_share_a_file_and_the_newest_of_each_name_stay_in_it(rig: Rig) -> 
     pools = [rig.start_pool("--until-empty", "--history", "file:h.ndjson keep=20") for _ in range(3)]
     for pool in pools:
         assert pool.wait() == 0
-    place = InFile(rig.directory / "h.ndjson", 20)
+    place = HistoryFile(rig.directory / "h.ndjson", 20)
     assert statuses(place, "rare") == ["acked"]
     assert len(statuses(place, "work")) >= 20
     lines = (rig.directory / "h.ndjson").read_text().splitlines()
@@ -84,14 +84,14 @@ def test_the_table_keeps_the_newest_of_each_name_in_the_broker(rig: Rig) -> None
     pools = [rig.start_pool("--until-empty", "--history", "table keep=7") for _ in range(2)]
     for pool in pools:
         assert pool.wait() == 0
-    place = InTable(rig.backend.keys, 7)
+    place = HistoryTable(rig.backend.keys, 7)
     assert statuses(place, "work") == ["acked"] * 7
     assert statuses(place, "nightly") == ["dead-lettered"]
     assert place.names() == ["nightly", "work"]
 
 
 def test_rows_come_while_the_pool_runs_and_what_is_left_at_its_stop(rig: Rig) -> None:
-    place = InFile(rig.directory / "h.ndjson", 100)
+    place = HistoryFile(rig.directory / "h.ndjson", 100)
     pool = rig.start_pool("--history", "file:h.ndjson").wait_ready(2)
     rig.enqueue("work")
     wait_until(lambda: statuses(place, "work"), 30)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support import apps_deaths
 from support.poolrig import Rig
-from support.waiting import wait_until
+from support.waiting import wait_until, whole_lines
 
 from jobpool.broker.values import Message, State
 from jobpool.message.death import Death
@@ -23,8 +23,7 @@ LIMIT = 30.0
 
 def runs(rig: Rig) -> list[str]:
     """`queue fence attempt crashes customer` of each run."""
-    file = rig.directory / "runs"
-    return file.read_text().splitlines() if file.exists() else []
+    return whole_lines(rig.directory / "runs")
 
 
 def moved(rig: Rig, ident: str, queue: str) -> Message:

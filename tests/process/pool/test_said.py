@@ -10,7 +10,7 @@ from support.waiting import wait_until
 
 from jobpool.broker.values import NewMessage
 from jobpool.message.definition import JobDefinition
-from jobpool.message.envelope import canonical_bytes, decode
+from jobpool.message.envelope import decode
 from jobpool.message.signing import EnvelopeSigner
 
 KEY = "a key that is long enough"
@@ -36,7 +36,7 @@ def test_a_message_of_a_newer_wire_is_given_back_with_a_delay_and_said_so(rig: R
     wire = json.loads(packed.body)
     future = wire | {"meta": {"v": 2, "_timeout": "as later versions write it"}}
     unsigned = json.dumps(future).encode()
-    future["_sig"] = signer.sign(canonical_bytes(decode(unsigned, attempts=0)))
+    future["_sig"] = signer.sign(decode(unsigned, attempts=0))
     body = json.dumps(future).encode()
     rig.backend._enqueue([NewMessage("from-the-future", True, "default", "work", 5, None, body)])
     pool = rig.start_pool(JOBPOOL_SIGNING_KEY=KEY).wait_ready(2)

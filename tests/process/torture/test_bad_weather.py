@@ -73,6 +73,7 @@ def test_all_connections_of_a_pool_are_reset(rig: FleetRig) -> None:
     before = rig.networks[0].counts()
     with dial(rig) as connection, dial(rig, 1) as other:
         assert ask(connection) == ask(other) == b"+PONG\r\n"
+        rig.until(lambda: rig.networks[0].counts().open >= 2, "the pool is connected, as is the test")
         told = re.search(r"(\d+) connections reset", rig.strike("net.cut"))
         assert told
         assert int(told[1]) >= 2, "ours, and those of the pool, which opens and closes some as it needs them"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.opening import sqlite_url
+from jobpool.broker.config_file import sqlite_url
 from jobpool.message.definition import JobDefinition
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sqlite import SqliteBackend

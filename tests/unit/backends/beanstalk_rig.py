@@ -28,8 +28,8 @@ class Administrator:
 
     def __init__(self, address: Address, clock: ManualClock) -> None:
         self.connections = Connections(address, clock)
-        self.inspector = Inspector(self.connections, clock)
-        self.bulk_changer = BulkChanger(self.connections, self.inspector, clock)
+        self.inspector = Inspector(self.connections)
+        self.bulk_changer = BulkChanger(self.connections, self.inspector)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from psycopg.rows import TupleRow
 from support.servers import PostgresServer, fresh_name, shared_postgres
 
 from jobpool_backends.postgres import PostgresBackend
-from jobpool_backends.postgres.address import read_address
+from jobpool_backends.postgres.connection import read_address
 from jobpool_backends.postgres.database import Database
 
 

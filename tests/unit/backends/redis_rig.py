@@ -11,8 +11,8 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.message.lease import JobLease
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.address import read_address
-from jobpool_backends.redis.key_names import KeyNames
-from jobpool_backends.redis.opening import open_link
+from jobpool_backends.redis.backend import open_link
+from jobpool_backends.redis.keyspace import KeyNames
 
 
 class Rig:

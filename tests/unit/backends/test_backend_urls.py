@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from support.jobs import a_job
 
-from jobpool.broker.opening import open_backend, sqlite_url
+from jobpool.broker.config_file import sqlite_url
+from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sqlite import SqliteBackend

@@ -17,7 +17,7 @@ from jobpool.broker.values import MessageFilter, QueueStats, State, Verb
 from jobpool.errors import BackendUnavailable, Unsupported
 from jobpool_backends.beanstalk import BeanstalkBackend
 from jobpool_backends.beanstalk.bulk import LETTERS_RAISED_AT_ONCE, LetterChanges
-from jobpool_backends.beanstalk.dead_letters import Walk
+from jobpool_backends.beanstalk.inspect import Walk
 from jobpool_backends.beanstalk.records import Record, from_bytes
 from jobpool_torture.network import Proxy
 

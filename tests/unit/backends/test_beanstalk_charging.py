@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jobpool.broker.values import Reaped, ReapPolicy
-from jobpool_backends.beanstalk.reap import MAX_DELAY_S, Charge, CrashLedger, charge, whole_seconds
-from jobpool_backends.beanstalk.records import Record
+from jobpool_backends.beanstalk.records import MAX_DELAY_S, Charge, Record, charge, whole_seconds
+from jobpool_backends.reaping import NativeReaping
 
 NOW = 1000.0
 POLICY = ReapPolicy(max_crashes=3, window=100.0, back_off=8.0, back_off_cap=20.0)
@@ -57,11 +57,11 @@ def test_delays_are_rounded_up_to_whole_seconds(delay: float, seconds: int) -> N
 
 
 def test_the_ledger_tells_each_charge_once_and_keeps_the_policy_of_each_queue() -> None:
-    ledger = CrashLedger()
+    ledger = NativeReaping()
     assert ledger.policy("mails") == ReapPolicy()
     for number in range(1200):
-        ledger.note("mails", Charge(Record(str(number), 1.0, crashes=1, cause="SIGBUS"), 0))
-    ledger.note("others", Charge(Record("y", 1.0, crashes=6, cause="c", died_at=2.0), 0))
+        ledger.add(Charge(Record(str(number), 1.0, crashes=1, cause="SIGBUS"), 0).reaped("mails"))
+    ledger.add(Charge(Record("y", 1.0, crashes=6, cause="c", died_at=2.0), 0).reaped("others"))
     first = ledger.reap("mails", POLICY)
     assert (len(first), first[0]) == (1000, Reaped("0", "mails", 1, "SIGBUS", False))
     assert len(ledger.reap("mails", POLICY)) == 200

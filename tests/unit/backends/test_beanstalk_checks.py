@@ -13,7 +13,6 @@ from jobpool.broker.finding import Level, cautions_of
 from jobpool.clock import SystemClock
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.beanstalk.address import read_address
-from jobpool_backends.beanstalk.answers import Stats
 from jobpool_backends.beanstalk.checks import (
     ROOMY_JOB_BYTES,
     check_version,
@@ -22,6 +21,7 @@ from jobpool_backends.beanstalk.checks import (
     ping,
     require_version,
 )
+from jobpool_backends.beanstalk.connection import Stats
 from jobpool_backends.beanstalk.connections import Connections
 
 GOOD: Stats = {

@@ -10,8 +10,8 @@ from support.servers import BeanstalkServer
 
 from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.errors import Unsupported
-from jobpool_backends.beanstalk import dead_letters
-from jobpool_backends.beanstalk.dead_letters import Walk
+from jobpool_backends.beanstalk import inspect
+from jobpool_backends.beanstalk.inspect import Walk
 
 ALL = MessageFilter()
 
@@ -145,7 +145,7 @@ def test_a_place_that_was_remembered_wrongly_is_looked_for_again(rig: BeanstalkR
 
 
 def test_a_walk_has_an_end_and_the_next_goes_on_behind_it(rig: BeanstalkRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "MAX_WALK_STEPS", 5)
+    monkeypatch.setattr(inspect, "MAX_WALK_STEPS", 5)
     rig.bury_many("abcdefgh")
     assert ids(rig.inspector.page(ALL, 0, 50)) == list("abcde")
     assert ids(rig.inspector.page(ALL, 0, 50)) == ["a", "b", "f", "g", "h"]

@@ -9,10 +9,8 @@ from beanstalk_clients import AT_ONCE, QUEUE, Clients, a_job, one
 from support.waiting import wait_until
 
 from jobpool.broker.values import Reaped, ReapPolicy
-from jobpool_backends.beanstalk.answers import Counters
-from jobpool_backends.beanstalk.connection import Answer, Connection
-from jobpool_backends.beanstalk.reap import Charge
-from jobpool_backends.beanstalk.records import from_bytes
+from jobpool_backends.beanstalk.connection import Answer, Connection, Counters
+from jobpool_backends.beanstalk.records import Charge, from_bytes
 
 
 @pytest.fixture

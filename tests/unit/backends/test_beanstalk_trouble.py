@@ -14,7 +14,7 @@ from support.servers import free_port
 from jobpool import open_backend
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError
 from jobpool_backends.beanstalk.address import Address
-from jobpool_backends.beanstalk.errors import refusal
+from jobpool_backends.beanstalk.connection import refusal
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from support.waiting import wait_until
 
 from jobpool.broker.finding import Level, cautions_of
 from jobpool.errors import BackendUnavailable
-from jobpool_backends.postgres.address import read_address
 from jobpool_backends.postgres.checks import diagnose, server_time
+from jobpool_backends.postgres.connection import read_address
 from jobpool_backends.postgres.database import Database
 
 

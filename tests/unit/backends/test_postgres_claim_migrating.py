@@ -15,7 +15,7 @@ from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
 from jobpool_backends.postgres import PostgresBackend
-from jobpool_backends.postgres.migrate import VERSION
+from jobpool_backends.postgres.schema import VERSION
 
 VERSION_2 = Path(__file__).with_name("postgres_version_2.sql")
 
@@ -52,7 +52,7 @@ def rig() -> Iterator[Rig]:
 def repeated_fetch(rig: Rig, backend: PostgresBackend) -> list[JobLease]:
     """What the fetch of version 2 answered, asked for again."""
     rows = rig.ask("SELECT * FROM {schema}.lease('reports', 2, 300000000, 'c1', 8)")
-    return backend._fetcher._leases("reports", rows, backend.clock.boot())
+    return backend._leases._leased("reports", rows, backend.clock.boot())
 
 
 def test_it_becomes_what_a_new_one_is(rig: Rig) -> None:

@@ -12,8 +12,9 @@ from jobpool.broker.values import ReapPolicy
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Settled
-from jobpool_backends.postgres import PostgresBackend, retention
-from jobpool_backends.postgres.address import read_address
+from jobpool_backends.postgres import PostgresBackend
+from jobpool_backends.postgres import leases as leases_module
+from jobpool_backends.postgres.connection import read_address
 from jobpool_backends.shared import DeadCaps
 
 
@@ -76,7 +77,7 @@ def test_the_crash_limit_buries_under_the_same_caps(rig: Rig) -> None:
 
 def test_a_cap_that_is_set_late_is_reached_piece_by_piece(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     bury(rig.open(), 40)
-    monkeypatch.setattr(retention, "_EVICT_BATCH_MESSAGES", 3)
+    monkeypatch.setattr(leases_module, "_EVICT_BATCH_MESSAGES", 3)
     capped = rig.open(dead_max=4)
     capped.reap(QUEUE)
     assert (capped.stats(QUEUE).dead, capped.evicted(QUEUE)) == (25, 15)
@@ -108,7 +109,7 @@ def test_an_eviction_that_fails_does_not_hide_the_answer(rig: Rig, monkeypatch: 
         raise BackendUnavailable("the server is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(backend._caps, "_shorten", fail)
+        patch.setattr(backend._leases, "_shorten", fail)
         assert backend.settle_many([(lease, Abandon("failed")) for lease in leases]) == [Settled.OK] * 2
     assert backend.stats(QUEUE).dead == 2
     backend.reap(QUEUE)

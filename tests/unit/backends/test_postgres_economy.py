@@ -55,7 +55,7 @@ def found() -> Iterator[Explained]:
     with Rig() as rig:
         rig.open().prepare()
         found = explained(rig)
-        found.backend._settler._sweeper._next = math.inf
+        found.backend._database.next_sweep = math.inf
         yield found
 
 

@@ -308,7 +308,7 @@ def test_who_only_uses_the_key_store_sweeps_too(
 ) -> None:
     use_everything(backend, 4)
     make_old(rig)
-    backend._settler._sweeper._next = 0.0
+    backend._database.next_sweep = 0.0
     use(backend.keys)
     assert rows(rig)["holds"] == 2
 

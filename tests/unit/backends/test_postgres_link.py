@@ -16,8 +16,7 @@ from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.postgres import connection as connection_module
-from jobpool_backends.postgres.address import read_address
-from jobpool_backends.postgres.connection import Connection
+from jobpool_backends.postgres.connection import Connection, read_address
 from jobpool_backends.postgres.database import MAX_IDLE_CONNECTIONS, Database
 
 SLACK = 1.0
@@ -402,7 +401,7 @@ def test_a_hundred_reconnects_leave_nothing_behind(rig: Rig) -> None:
         else:
             link.answer_timeout = 0.0
             with pytest.raises(BackendUnavailable):
-                database.run("SELECT pg_sleep(0.02)")
+                database.run("SELECT pg_sleep(0.2)")
         session(database)
     assert open_descriptors() <= before
     count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"

@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 
 from jobpool.errors import ConfigurationError
-from jobpool_backends.postgres.address import Address, read_address
 from jobpool_backends.postgres.backend import PostgresBackend
+from jobpool_backends.postgres.connection import Address, read_address
 
 
 def parameters(url: str, **options: object) -> dict[str, str]:

@@ -6,8 +6,7 @@ import psycopg
 import pytest
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.postgres.address import Address, read_address
-from jobpool_backends.postgres.connection import AnswerTimeout
+from jobpool_backends.postgres.connection import Address, AnswerTimeout, read_address
 from jobpool_backends.postgres.errors import is_conflict, is_stale, raise_explained, raise_unreached
 
 ADDRESS: Address = read_address("postgresql://jo:s3cret@db.example:6432/jobs?schema=mine")

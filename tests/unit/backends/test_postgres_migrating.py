@@ -15,8 +15,8 @@ from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Guards
 from jobpool.message.settlement import Settled
-from jobpool_backends.postgres import migrate
-from jobpool_backends.postgres.migrate import VERSION
+from jobpool_backends.postgres import schema as migrate
+from jobpool_backends.postgres.schema import VERSION
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_what_version_1_left_behind_goes_on(rig: Rig) -> None:
     rig.ask(_USED_BY_VERSION_1)
     backend = rig.open()
     assert [message.id for message in backend.list_messages()] == ["acked", "failed", "waits"]
-    [held] = backend._fetcher._leases("reports", lost_leases(rig), backend.clock.boot())
+    [held] = backend._leases._leased("reports", lost_leases(rig), backend.clock.boot())
     guards = Guards(key="order-17")
     assert backend.keys.begin_many([(held, guards)])[0]
     assert backend.ack(held.guarded(guards)) is Settled.OK

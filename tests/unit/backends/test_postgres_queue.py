@@ -21,8 +21,6 @@ from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 from jobpool_backends.postgres import PostgresBackend, enqueue, inspect
-from jobpool_backends.postgres.bulk import BulkChanges
-from jobpool_backends.postgres.retention import Sweeper
 from jobpool_backends.postgres.schema import PROMOTE_LIMIT
 
 Connection = psycopg.Connection[Any]
@@ -197,7 +195,7 @@ def test_a_message_that_changed_after_somebody_looked_is_left_alone(backend: Pos
     found = list(backend._inspector.search(where, limit=3))
     [lease] = backend.fetch_many(QUEUE, limit=1)
     backend.release(lease)
-    assert BulkChanges(backend._database, backend._inspector)._change(Verb.DELETE, found) == 2
+    assert backend._inspector._change(Verb.DELETE, found) == 2
     assert [message.id for message in backend.list_messages()] == [lease.id]
 
 
@@ -518,10 +516,10 @@ def test_every_priority_is_found_whenever_it_first_comes(backend: PostgresBacken
 def test_what_need_not_be_remembered_is_swept(rig: Rig, backend: PostgresBackend) -> None:
     rig.ask("INSERT INTO {schema}.calls SELECT 'old-' || n, n, 'o' FROM generate_series(1, 5000) n")
     rig.ask("INSERT INTO {schema}.ended SELECT 'old-' || n, n FROM generate_series(1, 3000) n")
-    sweeper = Sweeper(backend._database)
+    backend._database.next_sweep = 0.0
     left = []
     for _ in range(4):
-        sweeper.sweep()
+        backend._database.sweep()
         left.append(rig.ask("SELECT (SELECT count(*) FROM {schema}.calls), (SELECT count(*) FROM {schema}.ended)")[0])
     assert left == [(3000, 1000), (1000, 0), (0, 0), (0, 0)]
 
@@ -563,7 +561,7 @@ def test_a_filter_that_few_match_is_answered_in_order_and_whole(
     monkeypatch: pytest.MonkeyPatch, backend: PostgresBackend, share: int
 ) -> None:
     """Whatever number of messages each statement looks at."""
-    monkeypatch.setattr(inspect, "WINDOW", share)
+    monkeypatch.setattr(inspect.schema, "WINDOW", share)
     jobs = [
         a_job(number, queue=f"q{number % 3}", handler="rare" if number % 41 == 0 else "usual") for number in range(900)
     ]

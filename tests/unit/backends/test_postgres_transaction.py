@@ -400,7 +400,7 @@ def test_both_work_through_a_pooler(rig: Rig, tmp_path: Path) -> None:
 
 
 SMALL = """
-import sys, psycopg, jobpool.child.transaction
+import sys, psycopg, jobpool.child.attempt
 from pkgutil import resolve_name
 resolve_name(sys.argv[1])
 print(sorted(name for name in sys.modules if name.startswith(("jobpool_backends", "sqlite3", "redis"))))

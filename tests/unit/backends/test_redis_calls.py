@@ -14,8 +14,9 @@ from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.message.guards import Begin, Guards, Hold, Rate
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
-from jobpool_backends.redis import enqueue, settle
-from jobpool_backends.redis.scripts import CHANGE
+from jobpool_backends.redis import enqueue
+from jobpool_backends.redis import leases as leases_module
+from jobpool_backends.redis.keyspace import CHANGE
 
 AT_ONCE = ReapPolicy(back_off=0.0)
 
@@ -105,7 +106,7 @@ def test_sequences_go_on_when_the_clock_is_set_back(turned: Rig) -> None:
 
 
 def test_a_batch_of_several_scripts_answers_and_repeats_as_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle, "MAX_LEASES_PER_SCRIPT", 10)
+    monkeypatch.setattr(leases_module, "MAX_LEASES_PER_SCRIPT", 10)
     backend = rig.open()
     backend.enqueue_many(numbered(25))
     leases = take(backend, 25)
@@ -222,9 +223,8 @@ def test_a_message_that_moved_on_is_left_alone_by_a_bulk_verb(rig: Rig) -> None:
     seen = [word for member in members for word in (member, rig.call("HGET", rig.key("record"), member))]
     backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.RETRY)  # meanwhile, by somebody else
     take(backend, 2)
-    keys = CHANGE.keys(rig.keys, [QUEUE])
     for verb in Verb:
-        assert rig._link.run(CHANGE.script, keys, (verb.value, *seen)) == 0
+        assert backend._inspector._keys.run(CHANGE, [QUEUE], (verb.value, *seen)) == 0  # type: ignore[attr-defined]
     assert backend.stats(QUEUE).leased == 2
 
 

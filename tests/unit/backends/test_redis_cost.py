@@ -15,7 +15,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Nack
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.enqueue import messages_words
-from jobpool_backends.redis.settle import Batch
+from jobpool_backends.redis.leases import Batch
 
 FEW, MANY = 300, 6000
 

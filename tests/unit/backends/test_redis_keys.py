@@ -1,4 +1,4 @@
-"""What is kept under which name: the table in `jobpool_backends.redis.key_names` is what an operator goes by."""
+"""What is kept under which name: the table in `jobpool_backends.redis.keyspace` is what an operator goes by."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jobpool.broker.values import MessageFilter
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.settlement import Abandon, Ack, Forfeit
-from jobpool_backends.redis import key_names as keys_module
-from jobpool_backends.redis.key_names import KeyNames
+from jobpool_backends.redis import keyspace as keys_module
+from jobpool_backends.redis.keyspace import KeyNames
 
 
 @pytest.fixture
@@ -59,7 +59,6 @@ def test_keys_of_a_queue_are_in_one_slot_and_the_rest_in_the_namespace() -> None
     keys = KeyNames("shop")
     assert keys.of("reports", ("ready", "ids")) == ("shop:{reports}:ready", "shop:ids")
     assert keys.settle_call("reports", "c1") == "shop:call:settle:c1"
-    assert keys.fetch_call("reports", "f1") == "shop:{reports}:call:fetch:f1"
     assert keys.one("reports", "done:a{b}") == "shop:{reports}:done:a{b}"  # the first braces count
 
 

@@ -21,7 +21,7 @@ from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.redis.connection import Endpoint
 from jobpool_backends.redis.connections import Link, Script, ServerLink
 
-ADD = Script("add", "return redis.call('INCRBY', KEYS[1], ARGV[1])")
+ADD = Script("return redis.call('INCRBY', KEYS[1], ARGV[1])")
 Open = Callable[..., Link]
 
 
@@ -63,7 +63,7 @@ def connections(link: Link) -> int:
 
 
 def test_a_script_runs_with_keys_and_arguments_of_every_kind(link: Link, key: str) -> None:
-    echo = Script("echo", "return {KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]}")
+    echo = Script("return {KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]}")
     words = link.run(echo, [key, b"\xffother"], ["text \u20ac", b"\x00\xff", 12, 0.5])
     assert words == [key.encode(), b"\xffother", "text \u20ac".encode(), b"\x00\xff", b"12", b"0.5"]
 
@@ -79,7 +79,7 @@ def test_a_script_s_own_error_goes_through_as_it_is_and_costs_no_connection(link
     before = connections(link)
     for source in ("error('what a pity')", "return redis.call('INCR')", "return redis.error_reply('MINE is this')"):
         with pytest.raises(ResponseError, match=r"what a pity|Wrong number of args|MINE is this"):
-            link.run(Script("bad", source), [], [])
+            link.run(Script(source), [], [])
     assert connections(link) == before
 
 

@@ -175,7 +175,7 @@ def test_the_defaults_of_redis_save_now_and_then(link_to: Any) -> None:
 
 def test_a_master_with_a_replica_that_it_does_not_wait_for(link_to: Any, tmp_path_factory: Any) -> None:
     link = link_to(DURABLE)
-    host, port = link._connector.host, link._connector.port
+    host, port = link.place.host, link.place.port
     with RedisServer(tmp_path_factory.mktemp("replica"), config={"replicaof": f"{host} {port}"}):
         wait_until(lambda: b"connected_slaves:1" in link.call("INFO", "replication"), what="the replica is there")
         [caution] = cautions_of(diagnose(link))
@@ -202,7 +202,7 @@ def test_info_may_be_forbidden_too(link_to: Any) -> None:
 
 def test_a_replica_is_told(link_to: Any, tmp_path_factory: Any) -> None:
     link = link_to(DURABLE)
-    door = link._connector
+    door = link.place
     config = DURABLE | {"replicaof": f"{door.host} {door.port}"}
     with RedisServer(tmp_path_factory.mktemp("replica"), config=config) as replica:
         there = ServerLink(Endpoint(replica.host, replica.port))

@@ -13,8 +13,8 @@ from support.servers import RedisServer, free_port, shared_redis
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.redis.address import read_address
+from jobpool_backends.redis.backend import open_link
 from jobpool_backends.redis.connections import Link
-from jobpool_backends.redis.opening import open_link
 
 PASSWORD = "hidden-from-all"
 

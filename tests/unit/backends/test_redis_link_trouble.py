@@ -21,7 +21,7 @@ from jobpool_backends.redis.connections import Link, Script, ServerLink
 from jobpool_torture.network import Proxy
 
 PASSWORD = "hidden-from-all"
-WRITE = Script("write", "return redis.call('SET', KEYS[1], ARGV[1])")
+WRITE = Script("return redis.call('SET', KEYS[1], ARGV[1])")
 
 Start = Callable[..., RedisServer]
 
@@ -102,8 +102,8 @@ def test_a_user_who_may_not_do_what_is_needed(start: Start) -> None:
     server = start()
     with link_to(server) as link:
         link.call("ACL", "SETUSER", "few", "on", f">{PASSWORD}", "~mine:*", "+evalsha", "+eval", "+get")
-    peek = Script("peek", "return redis.call('TTL', KEYS[1])")
-    stray = Script("stray", "return redis.call('GET', 'yours')")
+    peek = Script("return redis.call('TTL', KEYS[1])")
+    stray = Script("return redis.call('GET', 'yours')")
     with link_to(server, username="few", password=PASSWORD) as link:
         for call in (
             lambda: link.call("SET", "mine:1", "x"),
@@ -118,7 +118,7 @@ def test_a_user_who_may_not_do_what_is_needed(start: Start) -> None:
 @pytest.mark.parametrize("source", ["return redis.call('ZNEW', KEYS[1])", None], ids=["in a script", "plain"])
 def test_a_server_that_is_too_old_lacks_commands(source: str | None) -> None:
     with link_to(shared_redis()) as link:
-        call = (lambda: link.run(Script("new", source), ["k"], [])) if source else (lambda: link.call("ZNEW", "k"))
+        call = (lambda: link.run(Script(source), ["k"], [])) if source else (lambda: link.call("ZNEW", "k"))
         assert "does not know a command that jobpool needs: it must be Redis 6.2" in told(ConfigurationError, call)
 
 

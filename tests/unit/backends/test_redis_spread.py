@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import ClassVar
 
 import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at, numbered
 
-from jobpool.broker.values import Capabilities, MessageFilter, NewMessage, Verb
+from jobpool.broker.values import MessageFilter, NewMessage, Verb
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.settlement import Ack, Settled
-from jobpool_backends.redis import RedisBackend
+from jobpool_backends.redis import RedisClusterBackend
 from jobpool_backends.redis.records import read_entry, write_entry
 
 
-class Spread(RedisBackend):
-    spread = True
-    capabilities: ClassVar[Capabilities] = Capabilities(atomic_across_queues=False, key_store=True)
-
+class Spread(RedisClusterBackend):
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **options)  # type: ignore[arg-type]
         self.to_relay: list[Collection[str]] = []

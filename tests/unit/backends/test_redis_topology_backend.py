@@ -25,7 +25,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Move, Settled
 from jobpool_backends.redis import RedisClusterBackend
 from jobpool_backends.redis.cluster_connections import slot_of
-from jobpool_backends.redis.key_names import KeyNames
+from jobpool_backends.redis.keyspace import KeyNames
 from jobpool_backends.redis.records import write_entry
 
 T = TypeVar("T")

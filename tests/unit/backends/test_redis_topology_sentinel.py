@@ -15,12 +15,12 @@ from support.waiting import wait_until
 from jobpool.broker.finding import cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
 from jobpool_backends.redis.address import read_address
+from jobpool_backends.redis.backend import open_link
 from jobpool_backends.redis.checks import diagnose
 from jobpool_backends.redis.connections import Link, Script
-from jobpool_backends.redis.opening import open_link
 
 PASSWORD = "hidden-from-all"
-ADD = Script("add", "return redis.call('INCRBY', KEYS[1], ARGV[1])")
+ADD = Script("return redis.call('INCRBY', KEYS[1], ARGV[1])")
 
 Group = Callable[..., SentinelGroup]
 

@@ -12,7 +12,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.leases import EXPIRED_KEPT_S, Held, HeldLeases, Locks, RequestTime
-from jobpool_backends.servicebus.receiver import Delivery
+from jobpool_backends.servicebus.queue_client import Delivery
 from jobpool_backends.servicebus.records import Record
 
 ASKED = RequestTime(boot=1000.0, wall=1_800_000_000.0, mono=50.0)

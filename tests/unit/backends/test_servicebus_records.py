@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,10 +11,10 @@ import orjson
 import pytest
 from azure.servicebus import ServiceBusReceivedMessage
 
-from jobpool.broker.values import ReapPolicy
+from jobpool.broker.values import Reaped, ReapPolicy
+from jobpool_backends.reaping import NativeReaping
 from jobpool_backends.servicebus import records
-from jobpool_backends.servicebus.reap import Charges, charge
-from jobpool_backends.servicebus.records import EnqueueTimes, Record, copy_id, cut, read
+from jobpool_backends.servicebus.records import EnqueueTimes, Record, charge, copy_id, cut, read
 
 NOW = 1_800_000_000.0
 MICRO = 1_000_000
@@ -66,7 +67,7 @@ def test_what_a_later_version_adds_is_left_alone() -> None:
 def test_what_another_program_put_there_keeps_its_body_and_gets_an_id(body: bytes) -> None:
     sent = datetime.fromtimestamp(NOW, UTC)
     record = read(received([body], sequence_number=12, enqueued_time_utc=sent))
-    assert (record.id, record.body, record.enqueued_at) == ("seq-12", body, NOW * MICRO)
+    assert (record.id, record.body, record.enqueued_at) == ("seq-12", body, int(NOW) * MICRO)
     assert read(received([body], message_id="theirs")).id == "theirs"
 
 
@@ -90,7 +91,7 @@ def test_a_header_that_we_would_not_write_is_none(change: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("change", [{"attempts": -1}, {"crashes": 2**40}, {"error": 7}, {"died_at": "x"}], ids=str)
 def test_an_epitaph_that_we_would_not_write_is_a_text(change: dict[str, Any]) -> None:
-    epitaph = orjson.dumps(orjson.loads(PLAIN.epitaph("boom", None, 9)) | change).decode()
+    epitaph = orjson.dumps(orjson.loads(replace(PLAIN, last_error="boom").epitaph(9)) | change).decode()
     dead = received([PLAIN.write()], dead_letter_reason="failed", dead_letter_error_description=epitaph)
     record = read(dead)
     assert (record.died_at, record.attempts, record.last_error) == (None, 0, epitaph)
@@ -107,7 +108,7 @@ def test_a_body_that_is_no_bytes_is_no_error(body: object) -> None:
 
 
 def test_a_dead_letter_tells_how_it_died() -> None:
-    told = FULL.epitaph("the end", "SIGKILL", 99)
+    told = replace(FULL, last_error="the end", cause="SIGKILL").epitaph(99)
     dead = read(received([FULL.write()], dead_letter_reason="timeout", dead_letter_error_description=told))
     assert (dead.reason, dead.died_at, dead.last_error, dead.cause) == ("timeout", 99, "the end", "SIGKILL")
     assert (dead.attempts, dead.crashes, dead.deliveries, dead.body) == (2, 1, 4, ENVELOPE)
@@ -126,7 +127,7 @@ def test_a_death_that_was_not_ours(reason: str, word: str) -> None:
 
 @pytest.mark.parametrize("error", ["x" * 100_000, "\x00" * 100_000, "😀" * 9_000, '"' * 5_000])
 def test_an_epitaph_is_never_too_long(error: str) -> None:
-    told = FULL.epitaph(error, error, 99)
+    told = replace(FULL, last_error=error, cause=error).epitaph(99)
     assert len(told) <= records.MAX_EPITAPH_CHARS
     dead = read(received([FULL.write()], dead_letter_reason="r", dead_letter_error_description=told))
     assert (dead.died_at, dead.attempts) == (99, 2)
@@ -171,25 +172,24 @@ def test_each_crash_waits_longer_until_it_is_the_last() -> None:
     policy = ReapPolicy(max_crashes=3, back_off=1.0, back_off_cap=60.0)
     record, delays = PLAIN, []
     for _ in range(4):
-        charged = charge(record, policy, "SIGSEGV", NOW)
-        record = charged.record
-        delays.append(charged.delay)
-    assert (delays, charged.dead, record.crashes, record.cause) == ([0.0, 1.0, 2.0, 4.0], True, 4, "SIGSEGV")
+        record = charge(record, policy, "SIGSEGV", int(NOW) * MICRO)
+        delays.append(policy.ceiling(record.crashes))
+    assert (delays, record.crashes, record.cause) == ([0.0, 1.0, 2.0, 4.0], 4, "SIGSEGV")
+    assert policy.is_over(record.crashes)
 
 
 def test_a_crash_long_after_the_last_one_is_the_first() -> None:
     policy = ReapPolicy(window=100.0)
-    once = charge(FULL, policy, "a", NOW).record
-    assert charge(once, policy, "b", NOW + 100).record.crashes == 2
-    assert charge(once, policy, "b", NOW + 101).record.crashes == 1
+    once = charge(FULL, policy, "a", int(NOW) * MICRO)
+    assert charge(once, policy, "b", int(NOW + 100) * MICRO).crashes == 2
+    assert charge(once, policy, "b", int(NOW + 101) * MICRO).crashes == 1
 
 
 def test_a_reap_tells_of_each_once_and_its_policy_holds() -> None:
-    charges = Charges()
+    charges = NativeReaping()
     assert charges.reap("q", ReapPolicy(max_crashes=1)) == []
-    charged = charges.charge("q", Record("i", 1, b"", crashes=1, crashed_at=int(NOW) * MICRO), "SIGSEGV", NOW)
-    charges.tell("q", charged)
+    assert charges.policy("q").max_crashes == 1
+    charges.add(told := Reaped("i", "q", 2, "SIGSEGV", True))
     assert charges.reap("other", ReapPolicy()) == []
-    [told] = charges.reap("q", ReapPolicy())
-    assert (told.id, told.crashes, told.cause, told.dead) == ("i", 2, "SIGSEGV", True)
+    assert charges.reap("q", ReapPolicy()) == [told]
     assert charges.reap("q", ReapPolicy()) == []

@@ -35,7 +35,6 @@ from jobpool_backends.servicebus import (
     channel,
     internals,
     queue_client,
-    receiver,
 )
 from jobpool_backends.servicebus.channel import Channel
 
@@ -366,7 +365,7 @@ def test_deliveries_that_ran_out_do_not_fill_up_the_session(
     backend: ServiceBusBackend, peer: PeerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker sends nothing to a session that has too many of them open, and the SDK never settles these."""
-    monkeypatch.setattr(receiver, "MAX_UNSETTLED", 2)
+    monkeypatch.setattr(queue_client, "MAX_UNSETTLED", 2)
     peer.control.limit_unsettled(3)
     clock = ManualClock(wall=time.time())
     forgetful = ServiceBusBackend(backend.namespace, owns=False, clock=clock)

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from support.built_in import attempt, failure, output, refusal
 
 from jobpool.errors import ConfigurationError, Unrecoverable
-from jobpool.handlers.builtin import Kit
-from jobpool.handlers.builtin.command import make
+from jobpool.handlers.builtin import Kit, make
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.outcome import ResultKind
@@ -254,4 +253,4 @@ def test_two_commands_of_one_name_are_refused_and_both_are_named() -> None:
 
 
 def test_a_kit_of_its_own_makes_a_handler_of_its_own() -> None:
-    assert make(Kit()).name == "command"
+    assert make("command", Kit()).name == "command"

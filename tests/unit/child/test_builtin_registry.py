@@ -20,13 +20,12 @@ from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.handlers.builtin import MAKERS
 from jobpool.handlers.registry import HandlerNotAllowed, HandlerRegistry, UnknownHandler
 from jobpool.ipc.frames import HandlerInfo
-from jobpool.ipc.process_options import ChildOptions
+from jobpool.ipc.process_options import ForkServerConfig
 from jobpool.master.run import fork_server_config
 from jobpool.message.allowances import Allowances
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
-from jobpool.message.outcome import ResultKind
-from jobpool.message.result import Status
+from jobpool.message.outcome import ResultKind, Status
 from jobpool.settings import Settings
 from jobpool.testing import VirtualPool
 
@@ -137,7 +136,7 @@ print(sorted(name for name in sys.modules if name.startswith("jobpool.handlers.b
         "['event']",
         "['callable', 'shell']",
         "['command']",
-        "['jobpool.handlers.builtin.command', 'jobpool.handlers.builtin.event', 'jobpool.handlers.builtin.words']",
+        "['jobpool.handlers.builtin.command', 'jobpool.handlers.builtin.event']",
     ], "and of what is not used, nothing is imported"
 
 
@@ -153,12 +152,12 @@ def test_a_pool_needs_no_app_to_run_programs_or_functions() -> None:
 def test_what_a_pool_allows_is_what_its_children_are_told() -> None:
     allowed: dict[str, Any] = {"allowed_events": ("x",), "allowed_callables": ("a:b",), "output_cap": 5000}
     settings = Settings(queues=(("default", 1.0),), backend="memory://", **allowed)
-    told = ChildOptions.from_json(fork_server_config(settings).options.to_json()).allowances
+    told = ForkServerConfig.from_json(fork_server_config(settings).to_json()).options.allowances
     assert Allowances(**told) == Allowances(**allowed)
 
 
 def test_a_built_in_one_that_cannot_be_made_says_so(registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MAKERS, "shell", "jobpool.handlers.builtin.gone:make")
+    monkeypatch.setitem(MAKERS, "shell", "jobpool.handlers.builtin.gone")
     made = attempt("shell", "echo", registry)
     assert made.kind is ResultKind.FAILED
     assert made.error.startswith("the built-in handler 'shell' cannot be used here: No module named")
@@ -252,7 +251,7 @@ def test_a_bad_option_is_refused(
     ("options", "text"),
     [
         ({"allowed_callables": "a:b"}, "allowed_callables: it must be a list of texts, not 'a:b'"),
-        ({"allowed_callables": [1]}, "allowed_callables: it must be a list of texts, and holds [1]"),
+        ({"allowed_callables": [1]}, "allowed_callables: it must be a list of texts, not [1]"),
         ({"allowed_shell_commands": [""]}, "allowed_shell_commands: '' is neither a program's name nor an absolute"),
         ({"allowed_shell_commands": ["bin/x"]}, "allowed_shell_commands: 'bin/x' is neither"),
         ({"allowed_shell_commands": ["../x"]}, "allowed_shell_commands: '../x' is neither"),

@@ -20,7 +20,7 @@ from support.descriptors import open_descriptors
 from support.waiting import wait_until
 
 from jobpool.handlers.builtin import Refused
-from jobpool.handlers.builtin.programs import choose
+from jobpool.handlers.builtin.shell import choose
 from jobpool.ipc.linux import direct_children, open_fds
 from jobpool.message.outcome import ResultKind
 
@@ -209,7 +209,7 @@ def test_a_link_that_is_changed_after_the_check_changes_nothing(tmp_path: Path) 
     chosen = choose(str(link), [str(link)], False, "")
     link.unlink()
     link.symlink_to("/bin/rm")
-    assert chosen.path == str(tmp_path / "good")
+    assert chosen[0] == str(tmp_path / "good")
 
 
 def test_many_programs_in_one_file_are_each_told_the_name_that_is_allowed(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_many_programs_in_one_file_are_each_told_the_name_that_is_allowed(tmp_pa
     allowed = [str(tmp_path / "list"), str(tmp_path / "other")]
 
     def told(name: str) -> str:
-        return choose(str(tmp_path / name), allowed, False, "").argv0
+        return choose(str(tmp_path / name), allowed, False, "")[1]
 
     assert (told("list"), told("other")) == (allowed[0], allowed[1])
     assert told("shell") == allowed[0], "by another name of the same file it is what is allowed, not what was asked for"

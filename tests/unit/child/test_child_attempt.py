@@ -20,8 +20,7 @@ from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode
-from jobpool.message.outcome import ResultKind
-from jobpool.message.result import ExecutionResult
+from jobpool.message.outcome import ExecutionResult, ResultKind
 from jobpool.message.signing import EnvelopeSigner
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobpool.handlers.output import join, render
+from jobpool.handlers.ending import join, render
 
 CAP = 1000
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from jobpool.errors import ConfigurationError, InvalidJob
-from jobpool.handlers.registry import Handler, HandlerNotAllowed, HandlerRegistry, UnknownHandler
+from jobpool.handlers.handler import Handler
+from jobpool.handlers.registry import HandlerNotAllowed, HandlerRegistry, UnknownHandler
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message import producer
 from jobpool.message.context import JobContext

@@ -12,7 +12,8 @@ import pytest
 from support.built_in import attempt, failure, output
 
 from jobpool.errors import ConfigurationError
-from jobpool.handlers.registry import Handler, HandlerRegistry
+from jobpool.handlers.handler import Handler
+from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.outcome import ResultKind
 

@@ -22,9 +22,8 @@ from support.webserver import Answer, WebServer, answer
 
 from jobpool.child.attempt import JobToRun, run_attempt
 from jobpool.handlers.builtin import Failure
-from jobpool.handlers.builtin.url.answer import CHARSETS, MAX_WAIT_S, Later, wait_asked
-from jobpool.handlers.builtin.url.call import Caller
-from jobpool.handlers.builtin.url.target import Refused
+from jobpool.handlers.builtin.url.call import CHARSETS, MAX_WAIT_S, Caller, Later, wait_asked
+from jobpool.handlers.builtin.url.request import Refused
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode

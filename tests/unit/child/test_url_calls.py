@@ -17,8 +17,7 @@ from jobpool.handlers.builtin import Failure
 from jobpool.handlers.builtin.url.addresses import Deadline
 from jobpool.handlers.builtin.url.call import Caller
 from jobpool.handlers.builtin.url.connection import _connection, tls_context
-from jobpool.handlers.builtin.url.request import METHODS, TLS_OPTIONS
-from jobpool.handlers.builtin.url.target import Refused, parse
+from jobpool.handlers.builtin.url.request import METHODS, TLS_OPTIONS, Refused, parse
 
 NAMES = {"good.test": ["127.0.0.1"], "other.test": ["127.0.0.1"], "common.test": ["127.0.0.1"]}
 

@@ -15,7 +15,7 @@ from support.hostile_urls import NAMES, refusals
 from jobpool.handlers.builtin import Failure
 from jobpool.handlers.builtin.url import addresses
 from jobpool.handlers.builtin.url.call import Caller
-from jobpool.handlers.builtin.url.target import Refused
+from jobpool.handlers.builtin.url.request import Refused
 
 TABLE = refusals()
 AFTER_THE_ANSWER = {"redirect", "status", "response-size"}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobpool.handlers.builtin.url.addresses import V4, V6, why_not_public
-from jobpool.handlers.builtin.url.target import Refused, parse
+from jobpool.handlers.builtin.url.request import Refused, parse
 
 TRANSLATED = IPv6Network("64:ff9b::/96")
 PLAIN = {

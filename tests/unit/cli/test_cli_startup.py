@@ -12,7 +12,8 @@ from jobpool.broker.opening import open_backend
 from jobpool.cli.progress import backlog, bar, progress
 from jobpool.cli.session import check_apps, search_path
 from jobpool.errors import ConfigurationError
-from jobpool.ipc.scoreboard import HeaderView, Scoreboard
+from jobpool.ipc.board_layout import HeaderView
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.settings import Settings
 from jobpool.telemetry.logs import LineHandler
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from face_boards import NOW, WELL, a_pool, publish
 
-from jobpool.ipc.scoreboard import HeaderView, Scoreboard
+from jobpool.ipc.board_layout import HeaderView
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.ops.health import examine, look
 
 

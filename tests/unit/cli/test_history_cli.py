@@ -12,7 +12,7 @@ from click.testing import Result
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
-from jobpool.telemetry.history.places import InFile, InTable
+from jobpool.telemetry.history.places import HistoryFile, HistoryTable
 from jobpool.telemetry.history.row import Attempt, encode, row_of
 from jobpool.telemetry.masking import Masker
 from jobpool.telemetry.metrics.histogram import Histogram
@@ -37,7 +37,7 @@ def a_line(number: int, status: str = "acked", name: str = "monthly", **fields: 
 @pytest.fixture
 def recorded(tmp_path: Path) -> str:
     """Options that name a file with some history."""
-    place = InFile(tmp_path / "h.ndjson", 100)
+    place = HistoryFile(tmp_path / "h.ndjson", 100)
     place.append([a_line(0, "dead-lettered", error="Traceback:\n  deep\nValueError: no paper" + "!" * 500)])
     place.append([a_line(number) for number in range(1, 40)] + [a_line(99, name="other", queue="mail")])
     return f"--history=file:{tmp_path}/h.ndjson"
@@ -66,7 +66,7 @@ def test_fields_are_shortened_unless_all_is_asked_for(jobpool: Jobpool, recorded
 
 
 def test_all_of_an_attempt_is_told_and_steers_no_terminal(jobpool: Jobpool, tmp_path: Path) -> None:
-    InFile(tmp_path / "h", 9).append([a_line(1, output="red \x1b[31m\nsecond line")])
+    HistoryFile(tmp_path / "h", 9).append([a_line(1, output="red \x1b[31m\nsecond line")])
     told = jobpool("history", "monthly", "--full", f"--history=file:{tmp_path}/h").stdout
     assert "status     acked" in told
     assert "           second line" in told
@@ -86,14 +86,14 @@ def test_nothing_found_is_said_and_is_no_failure(jobpool: Jobpool, recorded: str
 
 
 def test_the_table_is_read_from_the_broker(jobpool: Jobpool, broker: QueueBackend) -> None:
-    InTable(broker.keys, 100).append([a_line(1), a_line(2)])
+    HistoryTable(broker.keys, 100).append([a_line(1), a_line(2)])
     assert [row["id"] for row in json.loads(jobpool("history", "monthly", "--history", "table", "--json").stdout)] == [
         *("id2", "id1"),
     ]
 
 
 def test_the_setting_names_the_place_too(jobpool: Jobpool, tmp_path: Path) -> None:
-    InFile(tmp_path / "h", 9).append([a_line(1)])
+    HistoryFile(tmp_path / "h", 9).append([a_line(1)])
     (tmp_path / "jobpool.toml").write_text('history = "file:h"\n')
     assert "id1" in jobpool("history", "monthly").stdout
 

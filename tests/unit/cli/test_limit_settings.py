@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobpool.errors import ConfigurationError
-from jobpool.master.compatibility import limits_of, unserved_limits
+from jobpool.master.run import limits_of, unserved_limits
 from jobpool.policy.limits import Limits
 from jobpool.settings import load
 

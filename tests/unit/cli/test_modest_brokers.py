@@ -17,7 +17,7 @@ from jobpool.broker.values import QueueStats
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
 from jobpool.errors import ConfigurationError
-from jobpool.master.compatibility import check_compatibility
+from jobpool.master.run import check_compatibility
 from jobpool.message.definition import JobDefinition
 from jobpool.message.setting_types import History, OnCrash
 from jobpool.message.settlement import Abandon

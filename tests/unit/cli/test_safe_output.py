@@ -24,7 +24,7 @@ from jobpool.message.printable import json_text, one_line, printable
 from jobpool.ops.health import Check, Health
 from jobpool.ops.runtime_dir import PoolFile
 from jobpool.ops.top import PoolSample, SlotRow
-from jobpool.telemetry.history.places import InFile
+from jobpool.telemetry.history.places import HistoryFile
 from jobpool.telemetry.history.row import Attempt, encode, row_of
 from jobpool.telemetry.logs import configure
 from jobpool.telemetry.masking import Masker
@@ -107,7 +107,7 @@ def test_a_preview_and_errors_are_safe(jobpool: Jobpool, hostile: str) -> None:
 def test_a_history_is_safe(jobpool: Jobpool, tmp_path: Path, words: list[str]) -> None:
     attempt = Attempt("x", HOSTILE, "id1", 1, HOSTILE, {"n": HOSTILE}, "acked", start=1e9, duration=2.0)
     row = {**row_of(attempt, Masker()), "error": HOSTILE, "output": HOSTILE}
-    InFile(tmp_path / "h", 9).append([("x", encode(row))])
+    HistoryFile(tmp_path / "h", 9).append([("x", encode(row))])
     result = jobpool("history", "x", f"--history=file:{tmp_path}/h", *words)
     assert result.exit_code == 0, result.stderr
     assert is_safe(result.stdout), result.stdout

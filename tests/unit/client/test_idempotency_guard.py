@@ -13,7 +13,7 @@ from jobpool.clock import ManualClock
 from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.definition import JobDefinition
-from jobpool.message.result import Status
+from jobpool.message.outcome import Status
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sync import SyncBackend
 

@@ -15,7 +15,7 @@ from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, U
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Rate
-from jobpool.message.result import Status
+from jobpool.message.outcome import Status
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sync import SyncBackend
 

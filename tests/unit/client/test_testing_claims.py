@@ -6,7 +6,7 @@ import pytest
 
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
-from jobpool.message.result import Status
+from jobpool.message.outcome import Status
 from jobpool.testing import VirtualPool
 
 

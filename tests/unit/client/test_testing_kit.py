@@ -22,7 +22,7 @@ from jobpool.message import producer
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Guards, Hold
-from jobpool.message.result import ExecutionResult, Status
+from jobpool.message.outcome import ExecutionResult, Status
 from jobpool.testing import POINTS, BrokerDown, Crash, Fault, LoseLease, Point, Timeout, VirtualPool
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -28,7 +28,7 @@ from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
-from jobpool.message.result import Status, WorkerResult
+from jobpool.message.outcome import Status, WorkerResult
 from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.retry import RetryPolicy

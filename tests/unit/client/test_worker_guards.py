@@ -16,7 +16,7 @@ from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.guards import Begun, Guards, Hold
 from jobpool.message.lease import JobLease
-from jobpool.message.result import Status
+from jobpool.message.outcome import Status
 from jobpool.policy.limits import Limits
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.memory.keys import MemoryKeys

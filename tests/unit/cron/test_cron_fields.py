@@ -13,7 +13,7 @@ from support.cron_oracle import Oracle
 from support.cron_texts import ALLOWED
 from support.tiers import examples
 
-from jobpool.cron.calendar import DAY, LocalTimes
+from jobpool.cron.schedule import DAY, LocalTimes
 from jobpool.errors import InvalidJob
 from jobpool.message.cron_fields import ALIASES, Kind, open_zone, parse_fields
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiers import examples
 
-from jobpool.cron.misfire import MOST_SHOWN, Due, Misfire, decide
+from jobpool.cron.firing import MOST_SHOWN, Due, decide
 from jobpool.cron.schedule import Schedule
 from jobpool.errors import InvalidJob
+from jobpool.message.cron_fields import Misfire
 
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
 QUARTERLY = Schedule("*/15 * * * *")

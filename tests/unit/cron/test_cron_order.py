@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobpool.cron.order import execution_order, job_name
+from jobpool.cron.scheduler import execution_order, job_name
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import JobDefinition
 
@@ -20,7 +20,11 @@ def jobs(text: str) -> list[JobDefinition]:
 
 
 def order(text: str) -> str:
-    return "".join(job_name(job) for job in execution_order(jobs(text)))
+    return "".join(job_name(job) for job in ordered(jobs(text)))
+
+
+def ordered(jobs: list[JobDefinition]) -> list[JobDefinition]:
+    return [jobs[number] for number in execution_order(jobs)]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +47,7 @@ def test_a_job_without_a_name_is_called_like_its_handler() -> None:
     after = JobDefinition("report", depends_on=("import",))
     before = JobDefinition("import")
 
-    assert execution_order([after, before]) == [before, after]
+    assert ordered([after, before]) == [before, after]
 
 
 def test_a_dependency_that_is_missing() -> None:
@@ -89,7 +93,7 @@ def test_any_order_of_jobs_without_a_circle(waits: list[set[int]], shuffled: lis
         for number in shuffled
     ]
 
-    found = execution_order(declared)
+    found = ordered(declared)
 
     assert sorted(map(job_name, found)) == sorted(map(job_name, declared))
     placed: list[JobDefinition] = []

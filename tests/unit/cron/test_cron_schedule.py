@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from support.cron_texts import ALLOWED, MOMENTS, PLAIN, ZONES
 from support.tiers import examples
 
-from jobpool.cron.schedule import Schedule
-from jobpool.cron.timeline import Timeline
+from jobpool.cron.schedule import Schedule, Timeline
 from jobpool.errors import InvalidJob
 from jobpool.message.cron_fields import ALIASES, parse_fields
 

@@ -23,8 +23,7 @@ from support.cron_walk import (
     zones_by_changes,
 )
 
-from jobpool.cron.schedule import Schedule
-from jobpool.cron.timeline import Timeline
+from jobpool.cron.schedule import Schedule, Timeline
 
 DAY = 1440
 

@@ -15,8 +15,7 @@ from support.cronrig import START, CronRig, text, told
 from support.waiting import wait_until
 
 from jobpool.cron.firing import Firing, FiringStatus
-from jobpool.cron.loop import RETRY_LONGEST, CronLoop, report
-from jobpool.cron.stopping import Stop
+from jobpool.cron.service import RETRY_LONGEST, CronLoop, Stop, report
 from jobpool.message.guards import Rate
 
 

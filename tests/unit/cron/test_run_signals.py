@@ -16,9 +16,7 @@ from support.cronrig import CronRig, told
 
 from jobpool.cron import scheduler as schedulers
 from jobpool.cron.firing import Firing
-from jobpool.cron.loop import CronLoop
-from jobpool.cron.service import serve
-from jobpool.cron.stopping import SIGNALS, Stop
+from jobpool.cron.service import SIGNALS, CronLoop, Stop, serve
 from jobpool.ipc.process_options import ChildOptions
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.message.context import JobContext
@@ -91,7 +89,7 @@ def test_the_second_signal_between_two_jobs_raises_nothing() -> None:
 
 def test_the_third_signal_ends_the_process() -> None:
     code = (
-        "import os, signal\nfrom jobpool.cron.stopping import Stop\n"
+        "import os, signal\nfrom jobpool.cron.service import Stop\n"
         "with Stop():\n    [os.kill(os.getpid(), signal.SIGTERM) for _ in range(3)]\n    print('alive')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60.0, check=False)

@@ -9,7 +9,7 @@ from support.cronrig import START
 
 from jobpool.broker.broker_time import ASK_EVERY
 from jobpool.clock import ManualClock
-from jobpool.cron.timing import LOOK_EVERY, CronTime
+from jobpool.cron.runner import LOOK_EVERY, CronTime
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.memory import MemoryBackend
 

@@ -22,7 +22,7 @@ RUN = Run(7, 1, 0, 0, 0.0, b"x").encode()
 def line_and_reader() -> tuple[ChildChannel, int]:
     """A line, and a copy of the child's reading end."""
     line = ChildChannel(1, 65536)
-    return line, os.dup(line.ends().work.fileno())
+    return line, os.dup(line.fds[0])
 
 
 def test_taking_back_what_a_child_has_not_read_does_not_take_back_the_order_to_leave() -> None:
@@ -82,7 +82,7 @@ def fill(fd: int, data: bytes) -> int:
 
 
 def test_a_full_output_pipe_has_room_again_and_keeps_the_newest(line: ChildChannel) -> None:
-    output = line.ends().output
+    output = line.fds[3]
     os.write(output, b"a little")
     assert not line.drain_output()
     assert line.tell_dropped("printed") == "printed", "nothing is lost of what the child can read itself"
@@ -99,7 +99,7 @@ def test_a_full_output_pipe_has_room_again_and_keeps_the_newest(line: ChildChann
 @pytest.mark.parametrize("direct", [0, os.O_DIRECT], ids=["merged", "in packets"])
 def test_a_pipe_that_is_full_of_tiny_writes_has_room_again(line: ChildChannel, direct: int) -> None:
     """It may be full with far fewer bytes than it has room for."""
-    output = line.ends().output
+    output = line.fds[3]
     fcntl.fcntl(output, fcntl.F_SETFL, fcntl.fcntl(output, fcntl.F_GETFL) | direct)
     for _ in range(DRAINS_AT_ONCE):
         assert fill(output, b"x") > 0
@@ -107,7 +107,7 @@ def test_a_pipe_that_is_full_of_tiny_writes_has_room_again(line: ChildChannel, d
 
 
 def test_a_trace_file_does_not_grow_and_holds_the_next_dump(line: ChildChannel) -> None:
-    trace = line.ends().trace
+    trace = line.fds[2]
     with contextlib.suppress(PermissionError):
         for _ in range(1000):
             os.write(trace, b"rubbish" * 10_000)

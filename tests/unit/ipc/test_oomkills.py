@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobpool.ipc.oom_kills import BELIEVED_S, OomKills, count_in, find
+from jobpool.ipc.linux import BELIEVED_S, OomKills, find_oom_kills, oom_kills_in
 
 V2 = "low 0\nhigh 3\nmax 9\noom 2\noom_kill {}\noom_group_kill 0\n"
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
@@ -46,8 +46,12 @@ def test_without_a_count_nothing_is_known(events: Path, text: str) -> None:
     assert OomKills(events).killed_one(0.0) is None
 
 
-def test_the_count_of_either_version() -> None:
-    assert (count_in(V2.format(17)), count_in(V1.format(3))) == (17, 3)
+def test_the_count_of_either_version(events: Path) -> None:
+    counts = []
+    for text in V2.format(17), V1.format(3):
+        events.write_text(text)
+        counts.append(oom_kills_in(events))
+    assert counts == [17, 3]
 
 
 @pytest.mark.parametrize(
@@ -70,12 +74,12 @@ def test_the_file_of_the_own_group_is_found(tmp_path: Path, membership: str, fil
     (mount / file).write_text(text.format(0))
     listing = tmp_path / "listing"
     listing.write_text(membership)
-    assert find(listing, mount) == mount / file
+    assert find_oom_kills(listing, mount) == mount / file
 
 
 @pytest.mark.parametrize("membership", ["0::/\n", "4:pids:/\n", "", "rubbish\n"])
 def test_where_there_is_none_there_is_none(tmp_path: Path, membership: str) -> None:
     listing = tmp_path / "listing"
     listing.write_text(membership)
-    assert find(listing, tmp_path) is None
-    assert find(tmp_path / "gone", tmp_path) is None
+    assert find_oom_kills(listing, tmp_path) is None
+    assert find_oom_kills(tmp_path / "gone", tmp_path) is None

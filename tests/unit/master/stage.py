@@ -63,7 +63,7 @@ class Stage:
                 apply(self.pool, ev.Answered([(delivery, settlement, Settled.OK)]), self.now)
             case act.RetireChild(slot):
                 slot.retiring = True
-            case act.EndForkServer(generation) | act.KillForkServer(generation):
+            case act.EndForkServer(generation):
                 apply(self.pool, ev.ForkServerGone(generation), self.now)
             case _:
                 pass

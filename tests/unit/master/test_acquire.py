@@ -22,8 +22,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.outcome import AlreadyDone, Contended, Expired, LostLease, NotRun, Outcome, Rejected
 from jobpool.message.settlement import Ack, Release
 from jobpool.policy.inspection import Inspected
-from jobpool.policy.limits import Limits
-from jobpool.policy.local_limits import LocalLimits
+from jobpool.policy.limits import Limits, LocalLimits
 from jobpool.settings import Settings
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.memory.keys import MemoryKeys

@@ -14,7 +14,7 @@ from jobpool.broker.opening import open_backend
 from jobpool.broker.values import Message, MessageFilter, Reaped, ReapPolicy
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, InvalidJob
-from jobpool.master.dead_letter_copies import DeadLetterCopies
+from jobpool.master.settle_thread import DeadLetterCopies
 from jobpool.message.definition import JobDefinition
 from jobpool.message.outcome import Expired, Outcome, Rejected, ResultKind
 from jobpool.message.settlement import Abandon, Nack

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -18,7 +20,7 @@ from jobpool.master import events as ev
 from jobpool.master.apply import apply
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
-from jobpool.master.loop import READY_PUBLISH_EVERY_S, Master
+from jobpool.master.loop import GC_EVERY_S, READY_PUBLISH_EVERY_S, Master
 from jobpool.master.plan import Planner
 from jobpool.master.settle_thread import SettleThread
 from jobpool.master.state import Pool
@@ -42,7 +44,7 @@ class NoChildren:
     def start_server(self, _generation: int) -> None:
         pass
 
-    def end_server(self, _generation: int) -> None:
+    def end_server(self, _generation: int, _kill: bool = False) -> None:
         pass
 
     def bound_outputs(self) -> None:
@@ -92,6 +94,9 @@ class LastLease:
         pass
 
     def seen(self) -> None:
+        pass
+
+    def want(self, count: int) -> None:
         pass
 
     def is_leasing(self) -> bool:
@@ -158,10 +163,36 @@ def test_a_child_that_becomes_ready_is_shown_soon_and_anything_else_in_its_time(
     pool = Pool(SETTINGS, now=backend.clock.mono())
     master = a_master(pool, backend, inbox, LastLease(inbox, ev.ReapDone([])))
     pool.checked_at = now = time.monotonic()
-    master._publish(now)
+    master._after(now)
     master._unpublished = True
     assert now + READY_PUBLISH_EVERY_S < master._due() <= now + PUBLISH_EVERY_S
     for _ in range(3):
-        master._publish_soon()
+        pool.child_came = True
+        master._after(now)
         assert now < master._due() <= now + READY_PUBLISH_EVERY_S, "not at once: many become ready together"
+    inbox.close()
+
+
+class Connection:
+    """Garbage that refers to itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_garbage_that_refers_to_itself_goes_every_ten_seconds_however_rarely_the_collector_runs() -> None:
+    backend, inbox = MemoryBackend(), Inbox()
+    pool = Pool(SETTINGS, now=backend.clock.mono())
+    master = a_master(pool, backend, inbox, LastLease(inbox, ev.ReapDone([])))
+    start = time.monotonic()
+    gc.disable()
+    try:
+        for turn in (1, 2):
+            dropped = weakref.ref(Connection())
+            master._after(start + turn * GC_EVERY_S - 1.0)
+            assert dropped() is not None
+            master._after(start + turn * GC_EVERY_S + 0.1 * turn)
+            assert dropped() is None
+    finally:
+        gc.enable()
     inbox.close()

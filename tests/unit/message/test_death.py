@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobpool.message.death import MAX_RECORD_BYTES, Death, cause_headline, innermost, short_cause
+from jobpool.message.death import MAX_RECORD_BYTES, Death, cause_headline, innermost
 from jobpool.message.definition import JobDefinition
 from jobpool.message.settlement import Nack
 from jobpool_backends.memory import MemoryBackend
@@ -139,8 +139,7 @@ def test_all_of_it_for_people() -> None:
 
 
 def test_no_cause_is_no_line() -> None:
-    assert (short_cause(None), cause_headline(None)) == ("", None)
-    assert short_cause(FULL.to_text()) == "killed by SIGSEGV (itself)"
+    assert cause_headline(None) is None
     assert cause_headline("lease expired") == "lease expired"
 
 

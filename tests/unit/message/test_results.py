@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from jobpool.message.result import ExecutionResult, Status, WorkerResult
+from jobpool.message.outcome import ExecutionResult, Status, WorkerResult
 
 
 def test_the_words_of_the_pipeline() -> None:

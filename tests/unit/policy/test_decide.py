@@ -27,16 +27,16 @@ from jobpool.message.outcome import (
     Rejected,
     RetryAsked,
     Snoozed,
+    Status,
     Stopped,
     Succeeded,
     TimedOut,
     UnknownHandler,
 )
-from jobpool.message.result import Status
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.counters import counters_of, status_of
 from jobpool.policy.decide import MAX_EXTRA_MOVES, Rules, decide
+from jobpool.policy.outcomes import counters_of, status_of
 from jobpool.policy.retry import RetryPolicy
 
 NOW = 1000.0

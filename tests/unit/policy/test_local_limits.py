@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from jobpool.message.guards import Begin, Begun
-from jobpool.policy.limits import Limits
-from jobpool.policy.local_limits import MAX_SHUT_S, MIN_SHUT_S, LocalLimits
+from jobpool.policy.limits import MAX_SHUT_S, MIN_SHUT_S, Limits, LocalLimits
 
 HELD = Begun(Begin.HELD, "queue")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import LONGEST
-from jobpool.policy.retry import PRESETS, RetryPolicy, attempts_from_retries
+from jobpool.policy.retry import PRESETS, RetryPolicy
 
 
 def exponential(base: float, **changes: Any) -> RetryPolicy:
@@ -187,9 +187,9 @@ def test_budget(job_attempts: int | None, policy_attempts: int, runs: int) -> No
     assert RetryPolicy(max_attempts=policy_attempts).budget(max_retries) == runs
 
 
-def test_retries_and_attempts_are_converted_in_one_place() -> None:
-    assert attempts_from_retries(0) == 1
-    assert attempts_from_retries(3) == 4
+def test_retries_come_after_the_first_attempt() -> None:
+    assert RetryPolicy().budget(0) == 1
+    assert RetryPolicy().budget(3) == 4
 
 
 def test_the_default_policy_makes_one_attempt_unless_asked() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobpool.settings import Settings, load
-from jobpool_backends.redis import key_names
+from jobpool_backends.redis import keyspace
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
@@ -72,7 +72,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
 
 def test_the_scaler_for_redis_names_keys_that_the_backend_uses() -> None:
     found = re.findall(r'listName: "(.*)"', (MANIFESTS / "scale-on-redis.yaml").read_text("utf-8"))
-    ours = key_names.KeyNames("jobpool")
+    ours = keyspace.KeyNames("jobpool")
     assert found == [ours.one("reports", "ready"), ours.one("reports", "leased")]
 
 

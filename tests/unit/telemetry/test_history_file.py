@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from support.descriptors import open_descriptors
 
-from jobpool.telemetry.history import file
-from jobpool.telemetry.history.file import HistoryFile, newest
+from jobpool.telemetry.history.places import HistoryFile, newest
 from jobpool.telemetry.history.row import encode
 
 
@@ -21,7 +20,7 @@ def a_line(name: str, number: int, fill: int = 0) -> tuple[str, bytes]:
 
 
 def ids(path: Path, name: str, limit: int = 1000) -> list[int]:
-    return [int(row["id"]) for row in file.read(path, name, limit)]
+    return [int(row["id"]) for row in HistoryFile(path, keep=1).read(name, limit)]
 
 
 def test_the_newest_come_first_and_no_more_than_asked_for(tmp_path: Path) -> None:
@@ -31,7 +30,7 @@ def test_the_newest_come_first_and_no_more_than_asked_for(tmp_path: Path) -> Non
     history.append([a_line("b", 9)])
     assert ids(path, "a", 3) == [4, 3, 2]
     assert ids(path, "nobody") == []
-    assert file.names(path) == ["a", "b"]
+    assert history.names() == ["a", "b"]
 
 
 def test_each_line_is_one_json_object_and_the_file_is_its_owners(tmp_path: Path) -> None:
@@ -47,8 +46,9 @@ def test_each_line_is_one_json_object_and_the_file_is_its_owners(tmp_path: Path)
 
 
 def test_a_file_that_is_not_there_has_nothing(tmp_path: Path) -> None:
-    assert file.read(tmp_path / "none", "a", 5) == []
-    assert file.names(tmp_path / "none") == []
+    history = HistoryFile(tmp_path / "none", keep=1)
+    assert history.read("a", 5) == []
+    assert history.names() == []
 
 
 def test_what_a_crash_has_cut_short_costs_only_itself(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from jobpool.telemetry.history.file import HistoryFile
+from jobpool.telemetry.history.places import HistoryFile
 from jobpool.telemetry.history.row import encode
 me, path = int(sys.argv[1]), Path(sys.argv[2])
 history = HistoryFile(path, keep=int(sys.argv[3]), tidy_from=5_000)

@@ -13,8 +13,7 @@ from support.waiting import wait_until
 
 from jobpool.broker.opening import open_backend
 from jobpool.telemetry.history import writer as module
-from jobpool.telemetry.history.file import Line
-from jobpool.telemetry.history.places import InFile, InTable, Place
+from jobpool.telemetry.history.places import HistoryFile, HistoryTable, Line, Place
 from jobpool.telemetry.history.row import Attempt
 from jobpool.telemetry.history.writer import Writer
 from jobpool.telemetry.masking import Masker
@@ -69,7 +68,7 @@ def a_writer(place: Place, gathered: Gathered | None = None) -> Writer:
 
 
 def test_it_writes_what_was_gathered_and_at_the_end_the_rest(tmp_path: Path) -> None:
-    place = InFile(tmp_path / "h", 100)
+    place = HistoryFile(tmp_path / "h", 100)
     gathered = Gathered(an_attempt(1))
     writer = a_writer(place, gathered)
     writer.start()
@@ -81,7 +80,7 @@ def test_it_writes_what_was_gathered_and_at_the_end_the_rest(tmp_path: Path) -> 
 
 def test_in_the_table_the_newest_of_each_name_stay() -> None:
     with closing(open_backend("memory://")) as backend:
-        place = InTable(backend.keys, 3)
+        place = HistoryTable(backend.keys, 3)
         a_writer(place).write(
             [an_attempt(number) for number in range(5)] + [an_attempt(9, "mail"), an_attempt(1, "\0")]
         )

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from jobpool.ipc.board_views import HeaderView
+from jobpool.ipc.board_layout import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
-from jobpool.telemetry.metrics.probes import live, ready
+from jobpool.telemetry.metrics.pages import live, ready
 
 NOW = 1000.0
 

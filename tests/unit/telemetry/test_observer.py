@@ -22,7 +22,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.outcome import EndReason, Rejected, ResultKind
 from jobpool.message.settlement import Settled
 from jobpool.policy.inspection import Inspected
-from jobpool.telemetry.history.feed import Feed
+from jobpool.telemetry.history.writer import Feed
 from jobpool.telemetry.metrics import catalogue as names
 from jobpool.telemetry.metrics.catalogue import Metric
 from jobpool.telemetry.metrics.collector import Labels

@@ -14,11 +14,22 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.key_store import KeyStore
 from jobpool.broker.opening import open_backend
 from jobpool.errors import BackendUnavailable
-from jobpool.message.counts import OUTCOMES
+from jobpool.message.outcome import OUTCOMES
 from jobpool.telemetry.metrics.histogram import Histogram
 from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Ended, MemoryMetrics
-from jobpool.telemetry.metrics.rollup import HOUR, MINUTE, Row, decode, key, minute_of, rollups, rows, stamp, summed
-from jobpool.telemetry.metrics.rollup_thread import RollupThread
+from jobpool.telemetry.metrics.rollup import (
+    HOUR,
+    MINUTE,
+    RollupThread,
+    Row,
+    decode,
+    key,
+    minute_of,
+    rollups,
+    rows,
+    stamp,
+    summed,
+)
 
 NOON = 1_790_000_040
 """A whole minute."""

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from jobpool.telemetry.metrics.probes import LOOP_LIMIT
+from jobpool.telemetry.metrics.pages import LOOP_LIMIT
 from jobpool_torture import stall_detector
 from jobpool_torture.fleet import Pool
 from jobpool_torture.processes import Stops

@@ -1,38 +1,51 @@
 """The built-in handlers: their names, and how each is made at its first use, so that a child holds only what it runs.
 
-One module for each kind, each with `make(kit: Kit) -> Handler`. `kit.allowances` (`jobpool.Allowances`) limits it;
-`Settings.allowances` makes them for a pool. A built-in handler takes the context alone and reads `ctx.payload`. A
-forbidden or unusable payload raises `Refused`, a permanent failure of which only the text is kept; an error
-that may pass raises `Failure`.
+One module for each kind, with `make(kit: Kit)`, which returns a function of the context alone that reads `ctx.payload`.
+`kit.allowances` limits it. A forbidden or unusable payload raises `Refused`, a permanent failure of which only the text
+is kept; an error that may pass raises `Failure`.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jobpool.errors import ConfigurationError, JobpoolError, Unrecoverable
+from jobpool.errors import JobpoolError, Unrecoverable
+from jobpool.handlers.handler import AnyHandler, Handler, check_shape, place_of
 from jobpool.message.allowances import Allowances
 
-if TYPE_CHECKING:
-    from jobpool.handlers.builtin.command import Command
-    from jobpool.handlers.builtin.event import Listener
-    from jobpool.handlers.handler import AnyHandler
+Function = Callable[..., Any]
 
 MAKERS = {
-    "callable": "jobpool.handlers.builtin.callables:make",
-    "command": "jobpool.handlers.builtin.command:make",
-    "event": "jobpool.handlers.builtin.event:make",
-    "shell": "jobpool.handlers.builtin.shell:make",
-    "url": "jobpool.handlers.builtin.url.call:make",
+    "callable": "jobpool.handlers.builtin.callables",
+    "command": "jobpool.handlers.builtin.command",
+    "event": "jobpool.handlers.builtin.event",
+    "shell": "jobpool.handlers.builtin.shell",
+    "url": "jobpool.handlers.builtin.url.call",
 }
-"""Name of a built-in handler → "module:function" that makes it."""
+"""Name of a built-in handler → the module that makes it."""
 
 
-OPEN = frozenset({"url"})
-"""Built-in handlers that do some jobs without an allowance: calls of public addresses."""
+class Registered:
+    """A function of the app that a built-in handler calls: its name, and the place where it was written.
+
+    `bind` makes `bound` of it at its first use. Texts call it `kind` and `shown`.
+    """
+
+    def __init__(self, function: Function, shown: str, kind: str, bind: Callable[[], Function]) -> None:
+        check_shape(function, shown, kind)
+        self.name: str = getattr(function, "__name__", type(function).__name__)
+        self.place = place_of(function)
+        self._bind = bind
+
+    @cached_property
+    def bound(self) -> Function:
+        """Return the function, called with a context, and words if it is a command. Raises `ConfigurationError`."""
+        return self._bind()
 
 
 @dataclass(slots=True)
@@ -40,7 +53,6 @@ class Kit:
     """The parts that built-in handlers are made of.
 
     Attributes:
-        allowances: Their permissions.
         commands: Functions of `@jobpool.command`, by name.
         listeners: Functions of `@jobpool.listener`: event → listeners, in the order of their registration.
         options: Options set by `jobpool.builtin`: name of a built-in handler → options of its `Handler`.
@@ -48,54 +60,44 @@ class Kit:
     """
 
     allowances: Allowances = field(default_factory=Allowances)
-    commands: dict[str, Command] = field(default_factory=dict)
-    listeners: dict[str, list[Listener]] = field(default_factory=dict)
+    commands: dict[str, Registered] = field(default_factory=dict)
+    listeners: dict[str, list[Registered]] = field(default_factory=dict)
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
     set_at: dict[str, str] = field(default_factory=dict)
 
-    def set_options(self, name: str, options: dict[str, Any], place: str) -> None:
-        """Set the options of a built-in handler, once. The same place again (a module imported twice) sets them anew.
-
-        Raises:
-            ConfigurationError: Another place has set them; the text names both.
-        """
-        known = self.set_at.setdefault(name, place)
-        if known != place:
-            raise ConfigurationError(f"jobpool.builtin({name!r}) is called twice, {known} and {place}: set all at one")
-        self.options[name] = options
-
-
-ENABLED_BY: dict[str, Callable[[Kit], str]] = {
-    "callable": lambda kit: "allowed_callables" if kit.allowances.allowed_callables else "",
-    "command": lambda kit: f"@jobpool.command of {next(iter(kit.commands.values())).place}" if kit.commands else "",
-    "event": lambda kit: "allowed_events" if kit.allowances.allowed_events else "",
-    "shell": lambda kit: "allowed_shell_commands" if _may_start(kit.allowances) else "",
-    "url": lambda kit: "allowed_url_networks" if kit.allowances.allowed_url_networks else "",
-}
-"""The settings or decorators that enable a built-in handler, in words; "" = none, so it refuses every job (`url`: every
-inward one).
-"""
-
 
 def make(name: str, kit: Kit) -> AnyHandler:
-    """Return the built-in handler of that name. Imports its module. Raises `KeyError`: there is none."""
-    module, _, function = MAKERS[name].partition(":")
-    return getattr(import_module(module), function)(kit)  # type: ignore[no-any-return]
+    """Return the built-in handler of that name. Imports its module."""
+    return Handler(import_module(MAKERS[name]).make(kit), name, **kit.options.get(name, {}))
 
 
 def enabled_by(name: str, kit: Kit) -> str:
-    """Return what in the app or the settings enables a built-in handler, in words; "" = nothing."""
+    """Return what enables a built-in handler, in words; "" = nothing: it refuses all jobs (`url`: all inward ones)."""
     if name in kit.options:
         return f"jobpool.builtin({name!r}) of {kit.set_at[name]}"
-    why = ENABLED_BY.get(name)
-    return why(kit) if why else ""
-
-
-def _may_start(allowances: Allowances) -> bool:
-    return bool(allowances.allowed_shell_commands or allowances.allow_all_shell_commands)
+    if name == "command":
+        return f"@jobpool.command of {next(iter(kit.commands.values())).place}" if kit.commands else ""
+    allowed = kit.allowances
+    settings = {
+        "callable": ("allowed_callables", allowed.allowed_callables),
+        "event": ("allowed_events", allowed.allowed_events),
+        "shell": ("allowed_shell_commands", allowed.allowed_shell_commands or allowed.allow_all_shell_commands),
+        "url": ("allowed_url_networks", allowed.allowed_url_networks),
+    }
+    setting, value = settings[name]
+    return setting if value else ""
 
 
 # --- how they fail: in one sentence; no traceback is kept of what jobpool itself raises ---------------
+
+
+class Failure(JobpoolError):
+    """The attempt failed; the next one may do better."""
+
+
+class Refused(Unrecoverable):
+    """The handler may not do this, or cannot take this payload: it never will, so the job is not tried again."""
+
 
 _KINDS: dict[Any, str] = {
     dict: "an object",
@@ -109,15 +111,13 @@ _KINDS: dict[Any, str] = {
 
 
 def kind_of(value: object) -> str:
-    """Return the kind of a JSON value, for sentences about payloads. The value itself may be secret, and logs show
-    these.
-    """
+    """Return the kind of a JSON value, for texts about payloads, which logs show: the value itself may be secret."""
     return _KINDS.get(type(value), type(value).__name__)
 
 
-class Failure(JobpoolError):
-    """The attempt failed; the next one may do better."""
-
-
-class Refused(Unrecoverable):
-    """The handler may not do this, or cannot take this payload: it never will, so the job is not tried again."""
+def split_words(line: str, what: str) -> list[str]:
+    """Return the words of a command line, split as a shell would. Raises `Refused`; `what`: which line it is."""
+    try:
+        return shlex.split(line)
+    except ValueError as error:  # the line is not shown: passwords stand in such lines
+        raise Refused(f"{what} cannot be split into words: {error}") from None

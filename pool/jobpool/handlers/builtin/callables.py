@@ -5,33 +5,35 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
-from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jobpool.handlers.builtin import Failure, Refused, kind_of
-from jobpool.handlers.event_loop import run_coroutine
-from jobpool.handlers.handler import Handler
-from jobpool.handlers.invocation import PayloadMismatch
+from jobpool.handlers.builtin import Failure, Kit, Refused, kind_of
+from jobpool.handlers.event_loop import awaited
+from jobpool.handlers.handler import Handler, PayloadMismatch
 from jobpool.message.context import JobContext
-
-if TYPE_CHECKING:
-    from jobpool.handlers.builtin import Kit
 
 _FIELDS = ("callable", "args", "kwargs")
 
 
-def make(kit: Kit) -> Handler[[JobContext], Any]:
-    """Return the handler `callable`. The function gets no context; what it returns is the output."""
+def make(kit: Kit) -> Callable[[JobContext], Any]:
+    """Return the handler. The function gets no context; what it returns is the output."""
+    allowed = kit.allowances.allowed_callables  # checked when they were set
 
     def run(ctx: JobContext) -> Any:
         name, args, kwargs = _read(ctx.payload)
-        _check_allowed(name, kit.allowances.allowed_callables)
+        if name not in allowed:  # before anything is imported
+            known = ", ".join(allowed) or "none"
+            raise Refused(f"callable {name!r:.200} is not allowed here; allowed_callables names {known}")
         function = _find(name)
-        _check_fits(function, name, args, kwargs)
-        value = function(*args, **kwargs)
-        return run_coroutine(value) if type(value) is CoroutineType else value
+        try:
+            inspect.signature(function).bind(*args, **kwargs)
+        except TypeError as error:
+            raise PayloadMismatch(f"the payload does not fit callable {name!r}: {error}") from None
+        except ValueError:
+            pass  # a builtin that does not tell
+        return awaited(function(*args, **kwargs))
 
-    return Handler(run, "callable", **kit.options.get("callable", {}))
+    return run
 
 
 def _read(payload: object) -> tuple[str, list[Any], dict[str, Any]]:
@@ -54,13 +56,6 @@ def _read(payload: object) -> tuple[str, list[Any], dict[str, Any]]:
     return name, args, kwargs
 
 
-def _check_allowed(name: str, allowed: tuple[str, ...]) -> None:
-    """Check the name before anything is imported. The allowed names were checked when they were set."""
-    if name not in allowed:
-        known = ", ".join(allowed) or "none"
-        raise Refused(f"callable {name!r:.200} is not allowed here; allowed_callables names {known}")
-
-
 def _find(name: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(":")
     try:
@@ -80,14 +75,3 @@ def _find(name: str) -> Callable[..., Any]:
     if inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found):
         raise Refused(f"callable {name!r} is a generator and would never run")
     return found  # type: ignore[no-any-return]
-
-
-def _check_fits(function: Callable[..., Any], name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return  # a builtin that does not tell
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise PayloadMismatch(f"the payload does not fit callable {name!r}: {error}") from None

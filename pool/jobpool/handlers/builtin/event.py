@@ -8,43 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from jobpool.errors import Retry, Snooze
-from jobpool.handlers.builtin import Failure, Refused, kind_of
+from jobpool.handlers.builtin import Failure, Kit, Refused, Registered, kind_of
 from jobpool.handlers.ending import below_ours
-from jobpool.handlers.handler import Handler
-from jobpool.handlers.invocation import Bound, bind, check_shape, place_of
+from jobpool.handlers.handler import bind
 from jobpool.message.context import JobContext
 from jobpool.message.names import check_name
 
-if TYPE_CHECKING:
-    from jobpool.handlers.builtin import Kit
-
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Listener:
-    """A function that is called for an event.
-
-    Attributes:
-        name: Of the function.
-        place: Where it was written.
-    """
-
-    def __init__(self, event: str, function: Callable[..., Any]) -> None:
-        self.name: str = getattr(function, "__name__", type(function).__name__)
-        self.place: str = place_of(function)
-        self._function = function
-        self._bound: Bound | None = None
-        check_shape(function, event, self.place, "listener of event")
-
-    @property
-    def bound(self) -> Bound:
-        """The function, called with a context alone. Made at the first use."""
-        if self._bound is None:
-            self._bound = bind(self._function, self.name, "listener")
-        return self._bound
 
 
 class EventContext(JobContext):
@@ -62,36 +36,35 @@ class EventContext(JobContext):
         return self._data
 
 
-def register(listeners: dict[str, list[Listener]], function: F, event: str) -> F:
+def register(listeners: dict[str, list[Registered]], function: F, event: str) -> F:
     """Add a function to those of an event, and return it. The same again (a module imported twice) replaces itself.
 
-    Raises:
-        ConfigurationError: Its parameters cannot be filled.
-        InvalidJob: The event's name is none.
+    Raises `ConfigurationError`: its parameters cannot be filled; `InvalidJob`: the event's name is none.
     """
     found = listeners.setdefault(check_name(event, "event name"), [])
-    listener = Listener(event, function)
+    name = getattr(function, "__name__", type(function).__name__)
+    listener = Registered(function, event, "listener of event", partial(bind, function, name, "listener"))
     places = [known.place for known in found]
-    if listener.place in places:
-        found[places.index(listener.place)] = listener
-    else:
-        found.append(listener)
+    at = places.index(listener.place) if listener.place in places else len(found)
+    found[at : at + 1] = [listener]
     return function
 
 
-def make(kit: Kit) -> Handler[[JobContext], dict[str, Any] | None]:
-    """Return the handler `event`. Its output: what listeners returned, by their names, if any returned something."""
+def make(kit: Kit) -> Callable[[JobContext], dict[str, Any] | None]:
+    """Return the handler. Its output: what listeners returned, by their names, if any returned something."""
 
     def run(ctx: JobContext) -> dict[str, Any] | None:
         event, data = _read(ctx.payload)
-        _check_allowed(event, kit.allowances.allowed_events)
+        if event not in kit.allowances.allowed_events:
+            known = ", ".join(kit.allowances.allowed_events) or "none"
+            raise Refused(f"event {event!r:.80} is not allowed here; allowed_events names {known}")
         listeners = kit.listeners.get(event)
         if not listeners:
             known = ", ".join(sorted(kit.listeners)) or "no event at all"
             raise Failure(f"nothing listens to event {event!r} here; there are listeners of {known}")
         return _fire(event, listeners, ctx, data)
 
-    return Handler(run, "event", **kit.options.get("event", {}))
+    return run
 
 
 def _read(payload: object) -> tuple[str, Any]:
@@ -106,15 +79,9 @@ def _read(payload: object) -> tuple[str, Any]:
     return name, payload.get("data", {})
 
 
-def _check_allowed(event: str, allowed: tuple[str, ...]) -> None:
-    if event not in allowed:
-        known = ", ".join(allowed) or "none"
-        raise Refused(f"event {event!r:.80} is not allowed here; allowed_events names {known}")
-
-
-def _fire(event: str, listeners: list[Listener], ctx: JobContext, data: Any) -> dict[str, Any] | None:
+def _fire(event: str, listeners: list[Registered], ctx: JobContext, data: Any) -> dict[str, Any] | None:
     values: dict[str, Any] = {}
-    failed: dict[str, BaseException] = {}
+    failed: dict[str, Exception | SystemExit] = {}
     for listener in list(listeners):
         try:
             value = listener.bound(EventContext(ctx, deepcopy(data)))  # each listener has a copy of its own
@@ -123,15 +90,11 @@ def _fire(event: str, listeners: list[Listener], ctx: JobContext, data: Any) -> 
         else:
             if value is not None:
                 values[listener.place if listener.name in values else listener.name] = value
-    if failed:
-        raise _failure(event, failed, len(listeners))
-    return values or None
-
-
-def _failure(event: str, failed: dict[str, BaseException], count: int) -> BaseException:
-    """Return one error for all failures; a single one that asks for a delay is returned as it is."""
+    if not failed:
+        return values or None
     errors = [error.with_traceback(below_ours(error.__traceback__)) for error in failed.values()]
-    if all(isinstance(error, Retry | Snooze) for error in errors):
-        return max(errors, key=lambda error: (isinstance(error, Retry), error.after))  # type: ignore[attr-defined]
-    text = f"{len(failed)} of {count} listeners of event {event!r} failed: {', '.join(failed)}"
-    return BaseExceptionGroup(text, errors)
+    delays = [error for error in errors if isinstance(error, Retry | Snooze)]
+    if len(delays) == len(errors):  # all that it needs is time
+        raise max(delays, key=lambda error: (isinstance(error, Retry), error.after))
+    text = f"{len(failed)} of {len(listeners)} listeners of event {event!r} failed: {', '.join(failed)}"
+    raise BaseExceptionGroup(text, errors)

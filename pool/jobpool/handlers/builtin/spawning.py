@@ -12,69 +12,52 @@ import os
 import select
 import signal
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from io import FileIO
 from itertools import chain, starmap
 from time import monotonic, sleep
+from typing import TypeVar
 
 from jobpool.ipc.linux import kill_group, open_fds
 from jobpool.message.capped_text import HeadTail
+
+T = TypeVar("T")
 
 _READ_BYTES = 1 << 16
 _DEATH_TIMEOUT_S = 0.3
 """Seconds for which a killed program's death is waited for; what does not die (state D) is left."""
 
-_LOOK_PAUSE_S = 0.001
-
 _RESET = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 """Signals that the program is to meet as usual, whatever its parent ignores."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The end of a program.
+def run(
+    path: str, argv: Sequence[str], environ: Mapping[str, str], cap: int, give_up: float | None
+) -> tuple[int | None, str, str]:
+    """Start the program at `path`, with nothing on its standard input, and wait for its end. No search, no shell.
 
-    Attributes:
-        code: Its exit status; negative = the signal that killed it; None = nobody knows.
-        out, err: Text printed on its two streams: beginning and end, if it was much.
-    """
+    `cap`: bytes that are kept of each stream. `give_up`: CLOCK_MONOTONIC seconds at which it is killed; None = never.
+    Raises `OSError`: it cannot be started.
 
-    code: int | None
-    out: str
-    err: str
-
-
-def run(path: str, argv: Sequence[str], environ: Mapping[str, str], cap: int, give_up: float | None = None) -> Ended:
-    """Start the program at `path`, with nothing on its standard input, and wait for its end.
-
-    Args:
-        path: Of the file; no search, no shell.
-        argv: Its name and arguments.
-        environ: Its environment.
-        cap: Bytes that are kept of each stream.
-        give_up: CLOCK_MONOTONIC seconds at which it is killed; None = never.
-
-    Raises:
-        OSError: It cannot be started.
-
-    Blocks until the program has ended. Processes left in its group are killed then.
+    Returns:
+        Its exit status (negative = the signal that killed it; None = nobody knows), and the text printed on its two
+        streams: beginning and end, if it was much.
     """
     out, err = HeadTail(cap), HeadTail(cap)
-    with _pipe() as (out_read, out_write), _pipe() as (err_read, err_write):
+    with _held(FileIO.close, _pipe()) as (out_read, out_write), _held(FileIO.close, _pipe()) as (err_read, err_write):
         pids: list[int] = []
         codes: list[int | None] = []
         try:
             _spawn(pids, path, argv, environ, (out_write.fileno(), err_write.fileno()))
             out_write.close()
             err_write.close()
-            with _watched(pids[0]) as pidfd:
+            with _held(os.close, map(os.pidfd_open, pids)) as (pidfd,):  # readable when the process has ended
                 _read({out_read.fileno(): out, err_read.fileno(): err}, pidfd, give_up)
         finally:
             codes.extend(map(_end, pids))
-    return Ended(codes[0], out.text(), err.text())
+    return codes[0], out.text(), err.text()
 
 
 def _spawn(
@@ -109,22 +92,17 @@ def _read(streams: Mapping[int, HeadTail], pidfd: int, give_up: float | None) ->
             if not _take(fd, streams[fd]):
                 poll.unregister(fd)
     for fd, kept in streams.items():
-        _take_what_is_left(fd, kept)
+        os.set_blocking(fd, False)
+        room = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)  # no more: a process left behind may go on writing to the other end
+        with suppress(BlockingIOError):
+            while room > 0 and (taken := _take(fd, kept)):
+                room -= taken
 
 
 def _take(fd: int, kept: HeadTail) -> int:
     data = os.read(fd, _READ_BYTES)
     kept.write(data)
     return len(data)
-
-
-def _take_what_is_left(fd: int, kept: HeadTail) -> None:
-    """Read at most what a pipe holds: a process left behind may hold the other end, and go on writing."""
-    os.set_blocking(fd, False)
-    left = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
-    with suppress(BlockingIOError):
-        while left > 0 and (taken := _take(fd, kept)):
-            left -= taken
 
 
 def _end(pid: int) -> int | None:
@@ -135,30 +113,23 @@ def _end(pid: int) -> int | None:
         while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
             if monotonic() >= give_up:
                 return None
-            sleep(_LOOK_PAUSE_S)
+            sleep(0.001)
         return os.waitstatus_to_exitcode(ended[1])
     return None
 
 
 @contextmanager
-def _watched(pid: int) -> Iterator[int]:
-    """Yield a descriptor that is readable when the process has ended."""
-    found: list[int] = []
-    closing = map(os.close, found)
+def _held(close: Callable[[T], object], opened: Iterator[T]) -> Iterator[list[T]]:
+    """Yield what the iterator opens, and close it. In C, as in `_spawn`: the alarm must not come between."""
+    found: list[T] = []
+    closing = map(close, found)
     try:
-        found.extend(map(os.pidfd_open, [pid]))  # in C, as in `_spawn`: the alarm must not come between
-        yield found[0]
+        found.extend(opened)
+        yield found
     finally:
         deque(closing, maxlen=0)
 
 
-@contextmanager
-def _pipe() -> Iterator[tuple[FileIO, FileIO]]:
-    """Yield the reading and the writing end of a pipe. Opened and closed in C, as in `_watched`."""
-    ends: list[FileIO] = []
-    closing = map(FileIO.close, ends)
-    try:
-        ends.extend(starmap(FileIO, zip(chain.from_iterable(starmap(os.pipe, [()])), ("rb", "wb"), strict=False)))
-        yield ends[0], ends[1]
-    finally:
-        deque(closing, maxlen=0)
+def _pipe() -> Iterator[FileIO]:
+    """Return the reading and the writing end of a pipe, which is opened when it is iterated over."""
+    return starmap(FileIO, zip(chain.from_iterable(starmap(os.pipe, [()])), ("rb", "wb"), strict=False))

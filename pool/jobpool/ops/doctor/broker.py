@@ -10,7 +10,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding, Level
 from jobpool.broker.opening import open_backend, redact
 from jobpool.errors import BackendUnavailable, JobpoolError
-from jobpool.master.compatibility import queues_of, unmet
+from jobpool.master.run import queues_of, unmet
 from jobpool.settings import Settings
 
 FIT = "broker.fit"

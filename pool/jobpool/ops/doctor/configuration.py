@@ -10,7 +10,7 @@ from jobpool.broker.config_file import ConfigFile
 from jobpool.broker.finding import Finding, Level
 from jobpool.broker.opening import LOCAL, judge_key_file, redact, scheme_of
 from jobpool.errors import ConfigurationError
-from jobpool.master.compatibility import unserved_limits
+from jobpool.master.run import unserved_limits
 from jobpool.policy.retry import RetryPolicy
 from jobpool.settings import Settings
 

@@ -1,48 +1,54 @@
-"""Where history is kept: in a file, or in the broker's key store."""
+"""The places of history: a file, or logs in the broker's key store.
+
+The file holds a JSON object a line (NDJSON). Any number of pools append to it, and any of them may tidy it. A line is
+one `write` to a descriptor with O_APPEND. When the file has doubled since the last tidying (and 1 MiB is reached), a
+new file with the newest `keep` lines of each name takes its place in one step. A lock on the file (flock) lets one
+append or tidy at a time: an appender reads the end of the file, and could see half of another's write. After a wait for
+the lock, it begins again if the path no longer leads to the locked file. Readers need no lock.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+import fcntl
+import os
+import stat
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 from jobpool.broker.key_store import KeyStore
 from jobpool.errors import ConfigurationError
 from jobpool.message.setting_types import History
-from jobpool.telemetry.history import file
-from jobpool.telemetry.history.file import HistoryFile, Line
 from jobpool.telemetry.history.row import decode, log_name
 
 SPACE = "history"
 
+MIN_TIDY_BYTES = 1024 * 1024
+"""A smaller file is left alone."""
 
-class Place(ABC):
-    """The place of rows."""
+MAX_FILE_BYTES = 256 * 1024 * 1024
+"""Bytes that are kept at most, whatever `keep` says: names without end would fill the disk. The oldest go."""
 
-    @abstractmethod
+Line = tuple[str, bytes]
+"""A name, and a row's line without its end."""
+
+
+class Place(Protocol):
+    """The place of rows. Each method raises `OSError` or `BackendUnavailable`."""
+
     def append(self, lines: Sequence[Line]) -> None:
-        """Keep lines. Raises `OSError` or `BackendUnavailable`; some of them may then be kept."""
-
-    @abstractmethod
-    def read(self, name: str, limit: int) -> list[dict[str, Any]]:
-        """Return the newest rows of a name, the newest first. Raises as `append`."""
-
-    @abstractmethod
-    def names(self) -> list[str]:
-        """Return the names that have rows, sorted. Raises as `append`."""
-
-
-class InFile(HistoryFile, Place):
-    """A history in a file of its own (file.py)."""
+        """Keep lines, in their order. After an error, some of them may be kept."""
 
     def read(self, name: str, limit: int) -> list[dict[str, Any]]:
-        return file.read(self.path, name, limit)
+        """Return the newest rows of a name, the newest first."""
 
     def names(self) -> list[str]:
-        return file.names(self.path)
+        """Return the names that have rows, sorted."""
 
 
-class InTable(Place):
+class HistoryTable:
     """A history in the broker, as logs of its key store."""
 
     def __init__(self, keys: KeyStore, keep: int) -> None:
@@ -58,6 +64,122 @@ class InTable(Place):
 
     def names(self) -> list[str]:
         return self._keys.list_logs(SPACE)
+
+
+class HistoryFile:
+    """A history in a file, as the module describes it. Not for several threads at once.
+
+    Args:
+        path: Made when there is something to write, with mode 0600; its directory must be there.
+        keep: Lines of one name, >= 1.
+    """
+
+    def __init__(
+        self, path: Path, keep: int, *, tidy_from: int = MIN_TIDY_BYTES, largest: int = MAX_FILE_BYTES
+    ) -> None:
+        self.path = path
+        self._keep = keep
+        self._tidy_from = tidy_from
+        self._largest = largest
+        self._tidy_at = tidy_from
+
+    def append(self, lines: Sequence[Line]) -> None:
+        """Add lines, in their order.
+
+        Raises:
+            OSError: Not all could be written.
+
+        Blocks while another process tidies, some 10 ms for each MiB of the file.
+        """
+        with self._locked() as fd:
+            size = os.fstat(fd).st_size
+            if size and os.pread(fd, 1, size - 1) != b"\n":
+                os.write(fd, b"\n")  # a writer was killed in the middle of a line
+            for _, line in lines:
+                _write_line(fd, line)
+            size = os.fstat(fd).st_size
+        if size >= self._tidy_at:
+            self.tidy()
+
+    def read(self, name: str, limit: int) -> list[dict[str, Any]]:
+        found = deque((row for row in self._rows() if row["name"] == name), maxlen=limit)
+        return list(reversed(found))
+
+    def names(self) -> list[str]:
+        return sorted({row["name"] for row in self._rows()})
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as stream:
+            yield from (row for line in stream if (row := decode(line)) is not None)
+
+    def tidy(self) -> None:
+        """Leave the newest lines of each name. Raises `OSError`."""
+        with self._locked() as fd:
+            kept = newest(self.path.read_bytes().splitlines(), self._keep, self._largest)
+            fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
+            try:
+                _write_all(fresh, kept, stat.S_IMODE(os.fstat(fd).st_mode))
+                os.replace(fresh, self.path)
+            finally:
+                fresh.unlink(missing_ok=True)
+        self._tidy_at = max(self._tidy_from, 2 * sum(len(line) + 1 for line in kept))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Yield the file, open to read and append, locked, and still the one that the path leads to."""
+        while True:
+            fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if _is_at(fd, self.path):
+                    yield fd
+                    return
+            finally:
+                os.close(fd)
+
+
+def newest(lines: Sequence[bytes], keep: int, largest: int) -> list[bytes]:
+    """Return the last `keep` lines of each name, in their order, without broken rows and rows beyond `largest`
+    bytes.
+    """
+    kept: list[bytes] = []
+    seen: dict[str, int] = {}
+    size = 0
+    for line in reversed(lines):
+        row = decode(line)
+        if row is None or seen.get(row["name"], 0) >= keep:
+            continue
+        size += len(line) + 1
+        if size > largest:
+            break
+        seen[row["name"]] = seen.get(row["name"], 0) + 1
+        kept.append(line)
+    kept.reverse()
+    return kept
+
+
+def _write_line(fd: int, line: bytes) -> None:
+    """Write once; a full disk may take a part of it only."""
+    whole = line + b"\n"
+    written = os.write(fd, whole)
+    if written < len(whole):
+        raise OSError(f"only {written} of {len(whole)} bytes could be written")
+
+
+def _write_all(path: Path, lines: Sequence[bytes], mode: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as stream:
+        os.fchmod(fd, mode)
+        stream.writelines(line + b"\n" for line in lines)
+        stream.flush()
+        os.fsync(fd)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def check_place(history: History) -> None:

@@ -92,7 +92,8 @@ def encode(row: Mapping[str, Any], largest: int = LARGEST) -> bytes:
     """
     room = LONGEST_TEXT
     while True:
-        line = json.dumps(_cut(row, room), ensure_ascii=False).encode("utf-8", "replace")
+        cut = {field: _without_middle(value, room) for field, value in row.items()}
+        line = json.dumps(cut, ensure_ascii=False).encode("utf-8", "replace")
         if len(line) <= largest or not room:
             return line
         room //= 2
@@ -118,16 +119,15 @@ def shortened(value: Any, most: int) -> Any:
     """Return a field with at most `most` characters: the beginning of a text, or of a value's JSON, and what is left
     out.
     """
+    text = _text_of(value)
+    return value if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} characters more)"
+
+
+def _text_of(value: Any) -> str:
+    """Return a text, or a value's JSON; "" for a number."""
     if value is None or isinstance(value, bool | int | float):
-        return value
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if len(text) <= most:
-        return value
-    return f"{text[:most]}… ({len(text) - most:,} characters more)"
-
-
-def _cut(row: Mapping[str, Any], room: int) -> dict[str, Any]:
-    return {field: _without_middle(value, room) for field, value in row.items()}
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _without_middle(value: Any, most: int) -> Any:
@@ -135,9 +135,7 @@ def _without_middle(value: Any, most: int) -> Any:
 
     The mark of an earlier cut, when it is cut out with the middle, goes into this one.
     """
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = _text_of(value)
     if len(text) <= most:
         return value
     half = most // 2

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from jobpool.errors import JobpoolError
-from jobpool.telemetry.history.file import Line
-from jobpool.telemetry.history.places import Place
+from jobpool.telemetry.history.places import Line, Place
 from jobpool.telemetry.history.row import Attempt, encode, log_name, row_of
 from jobpool.telemetry.masking import Masker
 
@@ -28,6 +30,46 @@ BYTES_LEFT = 16 * 1024 * 1024
 """Lines, and bytes, that are kept while a place cannot be written; the oldest go first."""
 
 log = logging.getLogger("jobpool.history")
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Feed(Generic[T]):
+    """The newest `keep` items of each name, gathered by the pool's loop between two visits. Only its thread comes here.
+
+    Items pushed out by newer ones of the same name would not have been kept anyway, and are not counted. Items that
+    find no room (`most_items`, `most_bytes`) are dropped, and counted in `dropped`.
+    """
+
+    keep: int
+    most_items: int = 20_000
+    most_bytes: int = 64 * 1024 * 1024
+    dropped: int = 0
+    items: int = 0
+    bytes: int = 0
+    _names: dict[str, deque[tuple[T, int]]] = field(default_factory=dict)
+
+    def add(self, name: str, item: T, size: int) -> None:
+        """Keep an item of about `size` bytes, if there is room. Once a job, so short."""
+        mine = self._names.get(name)
+        if mine is not None and len(mine) >= self.keep:
+            self.bytes -= mine.popleft()[1]
+            self.items -= 1
+        if self.items >= self.most_items or self.bytes + size > self.most_bytes:
+            self.dropped += 1
+            return
+        if mine is None:
+            mine = self._names[name] = deque()
+        mine.append((item, size))
+        self.items += 1
+        self.bytes += size
+
+    def take(self) -> list[T]:
+        """Take everything, in order within each name."""
+        names, self._names = self._names, {}
+        self.items = self.bytes = 0
+        return [item for mine in names.values() for item, _ in mine]
 
 
 class Writer(threading.Thread):

@@ -12,8 +12,6 @@ SETTLE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 OVERRUN_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 MARGIN_BUCKETS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 300.0)
 
-PREFIX = "jobpool_"
-
 
 class Kind(StrEnum):
     """The treatment of a metric's values."""
@@ -36,7 +34,7 @@ class Metric:
     @property
     def shown(self) -> str:
         """Its name in Prometheus."""
-        return f"{PREFIX}{self.name}{'_total' if self.kind is Kind.COUNTER else ''}"
+        return f"jobpool_{self.name}{'_total' if self.kind is Kind.COUNTER else ''}"
 
 
 def _counter(name: str, labels: str, text: str) -> Metric:

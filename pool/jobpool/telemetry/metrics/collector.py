@@ -42,7 +42,7 @@ class MetricsCollector(ABC):
         Args:
             queue: Where the job was fetched from.
             handler: "" when the message named none that could be read.
-            outcomes: Some of `message.counts.OUTCOMES`: a failed attempt is `failed` and the further fate of the job.
+            outcomes: Some of `message.outcome.OUTCOMES`: a failed attempt is `failed` and the further fate of the job.
             run: Seconds that the handler ran; None = it did not.
             wait: Seconds until its first attempt began; None = this was not the first.
         """

@@ -43,7 +43,7 @@ class Histogram:
         """Return (upper edge, how many were at most that), with `+Inf` at the end: as Prometheus wants it."""
         so_far = 0
         rows = []
-        for edge, count in zip([*map(_shown, self.edges), "+Inf"], self.counts, strict=True):
+        for edge, count in zip([*(repr(float(edge)) for edge in self.edges), "+Inf"], self.counts, strict=True):
             so_far += count
             rows.append((edge, float(so_far)))
         return rows
@@ -59,7 +59,3 @@ class Histogram:
             if count and so_far >= wanted:
                 return edge
         return None
-
-
-def _shown(edge: float) -> str:
-    return repr(float(edge))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobpool.message.counts import SUMS, Counts
+from jobpool.message.outcome import SUMS, Counts
 from jobpool.telemetry.metrics.catalogue import FETCHED, JOBS, LABELS_DROPPED, RUN, RUN_BUCKETS, WAIT, Metric
 from jobpool.telemetry.metrics.collector import Labels, MetricsCollector
 from jobpool.telemetry.metrics.histogram import Histogram
@@ -101,10 +101,9 @@ class MemoryMetrics(MetricsCollector):
     def observe(self, metric: Metric, value: float, labels: Labels = ()) -> None:
         histograms = self._histograms.setdefault(metric, {})
         labels = self._bounded(histograms, labels)
-        found = histograms.get(labels)
-        if found is None:
-            found = histograms[labels] = Histogram(metric.buckets)
-        found.add(value)
+        if labels not in histograms:
+            histograms[labels] = Histogram(metric.buckets)
+        histograms[labels].add(value)
 
     def _bounded(self, known: dict[Labels, float] | dict[Labels, Histogram], labels: Labels) -> Labels:
         if labels in known or len(known) < self._most:
@@ -117,25 +116,13 @@ class MemoryMetrics(MetricsCollector):
     def series(self, queue: str, handler: str) -> Series:
         """Return where jobs of that handler on that queue are counted."""
         by_handler = self._series.setdefault(queue, {})
-        found = by_handler.get(handler)
-        if found is None:
-            found = self._new_series(by_handler, queue, handler)
-        return found
-
-    def _new_series(self, by_handler: dict[str, Series], queue: str, handler: str) -> Series:
-        if self._count >= self._most:
-            self.dropped += 1
-            if handler != OTHER:
-                return self._overflow(queue)
-        self._count += 1
-        found = by_handler[handler] = Series(queue, handler)
-        return found
-
-    def _overflow(self, queue: str) -> Series:
-        by_handler = self._series[queue]
-        if OTHER not in by_handler:
-            by_handler[OTHER] = Series(queue, OTHER)
-        return by_handler[OTHER]
+        if handler not in by_handler:
+            if self._count >= self._most:
+                self.dropped += 1
+                handler = OTHER
+            else:
+                self._count += 1
+        return by_handler.get(handler) or by_handler.setdefault(handler, Series(queue, handler))
 
     def ended(
         self, queue: str, handler: str, outcomes: tuple[str, ...], run: float | None = None, wait: float | None = None
@@ -171,10 +158,16 @@ class MemoryMetrics(MetricsCollector):
             samples.append(Sample(metric, histograms=copies))
         samples.append(Sample(LABELS_DROPPED, {(): self.dropped}))
         ended = {(series.queue, series.handler): Ended(dict(series.outcomes), series.run.copy()) for series in every}
+        jobs: dict[Labels, float] = {
+            (*place, outcome): n for place, one in ended.items() for outcome, n in one.outcomes.items()
+        }
+        runs: dict[Labels, Histogram] = {
+            place: coarser(one.run, RUN_BUCKETS) for place, one in ended.items() if one.run.count
+        }
         waits: dict[Labels, Histogram] = {
             (series.queue, series.handler): series.wait.copy() for series in every if series.wait.count
         }
-        samples += [_jobs(ended), _runs(ended), Sample(WAIT, histograms=waits)]
+        samples += [Sample(JOBS, jobs), Sample(RUN, histograms=runs), Sample(WAIT, histograms=waits)]
         return Snapshot(samples, ended)
 
 
@@ -209,18 +202,6 @@ class RelayedMetrics(MemoryMetrics):
             tell(*what)
         except Exception:
             log.exception(UNCOUNTED, extra={"limit": "metrics"})
-
-
-def _jobs(ended: dict[tuple[str, str], Ended]) -> Sample:
-    values: dict[Labels, float] = {
-        (*place, outcome): float(n) for place, one in ended.items() for outcome, n in one.outcomes.items()
-    }
-    return Sample(JOBS, values)
-
-
-def _runs(ended: dict[tuple[str, str], Ended]) -> Sample:
-    ran = {place: one.run for place, one in ended.items() if one.run.count}
-    return Sample(RUN, histograms={place: coarser(run, RUN_BUCKETS) for place, run in ran.items()})
 
 
 def coarser(fine: Histogram, edges: tuple[float, ...]) -> Histogram:

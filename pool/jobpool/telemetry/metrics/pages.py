@@ -1,11 +1,27 @@
-"""The pages of the server: an answer, and the function that makes it."""
+"""The pages of the server: an answer, and the judgement of `/livez` and `/readyz`. Pure.
+
+The probes look at the scoreboard's header alone, and never ask the broker. Live: the master's loop turns; a restart
+mends it if it does not. Ready: it also has a child that is ready, children boot, and the broker answers. An outage of
+the broker makes a pool not ready, never dead: a restart would mend nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jobpool.ipc.board_layout import HeaderView
 from jobpool.message.printable import one_line
+from jobpool.message.units import format_duration
+
+LOOP_LIMIT = 5.0
+"""Seconds: the master's loop turns at least once a second, even when there is nothing to do."""
+
+MISSED = 3
+"""How many intervals the broker's answer may be late."""
+
+BOOT_LOOP = 5
+"""Children in a row that did not come up: not an accident any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +40,40 @@ def text_page(status: int, text: str) -> Page:
 
 View = Callable[[str], Page]
 """Makes a page; its argument is the request's `Accept` header. May block for some seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """An answer, and the sentence for a person."""
+
+    ok: bool
+    text: str
+
+
+def live(header: HeaderView, now: float) -> Probe:
+    """Check whether the loop turns. `now`: CLOCK_MONOTONIC seconds, as the times in the header."""
+    silent = seconds_since(header.loop_at, header, now)
+    if silent > LOOP_LIMIT:
+        return Probe(False, f"the master has not turned its loop for {format_duration(silent)}")
+    return Probe(True, "live")
+
+
+def ready(header: HeaderView, now: float) -> Probe:
+    """Check whether the pool can do its work."""
+    alive = live(header, now)
+    if not alive.ok:
+        return alive
+    children = f"{header.ready} of {header.workers} children ready"
+    if header.ready < 1 or header.boot_failures >= BOOT_LOOP:
+        return Probe(False, f"not ready: {children}" + (f"; {header.problem}" if header.problem else ""))
+    silent = seconds_since(header.broker_ok_at, header, now)
+    if silent > MISSED * header.broker_interval:
+        return Probe(False, f"degraded: the broker last answered {format_duration(silent)} ago; {children}")
+    return Probe(True, f"ready: {children}" + (", draining" if header.draining else ""))
+
+
+def seconds_since(moment: float, header: HeaderView, now: float) -> float:
+    """Return seconds since `moment`; what has not happened yet counts from the start, so that a young pool is not
+    ill.
+    """
+    return max(0.0, now - (moment or header.started))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from time import monotonic
 
 from jobpool.handlers.builtin import Failure
-from jobpool.handlers.builtin.url.target import Address, Refused, Target
+from jobpool.handlers.builtin.url.request import Address, Refused, Target
 
 Network = IPv4Network | IPv6Network
 
@@ -54,8 +54,7 @@ V6 = {
     "fec0::/10": "site-local",
     "ff00::/8": "multicast",
 }
-_V4 = [(IPv4Network(network), what) for network, what in V4.items()]
-_V6 = [(IPv6Network(network), what) for network, what in V6.items()]
+_NETWORKS = [(ip_network(network), what) for network, what in (V4 | V6).items()]
 _GLOBAL_V6 = IPv6Network("2000::/3")
 _TRANSLATED = IPv6Network("64:ff9b::/96")
 _ISATAP = (0x00005EFE, 0x02005EFE)
@@ -65,59 +64,31 @@ _ISATAP = (0x00005EFE, 0x02005EFE)
 def why_not_public(address: Address) -> str:
     """Return the kind of a non-public address; "" if it is public.
 
-    An address that is translated to IPv4 on the way (NAT64) is judged by the IPv4 address in it. Tunnels (6to4, Teredo,
-    ISATAP) are refused whatever is in them.
+    An address that is mapped (`::ffff:a.b.c.d`) or translated on the way (NAT64, `64:ff9b::a.b.c.d`) is judged by the
+    IPv4 address in it. Tunnels (6to4, Teredo, ISATAP) are refused whatever is in them.
     """
-    if isinstance(address, IPv4Address):
-        return _found(address, _V4)
-    embedded = embedded_v4(address)
-    if embedded is not None:
-        return why_not_public(embedded)
-    if int(address) >> 32 & 0xFFFFFFFF in _ISATAP:
-        return "in an ISATAP tunnel"
-    return _found(address, _V6) or ("" if address in _GLOBAL_V6 else "reserved")
-
-
-def embedded_v4(address: IPv6Address) -> IPv4Address | None:
-    """Return the IPv4 address that packets to a mapped (`::ffff:a.b.c.d`) or translated (`64:ff9b::a.b.c.d`) one
-    go to.
-    """
-    if address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    return IPv4Address(int(address) & 0xFFFFFFFF) if address in _TRANSLATED else None
-
-
-def plain(address: Address) -> Address:
-    """Return the address itself, or the IPv4 address that a mapped one is: what is connected to."""
-    mapped = None if isinstance(address, IPv4Address) else address.ipv4_mapped
-    return address if mapped is None else mapped
-
-
-def is_in(address: Address, networks: Sequence[Network]) -> bool:
-    """Return whether one of the networks holds the address."""
-    return any(address in network for network in networks)
-
-
-def _found(address: Address, table: Sequence[tuple[Network, str]]) -> str:
-    return next((what for network, what in table if address in network), "")
+    if isinstance(address, IPv6Address):
+        embedded = address.ipv4_mapped
+        if address in _TRANSLATED:
+            embedded = IPv4Address(int(address) & 0xFFFFFFFF)
+        if embedded is not None:
+            return why_not_public(embedded)
+        if int(address) >> 32 & 0xFFFFFFFF in _ISATAP:
+            return "in an ISATAP tunnel"
+    for network, what in _NETWORKS:
+        if address in network:
+            return what
+    return "" if isinstance(address, IPv4Address) or address in _GLOBAL_V6 else "reserved"
 
 
 class Deadline:
-    """A point in time.
-
-    Args:
-        seconds: From now.
-    """
+    """A point in time, `seconds` from now."""
 
     def __init__(self, seconds: float) -> None:
         self._at = monotonic() + seconds
 
     def left(self) -> float:
-        """Return seconds until then, > 0.
-
-        Raises:
-            TimeoutError: There are none.
-        """
+        """Return seconds until then, > 0. Raises `TimeoutError`: there are none."""
         left = self._at - monotonic()
         if left <= 0:
             raise TimeoutError("the call's time is up")
@@ -134,41 +105,27 @@ def system_lookup(host: str) -> list[str]:
 
 
 def admit(target: Target, networks: Sequence[Network], lookup: Lookup, deadline: Deadline) -> list[Address]:
-    """Return the addresses of the target, in order, each of them allowed. Asks `lookup` at most once.
+    """Return the addresses of the target, in order, each of them public or in `networks`.
 
-    Args:
-        target: Where a call goes.
-        networks: Allowed beside the public addresses.
-        lookup: Not asked when the host is an address.
-        deadline: For the lookup.
+    Asks `lookup` at most once, and not when the host is an address. Blocks until the deadline at most.
 
     Raises:
-        Refused: One of them is neither public nor in `networks`.
+        Refused: One of them is not allowed.
         Failure: The name could not be looked up, now.
-
-    Blocks until the deadline at most.
     """
     found = [target.address] if target.address is not None else _resolve(target.host, lookup, deadline)
-    addresses = [plain(address) for address in found]
+    # A mapped address (`::ffff:a.b.c.d`) is connected to as the IPv4 address that it is.
+    addresses = [getattr(address, "ipv4_mapped", None) or address for address in found]
     for address in addresses:
         why = why_not_public(address)
-        if why and not is_in(address, networks):
+        if why and not any(address in network for network in networks):
             which = "is an address" if target.address is not None else f"has, among {len(addresses)}, an address"
             raise Refused("address", f"{target.host} {which} that is not public ({why}): see allowed_url_networks")
     return addresses
 
 
 def _resolve(host: str, lookup: Lookup, deadline: Deadline) -> list[Address]:
-    answer = _ask(host, lookup, deadline)
-    if isinstance(answer, OSError):
-        raise Failure(f"{host} could not be resolved: {answer.strerror or answer}") from answer
-    if not answer:
-        raise Failure(f"{host} could not be resolved: it has no address")
-    return [ip_address(text) for text in answer]
-
-
-def _ask(host: str, lookup: Lookup, deadline: Deadline) -> Sequence[str] | OSError:
-    """Return the result of `lookup`, or its error.
+    """Return what `lookup` knows.
 
     It runs in a thread: the system's resolver has no deadline and ignores signals. It waits for a dead name server for
     as long as its own configuration says. A thread that is left behind ends with it; the child then leaves (`Wear`).
@@ -186,4 +143,9 @@ def _ask(host: str, lookup: Lookup, deadline: Deadline) -> Sequence[str] | OSErr
     thread.join(deadline.left())
     if not answers:
         raise Failure(f"{host} could not be resolved in time")
-    return answers[0]
+    answer = answers[0]
+    if isinstance(answer, OSError):
+        raise Failure(f"{host} could not be resolved: {answer.strerror or answer}") from answer
+    if not answer:
+        raise Failure(f"{host} could not be resolved: it has no address")
+    return [ip_address(text) for text in answer]

@@ -16,9 +16,10 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from http.client import HTTPException
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from urllib3 import BaseHTTPResponse
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -26,11 +27,10 @@ from urllib3.exceptions import HTTPError
 
 from jobpool.handlers.builtin import Failure
 from jobpool.handlers.builtin.url.addresses import Deadline
-from jobpool.handlers.builtin.url.request import Request
-from jobpool.handlers.builtin.url.target import Address, Target
+from jobpool.handlers.builtin.url.request import Address, Request, Target
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
+    from _typeshed import ReadableBuffer
 
 T = TypeVar("T")
 
@@ -70,14 +70,11 @@ def exchange(
 ) -> T:
     """Send the request to the first of the addresses that answers, and return what `use` makes of the response.
 
-    The body is not read when `use` gets it. Every end of this, by the hard timeout too, closes the socket.
+    The body is not read when `use` gets it. Every end of this, by the hard timeout too, closes the socket. Blocks until
+    the deadline at most. Raises the errors of `use`, and `TooMuch`: more came in than the bounds allow.
 
     Raises:
         Failure: No address took the connection, or the exchange broke off, in `use` too.
-        TooMuch: More came in than the bounds allow.
-        Exception: `use` raised it.
-
-    Blocks until the deadline at most.
     """
     try:
         connection = _connect_any(request.target, addresses, bounds, context)
@@ -94,11 +91,11 @@ def exchange(
 def _connect_any(
     target: Target, addresses: Sequence[Address], bounds: Bounds, context: ssl.SSLContext | None
 ) -> HTTPConnection:
-    tried = addresses[:MAX_ADDRESSES]
-    for address in tried[:-1]:
+    *others, last = addresses[:MAX_ADDRESSES]
+    for address in others:
         with contextlib.suppress(*ERRORS):
             return _connect(target, address, bounds, context)
-    return _connect(target, tried[-1], bounds, context)
+    return _connect(target, last, bounds, context)
 
 
 def _connect(target: Target, address: Address, bounds: Bounds, context: ssl.SSLContext | None) -> HTTPConnection:
@@ -144,19 +141,14 @@ class _Https(HTTPSConnection):
 
 
 def _send(connection: HTTPConnection, request: Request) -> None:
-    headers = {
-        "Host": request.target.authority,
-        "Accept-Encoding": "identity",
-        "Connection": "close",
-        **request.headers,
-    }
+    framing = {"Host": request.target.authority, "Accept-Encoding": "identity", "Connection": "close"}
     # A server that has read enough may answer and hang up: its answer is what counts then.
     with contextlib.suppress(BrokenPipeError):
         connection.request(
             request.method,
             request.target.path,
             body=request.body,
-            headers=headers,
+            headers=framing | request.headers,
             preload_content=False,
             decode_content=False,
         )
@@ -185,22 +177,17 @@ class TooMuch(Exception):
     """The peer has sent more than it may."""
 
 
+@dataclass(slots=True)
 class Bounds:
-    """The limits of one connection.
+    """The limits of one connection: its deadline, and bytes that may come in (head and framing too, after TLS)."""
 
-    Args:
-        deadline: By when it ends.
-        most: Bytes that may come in: the head and framing too, after TLS.
-    """
-
-    def __init__(self, deadline: Deadline, most: int) -> None:
-        self.deadline = deadline
-        self._room = most
+    deadline: Deadline
+    room: int
 
     def took(self, count: int) -> int:
         """Return `count`, bytes that came in. Raises `TooMuch`."""
-        self._room -= count
-        if self._room < 0:
+        self.room -= count
+        if self.room < 0:
             raise TooMuch
         return count
 
@@ -210,19 +197,21 @@ class BoundedSocket(socket.socket):
 
     bounds: Bounds
 
-    def recv_into(self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0) -> int:
+    def recv_into(self, *args: Any, **options: Any) -> int:
         self.settimeout(self.bounds.deadline.left())
-        return self.bounds.took(super().recv_into(buffer, nbytes, flags))
+        return self.bounds.took(super().recv_into(*args, **options))
+
+    def send(self, data: ReadableBuffer, flags: int = 0) -> int:  # what TLS sends with
+        self.settimeout(self.bounds.deadline.left())
+        return super().send(data, flags)
 
     def sendall(self, data: ReadableBuffer, flags: int = 0) -> None:
         self.settimeout(self.bounds.deadline.left())
         super().sendall(data, flags)
 
 
-class BoundedTlsSocket(ssl.SSLSocket):
+class BoundedTlsSocket(BoundedSocket, ssl.SSLSocket):
     """A TLS socket. Set `bounds` after the handshake, which keeps to the timeout of the socket."""
-
-    bounds: Bounds
 
     def do_handshake(self, block: bool = False) -> None:
         try:
@@ -231,20 +220,12 @@ class BoundedTlsSocket(ssl.SSLSocket):
             self.close()
             raise
 
-    def recv_into(self, buffer: WriteableBuffer, nbytes: int | None = None, flags: int = 0) -> int:
-        self.settimeout(self.bounds.deadline.left())
-        return self.bounds.took(super().recv_into(buffer, nbytes, flags))
-
-    def send(self, data: ReadableBuffer, flags: int = 0) -> int:
-        self.settimeout(self.bounds.deadline.left())
-        return super().send(data, flags)
-
 
 def bounded(sock: socket.socket, bounds: Bounds) -> socket.socket:
     """Return the same connection as a socket that keeps to the bounds; `sock` itself must not be used any more."""
     if not isinstance(sock, ssl.SSLSocket):
         sock = BoundedSocket(sock.family, sock.type, sock.proto, fileno=sock.detach())
-    if not isinstance(sock, BoundedSocket | BoundedTlsSocket):
+    if not isinstance(sock, BoundedSocket):
         raise TypeError("the TLS context is not one of tls_context()")
     sock.bounds = bounds
     return sock

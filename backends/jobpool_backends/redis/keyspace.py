@@ -1,10 +1,12 @@
-"""The names of jobpool's keys in Redis, and their values.
+"""The names of jobpool's keys in Redis, their values, and the Lua scripts that work on them.
 
 A message is known by its *member*: 19 digits, its priority (3) and its sequence (16), such as `0051763719200123456`.
 The sequence is the microsecond of its enqueue, or one more than the last, so it is never used twice. Members of equal
 score are ordered by their bytes, so a sorted set of score 0 is in the order (priority, sequence): the order of a queue.
 
-Keys of a queue, `jobpool:{reports}:…`; the braces make all of them one slot of a cluster:
+Keys of a queue, `jobpool:{reports}:…`; the braces make all of them one slot of a cluster. From `posts` on they are
+those of claims and posted messages. A posted message stands in `record` and `body` like a job, and a dead one in `dead`
+and `buried`, but in no other set before. From `done` on they are those of the key store; `…` is a chosen name:
 
 | key | type | what it holds |
 | --- | --- | --- |
@@ -21,12 +23,6 @@ Keys of a queue, `jobpool:{reports}:…`; the braces make all of them one slot o
 | `evicted` | string | how many dead letters the caps `dead_max` and `dead_max_age` have removed |
 | `call:…` | string | the answer of a fetch, and its end; expires by itself after a minute |
 | `outbox` | list | on a cluster: messages that settlements bring to other queues, on their way there |
-
-Keys of claims and posted messages. A posted message stands in `record` and `body` like a job, and when it is dead in
-`dead` and `buried`, but never in the other sets above:
-
-| key | type | what it holds |
-| --- | --- | --- |
 | `posts` | sorted set | members of posted messages that are free, score 0 |
 | `postsdelayed` | sorted set | members of posted messages that are not due; score: when, Unix time in µs |
 | `postslater` | sorted set | the same members, score 0: for lists in enqueue order |
@@ -37,11 +33,6 @@ Keys of claims and posted messages. A posted message stands in `record` and `bod
 | `claims` | sorted set | ids of claims; score: when they end, Unix time in µs |
 | `claimids` | sorted set | the same ids, score 0: for lists in their order |
 | `expired` | string | how many posted messages have ended with their lives |
-
-Keys of the key store in a queue; `…` is a name that somebody chose:
-
-| key | type | what it holds |
-| --- | --- | --- |
 | `done:…` | string | an idempotency key that is done, and until when; expires by itself then |
 | `runs:…` | hash | the message that runs under an idempotency key: its member, and its holder |
 | `hold:…` | hash | places held under a name: by member, the holder. They count only while the lease lives |
@@ -78,26 +69,30 @@ producer gave, `m` before a minted one; with a unique key these are `w` and `u`.
 owner token (the second is the sequence), and the length of the lease in µs, 14 digits. The record of a message that was
 claimed, or has a life, is followed by a line `CLAIMS LIFE CLAIM`. It says how often the message was claimed, when its
 life ends, in µs, and the claim that holds it (`-` for none).
+
+There is one script for each verb, put together from the pieces in `lua/`. The first KEYS (`lead`) belong to the call.
+Then come the keys of each queue, always the same names in the same order. A header turns them into names, so that the
+Lua says `q.ready` and never counts. Only the keys of `beside.lua` are not declared: they are in the slot of declared
+ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
 
+from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.connections import Link, Script
+
+_FOLDER = files("jobpool_backends.redis") / "lua"
+# Kept once for the namespace, so that an id is unique and the order of enqueue holds over all queues.
 SHARED = frozenset({"ids", "ended", "last", "queues"})
-"""Kept once for the namespace, so that an id is unique and the order of enqueue holds over all queues."""
-
-_MAX_KNOWN_LISTS = 10_000
-"""Lists of keys that are kept, for programs that make up queues as they go."""
+_MAX_KNOWN_LISTS = 10_000  # for programs that make up queues as they go
 
 
 class KeyNames:
-    """The names of the keys in one namespace.
-
-    Args:
-        prefix: Of all keys.
-        spread: Each queue is by itself, with no key in common: a cluster keeps them on different servers.
-    """
+    """The names of the keys in one namespace. `spread`: queues have no key in common, as on a cluster."""
 
     def __init__(self, prefix: str, *, spread: bool = False) -> None:
         self.prefix = prefix
@@ -106,9 +101,7 @@ class KeyNames:
         self._known: dict[tuple[str, Sequence[str]], tuple[str, ...]] = {}
 
     def of(self, queue: str, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the keys of `queue` with these names, in order; remembered, because every call asks for the same
-        few.
-        """
+        """Return the keys of `queue` with these names, in order; remembered: every call asks for the same few."""
         known = self._known.get((queue, names))
         if known is None:
             if len(self._known) >= _MAX_KNOWN_LISTS:
@@ -127,6 +120,103 @@ class KeyNames:
         place = f"{self.prefix}:{{{queue}}}" if self.spread else self.prefix
         return f"{place}:call:settle:{call_id}"
 
-    def fetch_call(self, queue: str, fetch_id: str) -> str:
-        """Return the key that remembers a fetch."""
-        return f"{self.prefix}:{{{queue}}}:call:fetch:{fetch_id}"
+
+class QueueScript(Script):
+    """A script, and the names of the keys that it wants of each queue, or of the one space or queue that it is for."""
+
+    def __init__(self, source: str, names: tuple[str, ...]) -> None:
+        super().__init__(source)
+        self.names = names
+
+
+class Keyspace(KeyNames):
+    """The names of the keys in one namespace, and the link to their server."""
+
+    def __init__(self, link: Link, prefix: str, *, spread: bool) -> None:
+        super().__init__(prefix, spread=spread)
+        self.link = link
+
+    def run(self, script: QueueScript, queues: Sequence[str], words: Sequence[Word], *lead: str) -> Any:
+        """Run a script on these queues; `lead`: the keys of the call. Returns and raises as `Link.run`."""
+        keys = list(lead)
+        for queue in queues:
+            keys += self.of(queue, script.names)
+        return self.link.run(script, keys, words)
+
+
+def _script(name: str, pieces: str, names: str, lead: str = "") -> QueueScript:
+    wanted, first = tuple(names.split()), lead.split()
+    files = ("base", *pieces.split(), name)
+    parts = [_header(first, wanted), *((_FOLDER / f"{file}.lua").read_text("utf-8") for file in files)]
+    return QueueScript("\n".join(parts), wanted or tuple(first))
+
+
+def _header(lead: Sequence[str], names: Sequence[str]) -> str:
+    """Return Lua that names the keys: LEAD, the number of queues, and the keys of the nth queue."""
+    leading = ", ".join(f"{name} = KEYS[{place}]" for place, name in enumerate(lead, 1))
+    fields = ", ".join(f"{name} = KEYS[at + {place}]" for place, name in enumerate(names, 1))
+    return (
+        f"local LEAD = {{{leading}}}\n"
+        f"local COUNT = (#KEYS - {len(lead)}) / {max(1, len(names))}\n"
+        "local function keys_of(number)\n"
+        f"    local at = {len(lead)} + (number - 1) * {len(names)}\n"
+        f"    return {{{fields}}}\n"
+        "end\n"
+    )
+
+
+_SWEEPING = "remember bell beside unique erase promote tail bodies claims"
+_SWEPT = (
+    "record body notes ids ended ready delayed later bell"
+    " posts postsdelayed postslater postsclaimed claimed lives claims claimids checkouts expired"
+)
+"""The pieces, and the keys, of scripts that free what ended claims hold, and remove posts that have ended."""
+
+_ENQUEUED = "ids ended queues ready delayed later record body bell"
+
+ENQUEUE = _script("enqueue", "clock bell remember beside unique add", _ENQUEUED, "last")
+OUTBOX_PEEK = _script("outboxpeek", "", "", "outbox")
+OUTBOX_DROP = _script("outboxdrop", "", "", "outbox")
+FETCH = _script("fetch", "clock promote judge remember bodies", "ready delayed later leased record body bell", "memory")
+SETTLE = _script(
+    "settle",
+    "clock judge remember bell beside unique places rates letgo add notes erase bury",
+    "leased record body notes ids ended queues ready delayed later dead buried evicted bell outbox",
+    "memory last",
+)
+RENEW = _script("renew", "clock judge", "leased record")
+REAP = _script("reap", f"clock {_SWEEPING} notes bury", f"{_SWEPT} leased dead buried evicted")
+LOOK = _script("look", "", "ready delayed")
+STATS = _script("stats", f"clock {_SWEEPING}", f"{_SWEPT} leased dead")
+WALK = _script("walk", f"clock {_SWEEPING}", f"{_SWEPT} buried")
+READ = _script("read", f"clock {_SWEEPING}", "record body notes leased delayed dead postsdelayed checkouts")
+CHANGE = _script(
+    "change",
+    "clock remember bell beside unique notes erase tail",
+    "record body notes ids ended ready delayed later dead buried bell"
+    " posts postsdelayed postslater postsclaimed claimed lives",
+)
+
+POST = _script("post", f"clock {_SWEEPING} add", f"{_SWEPT} queues", "last")
+CLAIM = _script("claim", f"clock {_SWEEPING} notes bury prolong choose", f"{_SWEPT} dead buried evicted")
+CLAIM_SHOW = _script("claimshow", f"clock {_SWEEPING}", "record body checkouts")
+CLAIM_RENEW = _script("claimrenew", f"clock {_SWEEPING} prolong", "record body claims lives checkouts")
+CLAIM_RELEASE = _script(
+    "claimrelease", f"clock {_SWEEPING}", "record ready bell posts postsclaimed claimed claims claimids checkouts"
+)
+CLAIM_DELETE = _script("claimdelete", f"clock {_SWEEPING}", f"{_SWEPT} leased dead")
+CLAIM_POP = _script("claimpop", f"clock {_SWEEPING} choose", _SWEPT)
+CLAIM_LIST = _script("claimlist", f"clock {_SWEEPING}", "claimids checkouts")
+
+BEGIN = _script("begin", "clock judge remember beside places rates", "leased record")
+HOLDERS = _script("holders", "clock judge places", "leased record", "places")
+FIRST_RUN = _script("firstrun", "clock remember", "", "done")
+FORGET = _script("forget", "clock remember", "", "done")
+TAKE = _script("take", "clock rates", "")
+
+_RECORDS = "values names ends"
+PUT = _script("put", "clock", "", _RECORDS)
+GET = _script("get", "clock", "", _RECORDS)
+LIST = _script("list", "clock", "", _RECORDS)
+DROP = _script("drop", "", "", _RECORDS)
+APPEND = _script("append", "", "log", "logs")

@@ -1,0 +1,230 @@
+"""Leases: taking messages, renewing, settling and reaping them; each a bounded batch in one script.
+
+The holder is half of the owner token; the other half is the message's sequence. So one word a fetch is random, one
+word a message is kept, and no two tokens are alike.
+
+A lease's token is the message's member and one letter of its record, left out for `m`. The letter says who gave its id,
+and if it has a unique key. See `keyspace`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain, repeat
+
+import orjson
+
+from jobpool.broker.parts import Brought, Settlements
+from jobpool.broker.values import REMEMBER_CALLS, Reaped, ReapPolicy
+from jobpool.clock import Clock
+from jobpool.message.definition import LONGEST
+from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
+from jobpool.message.lease import JobLease, make_lease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.enqueue import messages_words
+from jobpool_backends.redis.keys import guarded_token, token_of
+from jobpool_backends.redis.keyspace import FETCH, REAP, RENEW, SETTLE, Keyspace
+from jobpool_backends.redis.records import (
+    HOLDER_CHARS,
+    MEMBER_CHARS,
+    TAG_BYTES,
+    encode_text,
+    pieces,
+    places_by,
+    readable,
+    write_entry,
+)
+from jobpool_backends.shared import MICRO, DeadCaps, delay_micros, micros, more_than, stand_in
+
+MAX_MESSAGES_PER_FETCH = 2000  # some 10 ms of the server's time, whatever was asked for
+MAX_LEASES_PER_SCRIPT = 1000  # settlements or renewals, some 5 ms of the server's time; a larger batch is several
+MAX_REAPED_PER_CALL = 1000
+REAPED_PER_SCRIPT = 200
+
+_CALL_TTL_US = micros(REMEMBER_CALLS)
+_ANSWERS = {
+    ord("o"): Settled.OK,
+    ord("n"): Settled.NOT_IN_FLIGHT,
+    ord("e"): Settled.EXPIRED,
+    ord("w"): Settled.NOT_OWNER,
+}
+_REPEATED = _ANSWERS | {ord("o"): Settled.ALREADY}
+
+_ACKS = {"": "a", "g": "A", "u": "u", "w": "U"}
+"""By the part of the token after the member; another backend's lease, which is refused, may have anything there."""
+
+
+class Leases:
+    """The leases of one prefix. `caps` bound the dead letters."""
+
+    def __init__(self, keys: Keyspace, clock: Clock, caps: DeadCaps, scheme: str) -> None:
+        self._keys = keys
+        self._clock = clock
+        self._caps = caps
+        self._scheme = scheme
+
+    def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+        before, length = self._clock.boot(), micros(ttl)
+        words = (min(limit, MAX_MESSAGES_PER_FETCH), length, f"{secrets.token_hex(8)} {length:014d} ", _CALL_TTL_US)
+        answer = self._keys.run(FETCH, [queue], words, self._keys.one(queue, f"call:fetch:{fetch_id}"))
+        if not answer:
+            return []
+        members, records, bodies, *left = answer
+        ends = [before + micros_left / MICRO for micros_left in left[0]] if left else repeat(before + ttl)
+        scheme = self._scheme
+        leases = []
+        for name, record, body, expires_at in zip(members, records, bodies, ends, strict=False):
+            if record is None:  # a member without a message: changed by hand
+                continue
+            member, text = name.decode(), record.decode()
+            deliveries, attempts, crashes, available, enqueued, ident, _ = text[TAG_BYTES:].split(" ", 6)
+            leases.append(
+                make_lease(
+                    ident[1:],
+                    queue,
+                    body if type(body) is bytes else stand_in(body),
+                    member if ident[0] == "m" else member + ident[0],
+                    text[:HOLDER_CHARS] + member[3:],
+                    expires_at,
+                    scheme,
+                    int(attempts),
+                    int(crashes),
+                    int(deliveries),
+                    int(enqueued) / MICRO,
+                    available[0] == "+",
+                )
+            )
+        return leases
+
+    def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
+        """Return the leases with their new end, None for those that are lost; one script a queue."""
+        before, length = self._clock.boot(), micros(ttl)
+        renewed: list[JobLease | None] = [None] * len(leases)
+        for queue, group in places_by(lease.queue for lease in leases).items():
+            for places in pieces(group, MAX_LEASES_PER_SCRIPT):
+                words: list[Word] = [length, f"{length:014d}", len(places)]
+                words += [token_of(leases[place])[:MEMBER_CHARS] for place in places]
+                words += [leases[place].owner_token[:HOLDER_CHARS] for place in places]
+                answers = _read_answers(self._keys.run(RENEW, [queue], words))
+                for place, answer in zip(places, answers, strict=True):
+                    if answer is Settled.OK:
+                        renewed[place] = replace(leases[place], expires_at=before + ttl)
+        return renewed
+
+    def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
+        """Return the answers, in order. Each script remembers its own, by the id; of a large batch, and a number."""
+        answers = [Settled.NOT_IN_FLIGHT] * len(settlements)
+        groups: Iterable[Sequence[int]] = [range(len(settlements))]
+        if self._keys.spread:
+            groups = places_by(lease.queue for lease, _ in settlements).values()
+        for group in groups:
+            for number, places in enumerate(pieces(group, MAX_LEASES_PER_SCRIPT)):
+                batch = Batch(settlements, places, brought, reach=not self._keys.spread)
+                words = [_CALL_TTL_US, self._caps.most, self._caps.age, *batch.words()]
+                lead = self._keys.settle_call(batch.queues[0], f"{call_id}+{number}" if number else call_id)
+                last = self._keys.one(batch.queues[0], "last")
+                told = _read_answers(self._keys.run(SETTLE, batch.queues, words, lead, last))
+                for place, answer in zip(places, told, strict=False):  # an id used for another batch is a mistake
+                    answers[place] = answer
+        return answers
+
+    def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
+        """Take back up to `MAX_REAPED_PER_CALL` messages; those of ended claims, and ended posts, count too.
+
+        With a visibility timeout all leases of the queue are looked at, in pieces. A lease taken or settled meanwhile
+        may shift another out of sight, until the next call.
+        """
+        visibility = -1 if visibility_timeout is None else more_than(visibility_timeout)
+        back_off = [micros(min(delay, LONGEST)) for delay in (policy.back_off, policy.back_off_cap)]
+        reaped: list[Reaped] = []
+        first = swept = 0
+        while (room := MAX_REAPED_PER_CALL - len(reaped) - swept) > 0:
+            most = min(REAPED_PER_SCRIPT, room)
+            charges = (policy.max_crashes, float(policy.window * MICRO), *back_off, secrets.randbits(31))
+            words = (most, first, visibility, *charges, self._caps.most, self._caps.age)
+            looked, ended, *told = self._keys.run(REAP, [queue], words)
+            found = [
+                Reaped(ident.decode(), queue, int(crashes), cause.decode("utf-8", "replace"), dead == b"1")
+                for ident, crashes, cause, dead in zip(*[iter(told)] * 4, strict=True)
+            ]
+            reaped += found
+            swept += ended
+            first += looked - len(found)
+            if looked + ended < most:
+                break
+        return reaped
+
+
+class Batch:
+    """The settlements of one script, queue by queue, as `settle.lua` takes them.
+
+    `reach`: work on the queues of what is added too; what goes to those that are not reached goes to the outbox.
+    """
+
+    def __init__(self, settlements: Settlements, places: Sequence[int], brought: Brought, reach: bool = False) -> None:
+        self._rows: dict[str, list[tuple[int, str, str, Word, str, Sequence[Word]]]] = {}
+        for number, place in enumerate(places, 1):
+            lease, settlement = settlements[place]
+            token, guards = token_of(lease), lease.guards
+            verb, needed = _encode(settlement, token[MEMBER_CHARS:], guards)
+            holder = lease.owner_token[:HOLDER_CHARS] if guards is None else guarded_token(lease, guards)
+            rows = self._rows.get(lease.queue) or self._rows.setdefault(lease.queue, [])
+            rows.append((number, verb, token[:MEMBER_CHARS], holder, lease.id, needed))
+        self._followers = [(number, new) for number, place in enumerate(places, 1) for new in brought.get(place, ())]
+        # Moves come first: their ids are known all the time, so a follow-up of the same id is left out, not the move.
+        self._followers.sort(key=lambda follower: not follower[1].deliveries)
+        for _, new in self._followers if reach else ():
+            self._rows.setdefault(new.queue, [])
+        self.queues = list(self._rows)
+
+    def words(self) -> list[Word]:
+        """Return ARGV: each queue's columns, their places, and the follow-ups with the settlements that bring them."""
+        words: list[Word] = []
+        order: list[int] = []
+        for rows in self._rows.values():
+            numbers, verbs, members, holders, ids, needed = zip(*rows, strict=True) if rows else [()] * 6
+            words += [len(rows), "".join(verbs), *members, *holders, *ids, *chain.from_iterable(needed)]
+            order += numbers
+        if len(self.queues) > 1:
+            words += order
+        if self._followers:
+            added = [
+                new if new.queue in self._rows else replace(new, body=write_entry(new)) for _, new in self._followers
+            ]
+            words += [*self.queues, *(number for number, _ in self._followers), *messages_words(added, self.queues)]
+        return words
+
+
+def _encode(settlement: Settlement, letter: str, guards: Guards | None) -> tuple[str, Sequence[Word]]:
+    """Return the verb of a settlement, and the words that it needs. `letter`: the end of the lease's token."""
+    match settlement:
+        case Ack():
+            verb = _ACKS.get(letter, "A")
+            return verb, [micros(guards.keep if guards else IDEMPOTENCY_TTL)] if verb in "uU" else ()
+        case Nack(delay, error, cause):
+            return "n", (delay_micros(delay), _errors(error, cause))
+        case Release(delay, begun):
+            return "s" if begun else "R" if guards else "r", [delay_micros(delay)]
+        case Abandon(reason, error, cause):
+            return "x" if settlement.attempts else "b", (encode_text(reason), _errors(error, cause))
+        case Forfeit(cause):
+            return "f", [encode_text(cause)]
+        case Move():
+            return "m", ()
+
+
+def _errors(error: str | None, cause: str | None) -> bytes:
+    if cause is None:
+        return b"-" if error is None else b"=" + encode_text(error)
+    texts = {"error": error, "cause": cause}
+    return orjson.dumps({name: readable(text) for name, text in texts.items() if text is not None})
+
+
+def _read_answers(letters: bytes) -> list[Settled]:
+    """Parse the letters of `settle.lua` and `renew.lua`."""
+    if letters[:1] == b"!":
+        return [_REPEATED[letter] for letter in letters[1:]]
+    return [_ANSWERS[letter] for letter in letters]
