@@ -22,42 +22,18 @@ from typing import Any
 
 from jobpool.broker.config_file import ConfigFile, find_config
 from jobpool.errors import ConfigurationError
+from jobpool.message import setting_types
 from jobpool.message.allowances import Allowances, check_allowed
 from jobpool.message.guards import LONGEST_KEPT
 from jobpool.message.names import check_queue
-from jobpool.message.setting_types import (
-    Address,
-    History,
-    OnCrash,
-    Recycle,
-    UrlLimits,
-    choice,
-    parse_address,
-    parse_count,
-    parse_handlers,
-    parse_history,
-    parse_keys,
-    parse_limits,
-    parse_names,
-    parse_on_crash,
-    parse_pool_name,
-    parse_queues,
-    parse_recycle,
-    parse_switch,
-    parse_text,
-    parse_url_limits,
-    parse_workers,
-    usable_cpus,
-)
+from jobpool.message.setting_types import Address, History, OnCrash, Recycle, UrlLimits, choice, usable_cpus
 from jobpool.message.units import parse_duration, parse_size
 from jobpool.policy.retry import RetryPolicy, parse_retry
 
 PREFIX = "JOBPOOL_"
 NOT_SETTINGS = frozenset({"CONFIG", "DEBUG", "FAILPOINT", "LEDGER"})  # JOBPOOL_* variables that are not settings
-
 KUBERNETES = re.compile(r"(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?")
 """Variables that Kubernetes puts into every container beside a service that is called `jobpool`."""
-
 
 ANY_COMMAND = "*"  # among the allowed shell commands: any program
 
@@ -75,13 +51,13 @@ class Kind:
 
 TIME = Kind(parse_duration, "TIME")
 SIZE = Kind(parse_size, "SIZE")
-COUNT = Kind(parse_count, "N")
-TEXT = Kind(parse_text, "TEXT")
-PATH = Kind(lambda value: Path(parse_text(value)), "FILE")
-SWITCH = Kind(parse_switch, "", is_switch=True)
+COUNT = Kind(setting_types.parse_count, "N")
+TEXT = Kind(setting_types.parse_text, "TEXT")
+PATH = Kind(lambda value: Path(setting_types.parse_text(value)), "FILE")
+SWITCH = Kind(setting_types.parse_switch, "", is_switch=True)
 QUEUE = Kind(check_queue, "QUEUE")
-NAMES = Kind(parse_names, "NAME,…", empty=(), repeats=True)
-LIMITS = Kind(parse_limits, "QUEUE=N", empty={}, repeats=True)
+NAMES = Kind(setting_types.parse_names, "NAME,…", empty=(), repeats=True)
+LIMITS = Kind(setting_types.parse_limits, "QUEUE=N", empty={}, repeats=True)
 
 
 def one_of(*words: str) -> Kind:
@@ -91,7 +67,7 @@ def one_of(*words: str) -> Kind:
 
 def names_of(check: Callable[[str], str], metavar: str) -> Kind:
     """Return the kind of a list of names, each of them checked."""
-    return Kind(lambda value: tuple(map(check, parse_names(value))), metavar, empty=(), repeats=True)
+    return Kind(lambda value: tuple(map(check, setting_types.parse_names(value))), metavar, empty=(), repeats=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,14 +136,14 @@ class Settings:
     """
 
     workers: int = _pool(
-        Kind(parse_workers, "N|auto"),
+        Kind(setting_types.parse_workers, "N|auto"),
         "Worker processes; `auto` = one a usable CPU.",
         "auto",
         flags=("-w", "--workers", "-c", "--concurrency"),
         factory=usable_cpus,
     )
     queues: tuple[tuple[str, float], ...] = _pool(
-        Kind(parse_queues, "NAME[=WEIGHT]", repeats=True),
+        Kind(setting_types.parse_queues, "NAME[=WEIGHT]", repeats=True),
         "Queue to work on, and its weight; repeatable.",
         "default",
         flags=("-Q", "--queue"),
@@ -176,7 +152,7 @@ class Settings:
         NAMES, "Module or .py file with handlers; repeatable.", flags=("-A", "--app"), metavar="MODULE"
     )
     queue_handlers: dict[str, list[str]] = _pool(
-        Kind(parse_handlers, "QUEUE=HANDLER,…", empty={}, repeats=True),
+        Kind(setting_types.parse_handlers, "QUEUE=HANDLER,…", empty={}, repeats=True),
         "Handlers that may run on a queue; other queues are not restricted.",
     )
     enqueue_to: tuple[str, ...] = _pool(
@@ -207,7 +183,7 @@ class Settings:
         "Networks that the handler `url` may call, beside public addresses.",
     )
     url_limits: UrlLimits = _built_in(
-        Kind(parse_url_limits, "WORDS"),
+        Kind(setting_types.parse_url_limits, "WORDS"),
         "Longest call of the handler `url`, and largest body that it sends or takes.",
         "timeout=30s body=1M",
     )
@@ -232,7 +208,7 @@ class Settings:
     )
     max_crashes: int = _failures(COUNT, "Number of crashes that a message survives; 0 = no limit.", "5")
     on_crash: OnCrash = _failures(
-        Kind(parse_on_crash, "WORDS"),
+        Kind(setting_types.parse_on_crash, "WORDS"),
         "Recovery of a crashed message: at once (`forfeit`) or after its lease (`expire`); queue=NAME moves it.",
         "forfeit",
     )
@@ -274,20 +250,20 @@ class Settings:
         SIZE, "Longest captured output of an attempt; beginning and end are kept.", "64K", least=1024
     )
     recycle: Recycle = _child(
-        Kind(parse_recycle, "WORDS"),
+        Kind(setting_types.parse_recycle, "WORDS"),
         "Replacement of a child: after jobs=N, above memory=SIZE (0 = never), after a failure=suspect, always, never.",
         "jobs=0 memory=0 failure=suspect",
     )
 
     metrics: Address | None = _watch(
-        Kind(parse_address, "[HOST:]PORT"),
+        Kind(setting_types.parse_address, "[HOST:]PORT"),
         "Address of the pages /metrics, /livez and /readyz; host 127.0.0.1 by default, port 0 = any.",
     )
     rollups: float = _watch(
         TIME, "Time that sums of each minute are kept in the broker; 0 = off.", "30d", most=LONGEST_KEPT
     )
     history: History = _watch(
-        Kind(parse_history, "WHERE"),
+        Kind(setting_types.parse_history, "WHERE"),
         "History of attempts: `off`, `table` (in the broker) or `file:PATH`, with keep=N of each name, mask=KEY,….",
         "off",
     )
@@ -301,14 +277,14 @@ class Settings:
         is_secret=True,
     )
     name: str = _common(
-        Kind(parse_pool_name, "NAME"),
+        Kind(setting_types.parse_pool_name, "NAME"),
         "Name of the pool in process titles, `top` and `health`.",
         "jobpool",
         flags=("-n", "--name"),
     )
     runtime_dir: Path | None = _common(PATH, "Directory of the files that `top` and `health` read.", metavar="DIR")
     signing_key: tuple[str, ...] = _common(
-        Kind(parse_keys, "KEY", empty=()),
+        Kind(setting_types.parse_keys, "KEY", empty=()),
         "Signing keys: the first signs, all verify; messages are unsigned if not set.",
         flags=(),  # a key on the command line can be read by everybody on the machine
         is_secret=True,

@@ -29,14 +29,10 @@ if TYPE_CHECKING:
     from jobpool.broker.values import MessageFilter, Verb
 
 INTERRUPTED = 130  # exit code after Ctrl-C
-
 EXAMPLES = 5
-
 MOST_KEPT = 1_000_000  # the largest --keep: what is kept is counted
 CAP = 100_000  # counting stops here, so that a look costs little however long the queue is
-
 BATCH = 1000
-
 TICK = 0.25  # seconds between two calls when a rate is asked for that is above one message in this time
 
 all_option = option("--all", "all_", is_flag=True, help="Select every message, in place of a FILTER.")

@@ -12,8 +12,6 @@ from jobpool.ipc import linux
 from jobpool.ipc.scheduler_process import READY, REFUSED, say, say_fired
 from jobpool.telemetry.logs import configure
 
-FAILED = 1
-
 
 def main(argv: list[str]) -> int:
     """Run with these arguments; the exit status: 0 told to end, 1 no broker, 2 the app or a setting cannot work."""
@@ -29,7 +27,7 @@ def main(argv: list[str]) -> int:
         serve(start, companion=True, on_ready=partial(say, line, READY), on_fired=partial(say_fired, line))
     except JobpoolError as error:
         say(line, str(error).encode())  # the master logs it
-        return REFUSED if isinstance(error, ConfigurationError) else FAILED
+        return REFUSED if isinstance(error, ConfigurationError) else 1
     return 0
 
 

@@ -59,7 +59,7 @@ class PoolSample:
 
 
 class Watcher:
-    """A watcher that keeps the boards of all known pools mapped between two samples. Close it, or use it in a `with`.
+    """A watcher that keeps the boards of all known pools mapped between two samples. Use it in a `with`.
 
     Args:
         find: Says which pools there are now.
@@ -78,14 +78,11 @@ class Watcher:
         self._forget({(pool.pid, pool.board) for pool in pools})
         return [self._sample(pool) for pool in pools]
 
-    def close(self) -> None:
-        self._forget(set())
-
     def __enter__(self) -> Watcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._forget(set())
 
     def _sample(self, pool: PoolFile) -> PoolSample:
         key = (pool.pid, pool.board)
