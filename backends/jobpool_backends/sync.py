@@ -56,8 +56,8 @@ class SyncBackend(QueueBackend):
     def enqueue_many(self, definitions: Iterable[JobDefinition]) -> list[str]:
         """Run the jobs one after another; return an id each, `sync-` and 12 hex characters. Blocks until they are done.
 
-        Raises, with nothing run, `InvalidJob` (a definition is out of bounds), `Unsupported` (one is due in the future,
-        or asks for keys) and `ConfigurationError` (there is no runner). What a job raises ends the rest.
+        With nothing run it raises `InvalidJob` (a definition is out of bounds) or `Unsupported` (one is due in the
+        future, or asks for keys). Without a runner it raises `ConfigurationError`. A job's own error ends the call.
         """
         checked = list(definitions)
         if self._runner is None:

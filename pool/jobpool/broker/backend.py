@@ -3,7 +3,7 @@
 `QueueBackend` checks arguments, mints ids and waits, once for all brokers; its parts (parts.py) do the rest, each call
 in one atomic step. Times are seconds. Wall-clock times are Unix time on the *broker's* clock; lease deadlines are on
 this machine's CLOCK_BOOTTIME. Unless it says otherwise, a call blocks for one round trip, and may raise
-`BackendUnavailable`: nothing is known.
+`BackendUnavailable`: nothing is known. A number out of its bounds, or a foreign cursor, is a `ValueError`.
 
 A message is at every moment in exactly one state:
 
