@@ -25,11 +25,7 @@ C = TypeVar("C", bound=Closable)
 class IdleConnections(Generic[C]):
     """The connections of one process that wait for their next use, by whatever thread; none crosses a fork.
 
-    Args:
-        place: Names the database in errors.
-
-    Attributes:
-        closed: True once `close` was called.
+    `place` names the database in errors.
     """
 
     def __init__(self, place: str) -> None:
@@ -85,39 +81,22 @@ def touchable(where: MessageFilter, verb: Verb) -> MessageFilter | None:
 def with_past(message: NewMessage, past: Sequence[str | None]) -> NewMessage:
     """Return a message that moves with the last error and cause that it has, unless it brings newer ones."""
     error, cause = past
-    return replace(
-        message,
-        last_error=error if message.last_error is None else message.last_error,
-        cause=cause if message.cause is None else message.cause,
-    )
+    error = error if message.last_error is None else message.last_error
+    return replace(message, last_error=error, cause=cause if message.cause is None else message.cause)
 
 
 def read_message(row: Sequence[Any], state: State, claim: str | None) -> Message:
-    """Return the message of a row that has the columns below, in this order."""
-    (seq, ident, queue, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at) = row[:10]
-    (body, reason, last_error, cause, died_at, deadline, _, claims, ends_at) = row[10:19]
-    return Message(
-        id=ident,
-        queue=queue,
-        state=state,
-        handler=handler,
-        priority=priority,
-        attempts=attempts,
-        crashes=crashes,
-        deliveries=deliveries,
-        enqueued_at=enqueued_at / MICRO,
-        available_at=available_at / MICRO,
-        body=body,
-        reason=reason,
-        last_error=last_error,
-        cause=cause,
-        died_at=_seconds(died_at),
-        expires_at=_seconds(deadline),
-        claim=claim,
-        claims=claims,
-        ends_at=_seconds(ends_at),
-        cursor=str(seq),
-    )
+    """Return the message of a row that has these columns.
+
+    seq, id, queue, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at, body, reason,
+    last_error, cause, died_at, deadline_wall, claim, claims, ends_at.
+    """
+    seq, ident, queue, *counters = row[:8]
+    enqueued_at, available_at, *texts = row[8:14]
+    died_at, deadline, _, claims, ends_at = row[14:19]
+    ends = _seconds(died_at), _seconds(deadline), claim, claims, _seconds(ends_at), str(seq)
+    columns = [ident, queue, state, *counters, enqueued_at / MICRO, available_at / MICRO, *texts, *ends]
+    return Message(*columns)
 
 
 def read_queue_message(queue: str, claim: str | None, row: Sequence[Any], body: bytes) -> QueueMessage:

@@ -56,11 +56,8 @@ class SyncBackend(QueueBackend):
     def enqueue_many(self, definitions: Iterable[JobDefinition]) -> list[str]:
         """Run the jobs one after another; return an id each, `sync-` and 12 hex characters. Blocks until they are done.
 
-        Raises:
-            InvalidJob: A definition is out of bounds; nothing was run.
-            Unsupported: One is due in the future, or asks for keys; nothing was run.
-            ConfigurationError: There is no runner.
-            Exception: A job raised it; those after it were not run.
+        Raises, with nothing run, `InvalidJob` (a definition is out of bounds), `Unsupported` (one is due in the future,
+        or asks for keys) and `ConfigurationError` (there is no runner). What a job raises ends the rest.
         """
         checked = list(definitions)
         if self._runner is None:

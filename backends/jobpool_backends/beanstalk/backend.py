@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar, Self
 
 from jobpool.broker.backend import QueueBackend
@@ -15,7 +16,7 @@ from jobpool_backends.beanstalk import checks
 from jobpool_backends.beanstalk.address import Address, read_address
 from jobpool_backends.beanstalk.bulk import BulkChanger
 from jobpool_backends.beanstalk.connections import Connections
-from jobpool_backends.beanstalk.enqueue import Enqueuer
+from jobpool_backends.beanstalk.enqueue import add
 from jobpool_backends.beanstalk.fetch import Fetcher
 from jobpool_backends.beanstalk.inspect import Inspector
 from jobpool_backends.beanstalk.settle import Settler
@@ -58,13 +59,12 @@ class BeanstalkBackend(QueueBackend):
         super().__init__(signer=signer, clock=clock)
         self._connections = connections = Connections(address, self.clock)
         ledger = NativeReaping()
-        enqueuer = Enqueuer(connections)
         self._prefetched = Prefetched()
         self._fetcher = Fetcher(connections, ledger, self.scheme)
-        self._settler = Settler(connections, enqueuer, ledger)
+        self._settler = Settler(connections, ledger)
         self._waiter = Waiter(connections, self._fetcher, self._prefetched)
         self._inspector = Inspector(connections)
-        self._enqueue = enqueuer.add
+        self._enqueue = partial(add, connections)
         self._wait_any = self._waiter.wait_any
         self._settle = self._settler.settle
         self._renew = self._settler.renew

@@ -130,7 +130,7 @@ class Connections:
         return refusal(error, self.address) or explain_break(error, self.address)
 
     def max_job_size(self, connection: Connection | None = None, *, anew: bool = False) -> int:
-        """Return bytes that a job may have; asked for once, or `anew`, on this connection or as `spare` does."""
+        """Return bytes that a job may have; asked for once, or `anew`, on this connection or a `spare` one."""
         if not self._max_job_size or anew:
             if connection is None:
                 with self.spare() as spare:

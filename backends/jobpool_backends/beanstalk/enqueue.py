@@ -32,9 +32,6 @@ class Copy:
     packed: bytes
     dead: bool = False
 
-    def command(self) -> bytes:
-        return put_command(self.priority, UNBURIED_DELAY_S if self.dead else self.delay, self.ttr, self.packed)
-
 
 def put_copies(connection: Connection, copies: Sequence[Copy], answers: dict[int, Answer]) -> None:
     """Put these jobs, of any tubes, and bury the dead ones. Called with the connection's lock taken.
@@ -48,8 +45,9 @@ def put_copies(connection: Connection, copies: Sequence[Copy], answers: dict[int
     for tube, places in by_tube.items():
         connection.use(tube)
         told: list[Answer] = []
+        theirs = [(copy, UNBURIED_DELAY_S if copy.dead else copy.delay) for copy in map(copies.__getitem__, places)]
         try:
-            connection.burst([copies[place].command() for place in places], told)
+            connection.burst([put_command(copy.priority, delay, copy.ttr, copy.packed) for copy, delay in theirs], told)
         finally:
             answers |= zip(places, told, strict=False)
     dead = [
@@ -61,45 +59,39 @@ def put_copies(connection: Connection, copies: Sequence[Copy], answers: dict[int
     connection.burst([b"bury %d %d" % (number, copy.priority) for number, copy in mine])
 
 
-class Enqueuer:
-    """The adder of messages. Its wall clock tells what is due, and dates enqueues."""
+def add(connections: Connections, messages: Sequence[NewMessage]) -> None:
+    """Put these messages. Raises InvalidJob: nothing was put; or BackendUnavailable, with how many were put."""
+    copies = new_copies(connections, messages)
+    answers: dict[int, Answer] = {}
+    try:
+        with connections.spare() as connection:
+            put_copies(connection, copies, answers)
+    except BackendUnavailable as error:
+        raise _partly(error, answers, len(messages)) from error
+    refused = [answer for answer in answers.values() if number_of(answer) is None]
+    if refused:
+        raise _partly(connections.put_refusal(refused[0]), answers, len(messages))
 
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-        self._clock = connections.clock
 
-    def add(self, messages: Sequence[NewMessage]) -> None:
-        """Put these messages. Raises InvalidJob: nothing was put; or BackendUnavailable, with how many were put."""
-        copies = self.copies(messages)
-        answers: dict[int, Answer] = {}
-        try:
-            with self._connections.spare() as connection:
-                put_copies(connection, copies, answers)
-        except BackendUnavailable as error:
-            raise _partly(error, answers, len(messages)) from error
-        refused = [answer for answer in answers.values() if number_of(answer) is None]
-        if refused:
-            raise _partly(self._connections.put_refusal(refused[0]), answers, len(messages))
-
-    def copies(self, messages: Sequence[NewMessage], since: float | None = None) -> list[Copy]:
-        """Return the jobs to put for these messages, enqueued at this Unix time, or now. Raises as `add`."""
-        address = self._connections.address
-        largest = self._connections.max_job_size()
-        if any(len(message.body) + HEADER_ROOM > largest for message in messages):
-            largest = self._connections.max_job_size(anew=True)  # somebody may have raised -z meanwhile
-        now = self._clock.wall()
-        copies = []
-        for message in messages:
-            if len(message.body) + HEADER_ROOM > largest:
-                raise InvalidJob(
-                    f"the body of job {message.id} for {message.handler!r} has {len(message.body)} bytes, and"
-                    f" {address.title} takes {max(0, largest - HEADER_ROOM)} at most: make its payload smaller, or"
-                    " start the server with a larger -z"
-                )
-            delay = 0 if message.due is None else whole_seconds(round(message.due - now, 6))
-            packed = new_bytes(message, now if since is None else since, now, largest)
-            copies.append(Copy(address.tube(message.queue), message.priority, delay, address.ttr, packed))
-        return copies
+def new_copies(connections: Connections, messages: Sequence[NewMessage], since: float | None = None) -> list[Copy]:
+    """Return the jobs to put for these messages, enqueued at this Unix time, or now. Raises as `add`."""
+    address = connections.address
+    largest = connections.max_job_size()
+    if any(len(message.body) + HEADER_ROOM > largest for message in messages):
+        largest = connections.max_job_size(anew=True)  # somebody may have raised -z meanwhile
+    now = connections.clock.wall()
+    copies = []
+    for message in messages:
+        if len(message.body) + HEADER_ROOM > largest:
+            raise InvalidJob(
+                f"the body of job {message.id} for {message.handler!r} has {len(message.body)} bytes, and"
+                f" {address.title} takes {max(0, largest - HEADER_ROOM)} at most: make its payload smaller, or start"
+                " the server with a larger -z"
+            )
+        delay = 0 if message.due is None else whole_seconds(round(message.due - now, 6))
+        packed = new_bytes(message, now if since is None else since, now, largest)
+        copies.append(Copy(address.tube(message.queue), message.priority, delay, address.ttr, packed))
+    return copies
 
 
 def _partly(error: JobpoolError, answers: Mapping[int, Answer], total: int) -> JobpoolError:

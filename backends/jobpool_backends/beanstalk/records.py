@@ -72,7 +72,7 @@ class Charge:
 def charge(
     record: Record, crashes: int, cause: str, policy: ReapPolicy, now: float, draw: Callable[[float, float], float]
 ) -> Charge:
-    """Charge crashes, the last with this cause, at this Unix time. `draw` is `random.uniform`."""
+    """Charge crashes, the last with this cause, at Unix time `now`. All deliveries are counted; `draw`: `uniform`."""
     total = crashes if now - record.crashed_at > policy.window else record.crashes + crashes
     charged = replace(record, crashes=total, crashed_at=now, cause=cause)
     if policy.is_over(total):
@@ -98,7 +98,7 @@ _MAX_TIME_S = 253402300799.0  # the end of 9999: anyone can write headers, and n
 
 
 def new_bytes(message: NewMessage, since: float, now: float, largest: int) -> bytes:
-    """Return the job to put for a message enqueued at `since`, its texts cut as in `to_bytes`. It crashed `now`."""
+    """Return the job to put for a message enqueued at `since`, texts cut as in `to_bytes`. Crashes date from `now`."""
     counts = message.attempts, message.crashes, message.deliveries
     if any(counts) or message.last_error or message.cause:
         crashed_at = now if message.crashes else 0.0

@@ -25,7 +25,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.beanstalk.connection import Answer, Held, number_of
 from jobpool_backends.beanstalk.connections import Connections
-from jobpool_backends.beanstalk.enqueue import Copy, Enqueuer, put_copies
+from jobpool_backends.beanstalk.enqueue import Copy, new_copies, put_copies
 from jobpool_backends.beanstalk.records import EXPIRED, Charge, Record, charge, to_bytes, whole_seconds
 from jobpool_backends.reaping import NativeReaping
 from jobpool_backends.shared import lifts_expiry
@@ -61,9 +61,8 @@ class Call:
 class Settler:
     """The settler and renewer of leases. Its boot clock tells when they end."""
 
-    def __init__(self, connections: Connections, enqueuer: Enqueuer, ledger: NativeReaping) -> None:
+    def __init__(self, connections: Connections, ledger: NativeReaping) -> None:
         self._connections = connections
-        self._enqueuer = enqueuer
         self._ledger = ledger
         self._clock = connections.clock
         self._failed: dict[str, dict[int, Settled]] = {}
@@ -144,7 +143,7 @@ class Settler:
             case Abandon(reason, error, cause):
                 failed = replace(record.with_texts(error, cause), attempts=record.attempts + settlement.attempts)
                 dead = replace(failed, reason=reason, died_at=self._clock.wall())
-                return self._go_on(place, held, dead, brought=self._enqueuer.copies(brought))
+                return self._go_on(place, held, dead, brought=new_copies(self._connections, brought))
             case Release(delay):
                 return self._go_on(place, held, replace(record, begun=True), whole_seconds(delay))
             case Forfeit(cause):
@@ -155,7 +154,7 @@ class Settler:
                 copies = [self._move(held, message) for message in brought]
                 return Plan(place, b"delete %d" % held.job, copies, stands=True)
             case _:
-                return Plan(place, b"delete %d" % held.job, self._enqueuer.copies(brought))
+                return Plan(place, b"delete %d" % held.job, new_copies(self._connections, brought))
 
     def _go_on(self, place: int, held: Held, record: Record, delay: int = 0, brought: Sequence[Copy] = ()) -> Plan:
         """Let the message go on with this header; to die, a job of another program is buried as it is."""
@@ -171,7 +170,7 @@ class Settler:
         """Return the copy of a moved message: it keeps its enqueue time, the length of its lease, and how it failed."""
         kept = held.record.with_texts(message.last_error, message.cause)
         moved = replace(message, last_error=kept.last_error, cause=kept.cause)
-        [copy] = self._enqueuer.copies([moved], since=kept.enqueued_at)
+        [copy] = new_copies(self._connections, [moved], since=kept.enqueued_at)
         return replace(copy, ttr=held.ttr)
 
     def _put(self, call: Call, helds: Sequence[Held]) -> dict[Held, list[int]]:

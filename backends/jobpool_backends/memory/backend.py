@@ -40,8 +40,7 @@ from jobpool_backends.options import DEAD_CAPS, read_options, split_query, take_
 from jobpool_backends.shared import MICRO, TOUCHABLE, DeadCaps, delay_micros, micros, more_than
 
 REAP_LIMIT = 1000
-LONGEST_SLEEP = 0.1
-"""Seconds after which a waiter looks again: a manual clock may have been turned, which wakes nobody."""
+LONGEST_SLEEP = 0.1  # seconds until a waiter looks again: a manual clock may have been turned, which wakes nobody
 
 
 class MemoryBackend(QueueBackend):
@@ -85,8 +84,6 @@ class MemoryBackend(QueueBackend):
     def _enqueue(self, messages: Sequence[NewMessage]) -> Existing:
         with self._turn:
             return self._store.add(messages)
-
-    # --- consuming ---------------------------------------------------------------------------------
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         call = f"{queue}:{fetch_id}"
@@ -135,8 +132,6 @@ class MemoryBackend(QueueBackend):
                 self._turn.wait(min(remaining, until_due, LONGEST_SLEEP))
         return None
 
-    # --- settling ----------------------------------------------------------------------------------
-
     def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         with self._turn:
             known = self._calls.get(call_id, self._turn.now)
@@ -146,22 +141,23 @@ class MemoryBackend(QueueBackend):
             for place, (lease, settlement) in enumerate(settlements):
                 entry = self._store.entry(lease)
                 answer = judge(entry, lease, self._turn.boot)
-                if entry is not None and answer is Settled.OK:
+                if entry and answer is Settled.OK:
                     self._store.settle(entry, lease, settlement, brought.get(place, ()))
                 answers.append(answer)
             self._calls.put(call_id, answers, self._turn.now + micros(REMEMBER_CALLS))
         return answers
 
     def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
+        renewed: list[JobLease | None] = []
         with self._turn:
-            return [self._renew_one(lease, ttl) for lease in leases]
-
-    def _renew_one(self, lease: JobLease, ttl: float) -> JobLease | None:
-        entry = self._store.entry(lease)
-        if entry is None or not judge(entry, lease, self._turn.boot):
-            return None
-        entry.hold(micros(ttl), self._turn)
-        return replace(lease, expires_at=entry.deadline / MICRO)
+            for lease in leases:
+                entry = self._store.entry(lease)
+                if entry and judge(entry, lease, self._turn.boot):
+                    entry.hold(micros(ttl), self._turn)
+                    renewed.append(replace(lease, expires_at=entry.deadline / MICRO))
+                else:
+                    renewed.append(None)
+        return renewed
 
     def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         with self._turn:

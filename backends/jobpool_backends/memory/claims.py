@@ -163,15 +163,7 @@ class MemoryClaims(ClaimStore):
 
 def _told(entry: Entry, *, whole: bool = False) -> QueueMessage:
     """Return the message as claims show it; `whole`: with its body, of any size."""
-    return QueueMessage(
-        id=entry.id,
-        queue=entry.queue,
-        body=entry.body if whole or len(entry.body) <= MAX_BODY_BYTES else OVERSIZED,
-        handler=entry.handler,
-        priority=entry.priority,
-        enqueued_at=entry.enqueued_at / MICRO,
-        claims=entry.claims,
-        claim=entry.claim.id if entry.claim else None,
-        ends_at=seconds(entry.ends_at),
-        cursor=str(entry.seq),
-    )
+    body = entry.body if whole or len(entry.body) <= MAX_BODY_BYTES else OVERSIZED
+    told = (entry.id, entry.queue, body, entry.handler, entry.priority, entry.enqueued_at / MICRO, entry.claims)
+    claim = entry.claim.id if entry.claim else None
+    return QueueMessage(*told, claim, seconds(entry.ends_at), str(entry.seq))

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from jobpool.broker.key_store import KeyStore
-from jobpool.message.guards import Begin, Begun, Guards, Rate
+from jobpool.message.guards import Begun, Guards, Rate
 from jobpool.message.lease import JobLease
 from jobpool_backends.memory.store import Store
-from jobpool_backends.memory.values import Expiring, Turn, judge
+from jobpool_backends.memory.values import Expiring, Turn
 from jobpool_backends.shared import MICRO, micros
 
 MAX_LISTED_LOGS = 10_000
@@ -25,13 +25,7 @@ class MemoryKeys(KeyStore):
 
     def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
         with self._turn:
-            return [self._begin_one(lease, guards) for lease, guards in asked]
-
-    def _begin_one(self, lease: JobLease, guards: Guards) -> Begun:
-        entry = self._store.entry(lease)
-        if entry is None or not judge(entry, lease, self._turn.boot):
-            return Begun(Begin.LOST)
-        return self._places.begin(entry, guards)
+            return [self._places.begin(self._store.entry(lease), lease, guards) for lease, guards in asked]
 
     def _first_run(self, queue: str, key: str, ttl: float) -> bool:
         with self._turn:

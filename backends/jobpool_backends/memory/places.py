@@ -11,7 +11,8 @@ from heapq import heappop, heappush
 
 from jobpool.broker.values import REMEMBER_CALLS
 from jobpool.message.guards import Begin, Begun, Guards, Rate
-from jobpool_backends.memory.values import Entry, Expiring, Turn
+from jobpool.message.lease import JobLease
+from jobpool_backends.memory.values import Entry, Expiring, Turn, judge
 from jobpool_backends.shared import MICRO, all_holds, longest_windows, micros
 
 
@@ -19,14 +20,15 @@ class Places:
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self.done: Expiring[bool] = Expiring()  # by queue and key
+        # By queue and name: the messages by their sequence number; and when each start was counted, by token, in order.
         self._held: dict[tuple[str, str], dict[int, Entry]] = defaultdict(dict)
-        """By queue and name: the messages by their sequence number."""
         self._starts: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-        """By queue and name: when, by token, in the order in which they were counted."""
         self._ends: list[tuple[int, tuple[str, str], str]] = []  # when each start need not be known any more
 
-    def begin(self, entry: Entry, guards: Guards) -> Begun:
-        """Grant all guards or none, to a message whose lease lives."""
+    def begin(self, entry: Entry | None, lease: JobLease, guards: Guards) -> Begun:
+        """Grant all guards or none."""
+        if entry is None or not judge(entry, lease, self._turn.boot):
+            return Begun(Begin.LOST)
         self._forget_starts()
         refused = self._refusal(entry, guards)
         if refused is not None:

@@ -17,8 +17,7 @@ from jobpool_backends.shared import MICRO, matches, micros
 
 K = TypeVar("K")
 V = TypeVar("V")
-Key = Any
-"""Strings, or tuples of them: what can be ordered among its like."""
+Key = Any  # strings, or tuples of them: they can be ordered among their like
 
 SPARE_HEAP_ENTRIES = 64  # ends that were put off since, kept beyond as many as there are keys
 

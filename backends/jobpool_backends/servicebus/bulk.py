@@ -129,7 +129,7 @@ class DeadLetterSearch:
 
 
 def touched(where: MessageFilter, verb: Verb) -> list[State]:
-    """Return the states in which the verb may meet these. Raises `Unsupported` for single waiting messages."""
+    """Return the states in which the verb may meet these. Raises `Unsupported` to choose among waiting messages."""
     states = [state for state in TOUCHABLE[verb] if not where.states or state in where.states]
     if where.reason is not None:  # only a dead letter has one
         states = [state for state in states if state is State.DEAD]

@@ -44,7 +44,7 @@ class Facts:
 
 
 def ping(namespace: Namespace) -> None:
-    """Ask for a sign of life: also an error that a queue is missing. Raises BackendUnavailable, ConfigurationError."""
+    """Ask for a sign of life: a missing queue is one too. Raises BackendUnavailable, ConfigurationError."""
     queue = namespace.address.only or next(iter(namespace.named_queues()), "default")
     try:
         _look(namespace, queue)

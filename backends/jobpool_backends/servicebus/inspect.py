@@ -131,7 +131,7 @@ def see(
 
 
 def delivered(record: Record, message: ServiceBusReceivedMessage) -> int:
-    """Return how often it was leased, copies included; the broker does not count the last of our dead letters."""
+    """Return how often it was leased, with earlier copies. The broker leaves out the one that ended in our burial."""
     return record.deliveries + (message.delivery_count or 0) + (record.died_at is not None)
 
 

@@ -31,16 +31,20 @@ READ_SLICE_S = 0.1  # time of one read before a look whether somebody else has r
 WAIT_READ_S = 1.0  # time of one read of a wait: what comes in it is taken to have been locked at its start
 LATE_ECHO_LIMIT_S = 0.25  # time for the broker to say that credit is used up that its messages have used up
 MAX_DISPOSITIONS = 10_000
-LOCK_LOST = "com.microsoft:message-lock-lost"
-_DEAD_LETTER = b"com.microsoft:dead-letter"
-_LOCKED_UNTIL = b"x-opt-locked-until"
 
 log = logging.getLogger("jobpool.servicebus")
 
 Handler = ServiceBusSender | ServiceBusReceiver
 Messages = Sequence[ServiceBusReceivedMessage]
 
-Answer = BaseException | None  # None: it is so. A `trouble.LOST`: the lock was gone. A TimeoutError: nobody knows.
+Answer = BaseException | None  # None: it is so. One of `errors.LOST`: the lock was gone. A TimeoutError: nobody knows.
+
+
+_OUTCOMES: dict[str, Any] = {
+    "accepted": Accepted(),
+    "released": Released(),
+    "modified": Modified(delivery_failed=True, undeliverable_here=False, message_annotations=None),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +57,16 @@ class Disposition:
 
     def outcome(self) -> Any:
         """Return it as the SDK sends it."""
-        match self.kind:
-            case "accepted":
-                return Accepted()
-            case "released":
-                return Released()
-            case "modified":
-                return Modified(delivery_failed=True, undeliverable_here=False, message_annotations=None)
+        if self.kind in _OUTCOMES:
+            return _OUTCOMES[self.kind]
         texts = {"DeadLetterReason": self.reason, "DeadLetterErrorDescription": self.description}
-        return Rejected(AMQPError(condition=_DEAD_LETTER, description=self.description, info=texts))
+        return Rejected(AMQPError(condition=b"com.microsoft:dead-letter", description=self.description, info=texts))
 
 
 COMPLETE = Disposition("accepted")  # done with: it goes
 ABANDON = Disposition("modified")  # back to the queue at once; counted as a delivery
 RELEASE = Disposition("released")  # back to the queue at once, as if it had not been looked at
-BURY = "rejected"  # to the dead letters, with the two texts
+BURY = "rejected"  # the kind that moves a message to the dead letters
 
 
 class LinkListener:
@@ -208,7 +207,7 @@ def pop_lock_end(message: ServiceBusReceivedMessage) -> float | None:
     Else the SDK compares it with this machine's clock, and refuses to settle a message whose lock has ended by that.
     """
     notes: Any = message.raw_amqp_message.annotations
-    until = notes.pop(_LOCKED_UNTIL, None) if notes else None
+    until = notes.pop(b"x-opt-locked-until", None) if notes else None
     return None if until is None else until / 1000
 
 
@@ -270,7 +269,7 @@ def _answer(outcome: dict[str, Any] | None, disposition: Disposition) -> Answer:
     if name == "rejected" and outcome[name] and (error := outcome[name][0]):
         texts = [each.decode() if isinstance(each, bytes) else str(each) for each in error[:2] if each]
         condition, description = texts[0], texts[-1]
-        if condition == LOCK_LOST:
+        if condition == "com.microsoft:message-lock-lost":
             return sdk.MessageLockLostError(message=description)
         return sdk.ServiceBusError(description, condition=condition)
     if name == disposition.kind:

@@ -171,12 +171,8 @@ class Locks:
         """Return when a lease ends on the backend's clock; `locked_until` on the broker's, None = it did not say."""
         length = self._address.lock
         left = length if locked_until is None else locked_until - asked.wall
-        if left < length - CLOCK_TOLERANCE_S:
-            self._warn(queue, left)
-            length = left if left > 0 else length
-        return asked.boot + length
-
-    def _warn(self, queue: str, left: float) -> None:
+        if left >= length - CLOCK_TOLERANCE_S:
+            return asked.boot + length
         now = time.monotonic()
         self.noticed[queue] = min(left, self.noticed.get(queue, left))
         if now - self._warned.get(queue, -WARNING_PAUSE_S) >= WARNING_PAUSE_S:
@@ -187,8 +183,9 @@ class Locks:
                 self._address.title,
                 queue,
                 left,
-                self._address.lock,
+                length,
             )
+        return asked.boot + (left if left > 0 else length)
 
 
 class Fetcher:

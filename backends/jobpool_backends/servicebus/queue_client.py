@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -58,19 +58,17 @@ class Doubt(Exception):
 
 
 @dataclass(slots=True)
-class _Batch:
-    """Settlements on their way, and their answers by place."""
+class _Order:
+    """A settlement on its way, and its answer."""
 
-    dispositions: Sequence[tuple[Delivery, Disposition]]
-    answers: dict[int, Answer] = field(default_factory=dict)
+    delivery: Delivery
+    disposition: Disposition
+    answer: Answer | Doubt = None
+    is_open: bool = True
 
-    @property
-    def open(self) -> list[int]:
-        return [place for place in range(len(self.dispositions)) if place not in self.answers]
-
-    def answer(self, place: int, answer: Answer) -> None:
-        doubtful = isinstance(answer, LOST) and self.dispositions[place][0].asked
-        self.answers[place] = Doubt() if doubtful else answer
+    def note(self, answer: Answer) -> None:
+        self.answer = Doubt() if isinstance(answer, LOST) and self.delivery.asked else answer
+        self.is_open = False
 
 
 class QueueReceiver:
@@ -118,17 +116,19 @@ class QueueReceiver:
         self, dispositions: Sequence[tuple[Delivery, Disposition]], deadline: float
     ) -> list[Answer | Doubt]:
         """Return an answer each, in order. Raises JobpoolError: not all were answered; `settle` again is safe."""
-        batch = _Batch(dispositions)
-        self.load -= len(dispositions)
+        orders = [_Order(*each) for each in dispositions]
+        self.load -= len(orders)
         with self._wants():
             try:
-                await self.channel.run(lambda receiver: self._settle(receiver, batch), deadline)
+                await self.channel.run(lambda receiver: self._settle(receiver, orders), deadline)
             except BaseException:  # also its cancelling at the deadline: what was answered before is told
-                self.load += len(batch.open)
-                if not batch.answers:
+                unanswered = [order for order in orders if order.is_open]
+                self.load += len(unanswered)
+                if len(unanswered) == len(orders):
                     raise
-                batch.answers |= {place: TimeoutError(_NO_ANSWER) for place in batch.open}
-        return [batch.answers[place] for place in range(len(dispositions))]
+                for order in unanswered:
+                    order.answer = TimeoutError(_NO_ANSWER)
+        return [order.answer for order in orders]
 
     def forget(self, deliveries: int) -> None:
         """Count deliveries that will never be settled."""
@@ -161,50 +161,49 @@ class QueueReceiver:
         generation = self.channel.generation
         return [Delivery(each, self, generation, before, internals.pop_lock_end(each)) for each in messages]
 
-    async def _settle(self, receiver: ServiceBusReceiver, batch: _Batch) -> None:
-        here: list[int] = []
-        elsewhere: list[int] = []
-        for place in batch.open:
-            delivery = batch.dispositions[place][0]
-            is_here = delivery.generation == self.channel.generation
-            is_here = is_here and internals.settles_here(receiver, delivery.message)
-            (here if is_here else elsewhere).append(place)
+    async def _settle(self, receiver: ServiceBusReceiver, orders: Sequence[_Order]) -> None:
+        here: list[_Order] = []
+        elsewhere: list[_Order] = []
+        for order in orders:
+            if order.is_open:
+                is_here = order.delivery.generation == self.channel.generation
+                is_here = is_here and internals.settles_here(receiver, order.delivery.message)
+                (here if is_here else elsewhere).append(order)
         for start in range(0, len(here), MAX_SETTLEMENTS):
-            await self._settle_here(receiver, batch, here[start : start + MAX_SETTLEMENTS])
-        for place in elsewhere:
-            await self._settle_by_token(receiver, batch, place)
+            await self._settle_here(receiver, here[start : start + MAX_SETTLEMENTS])
+        for order in elsewhere:
+            await self._settle_by_token(receiver, order)
 
-    async def _settle_here(self, receiver: ServiceBusReceiver, batch: _Batch, places: Sequence[int]) -> None:
-        part = [batch.dispositions[place] for place in places]
-        before = [delivery.asked for delivery, _ in part]
-        for delivery, _ in part:
-            delivery.asked = True
-        answers = await internals.settle(receiver, [(delivery.message, order) for delivery, order in part])
-        for place, asked, answer in zip(places, before, answers, strict=True):
+    async def _settle_here(self, receiver: ServiceBusReceiver, orders: Sequence[_Order]) -> None:
+        before = [order.delivery.asked for order in orders]
+        for order in orders:
+            order.delivery.asked = True
+        answers = await internals.settle(receiver, [(order.delivery.message, order.disposition) for order in orders])
+        for order, asked, answer in zip(orders, before, answers, strict=True):
             if answer is None or isinstance(answer, LOST):
-                batch.dispositions[place][0].asked = asked
-                batch.answer(place, answer)
-        if any(place not in batch.answers for place in places):
+                order.delivery.asked = asked
+                order.note(answer)
+        if any(order.is_open for order in orders):
             raise TimeoutError(_NO_ANSWER)
 
-    async def _settle_by_token(self, receiver: ServiceBusReceiver, batch: _Batch, place: int) -> None:
-        delivery, order = batch.dispositions[place]
+    async def _settle_by_token(self, receiver: ServiceBusReceiver, order: _Order) -> None:
+        message, disposition = order.delivery.message, order.disposition
         self.channel.count(1)
         try:
-            match order.kind:
+            match disposition.kind:
                 case "accepted":
-                    await receiver.complete_message(delivery.message)
+                    await receiver.complete_message(message)
                 case "rejected":
-                    await receiver.dead_letter_message(delivery.message, order.reason, order.description)
+                    await receiver.dead_letter_message(message, disposition.reason, disposition.description)
                 case _:
-                    await receiver.abandon_message(delivery.message)
+                    await receiver.abandon_message(message)
         except LOST as error:
-            batch.answer(place, error)
+            order.note(error)
         except BaseException:  # also a cancelling: the broker may have carried it out
-            delivery.asked = True
+            order.delivery.asked = True
             raise
         else:
-            batch.answer(place, None)
+            order.note(None)
 
 
 class QueueClient:

@@ -29,7 +29,6 @@ from jobpool_backends.sqlite.step import Sweeper, this_boot
 from jobpool_backends.sqlite.wait import Waiter
 
 DEFAULT_TIMEOUT_S = 5.0
-
 OPTIONS = (seconds("timeout", DEFAULT_TIMEOUT_S), *DEAD_CAPS)
 
 

@@ -95,8 +95,6 @@ class SqliteClaims(ClaimStore):
         self._sweeper = sweeper
         self._caps = caps
 
-    # --- transactions --------------------------------------------------------------------------------
-
     @contextmanager
     def _write(self) -> Iterator[Step]:
         with self._database.write() as step:
@@ -127,8 +125,6 @@ class SqliteClaims(ClaimStore):
             asked = self._database.moment().arguments(queue) | {"claim": claim_id}
             return bool(connection.execute(_WORTH_A_TRANSACTION, asked).fetchone()[0])
 
-    # --- messages ------------------------------------------------------------------------------------
-
     def _post(self, queue: str, posts: Sequence[NewPost]) -> None:
         with self._write() as step:
             post(step, queue, posts)
@@ -137,7 +133,13 @@ class SqliteClaims(ClaimStore):
         with self._write() as step:
             if claim_id is not None and not read_live(step.connection, queue, claim_id, step.now):
                 return None
-            return _delete(step, queue, idents, claim_id)
+            asked = {"ids": json.dumps(idents), "queue": queue, "wall": step.now.wall}
+            there = [_Fact._make(row) for row in step.execute(_NAMED, asked)]
+            kept = {fact.id for fact in there if not _may_go(step, queue, fact, claim_id)}
+            _remove(step, queue, [fact for fact in there if fact.id not in kept])
+            if claim_id is not None:
+                step.execute(_MARK_EMPTY, {"queue": queue, "claim": claim_id})
+        return [Deleted.FORBIDDEN if ident in kept else Deleted.DONE for ident in idents]
 
     def _pop(self, queue: str, limit: int) -> list[QueueMessage]:
         if not self._has_work(queue):
@@ -159,8 +161,6 @@ class SqliteClaims(ClaimStore):
     def _stats(self, queue: str) -> ClaimStats:
         with self._read_cleared(queue) as step:
             return claim_rows.count(step.connection, queue, step.now)
-
-    # --- claims --------------------------------------------------------------------------------------
 
     def _claim(
         self, queue: str, claim_id: str, limit: int, ttl: float, grace: float, max_claims: int
@@ -282,9 +282,6 @@ def _numbers(messages: Iterable[_Free]) -> str:
     return json.dumps([message.seq for message in messages])
 
 
-# --- deleting --------------------------------------------------------------------------------------
-
-
 class _Fact(NamedTuple):
     id: str
     seq: int
@@ -295,17 +292,6 @@ class _Fact(NamedTuple):
 
 
 _WIDTH = len(_Fact._fields)
-
-
-def _delete(step: Step, queue: str, idents: Sequence[str], claim_id: str | None) -> list[Deleted]:
-    """Delete what may be deleted. The claim lives."""
-    asked = {"ids": json.dumps(idents), "queue": queue, "wall": step.now.wall}
-    there = [_Fact._make(row) for row in step.execute(_NAMED, asked)]
-    kept = {fact.id for fact in there if not _may_go(step, queue, fact, claim_id)}
-    _remove(step, queue, [fact for fact in there if fact.id not in kept])
-    if claim_id is not None:
-        step.execute(_MARK_EMPTY, {"queue": queue, "claim": claim_id})
-    return [Deleted.FORBIDDEN if ident in kept else Deleted.DONE for ident in idents]
 
 
 def _may_go(step: Step, queue: str, fact: _Fact, claim_id: str | None) -> bool:

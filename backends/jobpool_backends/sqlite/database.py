@@ -92,8 +92,7 @@ class Database(IdleConnections[sqlite3.Connection]):
         self._writing = threading.Lock()
         self.found_journal = "wal"
         """The journal mode of the file when it was opened; `wal` for a new one."""
-        _check_library()
-        _check_place(path)
+        _check(path)
         _create(path)
         self._prepare()
         real = os.path.realpath(path)  # SQLite puts its files beside the target of a link
@@ -138,8 +137,6 @@ class Database(IdleConnections[sqlite3.Connection]):
 
     def wall(self) -> int:
         return micros(self.clock.wall())
-
-    # --- connections -------------------------------------------------------------------------------
 
     def check_usable(self) -> None:
         super().check_usable()
@@ -189,8 +186,6 @@ class Database(IdleConnections[sqlite3.Connection]):
                 f"database {self.path} cannot use a write-ahead log (its journal mode stays {mode!r}): put it on a"
                 " local disk, not on a network file system"
             )
-
-    # --- transactions ------------------------------------------------------------------------------
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -256,13 +251,19 @@ def _begin(connection: sqlite3.Connection, begin: str) -> None:
             raise
 
 
-def _check_library() -> None:
+def _check(path: str) -> None:
+    """Raise `ConfigurationError`: the library is too old, or the path cannot be right."""
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         wanted = ".".join(map(str, OLDEST_SQLITE))
         raise ConfigurationError(
             f"this Python is linked with SQLite {sqlite3.sqlite_version}, and sqlite:// needs {wanted} or later:"
             " use a newer Python or system, or another backend"
         )
+    place = Path(path)
+    if place.is_dir():
+        raise ConfigurationError(f"{path} is a directory: name a file in it, such as sqlite:///{place / 'jobpool.db'}")
+    if not place.parent.is_dir():
+        raise ConfigurationError(f"the directory {place.parent} of database {path} does not exist: create it")
 
 
 def _create(path: str) -> None:
@@ -277,11 +278,3 @@ def _create(path: str) -> None:
             os.mknod(place, 0o600)
     with suppress(OSError):  # where only root may do that
         os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-
-
-def _check_place(path: str) -> None:
-    place = Path(path)
-    if place.is_dir():
-        raise ConfigurationError(f"{path} is a directory: name a file in it, such as sqlite:///{place / 'jobpool.db'}")
-    if not place.parent.is_dir():
-        raise ConfigurationError(f"the directory {place.parent} of database {path} does not exist: create it")

@@ -93,9 +93,8 @@ def _row(seq: int, message: NewMessage, now: int) -> Row:
 
 def _is_endowed(message: NewMessage) -> bool:
     """Return whether it brings what few messages have: a key, or a past."""
-    has_past = bool(message.deliveries or message.attempts or message.crashes)
     texts = (message.unique_key, message.last_error, message.cause)
-    return has_past or texts != (None, None, None)
+    return bool(message.deliveries or message.attempts or message.crashes) or texts != (None, None, None)
 
 
 def _endowment(seq: int, message: NewMessage, now: int) -> tuple[str | int | None, ...]:

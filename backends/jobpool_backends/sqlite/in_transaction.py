@@ -32,15 +32,8 @@ def enqueue(connection: object, path: str, messages: Sequence[NewMessage], clock
 
 
 def make_ticket(lease: JobLease, path: str, boot: int) -> Ticket:
-    ticket: Ticket = {
-        "ack": f"{__name__}:{ack.__name__}",
-        "path": path,
-        "boot": boot,
-        "id": lease.id,
-        "queue": lease.queue,
-        "seq": number_of(lease),
-        "owner": lease.owner_token,
-    }
+    ticket: Ticket = {"ack": f"{__name__}:{ack.__name__}", "path": path, "boot": boot}
+    ticket |= {"id": lease.id, "queue": lease.queue, "seq": number_of(lease), "owner": lease.owner_token}
     if lease.guards is not None:
         ticket["keep"] = micros(lease.guards.keep)
         if lease.guards.key is not None:
@@ -51,10 +44,7 @@ def make_ticket(lease: JobLease, path: str, boot: int) -> Ticket:
 def ack(
     connection: object, ticket: Ticket, messages: Sequence[NewMessage] = (), *, clock: Clock | None = None
 ) -> Callable[[], bool]:
-    """Ack the ticket's message on the handler's connection, enqueue its follow-ups and mark its key done.
-
-    See `QueueBackend.ticket`. Raises `LeaseLost`, or `ConfigurationError` for a connection that leads elsewhere.
-    """
+    """See `QueueBackend.ticket`. Raises `ConfigurationError`, too, for a connection that leads elsewhere."""
     lease = _lease(ticket)
     with _ours(connection, str(ticket["path"]), clock or SystemClock(), int(ticket["boot"])) as step:
         brought = {0: list(messages)} if messages else {}
@@ -91,21 +81,17 @@ def _ours(connection: object, path: str, clock: Clock, boot: int = 0) -> Iterato
     rows, texts = connection.row_factory, connection.text_factory
     connection.row_factory, connection.text_factory = None, str
     try:
-        _check_file(connection, path)
+        [file] = [row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main"]
+        if not file or not os.path.samefile(file, path):
+            raise ConfigurationError(
+                f"the connection leads to {file or 'memory'}, and the queue is in {path}: open that file"
+            )
         _begin(connection)
         step = Step(connection, read_moment(clock, boot))
         yield step
         step.counts.write(connection)
     finally:
         connection.row_factory, connection.text_factory = rows, texts
-
-
-def _check_file(connection: sqlite3.Connection, path: str) -> None:
-    [file] = [row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main"]
-    if not file or not os.path.samefile(file, path):
-        raise ConfigurationError(
-            f"the connection leads to {file or 'memory'}, and the queue is in {path}: open that file"
-        )
 
 
 def _begin(connection: sqlite3.Connection) -> None:

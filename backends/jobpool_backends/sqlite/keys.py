@@ -100,8 +100,6 @@ class SqliteKeys(KeyStore):
         with self._database.read() as connection:
             return connection.execute(sql, asked).fetchall()
 
-    # --- guards ------------------------------------------------------------------------------------
-
     def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
         with self._write() as step:
             grants, facts = _Grants(step), read_facts(step, [lease for lease, _ in asked])
@@ -128,8 +126,6 @@ class SqliteKeys(KeyStore):
         now = self._database.moment()
         return sorted(_live(self._read(_HELD, (queue, name)), now).values())
 
-    # --- records -----------------------------------------------------------------------------------
-
     def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
         with self._write() as step:
             until = step.now.wall + micros(ttl)
@@ -147,8 +143,6 @@ class SqliteKeys(KeyStore):
     def _delete_records(self, space: str, keys: Sequence[str]) -> None:
         with self._write() as step:
             step.execute(_DELETE, (space, json.dumps(keys)))
-
-    # --- logs --------------------------------------------------------------------------------------
 
     def _append_log(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None:
         rows = [{"space": space, "name": name, "line": line} for name, line in lines]

@@ -14,17 +14,14 @@ from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool_backends.shared import DeadCaps, delay_micros, micros, more_than
 from jobpool_backends.sqlite.claim_rows import ANY_ENDED, clear
 from jobpool_backends.sqlite.database import Database
-from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, NO_LEASE, WAITING
+from jobpool_backends.sqlite.schema import DEAD, DELAYED, EACH, LEASED, NO_LEASE, WAITING
 from jobpool_backends.sqlite.step import Step, is_over
 
 REAP_LIMIT = 1000
 UNKNOWN_CAUSE = "lease expired"
 
 _HELD = "SELECT seq FROM messages INDEXED BY messages_held WHERE queue = :queue AND state = 2"
-_SOMETHING_TO_CLEAR = 0
-"""Found beside the candidates: a number that no message has."""
-
-_CLEAR = f"SELECT {_SOMETHING_TO_CLEAR} AS seq WHERE {ANY_ENDED}"
+_CLEAR = f"SELECT 0 AS seq WHERE {ANY_ENDED}"  # beside the candidates: a number that no message has
 # Leases of this boot by its own clock, in the order of their deadlines; those of another boot by the wall clock.
 # Claimed messages have no boot, and are not among them.
 _EXPIRED = f"""
@@ -53,13 +50,10 @@ ORDER BY deadline, seq LIMIT {REAP_LIMIT}
 _RECOVER = f"""
 UPDATE messages SET state = ?, available_at = ?, crashes = ?, last_crash = ?, cause = ?, {NO_LEASE} WHERE seq = ?
 """
-_BURY = f"""
-UPDATE messages SET state = 3, died_at = ?, reason = 'crash-limit', crashes = ?, last_crash = ?, cause = ?, {NO_LEASE}
-WHERE seq = ?
-"""
-_LEAVE = "DELETE FROM holds WHERE seq IN (SELECT value FROM json_each(?))"
-_NEVER_US = 2**61
-"""Microseconds: longer ago than any lease was taken."""
+_DIE = "state = 3, died_at = ?, reason = 'crash-limit', crashes = ?, last_crash = ?, cause = ?"
+_BURY = f"UPDATE messages SET {_DIE}, {NO_LEASE} WHERE seq = ?"
+_LEAVE = f"DELETE FROM holds WHERE seq IN {EACH}"
+_NEVER_US = 2**61  # longer ago than any lease was taken
 
 
 class Reaper:

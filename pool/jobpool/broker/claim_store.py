@@ -2,11 +2,10 @@
 
 A *claim* holds up to 20 messages of one queue for a known time. A person, or a program other than a pool, works on
 them, deletes each one when it is done, renews the claim meanwhile, and releases the rest. Messages not deleted by its
-end are free again. No crash is charged, as the end of a lease would: a claim makes no promise to finish.
+end are free again. No crash is charged, unlike at the end of a lease: a claim makes no promise to finish.
 
-There are two kinds of messages in a queue. *Jobs* are wire envelopes, enqueued as ever: a pool runs them, and a claim
-may take them. *Posted* messages are any bytes; a pool never fetches one. A posted message may have a life: at its end
-the message is gone for everybody, from that moment on.
+*Jobs* are wire envelopes, enqueued as ever: a pool runs them, and a claim may take them. *Posted* messages are any
+bytes; a pool never fetches one. A posted message may have a life: at its end it is gone for everybody.
 
     post ──► free ◄──────────────────────────┐          delayed posts are free when their delay is over
               │ claim                        │ release, or the end of the claim
@@ -139,10 +138,8 @@ class ClaimStats:
 class Deleted(Enum):
     """The result of one delete."""
 
-    DONE = "done"
-    """It is gone now, or was gone before."""
-    FORBIDDEN = "forbidden"
-    """It is held, and not by the claim that was named."""
+    DONE = "done"  # it is gone now, or was gone before
+    FORBIDDEN = "forbidden"  # it is held, and not by the claim that was named
 
 
 class ClaimStore:
@@ -173,7 +170,12 @@ class ClaimStore:
         """
         check_queue(queue)
         for post in posts:
-            _check_post(post)
+            check_identifier(post.id)
+            if len(post.body) > MAX_BODY_BYTES:
+                raise InvalidJob(f"a message has {len(post.body)} bytes; at most {MAX_BODY_BYTES}")
+            if post.life is not None:
+                check_seconds(post.life, "ttl of a message", LEAST_LIFE, MOST_LIFE)
+            check_seconds(post.delay, "delay", 0.0, MOST_DELAY)
         if posts:
             self._post(queue, posts)
         return [post.id for post in posts]
@@ -232,10 +234,7 @@ class ClaimStore:
         return _found(held, queue, claim_id)
 
     def release(self, queue: str, claim_id: str) -> int:
-        """Free the messages still in it, to their old places, and end it; how many.
-
-        An id that is unknown, malformed, ended or another queue's is ignored: 0.
-        """
+        """Free the messages still in it, to their old places, and end it; how many. 0 for an id that `get` refuses."""
         check_queue(queue)
         return self._release(queue, claim_id) if _is_claim(claim_id) else 0
 
@@ -286,15 +285,6 @@ class ClaimStore:
     def stats(self, queue: str) -> ClaimStats:
         """Return counts of one queue, in the same time at any length; only ended messages to clean up cost more."""
         return self._stats(check_queue(queue))
-
-
-def _check_post(post: NewPost) -> None:
-    check_identifier(post.id)
-    if len(post.body) > MAX_BODY_BYTES:
-        raise InvalidJob(f"a message has {len(post.body)} bytes; at most {MAX_BODY_BYTES}")
-    if post.life is not None:
-        check_seconds(post.life, "ttl of a message", LEAST_LIFE, MOST_LIFE)
-    check_seconds(post.delay, "delay", 0.0, MOST_DELAY)
 
 
 def _is_claim(claim_id: str) -> bool:

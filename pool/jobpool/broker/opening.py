@@ -177,22 +177,18 @@ def default_signer(keys: Key | Sequence[Key] | None = None, config: ConfigFile |
     if keys is not None:
         return EnvelopeSigner(keys)
     config = config or find_config()
-    return EnvelopeSigner.from_settings(None, _configured_keys(config), os.environ)
-
-
-def _configured_keys(config: ConfigFile) -> Any:
     from_environment = os.environ.get("JOBPOOL_SIGNING_KEY_FILE")
     named = from_environment or config.values.get("signing_key_file")
     if named is None:
-        return config.values.get("signing_key")
+        return EnvelopeSigner.from_settings(None, config.values.get("signing_key"), os.environ)
     if not isinstance(named, str):
         raise ConfigurationError(f"{config.path}: signing_key_file must be a path in quotes, not {named!r}")
     path = Path(named) if from_environment else config.directory / named
-    keys = read_keys(path)
+    found = read_keys(path)
     exposed = judge_key_file(path)
     if exposed is not None:
         logger.warning("%s", exposed)
-    return keys
+    return EnvelopeSigner.from_settings(None, found, os.environ)
 
 
 def judge_key_file(path: Path) -> Finding | None:

@@ -15,18 +15,13 @@ from jobpool.message.frozen import maker
 from jobpool.message.names import storable
 from jobpool.message.units import check_number
 
-REMEMBER_CALLS = 60.0
-"""Seconds for which a settle call's or a fetch's id is remembered (law 2, law 1)."""
-
-ENQUEUE_MEMORY = 600.0
-"""Seconds after its end for which an id that a producer gave is still known (law 8)."""
-
+REMEMBER_CALLS = 60.0  # seconds for which a settle call's or a fetch's id is remembered (law 2, law 1)
+ENQUEUE_MEMORY = 600.0  # seconds after its end for which an id that a producer gave is still known (law 8)
 MAX_FETCH = 1_000_000  # messages, however many are asked for
 MAX_PAGE = 1000  # messages in one page of a list
 YEAR_S = 366 * 86400.0
 
-Ticket = dict[str, str | int]
-"""See `QueueBackend.ticket`."""
+Ticket = dict[str, str | int]  # see `QueueBackend.ticket`
 
 
 class State(StrEnum):
@@ -282,7 +277,6 @@ class NewMessage:
     cause: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values; `from_dict` is its inverse."""
         return {**asdict(self), "body": self.body.decode()}
 
     @classmethod

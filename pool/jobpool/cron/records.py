@@ -139,12 +139,9 @@ class Records:
 
 @dataclass(slots=True)
 class State:
-    """The state of one schedule.
+    """The state of one schedule. Every instant up to `seen` was dealt with (None = never met); `next` comes after it.
 
-    Attributes:
-        seen: Every instant up to here was dealt with; None = never met.
-        next: The next instant after it; None = never.
-        ended: The newest instant that this scheduler dealt with, and whether a dependent may run after it.
+    `ended`: the newest instant that this scheduler dealt with, and whether a dependent may run after it.
     """
 
     seen: datetime | None = None

@@ -1,7 +1,7 @@
 """A cron expression in a time zone: its instants before and after any moment. Pure.
 
-Each piece of a zone's timeline has local times that fire in it, from `Schedule._opening` on, each at its own moment;
-those left out at its beginning fire at that beginning. A moment is a number: seconds from 1970-01-01 00:00 UTC; a local
+Each piece of a zone's timeline has local times that fire in it, from `Schedule._opening` on, each at its own moment.
+Local times that were left out fire at its beginning. A moment is a number: seconds from 1970-01-01 00:00 UTC; a local
 time is the clock's reading, counted in the same way. So within a piece, local time = moment + offset.
 """
 
@@ -33,7 +33,7 @@ _SEARCHED_YEARS = 41
 
 
 class Schedule:
-    """The instants of a cron expression in a zone. Immutable; safe in threads; two of one text and zone are equal.
+    """The instants of a cron expression in a zone. Immutable, safe in threads; two of one text and zone are equal.
 
     All instants are aware, in UTC, on whole minutes of the local clock, and no two are the same. docs/cron.md says what
     an expression may hold, and what happens when clocks change.

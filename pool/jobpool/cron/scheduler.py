@@ -155,8 +155,8 @@ def job_name(definition: JobDefinition) -> str:
 def execution_order(jobs: Sequence[JobDefinition], places: Sequence[str] = ()) -> list[int]:
     """Order jobs by their numbers so that each comes after those that it depends on; else as declared.
 
-    Raises `ConfigurationError`: two jobs have one name (`places`, where they were declared, are named); `Dependency 'x'
-    for job 'y' does not exist.`; `Circular dependency detected in jobs.`, with the circle in the error's notes.
+    Raises `ConfigurationError`: two jobs have one name, and both are named, with their `places`. Or a dependency does
+    not exist. Or it is a circle, which is in the error's notes.
     """
     index: dict[str, int] = {}
     for number, job in enumerate(jobs):

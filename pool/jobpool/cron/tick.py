@@ -37,7 +37,7 @@ ENQUEUED_AT_ONCE = 1000
 class Means:
     """The means of a turn.
 
-    `registry` and `default_timeout` (seconds, 0 = unlimited) are for inline jobs: they have no queue, so the registry's
+    `registry` and `default_timeout` (seconds, 0 = unlimited) are for inline jobs. These have no queue: the registry's
     lists of handlers for each queue do not count. `grace`: seconds within which missed instants are made up for.
     """
 
@@ -87,12 +87,9 @@ def _signals_kept() -> Iterator[None]:
 
 
 class Tick:
-    """One turn. `now`: when it began; instants due by then are fired. `firings`: the results of due instants.
+    """One turn. `now`: when it began; instants due by then are fired, by `clock` maybe later. `firings`: their results.
 
-    Args:
-        means: The backend, the registry, the memory.
-        clock: The time; a firing may be later than the turn's beginning.
-        stopped: Tells if no more is to be fired.
+    `stopped` tells if no more is to be fired.
     """
 
     def __init__(self, means: Means, clock: Callable[[], datetime], stopped: Callable[[], bool]) -> None:

@@ -258,8 +258,9 @@ def fill(
             raise Mismatch(f"field {_path(where, name)!r} is missing")
     filled = {}
     for name, item in value.items():
-        if name in fields:
-            filled[name] = fields[name](item, _path(where, name))
+        convert = fields.get(name)
+        if convert is not None:
+            filled[name] = convert(item, f"{where}.{name}" if where else name)
         elif taken is not None and name not in taken:
             filled[name] = item
         else:

@@ -9,7 +9,7 @@ from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import Pool
 from jobpool.message.settlement import Ack, Settlement
 
-LONG_RUNNING_S = 0.05  # seconds after which a running attempt gets no further frame put behind it
+LONG_RUNNING_S = 0.05  # seconds after which a running attempt gets no further frame
 MAX_FRAMES_AHEAD = 64  # frames in one child's socket at most: the kernel's buffer holds some 250 small ones
 MAX_LINGER_S = 0.01  # seconds for which an ack may wait
 LOOKAHEAD_SHARE = 4  # so great a part of the look-ahead is company enough, and two settlements at least

@@ -34,8 +34,8 @@ READY_PUBLISH_EVERY_S = 0.05  # seconds between two writes while children become
 HOUSEKEEPING_EVERY_S = 1.0  # seconds between two looks for output that nobody reads
 
 GC_EVERY_S = 10.0
-"""Between two garbage collections, which are rare otherwise (`rare_collections`): nothing of a job is in a circle. A
-broker's connection that has broken is, with its read buffer of 64 KiB. Each collection takes about a millisecond."""
+"""Seconds between two garbage collections, rare otherwise (run.py): nothing of a job is in a circle. But a broker's
+connection that has broken is, with its read buffer of 64 KiB. Each collection takes about a millisecond."""
 
 LAST_LOOK_S = 0.02  # seconds between two looks whether the fetch thread has ended, which it does without an event
 JOIN_LIMIT_S = 2.0
@@ -65,12 +65,12 @@ class Master:
     def __post_init__(self) -> None:
         self._batch = Batch()
         self._gc_at = time.monotonic() + GC_EVERY_S
-        held = self.pool.held
-        self._renew_thread = RenewThread(self.backend, self.pool.settings.ttl, lambda: list(held.values()), self.inbox)
-        self._upkeep_threads: list[MasterThread] = [self._renew_thread, SampleThread(self._living, self.inbox)]
-        if self.backend.capabilities.leases is Leases.CONNECTION:
-            self._upkeep_threads.append(LostLeaseThread(self.backend, self.inbox))
-        self.children.watch(self.inbox.fd, self.inbox.take)
+        pool, backend, inbox = self.pool, self.backend, self.inbox
+        self._renew_thread = RenewThread(backend, pool.settings.ttl, lambda: list(pool.held.values()), inbox)
+        self._upkeep_threads: list[MasterThread] = [self._renew_thread, SampleThread(self._living, inbox)]
+        if backend.capabilities.leases is Leases.CONNECTION:
+            self._upkeep_threads.append(LostLeaseThread(backend, inbox))
+        self.children.watch(inbox.fd, inbox.take)
 
     def run(self) -> int:
         """Serve until told to stop; return the exit status. Blocks."""

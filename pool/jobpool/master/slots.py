@@ -124,7 +124,7 @@ class Slot:
         return self.state in (SlotState.IDLE, SlotState.BUSY) and not self.dead_at
 
     def deadline(self) -> float | None:
-        """When the running attempt's time is up; None: nothing runs, or it is unlimited."""
+        """Return when the running attempt's time is up; None: nothing runs, or it is unlimited."""
         if not self.deliveries or self.deliveries[0].timeout <= 0:
             return None
         return self.head_since + self.deliveries[0].timeout

@@ -251,7 +251,7 @@ class LocalLimits:
             return any(limit.may_open_early(now) for limit in self._of.values())
 
     def begun(self, queue: str, granted: int, refused: Begun | None, now: float) -> None:
-        """As `LocalLimit.begun`."""
+        """Note what a fetch from `queue` came to, as `LocalLimit.begun`."""
         limit = self._of.get(queue)
         if limit is not None:
             with self._lock:

@@ -23,6 +23,7 @@ from support.webserver import Answer, WebServer, answer
 from jobpool.child.attempt import JobToRun, run_attempt
 from jobpool.handlers.builtin import Failure
 from jobpool.handlers.builtin.url.call import CHARSETS, MAX_WAIT_S, Caller, Later, wait_asked
+from jobpool.handlers.builtin.url.connection import tls_context
 from jobpool.handlers.builtin.url.request import Refused
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.definition import JobDefinition
@@ -400,8 +401,10 @@ def test_the_hard_timeout_leaves_no_connection_behind(server: WebServer, head: b
 
 def test_the_hard_timeout_in_a_tls_handshake_leaves_no_connection_behind() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        registry = HandlerRegistry()
-        registry.handler("it")(caller(timeout=60.0).run)
+        listener.settimeout(30)
+        registry, patient = HandlerRegistry(), caller(timeout=60.0)
+        patient.context = tls_context()  # that, and the import of urllib3, may take longer than the attempt has
+        registry.handler("it")(patient.run)
 
         attempt = run_attempt(job(f"https://127.0.0.1:{listener.getsockname()[1]}/", 0.3), registry)
 

@@ -11,6 +11,7 @@ import signal
 import stat
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from jobpool.handlers.builtin import Failure, Kit, Refused, kind_of, spawning, split_words
 from jobpool.ipc.process_options import scrubbed
@@ -113,10 +114,9 @@ def choose(word: str, allowed: Sequence[str], allow_all: bool, search_path: str)
 
 
 def _stands_for(entry: str, path: str, search_path: str) -> bool:
-    try:
+    with suppress(Failure, Refused):
         return _resolved(entry, search_path) == path
-    except (Failure, Refused):
-        return False
+    return False
 
 
 def _resolved(word: str, search_path: str) -> str:

@@ -42,7 +42,7 @@ def run(
     Raises `OSError`: it cannot be started.
 
     Returns:
-        Its exit status (negative = the signal that killed it; None = nobody knows), and the text printed on its two
+        Its exit status (negative = the signal that killed it; None = nobody knows). The text printed on its two
         streams: beginning and end, if it was much.
     """
     out, err = HeadTail(cap), HeadTail(cap)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -122,11 +122,11 @@ class Request:
 
     method: str
     target: Target
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes | None = None
-    timeout: float = 30.0
-    expect: Sequence[int] = range(200, 300)
-    ignored: tuple[str, ...] = ()
+    headers: dict[str, str]
+    body: bytes | None
+    timeout: float
+    expect: Sequence[int]
+    ignored: tuple[str, ...]
 
 
 def read(payload: object, *, timeout: float, max_bytes: int, identifier: str) -> Request:
