@@ -107,8 +107,8 @@ class Modest(MemoryBackend):
         self._charged: list[Reaped] = []
         self._keys = self._claims = None
         if self.shared is not None:
-            self._changed, self._store = self.shared._changed, self.shared._store
-            self._settler, self._inspector = self.shared._settler, self.shared._inspector
+            self._turn, self._store = self.shared._turn, self.shared._store
+            self._inspector = self.shared._inspector
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Modest:

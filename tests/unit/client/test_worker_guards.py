@@ -138,7 +138,7 @@ class SilentTwice(MemoryKeys):
 
 def test_a_silent_key_store_is_asked_again_while_the_lease_lives() -> None:
     bench = Bench(Limits(rates={QUEUE: 1}))
-    bench.backend._keys = SilentTwice(bench.backend._store, bench.clock, bench.backend._changed)
+    bench.backend._keys = SilentTwice(bench.backend._turn, bench.backend._store)
     worker = QueueWorker(bench.backend, HandlerRegistry(), limits=Limits(rates={QUEUE: 1}))
     bench.enqueue({})
     assert worker.process_once(QUEUE).status is Status.RELEASED, "no handler here: but it was begun, and not refused"

@@ -54,7 +54,7 @@ class Desk:
     def __init__(self, limits: Limits, inbox: Inbox) -> None:
         self.clock = ManualClock()
         self.backend = MemoryBackend(clock=self.clock)
-        self.keys = UnsteadyKeys(self.backend._store, self.clock, self.backend._changed)
+        self.keys = UnsteadyKeys(self.backend._turn, self.backend._store)
         self.backend._keys = self.keys
         self.stop = threading.Event()
         self.local_limits = LocalLimits(limits)
