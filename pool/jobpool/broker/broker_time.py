@@ -11,11 +11,8 @@ from collections.abc import Callable
 from jobpool.clock import Clock
 from jobpool.errors import AccessRefused, BackendUnavailable
 
-ASK_EVERY = 60.0
-"""Seconds after which the broker is asked anew: quartz drifts by some milliseconds in that."""
-
-JUMP = 1.0
-"""Seconds by which this machine's wall clock jumps before the broker is asked at once."""
+ASK_EVERY = 60.0  # seconds after which the broker is asked anew: quartz drifts by some milliseconds in that
+JUMP = 1.0  # seconds by which this machine's wall clock jumps before the broker is asked at once
 
 
 class BrokerTime:

@@ -20,8 +20,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.names import check_name, check_queue, storable
 from jobpool.message.units import check_count
 
-LONGEST_RECORD = 256 * 1024
-"""Bytes of one record, or of one line of a log."""
+LONGEST_RECORD = 256 * 1024  # bytes of one record, or of one line of a log
 
 
 class KeyStore:

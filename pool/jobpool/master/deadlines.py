@@ -13,9 +13,7 @@ from jobpool.message.outcome import EndReason, NotRun
 STALE_AFTER_S = 0.1  # seconds after its lease at which a message that no child has begun goes back to its place
 DUMP_BEFORE_KILL_S = 0.05  # seconds between the request for a stack and the kill
 
-MAX_DUMP_S = 0.25
-"""The same if no stack is written: on a busy machine a loop in C may not get a processor for so long."""
-
+MAX_DUMP_S = 0.25  # the same if no stack is written: on a busy machine a loop in C may not get a processor for so long
 UNDEAD_AFTER_S = 5.0  # seconds after SIGKILL at which a child that was not collected (state D) is given up
 HEARTBEAT_S = 1.0  # seconds for which an idle loop sleeps at most
 

@@ -41,8 +41,7 @@ from jobpool.telemetry.metrics.memory import MemoryMetrics, RelayedMetrics
 COUNT_EVERY_UNTIL_EMPTY_S = 0.2  # seconds between two looks at the counts when the pool ends as soon as they are 0
 
 DESCRIPTORS_A_CHILD = 8
-DESCRIPTORS_BESIDES = 128
-"""Open files of the master at most: for each slot, and for brokers, logs and the rest."""
+DESCRIPTORS_BESIDES = 128  # open files of the master at most: for each slot, and for brokers, logs and the rest
 
 log = logging.getLogger("jobpool.pool")
 

@@ -40,8 +40,7 @@ MAX_SETTLEMENTS_A_CALL = 500  # a transaction of some 10 ms at most, so that no 
 COUNT_EVERY_S = 3.0  # seconds between two looks at the counts of the queues
 MIN_RETRY_PAUSE_S = 0.05  # between two tries of refused settlements; doubles with each, up to `MAX_PAUSE_S`
 
-CALM_S = 10.0
-"""Without a refusal, after which an outage is over though what was refused was only given up, not settled."""
+CALM_S = 10.0  # without a refusal, after which an outage is over though what was refused was only given up, not settled
 
 SETTLE, REFUSED, REAP, COUNT = "settle", "refused", "reap", "count"  # kinds of calls, for `BrokerRetry`
 MAX_WAITING_COPIES = 10_000  # deaths that wait for the broker; the oldest are forgotten beyond that

@@ -26,9 +26,7 @@ from jobpool.settings import Settings
 from jobpool.telemetry.metrics.memory import OTHER, MemoryMetrics
 
 FIRST_BOOT_PAUSE_S = 0.1
-MAX_BOOT_PAUSE_S = 30.0
-"""Between two tries of what does not come up; doubles from the first to the last."""
-
+MAX_BOOT_PAUSE_S = 30.0  # between two tries of what does not come up; doubles from the first to the last
 MAX_RUN_S = 1e9  # seconds. What a child says beyond this is not believed
 
 ANSWER_GRACE_S = 0.5

@@ -17,9 +17,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settlement
 from jobpool.policy.retry import RetryPolicy
 
-NEVER_STARTED_LIMIT = 3
-"""So many children in a row that died before they began a message: it is the message's doing."""
-
+NEVER_STARTED_LIMIT = 3  # so many children in a row that died before they began a message: it is the message's doing
 MAX_EXTRA_MOVES = 8
 """So many moves past its budget, from one queue for larger machines to the next: pools that name each other's end."""
 

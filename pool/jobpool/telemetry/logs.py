@@ -40,8 +40,7 @@ EVENT_WIDTH = 28
 MAX_UNWRITTEN_BYTES = 1024 * 1024
 """Bytes of the log that are kept for a reader that stands still; what comes after them is left out, and counted."""
 
-DRAIN_LIMIT_S = 2.0
-"""Seconds for which the end of a process waits for the reader of its log."""
+DRAIN_LIMIT_S = 2.0  # seconds for which the end of a process waits for the reader of its log
 
 
 def configure(level: str = "info", style: str = "text", stream: TextIO | None = None) -> LineHandler:

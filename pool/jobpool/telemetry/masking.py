@@ -15,9 +15,7 @@ from typing import Any
 
 MASK = "***"
 TOO_DEEP = "*** (nested deeper than 10)"
-DEEPEST = 10
-"""Containers within containers that are looked into."""
-
+DEEPEST = 10  # containers within containers that are looked into
 SECRET_KEYS = (
     *("password", "passwd", "pwd", "passphrase", "token", "secret", "authorization", "cookie", "credential"),
     *("api_key", "access_key", "account_key", "private_key", "signing_key", "encryption_key"),
@@ -27,11 +25,8 @@ SECRET_KEYS = (
 _HEADERS = ("authorization", "cookie")
 """Keys whose value goes to the end of the line."""
 
-LONGEST_KEY = 200
-"""Characters of a key that is looked at; the value under a longer one is masked unseen."""
-
-LONGEST_RUN = 3
-"""Words of a key that are put together: `api key` and `apikey` are one."""
+LONGEST_KEY = 200  # characters of a key that is looked at; the value under a longer one is masked unseen
+LONGEST_RUN = 3  # words of a key that are put together: `api key` and `apikey` are one
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_a-zA-Z]+")
 

@@ -25,9 +25,7 @@ from jobpool.telemetry.history.row import decode, log_name
 
 SPACE = "history"
 
-MIN_TIDY_BYTES = 1024 * 1024
-"""A smaller file is left alone."""
-
+MIN_TIDY_BYTES = 1024 * 1024  # a smaller file is left alone
 MAX_FILE_BYTES = 256 * 1024 * 1024
 """Bytes that are kept at most, whatever `keep` says: names without end would fill the disk. The oldest go."""
 

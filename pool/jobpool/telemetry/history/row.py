@@ -17,20 +17,15 @@ FIELDS = (
 )
 """In this order; absent = None."""
 
-LARGEST = 200 * 1024
-"""Bytes of one row: a key store takes 256 KiB, and a line is easier to read."""
-
+LARGEST = 200 * 1024  # bytes of one row: a key store takes 256 KiB, and a line is easier to read
 LONGEST_TEXT = 64 * 1024 + 256
 """Characters of one field, at first; halved until the row is not too large. An output at its cap of 64 KiB, with the
 mark of that, is not cut again."""
 
 _EARLIER_MARK = re.compile(r"\[… (\d+ bytes dropped) …\]")
 
-UNNAMED = "-"
-"""The name of what has none that could be one: messages that were rejected unread."""
-
-SOURCE = "queue"
-"""Fetched from a queue by a pool."""
+UNNAMED = "-"  # the name of what has none that could be one: messages that were rejected unread
+SOURCE = "queue"  # fetched from a queue by a pool
 
 
 @dataclass(frozen=True, slots=True)

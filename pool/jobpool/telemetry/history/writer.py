@@ -18,16 +18,13 @@ from jobpool.telemetry.history.places import Line, Place
 from jobpool.telemetry.history.row import Attempt, encode, log_name, row_of
 from jobpool.telemetry.masking import Masker
 
-EVERY = 0.5
-"""Seconds between two visits."""
-
+EVERY = 0.5  # seconds between two visits
 MOST_AT_ONCE = 500
 BYTES_AT_ONCE = 1024 * 1024
 """Lines, and bytes but for the last line, in one call: it holds up nobody else at the broker for long."""
 
 MOST_LEFT = 10_000
-BYTES_LEFT = 16 * 1024 * 1024
-"""Lines, and bytes, that are kept while a place cannot be written; the oldest go first."""
+BYTES_LEFT = 16 * 1024 * 1024  # lines, and bytes, that are kept while a place cannot be written; the oldest go first
 
 log = logging.getLogger("jobpool.history")
 

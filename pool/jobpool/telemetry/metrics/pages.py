@@ -14,14 +14,9 @@ from jobpool.ipc.board_layout import HeaderView
 from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration
 
-LOOP_LIMIT = 5.0
-"""Seconds: the master's loop turns at least once a second, even when there is nothing to do."""
-
-MISSED = 3
-"""How many intervals the broker's answer may be late."""
-
-BOOT_LOOP = 5
-"""Children in a row that did not come up: not an accident any more."""
+LOOP_LIMIT = 5.0  # seconds: the master's loop turns at least once a second, even when there is nothing to do
+MISSED = 3  # how many intervals the broker's answer may be late
+BOOT_LOOP = 5  # children in a row that did not come up: not an accident any more
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,8 @@ from jobpool.telemetry.metrics.histogram import Histogram
 from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Ended
 
 SPACE = "rollups"
-PAGE_ROWS = 5_000
-"""Rows that are read back in one round trip."""
-
-MAX_PENDING_ROWS = 5_000
-"""Rows that are kept while the broker is away."""
-
+PAGE_ROWS = 5_000  # rows that are read back in one round trip
+MAX_PENDING_ROWS = 5_000  # rows that are kept while the broker is away
 MAX_ROWS_A_CALL = 500
 
 MINUTE = 60

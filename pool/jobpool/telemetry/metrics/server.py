@@ -20,13 +20,9 @@ from typing import Any
 from jobpool.errors import ConfigurationError
 from jobpool.telemetry.metrics.pages import Page, View, text_page
 
-PATIENCE = 5.0
-"""Seconds for a whole request and its answer."""
-
+PATIENCE = 5.0  # seconds for a whole request and its answer
 MOST_CONNECTIONS = 16
-LOOK_ROUND = 0.25
-"""Seconds between two looks for connections whose time is up."""
-
+LOOK_ROUND = 0.25  # seconds between two looks for connections whose time is up
 CLOSE_LIMIT = 2.0
 
 ACCEPT_PAUSE_S = 0.1
