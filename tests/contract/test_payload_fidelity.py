@@ -64,7 +64,7 @@ def test_a_payload_arrives_as_it_was_sent(backend: QueueBackend) -> None:
         backend.ack(lease)
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(payload=JSON)
 def test_any_payload_arrives_as_it_was_sent(backend: QueueBackend, payload: Any) -> None:
     backend.enqueue(a_job().with_payload(payload))

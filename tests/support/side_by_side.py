@@ -88,7 +88,6 @@ def compare(machine: type[SideBySide], kind: type[Harness], examples: int) -> No
         settings=settings(
             max_examples=wanted * (5 if os.environ.get("POOLTEST_FULL") else 1),
             stateful_step_count=40,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -296,7 +296,7 @@ PIECES = (
 )
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(PIECES), max_size=20).map(b"".join))
 def test_whatever_a_server_sends_is_a_result_or_one_of_our_errors(server: WebServer, reply: bytes) -> None:
     for data in (reply, b"HTTP/1.1 200 OK\r\n" + reply):

@@ -18,7 +18,7 @@ from jobpool.errors import InvalidJob
 from jobpool.message.cron_fields import ALIASES, Kind, open_zone, parse_fields
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(120))
 @given(ALLOWED)
 def test_every_allowed_expression_names_what_the_oracle_reads_in_it(expression: str) -> None:
     oracle = Oracle(_star(expression))

@@ -113,7 +113,7 @@ def test_a_thousand_and_no_more_are_named_without_more() -> None:
     assert (len(one_more.missed), one_more.more) == (MOST_SHOWN, True)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(
     policy=st.sampled_from(("skip", "one", "all(2)", "all(50)")),
     expression=st.sampled_from(("* * * * *", "*/7 * * * *", "30 2 * * *", "0 */2 * * *", "15 * * * 0")),

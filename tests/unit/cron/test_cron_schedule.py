@@ -31,7 +31,7 @@ def _comes(expression: str) -> bool:
 coming = ALLOWED.filter(_comes)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(coming, st.sampled_from(ZONES), MOMENTS)
 def test_next_and_previous_are_each_others_inverse(expression: str, zone: str, moment: datetime) -> None:
     schedule = Schedule(expression, zone)
@@ -50,7 +50,7 @@ def test_next_and_previous_are_each_others_inverse(expression: str, zone: str, m
         assert before.utcoffset() == timedelta(0)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(coming, st.sampled_from(ZONES), MOMENTS, st.integers(1, 3 * 86400))
 def test_between_is_next_after_next(expression: str, zone: str, after: datetime, seconds: int) -> None:
     schedule = Schedule(expression, zone)
@@ -70,7 +70,7 @@ def test_between_is_next_after_next(expression: str, zone: str, after: datetime,
     assert all(schedule.is_due(instant + timedelta(seconds=59.9)) for instant in chain)
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(120))
 @given(PLAIN.filter(_comes), MOMENTS)
 def test_in_utc_it_is_what_croniter_says(expression: str, moment: datetime) -> None:
     fields = parse_fields(expression)
@@ -82,7 +82,7 @@ def test_in_utc_it_is_what_croniter_says(expression: str, moment: datetime) -> N
     assert Schedule(expression).next(moment) == expected.replace(tzinfo=UTC)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(coming, st.sampled_from(ZONES), MOMENTS)
 def test_on_days_when_nothing_changes_local_time_is_what_the_fields_say(
     expression: str, zone: str, moment: datetime

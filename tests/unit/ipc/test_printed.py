@@ -21,7 +21,7 @@ def slot() -> Iterator[Slot]:
 
 
 @given(writes=st.lists(st.integers(0, 3 * ROOM), max_size=12))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_last_of_it_is_kept(slot: Slot, writes: list[int]) -> None:
     nonce = slot.child.nonce + 1
     slot.child.took(nonce, 0.0)

@@ -10,7 +10,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jobpool.errors import InvalidJob, Unsupported
@@ -256,7 +256,6 @@ class TestOverASocket:
     def test_the_moment_is_rfc_3339(self) -> None:
         assert JobDefinition("report", scheduled_at=NOON).to_dict()["scheduled_at"] == "2026-07-01T12:00:00.123456Z"
 
-    @settings(deadline=None)
     @given(
         st.datetimes(datetime(1, 1, 3), datetime(9999, 12, 29), timezones=st.timezones() | st.just(UTC)),
         st.integers(0, 255),

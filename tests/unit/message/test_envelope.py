@@ -175,7 +175,6 @@ class TestRead:
 
         assert decode(body, attempts=0).version == WIRE_VERSION + 1
 
-    @settings(deadline=None)
     @given(json_values, st.text(min_size=1, max_size=50).filter(str.isprintable), st.integers(0, 255))
     @example({"é": 1.0, "a": -0.0, "big": LARGEST_INT}, "jöb", 0)
     def test_any_payload_survives_and_verifies(self, payload: Any, name: str, priority: int) -> None:
@@ -187,7 +186,6 @@ class TestRead:
         assert envelope.name == name
         verify(body, envelope, SIGNER, "reports")
 
-    @settings(deadline=None)
     @given(json_values, st.randoms())
     def test_the_signature_does_not_mind_order_and_spacing(self, payload: Any, random: Any) -> None:
         def shuffled(value: Any) -> Any:
@@ -275,7 +273,6 @@ class TestRefused:
         with pytest.raises(MalformedEnvelope, match=f"^the body's field '{name}' is .*, not "):
             decode(changed(a_body(UNSIGNED), **{name: value}), attempts=0)
 
-    @settings(deadline=None)
     @given(st.sampled_from([rule.name for rule in RULES]), json_values)
     def test_the_quick_check_and_the_complaint_agree(self, name: str, value: Any) -> None:
         body = orjson.dumps({**json.loads(a_body(UNSIGNED)), name: value})
@@ -330,7 +327,6 @@ class TestDepth:
         with pytest.raises(MalformedEnvelope, match="nested more than 64 deep"):
             decode(deep(64, '["]]]]\\"]",', "]"), attempts=0)
 
-    @settings(deadline=None)
     @given(json_values, st.integers(0, 80))
     def test_it_agrees_with_a_walk_through_the_value(self, value: Any, wraps: int) -> None:
         for _ in range(wraps):
@@ -445,7 +441,7 @@ class TestVerified:
             for flip in (1, 2, 4, 8, 16, 32, 64, 128, 255, body[index], body[index] ^ ord("0"), body[index] ^ ord(" ")):
                 self.assert_safe(body[:index] + bytes([body[index] ^ flip]) + body[index + 1 :], signed)
 
-    @settings(deadline=None, max_examples=examples(300))
+    @settings(max_examples=examples(300))
     @given(st.data())
     def test_bytes_cut_out_or_put_in_are_refused_or_change_nothing_signed(self, data: st.DataObject) -> None:
         body = a_body(**FULL)

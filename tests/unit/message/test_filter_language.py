@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jobpool.broker.filters import BadFilter, parse_filter
@@ -84,14 +84,12 @@ def test_what_is_not_clear_is_refused_with_the_mend(text: str, error: str) -> No
         parse_filter(text)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_is_a_filter_or_a_clear_error(text: str) -> None:
     with contextlib.suppress(BadFilter):
         assert isinstance(parse_filter(text), MessageFilter)
 
 
-@settings(deadline=None)
 @given(st.text(min_size=1, max_size=30))
 def test_any_text_can_be_quoted(text: str) -> None:
     quoted = text.replace("\\", "\\\\").replace('"', '\\"')

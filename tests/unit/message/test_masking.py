@@ -214,7 +214,7 @@ def planted(path: list[str]) -> Any:
 
 
 @given(st.lists(PLACES, max_size=14))
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 def test_no_planted_secret_survives_in_any_nesting(path: list[str]) -> None:
     value = planted(path)
     assert SECRET not in json.dumps(MASKER.value(value))

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jobpool.errors import InvalidJob
@@ -40,7 +40,6 @@ def inside_itself() -> list[Any]:
     return loop
 
 
-@settings(deadline=None)
 @given(json_values)
 def test_what_is_accepted_comes_back_from_the_wire_as_it_was(value: Any) -> None:
     copy = check_payload(value)

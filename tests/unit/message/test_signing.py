@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jobpool.errors import ConfigurationError, InvalidJob
@@ -64,7 +64,6 @@ def test_what_a_producer_sends_verifies_as_a_dict() -> None:
     assert signer.verify(json.loads(body))
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=200), st.binary(max_size=300))
 def test_it_is_hmac_sha256_whatever_the_length_of_the_key(key: bytes, message: bytes) -> None:
     assert EnvelopeSigner(key).sign(message) == hmac.new(key, message, hashlib.sha256).hexdigest()

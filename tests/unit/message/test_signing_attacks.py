@@ -183,7 +183,7 @@ def test_a_key_that_is_there_twice_is_one_job_for_everybody(field: str, first: b
         assert is_harmless(body)
 
 
-@settings(deadline=None, max_examples=examples(100))
+@settings(max_examples=examples(100))
 @given(st.permutations(sorted(WIRE)))
 def test_the_order_of_the_fields_is_nothing(names: list[str]) -> None:
     body = dumped({name: WIRE[name] for name in names})
@@ -222,7 +222,7 @@ def test_every_byte_replaced_by_every_other() -> None:
             assert envelope is None or signed_part(envelope) == original, (place, byte)
 
 
-@settings(deadline=None, max_examples=examples(300))
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_pieces_of_the_body_in_other_places(data: st.DataObject) -> None:
     start, end = sorted((data.draw(st.integers(0, len(BODY))), data.draw(st.integers(0, len(BODY)))))

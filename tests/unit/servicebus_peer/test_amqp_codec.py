@@ -52,7 +52,7 @@ def compound(inner: st.SearchStrategy[tuple[bytes, Any]]) -> st.SearchStrategy[t
 
 VALUES = st.recursive(PLAIN, compound, max_leaves=8)
 
-QUICK = settings(max_examples=60, deadline=None)
+QUICK = settings(max_examples=60)
 
 
 @QUICK

@@ -31,7 +31,7 @@ def test_a_seed_gives_the_same_schedule_on_every_machine() -> None:
 
 
 @given(SEEDS, st.integers(1, 5), st.sets(st.sampled_from(ALL), min_size=1), st.floats(0.5, 60), st.floats(0.05, 5))
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 def test_every_fault_is_within_what_was_asked(seed: int, pools: int, kinds: set[str], ttl: float, rate: float) -> None:
     faults = a_plan(seed, pools=pools, kinds=sorted(kinds), ttl=ttl, rate=rate)
     assert [fault.number for fault in faults] == list(range(len(faults)))
@@ -48,7 +48,7 @@ def test_every_fault_is_within_what_was_asked(seed: int, pools: int, kinds: set[
 
 
 @given(SEEDS)
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 def test_a_longer_run_begins_as_a_shorter_one_and_the_order_of_kinds_does_not_matter(seed: int) -> None:
     short, long = a_plan(seed, seconds=30.0), a_plan(seed, seconds=90.0, kinds=tuple(reversed(ALL)))
     assert long[: len(short)] == short
@@ -90,7 +90,7 @@ def test_a_wrong_parameter_is_named(changed: dict[str, Any], text: str) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 def test_a_file_gives_back_what_was_written(seed: int) -> None:
     faults, about = a_plan(seed), {"seed": seed, "ttl": 5.0, "kinds": ["child.kill"]}
     assert load(dump(faults, about)) == (faults, about)

@@ -22,14 +22,14 @@ class Runs:
 
 
 @given(st.integers(1, 64), st.data())
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 def test_exactly_what_is_needed_is_left(count: int, data: st.DataObject) -> None:
     needed = data.draw(st.sets(st.integers(0, count - 1), max_size=4))
     assert shrink(list(range(count)), Runs(*needed), most=100_000) == sorted(needed)
 
 
 @given(st.lists(st.integers(), max_size=30), st.integers(0, 20), st.randoms(use_true_random=False))
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 def test_with_runs_that_do_not_repeat_it_ends_in_time_with_something_that_failed(
     faults: list[int], most: int, rng: object
 ) -> None:
