@@ -107,8 +107,7 @@ class Address:
 def read_address(url: str, options: dict[str, object] | None = None) -> Address:
     """Return the address that a URL names; options in its query, or by keyword, which win.
 
-    Raises:
-        ConfigurationError: It is not a URL of libpq's, or an option is unknown or out of range.
+    Raises `ConfigurationError`: it is not a URL of libpq's, or an option is unknown or out of range.
     """
     place, found = split_query(url.strip())
     found |= options or {}

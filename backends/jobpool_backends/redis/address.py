@@ -76,8 +76,7 @@ class Address:
 def read_address(url: str, options: Mapping[str, object]) -> Address:
     """Return the address in `url` and `options` (by keyword: they win over the URL's).
 
-    Raises:
-        ConfigurationError: Something cannot be right; the text names it, and never a password.
+    Raises `ConfigurationError`: something cannot be right; the text names it, and never a password.
     """
     return _Reader(url, options).address()
 

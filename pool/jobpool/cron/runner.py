@@ -119,8 +119,7 @@ class CronRunner:
     def due_definitions(self, now: datetime | None = None) -> list[JobDefinition]:
         """Return the jobs that this runner serves, of which an instant lies in the minute of `now` and not after it.
 
-        Raises:
-            BackendUnavailable: The time was to be asked, and the broker has never answered.
+        Raises `BackendUnavailable`: the time was to be asked, and the broker has never answered.
         """
         at = self.time.now() if now is None else _aware(now)
         return [one.definition for one in self.planned if self.serves(one) and one.schedule.is_due(at)]

@@ -147,8 +147,7 @@ def _signed(wire: dict[str, Any], signer: EnvelopeSigner) -> bytes:
 def decode(body: bytes, *, attempts: int) -> JobEnvelope:
     """Read a body; `attempts`: as the backend counts them. Size and depth are checked before it is parsed.
 
-    Raises:
-        MalformedEnvelope: Above 1 MiB, deeper than 64, no JSON object, or a field is missing or of the wrong type.
+    Raises `MalformedEnvelope`: above 1 MiB, deeper than 64, no JSON object, or a field is missing or of the wrong type.
     """
     if len(body) > MAX_BODY_BYTES:
         raise MalformedEnvelope(f"the body has more than {MAX_BODY_BYTES} bytes")
