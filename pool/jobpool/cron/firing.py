@@ -25,20 +25,12 @@ MOMENT = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The instants of a schedule at one moment. All are aware, in UTC, oldest first.
+    """The instants of a schedule at one moment. All are aware, in UTC, oldest first."""
 
-    Attributes:
-        fire: Fire these now, in this order. All but the newest are made up for, and so is that one if it is late.
-        missed: These are never fired: the newest 1,000 of them.
-        more: There were more missed ones than are named.
-        last: Keep this as the last fired instant of the schedule, even if nothing fires: nothing at or before it is
-            ever looked at again. Never before the `last` that was given.
-    """
-
-    fire: tuple[datetime, ...]
-    missed: tuple[datetime, ...]
-    more: bool
-    last: datetime
+    fire: tuple[datetime, ...]  # now, in this order; all but the newest are made up for, and so is that one if late
+    missed: tuple[datetime, ...]  # never fired: the newest 1,000 of them
+    more: bool  # there were more missed ones than are named
+    last: datetime  # keep this as the last fired instant: nothing at or before it is ever looked at again
 
 
 def decide(schedule: Schedule, policy: Misfire, *, last: datetime | None, now: datetime, grace: float = GRACE) -> Due:

@@ -47,27 +47,16 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The record of one schedule.
+    """The record of one schedule."""
 
-    Attributes:
-        seen: Every instant up to here was dealt with.
-        last: The last instant that was fired; None = none was.
-        fired_at: When that was, on the broker's clock.
-        lateness: Seconds from the one to the other.
-        owner: The scheduler that fired it.
-        next: The instant after `seen`, as that scheduler's app has it.
-        id: Of the message that was enqueued; None = it ran inline.
-        failed: It ran inline and failed, or was held back because another one did.
-    """
-
-    seen: datetime
-    last: datetime | None = None
-    fired_at: datetime | None = None
-    lateness: float = 0.0
-    owner: Owner | None = None
-    next: datetime | None = None
-    id: str | None = None
-    failed: bool = False
+    seen: datetime  # every instant up to here was dealt with
+    last: datetime | None = None  # the last instant that was fired; None = none was
+    fired_at: datetime | None = None  # when that was, on the broker's clock
+    lateness: float = 0.0  # seconds from the one to the other
+    owner: Owner | None = None  # the scheduler that fired it
+    next: datetime | None = None  # the instant after `seen`, as that scheduler's app has it
+    id: str | None = None  # of the message that was enqueued; None = it ran inline
+    failed: bool = False  # it ran inline and failed, or was held back because another one did
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self), default=rfc3339).encode()

@@ -192,38 +192,24 @@ def nonces() -> Iterator[int]:
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """One attempt at a message. Times are CLOCK_MONOTONIC seconds.
+    """One attempt at a message. Times are CLOCK_MONOTONIC seconds."""
 
-    Attributes:
-        lease: The newest: it is replaced when it is renewed.
-        nonce: Names this attempt in every frame and kill; of `nonces`.
-        timeout: Seconds for the handler; 0 = unlimited.
-        lasts: Seconds for which its lease holds each time it is renewed; 0 = not known yet. The renew thread's alone.
-        slot: Index of the slot whose socket holds it, or -1.
-        refused_at: When the broker first refused its settlement; 0 = it has not.
-        lost: Its lease has ended: whatever comes of it, nothing is settled.
-        acks_itself: Its handler may ack in a transaction of its own, and is given the ticket to do so.
-        settling: A settlement is under way: its verdict is fixed, "lost" is ignored.
-        began: When its handler began, once `ran` is known.
-        ran: Seconds for which it ran; None = it has not ended, or never ran.
-        output, error: What its child said of it at the end. Kept as plain values, not in a `Result`: many deliveries
-            wait for their settlement at once, and the garbage collector would look through all of their results.
-    """
-
-    lease: JobLease
-    nonce: int
-    timeout: float
+    lease: JobLease  # the newest: it is replaced when it is renewed
+    nonce: int  # names this attempt in every frame and kill; of `nonces`
+    timeout: float  # seconds for the handler; 0 = unlimited
     handler: str
     leased_at: float
-    lasts: float = 0.0
-    slot: int = -1
-    acks_itself: bool = False
-    settling: bool = False
-    refused_at: float = 0.0
-    lost: bool = False
+    lasts: float = 0.0  # seconds for which each renewal holds; 0 = not known yet. The renew thread's alone
+    slot: int = -1  # index of the slot whose socket holds it, or -1
+    acks_itself: bool = False  # its handler may ack in a transaction of its own, and is given the ticket to do so
+    settling: bool = False  # a settlement is under way: its verdict is fixed, "lost" is ignored
+    refused_at: float = 0.0  # when the broker first refused its settlement; 0 = it has not
+    lost: bool = False  # its lease has ended: whatever comes of it, nothing is settled
     outcome: Outcome | None = None
-    began: float = 0.0
-    ran: float | None = None
+    began: float = 0.0  # when its handler began, once `ran` is known
+    ran: float | None = None  # seconds; None = it has not ended, or never ran
+    # As its child said at the end. Plain values, not a `Result`: many deliveries wait for their settlement at once, and
+    # the garbage collector would look through all of their results.
     output: str = ""
     error: str = ""
 

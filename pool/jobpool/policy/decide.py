@@ -35,23 +35,14 @@ LEASE_LOST = Leave("lease lost")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The pool's settings, as far as they bear on a verdict. Made once a handler, not once a message.
+    """The pool's settings, as far as they bear on a verdict. Made once a handler, not once a message."""
 
-    Attributes:
-        max_retries: The handler's own, for jobs that set none; None = the retry policy's.
-        unknown_handler_grace: Seconds since a message was first seen for which an unknown handler is waited for.
-        on_crash: `forfeit` ends a crashed message's lease at once; `expire` lets it run out.
-        on_crash_queue: Where a crashed message goes on, unless it is there; None = it stays in its queue.
-        on_memory_limit_queue: The same after a kill for the memory limit, whatever its budget.
-        max_crashes: A crash beyond this many moves nothing: the reaper makes a dead letter of it. 0 = no limit.
-    """
-
-    max_retries: int | None = None
-    unknown_handler_grace: float = 600.0
-    on_crash: Literal["forfeit", "expire"] = "forfeit"
-    on_crash_queue: str | None = None
-    on_memory_limit_queue: str | None = None
-    max_crashes: int = 5
+    max_retries: int | None = None  # the handler's own, for jobs that set none; None = the retry policy's
+    unknown_handler_grace: float = 600.0  # seconds, since a message was first seen, to wait for its handler
+    on_crash: Literal["forfeit", "expire"] = "forfeit"  # end a crashed message's lease at once, or let it run out
+    on_crash_queue: str | None = None  # where a crashed message goes on, unless it is there; None = in its queue
+    on_memory_limit_queue: str | None = None  # the same after a kill for the memory limit, whatever its budget
+    max_crashes: int = 5  # a crash beyond these moves nothing: the reaper makes a dead letter of it. 0 = no limit
 
 
 def decide(

@@ -26,21 +26,13 @@ SILENT = "the broker does not answer: a test has told it so"
 
 @dataclass(frozen=True, slots=True)
 class Run(WorkerResult):
-    """One delivery of one message, in the order in which they happened.
+    """One delivery of one message, in the order in which they happened."""
 
-    Attributes:
-        id: The message's.
-        queue: Where it was fetched from.
-        handler: Its handler's name; "" for a body that is not a wire object.
-        output: The handler's result and printed text, as the pool keeps it; "" when it did not come to its end.
-        at: Unix time, in virtual seconds, at which it was fetched.
-    """
-
-    id: str = ""
-    queue: str = ""
-    handler: str = ""
-    output: str = ""
-    at: float = 0.0
+    id: str = ""  # the message's
+    queue: str = ""  # where it was fetched from
+    handler: str = ""  # its handler's name; "" for a body that is not a wire object
+    output: str = ""  # the handler's result and printed text, as the pool keeps it; "" when it did not come to its end
+    at: float = 0.0  # Unix time, in virtual seconds, at which it was fetched
 
 
 class Struck(BaseException):

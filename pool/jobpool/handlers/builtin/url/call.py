@@ -64,23 +64,14 @@ def make(kit: Kit) -> Callable[[JobContext], dict[str, Any]]:
 
 @dataclass(slots=True)
 class Caller:
-    """A maker of calls, one after the other.
+    """A maker of calls, one after the other."""
 
-    Attributes:
-        timeout: Seconds, > 0, that one call may take in all; a job may ask for less.
-        max_bytes: Of a request's and of an answer's body, at most, >= 1, packed and unpacked.
-        networks: CIDR blocks that may be called beside the public addresses.
-        keep: Bytes of an answer's body in the result.
-        lookup: From names to addresses.
-        context: For TLS; None = the system's authorities.
-    """
-
-    timeout: float = 30.0
-    max_bytes: int = 1 << 20
-    networks: Sequence[str] = ()
-    keep: int = 32768
-    lookup: Lookup = system_lookup
-    context: ssl.SSLContext | None = None
+    timeout: float = 30.0  # seconds, > 0, that one call may take in all; a job may ask for less
+    max_bytes: int = 1 << 20  # of a request's and of an answer's body, at most, >= 1, packed and unpacked
+    networks: Sequence[str] = ()  # CIDR blocks that may be called beside the public addresses
+    keep: int = 32768  # bytes of an answer's body in the result
+    lookup: Lookup = system_lookup  # from names to addresses
+    context: ssl.SSLContext | None = None  # for TLS; None = the system's authorities
 
     def run(self, ctx: JobContext) -> dict[str, Any]:
         """Call what the job's payload says.

@@ -108,25 +108,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call, ready to be made.
+    """One call, ready to be made."""
 
-    Attributes:
-        method: One of `METHODS`.
-        target: Where it goes; its path holds the query of `options` too.
-        headers: As they are sent, but for `Host` and the framing.
-        body: None = there is none.
-        timeout: Seconds that the whole call may take, > 0.
-        expect: The statuses that are success.
-        ignored: Options that were left out of account.
-    """
-
-    method: str
-    target: Target
-    headers: dict[str, str]
-    body: bytes | None
-    timeout: float
-    expect: Sequence[int]
-    ignored: tuple[str, ...]
+    method: str  # one of `METHODS`
+    target: Target  # where it goes; its path holds the query of `options` too
+    headers: dict[str, str]  # as they are sent, but for `Host` and the framing
+    body: bytes | None  # None = there is none
+    timeout: float  # seconds that the whole call may take, > 0
+    expect: Sequence[int]  # the statuses that are success
+    ignored: tuple[str, ...]  # options that were left out of account
 
 
 def read(payload: object, *, timeout: float, max_bytes: int, identifier: str) -> Request:
