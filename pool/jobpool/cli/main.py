@@ -98,19 +98,19 @@ class Root(Verbs):
         self.format_commands(ctx, formatter)
         params = {param.name: param for param in self.commands[DEFAULT_VERB].get_params(ctx)}
         with formatter.section("Options that are often used"):
-            formatter.write_dl([_brief(params[name], ctx) for name in OFTEN_USED])
+            formatter.write_dl([_brief(params[name]) for name in OFTEN_USED])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         found = super().shell_complete(ctx, incomplete)
         return found + self.commands[DEFAULT_VERB].shell_complete(ctx, incomplete) if incomplete[:1] == "-" else found
 
 
-def _brief(param: click.Parameter, ctx: click.Context) -> tuple[str, str]:
-    """Return what `get_help_record` does, with the first letter and the first word of the option only."""
+def _brief(param: click.Parameter) -> tuple[str, str]:
+    """Return the first letter and the first word of an option, and the beginning of its help, without the default."""
     letters = [name for name in param.opts if not name.startswith("--")]
     words = [name for name in param.opts if name.startswith("--")]
-    _, text = param.get_help_record(ctx) or ("", "")
-    return f"{', '.join([*letters[:1], words[0]])} {param.metavar or ''}", text
+    text = re.split(r"; |, with |  \[default", getattr(param, "help", ""))[0].rstrip(".")
+    return f"{', '.join([*letters[:1], words[0]])} {param.metavar or ''}", f"{text}."
 
 
 def open_standard_streams() -> None:

@@ -89,7 +89,7 @@ def test_flags_reach_the_settings(flag: str, key: str, value: object) -> None:
 
 
 def test_help_fits_a_screen_and_shows_the_verbs_and_what_is_often_used() -> None:
-    result = CliRunner().invoke(cli, ["--help"], terminal_width=98)  # click leaves two of a hundred columns free
+    result = CliRunner().invoke(cli, ["--help"], terminal_width=78)  # click leaves two of eighty columns free
     assert result.exit_code == 0
     for text in ("enqueue", "top", "--workers", "--until-empty", "--stop-grace", "Exit codes:", "jobpool run --help"):
         assert text in result.stdout
