@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from jobpool.errors import ConfigurationError
 from jobpool.telemetry.metrics.catalogue import METRICS, Kind, Metric
-from jobpool.telemetry.metrics.histogram import Histogram
-from jobpool.telemetry.metrics.memory import Sample, Snapshot
+from jobpool.telemetry.metrics.memory import Histogram, Sample, Snapshot
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

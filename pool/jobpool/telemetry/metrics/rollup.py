@@ -17,8 +17,7 @@ from typing import Any
 
 from jobpool.broker.key_store import KeyStore
 from jobpool.errors import JobpoolError
-from jobpool.telemetry.metrics.histogram import Histogram
-from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Ended
+from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Ended, Histogram
 
 SPACE = "rollups"
 PAGE_ROWS = 5_000  # rows that are read back in one round trip
