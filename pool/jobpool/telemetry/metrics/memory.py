@@ -136,12 +136,7 @@ class Snapshot:
 
 
 class MemoryMetrics(MetricsCollector):
-    """The pool's counts in memory, as the module describes them.
-
-    Args:
-        most_series: Label sets of one metric at most, >= 1; what is beyond is counted under `other`, and in
-            `jobpool_metrics_labels_dropped_total`.
-    """
+    """The pool's counts in memory. Label sets of a metric beyond `most_series` (>= 1) are counted under `other`."""
 
     def __init__(self, most_series: int = MOST_SERIES) -> None:
         self._most = most_series
@@ -150,8 +145,6 @@ class MemoryMetrics(MetricsCollector):
         self._series: dict[str, dict[str, Series]] = {}
         self._count = 0
         self.dropped = 0
-
-    # --- counting -----------------------------------------------------------------------------------
 
     def count(self, metric: Metric, labels: Labels = (), by: int = 1) -> None:
         values = self._values.setdefault(metric, {})
@@ -174,8 +167,6 @@ class MemoryMetrics(MetricsCollector):
             return labels
         self.dropped += 1
         return (OTHER,) * len(labels)
-
-    # --- once a job ---------------------------------------------------------------------------------
 
     def series(self, queue: str, handler: str) -> Series:
         """Return where jobs of that handler on that queue are counted."""
@@ -201,8 +192,6 @@ class MemoryMetrics(MetricsCollector):
             series.run.add(run)
         if wait is not None:
             series.wait.add(wait)
-
-    # --- reading ------------------------------------------------------------------------------------
 
     def totals(self) -> Counts:
         """Sum up over all queues and handlers. Only the thread that writes may call it."""
