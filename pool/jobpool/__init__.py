@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from jobpool.policy.breaker import CircuitBreaker as CircuitBreaker
     from jobpool.policy.limits import Limits as Limits
     from jobpool.policy.retry import RetryPolicy as RetryPolicy
-    from jobpool.telemetry.metrics.collector import MetricsCollector as MetricsCollector
+    from jobpool.telemetry.metrics.catalogue import MetricsCollector as MetricsCollector
 
 __version__ = "0.1.0"
 
@@ -84,7 +84,7 @@ _HOME = {
         "policy.breaker": "CircuitBreaker",
         "policy.limits": "Limits",
         "policy.retry": "RetryPolicy",
-        "telemetry.metrics.collector": "MetricsCollector",
+        "telemetry.metrics.catalogue": "MetricsCollector",
     }.items()
     for name in names.split()
 }

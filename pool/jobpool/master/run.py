@@ -35,7 +35,7 @@ from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import Inspector
 from jobpool.policy.limits import Limits
 from jobpool.settings import Settings
-from jobpool.telemetry.metrics.collector import MetricsCollector
+from jobpool.telemetry.metrics.catalogue import MetricsCollector
 from jobpool.telemetry.metrics.memory import MemoryMetrics, RelayedMetrics
 
 COUNT_EVERY_UNTIL_EMPTY_S = 0.2  # seconds between two looks at the counts when the pool ends as soon as they are 0

@@ -152,11 +152,9 @@ class BackgroundStream(io.TextIOBase):
         self._thread.start()
 
     def isatty(self) -> bool:
-        """Return True if the other stream is a terminal."""
         return os.isatty(self._fd)
 
     def fileno(self) -> int:
-        """Return the other stream's descriptor."""
         return self._fd
 
     def write(self, text: str, /) -> int:

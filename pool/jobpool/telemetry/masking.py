@@ -156,7 +156,9 @@ class Masker:
             text = self._headers.sub(rf"\1{MASK}", text)
             text = self._assigned.sub(rf"\1{MASK}", text)
         if "-" in text:
-            text = _OPTION_AND_VALUE.sub(self._keep_option, text)
+            text = _OPTION_AND_VALUE.sub(
+                lambda found: f"{found[1]}{MASK}" if self.is_secret(found[2]) else found[0], text
+            )
         if "://" in text:
             text = _URL_PASSWORD.sub(rf"\1{MASK}@", text)
         text = _BEARER.sub(rf"\1 {MASK}", text)
@@ -166,13 +168,12 @@ class Masker:
 
 
 def _assignments(keys: list[str], value: str) -> re.Pattern[str]:
-    """Return a pattern for `key=value`, `"key": value`, `key: value`, with any separators between the words of the
-    key.
-    """
+    """Return a pattern for `key=value`, `"key": value`, `key: value`, with any separators between a key's words."""
     by_letter: dict[str, list[str]] = {}
     for key in sorted(keys, key=len, reverse=True):
-        first, rest = _spelling(key)
-        by_letter.setdefault(first, []).append(rest)
+        words = _WORD.findall(key)
+        rest = r"[\s_.-]{0,2}".join(map(re.escape, (words[0][1:], *words[1:])))
+        by_letter.setdefault(words[0][0].lower(), []).append(rest)
     # A set of letters before all else, so that a search skips all others; then only words that begin with it.
     letters = "".join(re.escape(first + first.upper()) for first in by_letter)
     spelt = "|".join(
@@ -180,12 +181,6 @@ def _assignments(keys: list[str], value: str) -> re.Pattern[str]:
     )
     sign = r"s?\\*+[\"']?\s{0,4}(?:=>|[:=])\s{0,4}"
     return re.compile(rf"([{letters}](?i:(?:{spelt}){sign}))(?:{value})")
-
-
-def _spelling(key: str) -> tuple[str, str]:
-    """Return the first letter of a key, and a pattern for the others."""
-    words = _WORD.findall(key)
-    return words[0][0].lower(), r"[\s_.-]{0,2}".join(map(re.escape, (words[0][1:], *words[1:])))
 
 
 def _without_jwt(found: re.Match[str]) -> str:

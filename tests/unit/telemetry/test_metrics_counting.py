@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobpool.telemetry.metrics import catalogue as names
-from jobpool.telemetry.metrics.catalogue import METRICS, RUN_BUCKETS, Kind
-from jobpool.telemetry.metrics.collector import Labels, MetricsCollector
-from jobpool.telemetry.metrics.histogram import Histogram
-from jobpool.telemetry.metrics.memory import FINE_BUCKETS, OTHER, MemoryMetrics, Sample, coarser
+from jobpool.telemetry.metrics.catalogue import METRICS, RUN_BUCKETS, Kind, Labels, MetricsCollector
+from jobpool.telemetry.metrics.memory import FINE_BUCKETS, OTHER, Histogram, MemoryMetrics, Sample, coarser
 
 
 def sample(metrics: MemoryMetrics, metric: names.Metric) -> Sample:

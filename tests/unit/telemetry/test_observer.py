@@ -24,10 +24,8 @@ from jobpool.message.settlement import Settled
 from jobpool.policy.inspection import Inspected
 from jobpool.telemetry.history.writer import Feed
 from jobpool.telemetry.metrics import catalogue as names
-from jobpool.telemetry.metrics.catalogue import Metric
-from jobpool.telemetry.metrics.collector import Labels
-from jobpool.telemetry.metrics.histogram import Histogram
-from jobpool.telemetry.metrics.memory import OTHER, MemoryMetrics, RelayedMetrics
+from jobpool.telemetry.metrics.catalogue import Labels, Metric
+from jobpool.telemetry.metrics.memory import OTHER, Histogram, MemoryMetrics, RelayedMetrics
 
 STALE = 0.2
 """Seconds after which what was leased and not begun is given back."""

@@ -15,8 +15,7 @@ from jobpool.broker.key_store import KeyStore
 from jobpool.broker.opening import open_backend
 from jobpool.errors import BackendUnavailable
 from jobpool.message.outcome import OUTCOMES
-from jobpool.telemetry.metrics.histogram import Histogram
-from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Ended, MemoryMetrics
+from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Ended, Histogram, MemoryMetrics
 from jobpool.telemetry.metrics.rollup import (
     HOUR,
     MINUTE,

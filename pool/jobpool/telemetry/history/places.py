@@ -94,7 +94,9 @@ class HistoryFile:
             if size and os.pread(fd, 1, size - 1) != b"\n":
                 os.write(fd, b"\n")  # a writer was killed in the middle of a line
             for _, line in lines:
-                _write_line(fd, line)
+                whole = line + b"\n"
+                if (written := os.write(fd, whole)) < len(whole):  # a full disk takes a part of it only
+                    raise OSError(f"only {written} of {len(whole)} bytes could be written")
             size = os.fstat(fd).st_size
         if size >= self._tidy_at:
             self.tidy()
@@ -137,9 +139,7 @@ class HistoryFile:
 
 
 def newest(lines: Sequence[bytes], keep: int, largest: int) -> list[bytes]:
-    """Return the last `keep` lines of each name, in their order, without broken rows and rows beyond `largest`
-    bytes.
-    """
+    """Return the last `keep` lines of each name in their order, at most `largest` bytes, without broken rows."""
     kept: list[bytes] = []
     seen: dict[str, int] = {}
     size = 0
@@ -154,14 +154,6 @@ def newest(lines: Sequence[bytes], keep: int, largest: int) -> list[bytes]:
         kept.append(line)
     kept.reverse()
     return kept
-
-
-def _write_line(fd: int, line: bytes) -> None:
-    """Write once; a full disk may take a part of it only."""
-    whole = line + b"\n"
-    written = os.write(fd, whole)
-    if written < len(whole):
-        raise OSError(f"only {written} of {len(whole)} bytes could be written")
 
 
 def _write_all(path: Path, lines: Sequence[bytes], mode: int) -> None:

@@ -82,9 +82,7 @@ def _cause(cause: str | None, masker: Masker) -> Any:
 
 
 def encode(row: Mapping[str, Any], largest: int = LARGEST) -> bytes:
-    """Return one line of JSON, without the end of the line, of at most `largest` bytes: long fields are cut, and say
-    so.
-    """
+    """Return one line of JSON, without its end, of at most `largest` bytes: long fields are cut, and say so."""
     room = LONGEST_TEXT
     while True:
         cut = {field: _without_middle(value, room) for field, value in row.items()}
@@ -111,9 +109,7 @@ def log_name(name: str) -> str:
 
 
 def shortened(value: Any, most: int) -> Any:
-    """Return a field with at most `most` characters: the beginning of a text, or of a value's JSON, and what is left
-    out.
-    """
+    """Return the first `most` characters of a text, or of a value's JSON, and how many are left out."""
     text = _text_of(value)
     return value if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} characters more)"
 

@@ -80,11 +80,7 @@ class Writer(threading.Thread):
     """
 
     def __init__(
-        self,
-        place: Place,
-        masker: Masker,
-        waiting: Callable[[], bool],
-        take: Callable[[], Sequence[Attempt] | None],
+        self, place: Place, masker: Masker, waiting: Callable[[], bool], take: Callable[[], Sequence[Attempt] | None]
     ) -> None:
         super().__init__(name="history", daemon=True)
         self._place = place

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from jobpool.errors import ConfigurationError
 from jobpool.telemetry.metrics.catalogue import METRICS, Kind, Metric
-from jobpool.telemetry.metrics.histogram import Histogram
-from jobpool.telemetry.metrics.memory import Sample, Snapshot
+from jobpool.telemetry.metrics.memory import Histogram, Sample, Snapshot
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -38,19 +37,10 @@ def expose(snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
     from prometheus_client.exposition import choose_encoder
 
     encode, content_type = choose_encoder(accept)
-    return encode(_Collected(snapshot.samples)), content_type
-
-
-class _Collected:
-    """A registry of prometheus-client: something with `collect`."""
-
-    def __init__(self, samples: Iterable[Sample]) -> None:
-        self._of = {sample.metric: sample for sample in samples}
-
-    def collect(self) -> Iterator[Family]:
-        """Yield each metric of the catalogue, also those without a value yet, so that alerts can name them."""
-        for metric in METRICS:
-            yield _family(metric, self._of.get(metric, Sample(metric)))
+    found = {sample.metric: sample for sample in snapshot.samples}
+    # Each metric of the catalogue, also those without a value yet, so that alerts can name them.
+    families = [_family(metric, found.get(metric, Sample(metric))) for metric in METRICS]
+    return encode(SimpleNamespace(collect=lambda: families)), content_type
 
 
 def _family(metric: Metric, sample: Sample) -> Family:

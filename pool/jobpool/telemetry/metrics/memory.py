@@ -8,14 +8,22 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jobpool.message.outcome import SUMS, Counts
-from jobpool.telemetry.metrics.catalogue import FETCHED, JOBS, LABELS_DROPPED, RUN, RUN_BUCKETS, WAIT, Metric
-from jobpool.telemetry.metrics.collector import Labels, MetricsCollector
-from jobpool.telemetry.metrics.histogram import Histogram
+from jobpool.telemetry.metrics.catalogue import (
+    FETCHED,
+    JOBS,
+    LABELS_DROPPED,
+    RUN,
+    RUN_BUCKETS,
+    WAIT,
+    Labels,
+    Metric,
+    MetricsCollector,
+)
 
 MOST_SERIES = 1000
 """Sets of labels that a metric, or that queues and handlers together, can have; more go under `other`."""
@@ -31,6 +39,62 @@ FINE_BUCKETS = (
     *(600.0, 900.0, 1800.0, 3600.0, 7200.0),
 )
 """Seconds, about logarithmic. Every edge of `RUN_BUCKETS` is among them, so one search a job serves both."""
+
+
+class Histogram:
+    """Plain counts between edges, written by one thread; other threads read a `copy`.
+
+    `counts[i]` values were at most `edges[i]` and above the edge before; the last count is of those above all.
+    """
+
+    __slots__ = ("counts", "edges", "total")
+
+    def __init__(self, edges: tuple[float, ...], counts: Sequence[int] = (), total: float = 0.0) -> None:
+        self.edges = edges
+        self.counts = list(counts) or [0] * (len(edges) + 1)
+        self.total = total
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.edges, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return sum(self.counts)
+
+    def copy(self) -> Histogram:
+        return Histogram(self.edges, self.counts, self.total)
+
+    def without(self, earlier: Histogram) -> Histogram:
+        """Return the difference to `earlier`, an older copy of this one."""
+        counts = [now - then for now, then in zip(self.counts, earlier.counts, strict=True)]
+        return Histogram(self.edges, counts, self.total - earlier.total)
+
+    def plus(self, other: Histogram) -> Histogram:
+        """Return both together; their edges are the same."""
+        counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        return Histogram(self.edges, counts, self.total + other.total)
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Return (upper edge, how many were at most that), with `+Inf` at the end: as Prometheus wants it."""
+        so_far = 0
+        rows = []
+        for edge, count in zip([*(repr(float(edge)) for edge in self.edges), "+Inf"], self.counts, strict=True):
+            so_far += count
+            rows.append((edge, float(so_far)))
+        return rows
+
+    def quantile(self, share: float) -> float | None:
+        """Return the upper edge below which `share` (0 to 1) of the values are; infinity above all, None of none."""
+        wanted = share * self.count
+        so_far = 0
+        for edge, count in zip((*self.edges, float("inf")), self.counts, strict=True):
+            so_far += count
+            if count and so_far >= wanted:
+                return edge
+        return None
 
 
 class Series:
@@ -72,12 +136,7 @@ class Snapshot:
 
 
 class MemoryMetrics(MetricsCollector):
-    """The pool's counts in memory, as the module describes them.
-
-    Args:
-        most_series: Label sets of one metric at most, >= 1; what is beyond is counted under `other`, and in
-            `jobpool_metrics_labels_dropped_total`.
-    """
+    """The pool's counts in memory. Label sets of a metric beyond `most_series` (>= 1) are counted under `other`."""
 
     def __init__(self, most_series: int = MOST_SERIES) -> None:
         self._most = most_series
@@ -86,8 +145,6 @@ class MemoryMetrics(MetricsCollector):
         self._series: dict[str, dict[str, Series]] = {}
         self._count = 0
         self.dropped = 0
-
-    # --- counting -----------------------------------------------------------------------------------
 
     def count(self, metric: Metric, labels: Labels = (), by: int = 1) -> None:
         values = self._values.setdefault(metric, {})
@@ -110,8 +167,6 @@ class MemoryMetrics(MetricsCollector):
             return labels
         self.dropped += 1
         return (OTHER,) * len(labels)
-
-    # --- once a job ---------------------------------------------------------------------------------
 
     def series(self, queue: str, handler: str) -> Series:
         """Return where jobs of that handler on that queue are counted."""
@@ -137,8 +192,6 @@ class MemoryMetrics(MetricsCollector):
             series.run.add(run)
         if wait is not None:
             series.wait.add(wait)
-
-    # --- reading ------------------------------------------------------------------------------------
 
     def totals(self) -> Counts:
         """Sum up over all queues and handlers. Only the thread that writes may call it."""

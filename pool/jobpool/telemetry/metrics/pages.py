@@ -68,7 +68,5 @@ def ready(header: HeaderView, now: float) -> Probe:
 
 
 def seconds_since(moment: float, header: HeaderView, now: float) -> float:
-    """Return seconds since `moment`; what has not happened yet counts from the start, so that a young pool is not
-    ill.
-    """
+    """Return seconds since `moment`, or since the start before it happened, so that a young pool is not ill."""
     return max(0.0, now - (moment or header.started))

@@ -17,8 +17,7 @@ from typing import Any
 
 from jobpool.broker.key_store import KeyStore
 from jobpool.errors import JobpoolError
-from jobpool.telemetry.metrics.histogram import Histogram
-from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Ended
+from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Ended, Histogram
 
 SPACE = "rollups"
 PAGE_ROWS = 5_000  # rows that are read back in one round trip
@@ -84,14 +83,10 @@ def rows(minute: int, before: Counts, after: Counts) -> list[Row]:
     """Return the difference of two snapshots, without the places that stayed the same."""
     found = []
     for (queue, handler), now in after.items():
-        then = before.get((queue, handler))
-        outcomes = dict(now.outcomes)
-        if then is not None:
-            outcomes = {w: count - then.outcomes.get(w, 0) for w, count in outcomes.items()}
-        outcomes = {word: count for word, count in outcomes.items() if count}
-        if outcomes:
-            run = now.run if then is None else now.run.without(then.run)
-            found.append(Row(minute, queue, handler, outcomes, run))
+        then = before.get((queue, handler)) or Ended({}, Histogram(FINE_BUCKETS))
+        changes = {word: count - then.outcomes.get(word, 0) for word, count in now.outcomes.items()}
+        if outcomes := {word: count for word, count in changes.items() if count}:
+            found.append(Row(minute, queue, handler, outcomes, now.run.without(then.run)))
     return found
 
 
@@ -197,7 +192,11 @@ class RollupThread(threading.Thread):
     def write(self, counts: Counts | None) -> None:
         """Write the minute that began last, and what could not be written before; an error is said once."""
         if counts is not None:
-            self._add(counts)
+            self._written += 1  # a part of the key: a minute comes twice when the clock is set back
+            for row in rows(self._minute, self._before, counts):
+                self._pending[key(row, f"{self._pool}:{self._written}")] = row
+            self._before = counts
+            self._minute = minute_of(self._wall())
         while self._pending:
             some = dict(list(self._pending.items())[:MAX_ROWS_A_CALL])
             try:
@@ -208,14 +207,6 @@ class RollupThread(threading.Thread):
             self._failing = False
             for name in some:
                 del self._pending[name]
-
-    def _add(self, counts: Counts) -> None:
-        """The number of the write is part of the key: a minute comes twice when the clock is set back."""
-        self._written += 1
-        for row in rows(self._minute, self._before, counts):
-            self._pending[key(row, f"{self._pool}:{self._written}")] = row
-        self._before = counts
-        self._minute = minute_of(self._wall())
 
     def _until_next(self) -> float:
         """Seconds to the end of the minute; a minute at most, wherever the clock was set to."""
