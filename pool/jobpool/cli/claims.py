@@ -321,10 +321,6 @@ def _claim_values(claim: Claim) -> dict[str, Any]:
     return told | {"messages": [_message_values(message) for message in claim.messages]}
 
 
-def _held_values(held: HeldClaim) -> dict[str, Any]:
-    return {key: value for key, value in asdict(held).items() if key != "messages"}
-
-
 def _held_row(held: HeldClaim) -> list[str]:
     times = (_age(held.age), format_duration(held.ttl), format_duration(held.grace))
     return [held.id, held.queue, f"{held.count:,}", *times]
