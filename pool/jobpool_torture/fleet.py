@@ -52,6 +52,7 @@ class Pool:
         self.start_at: float | None = None
         """When another is to be started (CLOCK_MONOTONIC); None = it runs, or is to stay away."""
         self.was_ready = False
+        self.has_fetched = False
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -79,7 +80,7 @@ class Pool:
         self.begun = time.monotonic()
         self.awaited = set()
         self.start_at = None
-        self.was_ready = False
+        self.was_ready = self.has_fetched = False
 
     def collect(self) -> tuple[int, int] | None:
         """Collect its program if it has ended since the last call; return pid and exit status."""
@@ -131,7 +132,9 @@ class Pool:
 
     def is_ready(self) -> bool:
         """Return whether it has had a ready child since it was started, and so takes signals as a pool does."""
-        self.was_ready = self.was_ready or self.ready() > 0
+        if header := self.header():
+            self.was_ready = self.was_ready or header.ready > 0
+            self.has_fetched = self.has_fetched or header.fetched > 0
         return self.was_ready
 
     def generation(self) -> int:
@@ -286,7 +289,7 @@ class Fleet:
             return End(pool.name, pid, status, True, f"{pool.name} has ended as ordered, with status {status}")
         if status == -signal.SIGTERM and 0 in pool.awaited and not pool.was_ready:
             return End(pool.name, pid, status, True, f"{pool.name} was told to stop before it knew how to")
-        if status in (1, 2) and not pool.was_ready and (why := self.excuse(pool)):
+        if status in (1, 2) and not pool.has_fetched and (why := self.excuse(pool)):
             return End(pool.name, pid, status, True, f"{pool.name} has not come up: {why}")
         awaited = f" instead of {min(pool.awaited)}" if pool.awaited else ", and nobody had told it to"
         why = f"{pool.name} (pid {pid}) has ended with status {status}{awaited}"

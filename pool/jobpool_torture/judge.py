@@ -242,7 +242,7 @@ def reach(
 ) -> None:
     """Fill in the findings of the whole ledger, and of the messages that the broker still has (`kept`)."""
     result.dead = leftovers.reasons(kept)
-    account = oracle.count(lines, kept=kept, can=can, witnessed=True)
+    account = oracle.count(tolerated.heard(lines, windows), kept=kept, can=can, witnessed=True)
     if not can.lists_live:
         account.lost -= _not_listed(lines, account.lost, result.left)
     result.take(account, tolerated.doubled(lines, windows, can))

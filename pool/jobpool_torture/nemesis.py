@@ -369,10 +369,10 @@ class Nemesis:
         self._restart.close()
 
     def _excuse(self, pool: Pool) -> str:
-        """Return why a pool that was never up may have ended."""
-        if self._restart.was_since(pool.begun):
+        """Return why a pool that has fetched nothing yet may have ended. A refusal ends one until its first answer."""
+        if not pool.was_ready and self._restart.was_since(pool.begun):
             return "the broker was being restarted"
-        if self._weather and self._weather[pool.number].was_bad_since(pool.begun):
+        if not pool.was_ready and self._weather and self._weather[pool.number].was_bad_since(pool.begun):
             return "its network was bad"
         if self._access and self._access.was_denied_since(pool.begun):
             return "its user was locked out"

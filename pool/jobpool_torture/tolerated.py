@@ -12,6 +12,7 @@ from jobpool_torture.message_history import ACCEPTED
 
 TOLERATED_AFTER_S = 10.0  # time after its end for which a fault excuses what is late
 SPOILT_CONNECTION_S = 1.0  # time after its end within which a call may still meet a connection that a fault has spoilt
+UNHEARD_AFTER_S = 1.0  # time after the death of a fork server in which its children die, on a busy machine
 QUICK_ENQUEUE_S = 0.2  # time of an enqueue in which no connection is made anew, and so nothing sent again
 HARMLESS = ("child.kill", "child.stop", "child.spoil", "log.block")
 """Faults that hold up no timeout: a child that is stopped is killed all the same."""
@@ -31,6 +32,23 @@ class Window:
         if self.kind in HARMLESS or self.pool not in ("", pool):
             return False
         return self.begun <= ended and begun <= self.ended + after
+
+
+def heard(lines: Sequence[Line], windows: Sequence[Window]) -> list[Line]:
+    """Return the lines without failures that no master heard of.
+
+    The child died with its fork server just after its handler had failed, so its message was released.
+    """
+    struck = [window for window in windows if window.kind.startswith("forkserver.")]
+    released = {(line.id, line.fence): line for line in lines if line.event == "settled" and line.verb == "release"}
+
+    def is_unheard(line: Line) -> bool:
+        settled = released.get((line.id, line.fence)) if line.event == "fail" else None
+        return settled is not None and any(
+            window.covers(settled.pool, line.at, settled.since, UNHEARD_AFTER_S) for window in struck
+        )
+
+    return [line for line in lines if not is_unheard(line)]
 
 
 def doubled(lines: Sequence[Line], windows: Sequence[Window], can: Capabilities) -> set[str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.parts import Settlements
 from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool.errors import ConfigurationError, WriteRefused
 from jobpool.message.lease import JobLease
@@ -122,9 +123,7 @@ class Witness:
             self._points.at("after-fetch")
         return leases
 
-    def settle_many(
-        self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str | None = None
-    ) -> list[Settled]:
+    def settle_many(self, settlements: Settlements, call_id: str | None = None) -> list[Settled]:
         verbs = [type(settlement).__name__.lower() for _, settlement in settlements]
         since = time.monotonic()
         self._write_call("asked", settlements, [""] * len(verbs), since)
@@ -178,13 +177,11 @@ class Witness:
         told = {"attempt": lease.attempts + 1, "crashes": lease.crashes, "owner": lease.owner_token}
         return self._line(event, lease.id, fence=lease.deliveries, **told, **more)
 
-    def _write_call(
-        self, event: str, settlements: Sequence[tuple[JobLease, Settlement]], answers: Sequence[str], since: float
-    ) -> None:
+    def _write_call(self, event: str, settlements: Settlements, answers: Sequence[str], since: float) -> None:
         asked = zip(settlements, answers, strict=True)
         self._write([self._of_call(event, lease, what, answer, since) for (lease, what), answer in asked])
 
-    def _write_failed(self, settlements: Sequence[tuple[JobLease, Settlement]], error: Exception, since: float) -> None:
+    def _write_failed(self, settlements: Settlements, error: Exception, since: float) -> None:
         """Note what a call that failed has settled all the same, and that the rest is not known."""
         answers = (isinstance(error, WriteRefused) and error.answers) or [None] * len(settlements)
         for asked, answer in zip(settlements, answers, strict=True):

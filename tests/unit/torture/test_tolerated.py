@@ -6,7 +6,7 @@ import pytest
 
 from jobpool.broker.values import Capabilities
 from jobpool_torture.ledger import Line
-from jobpool_torture.tolerated import Window, copied, doubled, recounted, repeated
+from jobpool_torture.tolerated import Window, copied, doubled, heard, recounted, repeated
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,26 @@ from jobpool_torture.tolerated import Window, copied, doubled, recounted, repeat
 )
 def test_a_copy_may_be_left_where_the_way_to_the_broker_was_bad(line: Line, window: Window, may_be: bool) -> None:
     assert (copied([line], [window]) == {"a"}) is may_be
+
+
+@pytest.mark.parametrize(
+    ("window", "is_heard"),
+    [
+        (Window("pool1", "forkserver.kill", 5.02, 5.02), False),
+        (Window("pool1", "forkserver.kill", 4.99, 4.99), False),
+        (Window("pool1", "forkserver.kill", 3.9, 3.9), True),
+        (Window("pool1", "forkserver.kill", 5.2, 5.2), True),
+        (Window("pool2", "forkserver.kill", 5.02, 5.02), True),
+        (Window("pool1", "child.kill", 5.02, 5.02), True),
+    ],
+    ids=["killed then", "killed just before", "killed long before", "killed after", "another pool", "a child"],
+)
+def test_a_failure_is_unheard_if_its_fork_server_died_before_the_release(window: Window, is_heard: bool) -> None:
+    fail = Line("fail", "a", fence=2, at=5.0)
+    release = Line("settled", "a", fence=2, verb="release", pool="pool1", since=5.1, at=5.12)
+    assert heard([fail, release], [window]) == ([fail, release] if is_heard else [release])
+    nack = Line("settled", "a", fence=2, verb="nack", pool="pool1", since=5.1, at=5.12)
+    assert heard([fail, nack], [window]) == [fail, nack]
 
 
 def test_follow_ups_of_an_ack_count_as_copies_and_the_acked_does_not() -> None:

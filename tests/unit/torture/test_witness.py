@@ -57,8 +57,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def public_names() -> list[str]:
-    names = {name for name in dir(QueueBackend) if not name.startswith("_")}
-    return sorted(names | set(QueueBackend.__annotations__))
+    return sorted(name for name in {*dir(QueueBackend), *QueueBackend.__annotations__} if not name.startswith("_"))
 
 
 @pytest.mark.parametrize("name", public_names())
