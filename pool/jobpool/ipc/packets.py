@@ -55,13 +55,17 @@ def send(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = ()) -> None:
         )
     memfd = os.memfd_create("packet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        view = memoryview(packet)
-        while view:
-            view = view[os.write(memfd, view) :]
+        _write_all(memfd, packet)
         fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
         socket.send_fds(sock, [_BY_MEMFD], [memfd])
     finally:
         os.close(memfd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def send_announced(sock: socket.socket, packet: bytes) -> None:

@@ -25,13 +25,13 @@ def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
             continue  # it is to be collected, which is its fork server's affair (spawning.watch_servers)
         match slot.state:
             case SlotState.BUSY | SlotState.IDLE if slot.broken_at and now - slot.broken_at >= BROKEN_GRACE_S:
-                kill(slot, EndReason.PROTOCOL, "its channel is of no use", now, actions)
+                kill_child(slot, EndReason.PROTOCOL, "its channel is of no use", now, actions)
             case SlotState.BUSY:
                 _watch_busy(pool, slot, now, actions)
             case SlotState.IDLE if slot.retiring and not slot.broken_at:
                 slot.end(EndReason.RETIRE, now, "replaced", killed=False)  # it was told while it was busy
             case SlotState.STARTING if now - slot.since >= pool.settings.boot_timeout:
-                kill(slot, EndReason.BOOT, f"not ready after {pool.settings.boot_timeout:g} s", now, actions)
+                kill_child(slot, EndReason.BOOT, f"not ready after {pool.settings.boot_timeout:g} s", now, actions)
                 pool.boot.failed(f"a child was {slot.ending_text}", now)
             case SlotState.DYING:
                 _watch_dying(pool, slot, now, actions)
@@ -45,7 +45,7 @@ def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
         pool.fail(error, "stopping after a refusal")
 
 
-def kill(slot: Slot, why: EndReason, text: str, now: float, actions: list[act.Action]) -> None:
+def kill_child(slot: Slot, why: EndReason, text: str, now: float, actions: list[act.Action]) -> None:
     slot.end(why, now, text)
     actions.append(act.KillChild(slot))
 
@@ -87,10 +87,10 @@ def lose_expired(pool: Pool, now_boot: float) -> None:
 def _watch_busy(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) -> None:
     head, limit = slot.deliveries[0], pool.settings.memory_limit
     if head.lost and pool.settings.on_lease_lost == "kill":
-        kill(slot, EndReason.LOST, "the lease was lost", now, actions)
+        kill_child(slot, EndReason.LOST, "the lease was lost", now, actions)
     elif 0 < limit < slot.rss and slot.sampled_at >= slot.head_since:  # an earlier sample tells of another job
         text = f"used {slot.rss / 2**20:.0f} MiB; its limit is {limit / 2**20:.0f} MiB"
-        kill(slot, EndReason.MEMORY, text, now, actions)
+        kill_child(slot, EndReason.MEMORY, text, now, actions)
     else:
         _watch_deadline(pool, slot, head, now, actions)
         # The child must not begin an attempt that waits too long after the head, or is lost.
@@ -111,7 +111,7 @@ def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions:
     elif now - slot.dumped_at >= DUMP_BEFORE_KILL_S:
         name = head.lease.envelope.name or head.handler
         text = f"Job '{name}' exceeded maximum execution time of {head.timeout:g} seconds."
-        kill(slot, EndReason.TIMEOUT, text, now, actions)
+        kill_child(slot, EndReason.TIMEOUT, text, now, actions)
 
 
 def _watch_dying(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) -> None:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc.frames import Reply
 from jobpool.master import actions as act
-from jobpool.master.deadlines import check_deadlines, kill, lose_expired
+from jobpool.master.deadlines import check_deadlines, kill_child, lose_expired
 from jobpool.master.dispatch import dispatch
 from jobpool.master.scheduler import end_scheduler, keep_scheduler
 from jobpool.master.slots import SlotState
@@ -148,7 +148,7 @@ def _stop(pool: Pool, now: float, actions: list[act.Action]) -> None:
                 slot.killed_at = now
                 actions.append(act.KillChild(slot))
         elif over:
-            kill(slot, EndReason.STOP, "the pool stops", now, actions)
+            kill_child(slot, EndReason.STOP, "the pool stops", now, actions)
         elif len(slot.deliveries) > 1:
             actions.append(act.TakeBack(slot))
         elif slot.state is not SlotState.BUSY:
