@@ -278,7 +278,7 @@ _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -?([A-Z]+) ")
 _NO_SOCKET = {
     errno.ENOENT: "is not there: start Redis with this `unixsocket`, or mend the path",
     errno.EACCES: "may not be used by this user: mend `unixsocketperm`, or join the socket's group",
-    errno.ENOTSOCK: "is no socket: mend the path",
+    errno.ENOTSOCK: "is not a socket: mend the path",
 }
 
 

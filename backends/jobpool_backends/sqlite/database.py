@@ -170,7 +170,7 @@ class Database(IdleConnections[sqlite3.Connection]):
                 if not self.retry_locked(is_current, connection, self.path):
                     with self._transaction(connection, "BEGIN IMMEDIATE"):
                         migrate(connection, self.path)
-            except BaseException:
+            except BaseException:  # also an interrupt: nobody else has this connection to close
                 connection.close()
                 raise
         except sqlite3.Error as error:

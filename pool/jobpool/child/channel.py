@@ -77,7 +77,7 @@ class ChannelProducer:
                 packets.close_all(received[1])
                 reply = frames.decode(received[0])
                 if not isinstance(reply, Reply):
-                    raise frames.BadFrame(f"a {type(reply).__name__} is no answer")
+                    raise frames.BadFrame(f"a {type(reply).__name__} is not an answer")
                 self._owed -= 1
                 if not self._owed:
                     return reply

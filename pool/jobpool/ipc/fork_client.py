@@ -54,7 +54,7 @@ class ForkServerClient:
         here, there = packets.pair()
         try:
             return cls(execute(PROGRAM, config, (there.fileno(), board_fd), environ), here)
-        except BaseException:
+        except BaseException:  # also an interrupt: without a client nobody else would close it
             here.close()
             raise
         finally:
