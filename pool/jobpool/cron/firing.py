@@ -40,11 +40,9 @@ def decide(schedule: Schedule, policy: Misfire, *, last: datetime | None, now: d
     Missed ones are made up for if they are at most `grace` ago. With `skip` none are. With `one` the newest is, unless
     a newer one fires on time. With `all(n)` the newest n are, that one included.
 
-    Args:
-        last: The last instant that was fired, or `Due.last` of the last decision; None = never seen. A schedule never
-            seen before starts with the minute of `now`; nothing earlier is missed or made up for.
-        now: Aware. Before `last`, because a clock was put back: nothing fires.
-        grace: Seconds, >= 0.
+    `last`: the last instant that was fired, or `Due.last` of the last decision; None = never seen. A schedule never
+    seen before starts with the minute of `now`; nothing earlier is missed or made up for. With an aware `now` before
+    `last`, because a clock was put back, nothing fires. `grace`: seconds, >= 0.
     """
     newest = schedule.previous(now)
     start = now.replace(second=0, microsecond=0) - MOMENT if last is None else last
@@ -79,25 +77,15 @@ class FiringStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """The result of a schedule at one instant.
+    """The result of a schedule at one instant."""
 
-    Attributes:
-        name: Of the schedule.
-        at: The instant that was scheduled, in UTC.
-        status: Its result.
-        lateness: Seconds from the instant to the firing.
-        id: Of the message, when it was enqueued.
-        took: Seconds that it ran inline.
-        why: The reason, when it was not fired.
-    """
-
-    name: str
-    at: datetime
+    name: str  # of the schedule
+    at: datetime  # the instant that was scheduled, in UTC
     status: FiringStatus
-    lateness: float = 0.0
-    id: str | None = None
-    took: float | None = None
-    why: str | None = None
+    lateness: float = 0.0  # seconds from the instant to the firing
+    id: str | None = None  # of the message, when it was enqueued
+    took: float | None = None  # seconds that it ran inline
+    why: str | None = None  # the reason, when it was not fired
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; fields that are None are left out."""

@@ -212,18 +212,14 @@ def _is_named(fields: CronFields, day: int, length: int, weekday: int) -> bool:
 class Piece:
     """A stretch of time without a change. A long one may come in several pieces, which may overlap.
 
-    Attributes:
-        start: Its first second.
-        end: The first second after it.
-        offset: Local time minus UTC, in seconds.
-        reached: All local times before this one had been shown, or left out, when it began. At a change forward it is
-            before the local time of `start`, and the times between do not exist. At a change back it is after it, and
-            the times between exist twice. Otherwise it is the local time of `start`.
+    `reached`: all local times before this one had been shown, or left out, when it began. At a change forward it is
+    before the local time of `start`, and the times between do not exist. At a change back it is after it, and the
+    times between exist twice. Otherwise it is the local time of `start`.
     """
 
-    start: int
-    end: int
-    offset: int
+    start: int  # its first second
+    end: int  # the first second after it
+    offset: int  # local time minus UTC, in seconds
     reached: int
 
 

@@ -248,17 +248,12 @@ def serve(
     """Fire what is due until SIGTERM or SIGINT. Call it on the main thread.
 
     Until the app is imported and the broker has answered, those signals keep their old effect, so that a hanging import
-    can be stopped.
+    can be stopped. `companion`: this process is a pool's own. As in the pool's children, its jobs enqueue only to the
+    pool's broker, whatever URL a `Jobs` names. `on_ready` is called once nothing can refuse the start any more,
+    `on_fired` after a turn in which something was fired, with the lateness of each, in seconds.
 
-    Args:
-        companion: This process is a pool's own. As in the pool's children, its jobs enqueue only to the pool's broker,
-            whatever URL a `Jobs` names.
-        on_ready: Called once nothing can refuse the start any more, before the first firing.
-        on_fired: Called after a turn in which something was fired, with the lateness of each, in seconds.
-
-    Raises:
-        ConfigurationError: The app or a setting cannot work.
-        BackendUnavailable: The broker does not answer at the start. Later outages are waited out.
+    Raises `ConfigurationError`: the app or a setting cannot work. `BackendUnavailable`: the broker does not answer at
+    the start; later outages are waited out.
     """
 
     def tell(firings: Sequence[Firing]) -> None:

@@ -54,7 +54,7 @@ class HistoryTable:
         self._keep = keep
 
     def append(self, lines: Sequence[Line]) -> None:
-        self._keys.append_log(SPACE, [(log_name(name), line) for name, line in lines], self._keep)
+        self._keys.append_log(SPACE, lines, self._keep)
 
     def read(self, name: str, limit: int) -> list[dict[str, Any]]:
         lines = self._keys.read_log(SPACE, log_name(name), limit=limit)
@@ -65,11 +65,9 @@ class HistoryTable:
 
 
 class HistoryFile:
-    """A history in a file, as the module describes it. Not for several threads at once.
+    """A history in a file, as the module describes it: `keep` (>= 1) lines of a name. Not for several threads at once.
 
-    Args:
-        path: Made when there is something to write, with mode 0600; its directory must be there.
-        keep: Lines of one name, >= 1.
+    `path` is made when there is something to write, with mode 0600; its directory must be there.
     """
 
     def __init__(
@@ -82,10 +80,7 @@ class HistoryFile:
         self._tidy_at = tidy_from
 
     def append(self, lines: Sequence[Line]) -> None:
-        """Add lines, in their order.
-
-        Raises:
-            OSError: Not all could be written.
+        """Add lines, in their order. Raises `OSError`: not all could be written.
 
         Blocks while another process tidies, some 10 ms for each MiB of the file.
         """

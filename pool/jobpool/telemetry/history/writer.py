@@ -70,13 +70,10 @@ class Feed(Generic[T]):
 
 
 class Writer(threading.Thread):
-    """The writer, as the module describes it.
+    """The writer, as the module describes it. `dropped`: rows left out, because `place` could not be written.
 
-    Args:
-        place: Where rows go.
-        masker: Applied to everything before it is written.
-        waiting: Tells if the loop has gathered anything. Called from this thread, cheap.
-        take: Takes the gathered rows. Called from this thread, may block for a moment. None: the loop does not answer.
+    From this thread it calls `waiting` (has the loop gathered anything? cheap) and `take`, which takes that and may
+    block for a moment; None: the loop does not answer.
     """
 
     def __init__(
@@ -92,7 +89,6 @@ class Writer(threading.Thread):
         self._rest: Sequence[Attempt] = ()
         self._failing = False
         self.dropped = 0
-        """Rows that were left out since the start, because their place could not be written."""
 
     def run(self) -> None:
         while not self._end.wait(EVERY):

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from jobpool.message.outcome import SUMS, Counts
@@ -97,17 +98,16 @@ class Histogram:
         return None
 
 
+@dataclass(slots=True)
 class Series:
     """The counts of one handler on one queue. Times are seconds."""
 
-    __slots__ = ("handler", "outcomes", "queue", "run", "wait")
+    outcomes: dict[str, int] = field(default_factory=dict)
+    run: Histogram = field(default_factory=partial(Histogram, FINE_BUCKETS))
+    wait: Histogram = field(default_factory=partial(Histogram, RUN_BUCKETS))
 
-    def __init__(self, queue: str, handler: str) -> None:
-        self.queue = queue
-        self.handler = handler
-        self.outcomes: dict[str, int] = {}
-        self.run = Histogram(FINE_BUCKETS)
-        self.wait = Histogram(RUN_BUCKETS)
+    def copy(self) -> Series:
+        return Series(dict(self.outcomes), self.run.copy(), self.wait.copy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +120,11 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The counts of a `Series` when the snapshot was made."""
-
-    outcomes: dict[str, int]
-    run: Histogram
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All numbers of one moment. `ended`: by (queue, handler), with the finer buckets of rollups."""
 
     samples: list[Sample]
-    ended: dict[tuple[str, str], Ended]
+    ended: dict[tuple[str, str], Series]
 
 
 class MemoryMetrics(MetricsCollector):
@@ -177,7 +169,7 @@ class MemoryMetrics(MetricsCollector):
                 handler = OTHER
             else:
                 self._count += 1
-        return by_handler.get(handler) or by_handler.setdefault(handler, Series(queue, handler))
+        return by_handler.get(handler) or by_handler.setdefault(handler, Series())
 
     def ended(
         self, queue: str, handler: str, outcomes: tuple[str, ...], run: float | None = None, wait: float | None = None
@@ -204,22 +196,19 @@ class MemoryMetrics(MetricsCollector):
 
     def snapshot(self) -> Snapshot:
         """Return a copy of everything. Only the thread that writes may call it; about 5 µs a handler and queue."""
-        every = [series for by_handler in self._series.values() for series in by_handler.values()]
         samples = [Sample(metric, values=dict(values)) for metric, values in self._values.items()]
         for metric, histograms in self._histograms.items():
             copies = {labels: histogram.copy() for labels, histogram in histograms.items()}
             samples.append(Sample(metric, histograms=copies))
         samples.append(Sample(LABELS_DROPPED, {(): self.dropped}))
-        ended = {(series.queue, series.handler): Ended(dict(series.outcomes), series.run.copy()) for series in every}
+        ended = {(queue, name): one.copy() for queue, every in self._series.items() for name, one in every.items()}
         jobs: dict[Labels, float] = {
-            (*place, outcome): n for place, one in ended.items() for outcome, n in one.outcomes.items()
+            (*place, key): n for place, one in ended.items() for key, n in one.outcomes.items()
         }
         runs: dict[Labels, Histogram] = {
             place: coarser(one.run, RUN_BUCKETS) for place, one in ended.items() if one.run.count
         }
-        waits: dict[Labels, Histogram] = {
-            (series.queue, series.handler): series.wait.copy() for series in every if series.wait.count
-        }
+        waits: dict[Labels, Histogram] = {place: one.wait for place, one in ended.items() if one.wait.count}
         samples += [Sample(JOBS, jobs), Sample(RUN, histograms=runs), Sample(WAIT, histograms=waits)]
         return Snapshot(samples, ended)
 

@@ -34,15 +34,9 @@ log = logging.getLogger("jobpool.metrics")
 
 
 class Server:
-    """The metrics server. `start` it once, `close` it once.
+    """The metrics server. `start` it once, `close` it once. `views` are by path; at port 0, `port` tells which it got.
 
-    Args:
-        host: An address of this machine.
-        port: 0 = any free one; see `port` for which.
-        views: By path.
-
-    Raises:
-        ConfigurationError: The port is taken, or the address is none of this machine's.
+    Raises `ConfigurationError`: the port is taken, or the address is none of this machine's.
     """
 
     def __init__(self, host: str, port: int, views: dict[str, View]) -> None:
