@@ -249,11 +249,9 @@ class NewMessage:
         return cls(**{**fields, "body": fields["body"].encode()})
 
 
-Existing = Mapping[str, str]
-"""Id that was asked for → id of the message that has its unique key already."""
+Existing = Mapping[str, str]  # id that was asked for → id of the message that has its unique key already
 
-make_message = maker(NewMessage)
-"""`NewMessage(…)` by position, quicker: once a message."""
+make_message = maker(NewMessage)  # `NewMessage(…)` by position, quicker: once a message
 
 
 def once_id(key: str) -> str:

@@ -11,14 +11,9 @@ from jobpool.cron.schedule import Schedule
 from jobpool.message.cron_fields import Misfire
 from jobpool.message.definition import rfc3339
 
-GRACE = 3600.0
-"""Seconds after an instant within which it is still made up for, unless the scheduler says otherwise."""
-
-ON_TIME = 60.0
-"""Seconds: an instant less than this ago was not missed; a scheduler looks at least so often."""
-
-MOST_SHOWN = 1000
-"""How many missed instants are named; a schedule of every minute misses half a million in a year."""
+GRACE = 3600.0  # seconds after an instant within which it is still made up for, unless the scheduler says otherwise
+ON_TIME = 60.0  # seconds: an instant less than this ago was not missed; a scheduler looks at least so often
+MOST_SHOWN = 1000  # how many missed instants are named; a schedule of every minute misses half a million in a year
 
 MOMENT = timedelta(microseconds=1)
 
@@ -61,18 +56,12 @@ def decide(schedule: Schedule, policy: Misfire, *, last: datetime | None, now: d
 class FiringStatus(StrEnum):
     """The result of one instant."""
 
-    FIRED = "fired"
-    """Enqueued, or run inline with success."""
-    ALREADY = "already"
-    """Another scheduler has fired it."""
-    SKIPPED = "skipped"
-    """It is not fired, and never will be: `why` says the reason."""
-    MISSED = "missed"
-    """Nobody was there in time, and the misfire policy makes up for it no more."""
-    FAILED = "failed"
-    """It was refused, or ran inline and failed. It is not tried again."""
-    LATER = "later"
-    """Nothing is decided: the broker did not answer, or what it depends on has no end yet. It is tried again."""
+    FIRED = "fired"  # enqueued, or run inline with success
+    ALREADY = "already"  # another scheduler has fired it
+    SKIPPED = "skipped"  # it is not fired, and never will be: `why` says the reason
+    MISSED = "missed"  # nobody was there in time, and the misfire policy makes up for it no more
+    FAILED = "failed"  # it was refused, or ran inline and failed; it is not tried again
+    LATER = "later"  # it is tried again: the broker did not answer, or what it depends on has no end yet
 
 
 @dataclass(frozen=True, slots=True)

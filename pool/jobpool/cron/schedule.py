@@ -22,14 +22,9 @@ LATEST = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp())
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _SECOND = timedelta(seconds=1)
-_FAR = 2 * DAY
-"""Local time and UTC, and local times before and after any change, are never so far apart."""
-
-_SAMPLED = 2 * DAY
-"""Since 1970 no zone has changed its offset twice within six days, nor do the rules for the future."""
-
-_SEARCHED_YEARS = 41
-"""The longest wait, from one leap day on a Monday to the next, across 2100, is forty years."""
+_FAR = 2 * DAY  # local time and UTC, and local times before and after any change, are never so far apart
+_SAMPLED = 2 * DAY  # since 1970 no zone has changed its offset twice within six days, nor do the rules for the future
+_SEARCHED_YEARS = 41  # the longest wait, from one leap day on a Monday to the next, across 2100, is forty years
 
 
 class Schedule:

@@ -22,9 +22,7 @@ SECRET_KEYS = (
 )
 """Values under these, and under keys that have one of them as a word (`dbPassword`, `access-token`), are masked."""
 
-_HEADERS = ("authorization", "cookie")
-"""Keys whose value goes to the end of the line."""
-
+_HEADERS = ("authorization", "cookie")  # keys whose value goes to the end of the line
 LONGEST_KEY = 200  # characters of a key that is looked at; the value under a longer one is masked unseen
 LONGEST_RUN = 3  # words of a key that are put together: `api key` and `apikey` are one
 

@@ -29,8 +29,7 @@ MIN_TIDY_BYTES = 1024 * 1024  # a smaller file is left alone
 MAX_FILE_BYTES = 256 * 1024 * 1024
 """Bytes that are kept at most, whatever `keep` says: names without end would fill the disk. The oldest go."""
 
-Line = tuple[str, bytes]
-"""A name, and a row's line without its end."""
+Line = tuple[str, bytes]  # a name, and a row's line without its end
 
 
 class Place(Protocol):

@@ -83,8 +83,7 @@ CRON_LATENESS = _histogram(
 LABELS_DROPPED = _counter("metrics_labels_dropped", "", "Values counted under `other`, because there were too many.")
 HISTORY_DROPPED = _counter("history_dropped", "", "Attempts that the history left out, because it could not keep up.")
 
-Labels = tuple[str, ...]
-"""Values, in the order of `Metric.labels`."""
+Labels = tuple[str, ...]  # values, in the order of `Metric.labels`
 
 
 class MetricsCollector(ABC):

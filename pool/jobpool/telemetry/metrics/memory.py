@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -42,18 +42,19 @@ FINE_BUCKETS = (
 """Seconds, about logarithmic. Every edge of `RUN_BUCKETS` is among them, so one search a job serves both."""
 
 
+@dataclass(slots=True)
 class Histogram:
     """Plain counts between edges, written by one thread; other threads read a `copy`.
 
     `counts[i]` values were at most `edges[i]` and above the edge before; the last count is of those above all.
     """
 
-    __slots__ = ("counts", "edges", "total")
+    edges: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
 
-    def __init__(self, edges: tuple[float, ...], counts: Sequence[int] = (), total: float = 0.0) -> None:
-        self.edges = edges
-        self.counts = list(counts) or [0] * (len(edges) + 1)
-        self.total = total
+    def __post_init__(self) -> None:
+        self.counts = self.counts[:] or [0] * (len(self.edges) + 1)
 
     def add(self, value: float) -> None:
         """Count one value."""

@@ -42,8 +42,7 @@ def text_page(status: int, text: str) -> Page:
     return Page(status, f"{one_line(text)}\n".encode())
 
 
-View = Callable[[str], Page]
-"""Makes a page; its argument is the request's `Accept` header. May block for some seconds."""
+View = Callable[[str], Page]  # makes a page; its argument is the request's `Accept` header. May block for some seconds
 
 
 @dataclass(frozen=True, slots=True)

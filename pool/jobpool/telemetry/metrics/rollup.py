@@ -27,8 +27,7 @@ MAX_ROWS_A_CALL = 500
 MINUTE = 60
 HOUR = 3600
 
-Place = tuple[str, str]
-"""Queue and handler."""
+Place = tuple[str, str]  # queue and handler
 
 Counts = Mapping[Place, Series]
 
