@@ -246,8 +246,8 @@ def serve(
 
     Until the app is imported and the broker has answered, those signals keep their old effect, so that a hanging import
     can be stopped. `companion`: this process is a pool's own. As in the pool's children, its jobs enqueue only to the
-    pool's broker, whatever URL a `Jobs` names. `on_ready` is called once nothing can refuse the start any more, and
-    `on_fired` after a turn that fired something, with the lateness of each in seconds.
+    pool's broker, whatever URL a `Jobs` names. `on_ready` is called once nothing can refuse the start any more.
+    `on_fired` is called after a turn that fired something, with the lateness of each in seconds.
 
     Raises `ConfigurationError`: the app or a setting cannot work. `BackendUnavailable`: the broker does not answer at
     the start; later outages are waited out.

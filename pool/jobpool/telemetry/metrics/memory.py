@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
+from math import inf
 from typing import Any
 
 from jobpool.message.outcome import SUMS, Counts
@@ -26,11 +28,8 @@ from jobpool.telemetry.metrics.catalogue import (
     MetricsCollector,
 )
 
-MOST_SERIES = 1000
-"""Sets of labels that a metric, or that queues and handlers together, can have; more go under `other`."""
-
-OTHER = "other"
-
+MOST_SERIES = 1000  # sets of labels that a metric, or that queues and handlers together, can have
+OTHER = "other"  # the label of what goes beyond
 UNCOUNTED = "an event of the pool could not be counted"
 
 log = logging.getLogger("jobpool.metrics")
@@ -81,19 +80,13 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[str, float]]:
         """Return (upper edge, how many were at most that), with `+Inf` at the end: as Prometheus wants it."""
-        so_far = 0
-        rows = []
-        for edge, count in zip([*(repr(float(edge)) for edge in self.edges), "+Inf"], self.counts, strict=True):
-            so_far += count
-            rows.append((edge, float(so_far)))
-        return rows
+        edges = [*(repr(float(edge)) for edge in self.edges), "+Inf"]
+        return list(zip(edges, map(float, accumulate(self.counts)), strict=True))
 
     def quantile(self, share: float) -> float | None:
         """Return the upper edge below which `share` (0 to 1) of the values are; infinity above all, None of none."""
         wanted = share * self.count
-        so_far = 0
-        for edge, count in zip((*self.edges, float("inf")), self.counts, strict=True):
-            so_far += count
+        for edge, count, so_far in zip((*self.edges, inf), self.counts, accumulate(self.counts), strict=True):
             if count and so_far >= wanted:
                 return edge
         return None
@@ -250,6 +243,6 @@ class RelayedMetrics(MemoryMetrics):
 def coarser(fine: Histogram, edges: tuple[float, ...]) -> Histogram:
     """Return the same values between fewer edges, each of which is an edge of `fine`."""
     counts = [0] * (len(edges) + 1)
-    for edge, count in zip((*fine.edges, float("inf")), fine.counts, strict=True):
+    for edge, count in zip((*fine.edges, inf), fine.counts, strict=True):
         counts[bisect_left(edges, edge)] += count
     return Histogram(edges, counts, fine.total)

@@ -159,16 +159,15 @@ class RollupThread(threading.Thread):
         self._minute = minute_of(wall())
 
     def run(self) -> None:
-        while not self._end.wait(self._until_next()):
-            self._try(self._counts)
-        self._try(lambda: self._last)
-
-    def _try(self, counts: Callable[[], Counts | None]) -> None:
-        """No error ends the thread: the pool has no other that would write."""
-        try:
-            self.write(counts())
-        except Exception as error:  # noqa: BLE001 - it is told, and the next minute is another try
-            self._failed(error)
+        """Write until the end. No error ends the thread before, because the pool has no other that would write."""
+        is_over = False
+        while not is_over:
+            until_next = self._minute + MINUTE - self._wall()
+            is_over = self._end.wait(min(MINUTE, max(0.1, until_next)))  # at most, wherever the clock was set to
+            try:
+                self.write(self._last if is_over else self._counts())
+            except Exception as error:  # noqa: BLE001 - it is told, and the next minute is another try
+                self._failed(error)
 
     def stop(self) -> None:
         """End soon. Returns at once."""
@@ -198,10 +197,6 @@ class RollupThread(threading.Thread):
             self._failing = False
             for name in some:
                 del self._pending[name]
-
-    def _until_next(self) -> float:
-        """Seconds to the end of the minute; a minute at most, wherever the clock was set to."""
-        return min(float(MINUTE), max(0.1, self._minute + MINUTE - self._wall()))
 
     def _failed(self, error: Exception) -> None:
         if not self._failing:

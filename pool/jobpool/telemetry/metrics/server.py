@@ -24,10 +24,7 @@ PATIENCE = 5.0  # seconds for a whole request and its answer
 MOST_CONNECTIONS = 16
 LOOK_ROUND = 0.25  # seconds between two looks for connections whose time is up
 CLOSE_LIMIT = 2.0
-
-ACCEPT_PAUSE_S = 0.1
-"""Seconds after a connection that could not be accepted: for lack of a descriptor, say, which fails again at once."""
-
+ACCEPT_PAUSE_S = 0.1  # after a connection that could not be accepted: for lack of a descriptor, it fails again at once
 RESTART_PAUSE_S = 1.0
 
 log = logging.getLogger("jobpool.metrics")
