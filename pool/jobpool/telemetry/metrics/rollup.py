@@ -162,8 +162,8 @@ class RollupThread(threading.Thread):
         """Write until the end. No error ends the thread before, because the pool has no other that would write."""
         is_over = False
         while not is_over:
-            until_next = self._minute + MINUTE - self._wall()
-            is_over = self._end.wait(min(MINUTE, max(0.1, until_next)))  # at most, wherever the clock was set to
+            until_next = max(0.1, self._minute + MINUTE - self._wall())
+            is_over = self._end.wait(min(MINUTE, until_next))  # a minute at most, wherever the clock was set to
             try:
                 self.write(self._last if is_over else self._counts())
             except Exception as error:  # noqa: BLE001 - it is told, and the next minute is another try
