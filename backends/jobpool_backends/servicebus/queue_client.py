@@ -106,7 +106,7 @@ class QueueReceiver:
             left = max(0.0, deadline - time.monotonic())
             return await self._receive(receiver, internals.receive_one(receiver, self.stop_waiting, left))
 
-        limit = deadline + self.channel.timeout
+        limit = deadline + self.channel.address.timeout
         try:
             return await self.channel.run(work, limit, patiently=False)
         except BackendUnavailable:
@@ -188,7 +188,7 @@ class QueueReceiver:
 
     async def _settle_by_token(self, receiver: ServiceBusReceiver, order: _Order) -> None:
         message, disposition = order.delivery.message, order.disposition
-        self.channel.count(1)
+        self.channel.count_another()
         try:
             match disposition.kind:
                 case "accepted":
