@@ -14,6 +14,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from azure.servicebus import ServiceBusReceivedMessage
@@ -23,7 +24,7 @@ from azure.servicebus.exceptions import MessageNotFoundError
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool_backends.servicebus.channel import Channel
-from jobpool_backends.servicebus.enqueue import send
+from jobpool_backends.servicebus.enqueue import Outgoing, send
 from jobpool_backends.servicebus.errors import LOST
 from jobpool_backends.servicebus.inspect import Inspector, oldest, raised
 from jobpool_backends.servicebus.internals import COMPLETE, RELEASE, Messages, receive, settle
@@ -65,8 +66,8 @@ class BulkChanger:
             self._ask(client.dead, search.run)
             return search.done
         if state is State.DELAYED:
-            starts = range(0, len(numbers), RECEIVE_MESSAGES)
-            return sum(self._ask(client.sending, canceller(numbers[at : at + RECEIVE_MESSAGES])) for at in starts)
+            parts = [numbers[at : at + RECEIVE_MESSAGES] for at in range(0, len(numbers), RECEIVE_MESSAGES)]
+            return sum(self._ask(client.sending, partial(_cancel, numbers=part)) for part in parts)
         limit = time.monotonic() + BULK_STEP_LIMIT_S
         return self._namespace.call(_delete_waiting(client, len(numbers), limit), BULK_STEP_LIMIT_S)
 
@@ -120,9 +121,9 @@ class DeadLetterSearch:
         fresh.sort(key=lambda each: each[0].enqueued_at)
         copies = []
         for record, message in fresh:
-            ident = copy_id(record.id, "d", message.sequence_number or 0)
             alive = raised(record, message, afresh=self._verb is Verb.RETRY)
-            copies.append(alive.message(message_id=ident))
+            ident = copy_id(record.id, "d", message.sequence_number or 0)
+            copies.append(Outgoing(self._client.name, alive, message_id=ident))
         if copies:
             await send(self._client, copies)
         self._sent.update(message.sequence_number or 0 for _, message in fresh)
@@ -152,14 +153,10 @@ async def _delete_waiting(client: QueueClient, count: int, deadline: float) -> i
     return deleted
 
 
-def canceller(numbers: list[int]) -> Callable[[ServiceBusSender], Awaitable[int]]:
-    """Return a canceller of delayed messages, which says how many were still there. The broker cancels all, or none."""
-
-    async def cancel(sender: ServiceBusSender) -> int:
-        try:
-            await sender.cancel_scheduled_messages(numbers)
-        except MessageNotFoundError:
-            return 0 if len(numbers) == 1 else sum([await canceller([number])(sender) for number in numbers])
-        return len(numbers)
-
-    return cancel
+async def _cancel(sender: ServiceBusSender, numbers: list[int]) -> int:
+    """Cancel delayed messages, and return how many were still there. The broker cancels all, or none."""
+    try:
+        await sender.cancel_scheduled_messages(numbers)
+    except MessageNotFoundError:
+        return 0 if len(numbers) == 1 else sum([await _cancel(sender, [number]) for number in numbers])
+    return len(numbers)

@@ -23,14 +23,8 @@ from jobpool_backends.servicebus.errors import too_large
 from jobpool_backends.servicebus.internals import largest_message
 from jobpool_backends.servicebus.namespace import Namespace
 from jobpool_backends.servicebus.queue_client import QueueClient
-from jobpool_backends.servicebus.records import (
-    COPY_GROWTH_BYTES,
-    OVERHEAD_BYTES,
-    EnqueueTimes,
-    Record,
-    copy_id,
-    new_record,
-)
+from jobpool_backends.servicebus.records import COPY_GROWTH_BYTES, OVERHEAD_BYTES, Record, copy_id, new_record
+from jobpool_backends.shared import micros
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +43,7 @@ class Producer:
     def __init__(self, namespace: Namespace, clock: Clock) -> None:
         self._namespace = namespace
         self._clock = clock
-        self._numbers = EnqueueTimes()
+        self._last_enqueued_at = 0
         self._lock = threading.Lock()
 
     def add(self, messages: Sequence[NewMessage]) -> None:
@@ -64,9 +58,9 @@ class Producer:
         """Return a new message as it is sent; with `copy_of`, its message id."""
         now = self._clock.wall()
         due = message.due if message.due is not None and message.due > now else None
-        with self._lock:
-            number = self._numbers.next(now)
-        return Outgoing(message.queue, new_record(message, number), due, copy_of)
+        with self._lock:  # never the same microsecond twice
+            at = self._last_enqueued_at = max(self._last_enqueued_at + 1, micros(now))
+        return Outgoing(message.queue, new_record(message, at), due, copy_of)
 
     def delayed_copy(self, queue: str, record: Record, delay: float, sequence: int) -> Outgoing:
         """Return a copy of the message with this sequence number, to be fetched after `delay` seconds."""
@@ -91,16 +85,14 @@ class Producer:
             sent += len(theirs)
 
 
-async def send(
-    client: QueueClient, messages: Sequence[Outgoing | ServiceBusMessage], *, patiently: bool = False
-) -> None:
+async def send(client: QueueClient, messages: Sequence[Outgoing], *, patiently: bool = False) -> None:
     """Send messages to a queue, in batches by size. Raises InvalidJob, BackendUnavailable, ConfigurationError."""
     sent = 0
 
     async def work(sender: ServiceBusSender) -> None:
         nonlocal sent
         limit = largest_message(sender)
-        left = [_write(each, limit) if isinstance(each, Outgoing) else each for each in messages[sent:]]
+        left = [_write(each, limit) for each in messages[sent:]]
         while left:
             taken = await _send_batch(sender, left)
             sent += taken

@@ -96,8 +96,6 @@ def see(
     record = read(peeked)
     sequence = peeked.sequence_number or 0
     holding = None if dead else held.get(sequence)
-    if holding is not None and holding.expires_at <= boot:
-        holding = None  # the broker has it back
     # A message that another program has deferred can be reached by that program only.
     is_leased = holding is not None or peeked.state == ServiceBusMessageState.DEFERRED
     is_delayed = peeked.state == ServiceBusMessageState.SCHEDULED

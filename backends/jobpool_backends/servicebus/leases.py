@@ -77,15 +77,15 @@ class HeldLeases:
         """Add a new lease. An older one on the same message must have run out."""
         with self._lock:
             leases = self._held.setdefault(held.queue, {})
-            old = leases.get(held.sequence)
+            if old := leases.get(held.sequence):
+                _forget(old)
             leases[held.sequence] = held
-        _forget(old)
 
     def put_back(self, held: Held) -> None:
         """Hold again a lease that was taken and not settled; unless its message was fetched again meanwhile."""
         with self._lock:
-            superseded = self._held.setdefault(held.queue, {}).setdefault(held.sequence, held) is not held
-        _forget(held if superseded else None)
+            if self._held.setdefault(held.queue, {}).setdefault(held.sequence, held) is not held:
+                _forget(held)
 
     def find(self, lease: JobLease) -> Held | Settled:
         with self._lock:
@@ -103,21 +103,16 @@ class HeldLeases:
         """Remove a lost lease; the broker refuses a settlement under way."""
         with self._lock:
             leases = self._held.get(held.queue, {})
-            is_here = leases.get(held.sequence) is held
-            if is_here:
-                del leases[held.sequence]
-        _forget(held if is_here else None)
+            if leases.get(held.sequence) is held:
+                _forget(leases.pop(held.sequence))
 
     def prune(self, queue: str) -> None:
         """Forget what ran out a while ago, and tell its receiver."""
         long_ago = self._clock.boot() - EXPIRED_KEPT_S
         with self._lock:
             leases = self._held.get(queue, {})
-            gone = [held for held in leases.values() if held.expires_at < long_ago]
-            for held in gone:
-                del leases[held.sequence]
-        for held in gone:
-            _forget(held)
+            for held in [held for held in leases.values() if held.expires_at < long_ago]:
+                _forget(leases.pop(held.sequence))
 
     def clear(self) -> None:
         with self._lock:
@@ -135,9 +130,8 @@ class HeldLeases:
         return held if held.owner_token == lease.owner_token else Settled.NOT_OWNER
 
 
-def _forget(held: Held | None) -> None:
-    if held is not None:
-        held.delivery.receiver.forget(1)
+def _forget(held: Held) -> None:
+    held.delivery.receiver.forget(1)
 
 
 @dataclass(frozen=True, slots=True)
