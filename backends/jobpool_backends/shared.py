@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from jobpool.broker.values import MessageFilter, State, Verb
+from jobpool.broker.values import Message, MessageFilter, State, Verb
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED
@@ -97,6 +97,12 @@ def matches(message: Listed, where: MessageFilter, age: int, *texts: str | None)
         and (not where.ids or message.id in where.ids)
         and (where.text is None or contains(where.text, message.body, *texts))
     )
+
+
+def is_meant(message: Message, where: MessageFilter, now: float) -> bool:
+    """Return whether a filter means this message at a Unix time. The age of a dead letter counts from its death."""
+    since = message.enqueued_at if message.died_at is None else message.died_at
+    return matches(message, where, micros(now) - micros(since), message.last_error, message.cause)
 
 
 def lifts_expiry(lease: JobLease, release: Release) -> bool:

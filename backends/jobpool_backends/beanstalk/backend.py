@@ -91,11 +91,13 @@ class BeanstalkBackend(QueueBackend):
 
     def ping(self) -> None:
         """Ask the server for a sign of life. Raises BackendUnavailable. Blocks for one round trip."""
-        checks.ping(self._connections)
+        with self._connections.spare() as connection:
+            connection.check(connection.burst([b"list-tube-used"])[0])
 
     def prepare(self) -> None:
         """Check that the server is one that jobpool can use; there is nothing to make."""
-        checks.check_version(self._connections)
+        with self._connections.spare() as connection:
+            checks.require_version(self._connections.address.title, connection.stats()[0])
 
     def diagnose(self) -> list[Finding]:
         """Check what the server can lose or refuses."""

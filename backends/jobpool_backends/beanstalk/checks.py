@@ -16,20 +16,8 @@ MIN_VERSION = (1, 12)  # the first that reserves a job by its number, as dead le
 ROOMY_JOB_BYTES = MAX_BODY_BYTES + 2**16
 
 
-def ping(connections: Connections) -> None:
-    """Ask the server for a sign of life. Raises `BackendUnavailable`. Blocks for one round trip."""
-    with connections.spare() as connection:
-        connection.check(connection.burst([b"list-tube-used"])[0])
-
-
-def check_version(connections: Connections) -> None:
-    """Ask the server for its version. Raises `ConfigurationError` if it is older than beanstalkd 1.12."""
-    with connections.spare() as connection:
-        require_version(connections.address.title, connection.stats()[0])
-
-
 def diagnose(connections: Connections) -> list[Finding]:
-    """Check what the server can lose or refuse. Raises as `check_version`. Blocks for three round trips."""
+    """Check what the server can lose or refuse. Raises as `require_version`. Blocks for three round trips."""
     title = connections.address.title
     with connections.spare() as connection:
         [stats] = connection.stats()

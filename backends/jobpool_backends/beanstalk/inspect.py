@@ -27,7 +27,7 @@ from jobpool.message.envelope import decode
 from jobpool_backends.beanstalk.connection import Connection, number
 from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.records import Record, from_bytes
-from jobpool_backends.shared import matches, micros
+from jobpool_backends.shared import is_meant
 
 MAX_REMEMBERED_PLACES = 10_000
 MAX_WALK_STEPS = 100_000  # with more dead letters in a queue the next walk continues after them
@@ -48,11 +48,6 @@ class Letter:
     def burial(self) -> list[bytes]:
         """Return the commands that bury it, after all others. They do nothing if another client holds it by now."""
         return [b"reserve-job %d" % self.job, b"bury %d %d" % (self.job, self.priority)]
-
-    def matches(self, where: MessageFilter, now: float) -> bool:
-        message = self.message
-        age = micros(now) - micros(message.died_at or 0.0)
-        return matches(message, where, age, message.last_error, message.cause)
 
 
 def read_letter(connection: Connection, queue: str, job: greenstalk.Job[bytes], clock: Clock) -> Letter:
@@ -231,7 +226,7 @@ class Inspector:
     def _matching(self, connection: Connection, where: MessageFilter) -> Iterator[Letter]:
         """Yield the matching letters, in any order; with ids, only those, until all of them are found."""
         now = self._clock.wall()
-        known = [letter for letter in self.known(connection, where.ids) if letter.matches(where, now)]
+        known = [letter for letter in self.known(connection, where.ids) if is_meant(letter.message, where, now)]
         yield from known
         wanted = set(where.ids).difference(letter.record.id for letter in known)
         if where.ids and not wanted:
@@ -242,7 +237,7 @@ class Inspector:
             walk = Walk(connection, queue, self._clock)
             while (letter := walk.letter) is not None:
                 walk.keep()
-                if letter.job not in shown and letter.matches(where, now):
+                if letter.job not in shown and is_meant(letter.message, where, now):
                     yield letter
                     wanted.discard(letter.record.id)
                     if where.ids and not wanted:

@@ -31,7 +31,7 @@ from jobpool_backends.servicebus.leases import Held, HeldLeases
 from jobpool_backends.servicebus.namespace import Namespace
 from jobpool_backends.servicebus.queue_client import QueueClient
 from jobpool_backends.servicebus.records import Record, read
-from jobpool_backends.shared import MICRO, matches, micros
+from jobpool_backends.shared import MICRO, is_meant
 
 PEEK_MESSAGES = 250
 MAX_STATS_MESSAGES = 500  # messages of a queue, and dead letters, that `stats` looks at
@@ -139,11 +139,6 @@ def raised(record: Record, message: ServiceBusReceivedMessage, *, afresh: bool) 
     if not afresh:
         return living
     return replace(living, attempts=0, crashes=0, crashed_at=None, last_error=None, cause=None)
-
-
-def is_meant(message: Message, where: MessageFilter, now: float) -> bool:
-    since = message.enqueued_at if message.died_at is None else message.died_at
-    return matches(message, where, micros(now) - micros(since), message.last_error, message.cause)
 
 
 class Inspector:

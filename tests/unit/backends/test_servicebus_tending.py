@@ -7,7 +7,8 @@ import pytest
 from jobpool.broker.values import Message, MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool_backends.servicebus.bulk import touched
-from jobpool_backends.servicebus.inspect import MAX_STATS_MESSAGES, Found, is_meant, oldest, sides, tally
+from jobpool_backends.servicebus.inspect import MAX_STATS_MESSAGES, Found, oldest, sides, tally
+from jobpool_backends.shared import is_meant
 
 WAITING, DELAYED, LEASED, DEAD = State.WAITING, State.DELAYED, State.LEASED, State.DEAD
 
