@@ -63,7 +63,7 @@ class BulkChanger:
         for known in self._inspector.known(connection, where.ids):
             if is_meant(known.message, where, now) and not work.is_done:
                 work.change(known)
-                wanted.discard(known.record.id)
+                wanted.discard(known.message.id)
         if where.ids and not wanted:
             return
         rest = replace(where, ids=tuple(wanted))

@@ -26,7 +26,7 @@ from jobpool.errors import InvalidJob, MalformedEnvelope, Unsupported
 from jobpool.message.envelope import decode
 from jobpool_backends.beanstalk.connection import Connection, number
 from jobpool_backends.beanstalk.connections import Connections
-from jobpool_backends.beanstalk.records import Record, from_bytes
+from jobpool_backends.beanstalk.records import from_bytes
 from jobpool_backends.shared import is_meant
 
 MAX_REMEMBERED_PLACES = 10_000
@@ -41,7 +41,6 @@ class Letter:
     """One dead letter."""
 
     job: int  # the server's number; it grows with the time of death
-    record: Record
     priority: int  # the server's
     message: Message  # its handler is "" if the body is not an envelope
 
@@ -83,7 +82,7 @@ def read_letter(connection: Connection, queue: str, job: greenstalk.Job[bytes], 
         died_at=enqueued_at if record.died_at is None else record.died_at,
         cursor=str(job.id),
     )
-    return Letter(job.id, record, priority, message)
+    return Letter(job.id, priority, message)
 
 
 class Walk:
@@ -228,7 +227,7 @@ class Inspector:
         now = self._clock.wall()
         known = [letter for letter in self.known(connection, where.ids) if is_meant(letter.message, where, now)]
         yield from known
-        wanted = set(where.ids).difference(letter.record.id for letter in known)
+        wanted = set(where.ids).difference(letter.message.id for letter in known)
         if where.ids and not wanted:
             return
         shown = {letter.job for letter in known}
@@ -239,7 +238,7 @@ class Inspector:
                 walk.keep()
                 if letter.job not in shown and is_meant(letter.message, where, now):
                     yield letter
-                    wanted.discard(letter.record.id)
+                    wanted.discard(letter.message.id)
                     if where.ids and not wanted:
                         walk.end()
 
@@ -261,7 +260,7 @@ class Inspector:
     def _remember(self, letters: Iterable[Letter]) -> None:
         if len(self._places) > MAX_REMEMBERED_PLACES:
             self._places.clear()
-        self._places.update((letter.record.id, (letter.message.queue, letter.job)) for letter in letters)
+        self._places.update((letter.message.id, (letter.message.queue, letter.job)) for letter in letters)
 
 
 def require_dead(where: MessageFilter) -> None:
