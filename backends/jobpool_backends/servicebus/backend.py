@@ -69,7 +69,7 @@ class ServiceBusBackend(QueueBackend):
         self._wait_any = waiter.wait_any
         settler = Settler(access, self.leases, self._locks, producer, self._charges, self.clock)
         self._settle, self._renew = settler.settle, settler.renew
-        self._bulk = BulkChanger(access, inspector).bulk
+        self._bulk = BulkChanger(access, producer, inspector).bulk
         self._closers = (waiter.close, self.leases.clear, access.close)
 
     @classmethod

@@ -24,7 +24,7 @@ from azure.servicebus.exceptions import MessageNotFoundError
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool_backends.servicebus.channel import Channel
-from jobpool_backends.servicebus.enqueue import Outgoing, send
+from jobpool_backends.servicebus.enqueue import Outgoing, Producer
 from jobpool_backends.servicebus.errors import LOST
 from jobpool_backends.servicebus.inspect import Inspector, oldest, raised
 from jobpool_backends.servicebus.internals import COMPLETE, RELEASE, Messages, receive, settle
@@ -43,8 +43,9 @@ BULK_STEP_LIMIT_S = 60.0
 class BulkChanger:
     """The bulk changes of queues."""
 
-    def __init__(self, namespace: Namespace, inspector: Inspector) -> None:
+    def __init__(self, namespace: Namespace, producer: Producer, inspector: Inspector) -> None:
         self._namespace = namespace
+        self._producer = producer
         self._inspector = inspector
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
@@ -62,7 +63,7 @@ class BulkChanger:
     def _change(self, queue: str, numbers: list[int], state: State, verb: Verb) -> int:
         client = self._namespace.queue(queue)
         if state is State.DEAD:
-            search = DeadLetterSearch(client, set(numbers), verb)
+            search = DeadLetterSearch(self._producer, queue, set(numbers), verb)
             self._ask(client.dead, search.run)
             return search.done
         if state is State.DELAYED:
@@ -81,8 +82,9 @@ class DeadLetterSearch:
     It can be run again with another receiver when one fails. `wanted` are the broker's numbers.
     """
 
-    def __init__(self, client: QueueClient, wanted: set[int], verb: Verb) -> None:
-        self._client = client
+    def __init__(self, producer: Producer, queue: str, wanted: set[int], verb: Verb) -> None:
+        self._producer = producer
+        self._queue = queue
         self._wanted = wanted
         self._verb = verb
         self._sent: set[int] = set()  # those whose copies were sent, should they be met again
@@ -123,9 +125,8 @@ class DeadLetterSearch:
         for record, message in fresh:
             alive = raised(record, message, afresh=self._verb is Verb.RETRY)
             ident = copy_id(record.id, "d", message.sequence_number or 0)
-            copies.append(Outgoing(self._client.name, alive, message_id=ident))
-        if copies:
-            await send(self._client, copies)
+            copies.append(Outgoing(self._queue, alive, message_id=ident))
+        await self._producer.send(copies)
         self._sent.update(message.sequence_number or 0 for _, message in fresh)
 
 

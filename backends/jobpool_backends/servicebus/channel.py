@@ -9,7 +9,6 @@ background, within a limit, and cut off when it does not come to an end.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
@@ -19,7 +18,7 @@ from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.errors import FINAL, LOST, NOT_LET_IN, SOUND, explain, words
-from jobpool_backends.servicebus.internals import close_or_cut_off, is_broken, remember_clients
+from jobpool_backends.servicebus.internals import close_or_cut_off, is_broken, log, remember_clients
 
 # Calls of one handler: the SDK gives its management link credit for 10,000 replies, and never more.
 MAX_OPERATIONS = 5000
@@ -29,8 +28,6 @@ CHECK_AFTER_S = 0.02  # time without use after which to look whether the other s
 CLOSE_LIMIT_S = 5.0
 H = TypeVar("H", bound=ServiceBusSender | ServiceBusReceiver)
 T = TypeVar("T")
-
-log = logging.getLogger("jobpool.servicebus")
 
 
 class Channel(Generic[H]):
@@ -44,7 +41,7 @@ class Channel(Generic[H]):
         self._handler: H | None = None
         self._clients: list[Any] = []
         self._born = self._used = 0.0
-        self._operations = 0
+        self.operations = 0  # calls of this handler
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
         self.lock = asyncio.Lock()
@@ -103,10 +100,6 @@ class Channel(Generic[H]):
         self._used = time.monotonic()
         return result
 
-    def count_another(self) -> None:
-        """Count a call made beyond the one for each request."""
-        self._operations += 1
-
     def recycle(self) -> None:
         if self._handler is not None:
             handler, self._handler = self._handler, None
@@ -126,9 +119,9 @@ class Channel(Generic[H]):
             for _ in range(3):  # let the loop learn of ended connections: from socket to transport to reader
                 await asyncio.sleep(0)
         too_old = time.monotonic() - self._born > MAX_HANDLER_AGE_S
-        if self._handler and (too_old or self._operations >= self._most or is_broken(self._handler)):
+        if self._handler and (too_old or self.operations >= self._most or is_broken(self._handler)):
             self.recycle()
-        self._operations += 1
+        self.operations += 1
         if self._handler is None:
             self._handler = await self._open()
         return self._handler
@@ -142,7 +135,7 @@ class Channel(Generic[H]):
             self._close(handler)
             raise
         self._born = time.monotonic()
-        self._operations = 1
+        self.operations = 1
         self.generation += 1
         return handler
 

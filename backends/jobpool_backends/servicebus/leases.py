@@ -14,7 +14,6 @@ them is there, that is an error, and for some seconds the next wait raises it at
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 import time
@@ -28,6 +27,7 @@ from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.lease import JobLease, make_lease
 from jobpool.message.settlement import Settled
 from jobpool_backends.servicebus.address import Address
+from jobpool_backends.servicebus.internals import log
 from jobpool_backends.servicebus.namespace import Namespace
 from jobpool_backends.servicebus.queue_client import GIVE_BACK_LIMIT_S, Delivery, QueueClient
 from jobpool_backends.servicebus.records import Record, read
@@ -39,8 +39,6 @@ MISSING_KEPT_S = 5.0  # seconds for which a queue that was not there is not look
 EXPIRED_KEPT_S = 60.0  # time for which a lease that ran out is known as one that did
 CLOCK_TOLERANCE_S = 1.0  # difference of clocks below which nobody is warned
 WARNING_PAUSE_S = 600.0
-
-log = logging.getLogger("jobpool.servicebus")
 
 
 @dataclass(slots=True, eq=False)

@@ -185,22 +185,16 @@ def _read_body(message: ServiceBusReceivedMessage) -> Record:
     raw = body_of(message)
     if raw.startswith(b'{"jobpool":'):
         line, _, body = raw.partition(b"\n")
-        try:
-            return _read_header(orjson.loads(line), body)
-        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
-            pass  # it only looks like one of ours
+        with suppress(KeyError, TypeError, ValueError):  # it only looks like one of ours
+            header = orjson.loads(line)  # later versions only add fields, which are ignored
+            fields = {field: header[key] for key, field in _ALWAYS_WRITTEN.items()}
+            fields |= {field: header[key] for key, field in _WRITTEN.items() if key in header}
+            return _checked(Record(**fields, body=body, begun=header.get("b") is True))
     ident = str(message.message_id or "")
     if not IDENTIFIER.fullmatch(ident):
         ident = f"seq-{message.sequence_number}"
     sent = message.enqueued_time_utc
     return Record(ident, micros(sent.timestamp()) if sent else 0, raw)
-
-
-def _read_header(header: dict[str, Any], body: bytes) -> Record:
-    """Parse the header; later versions only add fields, which are ignored. Raises ValueError for a foreign one."""
-    fields = {field: header[key] for key, field in _ALWAYS_WRITTEN.items()}
-    fields |= {field: header[key] for key, field in _WRITTEN.items() if key in header}
-    return _checked(Record(**fields, body=body, begun=header.get("b") is True))
 
 
 def _checked(record: Record) -> Record:
