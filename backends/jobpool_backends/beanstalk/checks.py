@@ -51,14 +51,13 @@ def judge(stats: Stats) -> Iterator[Finding]:
         yield Finding("beanstalk.persistence", Level.NOTE, "a binlog is written", why)
     else:
         why = "a crash or restart of the server loses every message"
-        mend = "start it with -b and a folder"
-        yield Finding("beanstalk.persistence", Level.PROBLEM, "no binlog", why, mend)
+        yield Finding("beanstalk.persistence", Level.PROBLEM, "no binlog", why, "start it with -b and a folder")
     if stats.get("draining") != "true":
         yield Finding("beanstalk.drain-mode", Level.OK, "the server takes new messages")
     else:
         why = "it takes no new messages, and so no retries, delays and dead letters either, which are put as copies"
-        mend = "restart it, with its binlog"
-        yield Finding("beanstalk.drain-mode", Level.PROBLEM, "the server is in drain mode", why, mend)
+        found, mend = "the server is in drain mode", "restart it, with its binlog"
+        yield Finding("beanstalk.drain-mode", Level.PROBLEM, found, why, mend)
     largest = number(stats, "max-job-size")
     found = f"messages of up to {largest:,} bytes (max-job-size)"
     if largest >= ROOMY_JOB_BYTES:

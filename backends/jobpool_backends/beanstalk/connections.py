@@ -24,6 +24,7 @@ from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
 from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
 from jobpool_backends.beanstalk.connection import COMMANDS_PER_WRITE, TROUBLE, Answer, Connection, Held, explain
+from jobpool_backends.shared import grouped
 
 MAX_IDLE = 4  # idle connections that are kept; more are closed
 # More are fetched on another connection: the server often searches all of one for the first lease that ends.
@@ -60,9 +61,8 @@ class Connections:
         """Yield an idle connection, for this block alone; leases that it then has stay with it.
 
         Inside the block, trouble with the connection ends it and becomes `BackendUnavailable`. Refusals of the server
-        become errors as in `refusal`, and ordinary answers pass through. Refusals of a `burst` are values.
-
-        Raises BackendUnavailable. Blocks as long as connecting does, if no connection is idle.
+        become errors as in `refusal`, and ordinary answers pass through. Refusals of a `burst` are values. Raises
+        BackendUnavailable. Blocks as long as connecting does, if no connection is idle.
         """
         with self.speaking(self.take_idle()) as connection:
             yield connection
@@ -181,9 +181,7 @@ class Connections:
         command ends the lease. Blocks for a round trip, and for those that others have under way on these connections.
         """
         self.check_process()
-        works: dict[Connection, list[Held]] = {}
-        for held in helds:
-            works.setdefault(held.connection, []).append(held)
+        works = grouped(helds, lambda held: held.connection)
         order = sorted(works, key=lambda connection: connection.serial)
         for connection in order:
             connection.lock.acquire()

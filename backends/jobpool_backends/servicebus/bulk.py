@@ -31,7 +31,7 @@ from jobpool_backends.servicebus.internals import COMPLETE, RELEASE, Messages, r
 from jobpool_backends.servicebus.namespace import Namespace
 from jobpool_backends.servicebus.queue_client import QueueClient
 from jobpool_backends.servicebus.records import copy_id, read
-from jobpool_backends.shared import TOUCHABLE
+from jobpool_backends.shared import TOUCHABLE, grouped
 
 T = TypeVar("T")
 RECEIVE_MESSAGES = 250  # messages received, or cancelled, at once
@@ -54,10 +54,8 @@ class BulkChanger:
         for state in touched(where, verb):
             if changed < limit:
                 found = oldest(self._inspector.search(replace(where, states=(state,))), limit - changed)
-                by_queue: dict[str, list[int]] = {}
-                for each in found:
-                    by_queue.setdefault(each.message.queue, []).append(each.sequence)
-                changed += sum(self._change(queue, numbers, state, verb) for queue, numbers in by_queue.items())
+                for queue, theirs in grouped(found, lambda each: each.message.queue).items():
+                    changed += self._change(queue, [each.sequence for each in theirs], state, verb)
         return changed
 
     def _change(self, queue: str, numbers: list[int], state: State, verb: Verb) -> int:

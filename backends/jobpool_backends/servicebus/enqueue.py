@@ -24,7 +24,7 @@ from jobpool_backends.servicebus.errors import too_large
 from jobpool_backends.servicebus.internals import largest_message
 from jobpool_backends.servicebus.namespace import Namespace
 from jobpool_backends.servicebus.records import COPY_GROWTH_BYTES, OVERHEAD_BYTES, Record, copy_id, new_record
-from jobpool_backends.shared import micros
+from jobpool_backends.shared import grouped, micros
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,7 @@ class Producer:
         With `patiently` a batch whose connection broke is sent again, though it may have arrived: for copies, which a
         repeated settlement would send again anyway.
         """
-        by_queue: dict[str, list[Outgoing]] = {}
-        for each in outgoing:
-            by_queue.setdefault(each.queue, []).append(each)
+        by_queue = grouped(outgoing, lambda each: each.queue)
         try:
             for queue, left in by_queue.items():
                 deadline = time.monotonic() + self._namespace.address.timeout

@@ -45,9 +45,7 @@ def peek(
     """Yield all messages of a queue, or its dead letters; a round trip for each page, and one more at the end.
 
     The broker may give fewer than asked for; the end is reached only when it gives none. A message that moves meanwhile
-    may be passed over, or be seen twice.
-
-    Raises `BackendUnavailable`, or `ConfigurationError` when there is no such queue.
+    may be passed over, or be seen twice. Raises as `Channel.run`, `ConfigurationError` when there is no such queue.
     """
     client = namespace.queue(queue)
     channel = client.dead if dead else client.management
@@ -83,10 +81,6 @@ class Found:
 
     message: Message
     sequence: int
-
-    @property
-    def place(self) -> int:
-        return int(self.message.cursor)
 
 
 def see(
@@ -196,7 +190,8 @@ class Inspector:
 
 def oldest(found: Iterable[Found], limit: int, after: int = 0) -> list[Found]:
     """Return the first `limit` in the order of their enqueue after this place. Keeps no more than that many."""
-    return heapq.nsmallest(limit, (each for each in found if each.place > after), key=lambda each: each.place)
+    later = (each for each in found if int(each.message.cursor) > after)
+    return heapq.nsmallest(limit, later, key=lambda each: int(each.message.cursor))
 
 
 def sides(where: MessageFilter) -> list[bool]:

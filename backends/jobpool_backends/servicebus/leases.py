@@ -207,20 +207,8 @@ class Fetcher:
         deliveries = record.deliveries + (message.delivery_count or 0) + 1
         sequence = message.sequence_number or 0
         self._leases.add(Held(delivery, record, queue, sequence, owner, ends, deliveries))
-        return make_lease(
-            record.id,
-            queue,
-            record.body,
-            sequence,
-            owner,
-            ends,
-            self._scheme,
-            record.attempts,
-            record.crashes,
-            deliveries,
-            record.enqueued_at / MICRO,
-            record.begun,
-        )
+        history = record.attempts, record.crashes, deliveries, record.enqueued_at / MICRO, record.begun
+        return make_lease(record.id, queue, record.body, sequence, owner, ends, self._scheme, *history)
 
 
 class Waiter:
