@@ -1,4 +1,4 @@
-"""A release: both of its files hold all that is installed, and each starts in an empty environment as the README says."""
+"""A release: its two files hold all that is installed, and each starts in an empty environment as the README says."""
 
 from __future__ import annotations
 
