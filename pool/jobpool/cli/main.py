@@ -50,6 +50,7 @@ OFTEN_USED = (
 )
 """Options of the pool that `jobpool --help` lists; `jobpool run --help` has them all."""
 
+NEEDS_LINUX = frozenset({"run", "top", "health", "doctor", "cron", "torture"})
 DESTRUCTIVE_VERBS = frozenset({"purge", "delete", "pop"})
 NEAR, VERY_NEAR = 0.5, 0.8
 """How alike a word and a verb must be (difflib) for a hint. A destructive verb is only named for its own misspelling:
@@ -90,6 +91,16 @@ class Root(Verbs):
                 self.add_command(point.load(), point.name)
         extra["standalone_mode"] = False
         sys.exit(_guarded(lambda: click.Group.main(self, words, prog_name or "jobpool", **extra), words))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if sys.platform != "linux" and args[0] in NEEDS_LINUX and not FOR_THE_GROUP & set(args):
+            raise ConfigurationError(
+                f"`jobpool {args[0]}` needs Linux: here, enqueue and look (enqueue, stats, list, inspect, dead), and"
+                " run the pool in a container"
+            )
+        return super().resolve_command(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - the signature is click's
         return ["[OPTIONS]  |  VERB [OPTIONS] ..."]

@@ -26,6 +26,11 @@ from jobpool.message.outcome import ResultKind
 _OURS = os.path.dirname(os.path.abspath(jobpool.errors.__file__)) + os.sep
 _MAX_CHAIN_LINKS = 100
 
+AT_A_BREAKPOINT = (
+    "the handler met a breakpoint, and a job of a pool has no terminal: `jobpool run-one HANDLER key=value` runs it in"
+    " yours"
+)
+
 _OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EPERM, errno.EBADF, errno.ENOTSOCK}
 """Errors of system calls that tell of this process more than of what it asked for."""
 
@@ -94,6 +99,8 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 def told(error: BaseException, cap: int) -> str:
     """Return the traceback, without jobpool's own frames at its top; of an error of jobpool's own, the sentence."""
+    if type(error).__name__ == "BdbQuit":  # of the module bdb, which only `breakpoint()` imports
+        return AT_A_BREAKPOINT
     try:
         below = below_ours(error.__traceback__)
         if below is None and isinstance(error, JobpoolError):
