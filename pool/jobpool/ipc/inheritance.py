@@ -1,8 +1,8 @@
 """The descriptors that children inherit: what the app opened at its import is opened anew, kept, or cut off.
 
-No two children may share an offset, a connection or a wake-up. So a file that can be opened anew through /proc is,
-under the same number: reading goes on at the app's offset, writing is appended, so that children do not overwrite each
-other. All else is cut off, and the master is told by path or address.
+No two children may share an offset, a connection or a wake-up. So a file is opened anew through /proc, under the same
+number. Reading goes on at the app's offset; writing appends, so that children do not overwrite each other. All that
+cannot be opened anew is cut off, and the master is told by path or address.
 """
 
 from __future__ import annotations

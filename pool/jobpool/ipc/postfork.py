@@ -1,7 +1,7 @@
 """The first moments of a child: from the fork to its main function, and out again without ever going back.
 
-The order matters. An after-fork hook, registered before the app was imported, sheds descriptors first (inheritance.py):
-before the app's own hooks, so that what those open anew is kept. Then comes the process group, so that a kill of the
+The order matters. An after-fork hook, registered before the app was imported, sheds descriptors first (inheritance.py).
+The app's own hooks come later, so what they open anew is kept. Then comes the process group, so that a kill of the
 group finds it; then its end with the parent's; then signals, streams, the fault handler, random states.
 """
 

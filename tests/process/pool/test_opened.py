@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
 from support.poolrig import Rig
 
 APP = Path(__file__).parents[2] / "support" / "apps_opened.py"
+PAGE = Path(__file__).parents[3] / "docs" / "forking.md"
 LINES = 800
 CHILDREN = 16
 
@@ -18,7 +20,10 @@ def test_files_lose_no_line_and_what_is_cut_off_is_told_in_the_log_and_in_each_e
     query, call = rig.enqueue("query"), rig.enqueue("call")
     closing = rig.enqueue_many("close_archive", [{}] * 2)
     thread = rig.enqueue("begin_thread")
-    pool = rig.run_pool("--until-empty", workers=CHILDREN, app=APP)
+    rig.enqueue("price", {"number": 6})
+    [(name, code)] = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    (rig.directory / name).write_text(code)
+    pool = rig.run_pool("--until-empty", "--app", name, workers=CHILDREN, app=APP)
 
     for name in ("appended", "written", "rotating", "watched"):
         lines = Counter((rig.directory / f"{name}.log").read_text().splitlines())
@@ -35,6 +40,8 @@ def test_files_lose_no_line_and_what_is_cut_off_is_told_in_the_log_and_in_each_e
     dead = rig.dead()
     assert set(dead) == {query, call}
     assert all(database in (dead[ident].last_error or "").splitlines()[-1] for ident in dead)
+
+    assert "INFO:root:order 6, draw " in (rig.directory / "orders.log").read_text()
 
     replaced = {entry["id"]: entry["why"] for entry in pool.log("a child is replaced")}
     assert replaced[thread] == "threads"
