@@ -92,7 +92,7 @@ class Inheritance:
         streams = writers()
         flush(streams)
         self.streams = [ref for ref in streams if _is_reopened(ref)]
-        self.cut = sorted(set(filter(None, map(_cut, self.of_app))))
+        self.cut = sorted(set(filter(None, map(missed, self.of_app))))
 
     def _shed(self) -> None:
         if not self._in_server:
@@ -140,7 +140,7 @@ def opened_anew(fd: int) -> int:
 # --- what people are told -------------------------------------------------------------------------------
 
 
-def _cut(fd: int) -> str:
+def missed(fd: int) -> str:
     """Name a descriptor that children do not have, and why; "" = they have it, or nobody misses it."""
     try:
         kind, link = treatment_of(fd), os.readlink(f"/proc/self/fd/{fd}")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from support.descriptors import no_more_descriptors
 
-from jobpool.ipc.inheritance import Inheritance, Treatment, flush, opened_anew, renew, treatment_of
+from jobpool.ipc.inheritance import Inheritance, Treatment, flush, missed, opened_anew, renew, treatment_of
 
 REOPEN, KEEP, CUT = Treatment.REOPEN, Treatment.KEEP, Treatment.CUT
 
@@ -91,6 +91,7 @@ def test_a_descriptor_that_cannot_be_opened_again_is_cut_off() -> None:
     fd = os.open("/dev/zero", os.O_RDONLY)
     with no_more_descriptors():
         assert not renew(fd)
+        assert missed(fd) == "/dev/zero (it cannot be opened again: Too many open files)"
     os.close(fd)
 
 
