@@ -40,7 +40,7 @@ from jobpool.errors import ConfigurationError
 from jobpool.ipc import linux, native_threads, packets
 from jobpool.ipc.fork_server import ForkServer
 from jobpool.ipc.frames import Loaded, LoadFailed
-from jobpool.ipc.inheritance import Inheritance
+from jobpool.ipc.inheritance import Inheritance, rotating_logs
 from jobpool.ipc.postfork import flush_streams, reset_signals
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
 from jobpool.ipc.scoreboard import ChildPages
@@ -52,7 +52,7 @@ IGNORED = (linux.ACCIDENTAL_SIGNALS - {signal.SIGALRM}) | {  # SIGALRM is that o
     getattr(signal, f"SIG{name}") for name in ("INT", "TERM", "HUP", "QUIT", "TSTP", "TTIN", "TTOU")
 }
 THREADS_LIMIT_S = 0.2  # that threads which the import started get to finish by themselves
-MAX_CUT_TOLD = 20  # descriptors that are named to the master
+MAX_TOLD = 20  # descriptors that are named to the master, and log files
 _TRACE_CHARS = 20_000
 
 
@@ -121,9 +121,9 @@ def _load(config: ForkServerConfig, inheritance: Inheritance) -> Loaded | LoadFa
         handlers = resolve(config.app_loader)(config.options)
     except BaseException as error:  # noqa: BLE001 - reported, and the program ends
         return LoadFailed(_sentence(error, config.options), traceback.format_exc()[-_TRACE_CHARS:])
-    left = aftermath(inheritance) if config.options.preload else Aftermath()
+    left = aftermath(inheritance, config.options.preload)
     preloaded = config.options.preload and not left.threads
-    return Loaded(handlers, preloaded, left.threads, time.monotonic() - begun, left.cut, left.native)
+    return Loaded(handlers, preloaded, left.threads, time.monotonic() - begun, left.cut, left.native, left.rotating)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,20 +133,26 @@ class Aftermath:
     threads: list[str] = field(default_factory=list)
     native: int = 0
     cut: list[str] = field(default_factory=list)
+    rotating: list[str] = field(default_factory=list)
 
 
-def aftermath(inheritance: Inheritance) -> Aftermath:
+def aftermath(inheritance: Inheritance, preload: bool = True) -> Aftermath:
     """Make this process ready to be forked, and tell what its children will miss. `threads`: it cannot be forked.
+
+    `preload` False: it is not to be forked, and only `rotating` is told.
 
     Blocks for `THREADS_LIMIT_S` if there are threads.
     """
+    rotating = rotating_logs()[:MAX_TOLD]
+    if not preload:
+        return Aftermath(rotating=rotating)
     if threads := _living_threads():
-        return Aftermath(threads)
+        return Aftermath(threads, rotating=rotating)
     unforkable, native = native_threads.settle()
     if unforkable:
-        return Aftermath([unforkable])
+        return Aftermath([unforkable], rotating=rotating)
     inheritance.app_is_imported()
-    return Aftermath([], native, inheritance.cut[:MAX_CUT_TOLD])
+    return Aftermath([], native, inheritance.cut[:MAX_TOLD], rotating)
 
 
 def resolve(reference: str) -> Any:

@@ -14,8 +14,9 @@ import io
 import os
 import socket
 import stat
+import sys
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from enum import Enum
 from typing import Any
 
@@ -189,10 +190,21 @@ def writers() -> Streams:
 
     Takes some 50 nanoseconds an object that Python's collector knows; those that are frozen are not found.
     """
-    kinds = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom
-    # The type and not `isinstance`, which asks an object for its class: a lazy one would make itself then.
-    found = (thing for thing in gc.get_objects() if issubclass(type(thing), kinds))
+    found = _alive(io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
     return [weakref.ref(stream) for stream in found if _writes_to_file(stream)]
+
+
+def rotating_logs() -> list[str]:
+    """Return the paths of log files that this process would rotate, and each of its children for itself."""
+    if (logs := sys.modules.get("logging.handlers")) is None:
+        return []
+    found = _alive(logs.BaseRotatingHandler)
+    return sorted({handler.baseFilename for handler in found if getattr(handler, "maxBytes", True)})
+
+
+def _alive(*kinds: type) -> Iterator[Any]:
+    # The type and not `isinstance`, which asks an object for its class: a lazy one would make itself then.
+    return (thing for thing in gc.get_objects() if issubclass(type(thing), kinds))
 
 
 def _writes_to_file(stream: Any) -> bool:

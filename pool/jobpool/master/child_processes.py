@@ -122,7 +122,7 @@ class ChildProcesses:
                 self.forget(child)
                 return [ev.SpawnRefused(child, error)]
             case frames.Loaded() as app:
-                facts = app.handlers, app.preloaded, app.threads, app.seconds, app.cut, app.native
+                facts = app.handlers, app.preloaded, app.threads, app.seconds, app.cut, app.native, app.rotating
                 return [ev.AppLoaded(generation, *facts)]
             case frames.LoadFailed(error, trace):
                 return [ev.AppFailed(generation, error, trace)]

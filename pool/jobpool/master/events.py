@@ -102,6 +102,7 @@ class AppLoaded(Event):
     seconds: float
     cut: Sequence[str] = ()
     native: int = 0
+    rotating: Sequence[str] = ()
 
 
 class AppFailed(Event):

@@ -49,6 +49,11 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
     pool.handlers = {info.name: info for info in event.handlers}
     enabled = sorted(name for name, info in pool.handlers.items() if info.enabled)
     pool.note("info", "app loaded", handlers=enabled, seconds=round(event.seconds, 3))
+    _note_aftermath(pool, event)
+
+
+def _note_aftermath(pool: Pool, event: ev.AppLoaded) -> None:
+    """Warn of what the import left behind and the children do not have, or would spoil for each other."""
     if event.threads:
         what = "the app leaves threads running after its import: no safe forking, each child imports it"
         pool.note("warning", what, threads=event.threads)
@@ -58,6 +63,9 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
     if event.cut:
         what = "what the app's import opened is cut off in its children: open it in the handler (docs/forking.md)"
         pool.note("warning", what, cut=list(event.cut))
+    if event.rotating and pool.settings.workers > 1:
+        what = "each child rotates the log files by itself, which loses lines: use WatchedFileHandler (docs/forking.md)"
+        pool.note("warning", what, files=list(event.rotating))
 
 
 def _app_failed(pool: Pool, event: ev.AppFailed) -> None:

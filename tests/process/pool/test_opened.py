@@ -37,6 +37,8 @@ def test_files_lose_no_line_and_what_is_cut_off_is_told_in_the_log_and_in_each_e
     database = f"{rig.directory}/own.db (open for reading and writing)"
     assert said["cut"][0] == database
     assert [one.partition(" 127")[0] for one in said["cut"][1:]] == ["socket at", "socket to"]
+    [rotating] = [entry for entry in pool.log() if "rotates" in entry["event"]]
+    assert rotating["files"] == [f"{rig.directory}/rotating.log"]
     dead = rig.dead()
     assert set(dead) == {query, call}
     assert all(database in (dead[ident].last_error or "").splitlines()[-1] for ident in dead)

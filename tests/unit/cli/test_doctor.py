@@ -529,15 +529,19 @@ def test_an_app_that_takes_its_time_is_left_out(settings: Any, tmp_path: Path, m
 
 def test_what_forked_children_miss_of_an_app(settings: Any, tmp_path: Path) -> None:
     (tmp_path / "myjobs.py").write_text(
-        "import ctypes, jobpool, sqlite3\nlibc = ctypes.CDLL(None)\n"
+        "import ctypes, jobpool, sqlite3\nfrom logging.handlers import RotatingFileHandler, TimedRotatingFileHandler\n"
+        f"logs = TimedRotatingFileHandler({str(tmp_path / 'day.log')!r}), RotatingFileHandler('/dev/null')\n"
+        "libc = ctypes.CDLL(None)\n"
         f"db = sqlite3.connect({str(tmp_path / 'orders.db')!r})\n"
         "libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)\n"
         "@jobpool.handler\ndef report(ctx): ...\n"
     )
-    [_, native, cut] = handlers.examine(settings(apps="myjobs"), [str(tmp_path)])
-    assert levels([native, cut]) == [Level.WARNING, Level.WARNING]
+    [_, rotating, native, cut] = handlers.examine(settings(apps="myjobs", workers=2), [str(tmp_path)])
+    assert levels([rotating, native, cut]) == [Level.WARNING] * 3
+    assert "day.log" in rotating.found
     assert (native.mend, "orders.db" in cut.found) == ("set preload = false", True)
-    [_] = handlers.examine(settings(apps="myjobs", preload="false"), [str(tmp_path)])
+    [_, well] = handlers.examine(settings(apps="myjobs", preload="false", workers=1), [str(tmp_path)])
+    assert levels([well]) == [Level.OK]
 
 
 def test_without_an_app_the_handlers_are_not_looked_at(settings: Any) -> None:

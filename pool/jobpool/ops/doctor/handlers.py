@@ -44,12 +44,20 @@ def examine(settings: Settings, sys_path: Sequence[str]) -> Iterator[Finding]:
         yield told
         return
     yield from judge([HandlerInfo(**fields) for fields in told["handlers"]], settings)
+    bad = [*_rotating(told["rotating"], settings)]
     if settings.preload:
-        yield from judge_forks(told["threads"], told["native"], told["cut"])
+        bad += _missing(told["threads"], told["native"], told["cut"])
+    yield from bad or [Finding("forking", Level.OK, "children can use all that the app's import leaves behind")]
 
 
-def judge_forks(threads: Sequence[str], native: int, cut: Sequence[str]) -> Iterator[Finding]:
-    """Yield what the app's import leaves behind that its forked children do not have; one line if it is nothing."""
+def _rotating(files: Sequence[str], settings: Settings) -> Iterator[Finding]:
+    if files and settings.workers > 1:
+        found = f"each child rotates these log files by itself: {_list(files)}"
+        yield _forks(found, "a rotation loses lines of others", "use WatchedFileHandler and logrotate")
+
+
+def _missing(threads: Sequence[str], native: int, cut: Sequence[str]) -> Iterator[Finding]:
+    """Yield what the app's import leaves behind that its forked children do not have."""
     if threads:
         why = "forking is not safe, so each child imports the app: it starts later, and shares no memory"
         yield _forks(f"the app leaves threads running after its import: {_list(threads)}", why, _BEGIN_LATER)
@@ -59,8 +67,6 @@ def judge_forks(threads: Sequence[str], native: int, cut: Sequence[str]) -> Iter
     if cut:
         why = "a job that uses one of them fails"
         yield _forks(f"the app's import opens what its children do not have: {_list(cut)}", why, _BEGIN_LATER)
-    if not (threads or native or cut):
-        yield Finding("forking", Level.OK, "children can use all that the app's import leaves behind")
 
 
 def judge(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
