@@ -151,6 +151,9 @@ class Settings:
     apps: tuple[str, ...] = _pool(
         NAMES, "Module or .py file with handlers; repeatable.", flags=("-A", "--app"), metavar="MODULE"
     )
+    preload: bool = _pool(
+        SWITCH, "Import the app once and fork the children from it; else each child imports it.", "true"
+    )
     queue_handlers: dict[str, list[str]] = _pool(
         Kind(setting_types.parse_handlers, "QUEUE=HANDLER,…", empty={}, repeats=True),
         "Handlers that may run on a queue; other queues are not restricted.",

@@ -150,8 +150,11 @@ class Loaded(_JsonFrame):
 
     handlers: list[HandlerInfo]
     preloaded: bool = True  # False: every child imports the app itself
-    threads: list[str] = field(default_factory=list)  # names of Python threads that live on after the import
+    threads: list[str] = field(default_factory=list)  # of the import, those that no fork survives
     seconds: float = 0.0  # of the import
+    cut: list[str] = field(default_factory=list)  # open files and connections that the children do not have
+    native: int = 0  # native threads that the children do not have, and that may be missed
+    rotating: list[str] = field(default_factory=list)  # log files that each child would rotate
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,8 +121,9 @@ class ChildProcesses:
             case frames.SpawnFailed(child, error):
                 self.forget(child)
                 return [ev.SpawnRefused(child, error)]
-            case frames.Loaded(handlers, preloaded, threads, seconds):
-                return [ev.AppLoaded(generation, handlers, preloaded, threads, seconds)]
+            case frames.Loaded() as app:
+                facts = app.handlers, app.preloaded, app.threads, app.seconds, app.cut, app.native, app.rotating
+                return [ev.AppLoaded(generation, *facts)]
             case frames.LoadFailed(error, trace):
                 return [ev.AppFailed(generation, error, trace)]
             case _:

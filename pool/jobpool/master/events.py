@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, dataclass_transform
 
@@ -100,6 +100,9 @@ class AppLoaded(Event):
     preloaded: bool
     threads: list[str]
     seconds: float
+    cut: Sequence[str] = ()
+    native: int = 0
+    rotating: Sequence[str] = ()
 
 
 class AppFailed(Event):

@@ -49,9 +49,23 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
     pool.handlers = {info.name: info for info in event.handlers}
     enabled = sorted(name for name, info in pool.handlers.items() if info.enabled)
     pool.note("info", "app loaded", handlers=enabled, seconds=round(event.seconds, 3))
-    if not event.preloaded:
+    _note_aftermath(pool, event)
+
+
+def _note_aftermath(pool: Pool, event: ev.AppLoaded) -> None:
+    """Warn of what the import left behind and the children do not have, or would spoil for each other."""
+    if event.threads:
         what = "the app leaves threads running after its import: no safe forking, each child imports it"
         pool.note("warning", what, threads=event.threads)
+    if event.native:
+        what = "native threads of the app's import are missing in its children: if jobs hang, set preload = false"
+        pool.note("warning", what, threads=event.native)
+    if event.cut:
+        what = "what the app's import opened is cut off in its children: open it in the handler (docs/forking.md)"
+        pool.note("warning", what, cut=list(event.cut))
+    if event.rotating and pool.settings.workers > 1:
+        what = "each child rotates the log files by itself, which loses lines: use WatchedFileHandler (docs/forking.md)"
+        pool.note("warning", what, files=list(event.rotating))
 
 
 def _app_failed(pool: Pool, event: ev.AppFailed) -> None:
@@ -120,7 +134,8 @@ def _child_result(pool: Pool, event: ev.ChildResult) -> None:
     delivery = slot.answered(result.nonce, pool.now)
     if result.leaving:
         slot.end(EndReason.RECYCLE, pool.now, result.leaving, killed=False)
-        pool.note("info", "a child is replaced", slot=slot.index, pid=slot.pid, why=result.leaving)
+        job = {"id": delivery.lease.id, "handler": delivery.handler} if delivery else {}
+        pool.note("info", "a child is replaced", slot=slot.index, pid=slot.pid, why=result.leaving, **job)
     if delivery is None:
         pool.note("warning", "an answer to an attempt that is not running was ignored", slot=slot.index)
         return

@@ -200,6 +200,7 @@ def fork_server_config(settings: Settings) -> ForkServerConfig:
         max_rss=mark,
         recycle_on_failure=settings.recycle.failure,
         title=settings.name,
+        preload=settings.preload,
         sys_path=list(settings.sys_path) or [os.getcwd()],
         queue_handlers={queue: list(names) for queue, names in settings.queue_handlers.items()},
         enqueue_to=list(settings.enqueue_to),

@@ -500,8 +500,9 @@ def examined(settings: Any, tmp_path: Path, app: str) -> list[Finding]:
 
 def test_the_handlers_of_a_real_app(settings: Any, tmp_path: Path) -> None:
     found = examined(settings, tmp_path, APP)
-    assert levels(found) == [Level.WARNING, Level.WARNING]
+    assert levels(found) == [Level.WARNING] * 3
     assert "timeout=0 (unlimited) on endless" in str(found[0])
+    assert "threads running after its import: Thread-1" in str(found[2])
 
 
 @pytest.mark.parametrize(
@@ -526,6 +527,23 @@ def test_an_app_that_takes_its_time_is_left_out(settings: Any, tmp_path: Path, m
     assert "took more than 1 s to import" in str(found[0])
 
 
+def test_what_forked_children_miss_of_an_app(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "myjobs.py").write_text(
+        "import ctypes, jobpool, sqlite3\nfrom logging.handlers import RotatingFileHandler, TimedRotatingFileHandler\n"
+        f"logs = TimedRotatingFileHandler({str(tmp_path / 'day.log')!r}), RotatingFileHandler('/dev/null')\n"
+        "libc = ctypes.CDLL(None)\n"
+        f"db = sqlite3.connect({str(tmp_path / 'orders.db')!r})\n"
+        "libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)\n"
+        "@jobpool.handler\ndef report(ctx): ...\n"
+    )
+    [_, rotating, native, cut] = handlers.examine(settings(apps="myjobs", workers=2), [str(tmp_path)])
+    assert levels([rotating, native, cut]) == [Level.WARNING] * 3
+    assert "day.log" in rotating.found
+    assert (native.mend, "orders.db" in cut.found) == ("set preload = false", True)
+    [_, well] = handlers.examine(settings(apps="myjobs", preload="false", workers=1), [str(tmp_path)])
+    assert levels([well]) == [Level.OK]
+
+
 def test_without_an_app_the_handlers_are_not_looked_at(settings: Any) -> None:
     found = list(handlers.examine(settings(), []))
     assert levels(found) == [Level.NOTE]
@@ -536,7 +554,7 @@ def test_without_an_app_the_handlers_are_not_looked_at(settings: Any) -> None:
 def test_an_app_with_listeners_alone_is_one_where_its_events_are_allowed(settings: Any, tmp_path: Path) -> None:
     (tmp_path / "myevents.py").write_text("import jobpool\n@jobpool.listener('paid')\ndef thank(ctx): ...\n")
     found = list(handlers.examine(settings(apps="myevents", allowed_events="paid"), [str(tmp_path)]))
-    assert levels(found) == [Level.OK]
+    assert levels(found) == [Level.OK, Level.OK]
     assert "event" in str(found[0])
 
 
