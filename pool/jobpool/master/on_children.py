@@ -11,6 +11,7 @@ from jobpool.errors import InvalidJob
 from jobpool.ipc.frames import Result
 from jobpool.ipc.postfork import BROKEN
 from jobpool.master import events as ev
+from jobpool.master.serving import serve_named
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import BROKEN_GRACE_S, Pool
 from jobpool.message import outcome as ended
@@ -45,10 +46,11 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
     server.loaded, server.heard_at = True, pool.now
     if event.generation < pool.generation:
         return  # of two reloads, the later one was quicker
-    pool.generation = event.generation
+    is_first, pool.generation = pool.generation == 0, event.generation
     pool.handlers = {info.name: info for info in event.handlers}
+    serve_named(pool, event.handlers, is_first=is_first)
     enabled = sorted(name for name, info in pool.handlers.items() if info.enabled)
-    pool.note("info", "app loaded", handlers=enabled, seconds=round(event.seconds, 3))
+    pool.note("info", "app loaded", handlers=enabled, queues=list(pool.queues), seconds=round(event.seconds, 3))
     if not event.preloaded:
         what = "the app leaves threads running after its import: no safe forking, each child imports it"
         pool.note("warning", what, threads=event.threads)

@@ -30,17 +30,15 @@ _MANY = 5  # names that are told of more
 _warning = partial(Finding, "handlers", Level.WARNING)
 
 
-def examine(settings: Settings, sys_path: Sequence[str]) -> Iterator[Finding]:
-    """Yield what the handlers of `settings.apps` want, and what they get."""
-    if not settings.apps:
+def examine(settings: Settings, app: list[HandlerInfo] | Finding | None) -> Iterator[Finding]:
+    """Yield what the handlers want, and what they get. `app`: as `load` returns it."""
+    if app is None:
         yield Finding("handlers", Level.NOTE, "the handlers were not looked at: no app is named (--app, or apps)")
         yield from _permissions(settings)
-        return
-    found = _load(settings, sys_path)
-    if isinstance(found, Finding):
-        yield found
+    elif isinstance(app, Finding):
+        yield app
     else:
-        yield from judge(found, settings)
+        yield from judge(app, settings)
 
 
 def judge(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
@@ -106,8 +104,13 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(names[:_MANY]) + (f" and {more} more" if more > 0 else "")
 
 
-def _load(settings: Settings, sys_path: Sequence[str]) -> list[HandlerInfo] | Finding:
-    """Return the handlers, or the finding why there are none."""
+def load(settings: Settings, sys_path: Sequence[str]) -> list[HandlerInfo] | Finding | None:
+    """Return the handlers of `settings.apps`, or the finding why there are none; None = no app is named.
+
+    Blocks for up to `PATIENCE` seconds.
+    """
+    if not settings.apps:
+        return None
     allowances = asdict(settings.allowances)
     asked = json.dumps({"apps": settings.apps, "sys_path": [*sys_path, os.getcwd()], "allowances": allowances})
     command = [sys.executable, "-m", "jobpool.ops.listing"]
