@@ -105,7 +105,7 @@ def _child_ready(pool: Pool, event: ev.ChildReady) -> None:
     if (slot := pool.slots.by_child(event.child)) and slot.state is SlotState.STARTING:
         slot.move(SlotState.IDLE, pool.now)
         pool.boot.succeeded()
-        pool.child_came = True
+        pool.child_came = pool.has_booted = True
 
 
 def _child_boot_failed(pool: Pool, event: ev.ChildBootFailed) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.ipc.frames import Reply
 from jobpool.master import events as ev
-from jobpool.master.slots import Delivery, SlotState
+from jobpool.master.slots import Delivery
 from jobpool.master.state import Pool
 from jobpool.message.death import cause_headline
 from jobpool.message.definition import timeout_of
@@ -222,7 +222,7 @@ def _counted(pool: Pool, event: ev.Counted) -> None:
         pool.answered_queues.update(event.stats)
     if not pool.settings.until_empty or pool.is_stopping:
         return
-    if not (pool.generation and pool.slots.count(SlotState.IDLE, SlotState.BUSY)):
+    if not pool.has_booted:
         # An app that cannot be loaded is told, also where there is nothing to run, and where each child imports it.
         if pool.boot.failures >= BOOT_LOOP:
             pool.fail(f"the app does not load: {pool.boot.last_error}", "the app does not load")

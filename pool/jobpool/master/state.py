@@ -127,6 +127,8 @@ class Pool:
     """A fetch was taken in; the loop tells the fetch thread."""
     shortest_lease: float = 0.0
     """Seconds for which the shortest of its leases lasts; 0 = as long as was asked for."""
+    has_booted: bool = False
+    """A child was ready, at any time."""
     child_came: bool = False
     """A child has become ready; the loop publishes that soon."""
     given_back: set[str] = field(default_factory=set)
