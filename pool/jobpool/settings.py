@@ -143,9 +143,8 @@ class Settings:
         factory=usable_cpus,
     )
     queues: tuple[tuple[str, float], ...] = _pool(
-        Kind(setting_types.parse_queues, "NAME[=WEIGHT]", repeats=True),
-        "Queue to work on, and its weight; repeatable.",
-        "default",
+        Kind(setting_types.parse_queues, "NAME[=WEIGHT]", empty=(), repeats=True),
+        "Queue to work on, and its weight; repeatable. If not set, those that the app's handlers name.",
         flags=("-Q", "--queue"),
     )
     apps: tuple[str, ...] = _pool(

@@ -20,7 +20,7 @@ from jobpool.message import producer
 from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
 from jobpool.message.definition import check_seconds
-from jobpool.message.names import check_name, check_queue
+from jobpool.message.names import DEFAULT_QUEUE, check_name, check_queue
 from jobpool.message.outcome import ExecutionResult
 
 P = ParamSpec("P")
@@ -104,6 +104,18 @@ class Handler(Generic[P, R]):
         """
         return producer.default().enqueue(self.define(**payload).to_definition())
 
+    def check(self, payload: Any) -> None:
+        """Raise `InvalidJob` if this JSON value cannot fill the function's parameters; the text names the field."""
+        if self._read is not None:
+            try:
+                self._read(payload)
+            except Mismatch as mismatch:
+                raise InvalidJob(f"handler {self.name!r} cannot take these arguments: {mismatch}") from None
+
+    @cached_property
+    def _read(self) -> Callable[[Any], object] | None:
+        return _reader(self.function)
+
     @cached_property
     def bound(self) -> Bound:
         """The function, called with a context alone: arguments come from the payload. Made at the first use.
@@ -120,7 +132,8 @@ class Handler(Generic[P, R]):
     @property
     def info(self) -> HandlerInfo:
         """Return the handler's description for the master."""
-        return HandlerInfo(self.name, self.max_retries, self.timeout, self.ack_in_transaction)
+        queues = list(self.queues or (DEFAULT_QUEUE,))
+        return HandlerInfo(self.name, self.max_retries, self.timeout, self.ack_in_transaction, queues=queues)
 
     def __repr__(self) -> str:
         return f"<Handler {self.name!r} at {self.place}>"

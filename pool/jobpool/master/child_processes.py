@@ -122,8 +122,7 @@ class ChildProcesses:
                 self.forget(child)
                 return [ev.SpawnRefused(child, error)]
             case frames.Loaded() as app:
-                facts = app.handlers, app.preloaded, app.threads, app.seconds, app.cut, app.native, app.rotating
-                return [ev.AppLoaded(generation, *facts)]
+                return [ev.AppLoaded(generation, app)]
             case frames.LoadFailed(error, trace):
                 return [ev.AppFailed(generation, error, trace)]
             case _:

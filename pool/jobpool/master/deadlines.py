@@ -33,7 +33,7 @@ def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
             case SlotState.IDLE if slot.retiring and not slot.broken_at:
                 slot.end(EndReason.RETIRE, now, "replaced", killed=False)  # it was told while it was busy
             case SlotState.STARTING if now - slot.since >= pool.settings.boot_timeout:
-                kill_child(slot, EndReason.BOOT, f"not ready after {pool.settings.boot_timeout:g} s", now, actions)
+                kill_child(slot, EndReason.BOOT, f"not ready after {pool.settings.boot_timeout:.12g} s", now, actions)
                 pool.boot.failed(f"a child was {slot.ending_text}", now)
             case SlotState.DYING:
                 _watch_dying(pool, slot, now, actions)
@@ -112,7 +112,7 @@ def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions:
         actions.append(act.LookForStack(slot))
     elif now - slot.dumped_at >= DUMP_BEFORE_KILL_S:
         name = head.lease.envelope.name or head.handler
-        text = f"Job '{name}' exceeded maximum execution time of {head.timeout:g} seconds.{_waited(slot)}"
+        text = f"Job '{name}' exceeded maximum execution time of {head.timeout:.12g} seconds.{_waited(slot)}"
         kill_child(slot, EndReason.TIMEOUT, text, now, actions)
 
 

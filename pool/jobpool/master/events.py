@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, dataclass_transform
 
 from jobpool.broker.values import QueueStats, Reaped
 from jobpool.errors import BackendUnavailable, JobpoolError
-from jobpool.ipc.frames import Ask, Exited, HandlerInfo, Result
+from jobpool.ipc.frames import Ask, Exited, Loaded, Result
 from jobpool.master.slots import Delivery
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled, Settlement
@@ -96,13 +96,7 @@ class Counted(Event):
 
 class AppLoaded(Event):
     generation: int
-    handlers: list[HandlerInfo]
-    preloaded: bool
-    threads: list[str]
-    seconds: float
-    cut: Sequence[str] = ()
-    native: int = 0
-    rotating: Sequence[str] = ()
+    app: Loaded
 
 
 class AppFailed(Event):

@@ -23,7 +23,7 @@ Jobpool = Callable[..., Result]
         ("", "run"),
         ("-w 4 -Q reports", "run -w 4 -Q reports"),
         ("run -w 4", "run -w 4"),
-        ("-w4 --queue=reports stats", "stats -w4 --queue=reports"),
+        ("-w4 --queue=reports stats", "stats --queue=reports"),
         ("-Q stats", "run -Q stats"),
         ("-Q stats stats", "stats -Q stats"),
         ("-qvC prod.toml list", "list -qvC prod.toml"),

@@ -9,7 +9,7 @@ import pytest
 from stage import HANDLERS, Stage, of
 
 from jobpool.broker.values import QueueStats
-from jobpool.ipc.frames import Ask, HandlerInfo
+from jobpool.ipc.frames import Ask, HandlerInfo, Loaded
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -756,7 +756,7 @@ class TestReload:
         stage = Stage(workers=1).boot()
         stage.tell(ev.SignalCame(signal.SIGHUP))
         stage.tell(ev.SignalCame(signal.SIGHUP))
-        stage.tell(*(ev.AppLoaded(generation, HANDLERS, True, [], 0.1) for generation in (3, 2)))
+        stage.tell(*(ev.AppLoaded(generation, Loaded(HANDLERS)) for generation in (3, 2)))
         assert stage.pool.generation == 3
         assert 2 in {action.generation for action in of(stage.log, act.EndForkServer)}
 

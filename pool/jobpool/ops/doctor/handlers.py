@@ -13,7 +13,7 @@ from ipaddress import ip_address, ip_network
 from typing import Any
 
 from jobpool.broker.finding import Finding, Level
-from jobpool.ipc.frames import HandlerInfo
+from jobpool.ipc.frames import HandlerInfo, Loaded
 from jobpool.settings import ANY_COMMAND, Settings
 
 PATIENCE = 10.0  # seconds that the app may take to import
@@ -33,21 +33,19 @@ _forks = partial(Finding, "forking", Level.WARNING)
 _warning = partial(Finding, "handlers", Level.WARNING)
 
 
-def examine(settings: Settings, sys_path: Sequence[str]) -> Iterator[Finding]:
-    """Yield what the handlers of `settings.apps` want, and what they get."""
-    if not settings.apps:
+def examine(settings: Settings, app: Loaded | Finding | None) -> Iterator[Finding]:
+    """Yield what the handlers want, and what they get. `app`: as `load` returns it."""
+    if app is None:
         yield Finding("handlers", Level.NOTE, "the handlers were not looked at: no app is named (--app, or apps)")
         yield from _permissions(settings)
-        return
-    told = _load(settings, sys_path)
-    if isinstance(told, Finding):
-        yield told
-        return
-    yield from judge([HandlerInfo(**fields) for fields in told["handlers"]], settings)
-    bad = [*_rotating(told["rotating"], settings)]
-    if settings.preload:
-        bad += _missing(told["threads"], told["native"], told["cut"])
-    yield from bad or [Finding("forking", Level.OK, "children can use all that the app's import leaves behind")]
+    elif isinstance(app, Finding):
+        yield app
+    else:
+        yield from judge(app.handlers, settings)
+        bad = [*_rotating(app.rotating, settings)]
+        if settings.preload:
+            bad += _missing(app.threads, app.native, app.cut)
+        yield from bad or [Finding("forking", Level.OK, "children can use all that the app's import leaves behind")]
 
 
 def _rotating(files: Sequence[str], settings: Settings) -> Iterator[Finding]:
@@ -132,8 +130,13 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(names[:_MANY]) + (f" and {more} more" if more > 0 else "")
 
 
-def _load(settings: Settings, sys_path: Sequence[str]) -> dict[str, Any] | Finding:
-    """Return the answer of `ops.listing`, or the finding why there is none."""
+def load(settings: Settings, sys_path: Sequence[str]) -> Loaded | Finding | None:
+    """Return what `settings.apps` bring, or the finding why that is not known; None = no app is named.
+
+    Blocks for up to `PATIENCE` seconds.
+    """
+    if not settings.apps:
+        return None
     allowances = asdict(settings.allowances)
     asked = json.dumps({"apps": settings.apps, "sys_path": [*sys_path, os.getcwd()], "allowances": allowances})
     command = [sys.executable, "-m", "jobpool.ops.listing"]
@@ -148,4 +151,4 @@ def _load(settings: Settings, sys_path: Sequence[str]) -> dict[str, Any] | Findi
     if "error" in told:
         mend = "correct the app, or the setting `apps`"
         return Finding("handlers", Level.PROBLEM, told["error"], "no pool starts with it", mend)
-    return told
+    return Loaded(**told | {"handlers": [HandlerInfo(**fields) for fields in told["handlers"]]})
