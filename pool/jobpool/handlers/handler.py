@@ -10,10 +10,10 @@ import inspect
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from inspect import Parameter
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from jobpool.errors import ConfigurationError, InvalidJob, JobpoolError
-from jobpool.handlers.conversion import Mismatch, converter, fill, is_model, resolve_hints
+from jobpool.errors import ConfigurationError, InvalidJob, Unrecoverable
+from jobpool.handlers.conversion import Mismatch, converter, fill, is_data, is_model, resolve_hints
 from jobpool.handlers.event_loop import awaited
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message import producer
@@ -33,12 +33,14 @@ AfterRun = Callable[[ExecutionResult], object]
 FILLED_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
-class PayloadMismatch(JobpoolError, ValueError):
-    """A payload does not fit its handler's parameters. The text names the handler and the field."""
+class PayloadMismatch(Unrecoverable, ValueError):
+    """A payload can never fit its handler's parameters. The text names the handler and the field."""
 
 
 class Handler(Generic[P, R]):
     """A function that runs jobs. Calling it calls the function, with no queue between.
+
+    `P`: the function's parameters without its context, which are those of `define` and `enqueue`.
 
     Attributes:
         name: Its name in jobs.
@@ -51,7 +53,7 @@ class Handler(Generic[P, R]):
 
     def __init__(
         self,
-        function: Callable[P, R],
+        function: Callable[..., R],
         name: str | None = None,
         *,
         queue: str | Iterable[str] | None = None,
@@ -65,7 +67,8 @@ class Handler(Generic[P, R]):
         if isinstance(function, type):
             function = _as_function(function, name or function.__name__)
         functools.update_wrapper(self, function)  # first: it copies all attributes of the function,
-        self.__dict__.pop("bound", None)  # and a cached property would give way to one of this name
+        for cached in ("bound", "parameters"):  # and a cached property would give way to one of its name
+            self.__dict__.pop(cached, None)
         self.name = check_name(getattr(function, "__name__", "") if name is None else name, "handler name")
         self.function = function
         self.queues = tuple(map(check_queue, [queue] if isinstance(queue, str) else queue or ()))
@@ -82,27 +85,52 @@ class Handler(Generic[P, R]):
         self.ack_in_transaction = ack_in_transaction
         check_shape(function, self.name)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.function(*args, **kwargs)
+    if TYPE_CHECKING:
 
-    def define(self, **payload: Any) -> JobBuilder:
-        """Return a builder for a job with this payload, on the handler's queue; ends with `dispatch()`.
+        def __call__(self, ctx: JobContext, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
-        Raises `InvalidJob`: JSON cannot carry the payload.
+    else:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> R:
+            return self.function(*args, **kwargs)
+
+    def define(self, *args: P.args, **kwargs: P.kwargs) -> JobBuilder:
+        """Return a builder for a job with these arguments, on the handler's queue; ends with `dispatch()`.
+
+        They are those of the function without its context: JSON values, and what its annotations read from them, such
+        as a date, a `UUID`, an enum member, a dataclass or a pydantic model. For a handler of one model they may also
+        be the model's fields. One that reads `ctx.payload` itself gets all keyword arguments there.
+
+        Raises `InvalidJob`: the arguments do not fit the function, or JSON cannot carry them; the text names which.
         """
-        builder = JobBuilder(self.name, payload)
+        builder = JobBuilder(self.name, self.parameters.payload(self.name, args, kwargs))
+        self.check(builder.payload)
         return builder.queue(self.queues[0]) if self.queues else builder
 
-    def enqueue(self, **payload: Any) -> str:
-        """Enqueue a job with this payload through the process's default producer; the message's id.
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Enqueue a job with these arguments through the process's default producer; the message's id.
 
         Raises:
-            InvalidJob: JSON cannot carry the payload.
+            InvalidJob: The arguments do not fit the function, or JSON cannot carry them, as of `define`.
             BackendUnavailable: The broker did not answer.
 
         Blocks for one round trip to the broker.
         """
-        return producer.default().enqueue(self.define(**payload).to_definition())
+        return producer.default().enqueue(self.define(*args, **kwargs).to_definition())
+
+    def check(self, payload: Any) -> None:
+        """Raise `InvalidJob` if this JSON value cannot fill the function's parameters; the text names the field."""
+        read = self.parameters.read
+        if read is not None:
+            try:
+                read(payload)
+            except Mismatch as mismatch:
+                raise InvalidJob(f"handler {self.name!r} cannot take these arguments: {mismatch}") from None
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """The function's parameters, looked at once, when they are first needed: by then all annotations are there."""
+        return Parameters(self.function)
 
     @cached_property
     def bound(self) -> Bound:
@@ -110,7 +138,7 @@ class Handler(Generic[P, R]):
 
         Raises `ConfigurationError`: its annotations cannot work; the text says which.
         """
-        return bind(self.function, self.name)
+        return bind(self.function, self.name, parameters=self.parameters)
 
     @property
     def place(self) -> str:
@@ -126,7 +154,14 @@ class Handler(Generic[P, R]):
         return f"<Handler {self.name!r} at {self.place}>"
 
 
-AnyHandler = Handler[Any, Any]
+AnyHandler = Handler[..., Any]
+
+if TYPE_CHECKING:
+
+    class PlainHandler(Handler[P, R]):
+        """A handler whose function takes no context, as type checkers see it."""
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...  # type: ignore[override]
 
 
 # --- functions ----------------------------------------------------------------------------------------
@@ -156,60 +191,128 @@ def check_shape(function: Callable[..., Any], name: str, kind: str = "handler") 
     parameters = parameters_of(function)
     if parameters is None:
         return
-    if not parameters or parameters[0].kind in (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD):
+    takes_context = _takes_context(parameters, hints := hints_of(function))
+    needs_context = kind != "handler" or JobContext in [hints.get(part.name) for part in parameters]
+    if needs_context and not takes_context:
         raise ConfigurationError(f"{shown}, must take the job's context as its first parameter")
-    for parameter in parameters[1:]:
+    for parameter in parameters[takes_context:]:
         if parameter.kind is Parameter.POSITIONAL_ONLY:
             raise ConfigurationError(f"{shown}: parameter {parameter.name!r} cannot be filled by name: drop the '/'")
 
 
-def bind(function: Callable[..., Any], name: str, kind: str = "handler") -> Bound:
+def bind(function: Callable[..., Any], name: str, kind: str = "handler", parameters: Parameters | None = None) -> Bound:
     """Return a function of the context alone that calls `function` with what the payload says and awaits it if need be.
 
     Calling it raises `PayloadMismatch`, whose text calls the function `kind` and `name`, or what `function` raises.
     """
-    read = _reader(function)
+    known = parameters or Parameters(function)
+    read = known.read
     if read is None:
         return lambda ctx: awaited(function(ctx))
+
+    def without_context(_: JobContext, /, *model: Any, **fields: Any) -> Any:
+        return function(*model, **fields)
+
+    call = function if known.context else without_context
 
     def run(ctx: JobContext) -> Any:
         try:
             model, fields = read(ctx.payload)
         except Mismatch as mismatch:
             raise PayloadMismatch(f"the payload does not fit {kind} {name!r}: {mismatch}") from None
-        return awaited(function(ctx, *model, **fields))
+        return awaited(call(ctx, *model, **fields))
 
     return run
 
 
-def _reader(function: Callable[..., Any]) -> Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]] | None:
-    """Return what makes arguments of a payload, by position and by name; None = the function takes its context alone.
+class Parameters:
+    """A function's parameters: how a payload fills them, and how a producer's call makes that payload.
 
-    Worked out once per handler and not once per job. Raises `Mismatch` when called.
+    Worked out once per handler and not once per job.
+
+    Attributes:
+        context: Name of the first one, if it gets the job's context; "" = none does.
+        read: Makes arguments of a payload, by position and by name, or raises `Mismatch`; None = the function takes
+            its context alone, and any payload.
     """
-    parameters = parameters_of(function) or []
-    rest = parameters[1:]
-    if all(parameter.kind is Parameter.VAR_POSITIONAL for parameter in rest):
-        return None
-    hints = hints_of(function)
-    if len(rest) == 1 and is_model(hints.get(rest[0].name)):
-        name, convert = rest[0].name, converter(hints[rest[0].name])
-        if rest[0].kind is Parameter.KEYWORD_ONLY:
-            return lambda payload: ((), {name: convert(payload, "")})
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        known = parameters_of(function)
+        every = [Parameter("ctx", Parameter.POSITIONAL_ONLY)] if known is None else known
+        hints = hints_of(function)
+        takes_context = _takes_context(every, hints)
+        self.context = every[0].name if takes_context else ""
+        self._rest = every[1:] if takes_context else every
+        self._positions = [part.name for part in self._rest if part.kind is Parameter.POSITIONAL_OR_KEYWORD]
+        self._model: type | None = None
+        self.read: Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
+        if len(self._rest) == 1 and is_model(hint := hints.get(self._rest[0].name)):
+            self._model = hint
+            self.read = self._read_model(self._rest[0], hint)
+        elif not takes_context or any(part.kind is not Parameter.VAR_POSITIONAL for part in self._rest):
+            self.read = self._read_fields(hints)
+        self._by_field = self.read is not None and self._model is None
+
+    def payload(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the payload of a call; what JSON does not know is in it still. `name`: the handler's, for texts.
+
+        Raises `InvalidJob`: too many arguments by position, or the context is given.
+        """
+        if args or (self._by_field and self.context in kwargs):
+            kwargs = self._by_name(name, args, kwargs)
+        if self._model is not None and len(kwargs) == 1:
+            wanted, value = self._rest[0].name, kwargs.get(self._rest[0].name)
+            if isinstance(value, self._model):
+                return value
+            if args:
+                got = f"{wanted!r} must be {self._model.__name__}, not {type(value).__name__}"
+                raise InvalidJob(f"handler {name!r} cannot take these arguments: {got}")
+        # A set is refused elsewhere, because JSON has none: here a parameter says what it is read as.
+        return {key: list(value) if isinstance(value, set | frozenset) else value for key, value in kwargs.items()}
+
+    def _by_name(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        given = dict(zip(self._positions, args, strict=False))
+        wrong = ""
+        if len(args) > len(self._positions):
+            wrong = f"it takes {len(self._positions)} by position, not {len(args)}"
+        elif twice := given.keys() & kwargs.keys():
+            wrong = f"{min(twice)!r} is given twice"
+        if wrong or self.context in kwargs:
+            context = f"; its first parameter {self.context!r} is the job's context, given by the pool"
+            raise InvalidJob(
+                f"handler {name!r} cannot take these arguments: {wrong or 'leave out the context'}"
+                f"{context if self.context else ''}"
+            )
+        return given | kwargs
+
+    @staticmethod
+    def _read_model(only: Parameter, hint: Any) -> Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]:
+        convert = converter(hint)
+        if only.kind is Parameter.KEYWORD_ONLY:
+            return lambda payload: ((), {only.name: convert(payload, "")})
         return lambda payload: ((convert(payload, ""),), {})
-    named = [parameter for parameter in rest if parameter.kind in FILLED_BY_NAME]
-    converters = {parameter.name: converter(hints.get(parameter.name, Any)) for parameter in named}
-    required = [parameter.name for parameter in named if parameter.default is Parameter.empty]
-    # A function with `**fields` takes any other name, but not that of its context, or of its method's `self`.
-    takes_others = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in rest)
-    taken = {parameters[0].name, "self"} if takes_others else None
 
-    def read(payload: Any) -> tuple[tuple[()], dict[str, Any]]:
-        if type(payload) is not dict:
-            raise Mismatch(f"it must be an object with the handler's parameters, not {type(payload).__name__}")
-        return (), fill(payload, "", converters, required, "it takes", taken)
+    def _read_fields(self, hints: dict[str, Any]) -> Callable[[Any], tuple[tuple[()], dict[str, Any]]]:
+        named = [parameter for parameter in self._rest if parameter.kind in FILLED_BY_NAME]
+        converters = {parameter.name: converter(hints.get(parameter.name, Any)) for parameter in named}
+        required = [parameter.name for parameter in named if parameter.default is Parameter.empty]
+        # A function with `**fields` takes any other name, but not that of its context, or of its method's `self`.
+        takes_others = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in self._rest)
+        taken = {self.context, "self"} if takes_others else None
 
-    return read
+        def read(payload: Any) -> tuple[tuple[()], dict[str, Any]]:
+            if type(payload) is not dict:
+                raise Mismatch(f"it must be an object with the handler's parameters, not {type(payload).__name__}")
+            return (), fill(payload, "", converters, required, "it takes", taken)
+
+        return read
+
+
+def _takes_context(parameters: list[Parameter], hints: dict[str, Any]) -> bool:
+    """Return whether the first parameter gets the job's context: by position, and not annotated as data."""
+    if not parameters or parameters[0].kind in (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD):
+        return False
+    return not is_data(hints.get(parameters[0].name))
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -246,7 +349,7 @@ def _as_function(cls: type, name: str) -> Callable[..., Any]:
     shown = f"handler {name!r}: class {cls.__module__}.{cls.__qualname__}"
     method = next((known for known in ("run", "__call__") if _is_plain(cls, known)), None)
     if method is None:
-        raise ConfigurationError(f"{shown} has neither a method run(self, ctx, …) nor __call__(self, ctx, …)")
+        raise ConfigurationError(f"{shown} has neither a method run(self, …) nor __call__(self, …)")
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))  # type: ignore[attr-defined]
         raise ConfigurationError(f"{shown} is abstract: {missing} is not written")
@@ -258,8 +361,8 @@ def _as_function(cls: type, name: str) -> Callable[..., Any]:
         pass  # a builtin that does not tell
 
     @functools.wraps(getattr(cls, method))
-    def function(ctx: Any, /, *args: Any, **fields: Any) -> Any:
-        return getattr(cls(), method)(ctx, *args, **fields)
+    def function(*args: Any, **fields: Any) -> Any:
+        return getattr(cls(), method)(*args, **fields)
 
     signature = inspect.signature(getattr(cls, method))
     own, *others = signature.parameters.values()

@@ -6,15 +6,20 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Protocol, TypeVar, overload
 
 from jobpool.errors import ConfigurationError
 from jobpool.handlers import builtin as kinds
 from jobpool.handlers.handler import AfterRun, AnyHandler, BeforeRun, Handler, P, R
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.allowances import Allowances
+from jobpool.message.context import JobContext
+
+if TYPE_CHECKING:
+    from jobpool.handlers.handler import PlainHandler
 
 F = TypeVar("F", bound=Callable[..., Any])
+R_co = TypeVar("R_co", covariant=True)
 
 
 class UnknownHandler(LookupError):
@@ -25,12 +30,24 @@ class HandlerNotAllowed(LookupError):
     """The handler exists and is not on the queue's list of allowed handlers."""
 
 
+class _Open(Protocol[R_co]):
+    """A function with `**fields`, which mypy takes for no `Concatenate[JobContext, P]`."""
+
+    def __call__(self, ctx: JobContext, **fields: Any) -> R_co: ...
+
+
 class _Decorator(Protocol):
     @overload
-    def __call__(self, function: type[object], /) -> Handler[..., Any]: ...
+    def __call__(self, function: type[object], /) -> Handler[..., Any]: ...  # type: ignore[overload-overlap]
 
     @overload
-    def __call__(self, function: Callable[P, R], /) -> Handler[P, R]: ...
+    def __call__(self, function: Callable[Concatenate[JobContext, P], R], /) -> Handler[P, R]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def __call__(self, function: _Open[R], /) -> Handler[..., R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> PlainHandler[P, R]: ...
 
 
 class HandlerRegistry:
@@ -60,10 +77,16 @@ class HandlerRegistry:
         return handler
 
     @overload
-    def handler(self, name: type[object], /) -> Handler[..., Any]: ...
+    def handler(self, name: type[object], /) -> Handler[..., Any]: ...  # type: ignore[overload-overlap]
 
     @overload
-    def handler(self, name: Callable[P, R], /) -> Handler[P, R]: ...
+    def handler(self, name: Callable[Concatenate[JobContext, P], R], /) -> Handler[P, R]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def handler(self, name: _Open[R], /) -> Handler[..., R]: ...
+
+    @overload
+    def handler(self, name: Callable[P, R], /) -> PlainHandler[P, R]: ...
 
     @overload
     def handler(
@@ -83,9 +106,10 @@ class HandlerRegistry:
     def handler(self, name: Any = None, /, **options: Any) -> Any:
         """Make a function a handler.
 
-        Bare (`@jobpool.handler`) the function's own name is used. The first parameter is the `JobContext`. Others are
-        filled from an object payload by name. A single one that is annotated with a dataclass or a pydantic model takes
-        the whole payload. `async def` runs in an event loop of the child's own.
+        Bare (`@jobpool.handler`) the function's own name is used. The first parameter is the `JobContext`, unless its
+        annotation is of a type that payloads are converted to. Others are filled from an object payload by name. A
+        single one that is annotated with a dataclass or a pydantic model takes the whole payload. `async def` runs in
+        an event loop of the child's own.
 
         A class will do if it can be made without arguments and has a method `run`, or `__call__`, with parameters like
         these after `self`. Each attempt gets an instance of its own.
