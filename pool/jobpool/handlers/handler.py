@@ -58,6 +58,7 @@ class Handler(Generic[P, R]):
         *,
         queue: str | Iterable[str] | None = None,
         max_retries: int | None = None,
+        backoff: str | None = None,
         timeout: float | None = None,
         before_run: BeforeRun | None = None,
         after_run: AfterRun | None = None,
@@ -75,6 +76,7 @@ class Handler(Generic[P, R]):
         if max_retries is not None and (type(max_retries) is not int or max_retries < 0):
             raise InvalidJob(f"max_retries of handler {self.name!r} must be a whole number >= 0, not {max_retries!r}")
         self.max_retries = max_retries
+        self.backoff = None if backoff is None else _check_backoff(backoff, self.name)
         self.timeout = None if timeout is None else check_seconds(timeout, f"timeout of handler {self.name!r}")
         for what, hook in (("before_run", before_run), ("after_run", after_run)):
             if hook is not None and (not callable(hook) or inspect.iscoroutinefunction(hook)):
@@ -148,7 +150,7 @@ class Handler(Generic[P, R]):
     @property
     def info(self) -> HandlerInfo:
         """Return the handler's description for the master."""
-        return HandlerInfo(self.name, self.max_retries, self.timeout, self.ack_in_transaction)
+        return HandlerInfo(self.name, self.max_retries, self.timeout, self.ack_in_transaction, backoff=self.backoff)
 
     def __repr__(self) -> str:
         return f"<Handler {self.name!r} at {self.place}>"
@@ -162,6 +164,16 @@ if TYPE_CHECKING:
         """A handler whose function takes no context, as type checkers see it."""
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...  # type: ignore[override]
+
+
+def _check_backoff(value: str, name: str) -> str:
+    from jobpool.policy.retry import parse_backoff  # only here: a child decides about no retries
+
+    try:
+        parse_backoff(value)
+    except ValueError as error:
+        raise InvalidJob(f"backoff of handler {name!r}: {error}") from None
+    return value
 
 
 # --- functions ----------------------------------------------------------------------------------------

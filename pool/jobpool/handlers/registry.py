@@ -96,6 +96,7 @@ class HandlerRegistry:
         *,
         queue: str | Iterable[str] | None = None,
         max_retries: int | None = None,
+        backoff: str | None = None,
         timeout: float | None = None,
         before_run: BeforeRun | None = None,
         after_run: AfterRun | None = None,
@@ -118,6 +119,8 @@ class HandlerRegistry:
             name: Its name in jobs, unique in the app.
             queue: The queue of its `enqueue()`; of several, the first.
             max_retries: Runs after the first that fails, >= 0, for jobs that set none; None = the pool's policy.
+            backoff: The waits before its retries, as the setting `retry` has them, such as `"exponential base=5s"`;
+                None = the pool's.
             timeout: Seconds, 0 = unlimited, for jobs that set none; None = the pool's default.
             before_run: Called with the context before the handler; its errors fail the attempt.
             after_run: Called with the `ExecutionResult` after every attempt; its errors are logged.
@@ -184,6 +187,7 @@ class HandlerRegistry:
         /,
         *,
         max_retries: int | None = None,
+        backoff: str | None = None,
         timeout: float | None = None,
         before_run: BeforeRun | None = None,
         after_run: AfterRun | None = None,
@@ -192,7 +196,7 @@ class HandlerRegistry:
 
         Args:
             name: `command`, `callable`, `shell`, `event` or `url`.
-            max_retries, timeout, before_run, after_run: As of `jobpool.handler`.
+            max_retries, backoff, timeout, before_run, after_run: As of `jobpool.handler`.
 
         Raises:
             ConfigurationError: There is no such built-in handler, or it has other options already.
@@ -204,6 +208,7 @@ class HandlerRegistry:
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         options: dict[str, Any] = {
             "max_retries": max_retries,
+            "backoff": backoff,
             "timeout": timeout,
             "before_run": before_run,
             "after_run": after_run,
@@ -305,7 +310,8 @@ class HandlerRegistry:
                 continue
             options = self._kit.options.get(name, {})
             enabled = name == "url" or bool(kinds.enabled_by(name, self._kit))  # it may call public addresses
-            infos.append(HandlerInfo(name, options.get("max_retries"), options.get("timeout"), enabled=enabled))
+            known: Any = {option: options.get(option) for option in ("max_retries", "timeout", "backoff")}
+            infos.append(HandlerInfo(name, enabled=enabled, **known))
         return infos
 
 

@@ -142,6 +142,7 @@ class HandlerInfo:
     timeout: float | None = None
     ack_in_transaction: bool = False
     enabled: bool = True  # False: a built-in one that refuses every job, because nothing allows it any
+    backoff: str | None = None  # of `policy.retry.parse_backoff`
 
 
 @dataclass(frozen=True, slots=True)

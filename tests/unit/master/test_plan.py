@@ -323,7 +323,15 @@ class TestResults:
         stage = Stage(workers=1).boot()
         stage.lease("stubborn")
         stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
-        assert stage.verdicts() == [Nack(0.0, "boom")]
+        [nack] = stage.verdicts()
+        assert isinstance(nack, Nack)
+        assert 0.85 <= nack.delay <= 1.15, "the pool's default: after 1 s"
+
+    def test_the_handlers_own_back_off_wins_over_the_pools(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("patient")
+        stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
+        assert stage.verdicts() == [Nack(60.0, "boom")]
 
     def test_an_answer_of_a_former_attempt_is_ignored(self) -> None:
         stage = Stage(workers=1).boot()

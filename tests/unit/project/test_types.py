@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-
 APP = '''\
 """An app as a user writes it."""
 
@@ -26,7 +25,7 @@ class Order:
     number: int
 
 
-@jobpool.handler("report", queue="reports", max_retries=3)
+@jobpool.handler("report", queue="reports", max_retries=3, backoff="exponential base=5s")
 def report(ctx: jobpool.JobContext, customer: int, month: str = "06", *, day: date | None = None) -> str:
     return f"{customer} {month} {day} {ctx.attempt}"
 
