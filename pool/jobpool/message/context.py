@@ -91,7 +91,7 @@ class JobContext:
         return self._envelope.user_meta
 
     def progress(self, fraction: float, text: str = "") -> None:
-        """Show how far the job is, in `jobpool top` and `jobpool status`, with one short line of text. Never blocks.
+        """Show how far the job is, in `jobpool top`, with one short line of text. Never blocks.
 
         A `fraction` outside 0..1 is taken as the nearer bound. Raises `ValueError`: it is not a number.
         """

@@ -209,8 +209,8 @@ _TAKES = {"none": ("attempts",), "fixed": ("base", "attempts"), "exponential": t
 def parse_retry(value: object) -> RetryPolicy:
     """Return the policy that a text such as `"exponential base=5s max=5m attempts=25"` describes.
 
-    A word that is not given is that of the preset of this name, but with `base=` alone the waits grow up to 5 minutes;
-    `fixed` waits for 5 s. Raises `ValueError` if it cannot be read; the text says how to write it.
+    A word that is not given is that of the preset of this name; `fixed` waits for 5 s. But with `base=` the waits grow
+    up to 5 minutes, unless `max=` is given. Raises `ValueError` if it cannot be read; the text says how to write it.
     """
     text, given = parse_words(value, {word: parse for word, (_, parse) in _WORDS.items()})
     strategy = text.lower()
