@@ -30,6 +30,7 @@ Bound = Callable[[JobContext], Any]
 BeforeRun = Callable[[JobContext], object]
 AfterRun = Callable[[ExecutionResult], object]
 
+_SETS = (set, frozenset)
 FILLED_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
@@ -105,8 +106,10 @@ class Handler(Generic[P, R]):
 
         Raises `InvalidJob`: the arguments do not fit the function, or JSON cannot carry them; the text names which.
         """
-        builder = JobBuilder(self.name, self.parameters.payload(self.name, args, kwargs))
-        self.check(builder.payload)
+        parameters = self.parameters
+        builder = JobBuilder(self.name, parameters.payload(self.name, args, kwargs))
+        if parameters.read is not None:
+            self.check(builder.payload)
         return builder.queue(self.queues[0]) if self.queues else builder
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
@@ -279,8 +282,10 @@ class Parameters:
             if args:
                 got = f"{wanted!r} must be {self._model.__name__}, not {type(value).__name__}"
                 raise InvalidJob(f"handler {name!r} cannot take these arguments: {got}")
-        # A set is refused elsewhere, because JSON has none: here a parameter says what it is read as.
-        return {key: list(value) if isinstance(value, set | frozenset) else value for key, value in kwargs.items()}
+        for key, value in kwargs.items():
+            if type(value) in _SETS:  # refused elsewhere, because JSON has none: here a parameter says how it is read
+                kwargs[key] = list(value)
+        return kwargs
 
     def _by_name(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         given = dict(zip(self._positions, args, strict=False))
