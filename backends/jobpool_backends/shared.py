@@ -18,6 +18,8 @@ MICRO = 1_000_000
 T = TypeVar("T")
 K = TypeVar("K")
 
+MAX_LISTED_LOGS = 10_000
+
 KEY_PLACE = "key:"  # an idempotency key is held as the only place under this and the key (`KeyStore.holders`)
 
 _DEAD = (State.DEAD,)
@@ -60,6 +62,10 @@ class Listed(Protocol):
 def micros(seconds: float) -> int:
     """Convert seconds, or a Unix time, to whole microseconds: they are stored and compared, so deadlines are exact."""
     return round(seconds * MICRO)
+
+
+def unix_time(time: int | None) -> float | None:
+    return None if time is None else time / MICRO
 
 
 def more_than(seconds: float) -> int:
