@@ -101,8 +101,8 @@ class Handler(Generic[P, R]):
         """Return a builder for a job with these arguments, on the handler's queue; ends with `dispatch()`.
 
         They are those of the function without its context: JSON values, and what its annotations read from them. That
-        is a date, a `UUID`, a path, an enum member, a dataclass, a pydantic model, and their like. For a handler of one model they may also
-        be the model's fields. One that reads `ctx.payload` itself gets all keyword arguments there.
+        is a date, a `UUID`, a path, an enum member, a dataclass, a pydantic model, and their like. For a handler of one
+        model they may also be the model's fields. One that reads `ctx.payload` itself gets all keyword arguments there.
 
         Raises `InvalidJob`: the arguments do not fit the function, or JSON cannot carry them; the text names which.
         """
