@@ -82,7 +82,7 @@ class JobContext:
 
     @property
     def max_retries(self) -> int | None:
-        """Runs after the first that fails; None = the pool's policy decides."""
+        """Runs after the first that fails: the job's, else its handler's; None = the pool's policy decides."""
         return self._envelope.max_retries if self._max_retries is None else self._max_retries
 
     @property

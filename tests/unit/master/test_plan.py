@@ -304,6 +304,8 @@ class TestHandingOut:
         [settlement] = stage.verdicts()
         assert isinstance(settlement, Release)
         assert settlement.delay > 0
+        [note] = [note for note in stage.pool.notes if note.event.startswith("no such handler here")]
+        assert (note.fields["handler"], note.fields["waits"]) == ("nobody", "10m")
 
     def test_what_was_rejected_is_never_handed_over(self) -> None:
         stage = Stage().boot()
