@@ -152,9 +152,9 @@ def _read(path: Path) -> dict[str, Any] | None:
         with path.open("rb") as file:
             values = tomllib.load(file)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
+        raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}") from error
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
     if path.name != SHARED_FILE_NAME:
         return values
     tool = values.get("tool")

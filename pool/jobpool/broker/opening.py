@@ -75,7 +75,7 @@ def open_backend(
     try:
         backend_class = point.load()
     except ImportError as error:
-        raise ConfigurationError(f"the backend for {redact(url)} {_what_is_wrong(error)}") from error
+        raise ConfigurationError(f"the backend for {redact(url)} {_what_is_wrong(error)}") from None
     if timeout is not None:
         options["timeout"] = timeout
     backend: QueueBackend = backend_class.from_url(url, signer=signer, clock=clock, runner=runner, **options)
@@ -209,7 +209,7 @@ def read_keys(path: Path) -> list[str]:
     try:
         keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"signing_key_file cannot be read: {error}") from error
+        raise ConfigurationError(f"signing_key_file cannot be read: {error}") from None
     if not keys:
         raise ConfigurationError(f"signing_key_file {path} holds no key: write one a line")
     return keys
