@@ -17,8 +17,8 @@ import pydantic
 import pytest
 
 from jobpool.errors import ConfigurationError
+from jobpool.handlers.binding import PayloadMismatch, bind, check_shape
 from jobpool.handlers.conversion import Mismatch, converter
-from jobpool.handlers.handler import PayloadMismatch, bind, check_shape
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode
