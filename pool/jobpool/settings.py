@@ -143,13 +143,15 @@ class Settings:
         factory=usable_cpus,
     )
     queues: tuple[tuple[str, float], ...] = _pool(
-        Kind(setting_types.parse_queues, "NAME[=WEIGHT]", repeats=True),
-        "Queue to work on, and its weight; repeatable.",
-        "default",
+        Kind(setting_types.parse_queues, "NAME[=WEIGHT]", empty=(), repeats=True),
+        "Queue to work on, and its weight; repeatable. If not set, those that the app's handlers name.",
         flags=("-Q", "--queue"),
     )
     apps: tuple[str, ...] = _pool(
         NAMES, "Module or .py file with handlers; repeatable.", flags=("-A", "--app"), metavar="MODULE"
+    )
+    preload: bool = _pool(
+        SWITCH, "Import the app once and fork the children from it; else each child imports it.", "true"
     )
     queue_handlers: dict[str, list[str]] = _pool(
         Kind(setting_types.parse_handlers, "QUEUE=HANDLER,…", empty={}, repeats=True),

@@ -118,6 +118,7 @@ class AttemptRunner:
         output_cap: Bytes of output, and of error text, that are kept.
         more_output: Asked once an attempt for text that was printed past `sys.stdout`.
         enqueue_to: The only queues that follow-ups may go to; empty = any.
+        cut: Descriptors of the app's import that this process does not have, as people know them.
     """
 
     def __init__(
@@ -128,8 +129,10 @@ class AttemptRunner:
         output_cap: int = DEFAULT_CAP,
         more_output: Callable[[], str] = str,
         enqueue_to: Collection[str] = (),
+        cut: Collection[str] = (),
     ) -> None:
         self._registry = registry
+        self._cut = cut
         self._watch = watch
         self._capture = capture
         self._cap = output_cap
@@ -173,6 +176,8 @@ class AttemptRunner:
         end = self._call(handler, ctx)
         attempt.kind, attempt.output, attempt.error = end.kind, end.output, end.error
         attempt.after, attempt.suspect = end.after, end.suspect
+        if self._cut and end.error:
+            attempt.error += ending.cut_hint(end.error, self._cut)
         self._end(attempt, job)
         if notes.left_open():
             attempt.left_open = True

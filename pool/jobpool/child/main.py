@@ -29,6 +29,7 @@ from jobpool.handlers.registry import DEFAULT
 from jobpool.ipc import packets
 from jobpool.ipc.alarm import Alarm
 from jobpool.ipc.frames import RUN_HEAD, TICKETED, BootFailed, Ready, Result, plain_success, split_ticket
+from jobpool.ipc.inheritance import flush, writers
 from jobpool.ipc.postfork import BROKEN
 from jobpool.ipc.process_options import ChildBoot
 from jobpool.message import producer
@@ -52,6 +53,7 @@ def run(boot: ChildBoot) -> int:
     try:
         if not boot.options.preload:
             app.load(boot.options)
+            boot.inheritance.streams = writers()
     except ConfigurationError as error:
         with contextlib.suppress(OSError):
             packets.send_announced(boot.channel, BootFailed(str(error)).encode())
@@ -74,6 +76,7 @@ class Child:
         producer.enter_child(self._producer)
         _write_lines_at_once()
         self._boot = boot
+        self._streams = boot.inheritance.streams
         self._work = boot.work
         self._channel = boot.channel
         self._page = boot.page.child
@@ -82,7 +85,7 @@ class Child:
         take = OutputPipe(boot.output_fd, cap).take
         capture = Capture(cap, boot.page.printed.write)
         self._alarm = Alarm(options.kill_grace)
-        self._runner = AttemptRunner(DEFAULT, self._alarm, capture, cap, take, options.enqueue_to)
+        self._runner = AttemptRunner(DEFAULT, self._alarm, capture, cap, take, options.enqueue_to, boot.inheritance.cut)
         with contextlib.suppress(OSError):
             take()  # text printed before the first job belongs to none
         # Title and page are written only when the child has been idle for a moment, so the wait needs a limit.
@@ -140,6 +143,8 @@ class Child:
         self._title.busy(envelope.job, envelope.identifier)
         job = JobToRun(envelope, envelope.queue, fence, crashes, timeout, ack=ack)
         attempt = self._runner.run(job, self._page.progress)
+        if self._streams and (failure := flush(self._streams)) is not None:
+            _not_written(attempt, failure)
         self._title.in_series = attempt.duration < QUICK_S
         return self._answer(nonce, attempt)
 
@@ -160,6 +165,14 @@ class Child:
             attempt.output = cap_text(attempt.output, DEFAULT_CAP)
             attempt.error = cap_text(attempt.error, DEFAULT_CAP)
             packets.send_announced(self._channel, _packet(nonce, attempt, leaving))
+
+
+def _not_written(attempt: Attempt, error: Exception) -> None:
+    """Fail an attempt whose output to a file cannot be written; its process holds the rest, and is replaced."""
+    attempt.suspect = True
+    if attempt.kind is ResultKind.SUCCEEDED:
+        attempt.kind = ResultKind.FAILED
+        attempt.error = f"a file that the app's import opened cannot be written: {error}"
 
 
 class _Title:

@@ -42,6 +42,7 @@ class Wear:
         self._left = _lifetime(boot.options, boot.child)
         self._threads = _thread._count()
         self._first_free = _lowest_free()
+        self._of_app = boot.inheritance.of_app
         sockets = boot.work, boot.channel
         self._sockets = [(sock.getsockopt, sock.getsockopt(_SOL_SOCKET, _SO_COOKIE, 8)) for sock in sockets]
         self._daemons = linux.direct_children() if linux.has_children() else set()
@@ -105,7 +106,10 @@ class Wear:
     def _leaks_descriptors(self) -> bool:
         """Tell by the lowest free one if descriptors leak or were closed under our feet: two system calls."""
         try:
-            return not self._first_free <= _lowest_free() <= self._first_free + self._options.max_leaked_fds
+            lowest = _lowest_free()
+            if lowest < self._first_free and lowest in self._of_app:
+                self._first_free = lowest  # the handler has read an image, say, and closed its file
+            return not self._first_free <= lowest <= self._first_free + self._options.max_leaked_fds
         except OSError:  # none is left, or the standard streams are closed
             return True
 

@@ -19,9 +19,13 @@ BAR_CHARS = 30
 
 
 def backlog(pool: Settings) -> int:
-    """Count the messages that wait, are delayed or leased in the pool's queues. Raises `BackendUnavailable`."""
+    """Count the messages that wait, are delayed or leased in the pool's queues. Raises `BackendUnavailable`.
+
+    Where the settings name no queue, in all that the broker knows: the app is not imported yet.
+    """
     with closing(open_backend(pool.backend)) as backend:
-        return sum(backend.stats(queue).pending for queue in pool.queue_names)
+        queues = pool.queue_names or (backend.queues() if backend.capabilities.makes_queues else ())
+        return sum(backend.stats(queue).pending for queue in queues)
 
 
 @contextmanager

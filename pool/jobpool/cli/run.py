@@ -21,7 +21,13 @@ from jobpool.errors import ConfigurationError
 from jobpool.telemetry.logs import LineHandler, configure
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from jobpool.broker.backend import QueueBackend
+    from jobpool.master.run import Neighbourhood
+    from jobpool.master.serving import Neighbours
+    from jobpool.ops.runtime_dir import PoolFile
     from jobpool.settings import Settings
 
 log = logging.getLogger("jobpool.cli")
@@ -63,13 +69,14 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     sys.stderr = lines.stream  # warnings, ignored exceptions, and the sentence of an error that ends the pool
     if progress is None:
         progress = sys.stderr.isatty() and pool.log_format == "text" and bool(pool.until_empty or pool.max_total)
-    about = {"name": pool.name, "workers": pool.workers, "queues": list(pool.queue_names)}
+    queues = {"queues": list(pool.queue_names)} if pool.queues else {}  # else those of the app, once it has loaded
+    about = {"name": pool.name, "workers": pool.workers, **queues}
     log.info("pool starts", extra={"fields": about | {"backend": redact(pool.backend), "apps": list(pool.apps)}})
     if not pool.signing_keys() and scheme_of(pool.backend) not in LOCAL:
         log.warning("messages are not signed", extra={"mend": "set signing_key: who reaches the broker can enqueue"})
     warn_of_keys(pool)
-    with _published(pool) as published:
-        status = _run(published, lines if progress else None, ctx.obj)
+    with _published(pool) as (published, neighbourhood):
+        status = _run(published, lines if progress else None, ctx.obj, neighbourhood)
     _leave(status)
 
 
@@ -86,10 +93,11 @@ def _leave(status: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _published(pool: Settings) -> Iterator[Settings]:
+def _published(pool: Settings) -> Iterator[tuple[Settings, Neighbourhood]]:
     """Leave a note for `top` and `health` while the block runs; without a runtime directory the pool runs unseen."""
     from importlib.metadata import version
 
+    from jobpool.master.run import Neighbourhood
     from jobpool.ops.runtime_dir import register, runtime_dir, this_pool, unregister
 
     try:
@@ -98,26 +106,49 @@ def _published(pool: Settings) -> Iterator[Settings]:
         if pool.runtime_dir is not None:
             raise
         log.warning("top and health will not see this pool", extra={"why": str(error)})
-        yield pool
+        yield pool, Neighbourhood()
         return
     about: dict[str, Any] = {"queues": pool.queue_names, "workers": pool.workers, "since": time.time()}
+    about["scheduler"] = pool.cron
     note = this_pool(name=pool.name, backend=pool.backend, directory=place, version=version("jobpool"), **about)
     path = register(place, note)
     try:
-        yield replace(pool, board_path=note.board)
+        neighbourhood = Neighbourhood(partial(_tell, place, note), partial(_look, place, note))
+        yield replace(pool, board_path=note.board), neighbourhood
     finally:
         unregister(path)
 
 
-def _run(pool: Settings, lines: LineHandler | None, wrap: Callable[[QueueBackend], QueueBackend] | None) -> int:
+def _tell(place: Path, note: PoolFile, queues: Sequence[str]) -> None:
+    from jobpool.ops.runtime_dir import register
+
+    with contextlib.suppress(ConfigurationError):  # the directory has gone: this pool is not seen any more
+        register(place, replace(note, queues=tuple(queues)))
+
+
+def _look(place: Path, note: PoolFile) -> Neighbours:
+    from jobpool.master.serving import Neighbours
+    from jobpool.ops.runtime_dir import serving
+
+    pools = [pool for pool in serving(place, note.backend) if pool.pid != note.pid]
+    return Neighbours(frozenset(queue for pool in pools for queue in pool.queues), any(p.scheduler for p in pools))
+
+
+def _run(
+    pool: Settings,
+    lines: LineHandler | None,
+    wrap: Callable[[QueueBackend], QueueBackend] | None,
+    neighbourhood: Neighbourhood,
+) -> int:
     """Run it: with `lines` under a progress bar, with `wrap` round its broker."""
     from jobpool.master.run import run_pool
 
+    run = partial(run_pool, pool, wrap=wrap, last=True, neighbourhood=neighbourhood)
     if lines is None or pool.board_path is None:
-        return run_pool(pool, wrap=wrap, last=True)
+        return run()
     from jobpool.cli.progress import backlog, progress
 
     waiting = backlog(pool)
     total = min(waiting, pool.max_total) if pool.max_total and pool.until_empty else pool.max_total or waiting
     with progress(pool.board_path, total, lines):
-        return run_pool(pool, wrap=wrap, last=True)
+        return run()

@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from traceback import StackSummary, TracebackException
 from types import TracebackType
@@ -26,8 +26,16 @@ from jobpool.message.outcome import ResultKind
 _OURS = os.path.dirname(os.path.abspath(jobpool.errors.__file__)) + os.sep
 _MAX_CHAIN_LINKS = 100
 
+AT_A_BREAKPOINT = (
+    "the handler met a breakpoint, and a job of a pool has no terminal: `jobpool run-one HANDLER key=value` runs it in"
+    " yours"
+)
+
 _OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EPERM, errno.EBADF, errno.ENOTSOCK}
 """Errors of system calls that tell of this process more than of what it asked for."""
+
+_OF_CUT_DESCRIPTORS = os.strerror(errno.EBADF), "disk I/O error", os.strerror(errno.ENOTSOCK)
+"""Words of an error whose cause may be a descriptor that was cut off; SQLite says the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,8 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 def told(error: BaseException, cap: int) -> str:
     """Return the traceback, without jobpool's own frames at its top; of an error of jobpool's own, the sentence."""
+    if type(error).__name__ == "BdbQuit":  # of the module bdb, which only `breakpoint()` imports
+        return AT_A_BREAKPOINT
     try:
         below = below_ours(error.__traceback__)
         if below is None and isinstance(error, JobpoolError):
@@ -108,6 +118,16 @@ def told(error: BaseException, cap: int) -> str:
 def named(error: BaseException) -> str:
     """Return no more than the name of its class: runs no code of the error's."""
     return f"{type(error).__name__} (it cannot be shown)"
+
+
+def cut_hint(error: str, cut: Collection[str]) -> str:
+    """Return an addition for an error that a descriptor may explain which the child does not have; "" for any other."""
+    if not any(words in error for words in _OF_CUT_DESCRIPTORS):
+        return ""
+    return (
+        f" (the app's import opened what its children do not have: {', '.join(cut)}; open it in the handler, or anew"
+        " in a hook of os.register_at_fork(after_in_child=…): docs/forking.md)"
+    )
 
 
 def below_ours(trace: TracebackType | None) -> TracebackType | None:

@@ -17,7 +17,7 @@ from jobpool.message import producer
 from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
 from jobpool.message.definition import check_seconds
-from jobpool.message.names import check_name, check_queue
+from jobpool.message.names import DEFAULT_QUEUE, check_name, check_queue
 from jobpool.message.outcome import ExecutionResult
 
 P = ParamSpec("P")
@@ -147,7 +147,10 @@ class Handler(Generic[P, R]):
     @property
     def info(self) -> HandlerInfo:
         """Return the handler's description for the master."""
-        return HandlerInfo(self.name, self.max_retries, self.timeout, self.ack_in_transaction, backoff=self.backoff)
+        queues = list(self.queues or (DEFAULT_QUEUE,))
+        return HandlerInfo(
+            self.name, self.max_retries, self.timeout, self.ack_in_transaction, backoff=self.backoff, queues=queues
+        )
 
     def __repr__(self) -> str:
         return f"<Handler {self.name!r} at {self.place}>"

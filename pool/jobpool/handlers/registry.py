@@ -14,6 +14,8 @@ from jobpool.handlers.handler import AfterRun, AnyHandler, BeforeRun, Handler, P
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.allowances import Allowances
 from jobpool.message.context import JobContext
+from jobpool.message.definition import JobDefinition
+from jobpool.message.names import DEFAULT_QUEUE
 
 if TYPE_CHECKING:
     from jobpool.handlers.handler import PlainHandler
@@ -302,6 +304,19 @@ class HandlerRegistry:
         """Return the descriptions of registered handlers for the master, in the order of the names."""
         return [self._handlers[name].info for name in self.names()]
 
+    def infos_with_schedules(self) -> list[HandlerInfo]:
+        """Return the descriptions of all handlers, built-in ones last, each with the app's schedules that run it.
+
+        Schedules that are refused or switched off are left out. Imports no built-in handler.
+        """
+        infos = {info.name: info for info in (*self.infos(), *self.built_in_infos())}
+        for scheduled in chain.from_iterable(declared() for declared in DECLARED_SCHEDULES):
+            if info := infos.get(scheduled.handler):
+                info.schedules.append(scheduled.name or scheduled.handler)
+                if scheduled.queue is not None and scheduled.queue not in info.queues:
+                    info.queues.append(scheduled.queue)
+        return list(infos.values())
+
     def built_in_infos(self) -> list[HandlerInfo]:
         """Return the descriptions, for the master, of built-in handlers that no other has replaced. Imports none."""
         infos = []
@@ -309,11 +324,16 @@ class HandlerRegistry:
             if name in self._handlers:
                 continue
             options = self._kit.options.get(name, {})
-            enabled = name == "url" or bool(kinds.enabled_by(name, self._kit))  # it may call public addresses
+            by = kinds.enabled_by(name, self._kit)
             known: Any = {option: options.get(option) for option in ("max_retries", "timeout", "backoff")}
-            infos.append(HandlerInfo(name, enabled=enabled, **known))
+            # `url` may call public addresses though nothing enables it, and names no queue then.
+            enabled, queues = name == "url" or bool(by), [DEFAULT_QUEUE] if by else []
+            infos.append(HandlerInfo(name, enabled=enabled, queues=queues, **known))
         return infos
 
+
+DECLARED_SCHEDULES: list[Callable[[], list[JobDefinition]]] = []
+"""One function for each `Scheduler` of the app, which is of a room above: its jobs that are not switched off."""
 
 DEFAULT = HandlerRegistry()
 """Where `@jobpool.handler` registers, and what children run from."""

@@ -143,6 +143,8 @@ class HandlerInfo:
     ack_in_transaction: bool = False
     enabled: bool = True  # False: a built-in one that refuses every job, because nothing allows it any
     backoff: str | None = None  # of `policy.retry.parse_backoff`
+    queues: list[str] = field(default_factory=list)  # to which its jobs go; [] = a built-in one that nothing enables
+    schedules: list[str] = field(default_factory=list)  # names of the app's schedules that run it
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +153,11 @@ class Loaded(_JsonFrame):
 
     handlers: list[HandlerInfo]
     preloaded: bool = True  # False: every child imports the app itself
-    threads: list[str] = field(default_factory=list)  # names of Python threads that live on after the import
+    threads: list[str] = field(default_factory=list)  # of the import, those that no fork survives
     seconds: float = 0.0  # of the import
+    cut: list[str] = field(default_factory=list)  # open files and connections that the children do not have
+    native: int = 0  # native threads that the children do not have, and that may be missed
+    rotating: list[str] = field(default_factory=list)  # log files that each child would rotate
 
 
 @dataclass(frozen=True, slots=True)

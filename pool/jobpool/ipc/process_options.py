@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from jobpool.ipc.inheritance import Inheritance
 from jobpool.ipc.scoreboard import ChildPage
 
 ASKS_STACK = signal.SIGUSR1
@@ -80,6 +81,7 @@ class ChildBoot:
     trace_fd: int  # where the fault handler writes stacks
     output_fd: int  # writing end of the output pipe, of which descriptors 1 and 2 are copies
     options: ChildOptions  # `options.preload` False: import the app before `Ready`
+    inheritance: Inheritance  # what the app's import had opened, and what became of it here
 
 
 def scrubbed(environ: Mapping[str, str], credentials: Collection[str] = ()) -> dict[str, str]:

@@ -10,6 +10,7 @@ from jobpool.master import events as ev
 from jobpool.master.on_children import ON_CHILDREN
 from jobpool.master.on_messages import ON_MESSAGES
 from jobpool.master.scheduler import ON_SCHEDULERS
+from jobpool.master.serving import ON_SERVING
 from jobpool.master.state import Pool
 
 _COMMON = {ev.ChildResult, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked}
@@ -57,6 +58,7 @@ _APPLY: dict[type[Any], Callable[[Pool, Any], None]] = {
     **ON_MESSAGES,
     **ON_CHILDREN,
     **ON_SCHEDULERS,
+    **ON_SERVING,
     ev.Asked: lambda pool, event: event.make(pool),
     ev.SignalCame: _signal,
     ev.ThreadDied: _thread_died,

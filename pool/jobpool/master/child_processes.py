@@ -121,8 +121,8 @@ class ChildProcesses:
             case frames.SpawnFailed(child, error):
                 self.forget(child)
                 return [ev.SpawnRefused(child, error)]
-            case frames.Loaded(handlers, preloaded, threads, seconds):
-                return [ev.AppLoaded(generation, handlers, preloaded, threads, seconds)]
+            case frames.Loaded() as app:
+                return [ev.AppLoaded(generation, app)]
             case frames.LoadFailed(error, trace):
                 return [ev.AppFailed(generation, error, trace)]
             case _:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import orjson
@@ -53,6 +54,8 @@ class Master:
     fetch_thread: FetchThread
     settle_thread: SettleThread
     publisher: Publisher
+    serves: Callable[[Sequence[str]], object] = lambda _: None
+    """Called with the queues that the pool serves, whenever an app has loaded. Quick."""
     telemetry: Telemetry | None = None
     scheduler: SchedulerStarter | None = None
 
@@ -203,6 +206,11 @@ class Master:
 
     def _tell_threads(self, now: float) -> None:
         pool, fetch_thread = self.pool, self.fetch_thread
+        if pool.queues_came:
+            pool.queues_came = False
+            fetch_thread.serve_queues(pool.queues)
+            self.settle_thread.serve_queues(pool.queues)
+            self.serves(list(pool.queues))
         if pool.fetch_came:
             pool.fetch_came = False
             fetch_thread.seen()

@@ -101,7 +101,7 @@ class Observer:
             gauge(names.OLDEST, stats.oldest or 0.0, (queue,))
         for slot_state in (state for state in SlotState if state is not SlotState.EMPTY):
             gauge(names.SLOTS, pool.slots.count(slot_state), (slot_state.value,))
-        for queue in pool.settings.queue_names:
+        for queue in pool.queues:
             gauge(names.BREAKER, float(queue in pool.open_breakers), (queue,))
         while self._dead and now - self._dead[0][0] > REMEMBER_DEAD_S:
             self._dead.popleft()

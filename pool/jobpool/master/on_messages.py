@@ -222,10 +222,13 @@ def _counted(pool: Pool, event: ev.Counted) -> None:
         pool.answered_queues.update(event.stats)
     if not pool.settings.until_empty or pool.is_stopping:
         return
-    if not pool.generation:  # an app that cannot be loaded is told, also where there is nothing to run
+    if not pool.has_booted:
+        # An app that cannot be loaded is told, also where there is nothing to run, and where each child imports it.
         if pool.boot.failures >= BOOT_LOOP:
             pool.fail(f"the app does not load: {pool.boot.last_error}", "the app does not load")
-    elif not pool.held and all(counts.pending == 0 for counts in event.stats.values()):
+    elif pool.held or not event.stats.keys() >= pool.queues.keys():
+        pass  # the counts are older than the queues
+    elif all(counts.pending == 0 for counts in event.stats.values()):
         pool.stop("the queues are empty")
 
 

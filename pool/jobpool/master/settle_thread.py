@@ -4,9 +4,8 @@ A batch is sent again, with the same call id, until the broker has answered or e
 reply does no harm. Settlements that the broker refuses to write (it is full, or draining) are kept aside and tried
 again until their leases have ended, while the rest goes on.
 
-An accepted forfeit is reaped at once; otherwise each queue is reaped every third of the ttl. Where the broker frees
-leases itself (`Leases.BROKER`), to reap costs nothing, and tells what was charged to messages as they were fetched:
-there it is asked with each count, and once more at the end, so that no death is missed.
+An accepted forfeit is reaped at once; otherwise each queue is reaped every third of the ttl. A broker that frees leases
+itself (`Leases.BROKER`) is asked with each count, and at the end, what it charged to messages as they were fetched.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases, Message, MessageFilter, Reaped, ReapPolicy, State
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.ipc.frames import Ask
-from jobpool.master.events import Answered, Counted, GivenUp, Produced, ReapDone
+from jobpool.master.events import Answered, Counted, Event, GivenUp, Produced, ReapDone
 from jobpool.master.inbox import Inbox
 from jobpool.master.slots import Delivery
 from jobpool.master.threads import MAX_PAUSE_S, OUTAGES, BrokerRetry, MasterThread
@@ -39,12 +38,9 @@ Work = tuple[Delivery, Settlement]
 MAX_SETTLEMENTS_A_CALL = 500  # a transaction of some 10 ms at most, so that no producer waits long behind it
 COUNT_EVERY_S = 3.0  # seconds between two looks at the counts of the queues
 MIN_RETRY_PAUSE_S = 0.05  # between two tries of refused settlements; doubles with each, up to `MAX_PAUSE_S`
-
 CALM_S = 10.0  # without a refusal, after which an outage is over though what was refused was only given up, not settled
-
 SETTLE, REFUSED, REAP, COUNT = "settle", "refused", "reap", "count"  # kinds of calls, for `BrokerRetry`
 MAX_WAITING_COPIES = 10_000  # deaths that wait for the broker; the oldest are forgotten beyond that
-
 logger = logging.getLogger("jobpool.pool")
 
 
@@ -60,11 +56,13 @@ class SettleThread(MasterThread):
         inbox: Inbox,
         count_every: float,
         dead_letter_queue: str | None = None,
+        survey: Callable[[Sequence[str]], Event] | None = None,
     ) -> None:
         super().__init__("settle", inbox)
         self._backend = backend
         self._native_reap = backend.capabilities.leases is not Leases.OURS
-        self._queues, self._policy = queues, policy
+        self._queues = self._surveyed = queues
+        self._policy, self._survey = policy, survey
         self._clock = backend.clock
         self._wake = threading.Condition()
         self._work: deque[Work] = deque()
@@ -81,6 +79,13 @@ class SettleThread(MasterThread):
         """Hand over decided settlements; the answers come back as `Answered`."""
         with self._wake:
             self._work.extend(work)
+            self._wake.notify()
+
+    def serve_queues(self, queues: Iterable[str]) -> None:
+        """Reap and count these queues from now on, and look round for jobs that nothing serves."""
+        self._queues = (*queues,)
+        with self._wake:
+            self._reap_at = self._count_at = 0.0
             self._wake.notify()
 
     def produce(self, child: int, ask: Ask) -> None:
@@ -279,7 +284,14 @@ class SettleThread(MasterThread):
             self._copies.forward()
 
     def _count(self) -> None:
-        stats = {queue: self._backend.stats(queue) for queue in self._queues}
+        queues = self._queues
+        stats = {queue: self._backend.stats(queue) for queue in queues}
+        if not queues:  # the app is being imported, and there is nothing to reap
+            self._backend.ping()
+            self.reaped_at = self._clock.mono()
+        if self._survey and queues is not self._surveyed:
+            self._inbox.put(self._survey(queues))
+            self._surveyed = queues
         self._tell_charged()  # before the counts are told: the pool may stop because the last message has died
         self._inbox.put(Counted(stats))
 

@@ -80,6 +80,14 @@ class Pool:
     now: float
     acks_in_transaction: bool = False
     """The backend lets handlers ack in transactions of their own."""
+    makes_queues: bool = True
+    """The backend makes a queue at its first use."""
+    queues: dict[str, float] = field(init=False)
+    """Queue that the pool serves → its weight; {} until the app has loaded, if the settings name none."""
+    queues_came: bool = False
+    """An app has loaded: the loop tells the threads what to serve, and they look round."""
+    told_unserved: set[str] = field(default_factory=set)
+    """Warnings about what nothing serves that were logged."""
     target: int = 0
     slots: Slots = field(init=False)
     lookahead: LookAhead = field(init=False)
@@ -119,6 +127,8 @@ class Pool:
     """A fetch was taken in; the loop tells the fetch thread."""
     shortest_lease: float = 0.0
     """Seconds for which the shortest of its leases lasts; 0 = as long as was asked for."""
+    has_booted: bool = False
+    """A child was ready, at any time."""
     child_came: bool = False
     """A child has become ready; the loop publishes that soon."""
     given_back: set[str] = field(default_factory=set)
@@ -151,6 +161,7 @@ class Pool:
 
     def __post_init__(self) -> None:
         self.target = self.settings.workers
+        self.queues = dict(self.settings.queues)
         self.slots = Slots(slot_count(self.settings.workers))
         self.lookahead = LookAhead(self.now)
 

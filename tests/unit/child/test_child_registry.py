@@ -65,7 +65,10 @@ def test_a_decorator_with_arguments_keeps_them(registry: HandlerRegistry) -> Non
     registry.handler("report", queue="reports", max_retries=3, timeout=60)(build_report)
     registry.handler("anything", queue=["a", "b"])(other)
     assert registry.names() == ["anything", "report"]
-    assert registry.infos() == [HandlerInfo("anything"), HandlerInfo("report", 3, 60.0)]
+    assert registry.infos() == [
+        HandlerInfo("anything", queues=["a", "b"]),
+        HandlerInfo("report", 3, 60.0, queues=["reports"]),
+    ]
     assert [registry.resolve(name, "any").queues for name in registry.names()] == [("a", "b"), ("reports",)]
 
 

@@ -109,6 +109,7 @@ def test_the_setting_names_the_place_too(jobpool: Jobpool, tmp_path: Path) -> No
     ],
 )
 def test_bad_input_is_one_sentence(jobpool: Jobpool, words: tuple[str, ...], sentence: str) -> None:
+    assert jobpool("init", "--broker-only").exit_code == 0
     result = jobpool("history", *words)
     assert result.exit_code == 2
     assert sentence in result.stderr

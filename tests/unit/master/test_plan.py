@@ -9,7 +9,7 @@ import pytest
 from stage import HANDLERS, Stage, of
 
 from jobpool.broker.values import QueueStats
-from jobpool.ipc.frames import Ask, HandlerInfo
+from jobpool.ipc.frames import Ask, HandlerInfo, Loaded
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -482,6 +482,17 @@ class TestTimeouts:
         )
         assert settlement.cause == Death("timeout", "the pool: timeout").to_text()
 
+    def test_one_that_waits_in_c_without_cpu_says_what_it_looks_like(self) -> None:
+        for at, cpu, said in ((5.0, 0.0, True), (5.0, 0.9, False), (1.0, 0.0, False)):
+            stage = Stage(workers=1).boot()
+            stage.lease("slow")
+            [slot] = stage.busy
+            stage.after(at)
+            stage.tell(ev.Sampled([(slot.child, 101, cpu)], stage.now))
+            stage.after(11.0 - at)
+            stage.after(DUMP_BEFORE_KILL_S + 0.001)
+            assert ("preload = false" in slot.ending_text) is said, (at, cpu)
+
     def test_a_loop_that_comes_late_still_asks_for_the_stack_before_it_kills(self) -> None:
         stage = Stage(workers=1).boot()
         stage.lease("slow")
@@ -755,7 +766,7 @@ class TestReload:
         stage = Stage(workers=1).boot()
         stage.tell(ev.SignalCame(signal.SIGHUP))
         stage.tell(ev.SignalCame(signal.SIGHUP))
-        stage.tell(*(ev.AppLoaded(generation, HANDLERS, True, [], 0.1) for generation in (3, 2)))
+        stage.tell(*(ev.AppLoaded(generation, Loaded(HANDLERS)) for generation in (3, 2)))
         assert stage.pool.generation == 3
         assert 2 in {action.generation for action in of(stage.log, act.EndForkServer)}
 
