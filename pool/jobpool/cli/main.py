@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from jobpool.cli import bulk, claims, cron, doctor, enqueue, history, init, messages, run, top
+from jobpool.cli import bulk, claims, cron, doctor, enqueue, history, init, messages, run, run_one, top
 from jobpool.cli.bulk import INTERRUPTED
 from jobpool.cli.session import leave
 from jobpool.errors import ConfigurationError, JobpoolError
@@ -306,7 +306,7 @@ GROUPS: dict[str, tuple[str, tuple[click.Command, ...]]] = {
 for name, (means, verbs) in GROUPS.items():
     cli.add_command(Verbs(name, {verb.name or "": verb for verb in verbs}, help=means))
 for command in (
-    *(run.run, enqueue.enqueue, messages.stats, messages.list_, messages.inspect, bulk.purge),
+    *(run.run, run_one.run_one, enqueue.enqueue, messages.stats, messages.list_, messages.inspect, bulk.purge),
     *(messages.reap, top.top, top.health, history.history, doctor.doctor, init.init),
 ):
     cli.add_command(command)

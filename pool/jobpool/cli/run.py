@@ -43,8 +43,9 @@ _stop = partial(option, section="When to stop  [default: when told to]")
 @_stop("--max", "max_total", type=click.IntRange(0), default=0, metavar="N", help="Stop after N jobs; 0 = no limit.")
 @_stop("--fail-on-dead", is_flag=True, help="Exit with 1 if a job became a dead letter.")
 @_stop("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal, if it stops]")
+@option("--watch", is_flag=True, help="Reload when a Python file of the app changes: for development.")
 @click.pass_context
-def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | None, **flags: Any) -> None:
+def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | None, watch: bool, **flags: Any) -> None:
     """Run a pool of worker processes until it is told to stop.
 
     \b
@@ -75,6 +76,10 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     if not pool.signing_keys() and scheme_of(pool.backend) not in LOCAL:
         log.warning("messages are not signed", extra={"mend": "set signing_key: who reaches the broker can enqueue"})
     warn_of_keys(pool)
+    if watch:
+        from jobpool.cli import watch as watcher
+
+        watcher.watch(pool.apps, pool.sys_path)
     with _published(pool) as (published, neighbourhood):
         status = _run(published, lines if progress else None, ctx.obj, neighbourhood)
     _leave(status)
