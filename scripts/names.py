@@ -59,7 +59,7 @@ def missing_rooms() -> Iterator[str]:
     page = text_of(DOCS / "architecture.md")
     for path in (ROOT / "pool" / "jobpool").iterdir():
         name = f"`{path.stem}/`" if path.is_dir() else f"`{path.stem}`"
-        is_room = path.is_file() or (path / "__init__.py").exists()  # not what a former version has left behind
+        is_room = path.suffix == ".py" or (path / "__init__.py").exists()  # not what a former version has left behind
         if is_room and not path.name.startswith("_") and name not in page:
             yield f"{name} is missing in docs/architecture.md, 'Where the code lives'"
 

@@ -206,7 +206,7 @@ class Settings:
     retry: RetryPolicy = _failures(
         Kind(parse_retry, "WORDS"),
         "Retries: `none`, `fixed` or `exponential`, with base=TIME max=TIME multiplier=X jitter=SHARE attempts=N.",
-        "none",
+        "exponential base=1s max=5m jitter=15% attempts=0",
     )
     max_crashes: int = _failures(COUNT, "Number of crashes that a message survives; 0 = no limit.", "5")
     on_crash: OnCrash = _failures(

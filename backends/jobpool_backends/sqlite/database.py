@@ -232,7 +232,7 @@ class Database(IdleConnections[sqlite3.Connection]):
         meaning = _MISSING if is_missing else _MEANINGS.get(code)
         if meaning is None:
             raise error
-        raise meaning.kind(f"{meaning.text.format(path=self.path, timeout=self._timeout)} ({error})") from error
+        raise meaning.kind(f"{meaning.text.format(path=self.path, timeout=self._timeout)} ({error})") from None
 
 
 def _primary_code(error: sqlite3.Error) -> int:

@@ -158,9 +158,9 @@ def _read(path: Path) -> dict[str, Any] | None:
         with path.open("rb") as file:
             values = tomllib.load(file)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
+        raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}") from error
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
     tool = values.get("tool")
     table = tool.get("jobpool") if isinstance(tool, dict) else None
     is_shared = path.name == SHARED_FILE_NAME

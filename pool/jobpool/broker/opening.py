@@ -222,7 +222,7 @@ def read_keys(path: Path) -> list[str]:
     try:
         keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"signing_key_file cannot be read: {error}") from error
+        raise ConfigurationError(f"signing_key_file cannot be read: {error}") from None
     if not keys:
         raise ConfigurationError(f"signing_key_file {path} holds no key: write one a line")
     return keys
@@ -254,7 +254,7 @@ def _backend_class(url: str) -> Any:
     try:
         return _entry_point(url).load()
     except ImportError as error:
-        raise ConfigurationError(f"the backend for {redact(url)} {_what_is_wrong(error)}") from error
+        raise ConfigurationError(f"the backend for {redact(url)} {_what_is_wrong(error)}") from None
 
 
 _OFFERED = {

@@ -58,6 +58,11 @@ class JobToRun:
     max_retries: int | None = None  # the value that applies, if it is not the envelope's
     ack: OwnAck | None = None  # None = the handler may not ack the message itself
 
+    def retries(self, handler: AnyHandler) -> int | None:
+        """Return the value that applies, else the job's, else its handler's; None = the pool's policy decides."""
+        asked = self.envelope.max_retries if self.max_retries is None else self.max_retries
+        return handler.max_retries if asked is None else asked
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -161,7 +166,12 @@ class AttemptRunner:
         self._watch.arm(job.timeout)
         deadline = attempt.started + job.timeout if job.timeout > 0 else None
         ctx = JobContext(
-            job.envelope, notes, fence=job.fence, crashes=job.crashes, max_retries=job.max_retries, deadline=deadline
+            job.envelope,
+            notes,
+            fence=job.fence,
+            crashes=job.crashes,
+            max_retries=job.retries(handler),
+            deadline=deadline,
         )
         end = self._call(handler, ctx)
         attempt.kind, attempt.output, attempt.error = end.kind, end.output, end.error

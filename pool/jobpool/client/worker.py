@@ -47,7 +47,7 @@ from jobpool.policy.decide import Rules, budget, decide
 from jobpool.policy.inspection import Inspected, Inspector
 from jobpool.policy.limits import Limits
 from jobpool.policy.outcomes import checked, counters_of, counts_as_attempt, outcome_of, status_of
-from jobpool.policy.retry import RetryPolicy, remember
+from jobpool.policy.retry import RetryPolicy, parse_backoff, remember
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class QueueWorker:
     Args:
         backend: Where messages come from. It stays its owner's; its signer verifies what is fetched.
         registry: The handlers; None = those of `@jobpool.handler`.
-        retry: The policy for failed attempts; None = no retries unless a job or handler asks for them.
+        retry: The policy for failed attempts; None = `RetryPolicy()`: no retries unless a job or handler asks for them.
         ttl: Seconds, > 0, that a lease is asked to hold; it is renewed every third of the time that it does while the
             handler runs.
         default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
@@ -177,7 +177,10 @@ class QueueWorker:
         return checked(outcome, self._backend.pack), keeper.lease
 
     def _rules(self, handler: AnyHandler | None) -> Rules:
-        return Rules(max_retries=handler.max_retries if handler else None, unknown_handler_grace=self._grace)
+        if handler is None:
+            return Rules(unknown_handler_grace=self._grace)
+        backoff = parse_backoff(handler.backoff) if handler.backoff else None
+        return Rules(handler.max_retries, self._grace, backoff=backoff)
 
     def _attempt(self, job: JobToRun) -> Attempt:  # `jobpool.testing` injects its faults here and in `_nap`
         return run_attempt(job, self._registry)

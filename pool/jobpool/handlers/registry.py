@@ -6,17 +6,22 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Protocol, TypeVar, overload
 
 from jobpool.errors import ConfigurationError
 from jobpool.handlers import builtin as kinds
 from jobpool.handlers.handler import AfterRun, AnyHandler, BeforeRun, Handler, P, R
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.allowances import Allowances
+from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import DEFAULT_QUEUE
 
+if TYPE_CHECKING:
+    from jobpool.handlers.handler import PlainHandler
+
 F = TypeVar("F", bound=Callable[..., Any])
+R_co = TypeVar("R_co", covariant=True)
 
 
 class UnknownHandler(LookupError):
@@ -27,12 +32,24 @@ class HandlerNotAllowed(LookupError):
     """The handler exists and is not on the queue's list of allowed handlers."""
 
 
+class _Open(Protocol[R_co]):
+    """A function with `**fields`, which mypy takes for no `Concatenate[JobContext, P]`."""
+
+    def __call__(self, ctx: JobContext, **fields: Any) -> R_co: ...
+
+
 class _Decorator(Protocol):
     @overload
-    def __call__(self, function: type[object], /) -> Handler[..., Any]: ...
+    def __call__(self, function: type[object], /) -> Handler[..., Any]: ...  # type: ignore[overload-overlap]
 
     @overload
-    def __call__(self, function: Callable[P, R], /) -> Handler[P, R]: ...
+    def __call__(self, function: Callable[Concatenate[JobContext, P], R], /) -> Handler[P, R]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def __call__(self, function: _Open[R], /) -> Handler[..., R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> PlainHandler[P, R]: ...
 
 
 class HandlerRegistry:
@@ -62,10 +79,16 @@ class HandlerRegistry:
         return handler
 
     @overload
-    def handler(self, name: type[object], /) -> Handler[..., Any]: ...
+    def handler(self, name: type[object], /) -> Handler[..., Any]: ...  # type: ignore[overload-overlap]
 
     @overload
-    def handler(self, name: Callable[P, R], /) -> Handler[P, R]: ...
+    def handler(self, name: Callable[Concatenate[JobContext, P], R], /) -> Handler[P, R]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def handler(self, name: _Open[R], /) -> Handler[..., R]: ...
+
+    @overload
+    def handler(self, name: Callable[P, R], /) -> PlainHandler[P, R]: ...
 
     @overload
     def handler(
@@ -75,6 +98,7 @@ class HandlerRegistry:
         *,
         queue: str | Iterable[str] | None = None,
         max_retries: int | None = None,
+        backoff: str | None = None,
         timeout: float | None = None,
         before_run: BeforeRun | None = None,
         after_run: AfterRun | None = None,
@@ -85,9 +109,10 @@ class HandlerRegistry:
     def handler(self, name: Any = None, /, **options: Any) -> Any:
         """Make a function a handler.
 
-        Bare (`@jobpool.handler`) the function's own name is used. The first parameter is the `JobContext`. Others are
-        filled from an object payload by name. A single one that is annotated with a dataclass or a pydantic model takes
-        the whole payload. `async def` runs in an event loop of the child's own.
+        Bare (`@jobpool.handler`) the function's own name is used. The first parameter is the `JobContext`, unless its
+        annotation is of a type that payloads are converted to. Others are filled from an object payload by name. A
+        single one that is annotated with a dataclass or a pydantic model takes the whole payload. `async def` runs in
+        an event loop of the child's own.
 
         A class will do if it can be made without arguments and has a method `run`, or `__call__`, with parameters like
         these after `self`. Each attempt gets an instance of its own.
@@ -96,6 +121,8 @@ class HandlerRegistry:
             name: Its name in jobs, unique in the app.
             queue: The queue of its `enqueue()`; of several, the first.
             max_retries: Runs after the first that fails, >= 0, for jobs that set none; None = the pool's policy.
+            backoff: The waits before its retries, as the setting `retry` has them, such as `"exponential base=5s"`;
+                None = the pool's.
             timeout: Seconds, 0 = unlimited, for jobs that set none; None = the pool's default.
             before_run: Called with the context before the handler; its errors fail the attempt.
             after_run: Called with the `ExecutionResult` after every attempt; its errors are logged.
@@ -162,6 +189,7 @@ class HandlerRegistry:
         /,
         *,
         max_retries: int | None = None,
+        backoff: str | None = None,
         timeout: float | None = None,
         before_run: BeforeRun | None = None,
         after_run: AfterRun | None = None,
@@ -170,7 +198,7 @@ class HandlerRegistry:
 
         Args:
             name: `command`, `callable`, `shell`, `event` or `url`.
-            max_retries, timeout, before_run, after_run: As of `jobpool.handler`.
+            max_retries, backoff, timeout, before_run, after_run: As of `jobpool.handler`.
 
         Raises:
             ConfigurationError: There is no such built-in handler, or it has other options already.
@@ -182,6 +210,7 @@ class HandlerRegistry:
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         options: dict[str, Any] = {
             "max_retries": max_retries,
+            "backoff": backoff,
             "timeout": timeout,
             "before_run": before_run,
             "after_run": after_run,
@@ -296,9 +325,10 @@ class HandlerRegistry:
                 continue
             options = self._kit.options.get(name, {})
             by = kinds.enabled_by(name, self._kit)
-            info = HandlerInfo(name, options.get("max_retries"), options.get("timeout"), enabled=bool(by))
+            known: Any = {option: options.get(option) for option in ("max_retries", "timeout", "backoff")}
             # `url` may call public addresses though nothing enables it, and names no queue then.
-            infos.append(replace(info, enabled=name == "url" or info.enabled, queues=[DEFAULT_QUEUE] if by else []))
+            enabled, queues = name == "url" or bool(by), [DEFAULT_QUEUE] if by else []
+            infos.append(HandlerInfo(name, enabled=enabled, queues=queues, **known))
         return infos
 
 

@@ -142,6 +142,7 @@ class HandlerInfo:
     timeout: float | None = None
     ack_in_transaction: bool = False
     enabled: bool = True  # False: a built-in one that refuses every job, because nothing allows it any
+    backoff: str | None = None  # of `policy.retry.parse_backoff`
     queues: list[str] = field(default_factory=list)  # to which its jobs go; [] = a built-in one that nothing enables
     schedules: list[str] = field(default_factory=list)  # names of the app's schedules that run it
 

@@ -16,6 +16,7 @@ from jobpool.message.definition import timeout_of
 from jobpool.message.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
 from jobpool.message.printable import headline
 from jobpool.message.settlement import Abandon, Ack, Move, Release, Settled, Settlement
+from jobpool.message.units import format_duration
 from jobpool.policy.inspection import Inspected
 from jobpool.policy.outcomes import LEASE_LOST, REAPED, REAPED_DEAD, SUCCEEDED, counters_of
 from jobpool.telemetry.metrics.pages import BOOT_LOOP
@@ -87,9 +88,8 @@ def _prepare(pool: Pool, delivery: Delivery) -> Outcome | None:
     if delivery.lease.id not in pool.unknown_since:
         known = ", ".join(sorted(name for name, info in pool.handlers.items() if info.enabled)) or "none"
         fields = {"handler": envelope.job, "id": delivery.lease.id, "known": known}
-        pool.note(
-            "warning", "no such handler here; the job waits for one", **fields, until=settings.unknown_handler_grace
-        )
+        waits = format_duration(settings.unknown_handler_grace).removesuffix("00s")
+        pool.note("warning", "no such handler here; the job waits for one", **fields, waits=waits)
     return UnknownHandler(envelope.job, pool.unknown_for(delivery.lease.id))
 
 

@@ -27,7 +27,7 @@ from jobpool.message.outcome import EndReason, NotRun
 from jobpool.message.settlement import Abandon, Leave
 from jobpool.policy.decide import Rules, decide
 from jobpool.policy.outcomes import checked, counters_of
-from jobpool.policy.retry import RetryPolicy
+from jobpool.policy.retry import RetryPolicy, parse_backoff
 
 CHECK_EVERY_S = 0.01  # seconds between two looks at everything that is due by the clock, while the loop is busy
 
@@ -98,6 +98,7 @@ class Planner:
             settings.on_crash.how,
             settings.on_crash.queue,
             settings.on_memory_limit_queue,
+            parse_backoff(info.backoff) if info and info.backoff else None,
             settings.max_crashes,
         )
         if info:

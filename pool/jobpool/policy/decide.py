@@ -42,6 +42,7 @@ class Rules:
     on_crash: Literal["forfeit", "expire"] = "forfeit"  # end a crashed message's lease at once, or let it run out
     on_crash_queue: str | None = None  # where a crashed message goes on, unless it is there; None = in its queue
     on_memory_limit_queue: str | None = None  # the same after a kill for the memory limit, whatever its budget
+    backoff: RetryPolicy | None = None  # the waits of the handler's own; None = the pool's
     max_crashes: int = 5  # a crash beyond these moves nothing: the reaper makes a dead letter of it. 0 = no limit
 
 
@@ -102,7 +103,7 @@ def _failed(
     failures = lease.attempts + 1
     if failures >= budget(lease, rules, retry):
         return Abandon(reason, error, cause)
-    return Nack(retry.delay(failures) if delay is None else delay, error, cause)
+    return Nack((rules.backoff or retry).delay(failures) if delay is None else delay, error, cause)
 
 
 def budget(lease: JobLease, rules: Rules, retry: RetryPolicy) -> int:

@@ -41,7 +41,7 @@ class VirtualPool:
 
     Args:
         registry: The handlers; None = those of `@jobpool.handler`.
-        retry: The policy for failed attempts; None = no retries unless a job or handler asks for them.
+        retry: The policy for failed attempts; None = `RetryPolicy()`: no retries unless a job or handler asks for them.
         limits: Concurrency and rate limits, and how long done idempotency keys are kept.
         reap: The policy for messages whose lease has ended.
         signing_key: Signs and verifies; None = unsigned.

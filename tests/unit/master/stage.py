@@ -24,7 +24,12 @@ from jobpool.settings import Settings
 
 A = TypeVar("A")
 
-HANDLERS = [HandlerInfo("report"), HandlerInfo("slow", timeout=10.0), HandlerInfo("stubborn", max_retries=2)]
+HANDLERS = [
+    HandlerInfo("report"),
+    HandlerInfo("slow", timeout=10.0),
+    HandlerInfo("stubborn", max_retries=2),
+    HandlerInfo("patient", max_retries=2, backoff="fixed base=1m"),
+]
 
 
 class Stage:

@@ -304,6 +304,8 @@ class TestHandingOut:
         [settlement] = stage.verdicts()
         assert isinstance(settlement, Release)
         assert settlement.delay > 0
+        [note] = [note for note in stage.pool.notes if note.event.startswith("no such handler here")]
+        assert (note.fields["handler"], note.fields["waits"]) == ("nobody", "10m")
 
     def test_what_was_rejected_is_never_handed_over(self) -> None:
         stage = Stage().boot()
@@ -323,7 +325,15 @@ class TestResults:
         stage = Stage(workers=1).boot()
         stage.lease("stubborn")
         stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
-        assert stage.verdicts() == [Nack(0.0, "boom")]
+        [nack] = stage.verdicts()
+        assert isinstance(nack, Nack)
+        assert 0.85 <= nack.delay <= 1.15, "the pool's default: after 1 s"
+
+    def test_the_handlers_own_back_off_wins_over_the_pools(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("patient")
+        stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
+        assert stage.verdicts() == [Nack(60.0, "boom")]
 
     def test_an_answer_of_a_former_attempt_is_ignored(self) -> None:
         stage = Stage(workers=1).boot()

@@ -80,11 +80,11 @@ def _times_and_retries(handlers: Sequence[HandlerInfo], settings: Settings) -> I
     if names := [handler.name for handler in handlers if handler.timeout == 0]:
         why = "one that hangs holds its place, and its job, for ever"
         yield _warning(f"timeout=0 (unlimited) on {_list(names)}", why, "give each a timeout")
-    names = [handler.name for handler in handlers if handler.max_retries]
+    names = [handler.name for handler in handlers if handler.max_retries and not handler.backoff]
     if names and settings.retry.strategy == "none":
         found = f"retry is 'none', and max_retries is set on {_list(names)}"
         why = "the attempts follow each other at once, so an outage of a second uses them all up"
-        yield _warning(found, why, "set retry to 'exponential'")
+        yield _warning(found, why, "leave retry out, or give them a backoff")
     if names := [handler.name for handler in handlers if most and (handler.max_retries or 0) + 1 > most]:
         found = f"retry has attempts={most}, and max_retries asks for more on {_list(names)}"
         why = "they are dead after fewer attempts than they ask for"
