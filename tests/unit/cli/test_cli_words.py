@@ -68,7 +68,18 @@ def test_no_option_takes_a_value_in_one_verb_and_none_in_another() -> None:
 
 
 def test_every_setting_has_its_flag_and_every_flag_of_the_pool_is_a_setting() -> None:
-    own = {"until_empty", "once", "max_total", "fail_on_dead", "progress", "config", "verbose", "quiet", "help"}
+    own = {
+        "until_empty",
+        "once",
+        "max_total",
+        "fail_on_dead",
+        "progress",
+        "watch",
+        "config",
+        "verbose",
+        "quiet",
+        "help",
+    }
     flags = {param.name for param in cli.commands["run"].params} - own  # type: ignore[attr-defined]
     assert flags == KEYS - {"signing_key"}  # a key on the command line can be read by everybody on the machine
 
