@@ -13,7 +13,20 @@ import time
 from collections.abc import Mapping, Sequence
 
 from jobpool.ipc import packets
-from jobpool.ipc.frames import BadFrame, Exited, Frame, Loaded, LoadFailed, Spawn, Spawned, SpawnFailed, decode
+from jobpool.ipc.frames import (
+    MAX_SAID_BYTES,
+    SAID_AT_ONCE,
+    SAID_PER_S,
+    BadFrame,
+    Exited,
+    Frame,
+    Loaded,
+    LoadFailed,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    decode,
+)
 from jobpool.ipc.packets import Outbox
 from jobpool.ipc.process_options import ForkServerConfig, ProgramOptions, scrubbed
 
@@ -21,7 +34,44 @@ PROGRAM = "jobpool.ipc.fork_server_main"
 END_LIMIT_S = 10.0  # seconds in which a fork server ends after its master has hung up: it may have strays to sweep
 UNDEAD_AFTER_S = 1.0  # seconds after SIGKILL at which its children that are dead are not left to it any more
 _FRAMES_AT_ONCE = 256
+_OUTPUT_AT_ONCE_BYTES = 64 * 1024
 _UP = (Loaded, LoadFailed, Spawned, SpawnFailed, Exited)
+
+
+class OutputLines:
+    """The reading end of a pipe for the output of a program, and the lines that came through it, bounded."""
+
+    def __init__(self) -> None:
+        self.fd, self.writing = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.fd, False)
+        self._kept = b""
+        self._left = float(SAID_AT_ONCE)
+        self._since = time.monotonic()
+
+    def hand_over(self) -> None:
+        """Close the writing end: the program has it."""
+        packets.close_all([self.writing])
+
+    def read(self) -> list[str]:
+        """Return the lines that have come, and how many were left out. Closes itself at the end."""
+        try:
+            data = os.read(self.fd, _OUTPUT_AT_ONCE_BYTES)
+        except OSError:  # nothing now, or it was closed
+            return []
+        *lines, rest = (self._kept + (data or b"\n")).split(b"\n")
+        self._kept = rest[:MAX_SAID_BYTES]
+        if not data:
+            self.close()
+        now = time.monotonic()
+        self._left = min(SAID_AT_ONCE, self._left + (now - self._since) * SAID_PER_S)
+        shown, left_out = lines[: int(self._left)], len(lines) - int(self._left)
+        self._left, self._since = self._left - len(shown), now
+        found = [line[:MAX_SAID_BYTES].decode("utf-8", "replace").rstrip() for line in shown]
+        return [line for line in found if line] + ([f"[… {left_out} lines left out …]"] if left_out > 0 else [])
+
+    def close(self) -> None:
+        packets.close_all([self.fd])
+        self.fd = -1
 
 
 class ForkServerClient:
@@ -31,11 +81,12 @@ class ForkServerClient:
     `poll()` until it gives a status. Its children die with it.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, output: OutputLines) -> None:
         control.setblocking(False)
         self._process = process
         self._control = control
         self._outbox = Outbox(control)
+        self.output = output  # the caller's to close, once nothing more is to be read
         self._hung_up_at = math.inf
         self._killed_at = math.inf
         self.pid = process.pid  # it leads a session and a group of its own
@@ -52,13 +103,17 @@ class ForkServerClient:
         Call it on the main thread: the fork server dies with the calling thread until the app is imported.
         """
         here, there = packets.pair()
+        output = OutputLines()
         try:
-            return cls(execute(PROGRAM, config, (there.fileno(), board_fd), environ), here)
+            fds = there.fileno(), board_fd
+            return cls(execute(PROGRAM, config, fds, environ, output.writing), here, output)
         except BaseException:  # also an interrupt: without a client nobody else would close it
             here.close()
+            output.close()
             raise
         finally:
             there.close()
+            output.hand_over()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `receive` has something; -1 once `close` was called."""
@@ -146,11 +201,11 @@ class ForkServerClient:
 
 
 def execute(
-    program: str, options: ProgramOptions, fds: Sequence[int], environ: Mapping[str, str]
+    program: str, options: ProgramOptions, fds: Sequence[int], environ: Mapping[str, str], output: int | None = None
 ) -> subprocess.Popen[bytes]:
     """Start `python -m program CONFIG_FD FD… MASTER_PID` in a session of its own, with `environ` but its secrets.
 
-    CONFIG_FD has the options as JSON. Raises `OSError` if no process or descriptor is to be had. Blocks until the
+    CONFIG_FD has the options as JSON. `output`: the descriptor of its two streams; None = this process's own. Raises `OSError` if no process or descriptor is to be had. Blocks until the
     interpreter is executed, some milliseconds.
     """
     config = os.memfd_create("jobpool-config", os.MFD_CLOEXEC)
@@ -159,6 +214,8 @@ def execute(
         return subprocess.Popen(
             [sys.executable, "-m", program, *map(str, (config, *fds, os.getpid()))],
             stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             pass_fds=(config, *fds),
             start_new_session=True,
             env=scrubbed(environ),

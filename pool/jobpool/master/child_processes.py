@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import select
@@ -91,6 +92,15 @@ class ChildProcesses:
         server = ForkServerClient.start(self._config, self._board.fd, self._environ)
         self._servers[generation] = server
         self.watch(server.fileno(), lambda: self._read_server(generation, server))
+        self.watch(server.output.fd, lambda: self._read_output(server))
+
+    def _read_output(self, server: ForkServerClient) -> list[ev.Event]:
+        """Return what a fork server, or its app while it is imported, has printed."""
+        fd = server.output.fd
+        said: list[ev.Event] = [ev.AppSaid(line) for line in server.output.read()]
+        if server.output.fd < 0:
+            self.unwatch(fd)
+        return said
 
     def end_server(self, generation: int, kill: bool = False) -> None:
         """Hang up, or kill it and its children; what is left of them is collected by `poll`."""
@@ -105,7 +115,8 @@ class ChildProcesses:
 
     def _read_server(self, generation: int, server: ForkServerClient) -> list[ev.Event]:
         said = server.receive()
-        events = [event for frame, fds in said for event in self._server_said(generation, frame, fds)]
+        events = self._read_output(server)  # printed before it was said that the import failed
+        events += [event for frame, fds in said for event in self._server_said(generation, frame, fds)]
         if server.closed:
             self.end_server(generation)
             server.kill()
@@ -142,6 +153,9 @@ class ChildProcesses:
                     events += self._died(Exited(channel.child, channel.pid, None, signal.SIGKILL), ORPHANED)
             if gone and not self._of(generation):
                 del self._ended[generation]
+                events += self._read_output(server)
+                self.unwatch(server.output.fd)
+                server.output.close()
                 self._sweep()
         return events
 
@@ -247,6 +261,9 @@ class ChildProcesses:
         started = page.child.nonce
         said = page.printed.read(started).rstrip("\n"), channel.read_output()
         stack, output = channel.read_trace(), "\n".join(filter(None, said))
+        # What was printed to its streams was sent line by line; what was printed past them comes now.
+        lines = said[1].splitlines()
+        events += [ev.ChildSaid(child, frames.Said(started, logging.INFO, line)) for line in lines]
         if exited.signal == signal.SIGKILL and not killer:
             killer = _KILLERS[self._oom_kills.killed_one(time.monotonic())]
         events.append(ev.ChildDied(child, exited, started, channel.take_back(), stack, output, killer))
@@ -306,6 +323,7 @@ class ChildProcesses:
             self.end_server(generation)
         for server in self._ended.values():
             _await_end(server)
+            server.output.close()
         self._ended.clear()
         for child in list(self._channels):
             self.forget(child)
@@ -330,6 +348,8 @@ def _child_said(child: int, frame: Frame) -> ev.Event:
             return ev.ChildReady(child)
         case Ask():
             return ev.ChildAsked(child, frame)
+        case frames.Said():
+            return ev.ChildSaid(child, frame)
         case frames.BootFailed(error):
             return ev.ChildBootFailed(child, error)
         case _:

@@ -8,7 +8,7 @@ from typing import Any, dataclass_transform
 
 from jobpool.broker.values import QueueStats, Reaped
 from jobpool.errors import BackendUnavailable, JobpoolError
-from jobpool.ipc.frames import Ask, Exited, HandlerInfo, Result
+from jobpool.ipc.frames import Ask, Exited, HandlerInfo, Result, Said
 from jobpool.master.slots import Delivery
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled, Settlement
@@ -136,6 +136,18 @@ class ChildBootFailed(ChildEvent):
 
 class ChildResult(ChildEvent):
     result: Result
+
+
+class ChildSaid(ChildEvent):
+    """Its handler printed or logged a line."""
+
+    said: Said
+
+
+class AppSaid(Event):
+    """A line that the app printed at its import, or the fork server itself."""
+
+    line: str
 
 
 class ChildAsked(ChildEvent):

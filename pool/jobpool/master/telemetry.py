@@ -19,14 +19,16 @@ from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master.inbox import Inbox
 from jobpool.master.observer import Observer, Recorded, attempt_of
+from jobpool.master.on_children import OF_APP
 from jobpool.master.slots import Slot, SlotState
 from jobpool.master.spawning import reload_under_way
 from jobpool.master.state import Pool
+from jobpool.message.masking import Masker
 from jobpool.settings import Settings
 from jobpool.telemetry.history.places import HistoryFile, HistoryTable, Place, check_place
 from jobpool.telemetry.history.row import Attempt
 from jobpool.telemetry.history.writer import Feed, Writer
-from jobpool.telemetry.masking import Masker
+from jobpool.telemetry.logs import JOB_LOG
 from jobpool.telemetry.metrics.catalogue import MetricsCollector
 from jobpool.telemetry.metrics.exposition import MEND, expose, require_client
 from jobpool.telemetry.metrics.pages import Page, Probe, View, live, ready, text_page
@@ -47,6 +49,7 @@ CALL_TIMEOUT_S = 2.0  # seconds that a thread waits: a loop that takes longer is
 
 log = logging.getLogger("jobpool.metrics")
 pool_log = logging.getLogger("jobpool.pool")
+job_log = logging.getLogger(JOB_LOG)
 
 T = TypeVar("T")
 
@@ -173,8 +176,9 @@ def probe_page(board: Scoreboard, judge: Callable[[HeaderView, float], Probe]) -
 class Publisher:
     """The writer of the pool's state to the scoreboard, changes only, and of its notes to the log."""
 
-    def __init__(self, board: Scoreboard, **constants: str | int | float) -> None:
+    def __init__(self, board: Scoreboard, mask: Callable[[str], str] = str, **constants: str | int | float) -> None:
         self._board = board
+        self._mask = mask
         self._last: dict[int, tuple[object, ...]] = {}
         board.header.write(pid=os.getpid(), started=time.monotonic(), started_wall=time.time(), **constants)
 
@@ -203,10 +207,16 @@ class Publisher:
         same = {name: getattr(slot, name) for name in SLOT_FIELDS}
         self._board.slot(slot.index).master.write(state=slot.state.value, restarts=max(0, slot.restarts), **same)
 
-    def log_notes(self, pool: Pool) -> None:
+    def write_log(self, pool: Pool) -> None:
+        """Log what handlers have said, then what has happened to them: in the order in which it came."""
+        lines, pool.lines = pool.lines, []
+        for number, text, about in lines:
+            # A child masks its own.
+            job_log.log(number, self._mask(text) if about is OF_APP else text, extra={"fields": about})
         notes, pool.notes = pool.notes, []
         for level, event, fields in notes:
-            getattr(pool_log, level)(event, extra={"fields": fields, "limit": event})
+            limit = None if level == "debug" else event
+            getattr(pool_log, level)(event, extra={"fields": fields, "limit": limit})
 
 
 def _problem(pool: Pool) -> str:

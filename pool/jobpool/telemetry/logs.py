@@ -34,6 +34,9 @@ from jobpool.message.printable import json_text, one_line, printable
 # Attributes of every record; others came through `extra`.
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "fields", "limit"}
 
+JOB_LOG = "jobpool.job"
+"""Name of the logger of what handlers print and log. A line of it begins with whose it is, which nobody can forge."""
+
 COLOURS = {"DEBUG": "2", "INFO": "36", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
 EVENT_WIDTH = 28
 
@@ -226,7 +229,11 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created)
         fields = fields_of(record)
-        event = one_line(record.getMessage())
+        if record.name == JOB_LOG:
+            whose = " ".join(one_line(str(value)) for key, value in fields.items() if key != "left_out")
+            event, fields = f"{whose}: {printable(record.getMessage())}".replace("\n", "\n  "), {}
+        else:
+            event = one_line(record.getMessage())
         level = f"{record.levelname:<8}"
         if self._colour:
             level = f"\x1b[{COLOURS.get(record.levelname, '0')}m{level}\x1b[0m"

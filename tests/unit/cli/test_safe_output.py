@@ -27,7 +27,7 @@ from jobpool.ops.top import PoolSample, SlotRow
 from jobpool.telemetry.history.places import HistoryFile
 from jobpool.telemetry.history.row import Attempt, encode, row_of
 from jobpool.telemetry.logs import configure
-from jobpool.telemetry.masking import Masker
+from jobpool.message.masking import Masker
 from jobpool.telemetry.metrics.pages import text_page
 
 Jobpool = Callable[..., Result]

@@ -17,7 +17,7 @@ from jobpool.message.setting_types import History, parse_history
 from jobpool.telemetry.history.places import check_place
 from jobpool.telemetry.history.row import FIELDS, LARGEST, UNNAMED, Attempt, decode, encode, log_name, row_of, shortened
 from jobpool.telemetry.history.writer import Feed
-from jobpool.telemetry.masking import MASK, Masker
+from jobpool.message.masking import MASK, Masker
 
 MASKER = Masker()
 

@@ -16,7 +16,7 @@ from jobpool.telemetry.history import writer as module
 from jobpool.telemetry.history.places import HistoryFile, HistoryTable, Line, Place
 from jobpool.telemetry.history.row import Attempt
 from jobpool.telemetry.history.writer import Writer
-from jobpool.telemetry.masking import Masker
+from jobpool.message.masking import Masker
 
 
 class Gathered:
