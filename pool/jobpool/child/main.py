@@ -188,7 +188,8 @@ class Child:
         except ValueError as error:
             return self._answer(nonce, Attempt("", ResultKind.UNRECOVERABLE, now, error=str(error)))
         deadline = now + timeout if timeout > 0 else 0.0
-        self._page.started(nonce, now, deadline, envelope.identifier, envelope.queue, envelope.job, attempts + 1)
+        about = envelope.identifier, envelope.queue, envelope.job, attempts + 1, envelope.name or ""
+        self._page.started(nonce, now, deadline, *about)
         self._title.busy(envelope.job, envelope.identifier)
         job = JobToRun(envelope, envelope.queue, fence, crashes, timeout, ack=ack)
         attempt = self._runner.run(job, self._page.progress)

@@ -205,8 +205,8 @@ def execute(
 ) -> subprocess.Popen[bytes]:
     """Start `python -m program CONFIG_FD FD… MASTER_PID` in a session of its own, with `environ` but its secrets.
 
-    CONFIG_FD has the options as JSON. `output`: the descriptor of its two streams; None = this process's own. Raises `OSError` if no process or descriptor is to be had. Blocks until the
-    interpreter is executed, some milliseconds.
+    CONFIG_FD has the options as JSON. `output`: the descriptor of its two streams; None = this process's own. Raises
+    `OSError` if no process or descriptor is to be had. Blocks until the interpreter is executed, some milliseconds.
     """
     config = os.memfd_create("jobpool-config", os.MFD_CLOEXEC)
     try:

@@ -45,6 +45,9 @@ PUBLISH_EVERY_S = 0.25  # seconds between two writes: a person reads it, and eac
 SLOT_FIELDS = ("pid", "child", "generation", "rss", "peak_rss", "crashes", "timeouts", "cpu", "since", "last_death")
 """Published as they are; `state` and `restarts` in another form."""
 
+MASKED_FIELDS = {"error", "output", "said"}
+"""Fields of the log that user code has written."""
+
 CALL_TIMEOUT_S = 2.0  # seconds that a thread waits: a loop that takes longer is in trouble, and says so elsewhere
 
 log = logging.getLogger("jobpool.metrics")
@@ -190,6 +193,7 @@ class Publisher:
             boot_failures=pool.boot.failures,
             draining=int(pool.is_stopping),
             generation=pool.generation,
+            waiting=sum(stats.waiting for stats in pool.stats.values()),
             loop_at=now,
             broker_ok_at=broker_ok_at,
             reaped_at=reaped_at,
@@ -216,6 +220,8 @@ class Publisher:
         notes, pool.notes = pool.notes, []
         for level, event, fields in notes:
             limit = None if level == "debug" else event
+            for key in MASKED_FIELDS & fields.keys():
+                fields[key] = self._mask(fields[key])
             getattr(pool_log, level)(event, extra={"fields": fields, "limit": limit})
 
 
