@@ -17,7 +17,7 @@ from jobpool.ipc.frames import MAX_SAID_BYTES, SAID_AT_ONCE, SAID_PER_S, Said
 from jobpool.message.capped_text import cap_text
 from jobpool.message.masking import Masker
 
-_SUMMARY_EVERY_S = 1.0  # seconds between two frames that only tell how many lines were left out
+_SUMMARY_EVERY_S = 0.1  # seconds between two frames that only tell how many lines were left out
 
 
 class Lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
@@ -11,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from jobpool.cli.options import Command, as_json, option
-from jobpool.cli.output import answer_ids, note
+from jobpool.cli.output import answer_ids, note, plural
 from jobpool.cli.session import Session
 from jobpool.errors import InvalidJob
 from jobpool.message.definition import JobDefinition
@@ -43,7 +44,7 @@ BATCH_JOBS = 1000
 def enqueue(
     session: Session, handler: str | None, payload: tuple[str, ...], file: IO[bytes] | None, json_: bool, **options: Any
 ) -> None:
-    """Enqueue a job and print its id.
+    """Enqueue a job and print its id; with --file on a terminal, print how many there are.
 
     PAYLOAD is one JSON value, or any number of key=value; a value is JSON where it can be read as JSON, else text:
 
@@ -66,8 +67,26 @@ def enqueue(
         raise click.UsageError("the name of a handler is missing: jobpool enqueue HANDLER [PAYLOAD]")
     else:
         definitions = iter([_definition({**defaults, "handler": handler, "payload": read_payload(payload)})])
+    counts = file is not None and not json_ and sys.stdout.isatty()
     with session.broker() as backend:
-        answer_ids(json_, _enqueue(backend, definitions), "job", "are enqueued; their ids are printed above")
+        batches = _enqueue(backend, definitions)
+        told = "are enqueued" if counts else "are enqueued; their ids are printed above"
+        answer_ids(json_, batches if file is None else _counted(batches), "job", told, "enqueued" if counts else "")
+
+
+def _counted(batches: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Yield them, and show on a terminal how many jobs there are so far."""
+    if not sys.stderr.isatty():
+        yield from batches
+        return
+    count = 0
+    try:
+        for batch in batches:
+            yield batch
+            count += len(batch)
+            click.echo(f"\r\x1b[K{plural(count, 'job')} …", err=True, nl=False)
+    finally:
+        click.echo("\r\x1b[K", err=True, nl=False)
 
 
 def read_payload(words: tuple[str, ...]) -> Any:

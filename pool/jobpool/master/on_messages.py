@@ -23,7 +23,7 @@ from jobpool.telemetry.metrics.pages import BOOT_LOOP
 
 OK = Settled.OK
 
-MAX_OUTPUT_CHARS = 200  # characters of a job's output that a line about its success shows
+MAX_OUTPUT_CHARS = 200  # characters; a longer output, or one of several lines, is not shown where a success is told
 MUCH_SHORTER_FACTOR = 2.0  # A lease that lasts for less than the ttl by this factor deserves a word
 
 OUTAGES: dict[type[JobpoolError], str] = {
@@ -161,20 +161,20 @@ def _note_answer(pool: Pool, delivery: Delivery, settlement: Settlement, answer:
 
 def _note_success(pool: Pool, delivery: Delivery) -> None:
     """Tell the first success of each handler, and with log level debug every one."""
-    more = None if pool.tells_each or pool.told else "-v shows every one"
+    more = None if pool.tells_each or pool.told else "-v shows each"
     level = "debug" if delivery.handler in pool.told else "info"
     pool.told.add(delivery.handler)
     output = delivery.output.strip()
-    shown = output if len(output) <= MAX_OUTPUT_CHARS else f"{output[:MAX_OUTPUT_CHARS]}…"
-    what = "a job succeeded" if pool.tells_each else "the first job of a handler succeeded"
-    fields = {"seconds": round(delivery.ran or 0.0, 3), "output": shown or None, "more": more}
+    shown = None if "\n" in output or len(output) > MAX_OUTPUT_CHARS else output or None
+    what = "job succeeded" if pool.tells_each else "first job succeeded"
+    fields = {"seconds": float(f"{delivery.ran or 0.0:.2g}"), "output": shown, "more": more}
     pool.note(level, what, **_about(delivery), **fields)
 
 
 def _note_retry(pool: Pool, delivery: Delivery, settlement: Nack) -> None:
     attempt, pause = delivery.lease.attempts + 1, format_duration(settlement.delay)
     fields = {"attempt": attempt, "again_in": pause, "error": headline(settlement.error)}
-    pool.note("warning", "a job failed and is tried again", **_about(delivery), **fields)
+    pool.note("warning", "job failed, is tried again", **_about(delivery), **fields)
 
 
 def _about(delivery: Delivery) -> dict[str, str | None]:
@@ -247,7 +247,7 @@ def _reap_done(pool: Pool, event: ev.ReapDone) -> None:
 
 
 def _counted(pool: Pool, event: ev.Counted) -> None:
-    pool.stats = event.stats
+    pool.stats, pool.leased_at_count = event.stats, pool.leased_total
     if pool.open_breakers:
         pool.answered_queues.update(event.stats)
     if not pool.settings.until_empty or pool.is_stopping:

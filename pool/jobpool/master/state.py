@@ -140,6 +140,8 @@ class Pool:
     given_back: set[str] = field(default_factory=set)
     """Limited queues with starts that were granted and not used; the loop tells the fetch thread."""
     leased_total: int = 0
+    leased_at_count: int = 0
+    """The same when messages were last counted."""
     ended_total: int = 0
     checked_at: float = 0.0
     wall_ahead: float = 0.0

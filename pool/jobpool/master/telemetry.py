@@ -187,13 +187,14 @@ class Publisher:
 
     def publish(self, pool: Pool, now: float, broker_ok_at: float, reaped_at: float) -> None:
         """Write what has changed. The caller keeps to `PUBLISH_EVERY_S`."""
+        counted = sum(stats.waiting for stats in pool.stats.values())
         self._board.header.write(
             workers=pool.target,
             ready=sum(slot.is_ready for slot in pool.slots.all),
             boot_failures=pool.boot.failures,
             draining=int(pool.is_stopping),
             generation=pool.generation,
-            waiting=sum(stats.waiting for stats in pool.stats.values()),
+            waiting=max(0, counted - max(0, pool.leased_total - pool.leased_at_count)),
             loop_at=now,
             broker_ok_at=broker_ok_at,
             reaped_at=reaped_at,

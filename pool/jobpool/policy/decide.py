@@ -61,10 +61,12 @@ def decide(
     match outcome:
         case ended.Succeeded(follow_ups):
             return Ack(follow_ups) if follow_ups else ACK
-        case ended.Failed(error, permanent):
-            return Abandon("unrecoverable", error) if permanent else _failed("failed", error, lease, rules, retry)
-        case ended.RetryAsked(after, error):
-            return _failed("failed", error, lease, rules, retry, _bounded(after))
+        case ended.Failed(error, True, cause):
+            return Abandon("unrecoverable", error, cause)
+        case ended.Failed(error, _, cause):
+            return _failed("failed", error, lease, rules, retry, cause=cause)
+        case ended.RetryAsked(after, error, cause):
+            return _failed("failed", error, lease, rules, retry, _bounded(after), cause)
         case ended.TimedOut(error, cause):
             return _failed("timeout", error, lease, rules, retry, cause=cause)
         case ended.MemoryExceeded(error, cause):

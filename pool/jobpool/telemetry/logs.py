@@ -102,11 +102,21 @@ class LineHandler(logging.StreamHandler[TextIO]):
         except Exception:  # noqa: BLE001 - logging's own rule: an error here is reported, and disturbs nobody
             self.handleError(record)
 
-    def status(self, text: str) -> None:
-        """Show `text`, one line, in place of what was shown; "" leaves the last one standing and ends it."""
+    def status(self, text: str | None) -> None:
+        """Show `text`, one line, in place of what was shown; "" leaves that standing and ends it, None wipes it.
+
+        It is cut to the width of the terminal: a line that goes on in the next one could not be wiped.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            text = text and text[: os.get_terminal_size(self.stream.fileno()).columns - 1]
+        if text == self._status:
+            return
         with self.lock or contextlib.nullcontext():
-            self.stream.write(f"\r\x1b[K{text}" if text else "\n" if self._status else "")
-            self._status = text
+            if text:
+                self.stream.write(f"\r\x1b[K{text}")
+            elif self._status:
+                self.stream.write("\n" if text is not None else "\r\x1b[K")
+            self._status = text or ""
             self.flush()
 
     def write_in_background(self) -> None:
@@ -251,7 +261,10 @@ class TextFormatter(logging.Formatter):
         moment = datetime.fromtimestamp(record.created)
         fields = fields_of(record)
         if record.name == JOB_LOG:
-            whose = " ".join(one_line(str(value)) for key, value in fields.items() if key != "left_out")
+            fields.pop("left_out", None)
+            whose = " ".join(
+                one_line(f"slot {value}" if key == "slot" else str(value)) for key, value in fields.items()
+            )
             event, fields = f"{whose}: {printable(record.getMessage())}".replace("\n", "\n  "), {}
         else:
             event = one_line(record.getMessage())
