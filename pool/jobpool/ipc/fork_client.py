@@ -39,12 +39,17 @@ _UP = (Loaded, LoadFailed, Spawned, SpawnFailed, Exited)
 
 
 class OutputLines:
-    """The reading end of a pipe for the output of a program, and the lines that came through it, bounded."""
+    """The reading end of a pipe for the output of a program, and the lines that came through it, bounded.
 
-    def __init__(self) -> None:
+    `room`: bytes of a line; the rest is cut off.
+    """
+
+    def __init__(self, room: int = MAX_SAID_BYTES) -> None:
+        self._room = room
         self.fd, self.writing = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.fd, False)
         self._kept = b""
+        self.ended = False
         self._left = float(SAID_AT_ONCE)
         self._since = time.monotonic()
 
@@ -53,20 +58,19 @@ class OutputLines:
         packets.close_all([self.writing])
 
     def read(self) -> list[str]:
-        """Return the lines that have come, and how many were left out. Closes itself at the end."""
+        """Return the lines that have come, and how many were left out. Once it has `ended`, none come any more."""
         try:
             data = os.read(self.fd, _OUTPUT_AT_ONCE_BYTES)
         except OSError:  # nothing now, or it was closed
             return []
         *lines, rest = (self._kept + (data or b"\n")).split(b"\n")
-        self._kept = rest[:MAX_SAID_BYTES]
-        if not data:
-            self.close()
+        self._kept = rest[: self._room]
+        self.ended = not data
         now = time.monotonic()
         self._left = min(SAID_AT_ONCE, self._left + (now - self._since) * SAID_PER_S)
         shown, left_out = lines[: int(self._left)], len(lines) - int(self._left)
         self._left, self._since = self._left - len(shown), now
-        found = [line[:MAX_SAID_BYTES].decode("utf-8", "replace").rstrip() for line in shown]
+        found = [line[: self._room].decode("utf-8", "replace").rstrip() for line in shown]
         return [line for line in found if line] + ([f"[… {left_out} lines left out …]"] if left_out > 0 else [])
 
     def close(self) -> None:

@@ -96,10 +96,9 @@ class ChildProcesses:
 
     def _read_output(self, server: ForkServerClient) -> list[ev.Event]:
         """Return what a fork server, or its app while it is imported, has printed."""
-        fd = server.output.fd
         said: list[ev.Event] = [ev.AppSaid(line) for line in server.output.read()]
-        if server.output.fd < 0:
-            self.unwatch(fd)
+        if server.output.ended:
+            self.unwatch(server.output.fd)
         return said
 
     def end_server(self, generation: int, kill: bool = False) -> None:

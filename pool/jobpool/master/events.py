@@ -145,9 +145,10 @@ class ChildSaid(ChildEvent):
 
 
 class AppSaid(Event):
-    """A line that the app printed at its import, or the fork server itself."""
+    """A line that a fork server or scheduler printed, mostly the app while it was imported."""
 
     line: str
+    app: str = "import"  # or "scheduler"
 
 
 class ChildAsked(ChildEvent):

@@ -27,8 +27,6 @@ ORPHANED_LIMIT = 3
 MAX_ORPHAN_PAUSE_S = 600.0
 """Longest pause before the youngest of those that died with their fork server runs again; from 1 s on it doubles."""
 
-OF_APP = {"app": "import"}
-
 ALONE = "nothing else ran"
 
 SUCCEEDED = ended.Succeeded()  # shared: most jobs end with it
@@ -166,7 +164,7 @@ def _child_said(pool: Pool, event: ev.ChildSaid) -> None:
         lease = slot.deliveries[0].lease
         fields = {"handler": slot.deliveries[0].handler, "id": lease.id}
     elif not said.nonce:
-        fields = OF_APP
+        fields = {"app": "import"}
     if said.logger:
         fields = fields | {"from": said.logger}
     if said.left_out > 0:
@@ -293,7 +291,7 @@ ON_CHILDREN: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.ChildBootFailed: _child_boot_failed,
     ev.ChildResult: _child_result,
     ev.ChildSaid: _child_said,
-    ev.AppSaid: lambda pool, event: pool.lines.append(Line(logging.INFO, event.line, OF_APP)),
+    ev.AppSaid: lambda pool, event: pool.lines.append(Line(logging.INFO, event.line, {"app": event.app})),
     ev.ChildAsked: lambda pool, event: pool.asks.append((event.child, event.ask)),
     ev.ChildBroken: _child_broken,
     ev.ChildEnded: _child_ended,

@@ -225,7 +225,7 @@ def cron_start(settings: Settings) -> CronStart:
         grace=settings.cron_grace,
         default_timeout=settings.default_timeout,
         log_level=settings.log_level,
-        log_format=settings.log_format,
+        log_format="json",  # the master reads it, and logs it anew
     )
 
 

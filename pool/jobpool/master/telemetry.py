@@ -19,7 +19,6 @@ from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master.inbox import Inbox
 from jobpool.master.observer import Observer, Recorded, attempt_of
-from jobpool.master.on_children import OF_APP
 from jobpool.master.slots import Slot, SlotState
 from jobpool.master.spawning import reload_under_way
 from jobpool.master.state import Pool
@@ -217,7 +216,7 @@ class Publisher:
         lines, pool.lines = pool.lines, []
         for number, text, about in lines:
             # A child masks its own.
-            job_log.log(number, self._mask(text) if about is OF_APP else text, extra={"fields": about})
+            job_log.log(number, self._mask(text) if "app" in about else text, extra={"fields": about})
         notes, pool.notes = pool.notes, []
         for level, event, fields in notes:
             limit = None if level == "debug" else event
