@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Callable
 from time import monotonic
+from typing import Any
 
 from jobpool.ipc.frames import MAX_SAID_BYTES, SAID_AT_ONCE, SAID_PER_S, Said
 from jobpool.message.capped_text import cap_text
@@ -51,7 +52,7 @@ class Lines:
         *lines, rest = data.split(b"\n", self._allowed() or 1)
         for line in lines:
             self._keep(line)
-            whole, self._pending = bytes(self._pending), bytearray()
+            whole, self._pending = bytes(self._pending).removesuffix(b"\r"), bytearray()
             text = whole[:MAX_SAID_BYTES].decode("utf-8", "replace")
             self.say(logging.INFO, f"{text}…" if len(whole) > MAX_SAID_BYTES else text)
         if b"\n" in rest:
@@ -59,10 +60,14 @@ class Lines:
             rest = rest.rpartition(b"\n")[2]
         self._keep(rest)
 
-    def end(self) -> None:
-        """Send what is left of an attempt: a line that was not ended, and how many were left out."""
+    def end_line(self) -> None:
+        """Send a line that was not ended."""
         if self._pending:
             self.write(b"\n")
+
+    def end(self) -> None:
+        """Send what is left of an attempt: a line that was not ended, and how many were left out."""
+        self.end_line()
         if self._left_out and monotonic() - self._told_at > _SUMMARY_EVERY_S:
             self._send(Said(self._dropped_of, logging.INFO, "", left_out=self._left_out))
 
@@ -106,9 +111,9 @@ class Lines:
 
     def _keep(self, data: bytes) -> None:
         """Add to the line that has not ended. A carriage return begins it anew, as on a terminal."""
-        data = data.removesuffix(b"\r")
-        if b"\r" in data:
-            data = data.rpartition(b"\r")[2]
+        restart = data.rfind(b"\r", 0, max(0, len(data) - 1))  # the last one may be half of a line's end
+        if restart >= 0 or (data and self._pending[-1:] == b"\r"):
+            data = data[restart + 1 :]
             self._pending.clear()
         self._pending += data[: max(0, MAX_SAID_BYTES + 1 - len(self._pending))]
 
@@ -130,6 +135,17 @@ class LogHandler(logging.Handler):
                 self._lines.say(record.levelno, text, record.name)
         except Exception:  # noqa: BLE001 - logging's own rule: an error here is reported, and disturbs nobody
             self.handleError(record)
+
+
+def leave_unconfigured() -> None:
+    """Let `logging.basicConfig()` without arguments do nothing, which `logging.info` and the like call: see below."""
+    configure = logging.basicConfig
+
+    def basic_config(**kwargs: Any) -> None:
+        if kwargs:
+            configure(**kwargs)
+
+    logging.basicConfig = basic_config
 
 
 def log_unconfigured(keep: Callable[[bytes], None], lines: Lines) -> None:

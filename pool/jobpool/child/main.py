@@ -21,7 +21,7 @@ from setproctitle import setproctitle
 from jobpool.child.attempt import Attempt, AttemptRunner, JobToRun, OwnAck, own_ack
 from jobpool.child.capture import Capture, OutputPipe
 from jobpool.child.channel import ChannelProducer
-from jobpool.child.lines import Lines, log_unconfigured
+from jobpool.child.lines import Lines, leave_unconfigured, log_unconfigured
 from jobpool.child.recycle import DESCRIPTORS, SocketsLost, Wear
 from jobpool.child.restore import Tidy
 from jobpool.errors import ConfigurationError
@@ -70,6 +70,8 @@ def _streams(options: ChildOptions) -> tuple[Capture, Masker]:
     if not _of_import:
         _of_import.append((Capture(options.output_cap, pid=0), Masker(options.mask_keys)))
         _of_import[0][0].begin()
+        if options.lines_level < NO_LINES:
+            leave_unconfigured()
     return _of_import[0]
 
 
@@ -157,6 +159,7 @@ class Child:
     def _take_raw(self) -> str:
         """Return what was printed past the streams, and send its lines: they come at the end of the attempt only."""
         if text := self._take():
+            self._lines.end_line()
             self._lines.write(f"{text}\n".encode("utf-8", "replace"))
         return text
 

@@ -23,7 +23,7 @@ from jobpool.telemetry.metrics.pages import BOOT_LOOP
 
 OK = Settled.OK
 
-MAX_OUTPUT_CHARS = 200  # characters; a longer output, or one of several lines, is not shown where a success is told
+MAX_OUTPUT_CHARS = 200  # characters of the first line of an output that are shown where a success is told
 MUCH_SHORTER_FACTOR = 2.0  # A lease that lasts for less than the ttl by this factor deserves a word
 
 OUTAGES: dict[type[JobpoolError], str] = {
@@ -165,7 +165,8 @@ def _note_success(pool: Pool, delivery: Delivery) -> None:
     level = "debug" if delivery.handler in pool.told else "info"
     pool.told.add(delivery.handler)
     output = delivery.output.strip()
-    shown = None if "\n" in output or len(output) > MAX_OUTPUT_CHARS else output or None
+    first = output.partition("\n")[0][:MAX_OUTPUT_CHARS]
+    shown = f"{first} …" if len(first) < len(output) else output or None
     what = "job succeeded" if pool.tells_each else "first job succeeded"
     fields = {"seconds": float(f"{delivery.ran or 0.0:.2g}"), "output": shown, "more": more}
     pool.note(level, what, **_about(delivery), **fields)

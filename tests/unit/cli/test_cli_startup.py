@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from face_boards import a_pool as a_note
+from face_boards import publish
+from support.waiting import wait_until
 
 from jobpool.broker.opening import open_backend
-from jobpool.cli.progress import backlog, bar, progress
+from jobpool.cli.progress import backlog, bar, live_summary, progress_bar
 from jobpool.cli.session import check_apps, search_path
 from jobpool.errors import ConfigurationError
 from jobpool.ipc.board_layout import HeaderView
@@ -75,17 +78,22 @@ def test_the_bar_tells_how_far_how_fast_and_what_went_wrong(
     assert bar(header(**fields), total, seconds) == line
 
 
-def test_progress_ends_with_the_last_word(tmp_path: Path) -> None:
+def test_the_bar_ends_with_the_last_word_and_the_summary_is_wiped(tmp_path: Path) -> None:
     stream = io.StringIO()
-    with Scoreboard.create(tmp_path / "board", 1) as board:
-        with progress(str(tmp_path / "board"), 4, LineHandler(stream)):
+    note, board = publish(tmp_path, waiting=7, requeued=3)
+    with board:
+        with progress_bar(note, 4, LineHandler(stream)):
             board.header.write(succeeded=4)
         assert " 4/4 " in stream.getvalue()
-    assert stream.getvalue().endswith("\n")
+        assert stream.getvalue().endswith("\n")
+        lines = LineHandler(stream)
+        with live_summary(note, lines):
+            wait_until(lambda: "1/2 busy  7 waiting  4 done  0.0 jobs/s  3 retried" in stream.getvalue())
+    assert stream.getvalue().endswith("\r\x1b[K")
 
 
 def test_progress_without_a_board_says_nothing(tmp_path: Path) -> None:
     stream = io.StringIO()
-    with progress(str(tmp_path / "none"), 4, LineHandler(stream)):
+    with progress_bar(a_note(tmp_path), 4, LineHandler(stream)):
         pass
     assert stream.getvalue() == ""

@@ -20,6 +20,7 @@ from jobpool.broker.opening import open_backend
 from jobpool.cli.output import columns, table
 from jobpool.cli.top import cells, headline, screen
 from jobpool.cli.top import tell as tell_health
+from jobpool.message.masking import Masker
 from jobpool.message.printable import json_text, one_line, printable
 from jobpool.ops.health import Check, Health
 from jobpool.ops.runtime_dir import PoolFile
@@ -27,7 +28,6 @@ from jobpool.ops.top import PoolSample, SlotRow
 from jobpool.telemetry.history.places import HistoryFile
 from jobpool.telemetry.history.row import Attempt, encode, row_of
 from jobpool.telemetry.logs import configure
-from jobpool.message.masking import Masker
 from jobpool.telemetry.metrics.pages import text_page
 
 Jobpool = Callable[..., Result]
