@@ -149,7 +149,7 @@ def leave_unconfigured() -> None:
 
 
 def log_unconfigured(keep: Callable[[bytes], None], lines: Lines) -> None:
-    """Send the records of an app that has set up no logging, from INFO on. What an app sets up later takes its place.
+    """Send the records of an app that has set up no logging, from INFO on. Logging that an app sets up later goes before it.
 
     Its root logger, which Python leaves at WARNING, passes INFO too.
     """
