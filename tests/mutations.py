@@ -92,8 +92,8 @@ MUTATIONS = [
     Mutation(
         "servicebus: settled before its copies are sent",
         f"{BACKENDS}/servicebus/settle.py",
-        "if not plan.copies or plan.held.copied:",
-        "if plan is not None:",
+        "if not plan.copies or plan.held.copied]",
+        "if plan is not None]",
         f"{LAWS}/test_lacking_law.py {LAWS}/test_copied_settlement_law.py tests/unit/backends/test_servicebus_traps.py "
         "tests/unit/backends/test_servicebus_trouble.py tests/unit/backends/test_servicebus_calls.py",
     ),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from jobpool.broker.values import MessageFilter, State, Verb
+from jobpool.broker.values import Message, MessageFilter, State, Verb
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED
@@ -15,6 +15,10 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Release
 
 MICRO = 1_000_000
+T = TypeVar("T")
+K = TypeVar("K")
+
+MAX_LISTED_LOGS = 10_000
 
 KEY_PLACE = "key:"  # an idempotency key is held as the only place under this and the key (`KeyStore.holders`)
 
@@ -60,6 +64,10 @@ def micros(seconds: float) -> int:
     return round(seconds * MICRO)
 
 
+def unix_time(time: int | None) -> float | None:
+    return None if time is None else time / MICRO
+
+
 def more_than(seconds: float) -> int:
     """Return the least whole number of microseconds that is more than these seconds."""
     return micros(seconds) + 1
@@ -97,6 +105,20 @@ def matches(message: Listed, where: MessageFilter, age: int, *texts: str | None)
         and (not where.ids or message.id in where.ids)
         and (where.text is None or contains(where.text, message.body, *texts))
     )
+
+
+def is_meant(message: Message, where: MessageFilter, now: float) -> bool:
+    """Return whether a filter means this message at a Unix time. The age of a dead letter counts from its death."""
+    since = message.enqueued_at if message.died_at is None else message.died_at
+    return matches(message, where, micros(now) - micros(since), message.last_error, message.cause)
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return the items by key, both in their order."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def lifts_expiry(lease: JobLease, release: Release) -> bool:

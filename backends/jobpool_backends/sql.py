@@ -12,7 +12,9 @@ from jobpool.broker.claim_store import QueueMessage
 from jobpool.broker.values import Message, MessageFilter, NewMessage, State, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.lease import JobLease
-from jobpool_backends.shared import MICRO, TOUCHABLE
+from jobpool_backends.shared import MICRO, TOUCHABLE, unix_time
+
+BULK_BATCH_MESSAGES = 500  # in each transaction
 
 
 class Closable(Protocol):
@@ -94,7 +96,7 @@ def read_message(row: Sequence[Any], state: State, claim: str | None) -> Message
     seq, ident, queue, *counters = row[:8]
     enqueued_at, available_at, *texts = row[8:14]
     died_at, deadline, _, claims, ends_at = row[14:19]
-    ends = _seconds(died_at), _seconds(deadline), claim, claims, _seconds(ends_at), str(seq)
+    ends = unix_time(died_at), unix_time(deadline), claim, claims, unix_time(ends_at), str(seq)
     columns = [ident, queue, state, *counters, enqueued_at / MICRO, available_at / MICRO, *texts, *ends]
     return Message(*columns)
 
@@ -102,9 +104,5 @@ def read_message(row: Sequence[Any], state: State, claim: str | None) -> Message
 def read_queue_message(queue: str, claim: str | None, row: Sequence[Any], body: bytes) -> QueueMessage:
     """Return the message of a row that has the columns below, in this order; its body is read by the caller."""
     seq, ident, _, handler, priority, enqueued_at, claims, ends_at = row[:8]
-    enqueued, ends = enqueued_at / MICRO, _seconds(ends_at)
+    enqueued, ends = enqueued_at / MICRO, unix_time(ends_at)
     return QueueMessage(ident, queue, body, handler, priority, enqueued, claims, claim, ends, str(seq))
-
-
-def _seconds(time: int | None) -> float | None:
-    return None if time is None else time / MICRO

@@ -64,11 +64,7 @@ OPTIONS = (
 
 
 def read_address(url: str, options: Mapping[str, object]) -> Address:
-    """Return the address in `url` and `options` (by keyword: they win over the URL's).
-
-    Raises:
-        ConfigurationError: Something cannot be right; the text names it.
-    """
+    """Return the address in `url` and `options`, which win. Raises ConfigurationError, which names what is wrong."""
     place, found = split_query(url)
     place = place.partition("://")[2]
     host, _, path = place.partition("/")

@@ -40,10 +40,7 @@ class BeanstalkBackend(QueueBackend):
     round trip for each dead letter of the queue. `count` by queue alone is answered at once. `bulk` deletes live
     messages only by all of a queue's state.
 
-    Args:
-        address: Of the server, and what applies there. Nothing is opened before the first call.
-        signer: Signs what is enqueued; None = unsigned.
-        clock: For lease deadlines on this machine, and for what is due; None = the machine's.
+    Nothing is opened before the first call. `clock`: for lease deadlines, and for what is due; None = the machine's.
     """
 
     scheme: ClassVar[str] = "beanstalk"
@@ -91,11 +88,13 @@ class BeanstalkBackend(QueueBackend):
 
     def ping(self) -> None:
         """Ask the server for a sign of life. Raises BackendUnavailable. Blocks for one round trip."""
-        checks.ping(self._connections)
+        with self._connections.spare() as connection:
+            connection.check(connection.burst([b"list-tube-used"])[0])
 
     def prepare(self) -> None:
         """Check that the server is one that jobpool can use; there is nothing to make."""
-        checks.check_version(self._connections)
+        with self._connections.spare() as connection:
+            checks.require_version(self._connections.address.title, connection.stats()[0])
 
     def diagnose(self) -> list[Finding]:
         """Check what the server can lose or refuses."""
@@ -104,7 +103,7 @@ class BeanstalkBackend(QueueBackend):
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         del ttl, fetch_id
         self._connections.check_usable()  # what a parent process prefetched is the parent's
-        helds = self._prefetched.take(queue, limit)
+        helds = self._prefetched.take(lambda held: held.lease.queue == queue, limit)
         now = self.clock.boot()
         old = [held for held in helds if held.lease.expires_at - now < FRESH * held.ttr]
         renewed = self._settler.touch(old) if old else {}

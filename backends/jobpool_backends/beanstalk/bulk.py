@@ -20,6 +20,7 @@ from jobpool_backends.beanstalk.connection import Answer, Connection, Counters, 
 from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.inspect import Inspector, Letter, Walk, is_queue, read_letter
 from jobpool_backends.beanstalk.records import from_bytes, to_bytes
+from jobpool_backends.shared import is_meant
 
 LETTERS_RAISED_AT_ONCE = 100
 BYTES_RAISED_AT_ONCE = 4 * 2**20  # no more is in memory, but for the last message of a piece
@@ -60,9 +61,9 @@ class BulkChanger:
         now = self._clock.wall()
         wanted = set(where.ids)
         for known in self._inspector.known(connection, where.ids):
-            if known.matches(where, now) and not work.is_done:
+            if is_meant(known.message, where, now) and not work.is_done:
                 work.change(known)
-                wanted.discard(known.record.id)
+                wanted.discard(known.message.id)
         if where.ids and not wanted:
             return
         rest = replace(where, ids=tuple(wanted))
@@ -72,7 +73,7 @@ class BulkChanger:
             now = self._clock.wall()
             walk = Walk(connection, queue, self._clock)
             while (letter := walk.letter) is not None and not work.is_done:
-                if letter.matches(rest, now):
+                if is_meant(letter.message, rest, now):
                     work.change(letter)
                     walk.skip()
                 else:

@@ -16,20 +16,8 @@ MIN_VERSION = (1, 12)  # the first that reserves a job by its number, as dead le
 ROOMY_JOB_BYTES = MAX_BODY_BYTES + 2**16
 
 
-def ping(connections: Connections) -> None:
-    """Ask the server for a sign of life. Raises `BackendUnavailable`. Blocks for one round trip."""
-    with connections.spare() as connection:
-        connection.check(connection.burst([b"list-tube-used"])[0])
-
-
-def check_version(connections: Connections) -> None:
-    """Ask the server for its version. Raises `ConfigurationError` if it is older than beanstalkd 1.12."""
-    with connections.spare() as connection:
-        require_version(connections.address.title, connection.stats()[0])
-
-
 def diagnose(connections: Connections) -> list[Finding]:
-    """Check what the server can lose or refuse. Raises as `check_version`. Blocks for three round trips."""
+    """Check what the server can lose or refuse. Raises as `require_version`. Blocks for three round trips."""
     title = connections.address.title
     with connections.spare() as connection:
         [stats] = connection.stats()
@@ -63,14 +51,13 @@ def judge(stats: Stats) -> Iterator[Finding]:
         yield Finding("beanstalk.persistence", Level.NOTE, "a binlog is written", why)
     else:
         why = "a crash or restart of the server loses every message"
-        mend = "start it with -b and a folder"
-        yield Finding("beanstalk.persistence", Level.PROBLEM, "no binlog", why, mend)
+        yield Finding("beanstalk.persistence", Level.PROBLEM, "no binlog", why, "start it with -b and a folder")
     if stats.get("draining") != "true":
         yield Finding("beanstalk.drain-mode", Level.OK, "the server takes new messages")
     else:
         why = "it takes no new messages, and so no retries, delays and dead letters either, which are put as copies"
-        mend = "restart it, with its binlog"
-        yield Finding("beanstalk.drain-mode", Level.PROBLEM, "the server is in drain mode", why, mend)
+        found, mend = "the server is in drain mode", "restart it, with its binlog"
+        yield Finding("beanstalk.drain-mode", Level.PROBLEM, found, why, mend)
     largest = number(stats, "max-job-size")
     found = f"messages of up to {largest:,} bytes (max-job-size)"
     if largest >= ROOMY_JOB_BYTES:

@@ -130,8 +130,10 @@ def number(stats: Stats, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def explain_break(error: BaseException, address: Address) -> BackendUnavailable:
-    """Explain a break of the connection."""
+def explain(error: BaseException, address: Address) -> JobpoolError:
+    """Explain a refusal, or a break of the connection."""
+    if (refused := refusal(error, address)) is not None:
+        return refused
     if isinstance(error, TimeoutError):
         why = (
             f"did not answer within {address.timeout:g} s: see whether it runs, is stopped or is behind a firewall, or"
@@ -146,7 +148,7 @@ def explain_break(error: BaseException, address: Address) -> BackendUnavailable:
     return BackendUnavailable(f"{address.title} {why}")
 
 
-def refusal(error: greenstalk.Error, address: Address) -> JobpoolError | None:
+def refusal(error: BaseException, address: Address) -> JobpoolError | None:
     """Explain a refusal; None for an ordinary answer."""
     known = _MEANINGS.get(type(error))
     return known.told(address.title) if known else None

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import greenstalk
 
@@ -23,15 +23,8 @@ from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
 from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
-from jobpool_backends.beanstalk.connection import (
-    COMMANDS_PER_WRITE,
-    TROUBLE,
-    Answer,
-    Connection,
-    Held,
-    explain_break,
-    refusal,
-)
+from jobpool_backends.beanstalk.connection import COMMANDS_PER_WRITE, TROUBLE, Answer, Connection, Held, explain
+from jobpool_backends.shared import grouped
 
 MAX_IDLE = 4  # idle connections that are kept; more are closed
 # More are fetched on another connection: the server often searches all of one for the first lease that ends.
@@ -39,7 +32,7 @@ MAX_LEASES_PER_CONNECTION = 256
 _ENDED_KEPT_S = 1.0  # for which an ended lease may still be remembered: it is refused by its deadline all the same
 _HURRIED_TIMEOUT_S = 0.1  # of an answer after another connection, asked at the same time, has not answered in time
 
-Answers = dict[Held, Answer | BackendUnavailable]
+Answers = dict[Held, Answer | JobpoolError]
 """Answers to a command about each lease. Missing: it had ended before. An error: the lease is lost, and nobody knows if
 the server did it.
 """
@@ -68,9 +61,8 @@ class Connections:
         """Yield an idle connection, for this block alone; leases that it then has stay with it.
 
         Inside the block, trouble with the connection ends it and becomes `BackendUnavailable`. Refusals of the server
-        become errors as in `refusal`, and ordinary answers pass through. Refusals of a `burst` are values.
-
-        Raises BackendUnavailable. Blocks as long as connecting does, if no connection is idle.
+        become errors as in `refusal`, and ordinary answers pass through. Refusals of a `burst` are values. Raises
+        BackendUnavailable. Blocks as long as connecting does, if no connection is idle.
         """
         with self.speaking(self.take_idle()) as connection:
             yield connection
@@ -127,15 +119,13 @@ class Connections:
         if isinstance(answer, greenstalk.JobTooBigError):
             self._max_job_size = 0  # the server is another one than that which was asked
         error = answer if isinstance(answer, greenstalk.Error) else greenstalk.BuriedError()
-        return refusal(error, self.address) or explain_break(error, self.address)
+        return explain(error, self.address)
 
     def max_job_size(self, connection: Connection | None = None, *, anew: bool = False) -> int:
         """Return bytes that a job may have; asked for once, or `anew`, on this connection or a `spare` one."""
         if not self._max_job_size or anew:
-            if connection is None:
-                with self.spare() as spare:
-                    return self.max_job_size(spare, anew=True)
-            self._max_job_size = int(connection.stats()[0]["max-job-size"])
+            with nullcontext(connection) if connection else self.spare() as speaking:
+                self._max_job_size = int(speaking.stats()[0]["max-job-size"])
         return self._max_job_size
 
     def close(self) -> None:
@@ -191,9 +181,7 @@ class Connections:
         command ends the lease. Blocks for a round trip, and for those that others have under way on these connections.
         """
         self.check_process()
-        works: dict[Connection, list[Held]] = {}
-        for held in helds:
-            works.setdefault(held.connection, []).append(held)
+        works = grouped(helds, lambda held: held.connection)
         order = sorted(works, key=lambda connection: connection.serial)
         for connection in order:
             connection.lock.acquire()
@@ -259,7 +247,7 @@ class Connections:
                 " packets, or raise the option connect_timeout"
             ) from error
         except OSError as error:
-            raise explain_break(error, self.address) from error
+            raise explain(error, self.address) from error
         connection.lock.acquire()
         with self._changing:
             self._open[connection] = None
@@ -293,10 +281,10 @@ class Connections:
         connection.ends_first = min(ends, default=now) + _ENDED_KEPT_S
         return bool(ended)
 
-    def broken(self, connection: Connection, error: BaseException) -> BackendUnavailable:
+    def broken(self, connection: Connection, error: BaseException) -> JobpoolError:
         """Drop a connection, whose lock was taken, and say what its break means."""
         self.drop(connection, error)
-        return self._was_closed() if self.closed else explain_break(error, self.address)
+        return self._was_closed() if self.closed else explain(error, self.address)
 
     def drop(self, connection: Connection, error: BaseException | None = None) -> None:
         """Close a broken or unneeded connection: its leases are lost. Called with its lock taken, and keeps it."""

@@ -17,6 +17,7 @@ from jobpool.errors import BackendUnavailable, InvalidJob, JobpoolError
 from jobpool_backends.beanstalk.connection import Answer, Connection, number_of, put_command
 from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.records import HEADER_ROOM, new_bytes, whole_seconds
+from jobpool_backends.shared import grouped
 
 UNBURIED_DELAY_S = 30  # for which a dead letter that was not buried stays out of the way
 
@@ -39,10 +40,7 @@ def put_copies(connection: Connection, copies: Sequence[Copy], answers: dict[int
     `answers` takes the answer to each put, its refusal as a value, by the copy's place. After a break those that came
     before it are there. One round trip, two more for dead ones, and one for each tube after the first.
     """
-    by_tube: dict[str, list[int]] = {}
-    for place, copy in enumerate(copies):
-        by_tube.setdefault(copy.tube, []).append(place)
-    for tube, places in by_tube.items():
+    for tube, places in grouped(range(len(copies)), lambda place: copies[place].tube).items():
         connection.use(tube)
         told: list[Answer] = []
         theirs = [(copy, UNBURIED_DELAY_S if copy.dead else copy.delay) for copy in map(copies.__getitem__, places)]

@@ -5,8 +5,7 @@ few at first, and for more as long as it gets all that it asked for. If the fetc
 once. `stats-job` of all these jobs is one more write. Only it tells how often a job was reserved before, which reveals
 crashes, and how long its lease lasts.
 
-A crash is charged by a copy with new counters, so that nobody charges it again. The copy is put first and then the
-original is deleted: a break in between leaves both.
+A crash is charged by a copy with new counters, so that nobody charges it again.
 """
 
 from __future__ import annotations
@@ -99,26 +98,13 @@ class Fetcher:
             if not isinstance(copy, greenstalk.Job) or not isinstance(told, bytes):  # somebody else has it
                 return None
             counters = read_counters(told)
-        lease = make_lease(
-            record.id,
-            self._queue(counters),
-            body,
-            number,
-            f"{word}{number:016x}",
-            before + counters.ttr,
-            self._scheme,
-            record.attempts,
-            record.crashes,
-            record.deliveries + counters.reserves,
-            record.enqueued_at,
-            record.begun,
-        )
+        owner, ends, deliveries = f"{word}{number:016x}", before + counters.ttr, record.deliveries + counters.reserves
+        history = record.attempts, record.crashes, deliveries, record.enqueued_at, record.begun
+        queue = self._address.queue(counters.tube) or counters.tube
+        lease = make_lease(record.id, queue, body, number, owner, ends, self._scheme, *history)
         held = Held(number, connection, lease, record, counters.priority, counters.ttr, prefetched=True)
         self._connections.own(held)
         return held
-
-    def _queue(self, counters: Counters) -> str:
-        return self._address.queue(counters.tube) or counters.tube
 
     def _repair(
         self, connection: Connection, job: int, record: Record, body: bytes, counters: Counters
@@ -132,7 +118,7 @@ class Fetcher:
         if record.is_dead:
             connection.burst([bury])
             return None
-        queue = self._queue(counters)
+        queue = self._address.queue(counters.tube) or counters.tube
         handed_out = replace(record, deliveries=record.deliveries + counters.reserves - 1)
         policy, now = self._ledger.policy(queue), self._clock.wall()
         charged = charge(handed_out, counters.crashes, EXPIRED, policy, now, random.uniform)

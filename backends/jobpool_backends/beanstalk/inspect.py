@@ -26,8 +26,8 @@ from jobpool.errors import InvalidJob, MalformedEnvelope, Unsupported
 from jobpool.message.envelope import decode
 from jobpool_backends.beanstalk.connection import Connection, number
 from jobpool_backends.beanstalk.connections import Connections
-from jobpool_backends.beanstalk.records import Record, from_bytes
-from jobpool_backends.shared import matches, micros
+from jobpool_backends.beanstalk.records import from_bytes
+from jobpool_backends.shared import is_meant
 
 MAX_REMEMBERED_PLACES = 10_000
 MAX_WALK_STEPS = 100_000  # with more dead letters in a queue the next walk continues after them
@@ -41,18 +41,12 @@ class Letter:
     """One dead letter."""
 
     job: int  # the server's number; it grows with the time of death
-    record: Record
     priority: int  # the server's
     message: Message  # its handler is "" if the body is not an envelope
 
     def burial(self) -> list[bytes]:
         """Return the commands that bury it, after all others. They do nothing if another client holds it by now."""
         return [b"reserve-job %d" % self.job, b"bury %d %d" % (self.job, self.priority)]
-
-    def matches(self, where: MessageFilter, now: float) -> bool:
-        message = self.message
-        age = micros(now) - micros(message.died_at or 0.0)
-        return matches(message, where, age, message.last_error, message.cause)
 
 
 def read_letter(connection: Connection, queue: str, job: greenstalk.Job[bytes], clock: Clock) -> Letter:
@@ -88,7 +82,7 @@ def read_letter(connection: Connection, queue: str, job: greenstalk.Job[bytes], 
         died_at=enqueued_at if record.died_at is None else record.died_at,
         cursor=str(job.id),
     )
-    return Letter(job.id, record, priority, message)
+    return Letter(job.id, priority, message)
 
 
 class Walk:
@@ -231,9 +225,9 @@ class Inspector:
     def _matching(self, connection: Connection, where: MessageFilter) -> Iterator[Letter]:
         """Yield the matching letters, in any order; with ids, only those, until all of them are found."""
         now = self._clock.wall()
-        known = [letter for letter in self.known(connection, where.ids) if letter.matches(where, now)]
+        known = [letter for letter in self.known(connection, where.ids) if is_meant(letter.message, where, now)]
         yield from known
-        wanted = set(where.ids).difference(letter.record.id for letter in known)
+        wanted = set(where.ids).difference(letter.message.id for letter in known)
         if where.ids and not wanted:
             return
         shown = {letter.job for letter in known}
@@ -242,9 +236,9 @@ class Inspector:
             walk = Walk(connection, queue, self._clock)
             while (letter := walk.letter) is not None:
                 walk.keep()
-                if letter.job not in shown and letter.matches(where, now):
+                if letter.job not in shown and is_meant(letter.message, where, now):
                     yield letter
-                    wanted.discard(letter.record.id)
+                    wanted.discard(letter.message.id)
                     if where.ids and not wanted:
                         walk.end()
 
@@ -266,7 +260,7 @@ class Inspector:
     def _remember(self, letters: Iterable[Letter]) -> None:
         if len(self._places) > MAX_REMEMBERED_PLACES:
             self._places.clear()
-        self._places.update((letter.record.id, (letter.message.queue, letter.job)) for letter in letters)
+        self._places.update((letter.message.id, (letter.message.queue, letter.job)) for letter in letters)
 
 
 def require_dead(where: MessageFilter) -> None:

@@ -93,7 +93,6 @@ _KEYS = {
 _LIMITS = {"attempts": 2**31, "crashes": 2**31, "deliveries": 2**62}
 _TEXTS = ("error", "cause", "reason")
 _TIMES = ("crashed_at", "died_at")
-_may_be_id = IDENTIFIER.fullmatch
 _MAX_TIME_S = 253402300799.0  # the end of 9999: anyone can write headers, and no number there may stop a pool
 
 
@@ -148,22 +147,23 @@ def _read(head: bytes) -> Record | None:
     except ValueError:
         return None
     ident, at = values.get("id"), values.get("at")
-    if values.get("jobpool") != VERSION or type(ident) is not str or not _may_be_id(ident) or not _is_time(at):
+    if (
+        values.get("jobpool") != VERSION
+        or type(ident) is not str
+        or not IDENTIFIER.fullmatch(ident)
+        or not _is_time(at)
+    ):
         return None
     if len(values) == 3:
         return _make_record(ident, float(at))  # most have been put once, and nothing more
     good = (
-        all(_is_count(values.get(key, 0), most) for key, most in _LIMITS.items())
+        all(type(count := values.get(key, 0)) is int and 0 <= count < most for key, most in _LIMITS.items())
         and all(isinstance(values.get(key, ""), str) for key in _TEXTS)
         and all(_is_time(values.get(key, 0.0)) for key in _TIMES)
         and type(values.get("begun", False)) is bool
     )
     told = {field: values[key] for key, field in _KEYS.items() if key in values}
     return Record(id=ident, enqueued_at=float(at), **told) if good else None
-
-
-def _is_count(value: object, most: int) -> bool:
-    return type(value) is int and 0 <= value < most
 
 
 def _is_time(value: object) -> bool:

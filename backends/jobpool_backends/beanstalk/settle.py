@@ -87,11 +87,9 @@ class Settler:
     def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         """See `QueueBackend.settle_many`.
 
-        Raises:
-            WriteRefused: Some were refused and are unchanged; its `answers` are those of the others.
-            BackendUnavailable: The result of some is unknown. When the call is repeated, those whose connection is gone
-                are refused, and the others done.
-            InvalidJob: A follow-up is larger than the server takes; nothing was settled.
+        WriteRefused: some were refused and are unchanged; its `answers` are those of the others. BackendUnavailable:
+        the result of some is unknown. When the call is repeated, those whose connection is gone are refused, and the
+        others done. InvalidJob: a follow-up is larger than the server takes; nothing was settled.
         """
         call = Call(dict(self._failed.get(call_id, ())))
         for place, (lease, settlement) in enumerate(settlements):

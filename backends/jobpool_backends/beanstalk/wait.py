@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import greenstalk
@@ -29,37 +29,27 @@ _MAX_WATCHES = 100
 
 
 class Prefetched:
-    """Leases that nobody has fetched yet, by queue, the oldest first; any number of threads at once."""
+    """Leases that nobody has fetched yet, the oldest first; any number of threads at once."""
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
-        self._helds: dict[str, list[Held]] = {}
+        self._helds: list[Held] = []
 
     def put(self, helds: Sequence[Held]) -> None:
         with self._changing:
-            for held in helds:
-                self._helds.setdefault(held.lease.queue, []).append(held)
+            self._helds += helds
 
-    def take(self, queue: str, limit: int) -> list[Held]:
-        """Take up to `limit` of this queue: they are the caller's now."""
-        if queue not in self._helds:
+    def take(self, wanted: Callable[[Held], bool], limit: int | None = None) -> list[Held]:
+        """Take up to `limit` of those that are still here: they are the caller's now."""
+        if not self._helds:
             return []
         with self._changing:
-            helds = self._helds.pop(queue, [])
-            if helds[limit:]:
-                self._helds[queue] = helds[limit:]
-            return helds[:limit]
-
-    def withdraw(self, helds: Sequence[Held] | None = None) -> list[Held]:
-        """Take those that are still here of these, or of all: they are the caller's now."""
-        with self._changing:
-            mine = [held for kept in self._helds.values() for held in kept if helds is None or held in helds]
-            rest = {queue: [held for held in kept if held not in mine] for queue, kept in self._helds.items()}
-            self._helds = {queue: kept for queue, kept in rest.items() if kept}
-            return mine
+            taken = [held for held in self._helds if wanted(held)][:limit]
+            self._helds = [held for held in self._helds if held not in taken]
+            return taken
 
     def any_of(self, queues: Sequence[str]) -> str | None:
-        return next((queue for queue in queues if queue in self._helds), None) if self._helds else None
+        return next((held.lease.queue for held in self._helds if held.lease.queue in queues), None)
 
 
 class Waiter:
@@ -90,7 +80,7 @@ class Waiter:
         self._closed.set()
         for watch in list(self._watches.values()):
             watch.close()
-        give_back(self._connections, self._prefetched.withdraw())
+        give_back(self._connections, self._prefetched.take(lambda _: True))
 
     def join(self) -> None:
         """Wait for the threads, once the connections are closed."""
@@ -197,7 +187,7 @@ class Watch:
         """Release what nobody fetched in time; then wait for more, if anybody does."""
         if self._kept and time.monotonic() >= self._kept_until:
             kept, self._kept = self._kept, []
-            give_back(self._connections, self._prefetched.withdraw(kept))
+            give_back(self._connections, self._prefetched.take(kept.__contains__))
         self._connections.tidy()
         if not self._waits:
             return

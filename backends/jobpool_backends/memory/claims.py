@@ -18,8 +18,8 @@ from jobpool.broker.claim_store import (
 from jobpool.broker.values import State
 from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool_backends.memory.store import Store
-from jobpool_backends.memory.values import Claim, Entry, Queue, Turn, seconds
-from jobpool_backends.shared import MICRO, micros
+from jobpool_backends.memory.values import Claim, Entry, Queue, Turn
+from jobpool_backends.shared import MICRO, micros, unix_time
 
 
 class MemoryClaims(ClaimStore):
@@ -166,4 +166,4 @@ def _told(entry: Entry, *, whole: bool = False) -> QueueMessage:
     body = entry.body if whole or len(entry.body) <= MAX_BODY_BYTES else OVERSIZED
     told = (entry.id, entry.queue, body, entry.handler, entry.priority, entry.enqueued_at / MICRO, entry.claims)
     claim = entry.claim.id if entry.claim else None
-    return QueueMessage(*told, claim, seconds(entry.ends_at), str(entry.seq))
+    return QueueMessage(*told, claim, unix_time(entry.ends_at), str(entry.seq))

@@ -10,9 +10,7 @@ from jobpool.message.guards import Begun, Guards, Rate
 from jobpool.message.lease import JobLease
 from jobpool_backends.memory.store import Store
 from jobpool_backends.memory.values import Expiring, Turn
-from jobpool_backends.shared import MICRO, micros
-
-MAX_LISTED_LOGS = 10_000
+from jobpool_backends.shared import MAX_LISTED_LOGS, MICRO, micros
 
 
 class MemoryKeys(KeyStore):
@@ -44,7 +42,7 @@ class MemoryKeys(KeyStore):
 
     def _holders(self, queue: str, name: str) -> list[str]:
         with self._turn:
-            return self._places.holders(queue, name)
+            return sorted(entry.id for entry in self._places.live(queue, name))
 
     def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
         with self._turn:

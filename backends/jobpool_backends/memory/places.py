@@ -44,7 +44,7 @@ class Places:
         if guards.key is not None and self.done.get((entry.queue, guards.key), self._turn.now):
             return Begun(Begin.DONE, guards.key)
         for name, most, told in all_holds(guards):
-            if sum(other is not entry for other in self._live(entry.queue, name)) >= most:
+            if sum(other is not entry for other in self.live(entry.queue, name)) >= most:
                 return Begun(Begin.HELD, told)
         for rate in guards.rates:
             after = self._until_room(entry.queue, rate, entry.owner)
@@ -52,11 +52,8 @@ class Places:
                 return Begun(Begin.LIMITED, rate.name, after / MICRO)
         return None
 
-    def _live(self, queue: str, name: str) -> list[Entry]:
+    def live(self, queue: str, name: str) -> list[Entry]:
         return [entry for entry in self._held.get((queue, name), {}).values() if entry.deadline > self._turn.boot]
-
-    def holders(self, queue: str, name: str) -> list[str]:
-        return sorted(entry.id for entry in self._live(queue, name))
 
     def vacate(self, entry: Entry) -> None:
         """Free all places of a message whose lease has ended."""

@@ -13,7 +13,7 @@ from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.clock import Clock
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
-from jobpool_backends.shared import MICRO, matches, micros
+from jobpool_backends.shared import MICRO, matches, micros, unix_time
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -216,10 +216,6 @@ def is_meant(entry: Entry, where: MessageFilter, now: int) -> bool:
     return matches(entry, where, age, entry.last_error, entry.cause, entry.forfeited)
 
 
-def seconds(time: int | None) -> float | None:
-    return None if time is None else time / MICRO
-
-
 def shown(entry: Entry, boot: int) -> Message:
     return Message(
         *(entry.id, entry.queue, entry.state, entry.handler, entry.priority),
@@ -228,10 +224,10 @@ def shown(entry: Entry, boot: int) -> Message:
         reason=entry.reason,
         last_error=entry.last_error,
         cause=entry.forfeited or entry.cause,
-        died_at=seconds(entry.died_at),
+        died_at=unix_time(entry.died_at),
         expires_at=entry.deadline_wall / MICRO if entry.state is State.LEASED else None,
         claim=entry.claim.id if entry.claim and boot < entry.claim.end else None,
         claims=entry.claims,
-        ends_at=seconds(entry.ends_at),
+        ends_at=unix_time(entry.ends_at),
         cursor=str(entry.seq),
     )

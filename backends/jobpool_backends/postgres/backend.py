@@ -34,12 +34,7 @@ class PostgresBackend(QueueBackend):
     the server's disk, unless `synchronous_commit` says otherwise. `stats` counts each state up to 10,000. A page is a
     statement for each 20,000 messages that are looked at in vain; `bulk` is one for each 500 messages.
 
-    Connects, and makes or migrates the schema, when it is first used.
-
-    Args:
-        address: Where the server is.
-        signer: Signs what is enqueued; None = unsigned.
-        clock: Tells this machine's boot time; None = the machine's.
+    Connects, and makes or migrates the schema, when it is first used. `signer` signs what is enqueued; None = unsigned.
     """
 
     scheme: ClassVar[str] = "postgresql"
@@ -72,9 +67,8 @@ class PostgresBackend(QueueBackend):
     def prepare(self) -> None:
         """Create the schema, or bring it up to date, or see that it is. Safe to call again, in several processes too.
 
-        Raises:
-            BackendUnavailable: The server does not answer.
-            ConfigurationError: This user may not do that, or the schema is newer or another program's.
+        Raises `BackendUnavailable`: the server does not answer; `ConfigurationError`: this user may not do that, or the
+        schema is newer or another program's.
         """
         self._database.prepare()
 

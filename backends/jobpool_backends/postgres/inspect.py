@@ -19,7 +19,7 @@ from jobpool_backends.postgres import schema
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.leases import numbers
 from jobpool_backends.shared import MICRO, contains, micros
-from jobpool_backends.sql import read_message, touchable
+from jobpool_backends.sql import BULK_BATCH_MESSAGES, read_message, touchable
 
 STATS_CAP = 10_000
 """Messages of each state that are counted. Exact counts would be rows that every fetch and settlement changes, and
@@ -46,7 +46,6 @@ _UP, _UP_WHOLE = (
     f"SELECT {columns} FROM {{schema}}.look_up(%(ids)b::text[], {_FILTER})" for columns in (_PLACE, _SHOWN)
 )
 
-BULK_BATCH_MESSAGES = 500
 _CHANGE = "SELECT {schema}.VERB(%(places)b::text[]::tid[], %(seqs)s)"
 _CHANGES = {Verb.DELETE: "discard", Verb.RETRY: "retry", Verb.RESUME: "resume"}
 

@@ -15,9 +15,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.names import storable
 from jobpool_backends.postgres.database import Database, calling
 from jobpool_backends.postgres.leases import lease_columns
-from jobpool_backends.shared import KEY_PLACE, MICRO, micros
-
-MAX_LISTED_LOGS = 10_000
+from jobpool_backends.shared import KEY_PLACE, MAX_LISTED_LOGS, MICRO, micros
 
 _BEGIN = """
 SELECT * FROM {schema}.begin_leases(%(queues)s, %(seqs)s, %(holders)s, %(wants)b::text[], %(scopes)b::text[],

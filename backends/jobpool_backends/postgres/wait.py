@@ -152,8 +152,6 @@ class Waiter:
         now = time.monotonic()
         return now - self._quiet.setdefault(names, now)
 
-    # --- notifications -----------------------------------------------------------------------------
-
     def _would_connect(self) -> bool:
         """Return whether nobody listens, and it is time to try."""
         return self._connection is None and not self._database.pooled and time.monotonic() >= self._listen_next

@@ -43,13 +43,9 @@ class RedisBackend(QueueBackend):
     that finds few; `inspect` takes two. `count` answers at once by queue and state alone; else the messages are looked
     through. `bulk` and claims are one script, or for a long list one for each 250 messages.
 
-    Args:
-        link: To the server; closed with this.
-        prefix: Prefix of all key names; two prefixes share nothing.
-        caps: Bounds on the dead letters of each queue: beyond them the oldest are removed, when anything is reaped or
-            dies in the queue.
-        signer: Signs what is enqueued; None = unsigned.
-        clock: For lease deadlines on this machine; None = the machine's.
+    `link` is closed with this. All key names begin with `prefix`; two prefixes share nothing. `caps` bound the dead
+    letters of each queue: beyond them the oldest are removed, when anything is reaped or dies in the queue. `signer`
+    signs what is enqueued; None = unsigned. `clock` is for lease deadlines on this machine.
     """
 
     scheme: ClassVar[str] = "redis"

@@ -24,7 +24,7 @@ from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.enqueue import MAX_MESSAGES_PER_CALL, Enqueuer
 from jobpool_backends.redis.inspect import Inspector
 from jobpool_backends.redis.records import cursor_of, read_tail
-from jobpool_backends.shared import MICRO, DeadCaps, micros, stand_in
+from jobpool_backends.shared import MICRO, DeadCaps, micros, stand_in, unix_time
 
 _AGAIN = 1  # answer of a script that found nothing, but has not looked at everything
 _make_message = maker(QueueMessage)
@@ -145,6 +145,6 @@ def _messages(
             int(enqueued) / MICRO,
             claims,
             claim_id,
-            None if ends_at is None else ends_at / MICRO,
+            unix_time(ends_at),
             cursor_of(queue, member),
         )

@@ -190,8 +190,6 @@ class ClusterLink(Link):
             self._forget()
             raise
 
-    # --- waits -------------------------------------------------------------------------------------
-
     def _wait(self, groups: Groups, give_up: float) -> str | None:
         """Wait as `wait_pop`. Raises as that, and `MovedError` or `AskError` of a node."""
         for _ in groups:  # each may find once that the server had closed its connection
@@ -242,14 +240,11 @@ class ClusterLink(Link):
         key = node.end_wait(connection, limit)
         return [] if key is None else [key]
 
-    # --- masters -----------------------------------------------------------------------------------
-
     def _holder(self, slot: int | None) -> NodeLink:
         """Return the master that holds this slot; any master for None.
 
-        Raises:
-            BackendUnavailable: No node tells, or none holds the slot, or this was closed.
-            ConfigurationError: A node refuses us, or is not in a cluster.
+        Raises `BackendUnavailable`: no node tells, or none holds the slot, or this was closed; `ConfigurationError`: a
+        node refuses us, or is not in a cluster.
         """
         table = self._table or self._ask()
         host = next(filter(None, table), None) if slot is None else table[slot]

@@ -204,9 +204,6 @@ class Sentinels:
         return replace(self._node, host=answer[0].decode(), port=int(answer[1]))
 
 
-# --- errors ---------------------------------------------------------------------------------------------
-
-
 class Explained(NamedTuple):
     """An error, explained."""
 

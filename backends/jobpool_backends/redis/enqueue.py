@@ -33,10 +33,8 @@ class Enqueuer:
     def add(self, messages: Sequence[NewMessage]) -> dict[str, str]:
         """Add those whose id is not known yet, in their order: in one step, or where keys are spread, queue by queue.
 
-        Returns what was left out because another message has its unique key: its id → the other's.
-
-        Raises:
-            InvalidJob: There are more than `MAX_MESSAGES_PER_CALL`.
+        Returns what was left out because another message has its unique key: its id → the other's. Raises `InvalidJob`:
+        there are more than `MAX_MESSAGES_PER_CALL`.
         """
         if len(messages) > MAX_MESSAGES_PER_CALL:
             raise InvalidJob(f"{len(messages)} jobs in one call are too many: at most {MAX_MESSAGES_PER_CALL}")

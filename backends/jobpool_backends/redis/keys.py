@@ -19,11 +19,9 @@ from jobpool.message.lease import JobLease
 from jobpool_backends.redis import keyspace
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.records import MEMBER_CHARS, pieces, places_by
-from jobpool_backends.shared import KEY_PLACE, MICRO, micros
+from jobpool_backends.shared import KEY_PLACE, MAX_LISTED_LOGS, MICRO, micros
 
 MAX_LEASES_PER_SCRIPT = 500  # some 10 ms of the server's time when each lease asks for everything; also rates a script
-
-MAX_LISTED_LOGS = 10_000
 
 
 class RedisKeyStore(KeyStore):

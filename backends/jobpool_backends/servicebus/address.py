@@ -28,10 +28,8 @@ OPTIONS = (
 PUBLIC_CLOUD = "servicebus.windows.net"
 
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,253}[A-Za-z0-9])?(?::\d{1,5})?")
-_PARTS = (
-    *("Endpoint", "SharedAccessKeyName", "SharedAccessKey", "SharedAccessSignature", "EntityPath"),
-    "UseDevelopmentEmulator",
-)
+_KEY_PARTS = ("SharedAccessKeyName", "SharedAccessKey")
+_PARTS = ("Endpoint", *_KEY_PARTS, "SharedAccessSignature", "EntityPath", "UseDevelopmentEmulator")
 _FORM = "Endpoint=sb://NAME.servicebus.windows.net/;SharedAccessKeyName=…;SharedAccessKey=…"
 
 
@@ -76,9 +74,8 @@ def _read_string(text: str) -> Address:
     host = rest.strip("/")
     if scheme.lower() != "sb" or not _HOST.fullmatch(host):
         raise _refuse(f"connection string has no valid Endpoint: write {_FORM}")
-    has_key = bool(parts.get("SharedAccessKeyName") and parts.get("SharedAccessKey"))
-    if not has_key and not parts.get("SharedAccessSignature"):
-        missing = [name for name in ("SharedAccessKeyName", "SharedAccessKey") if not parts.get(name)]
+    missing = [name for name in _KEY_PARTS if not parts.get(name)]
+    if missing and not parts.get("SharedAccessSignature"):
         raise _refuse(f"connection string lacks {' and '.join(missing)}: copy it whole, {_FORM}")
     emulated = parts.get("UseDevelopmentEmulator", "").lower() == "true"
     if ":" in host and not emulated:

@@ -27,14 +27,10 @@ class ServiceBusBackend(QueueBackend):
     at most the address's `timeout` (and a settlement no longer than its leases run), then it raises BackendUnavailable.
 
     `stats` looks through its queue, so it is capped. Lists, counts and `inspect` see the queues that were named to this
-    backend. `close` blocks for some seconds, at most 15: the SDK closes slowly. It leaves alone a namespace of somebody
-    else's.
+    backend. `close` blocks for some seconds, at most 15: the SDK closes slowly. With `owns` False it leaves the
+    namespace alone, which other backends may use at the same time.
 
-    Args:
-        namespace: All connections to the namespace.
-        owns: Close the namespace with this; else it is somebody else's, and other backends may use it at the same time.
-        signer: Signs what is enqueued; None = unsigned.
-        clock: For lease deadlines and delays; None = the machine's.
+    `clock`: for lease deadlines and delays; None = the machine's.
     """
 
     scheme: ClassVar[str] = "servicebus"
@@ -73,7 +69,7 @@ class ServiceBusBackend(QueueBackend):
         self._wait_any = waiter.wait_any
         settler = Settler(access, self.leases, self._locks, producer, self._charges, self.clock)
         self._settle, self._renew = settler.settle, settler.renew
-        self._bulk = BulkChanger(access, inspector).bulk
+        self._bulk = BulkChanger(access, producer, inspector).bulk
         self._closers = (waiter.close, self.leases.clear, access.close)
 
     @classmethod

@@ -14,6 +14,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from azure.servicebus import ServiceBusReceivedMessage
@@ -23,14 +24,14 @@ from azure.servicebus.exceptions import MessageNotFoundError
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool_backends.servicebus.channel import Channel
-from jobpool_backends.servicebus.enqueue import send
+from jobpool_backends.servicebus.enqueue import Outgoing, Producer
 from jobpool_backends.servicebus.errors import LOST
 from jobpool_backends.servicebus.inspect import Inspector, oldest, raised
 from jobpool_backends.servicebus.internals import COMPLETE, RELEASE, Messages, receive, settle
 from jobpool_backends.servicebus.namespace import Namespace
 from jobpool_backends.servicebus.queue_client import QueueClient
 from jobpool_backends.servicebus.records import copy_id, read
-from jobpool_backends.shared import TOUCHABLE
+from jobpool_backends.shared import TOUCHABLE, grouped
 
 T = TypeVar("T")
 RECEIVE_MESSAGES = 250  # messages received, or cancelled, at once
@@ -42,8 +43,9 @@ BULK_STEP_LIMIT_S = 60.0
 class BulkChanger:
     """The bulk changes of queues."""
 
-    def __init__(self, namespace: Namespace, inspector: Inspector) -> None:
+    def __init__(self, namespace: Namespace, producer: Producer, inspector: Inspector) -> None:
         self._namespace = namespace
+        self._producer = producer
         self._inspector = inspector
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
@@ -52,21 +54,19 @@ class BulkChanger:
         for state in touched(where, verb):
             if changed < limit:
                 found = oldest(self._inspector.search(replace(where, states=(state,))), limit - changed)
-                by_queue: dict[str, list[int]] = {}
-                for each in found:
-                    by_queue.setdefault(each.message.queue, []).append(each.sequence)
-                changed += sum(self._change(queue, numbers, state, verb) for queue, numbers in by_queue.items())
+                for queue, theirs in grouped(found, lambda each: each.message.queue).items():
+                    changed += self._change(queue, [each.sequence for each in theirs], state, verb)
         return changed
 
     def _change(self, queue: str, numbers: list[int], state: State, verb: Verb) -> int:
         client = self._namespace.queue(queue)
         if state is State.DEAD:
-            search = DeadLetterSearch(client, set(numbers), verb)
+            search = DeadLetterSearch(self._producer, queue, set(numbers), verb)
             self._ask(client.dead, search.run)
             return search.done
         if state is State.DELAYED:
-            starts = range(0, len(numbers), RECEIVE_MESSAGES)
-            return sum(self._ask(client.sending, canceller(numbers[at : at + RECEIVE_MESSAGES])) for at in starts)
+            parts = [numbers[at : at + RECEIVE_MESSAGES] for at in range(0, len(numbers), RECEIVE_MESSAGES)]
+            return sum(self._ask(client.sending, partial(_cancel, numbers=part)) for part in parts)
         limit = time.monotonic() + BULK_STEP_LIMIT_S
         return self._namespace.call(_delete_waiting(client, len(numbers), limit), BULK_STEP_LIMIT_S)
 
@@ -80,8 +80,9 @@ class DeadLetterSearch:
     It can be run again with another receiver when one fails. `wanted` are the broker's numbers.
     """
 
-    def __init__(self, client: QueueClient, wanted: set[int], verb: Verb) -> None:
-        self._client = client
+    def __init__(self, producer: Producer, queue: str, wanted: set[int], verb: Verb) -> None:
+        self._producer = producer
+        self._queue = queue
         self._wanted = wanted
         self._verb = verb
         self._sent: set[int] = set()  # those whose copies were sent, should they be met again
@@ -120,11 +121,10 @@ class DeadLetterSearch:
         fresh.sort(key=lambda each: each[0].enqueued_at)
         copies = []
         for record, message in fresh:
-            ident = copy_id(record.id, "d", message.sequence_number or 0)
             alive = raised(record, message, afresh=self._verb is Verb.RETRY)
-            copies.append(alive.message(message_id=ident))
-        if copies:
-            await send(self._client, copies)
+            ident = copy_id(record.id, "d", message.sequence_number or 0)
+            copies.append(Outgoing(self._queue, alive, message_id=ident))
+        await self._producer.send(copies)
         self._sent.update(message.sequence_number or 0 for _, message in fresh)
 
 
@@ -152,14 +152,10 @@ async def _delete_waiting(client: QueueClient, count: int, deadline: float) -> i
     return deleted
 
 
-def canceller(numbers: list[int]) -> Callable[[ServiceBusSender], Awaitable[int]]:
-    """Return a canceller of delayed messages, which says how many were still there. The broker cancels all, or none."""
-
-    async def cancel(sender: ServiceBusSender) -> int:
-        try:
-            await sender.cancel_scheduled_messages(numbers)
-        except MessageNotFoundError:
-            return 0 if len(numbers) == 1 else sum([await canceller([number])(sender) for number in numbers])
-        return len(numbers)
-
-    return cancel
+async def _cancel(sender: ServiceBusSender, numbers: list[int]) -> int:
+    """Cancel delayed messages, and return how many were still there. The broker cancels all, or none."""
+    try:
+        await sender.cancel_scheduled_messages(numbers)
+    except MessageNotFoundError:
+        return 0 if len(numbers) == 1 else sum([await _cancel(sender, [number]) for number in numbers])
+    return len(numbers)

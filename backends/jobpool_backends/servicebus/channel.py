@@ -9,7 +9,6 @@ background, within a limit, and cut off when it does not come to an end.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
@@ -19,7 +18,7 @@ from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.errors import FINAL, LOST, NOT_LET_IN, SOUND, explain, words
-from jobpool_backends.servicebus.internals import close_or_cut_off, is_broken, remember_clients
+from jobpool_backends.servicebus.internals import close_or_cut_off, is_broken, log, remember_clients
 
 # Calls of one handler: the SDK gives its management link credit for 10,000 replies, and never more.
 MAX_OPERATIONS = 5000
@@ -30,52 +29,43 @@ CLOSE_LIMIT_S = 5.0
 H = TypeVar("H", bound=ServiceBusSender | ServiceBusReceiver)
 T = TypeVar("T")
 
-log = logging.getLogger("jobpool.servicebus")
-
 
 class Channel(Generic[H]):
     """A channel, only for coroutines on the namespace's loop. A handler, from `make`, has at most `most` calls."""
 
     def __init__(self, make: Callable[[], H], address: Address, queue: str, *, most: int = MAX_OPERATIONS) -> None:
+        self.address = address
         self._make = make
-        self._address = address
         self._queue = queue
         self._most = most
         self._handler: H | None = None
         self._clients: list[Any] = []
         self._born = self._used = 0.0
-        self._operations = 0
+        self.operations = 0  # calls of this handler
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
         self.lock = asyncio.Lock()
-        self.timeout = address.timeout
         self.generation = 0  # which handler it is: deliveries of one cannot be settled on another's link
-
-    @property
-    def is_open(self) -> bool:
-        return self._handler is not None
 
     async def run(
         self, work: Callable[[H], Awaitable[T]], deadline: float | None = None, *, patiently: bool = True
     ) -> T:
         """Do `work` with the handler, alone. Try again with a new one if it fails in a way that may pass.
 
-        Args:
-            deadline: `time.monotonic()` until which to try; None = the address's timeout from now.
-            patiently: False: tried again only when the handler had been idle, so that most likely nothing was done.
-
-        Raises one of `LOST` as it is, and anything else explained.
+        `deadline` is of `time.monotonic()`; None = the address's timeout from now. Not `patiently`: try again only when
+        the handler had been idle, so that most likely nothing was done. Raises one of `LOST` as it is, and anything
+        else explained.
         """
-        give_up = time.monotonic() + self.timeout if deadline is None else deadline
+        give_up = time.monotonic() + self.address.timeout if deadline is None else deadline
         pause = 0.05
         async with self.lock:
             if time.monotonic() >= give_up:  # others took all the time: no fault of the handler's
                 raise self._explain(TimeoutError())
             while True:
-                was_let_in = self.is_open
+                was_let_in = self._handler is not None
                 is_stale = was_let_in and time.monotonic() - self._used > STALE_AFTER_S
                 try:
-                    return await self.attempt(work, give_up)
+                    return await self._attempt(work, give_up)
                 except LOST:
                     raise
                 except FINAL as error:
@@ -88,18 +78,18 @@ class Channel(Generic[H]):
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 2.0)
 
-    async def attempt(self, work: Callable[[H], Awaitable[T]], give_up: float) -> T:
-        """Do `work` once. The caller holds the lock. A failure that leaves a doubt costs the handler."""
+    async def _attempt(self, work: Callable[[H], Awaitable[T]], give_up: float) -> T:
+        """Do `work` once. A failure that leaves a doubt costs the handler."""
         try:
             async with asyncio.timeout(max(0.0, give_up - time.monotonic())):
                 result = await work(await self._get())
         except BaseException as error:
             if not isinstance(error, SOUND):
                 # Logged, because the call may still succeed. If no handler is open, the call itself raises it.
-                if self.is_open and isinstance(error, Exception) and not self._closed:
+                if self._handler is not None and isinstance(error, Exception) and not self._closed:
                     log.info(
                         "%s, queue %s: a connection is replaced: %s: %s",
-                        self._address.title,
+                        self.address.title,
                         self._queue,
                         type(error).__name__,
                         words(error),
@@ -110,14 +100,10 @@ class Channel(Generic[H]):
         self._used = time.monotonic()
         return result
 
-    def count(self, operations: int) -> None:
-        """Count calls made beyond the one for each request."""
-        self._operations += operations
-
     def recycle(self) -> None:
         if self._handler is not None:
             handler, self._handler = self._handler, None
-            self._close(handler, self._clients)
+            self._close(handler)
 
     async def close(self) -> None:
         """Close the handler, for good, and wait a little over `CLOSE_LIMIT_S` for those that are closing."""
@@ -128,36 +114,35 @@ class Channel(Generic[H]):
 
     async def _get(self) -> H:
         if self._closed:
-            raise BackendUnavailable(f"{self._address.title}: this backend was closed: open another")
+            raise BackendUnavailable(f"{self.address.title}: this backend was closed: open another")
         if time.monotonic() - self._used > CHECK_AFTER_S:
             for _ in range(3):  # let the loop learn of ended connections: from socket to transport to reader
                 await asyncio.sleep(0)
         too_old = time.monotonic() - self._born > MAX_HANDLER_AGE_S
-        if self._handler and (too_old or self._operations >= self._most or is_broken(self._handler)):
+        if self._handler and (too_old or self.operations >= self._most or is_broken(self._handler)):
             self.recycle()
-        self._operations += 1
+        self.operations += 1
         if self._handler is None:
             self._handler = await self._open()
         return self._handler
 
     async def _open(self) -> H:
         handler = self._make()
-        clients = remember_clients(handler)
+        self._clients = remember_clients(handler)
         try:
             await handler.__aenter__()
         except BaseException:
-            self._close(handler, clients)
+            self._close(handler)
             raise
-        self._clients = clients
         self._born = time.monotonic()
-        self._operations = 1
+        self.operations = 1
         self.generation += 1
         return handler
 
-    def _close(self, handler: H, clients: list[Any]) -> None:
-        task = asyncio.ensure_future(close_or_cut_off(handler, clients, CLOSE_LIMIT_S))
+    def _close(self, handler: H) -> None:
+        task = asyncio.ensure_future(close_or_cut_off(handler, self._clients, CLOSE_LIMIT_S))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
     def _explain(self, error: BaseException) -> JobpoolError:
-        return explain(error, self._address, self._queue, self.timeout)
+        return explain(error, self.address, self._queue)

@@ -74,8 +74,7 @@ def _diagnose(namespace: Namespace, queue: str, shortest: float | None) -> Itera
     yield Finding("servicebus.queue", Level.OK, f"{name} is there")
     facts = ask(namespace.address, queue)
     if isinstance(facts, str):
-        found = f"the settings of {name} could not be looked at: {facts}"
-        yield Finding("servicebus.settings", Level.NOTE, found)
+        yield Finding("servicebus.settings", Level.NOTE, f"the settings of {name} could not be looked at: {facts}")
         if shortest is not None:
             yield judge_lock(name, namespace.address.lock, round(shortest, 1), blur=CLOCK_TOLERANCE_S)
     else:
@@ -99,8 +98,9 @@ def judge(queue: str, declared: float, facts: Facts) -> Iterator[Finding]:
     yield _judge_deliveries(name, facts)
     yield _judge_expiry(name, facts)
     if facts.duplicates:
-        found = f"{name}: an id is taken once within {facts.duplicates:,.0f} s"
-        yield Finding("servicebus.duplicates", Level.OK, found)
+        yield Finding(
+            "servicebus.duplicates", Level.OK, f"{name}: an id is taken once within {facts.duplicates:,.0f} s"
+        )
     else:
         why = "an enqueue that is repeated because its answer was lost may add its job twice"
         yield Finding("servicebus.duplicates", Level.NOTE, f"{name}: duplicates are not detected", why)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus import exceptions as sdk
@@ -22,15 +23,8 @@ from jobpool.message.definition import LONGEST
 from jobpool_backends.servicebus.errors import too_large
 from jobpool_backends.servicebus.internals import largest_message
 from jobpool_backends.servicebus.namespace import Namespace
-from jobpool_backends.servicebus.queue_client import QueueClient
-from jobpool_backends.servicebus.records import (
-    COPY_GROWTH_BYTES,
-    OVERHEAD_BYTES,
-    EnqueueTimes,
-    Record,
-    copy_id,
-    new_record,
-)
+from jobpool_backends.servicebus.records import COPY_GROWTH_BYTES, OVERHEAD_BYTES, Record, copy_id, new_record
+from jobpool_backends.shared import grouped, micros
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +43,7 @@ class Producer:
     def __init__(self, namespace: Namespace, clock: Clock) -> None:
         self._namespace = namespace
         self._clock = clock
-        self._numbers = EnqueueTimes()
+        self._last_enqueued_at = 0
         self._lock = threading.Lock()
 
     def add(self, messages: Sequence[NewMessage]) -> None:
@@ -64,9 +58,9 @@ class Producer:
         """Return a new message as it is sent; with `copy_of`, its message id."""
         now = self._clock.wall()
         due = message.due if message.due is not None and message.due > now else None
-        with self._lock:
-            number = self._numbers.next(now)
-        return Outgoing(message.queue, new_record(message, number), due, copy_of)
+        with self._lock:  # never the same microsecond twice
+            at = self._last_enqueued_at = max(self._last_enqueued_at + 1, micros(now))
+        return Outgoing(message.queue, new_record(message, at), due, copy_of)
 
     def delayed_copy(self, queue: str, record: Record, delay: float, sequence: int) -> Outgoing:
         """Return a copy of the message with this sequence number, to be fetched after `delay` seconds."""
@@ -79,37 +73,26 @@ class Producer:
         With `patiently` a batch whose connection broke is sent again, though it may have arrived: for copies, which a
         repeated settlement would send again anyway.
         """
-        by_queue: dict[str, list[Outgoing]] = {}
-        for each in outgoing:
-            by_queue.setdefault(each.queue, []).append(each)
-        sent = 0
-        for queue, theirs in by_queue.items():
-            try:
-                await send(self._namespace.queue(queue), theirs, patiently=patiently)
-            except BackendUnavailable as error:
-                raise _say_how_many(error, sent, len(outgoing)) from error
-            sent += len(theirs)
+        by_queue = grouped(outgoing, lambda each: each.queue)
+        try:
+            for queue, left in by_queue.items():
+                deadline = time.monotonic() + self._namespace.address.timeout
+                sending = self._namespace.queue(queue).sending
+                await sending.run(partial(_send_in_batches, left), deadline, patiently=patiently)
+        except BackendUnavailable as error:
+            sent = len(outgoing) - sum(map(len, by_queue.values()))
+            if not sent:
+                raise
+            raise type(error)(f"{error}; {sent} of {len(outgoing)} messages were sent before") from error
 
 
-async def send(
-    client: QueueClient, messages: Sequence[Outgoing | ServiceBusMessage], *, patiently: bool = False
-) -> None:
-    """Send messages to a queue, in batches by size. Raises InvalidJob, BackendUnavailable, ConfigurationError."""
-    sent = 0
-
-    async def work(sender: ServiceBusSender) -> None:
-        nonlocal sent
-        limit = largest_message(sender)
-        left = [_write(each, limit) if isinstance(each, Outgoing) else each for each in messages[sent:]]
-        while left:
-            taken = await _send_batch(sender, left)
-            sent += taken
-            left = left[taken:]
-
-    try:
-        await client.sending.run(work, time.monotonic() + client.address.timeout, patiently=patiently)
-    except BackendUnavailable as error:
-        raise _say_how_many(error, sent, len(messages)) from error
+async def _send_in_batches(left: list[Outgoing], sender: ServiceBusSender) -> None:
+    """Send these to their queue, and take off the list what was sent."""
+    limit = largest_message(sender)
+    messages = [_write(each, limit) for each in left]
+    while left:
+        taken = await _send_batch(sender, messages[-len(left) :])
+        del left[:taken]
 
 
 async def _send_batch(sender: ServiceBusSender, messages: Sequence[ServiceBusMessage]) -> int:
@@ -135,7 +118,3 @@ def _write(outgoing: Outgoing, limit: int) -> ServiceBusMessage:
     if size > limit:
         raise InvalidJob(too_large(outgoing.queue, size, limit))
     return record.message(message_id=outgoing.message_id, due=outgoing.due)
-
-
-def _say_how_many(error: BackendUnavailable, sent: int, total: int) -> BackendUnavailable:
-    return type(error)(f"{error}; {sent} of {total} messages were sent before") if sent else error

@@ -26,24 +26,11 @@ NOT_LET_IN = (sdk.ServiceBusAuthorizationError, sdk.ServiceBusAuthenticationErro
 handler brings a new token. From a new handler: the key is wrong.
 """
 
+_REFUSED = (*LOST, sdk.ServiceBusQuotaExceededError, sdk.MessageSizeExceededError, JobpoolError)
 # The broker answered, or was not asked, and the handler is as good as before.
-SOUND = (
-    *LOST,
-    sdk.ServiceBusServerBusyError,
-    sdk.ServiceBusQuotaExceededError,
-    sdk.MessageSizeExceededError,
-    JobpoolError,
-)
+SOUND = (*_REFUSED, sdk.ServiceBusServerBusyError)
 # To try again at once would not help.
-FINAL = (
-    *LOST,
-    sdk.MessagingEntityNotFoundError,
-    sdk.MessagingEntityDisabledError,
-    *NOT_LET_IN,
-    sdk.ServiceBusQuotaExceededError,
-    sdk.MessageSizeExceededError,
-    JobpoolError,
-)
+FINAL = (*_REFUSED, *NOT_LET_IN, sdk.MessagingEntityNotFoundError, sdk.MessagingEntityDisabledError)
 _FAR = "cannot be reached from here: mend the host, the route or the firewall (ports 5671 and 5672)"
 _UNREACHABLE = {
     errno.ECONNREFUSED: "refuses connections: nothing listens there. Mend the address, or start the emulator",
@@ -63,7 +50,7 @@ _REFUSED_IDENTITY = (
 )
 
 
-def explain(error: BaseException, address: Address, queue: str, timeout: float) -> JobpoolError:
+def explain(error: BaseException, address: Address, queue: str) -> JobpoolError:
     """Explain `error`, met while something was done with this queue, to the caller."""
     if isinstance(error, JobpoolError):
         return error
@@ -89,14 +76,13 @@ def explain(error: BaseException, address: Address, queue: str, timeout: float) 
             return BackendUnavailable(
                 f"{address.title} is busy and asks to wait some seconds: if that is often so, raise its messaging units"
             )
-    return BackendUnavailable(f"{address.title} {_network(error, timeout)}")
+    return BackendUnavailable(f"{address.title} {_network(error, address.timeout)}")
 
 
 def missing_queue(error: BaseException, address: Address, queue: str) -> AccessRefused | None:
     """Return the error of a queue that is not there; None when that is not what `error` says."""
-    if not isinstance(error, sdk.MessagingEntityNotFoundError) and "not-found" not in str(error):
-        return None
-    if isinstance(error, sdk.MessageNotFoundError):
+    says_so = isinstance(error, sdk.MessagingEntityNotFoundError) or "not-found" in str(error)
+    if not says_so or isinstance(error, sdk.MessageNotFoundError):
         return None
     lock = f"{address.lock:g}"
     if address.emulated:

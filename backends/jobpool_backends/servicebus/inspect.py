@@ -31,7 +31,7 @@ from jobpool_backends.servicebus.leases import Held, HeldLeases
 from jobpool_backends.servicebus.namespace import Namespace
 from jobpool_backends.servicebus.queue_client import QueueClient
 from jobpool_backends.servicebus.records import Record, read
-from jobpool_backends.shared import MICRO, matches, micros
+from jobpool_backends.shared import MICRO, is_meant
 
 PEEK_MESSAGES = 250
 MAX_STATS_MESSAGES = 500  # messages of a queue, and dead letters, that `stats` looks at
@@ -45,9 +45,7 @@ def peek(
     """Yield all messages of a queue, or its dead letters; a round trip for each page, and one more at the end.
 
     The broker may give fewer than asked for; the end is reached only when it gives none. A message that moves meanwhile
-    may be passed over, or be seen twice.
-
-    Raises `BackendUnavailable`, or `ConfigurationError` when there is no such queue.
+    may be passed over, or be seen twice. Raises as `Channel.run`, `ConfigurationError` when there is no such queue.
     """
     client = namespace.queue(queue)
     channel = client.dead if dead else client.management
@@ -84,10 +82,6 @@ class Found:
     message: Message
     sequence: int
 
-    @property
-    def place(self) -> int:
-        return int(self.message.cursor)
-
 
 def see(
     queue: str, peeked: ServiceBusReceivedMessage, held: Mapping[int, Held], wall: float, boot: float, *, dead: bool
@@ -96,8 +90,6 @@ def see(
     record = read(peeked)
     sequence = peeked.sequence_number or 0
     holding = None if dead else held.get(sequence)
-    if holding is not None and holding.expires_at <= boot:
-        holding = None  # the broker has it back
     # A message that another program has deferred can be reached by that program only.
     is_leased = holding is not None or peeked.state == ServiceBusMessageState.DEFERRED
     is_delayed = peeked.state == ServiceBusMessageState.SCHEDULED
@@ -141,11 +133,6 @@ def raised(record: Record, message: ServiceBusReceivedMessage, *, afresh: bool) 
     if not afresh:
         return living
     return replace(living, attempts=0, crashes=0, crashed_at=None, last_error=None, cause=None)
-
-
-def is_meant(message: Message, where: MessageFilter, now: float) -> bool:
-    since = message.enqueued_at if message.died_at is None else message.died_at
-    return matches(message, where, micros(now) - micros(since), message.last_error, message.cause)
 
 
 class Inspector:
@@ -203,7 +190,8 @@ class Inspector:
 
 def oldest(found: Iterable[Found], limit: int, after: int = 0) -> list[Found]:
     """Return the first `limit` in the order of their enqueue after this place. Keeps no more than that many."""
-    return heapq.nsmallest(limit, (each for each in found if each.place > after), key=lambda each: each.place)
+    later = (each for each in found if int(each.message.cursor) > after)
+    return heapq.nsmallest(limit, later, key=lambda each: int(each.message.cursor))
 
 
 def sides(where: MessageFilter) -> list[bool]:

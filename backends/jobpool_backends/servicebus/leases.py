@@ -14,7 +14,6 @@ them is there, that is an error, and for some seconds the next wait raises it at
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 import time
@@ -28,6 +27,7 @@ from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.lease import JobLease, make_lease
 from jobpool.message.settlement import Settled
 from jobpool_backends.servicebus.address import Address
+from jobpool_backends.servicebus.internals import log
 from jobpool_backends.servicebus.namespace import Namespace
 from jobpool_backends.servicebus.queue_client import GIVE_BACK_LIMIT_S, Delivery, QueueClient
 from jobpool_backends.servicebus.records import Record, read
@@ -39,8 +39,6 @@ MISSING_KEPT_S = 5.0  # seconds for which a queue that was not there is not look
 EXPIRED_KEPT_S = 60.0  # time for which a lease that ran out is known as one that did
 CLOCK_TOLERANCE_S = 1.0  # difference of clocks below which nobody is warned
 WARNING_PAUSE_S = 600.0
-
-log = logging.getLogger("jobpool.servicebus")
 
 
 @dataclass(slots=True, eq=False)
@@ -77,15 +75,15 @@ class HeldLeases:
         """Add a new lease. An older one on the same message must have run out."""
         with self._lock:
             leases = self._held.setdefault(held.queue, {})
-            old = leases.get(held.sequence)
+            if old := leases.get(held.sequence):
+                _forget(old)
             leases[held.sequence] = held
-        _forget(old)
 
     def put_back(self, held: Held) -> None:
         """Hold again a lease that was taken and not settled; unless its message was fetched again meanwhile."""
         with self._lock:
-            superseded = self._held.setdefault(held.queue, {}).setdefault(held.sequence, held) is not held
-        _forget(held if superseded else None)
+            if self._held.setdefault(held.queue, {}).setdefault(held.sequence, held) is not held:
+                _forget(held)
 
     def find(self, lease: JobLease) -> Held | Settled:
         with self._lock:
@@ -103,21 +101,16 @@ class HeldLeases:
         """Remove a lost lease; the broker refuses a settlement under way."""
         with self._lock:
             leases = self._held.get(held.queue, {})
-            is_here = leases.get(held.sequence) is held
-            if is_here:
-                del leases[held.sequence]
-        _forget(held if is_here else None)
+            if leases.get(held.sequence) is held:
+                _forget(leases.pop(held.sequence))
 
     def prune(self, queue: str) -> None:
         """Forget what ran out a while ago, and tell its receiver."""
         long_ago = self._clock.boot() - EXPIRED_KEPT_S
         with self._lock:
             leases = self._held.get(queue, {})
-            gone = [held for held in leases.values() if held.expires_at < long_ago]
-            for held in gone:
-                del leases[held.sequence]
-        for held in gone:
-            _forget(held)
+            for held in [held for held in leases.values() if held.expires_at < long_ago]:
+                _forget(leases.pop(held.sequence))
 
     def clear(self) -> None:
         with self._lock:
@@ -135,9 +128,8 @@ class HeldLeases:
         return held if held.owner_token == lease.owner_token else Settled.NOT_OWNER
 
 
-def _forget(held: Held | None) -> None:
-    if held is not None:
-        held.delivery.receiver.forget(1)
+def _forget(held: Held) -> None:
+    held.delivery.receiver.forget(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,20 +207,8 @@ class Fetcher:
         deliveries = record.deliveries + (message.delivery_count or 0) + 1
         sequence = message.sequence_number or 0
         self._leases.add(Held(delivery, record, queue, sequence, owner, ends, deliveries))
-        return make_lease(
-            record.id,
-            queue,
-            record.body,
-            sequence,
-            owner,
-            ends,
-            self._scheme,
-            record.attempts,
-            record.crashes,
-            deliveries,
-            record.enqueued_at / MICRO,
-            record.begun,
-        )
+        history = record.attempts, record.crashes, deliveries, record.enqueued_at / MICRO, record.begun
+        return make_lease(record.id, queue, record.body, sequence, owner, ends, self._scheme, *history)
 
 
 class Waiter:

@@ -89,59 +89,6 @@ def _is_news(record: logging.LogRecord) -> bool:
     return record.threadName != LOOP_THREAD_NAME or not str(record.msg).startswith(FILTERED_LINES[record.name])
 
 
-class LoopThread:
-    """A thread that runs coroutines on one event loop, for callers on any thread; `name` is for error texts."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._stopped = False
-
-    @property
-    def inherited(self) -> bool:
-        return self._pid != os.getpid()
-
-    def run(self, work: Coroutine[Any, Any, T], limit: float) -> T:
-        """Do it on the loop, within `limit` seconds. Raises BackendUnavailable if not, and errors of the work."""
-        with self._lock:
-            if self._stopped:
-                work.close()
-                raise BackendUnavailable(f"{self._name}: this backend was closed: open another")
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_run, args=(self._loop,), name=LOOP_THREAD_NAME, daemon=True)
-                self._thread.start()
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(limit)
-        except concurrent.futures.CancelledError:
-            raise BackendUnavailable(f"{self._name}: this backend was closed meanwhile") from None
-        except concurrent.futures.TimeoutError:  # ours, or one of the work's own
-            raise BackendUnavailable(f"{self._name} did not answer within {limit:g} s") from None
-        finally:
-            future.cancel()  # does nothing to a finished one
-
-    def stop(self) -> None:
-        """End the thread, if there is one. Blocks for `THREAD_END_LIMIT_S` at most."""
-        with self._lock:
-            self._stopped = True
-            loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
-        if loop is not None and thread is not None and not self.inherited:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(THREAD_END_LIMIT_S)
-
-    def leave_behind(self, *what: object) -> None:
-        """Keep what a fork brought along out of the way, and begin anew."""
-        _INHERITED.append((self._loop, self._thread, self._lock, *what))
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._loop = self._thread = None
-
-
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
@@ -159,11 +106,21 @@ class Namespace:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._loop = LoopThread(address.title)
+        self._closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._client: ServiceBusClient | None = None
         self._queues: dict[str, QueueClient] = {}
-        self._closed = False
+
+    def _begin_anew_after_a_fork(self) -> None:
+        if self._pid != os.getpid():
+            _INHERITED.append((self._lock, self._loop, self._thread, self._client, self._queues))
+            self._begin()
 
     def queue(self, name: str) -> QueueClient:
         """Return the client of a queue. Raises `ConfigurationError`: the connection string is good for another only."""
@@ -180,12 +137,32 @@ class Namespace:
             return self._queues[name]
 
     def call(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
-        """Do it on the loop; for callers on other threads. Raises and blocks as there; None = the address's timeout."""
+        """Do it on the loop, in `limit` seconds and `CALL_SPARE_S`; for callers on other threads.
+
+        None = the address's timeout. Raises BackendUnavailable if that is not enough, and errors of the work.
+        """
         self._begin_anew_after_a_fork()
-        if self._closed:
-            work.close()
-            raise BackendUnavailable(f"{self.address.title}: this backend was closed: open another")
-        return self._loop.run(work, (self.address.timeout if limit is None else limit) + CALL_SPARE_S)
+        with self._lock:
+            if self._closed:
+                work.close()
+                raise BackendUnavailable(f"{self.address.title}: this backend was closed: open another")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_run, args=(self._loop,), name=LOOP_THREAD_NAME, daemon=True)
+                self._thread.start()
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return self._result(future, self.address.timeout if limit is None else limit)
+
+    def _result(self, future: concurrent.futures.Future[T], limit: float) -> T:
+        limit += CALL_SPARE_S
+        try:
+            return future.result(limit)
+        except concurrent.futures.CancelledError:
+            raise BackendUnavailable(f"{self.address.title}: this backend was closed meanwhile") from None
+        except TimeoutError:  # ours, or one of the work's own
+            raise BackendUnavailable(f"{self.address.title} did not answer within {limit:g} s") from None
+        finally:
+            future.cancel()  # does nothing to a finished one
 
     def named_queues(self) -> list[str]:
         """Return the queues that were named so far, sorted."""
@@ -193,18 +170,20 @@ class Namespace:
 
     def close(self) -> None:
         """Close all connections and end the thread. Safe to call twice. Blocks for some 15 seconds at most."""
+        self._begin_anew_after_a_fork()
         with self._lock:
-            if self._closed:
-                return
+            is_open = not self._closed
             self._closed = True
-        if not self._loop.inherited and self._client is not None:
+        if is_open and self._loop is not None and self._thread is not None:
             with suppress(BackendUnavailable):  # the rest ends with the thread
-                self._loop.run(self._close_all(self._client), CLOSE_LIMIT_S + CALL_SPARE_S)
-            self._loop.stop()
+                self._result(asyncio.run_coroutine_threadsafe(self._close_all(), self._loop), CLOSE_LIMIT_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(THREAD_END_LIMIT_S)
 
-    async def _close_all(self, client: ServiceBusClient) -> None:
+    async def _close_all(self) -> None:
         await asyncio.gather(*(queue.close() for queue in self._queues.values()), return_exceptions=True)
-        await client.close()
+        if self._client is not None:
+            await self._client.close()
 
     def _get_client(self) -> ServiceBusClient:
         if self._client is None:
@@ -216,15 +195,6 @@ class Namespace:
             else:
                 self._client = ServiceBusClient.from_connection_string(self.address.connection_string, **options)
         return self._client
-
-    def _begin_anew_after_a_fork(self) -> None:
-        """Start anew in a forked child: the parent's connections are neither used nor closed nor forgotten."""
-        if not self._loop.inherited:
-            return
-        self._loop.leave_behind(self._client, self._queues, self._lock)
-        self._lock = threading.Lock()
-        self._client = None
-        self._queues = {}
 
 
 class Access(Namespace):

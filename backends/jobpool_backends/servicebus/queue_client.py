@@ -11,7 +11,6 @@ once more in that way. If the lock is gone then, perhaps the first request was c
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -28,7 +27,7 @@ from jobpool_backends.servicebus import internals
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.errors import LOST
-from jobpool_backends.servicebus.internals import RELEASE, Answer, Disposition
+from jobpool_backends.servicebus.internals import RELEASE, Answer, Disposition, log
 
 # Deliveries never settled on their link, after which it gets another: the session has room for some 5,000.
 MAX_UNSETTLED = 1000
@@ -38,7 +37,6 @@ GIVE_BACK_LIMIT_S = 3.0  # time to give such messages back; their locks run out 
 
 _HANDLER: dict[str, Any] = {"timeout": 5, "socket_timeout": 0.2}
 _NO_ANSWER = "the broker did not say what became of the message"
-_log = logging.getLogger("jobpool.servicebus")
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +104,7 @@ class QueueReceiver:
             left = max(0.0, deadline - time.monotonic())
             return await self._receive(receiver, internals.receive_one(receiver, self.stop_waiting, left))
 
-        limit = deadline + self.channel.timeout
+        limit = deadline + self.channel.address.timeout
         try:
             return await self.channel.run(work, limit, patiently=False)
         except BackendUnavailable:
@@ -188,7 +186,7 @@ class QueueReceiver:
 
     async def _settle_by_token(self, receiver: ServiceBusReceiver, order: _Order) -> None:
         message, disposition = order.delivery.message, order.disposition
-        self.channel.count(1)
+        self.channel.operations += 1
         try:
             match disposition.kind:
                 case "accepted":
@@ -277,7 +275,7 @@ class QueueClient:
                     await receiver.settle(mine, time.monotonic() + limit)
             except Exception as error:  # noqa: BLE001 - after any error their locks run out
                 receiver.forget(len(mine))
-                _log.info("%s, queue %s: messages were not given back: %r", self.address.title, self.name, error)
+                log.info("%s, queue %s: messages were not given back: %r", self.address.title, self.name, error)
 
         await asyncio.gather(*map(give_back, {delivery.receiver for delivery in kept}))
 
@@ -288,8 +286,12 @@ class QueueClient:
             self._giving_back.cancel()
         self.stop_waiting()
         await self.give_back()
-        channels: list[Channel[Any]] = [self.sending, self.management, self.dead]
-        channels += [receiver.channel for receiver in self.receivers]
+        channels: list[Channel[Any]] = [
+            self.sending,
+            self.management,
+            self.dead,
+            *(one.channel for one in self.receivers),
+        ]
         await asyncio.gather(*(channel.close() for channel in channels))
 
     async def _give_back_later(self) -> None:

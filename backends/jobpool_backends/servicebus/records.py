@@ -42,6 +42,10 @@ _LAST_DUE = datetime(9999, 1, 1, tzinfo=UTC)
 _CUT = " … "
 _MAX_COUNT = 2**31 - 1  # beyond any counter, and what a frame to a child can carry
 _MAX_MOMENT_US = 253402300799 * 10**6  # the end of the year 9999
+# Key → field, of the header and of the epitaph. The header has `b`, for `begun`, besides.
+_ALWAYS_WRITTEN = {"id": "id", "at": "enqueued_at", "job": "handler", "p": "priority"}
+_WRITTEN = {"d": "deliveries", "a": "attempts", "c": "crashes", "x": "crashed_at", "e": "last_error", "k": "cause"}
+_EPITAPH = {"attempts": "attempts", "crashes": "crashes", "error": "last_error", "cause": "cause"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,11 @@ class Record:
 
     def write(self) -> bytes:
         """Return the body of a message that carries this, without fields that only a dead letter has."""
-        header: dict[str, Any] = {"jobpool": 1}
-        header |= {"id": self.id, "at": self.enqueued_at, "job": self.handler, "p": self.priority}
+        header: dict[str, Any] = {"jobpool": 1} | {key: getattr(self, field) for key, field in _ALWAYS_WRITTEN.items()}
         if self.deliveries or self.attempts or self.crashes or self.last_error or self.cause or self.begun:
-            more: dict[str, Any] = {"d": self.deliveries, "a": self.attempts, "c": self.crashes, "x": self.crashed_at}
+            more = {key: getattr(self, field) for key, field in _WRITTEN.items()}
             more |= {"e": cut(self.last_error), "k": cut(self.cause), "b": self.begun}
-            header |= {name: value for name, value in more.items() if value}
+            header |= {key: value for key, value in more.items() if value}
         return orjson.dumps(header) + b"\n" + self.body
 
     @property
@@ -141,17 +144,8 @@ def read(message: ServiceBusReceivedMessage) -> Record:
         return record
     with suppress(LookupError, TypeError, ValueError):  # another program's
         facts = orjson.loads(text)
-        return _checked(
-            replace(
-                record,
-                reason=reason,
-                died_at=facts["died_at"],
-                attempts=facts.get("attempts", record.attempts),
-                crashes=facts.get("crashes", record.crashes),
-                last_error=facts.get("error", record.last_error),
-                cause=facts.get("cause", record.cause),
-            )
-        )
+        told = {_EPITAPH[key]: facts[key] for key in _EPITAPH if key in facts}
+        return _checked(replace(record, reason=reason, died_at=facts["died_at"], **told))
     return replace(record, reason=REASONS.get(reason, reason), last_error=record.last_error or text or None)
 
 
@@ -191,35 +185,16 @@ def _read_body(message: ServiceBusReceivedMessage) -> Record:
     raw = body_of(message)
     if raw.startswith(b'{"jobpool":'):
         line, _, body = raw.partition(b"\n")
-        try:
-            return _read_header(orjson.loads(line), body)
-        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
-            pass  # it only looks like one of ours
+        with suppress(KeyError, TypeError, ValueError):  # it only looks like one of ours
+            header = orjson.loads(line)  # later versions only add fields, which are ignored
+            fields = {field: header[key] for key, field in _ALWAYS_WRITTEN.items()}
+            fields |= {field: header[key] for key, field in _WRITTEN.items() if key in header}
+            return _checked(Record(**fields, body=body, begun=header.get("b") is True))
     ident = str(message.message_id or "")
     if not IDENTIFIER.fullmatch(ident):
         ident = f"seq-{message.sequence_number}"
     sent = message.enqueued_time_utc
     return Record(ident, micros(sent.timestamp()) if sent else 0, raw)
-
-
-def _read_header(header: dict[str, Any], body: bytes) -> Record:
-    """Parse the header; later versions only add fields, which are ignored. Raises ValueError for a foreign one."""
-    return _checked(
-        Record(
-            id=header["id"],
-            enqueued_at=header["at"],
-            body=body,
-            handler=header["job"],
-            priority=header["p"],
-            attempts=header.get("a", 0),
-            crashes=header.get("c", 0),
-            crashed_at=header.get("x"),
-            deliveries=header.get("d", 0),
-            last_error=header.get("e"),
-            cause=header.get("k"),
-            begun=header.get("b") is True,
-        )
-    )
 
 
 def _checked(record: Record) -> Record:
@@ -249,15 +224,3 @@ def body_of(message: ServiceBusReceivedMessage) -> bytes:
         if all(isinstance(part, bytes) for part in parts):
             return b"".join(parts)
     return str(message).encode("utf-8", "backslashreplace")
-
-
-class EnqueueTimes:
-    """Moments of enqueue: the clock's microseconds, and never the same one twice."""
-
-    def __init__(self) -> None:
-        self._last = 0
-
-    def next(self, now: float) -> int:
-        """Return the number for a message that is enqueued at this Unix time. The caller holds the lock."""
-        self._last = max(self._last + 1, micros(now))
-        return self._last

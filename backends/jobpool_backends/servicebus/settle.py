@@ -31,7 +31,7 @@ from jobpool_backends.servicebus.leases import Held, HeldLeases, Locks
 from jobpool_backends.servicebus.namespace import ATTEMPT_LIMIT_S, Namespace
 from jobpool_backends.servicebus.queue_client import Doubt, QueueReceiver
 from jobpool_backends.servicebus.records import Record, charge, copy_id
-from jobpool_backends.shared import lifts_expiry, micros
+from jobpool_backends.shared import grouped, lifts_expiry, micros
 
 MAX_PARTIAL_CALLS = 1000  # calls answered in part whose answers are kept
 MIN_CALL_TIME_S = 1.0  # however little is left of a lease: the broker knows if it was too late
@@ -168,11 +168,8 @@ class Settler:
     ) -> WriteRefused | None:
         """Return why copies of some were refused; what needs none of these is settled."""
         refused = await self._send_copies(list(plans.values()))
-        by_receiver: dict[QueueReceiver, list[int]] = {}
-        for place, plan in plans.items():
-            if not plan.copies or plan.held.copied:
-                by_receiver.setdefault(plan.held.delivery.receiver, []).append(place)
-        parts = by_receiver.items()
+        ready = [place for place, plan in plans.items() if not plan.copies or plan.held.copied]
+        parts = grouped(ready, lambda place: plans[place].held.delivery.receiver).items()
         await _all([self._settle_part(receiver, plans, places, answers, deadline) for receiver, places in parts])
         return refused
 
@@ -226,10 +223,7 @@ class Settler:
         """Renew each lease by its queue's lock; None if it is lost. Raises BackendUnavailable; the old ends stand."""
         del ttl
         held = [found if isinstance(found := self._leases.find(lease), Held) else None for lease in leases]
-        by_queue: dict[str, list[Held]] = {}
-        for each in held:
-            if each is not None:
-                by_queue.setdefault(each.queue, []).append(each)
+        by_queue = grouped(filter(None, held), lambda each: each.queue)
         parts = [
             self._renew(queue, theirs[start : start + MAX_RENEW_LOCKS])
             for queue, theirs in by_queue.items()
@@ -267,9 +261,6 @@ class Settler:
 
 async def _all(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Do all, at the same time; raise the first error once all have ended."""
-    if len(parts) == 1:
-        await parts[0]
-        return
     for trouble in await asyncio.gather(*parts, return_exceptions=True):
         if isinstance(trouble, BaseException):
             raise trouble

@@ -40,12 +40,8 @@ class SqliteBackend(QueueBackend):
     `BackendUnavailable`. When a call returns, its work is on the disk. `bulk` takes a transaction for each 500
     messages. `stats` counts delayed messages that fell due while nobody fetched up to 10,000.
 
-    Args:
-        path: Of the file; created when it is not there.
-        clock: Tells all times; None = the machine's.
-        boot: Names the boot in which `clock.boot()` counts; None = this one.
-        pragmas: Run on each connection.
-        caps: Bounds on the dead letters of each queue.
+    The file is created when it is not there. `clock` tells all times; `boot` names the boot in which `clock.boot()`
+    counts, None = this one. `pragmas` run on each connection; `caps` bound the dead letters of each queue.
 
     Raises `ConfigurationError`: the path cannot be right, or the file is another program's or a newer jobpool's;
     `BackendUnavailable`: the file cannot be opened or prepared.

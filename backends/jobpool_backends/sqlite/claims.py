@@ -28,7 +28,7 @@ from jobpool_backends.sqlite import claim_rows
 from jobpool_backends.sqlite.claim_rows import COLUMNS, LIVING, Claim, read_live
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.enqueue import post
-from jobpool_backends.sqlite.fetch import promote
+from jobpool_backends.sqlite.fetch import READY_OR_DUE, promote
 from jobpool_backends.sqlite.inspect import search_for
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, EACH, LEASED, POST_DELAYED, POSTED, WAITING
 from jobpool_backends.sqlite.step import Moment, Step, Sweeper, counted_as
@@ -75,10 +75,8 @@ UPDATE claims SET empty = 1 WHERE queue = :queue AND id = :claim AND NOT EXISTS 
 )
 """
 _WORTH_A_TRANSACTION = f"""
-SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_ready WHERE queue = :queue AND state = 0)
+SELECT {READY_OR_DUE}
     OR EXISTS (SELECT 1 FROM messages INDEXED BY messages_posts WHERE queue = :queue AND state = 4)
-    OR EXISTS (SELECT 1 FROM messages INDEXED BY messages_due
-               WHERE queue = :queue AND state = 1 AND available_at <= :wall)
     OR EXISTS (SELECT 1 FROM messages INDEXED BY messages_posts_due
                WHERE queue = :queue AND state = 5 AND available_at <= :wall)
     OR EXISTS (SELECT 1 FROM claims WHERE queue = :queue AND id = :claim)
@@ -220,9 +218,6 @@ class SqliteClaims(ClaimStore):
     def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]:
         with self._read_cleared(queue) as step:
             return claim_rows.page(step.connection, queue, after, limit, step.now)
-
-
-# --- taking ----------------------------------------------------------------------------------------
 
 
 class _Free(NamedTuple):

@@ -21,12 +21,12 @@ from jobpool_backends.sqlite.step import Step, Sweeper
 
 PROMOTE_LIMIT = 5000
 
-_WORTH_A_TRANSACTION = """
-SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_ready WHERE queue = :queue AND state = 0)
+READY_OR_DUE = """
+EXISTS (SELECT 1 FROM messages INDEXED BY messages_ready WHERE queue = :queue AND state = 0)
     OR EXISTS (SELECT 1 FROM messages INDEXED BY messages_due
                WHERE queue = :queue AND state = 1 AND available_at <= :wall)
-    OR EXISTS (SELECT 1 FROM calls WHERE id = :call)
 """
+_WORTH_A_TRANSACTION = f"SELECT {READY_OR_DUE} OR EXISTS (SELECT 1 FROM calls WHERE id = :call)"
 _PROMOTE = """
 UPDATE messages SET state = {after} WHERE seq IN (
     SELECT seq FROM messages INDEXED BY {index}

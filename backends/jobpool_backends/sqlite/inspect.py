@@ -17,12 +17,11 @@ from typing import Any
 
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
 from jobpool_backends.shared import MICRO, micros
-from jobpool_backends.sql import read_message, touchable
+from jobpool_backends.sql import BULK_BATCH_MESSAGES, read_message, touchable
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, POST_DELAYED, POSTED, WAITING
 
 STATS_CAP = 10_000  # delayed messages counted one by one that fell due while nobody fetched
-BULK_BATCH_MESSAGES = 500
 
 _COUNTS = "SELECT waiting, delayed, leased, dead, posts + posts_delayed + posts_claimed FROM queues WHERE name = ?"
 _EVICTED = "SELECT evicted FROM queues WHERE name = ?"
@@ -101,7 +100,9 @@ class Inspector:
                 return QueueStats()
             now = self._database.wall()
             due, first_due = connection.execute(_FALLEN_DUE, (queue, now)).fetchone()
-            oldest = _oldest(connection, queue, first_due)
+            (first,) = connection.execute(_FIRST_WAITING, (queue,)).fetchone()
+            seqs = [seq for seq in (first, first_due) if seq is not None]
+            oldest = connection.execute(_ENQUEUED_AT, (min(seqs),)).fetchone()[0] if seqs else None
             waiting, delayed, leased, dead, posted = row
             ended = connection.execute(_ENDED, (queue, now)).fetchone()[0] if posted else 0
         age = max(0, now - oldest) / MICRO if oldest is not None else None
@@ -169,16 +170,6 @@ class Inspector:
                 if verb is not Verb.DELETE:
                     step.counts.add(queue, WAITING if handler else POSTED)
         return len(rows)
-
-
-def _oldest(connection: sqlite3.Connection, queue: str, first_due: int | None) -> int | None:
-    """Return when the waiting message that was enqueued first was enqueued."""
-    (first,) = connection.execute(_FIRST_WAITING, (queue,)).fetchone()
-    candidates = [seq for seq in (first, first_due) if seq is not None]
-    if not candidates:
-        return None
-    enqueued_at: int = connection.execute(_ENQUEUED_AT, (min(candidates),)).fetchone()[0]
-    return enqueued_at
 
 
 def _message(row: tuple[Any, ...], now: int) -> Message:

@@ -17,7 +17,7 @@ from jobpool.broker.key_store import KeyStore
 from jobpool.broker.values import REMEMBER_CALLS
 from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool.message.lease import JobLease
-from jobpool_backends.shared import MICRO, all_holds, longest_windows, micros
+from jobpool_backends.shared import MAX_LISTED_LOGS, MICRO, all_holds, longest_windows, micros
 from jobpool_backends.sql import number_of
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.schema import LEASED
@@ -50,8 +50,6 @@ _COUNT = f"SELECT count(*) FROM ({_RECENT} LIMIT :most)"
 _LAST_BUT = f"{_RECENT} ORDER BY at DESC LIMIT 1 OFFSET :most - 1"
 _IS_KNOWN = "SELECT 1 FROM starts WHERE queue = ? AND name = ? AND token = ?"
 _START = "INSERT OR IGNORE INTO starts (queue, name, token, at, until) VALUES (?, ?, ?, ?, ?)"
-
-MAX_LISTED_LOGS = 10_000
 
 _PUT = """
 INSERT INTO records (space, key, until, value) VALUES (?, ?, ?, ?)

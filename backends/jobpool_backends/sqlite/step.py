@@ -33,9 +33,6 @@ EXPIRED = 7  # counts posts that have ended with their lives, ever
 SWEEP_BATCH_ROWS = 2000
 EVICT_BATCH_MESSAGES = 500  # at most in one transaction, by age and by number each; the next one goes on
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_TIME_NAMESPACE = "/proc/self/ns/time"
-
 _RECALL = "SELECT answer FROM calls WHERE id = ? AND until > ?"
 _REMEMBER = "INSERT OR REPLACE INTO calls VALUES (?, ?, ?)"
 _REMEMBER_ENDED = "INSERT OR REPLACE INTO ended VALUES (?, ?)"
@@ -46,7 +43,6 @@ _IN_ORDER = "ORDER BY died_at, seq LIMIT"
 _TOO_OLD = f"{_OLDEST} AND died_at <= ? {_IN_ORDER} {EVICT_BATCH_MESSAGES}"
 _TOO_MANY = f"{_OLDEST} {_IN_ORDER} ?"
 _IS_ANY_TOO_OLD = f"SELECT EXISTS ({_OLDEST} AND died_at <= ?)"
-_COUNT_DEAD = "SELECT dead FROM queues WHERE name = ?"
 _EVICTED = "UPDATE queues SET evicted = evicted + ? WHERE name = ?"
 
 
@@ -162,7 +158,7 @@ def is_over(connection: sqlite3.Connection, queue: str, caps: DeadCaps, now: int
 
 
 def _count_dead(connection: sqlite3.Connection, queue: str) -> int:
-    row = connection.execute(_COUNT_DEAD, (queue,)).fetchone()
+    row = connection.execute("SELECT dead FROM queues WHERE name = ?", (queue,)).fetchone()
     return row[0] if row else 0
 
 
@@ -206,7 +202,7 @@ def this_boot() -> int:
     """Return a positive number for this boot, and for this time namespace, which may shift CLOCK_BOOTTIME."""
     name, namespace = "unknown", ""
     with suppress(OSError):
-        name = _BOOT_ID.read_text("utf-8").strip()
+        name = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
     with suppress(OSError):  # kernels before 5.6 have no time namespaces
-        namespace = os.readlink(_TIME_NAMESPACE)
+        namespace = os.readlink("/proc/self/ns/time")
     return int.from_bytes(hashlib.sha256(f"{name} {namespace}".encode()).digest()[:6], "big")

@@ -35,6 +35,7 @@ class Waiter:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._listeners = IdleConnections[Listener](database.path)
+        self.close = self._listeners.close  # a listener in use is closed when its user is done
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         give_up = time.monotonic() + timeout
@@ -49,10 +50,6 @@ class Waiter:
         finally:
             if listener:
                 self._listeners.give_back(listener)
-
-    def close(self) -> None:
-        """Close the listeners that nobody uses; one in use is closed when its user is done."""
-        self._listeners.close()
 
     def _wait(
         self, connection: sqlite3.Connection, listener: Listener | None, queues: Sequence[str], give_up: float

@@ -22,8 +22,7 @@ class BrokerTime:
         self._ask_broker = ask
         self._clock = clock
         self._ahead = self._asked_at = self._wall_ahead = 0.0
-        self.of_broker: bool | None = None
-        """True if the broker has a clock of its own; None = it has not answered yet."""
+        self.of_broker: bool | None = None  # True if the broker has a clock of its own; None = it has not answered yet
 
     def now(self) -> float:
         """Return Unix time in seconds. Blocks for a round trip when the broker is to be asked.

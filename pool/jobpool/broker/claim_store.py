@@ -51,83 +51,57 @@ POST_PRIORITY = 5  # of posted messages, among the jobs of their queue
 
 @dataclass(frozen=True, slots=True)
 class NewPost:
-    """One message on its way in; its life counts from then on.
-
-    Attributes:
-        given: The producer chose the id: it is known like a job's (`QueueBackend.enqueue_many`).
-        life: Seconds; None = forever.
-        delay: Seconds until it is free.
-    """
+    """One message on its way in; its life counts from then on."""
 
     id: str
-    given: bool
+    given: bool  # the producer chose the id: it is known like a job's (`QueueBackend.enqueue_many`)
     body: bytes = field(repr=False)
-    life: float | None = None
-    delay: float = 0.0
+    life: float | None = None  # seconds; None = forever
+    delay: float = 0.0  # seconds until it is free
 
 
 @dataclass(frozen=True, slots=True)
 class QueueMessage:
     """A message as claims and lists show it. Wall-clock times are Unix seconds on the broker's clock.
 
-    Attributes:
-        body: The posted bytes, or a job's wire bytes. Only lists show a body of more than MAX_BODY_BYTES, which `post`
-            refuses; claims and `pop` return `OVERSIZED` instead.
-        handler: Of a job; "" for a posted message.
-        claims: How often it was claimed; neither a renewal nor a release resets it.
-        claim: Id of the live claim that holds it; None = no claim does.
-        ends_at: When its life ends; None = never.
-        cursor: Opaque; `list_free(after=…)` continues after it.
+    Only lists show a body of more than MAX_BODY_BYTES, which `post` refuses; claims and `pop` return `OVERSIZED`.
     """
 
     id: str
     queue: str
-    body: bytes = field(repr=False)
-    handler: str
+    body: bytes = field(repr=False)  # the posted bytes, or a job's wire bytes
+    handler: str  # of a job; "" for a posted message
     priority: int
     enqueued_at: float
-    claims: int = 0
-    claim: str | None = None
-    ends_at: float | None = None
-    cursor: str = ""
+    claims: int = 0  # how often it was claimed; neither a renewal nor a release resets it
+    claim: str | None = None  # id of the live claim that holds it; None = no claim does
+    ends_at: float | None = None  # when its life ends; None = never
+    cursor: str = ""  # opaque; `list_free(after=…)` continues after it
 
 
 @dataclass(frozen=True, slots=True)
 class HeldClaim:
-    """A live claim, as the broker told of it.
+    """A live claim, as the broker told of it."""
 
-    Attributes:
-        id: 32 lower-case hex characters.
-        ttl, grace: Seconds, as given when it was made or last renewed.
-        age: Whole seconds since then, on the broker's clock; never below 0.
-        messages: The messages still in it, in the order of their claim. A list of claims leaves them out.
-        count: Number of these messages.
-    """
-
-    id: str
+    id: str  # 32 lower-case hex characters
     queue: str
-    ttl: float
+    ttl: float  # seconds; this and `grace` as given when it was made or last renewed
     grace: float
-    age: int
-    messages: tuple[QueueMessage, ...] = ()
-    count: int = 0
+    age: int  # whole seconds since then, on the broker's clock; never below 0
+    messages: tuple[QueueMessage, ...] = ()  # those still in it, in the order of their claim; a list leaves them out
+    count: int = 0  # of these messages
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimStats:
     """Counts of one queue, dead letters left out.
 
-    Attributes:
-        claimed: Held by a live claim, or leased by a pool.
-        free: A claim could take it now.
-        delayed: Not yet due.
-        expired: Posted messages that ended with their lives, since the queue was first used; the last seconds may be
-            missing.
+    `expired`: posted messages that ended with their lives, since the queue was first used; the last seconds may miss.
     """
 
-    claimed: int = 0
-    free: int = 0
-    delayed: int = 0
+    claimed: int = 0  # held by a live claim, or leased by a pool
+    free: int = 0  # a claim could take it now
+    delayed: int = 0  # not yet due
     expired: int = 0
 
     @property

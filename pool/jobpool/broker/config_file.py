@@ -39,10 +39,7 @@ class ConfigFile:
 def find_config(named: str | os.PathLike[str] | None = None, start: Path | None = None) -> ConfigFile:
     """Return the configuration that applies; an empty one when there is no file.
 
-    Args:
-        named: The file to read, and no other; None = JOBPOOL_CONFIG, else search.
-        start: Directory in which the search begins; None = the working directory.
-
+    `named` is read, and no other; None = JOBPOOL_CONFIG, else search from `start` (None = the working directory) on.
     Raises `ConfigurationError`: the file is missing, cannot be read, or is not TOML; or it was found, and somebody else
     could have written it. The text says where, and the mend.
     """

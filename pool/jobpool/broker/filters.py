@@ -70,7 +70,10 @@ def _read(found: dict[str, Any], key: str, value: str) -> None:
             sign, seconds = _age(value)
             _put(found, "older_than" if sign == ">" else "newer_than", seconds, f"age:{sign}")
         case _:
-            _put(found, key, _queue(value) if key == "queue" else value, key)
+            try:
+                _put(found, key, check_queue(value) if key == "queue" else value, key)
+            except InvalidJob as error:
+                raise BadFilter(str(error)) from None
 
 
 def _put(found: dict[str, Any], field: str, value: object, term: str) -> None:
@@ -95,10 +98,3 @@ def _age(value: str) -> tuple[str, float]:
         return age["sign"], parse_duration(age["span"])
     except ValueError as error:
         raise BadFilter(f"age:{value} is not clear: {error}") from None
-
-
-def _queue(value: str) -> str:
-    try:
-        return check_queue(value)
-    except InvalidJob as error:
-        raise BadFilter(str(error)) from None

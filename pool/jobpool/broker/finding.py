@@ -23,20 +23,13 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The answer of one check, in parts of a sentence.
+    """The answer of one check, in parts of a sentence."""
 
-    Attributes:
-        check: Its name, lower-case words with dots and dashes: `redis.eviction`.
-        found: The fact.
-        why: The consequence; "" when all is well.
-        mend: The remedy; every warning and problem has one.
-    """
-
-    check: str
+    check: str  # its name, lower-case words with dots and dashes: `redis.eviction`
     level: Level
-    found: str
-    why: str = ""
-    mend: str = ""
+    found: str  # the fact
+    why: str = ""  # the consequence; "" when all is well
+    mend: str = ""  # the remedy; every warning and problem has one
 
     def __str__(self) -> str:
         told = f"{self.found}: {self.why}" if self.why else self.found

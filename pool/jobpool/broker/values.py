@@ -94,23 +94,15 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """Counts of one queue, O(1) however long it is. A count at `cap` means "at least".
+    """Counts of one queue, O(1) however long it is. A count at `cap` means "at least"."""
 
-    Attributes:
-        waiting: Jobs ready to be fetched now; those that were delayed and have fallen due count here.
-        leased: Jobs that are held, by a pool or a claim; expired leases that nobody has reaped yet included.
-        dead: Dead letters, jobs and posted messages.
-        oldest: Seconds since the enqueue of the oldest waiting job; None when none waits.
-        posted: Messages that no pool fetches (claim_store.py), dead ones left out: free, delayed or claimed.
-    """
-
-    waiting: int = 0
+    waiting: int = 0  # jobs ready to be fetched now; those that were delayed and have fallen due count here
     delayed: int = 0
-    leased: int = 0
-    dead: int = 0
-    oldest: float | None = None
+    leased: int = 0  # jobs that are held, by a pool or a claim; expired leases that nobody has reaped yet included
+    dead: int = 0  # dead letters, jobs and posted messages
+    oldest: float | None = None  # seconds since the enqueue of the oldest waiting job; None when none waits
     cap: int | None = None
-    posted: int = 0
+    posted: int = 0  # messages that no pool fetches (claim_store.py), dead ones left out: free, delayed or claimed
 
     @property
     def pending(self) -> int:
@@ -125,18 +117,13 @@ class ReapPolicy:
     After the first crash it is fetchable at once, then after a delay drawn uniformly from [0, min(back_off_cap,
     back_off * 2**(crashes - 2))] (full jitter, SEMANTICS "Leases").
 
-    Attributes:
-        max_crashes: A crash beyond this many makes a dead letter, reason `crash-limit`; 0 = no limit.
-        window: Seconds; when the previous crash of the message is longer ago than this, counting starts at 1 again.
-        back_off, back_off_cap: Seconds, >= 0: the upper edge of the delay after the second crash, and of any delay.
-
     Raises `ConfigurationError`: a number is out of its bounds.
     """
 
-    max_crashes: int = 5
-    window: float = 72 * 3600.0
-    back_off: float = 1.0
-    back_off_cap: float = 60.0
+    max_crashes: int = 5  # a crash beyond this many makes a dead letter, reason `crash-limit`; 0 = no limit
+    window: float = 72 * 3600.0  # seconds; if the message's previous crash is longer ago, counting starts at 1 again
+    back_off: float = 1.0  # seconds, >= 0: the upper edge of the delay after the second crash
+    back_off_cap: float = 60.0  # seconds, >= 0: of any delay
 
     def __post_init__(self) -> None:
         if type(self.max_crashes) is not int or self.max_crashes < 0:
@@ -171,21 +158,12 @@ class Reaped:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message as an administrator sees it. Times are Unix seconds on the broker's clock.
-
-    Attributes:
-        handler: "" for a posted message (claim_store.py).
-        expires_at: When the current lease or claim ends; None when not leased.
-        claim: Id of the claim that holds it; None when none does.
-        claims: How often it was claimed.
-        ends_at: When the life of a posted message ends; None = never.
-        cursor: Opaque; `list_messages(after=…)` continues after this message.
-    """
+    """A message as an administrator sees it. Times are Unix seconds on the broker's clock."""
 
     id: str
     queue: str
     state: State
-    handler: str
+    handler: str  # "" for a posted message (claim_store.py)
     priority: int
     attempts: int
     crashes: int
@@ -197,11 +175,11 @@ class Message:
     last_error: str | None = None
     cause: str | None = None
     died_at: float | None = None
-    expires_at: float | None = None
-    claim: str | None = None
-    claims: int = 0
-    ends_at: float | None = None
-    cursor: str = ""
+    expires_at: float | None = None  # when the current lease or claim ends; None when not leased
+    claim: str | None = None  # id of the claim that holds it; None when none does
+    claims: int = 0  # how often it was claimed
+    ends_at: float | None = None  # when the life of a posted message ends; None = never
+    cursor: str = ""  # opaque; `list_messages(after=…)` continues after this message
 
     @property
     def death(self) -> Death | None:
@@ -211,25 +189,19 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """A choice of messages. Every field that is set must match; empty means all.
-
-    Attributes:
-        queue, handler, reason: Exact.
-        states, ids: Any of these.
-        older_than, newer_than: Seconds since the enqueue (since its death for a dead letter), at least and at most.
-        text: Case-insensitive substring of the body, the last error or the cause.
+    """A choice of messages. Every field that is set must match, those without a note exactly; empty means all.
 
     Raises `ValueError`: an age is not a number.
     """
 
     queue: str | None = None
     handler: str | None = None
-    states: tuple[State, ...] = ()
+    states: tuple[State, ...] = ()  # any of these
     reason: str | None = None
-    older_than: float | None = None
-    newer_than: float | None = None
-    text: str | None = None
-    ids: tuple[str, ...] = ()
+    older_than: float | None = None  # seconds since the enqueue, of a dead letter since its death: at least
+    newer_than: float | None = None  # the same: at most
+    text: str | None = None  # case-insensitive substring of the body, the last error or the cause
+    ids: tuple[str, ...] = ()  # any of these
 
     def __post_init__(self) -> None:
         for name in ("older_than", "newer_than"):
@@ -253,24 +225,17 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NewMessage:
-    """One message on its way in.
-
-    Attributes:
-        given: The producer chose the id.
-        due: Unix time, None = now.
-        unique_key: Not added when a message with this key is known in its queue; see `enqueue_many`.
-        attempts, …: Set for a message that comes from another queue.
-    """
+    """One message on its way in."""
 
     id: str
-    given: bool
+    given: bool  # the producer chose the id
     queue: str
     handler: str
     priority: int
-    due: float | None
+    due: float | None  # Unix time; None = now
     body: bytes
-    unique_key: str | None = None
-    attempts: int = 0
+    unique_key: str | None = None  # not added when a message with this key is known in its queue: `enqueue_many`
+    attempts: int = 0  # this and the next ones: set for a message that comes from another queue
     crashes: int = 0
     deliveries: int = 0
     last_error: str | None = None
@@ -284,11 +249,9 @@ class NewMessage:
         return cls(**{**fields, "body": fields["body"].encode()})
 
 
-Existing = Mapping[str, str]
-"""Id that was asked for → id of the message that has its unique key already."""
+Existing = Mapping[str, str]  # id that was asked for → id of the message that has its unique key already
 
-make_message = maker(NewMessage)
-"""`NewMessage(…)` by position, quicker: once a message."""
+make_message = maker(NewMessage)  # `NewMessage(…)` by position, quicker: once a message
 
 
 def once_id(key: str) -> str:

@@ -11,14 +11,9 @@ from jobpool.cron.schedule import Schedule
 from jobpool.message.cron_fields import Misfire
 from jobpool.message.definition import rfc3339
 
-GRACE = 3600.0
-"""Seconds after an instant within which it is still made up for, unless the scheduler says otherwise."""
-
-ON_TIME = 60.0
-"""Seconds: an instant less than this ago was not missed; a scheduler looks at least so often."""
-
-MOST_SHOWN = 1000
-"""How many missed instants are named; a schedule of every minute misses half a million in a year."""
+GRACE = 3600.0  # seconds after an instant within which it is still made up for, unless the scheduler says otherwise
+ON_TIME = 60.0  # seconds: an instant less than this ago was not missed; a scheduler looks at least so often
+MOST_SHOWN = 1000  # how many missed instants are named; a schedule of every minute misses half a million in a year
 
 MOMENT = timedelta(microseconds=1)
 
@@ -40,11 +35,9 @@ def decide(schedule: Schedule, policy: Misfire, *, last: datetime | None, now: d
     Missed ones are made up for if they are at most `grace` ago. With `skip` none are. With `one` the newest is, unless
     a newer one fires on time. With `all(n)` the newest n are, that one included.
 
-    Args:
-        last: The last instant that was fired, or `Due.last` of the last decision; None = never seen. A schedule never
-            seen before starts with the minute of `now`; nothing earlier is missed or made up for.
-        now: Aware. Before `last`, because a clock was put back: nothing fires.
-        grace: Seconds, >= 0.
+    `last`: the last instant that was fired, or `Due.last` of the last decision; None = never seen. A schedule never
+    seen before starts with the minute of `now`; nothing earlier is missed or made up for. With an aware `now` before
+    `last`, because a clock was put back, nothing fires. `grace`: seconds, >= 0.
     """
     newest = schedule.previous(now)
     start = now.replace(second=0, microsecond=0) - MOMENT if last is None else last
@@ -63,41 +56,25 @@ def decide(schedule: Schedule, policy: Misfire, *, last: datetime | None, now: d
 class FiringStatus(StrEnum):
     """The result of one instant."""
 
-    FIRED = "fired"
-    """Enqueued, or run inline with success."""
-    ALREADY = "already"
-    """Another scheduler has fired it."""
-    SKIPPED = "skipped"
-    """It is not fired, and never will be: `why` says the reason."""
-    MISSED = "missed"
-    """Nobody was there in time, and the misfire policy makes up for it no more."""
-    FAILED = "failed"
-    """It was refused, or ran inline and failed. It is not tried again."""
-    LATER = "later"
-    """Nothing is decided: the broker did not answer, or what it depends on has no end yet. It is tried again."""
+    FIRED = "fired"  # enqueued, or run inline with success
+    ALREADY = "already"  # another scheduler has fired it
+    SKIPPED = "skipped"  # it is not fired, and never will be: `why` says the reason
+    MISSED = "missed"  # nobody was there in time, and the misfire policy makes up for it no more
+    FAILED = "failed"  # it was refused, or ran inline and failed; it is not tried again
+    LATER = "later"  # it is tried again: the broker did not answer, or what it depends on has no end yet
 
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """The result of a schedule at one instant.
+    """The result of a schedule at one instant."""
 
-    Attributes:
-        name: Of the schedule.
-        at: The instant that was scheduled, in UTC.
-        status: Its result.
-        lateness: Seconds from the instant to the firing.
-        id: Of the message, when it was enqueued.
-        took: Seconds that it ran inline.
-        why: The reason, when it was not fired.
-    """
-
-    name: str
-    at: datetime
+    name: str  # of the schedule
+    at: datetime  # the instant that was scheduled, in UTC
     status: FiringStatus
-    lateness: float = 0.0
-    id: str | None = None
-    took: float | None = None
-    why: str | None = None
+    lateness: float = 0.0  # seconds from the instant to the firing
+    id: str | None = None  # of the message, when it was enqueued
+    took: float | None = None  # seconds that it ran inline
+    why: str | None = None  # the reason, when it was not fired
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; fields that are None are left out."""

@@ -20,20 +20,13 @@ from jobpool.errors import BackendUnavailable
 from jobpool.message.definition import rfc3339
 from jobpool.message.guards import LONGEST_KEPT, Rate
 
-SPACE = "cron"
-"""Where the records, and the rights to run inline, are kept."""
-
-MEMORY = 86400.0
-"""Seconds for which it is remembered who has the right to run an instant inline."""
-
+SPACE = "cron"  # where the records, and the rights to run inline, are kept
+MEMORY = 86400.0  # seconds for which it is remembered who has the right to run an instant inline
 TOLD_FOR = 3600.0
 """Seconds for which it is remembered who may say that he fired what is enqueued: nothing hangs on that but logs."""
 
-MOST = 10_000
-"""Records that are read at once."""
-
-BEHIND = 5.0
-"""Seconds of lateness at which a scheduler reads again what others have done meanwhile."""
+MOST = 10_000  # records that are read at once
+BEHIND = 5.0  # seconds of lateness at which a scheduler reads again what others have done meanwhile
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,8 +109,7 @@ class CronRunner:
         )
         self.time = CronTime(backend, clock)
         self._told_ahead: set[str] = set()
-        self.silence = ""
-        """The name of the broker's silence in the last `run`; "" = it answered."""
+        self.silence = ""  # the name of the broker's silence in the last `run`; "" = it answered
 
     def serves(self, planned: Planned) -> bool:
         """Return whether this runner fires it: it is enabled, and meant for this environment."""

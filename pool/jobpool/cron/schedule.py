@@ -22,14 +22,9 @@ LATEST = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp())
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _SECOND = timedelta(seconds=1)
-_FAR = 2 * DAY
-"""Local time and UTC, and local times before and after any change, are never so far apart."""
-
-_SAMPLED = 2 * DAY
-"""Since 1970 no zone has changed its offset twice within six days, nor do the rules for the future."""
-
-_SEARCHED_YEARS = 41
-"""The longest wait, from one leap day on a Monday to the next, across 2100, is forty years."""
+_FAR = 2 * DAY  # local time and UTC, and local times before and after any change, are never so far apart
+_SAMPLED = 2 * DAY  # since 1970 no zone has changed its offset twice within six days, nor do the rules for the future
+_SEARCHED_YEARS = 41  # the longest wait, from one leap day on a Monday to the next, across 2100, is forty years
 
 
 class Schedule:
@@ -212,18 +207,14 @@ def _is_named(fields: CronFields, day: int, length: int, weekday: int) -> bool:
 class Piece:
     """A stretch of time without a change. A long one may come in several pieces, which may overlap.
 
-    Attributes:
-        start: Its first second.
-        end: The first second after it.
-        offset: Local time minus UTC, in seconds.
-        reached: All local times before this one had been shown, or left out, when it began. At a change forward it is
-            before the local time of `start`, and the times between do not exist. At a change back it is after it, and
-            the times between exist twice. Otherwise it is the local time of `start`.
+    `reached`: all local times before this one had been shown, or left out, when it began. At a change forward it is
+    before the local time of `start`, and the times between do not exist. At a change back it is after it, and the
+    times between exist twice. Otherwise it is the local time of `start`.
     """
 
-    start: int
-    end: int
-    offset: int
+    start: int  # its first second
+    end: int  # the first second after it
+    offset: int  # local time minus UTC, in seconds
     reached: int
 
 

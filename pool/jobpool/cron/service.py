@@ -36,11 +36,8 @@ from jobpool.message.definition import rfc3339
 from jobpool.message.signing import EnvelopeSigner
 
 RETRY_FIRST = 1.0
-RETRY_LONGEST = 30.0
-"""Seconds between two tries while the broker is silent: doubling from the one to the other."""
-
-SHORTEST_SLEEP = 0.001
-"""Seconds: a timer that ends a hair too early must not make a busy loop."""
+RETRY_LONGEST = 30.0  # seconds between two tries while the broker is silent: doubling from the one to the other
+SHORTEST_SLEEP = 0.001  # seconds: a timer that ends a hair too early must not make a busy loop
 
 log = logging.getLogger("jobpool.cron")
 
@@ -248,17 +245,12 @@ def serve(
     """Fire what is due until SIGTERM or SIGINT. Call it on the main thread.
 
     Until the app is imported and the broker has answered, those signals keep their old effect, so that a hanging import
-    can be stopped.
+    can be stopped. `companion`: this process is a pool's own. As in the pool's children, its jobs enqueue only to the
+    pool's broker, whatever URL a `Jobs` names. `on_ready` is called once nothing can refuse the start any more.
+    `on_fired` is called after a turn that fired something, with the lateness of each in seconds.
 
-    Args:
-        companion: This process is a pool's own. As in the pool's children, its jobs enqueue only to the pool's broker,
-            whatever URL a `Jobs` names.
-        on_ready: Called once nothing can refuse the start any more, before the first firing.
-        on_fired: Called after a turn in which something was fired, with the lateness of each, in seconds.
-
-    Raises:
-        ConfigurationError: The app or a setting cannot work.
-        BackendUnavailable: The broker does not answer at the start. Later outages are waited out.
+    Raises `ConfigurationError`: the app or a setting cannot work. `BackendUnavailable`: the broker does not answer at
+    the start; later outages are waited out.
     """
 
     def tell(firings: Sequence[Firing]) -> None:

@@ -20,15 +20,11 @@ from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.definition import JobDefinition, rfc3339
 from jobpool.message.printable import headline
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-"""Signals that end a scheduler."""
-
+SIGNALS = (signal.SIGTERM, signal.SIGINT)  # signals that end a scheduler
 INSTANT_KEY = "scheduled_for"
 """The key of `meta` under which a job finds its instant, RFC 3339 in UTC; one of the job's own stays."""
 
-Waiting = tuple[Planned, Due, JobDefinition, str]
-"""A firing that waits to be enqueued with others, and its key."""
-
+Waiting = tuple[Planned, Due, JobDefinition, str]  # a firing that waits to be enqueued with others, and its key
 ENQUEUED_AT_ONCE = 1000
 """Firings that are enqueued together: three or four round trips for all of them, and one transaction of some 50 ms."""
 
@@ -104,8 +100,7 @@ class Tick:
         # Where a schedule begins that nobody has met: with the minute of this turn, even if it fires later.
         self._beginning = self.now.replace(second=0, microsecond=0) - MOMENT
         self.firings: list[Firing] = []
-        self.silent: dict[str | None, str] = {}
-        """Why the broker did not answer the enqueues of a queue."""
+        self.silent: dict[str | None, str] = {}  # why the broker did not answer the enqueues of a queue
 
     def run(self, plan: Iterable[Planned]) -> None:
         """Do what the schedules ask for, in order, and note where those begin that nobody has met before."""

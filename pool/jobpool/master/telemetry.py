@@ -29,8 +29,7 @@ from jobpool.telemetry.history.row import Attempt
 from jobpool.telemetry.history.writer import Feed, Writer
 from jobpool.telemetry.logs import JOB_LOG
 from jobpool.telemetry.metrics.catalogue import MetricsCollector
-from jobpool.telemetry.metrics.exposition import MEND, expose, require_client
-from jobpool.telemetry.metrics.pages import Page, Probe, View, live, ready, text_page
+from jobpool.telemetry.metrics.pages import MEND, Page, Probe, View, expose, live, ready, require_client, text_page
 from jobpool.telemetry.metrics.rollup import Counts, RollupThread
 
 if TYPE_CHECKING:

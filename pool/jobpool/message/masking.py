@@ -22,9 +22,7 @@ SECRET_KEYS = (
 )
 """Values under these, and under keys that have one of them as a word (`dbPassword`, `access-token`), are masked."""
 
-_HEADERS = ("authorization", "cookie")
-"""Keys whose value goes to the end of the line."""
-
+_HEADERS = ("authorization", "cookie")  # keys whose value goes to the end of the line
 LONGEST_KEY = 200  # characters of a key that is looked at; the value under a longer one is masked unseen
 LONGEST_RUN = 3  # words of a key that are put together: `api key` and `apikey` are one
 
@@ -85,12 +83,9 @@ _OPTION_AND_VALUE = re.compile(rf"((?<![^\s\"'(\[,]){_OPTION}[ \t]{{1,4}})(?:{_Q
 
 
 class Masker:
-    """A masker of secrets: only its results may be written.
+    """A masker of secrets: only its results may be written. Safe to share between threads.
 
-    Args:
-        keys: More keys whose values are secret, case-insensitive; words as in `SECRET_KEYS`.
-
-    Safe to share between threads.
+    `keys`: more keys whose values are secret, case-insensitive; words as in `SECRET_KEYS`.
     """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
@@ -126,7 +121,7 @@ class Masker:
         option = _OPTION_WORD.fullmatch(before) if isinstance(before, str) and before[:1] == "-" else None
         return option is not None and word[:2] != "--" and self.is_secret(option[1])
 
-    def _keep_option(self, found: re.Match[str]) -> str:
+    def _mask_option(self, found: re.Match[str]) -> str:
         return f"{found[1]}{MASK}" if self.is_secret(found[2]) else found[0]
 
     def _under(self, key: str, value: Any, depth: int) -> Any:
@@ -156,9 +151,7 @@ class Masker:
             text = self._headers.sub(rf"\1{MASK}", text)
             text = self._assigned.sub(rf"\1{MASK}", text)
         if "-" in text:
-            text = _OPTION_AND_VALUE.sub(
-                lambda found: f"{found[1]}{MASK}" if self.is_secret(found[2]) else found[0], text
-            )
+            text = _OPTION_AND_VALUE.sub(self._mask_option, text)
         if "://" in text:
             text = _URL_PASSWORD.sub(rf"\1{MASK}@", text)
         text = _BEARER.sub(rf"\1 {MASK}", text)

@@ -66,11 +66,10 @@ def look(pool: PoolFile, now: float | None = None) -> Health:
 
 
 def _children(header: HeaderView) -> Check:
-    count = f"{header.ready} of {header.workers} children ready"
-    if header.ready >= 1:
-        worry = f"; {header.problem}" if header.problem else ""  # jobs run, but not all is well
-        return Check("children", True, count + (", draining" if header.draining else "") + worry)
-    return Check("children", False, count + (f": {header.problem}" if header.problem else ""))
+    ok = header.ready >= 1
+    draining = ", draining" if ok and header.draining else ""
+    worry = f"{'; ' if ok else ': '}{header.problem}" if header.problem else ""  # it may be there though jobs run
+    return Check("children", ok, f"{header.ready} of {header.workers} children ready{draining}{worry}")
 
 
 def _regular(name: str, who: str, did: str, due: str, silent: float, interval: float) -> Check:

@@ -48,13 +48,9 @@ class PoolFile:
 
 
 def runtime_dir(named: str | os.PathLike[str] | None = None) -> Path:
-    """Return the runtime directory, made if missing.
+    """Return the runtime directory, made if missing. `named`: from the settings; None = look at the environment.
 
-    Args:
-        named: From the settings; None = look at the environment.
-
-    Raises:
-        ConfigurationError: It cannot be made, or others could tamper with it; the text names the mend.
+    Raises `ConfigurationError`: it cannot be made, or others could tamper with it; the text names the mend.
     """
     directory = _choose(named)
     try:
@@ -79,8 +75,7 @@ def runtime_dir(named: str | os.PathLike[str] | None = None) -> Path:
 def register(directory: Path, pool: PoolFile) -> Path:
     """Leave the note of `pool`, in one atomic step; return its path, to be handed to `unregister`.
 
-    Raises:
-        ConfigurationError: The directory cannot be written.
+    Raises `ConfigurationError`: the directory cannot be written.
     """
     path = note_path(directory, pool.name, pool.pid)
     draft = path.with_suffix(".new")

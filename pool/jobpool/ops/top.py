@@ -62,9 +62,7 @@ class PoolSample:
 class Watcher:
     """A watcher that keeps the boards of all known pools mapped between two samples. Use it in a `with`.
 
-    Args:
-        find: Says which pools there are now.
-        now: CLOCK_MONOTONIC seconds.
+    `find` says which pools there are now. `now`: CLOCK_MONOTONIC seconds.
     """
 
     def __init__(self, find: Callable[[], Iterable[PoolFile]], now: Callable[[], float] = time.monotonic) -> None:

@@ -48,13 +48,9 @@ class Rules:
 def decide(
     outcome: ended.Outcome, lease: JobLease, rules: Rules, retry: RetryPolicy, now_boot: float
 ) -> Settlement | Leave:
-    """Decide what becomes of the message.
+    """Decide what becomes of the message, by the newest lease, whose body is decoded for failed attempts only.
 
-    Args:
-        outcome: How the delivery ended.
-        lease: The newest lease. Its body is decoded for failed attempts only, never for what was rejected.
-        rules, retry: The pool's.
-        now_boot: CLOCK_BOOTTIME seconds. At `lease.expires_at` or after, nothing is settled, whatever happened.
+    `now_boot`: CLOCK_BOOTTIME seconds. At `lease.expires_at` or after, nothing is settled, whatever happened.
     """
     if now_boot >= lease.expires_at or isinstance(outcome, ended.LostLease):
         return LEASE_LOST

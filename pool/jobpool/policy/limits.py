@@ -53,8 +53,7 @@ class Limits:
         rates: At most n jobs of the queue are started in any minute.
         rates_per_key: At most n of those that share a concurrency key.
 
-    Raises:
-        ConfigurationError: A value is out of its bounds; the text names it.
+    Raises `ConfigurationError`: a value is out of its bounds; the text names it.
     """
 
     idempotency_ttl: float = IDEMPOTENCY_TTL

@@ -49,11 +49,7 @@ DRAIN_LIMIT_S = 2.0  # seconds for which the end of a process waits for the read
 def configure(level: str = "info", style: str = "text", stream: TextIO | None = None) -> LineHandler:
     """Send the logger `jobpool` to `stream` (None = stderr), in place of what an earlier call set up.
 
-    The warnings of libraries (a broker's client, say) go there too, in the same form.
-
-    Args:
-        level: `debug`, `info`, `warning`, `error` or `critical`.
-        style: `text` or `json`.
+    The warnings of libraries (a broker's client, say) go there too, in the same `style`: `text` or `json`.
     """
     stream = stream or sys.stderr
     handler = LineHandler(stream)
@@ -153,11 +149,10 @@ def _warning(text: str, **fields: object) -> logging.LogRecord:
 
 
 class BackgroundStream(io.TextIOBase):
-    """A text stream that keeps what is written to it, and a thread that writes it to the descriptor of another stream.
+    """A text stream that keeps what is written to it, and a thread that writes it to the descriptor of `stream`.
 
-    Args:
-        stream: Nothing else should write to it meanwhile; raises `OSError` or `ValueError` if it has no descriptor.
-        left_out: Returns the line that tells how many lines were left out.
+    Nothing else should write to `stream`; without a descriptor it raises `OSError` or `ValueError`. `left_out` returns
+    the line that tells how many lines were left out.
     """
 
     # Nothing here goes through `stream` itself: at the exit of the interpreter, Python aborts if a thread that stands

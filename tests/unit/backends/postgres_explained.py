@@ -9,6 +9,7 @@ look reads it again. So a call begins when no other transaction runs, such as an
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +50,7 @@ class Explained:
 
     def __post_init__(self) -> None:
         self.backend.ping()
+        self.backend._database.next_sweep = math.inf  # it comes after a call, now and then: its plan would be the last
         [link] = self.backend._database._idle
         link.add_notice_handler(self._note)
 

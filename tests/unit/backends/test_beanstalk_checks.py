@@ -12,15 +12,9 @@ from support.servers import BeanstalkServer, fresh_name
 from jobpool.broker.finding import Level, cautions_of
 from jobpool.clock import SystemClock
 from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool_backends.beanstalk import BeanstalkBackend
 from jobpool_backends.beanstalk.address import read_address
-from jobpool_backends.beanstalk.checks import (
-    ROOMY_JOB_BYTES,
-    check_version,
-    diagnose,
-    judge,
-    ping,
-    require_version,
-)
+from jobpool_backends.beanstalk.checks import ROOMY_JOB_BYTES, diagnose, judge, require_version
 from jobpool_backends.beanstalk.connection import Stats
 from jobpool_backends.beanstalk.connections import Connections
 
@@ -133,18 +127,17 @@ def test_a_tube_that_is_paused_is_told_and_those_of_others_are_not(server: Beans
 
 
 def test_a_server_that_is_there_answers(server: BeanstalkServer) -> None:
-    connections = lines_to(server)
-    ping(connections)
-    check_version(connections)
-    connections.close()
+    backend = BeanstalkBackend.from_url(server.url)
+    backend.ping()
+    backend.close()
 
 
 def test_a_server_that_is_gone_does_not(tmp_path: Path) -> None:
     with BeanstalkServer(tmp_path) as server:
-        connections = lines_to(server)
-        ping(connections)
+        backend = BeanstalkBackend.from_url(server.url)
+        backend.ping()
         server.kill()
-        for question in (ping, check_version, diagnose):
+        for question in (backend.ping, backend.prepare, backend.diagnose):
             with pytest.raises(BackendUnavailable, match=str(server.port)):
-                question(connections)
-        connections.close()
+                question()
+        backend.close()

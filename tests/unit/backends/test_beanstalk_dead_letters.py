@@ -36,7 +36,7 @@ def ids(messages: list[Message]) -> list[str]:
 def walked(walk: Walk) -> list[str]:
     shown = []
     while walk.letter is not None:
-        shown.append(walk.letter.record.id)
+        shown.append(walk.letter.message.id)
         walk.keep()
     return shown
 
@@ -173,7 +173,7 @@ def test_two_walks_in_turns_see_all_and_lose_nothing(rig: BeanstalkRig) -> None:
         while any(walk.letter for walk in walks):
             for walk, shown in zip(walks, seen, strict=True):
                 if walk.letter is not None:
-                    shown.add(walk.letter.record.id)
+                    shown.add(walk.letter.message.id)
                     walk.keep()
     assert seen == [set(known), set(known)]
     assert rig.counts() == (0, 0, 0, 10)

@@ -98,6 +98,7 @@ def costs(found: Explained) -> dict[str, int]:
     measure("wait", lambda: backend.wait_any([QUEUE], 0.0))
     measure("wait in vain", lambda: backend.wait_any(["nothing"], 0.0))
     settle_each_way(found, pages)
+    measure("sweep", lambda: backend._database.value("sweep", 100))
     measure("reap nothing", lambda: backend.reap(QUEUE))
     measure("stats", lambda: backend.stats("nothing"))
     measure("queues", backend.queues)

@@ -371,6 +371,19 @@ def test_a_copy_that_cannot_be_sent_leaves_the_lease_as_it_was(
     assert backend.ack(again)
 
 
+def test_a_call_that_broke_off_says_how_many_jobs_of_all_its_queues_were_sent(
+    peer: PeerThread, backend: ServiceBusBackend, queue: str
+) -> None:
+    full = make_queue(peer)
+    peer.control.fail("send", "amqp:resource-limit-exceeded", times=100, match=full)
+    with pytest.raises(WriteRefused, match=r"is full.*; 2 of 3 messages were sent before$"):
+        backend.enqueue_many([a_job(queue), a_job(queue), a_job(full)])
+    with pytest.raises(WriteRefused, match=r"resource-limit-exceeded\.\)$"):
+        backend.enqueue(a_job(full))
+    peer.control.heal()
+    assert [backend.ack(lease) for lease in fetch_all(backend, queue)] == [Settled.OK] * 2
+
+
 def test_a_queue_that_takes_no_copies_holds_up_no_ack(peer: PeerThread, backend: ServiceBusBackend, queue: str) -> None:
     backend.enqueue_many([a_job(queue) for _ in range(3)])
     leases = fetch_all(backend, queue)
@@ -430,7 +443,7 @@ def test_whose_time_was_taken_by_others_costs_no_connection(backend: ServiceBusB
 
     with pytest.raises(BackendUnavailable, match="did not answer"):
         backend.namespace.call(come_too_late())
-    assert sending.is_open
+    assert sending._handler is not None
 
 
 def test_nothing_is_left_open_and_closing_is_quick(peer: PeerThread, queue: str) -> None:

@@ -17,7 +17,6 @@ from jobpool.broker.finding import Level
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool_backends.servicebus import bulk
-from jobpool_backends.servicebus.enqueue import send
 from jobpool_backends.servicebus.inspect import MAX_STATS_MESSAGES
 
 DEAD_LETTERS = f"{QUEUE}/$DeadLetterQueue"
@@ -57,7 +56,8 @@ def test_a_long_queue_is_counted_as_at_least_so_many(backend: QueueBackend) -> N
 
 def test_what_another_program_put_there_is_shown_as_it_is(backend: QueueBackend) -> None:
     namespace = turned_hub()
-    namespace.call(send(namespace.queue(QUEUE), [ServiceBusMessage("hello", message_id="theirs")]))
+    theirs = ServiceBusMessage("hello", message_id="theirs")
+    namespace.call(namespace.queue(QUEUE).sending.run(lambda sender: sender.send_messages(theirs)))
     backend.stats(QUEUE)  # it is told of the queue
     [message] = backend.list_messages()
     assert (message.id, message.handler, message.state, message.body) == ("theirs", "", State.WAITING, b"hello")

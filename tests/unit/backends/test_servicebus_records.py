@@ -11,10 +11,14 @@ import orjson
 import pytest
 from azure.servicebus import ServiceBusReceivedMessage
 
-from jobpool.broker.values import Reaped, ReapPolicy
+from jobpool.broker.values import NewMessage, Reaped, ReapPolicy
+from jobpool.clock import ManualClock
 from jobpool_backends.reaping import NativeReaping
 from jobpool_backends.servicebus import records
-from jobpool_backends.servicebus.records import EnqueueTimes, Record, charge, copy_id, cut, read
+from jobpool_backends.servicebus.address import Address
+from jobpool_backends.servicebus.enqueue import Producer
+from jobpool_backends.servicebus.namespace import Namespace
+from jobpool_backends.servicebus.records import Record, charge, copy_id, cut, read
 
 NOW = 1_800_000_000.0
 MICRO = 1_000_000
@@ -160,8 +164,12 @@ def test_a_delay_is_rounded_up_to_a_millisecond_and_never_ends_the_world() -> No
 
 
 def test_no_two_messages_are_enqueued_at_the_same_moment() -> None:
-    numbers = EnqueueTimes()
-    drawn = [numbers.next(NOW), numbers.next(NOW), numbers.next(NOW - 5), numbers.next(NOW + 1)]
+    clock = ManualClock(NOW)
+    producer = Producer(Namespace(Address("shop")), clock)
+    drawn = []
+    for seconds in (0.0, 0.0, -5.0, 6.0):
+        clock.set_wall(seconds)
+        drawn.append(producer.outgoing(NewMessage("i", False, "mails", "mail", 5, None, ENVELOPE)).record.enqueued_at)
     assert drawn == [NOW * MICRO, NOW * MICRO + 1, NOW * MICRO + 2, (NOW + 1) * MICRO]
 
 

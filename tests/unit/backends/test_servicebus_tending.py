@@ -7,7 +7,8 @@ import pytest
 from jobpool.broker.values import Message, MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool_backends.servicebus.bulk import touched
-from jobpool_backends.servicebus.inspect import MAX_STATS_MESSAGES, Found, is_meant, oldest, sides, tally
+from jobpool_backends.servicebus.inspect import MAX_STATS_MESSAGES, Found, oldest, sides, tally
+from jobpool_backends.shared import is_meant
 
 WAITING, DELAYED, LEASED, DEAD = State.WAITING, State.DELAYED, State.LEASED, State.DEAD
 
@@ -83,8 +84,8 @@ def test_only_what_can_hold_a_match_is_looked_through(where: MessageFilter, look
 
 def test_a_page_has_the_oldest_behind_its_cursor() -> None:
     found = [Found(a_message(place=place), sequence=0) for place in (5, 1, 4, 2, 3)]
-    assert [sight.place for sight in oldest(found, 2, after=1)] == [2, 3]
-    assert [sight.place for sight in oldest(found, 9)] == [1, 2, 3, 4, 5]
+    assert [int(sight.message.cursor) for sight in oldest(found, 2, after=1)] == [2, 3]
+    assert [int(sight.message.cursor) for sight in oldest(found, 9)] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

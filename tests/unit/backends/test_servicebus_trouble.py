@@ -15,7 +15,7 @@ from jobpool.errors import AccessRefused, BackendUnavailable, InvalidJob, Jobpoo
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.errors import explain, too_large
 
-WITH_KEY = Address("shop.servicebus.windows.net", "Endpoint=…")
+WITH_KEY = Address("shop.servicebus.windows.net", "Endpoint=…", timeout=7.0)
 WITH_IDENTITY = Address("shop.servicebus.windows.net")
 EMULATED = Address("127.0.0.1:5672", "Endpoint=…", emulated=True)
 
@@ -61,31 +61,31 @@ def verification() -> ssl.SSLCertVerificationError:
     ],
 )
 def test_an_error_is_a_sentence(error: Exception, kind: type[JobpoolError], text: str) -> None:
-    told = explain(error, WITH_KEY, "mails", 7.0)
+    told = explain(error, WITH_KEY, "mails")
     assert type(told) is kind
     assert text in str(told)
     assert "\n" not in str(told)
 
 
 def test_who_has_no_key_is_told_of_roles() -> None:
-    told = explain(sdk.ServiceBusAuthorizationError(), WITH_IDENTITY, "mails", 7.0)
+    told = explain(sdk.ServiceBusAuthorizationError(), WITH_IDENTITY, "mails")
     assert "give it the role 'Azure Service Bus Data Owner'" in str(told)
 
 
 def test_who_has_no_identity_either_is_told_how_to_get_one() -> None:
     unknown = sdk.ServiceBusError("Handler failed", error=ClientAuthenticationError("no credential in the chain"))
-    told = explain(unknown, WITH_IDENTITY, "mails", 7.0)
+    told = explain(unknown, WITH_IDENTITY, "mails")
     assert type(told) is AccessRefused
     assert "run `az login`, use a managed identity, or set" in str(told)
 
 
 def test_an_emulators_queues_stand_in_its_configuration() -> None:
-    told = explain(sdk.MessagingEntityNotFoundError(), EMULATED, "mails", 7.0)
+    told = explain(sdk.MessagingEntityNotFoundError(), EMULATED, "mails")
     assert "create it in the emulator's configuration (LockDuration PT60S, MaxDeliveryCount 100)" in str(told)
 
 
 def test_a_message_that_is_not_there_is_no_queue_that_is_not_there() -> None:
-    assert isinstance(explain(sdk.MessageNotFoundError(), WITH_KEY, "mails", 7.0), BackendUnavailable)
+    assert isinstance(explain(sdk.MessageNotFoundError(), WITH_KEY, "mails"), BackendUnavailable)
 
 
 def test_what_is_too_large_is_told_for_which_limit() -> None:

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from jobpool.errors import ConfigurationError
 from jobpool.telemetry.metrics import catalogue as names
 from jobpool.telemetry.metrics.catalogue import METRICS, RUN_BUCKETS
-from jobpool.telemetry.metrics.exposition import expose
 from jobpool.telemetry.metrics.memory import MemoryMetrics, Snapshot
+from jobpool.telemetry.metrics.pages import expose
 
 
 def snapshot() -> Snapshot:

@@ -15,7 +15,7 @@ from jobpool.broker.key_store import KeyStore
 from jobpool.broker.opening import open_backend
 from jobpool.errors import BackendUnavailable
 from jobpool.message.outcome import OUTCOMES
-from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Ended, Histogram, MemoryMetrics
+from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Histogram, MemoryMetrics, Series
 from jobpool.telemetry.metrics.rollup import (
     HOUR,
     MINUTE,
@@ -36,7 +36,7 @@ NOON = 1_790_000_040
 Place = tuple[str, str]
 
 
-def ended(**places: tuple[int, float]) -> Mapping[Place, Ended]:
+def ended(**places: tuple[int, float]) -> Mapping[Place, Series]:
     """By handler: so many successes of so many seconds each."""
     metrics = MemoryMetrics()
     for handler, (count, seconds) in places.items():
@@ -214,7 +214,7 @@ def test_the_thread_asks_at_the_end_of_its_minute() -> None:
     asked = threading.Event()
     with closing(open_backend("memory://")) as backend:
 
-        def counts() -> Mapping[Place, Ended]:
+        def counts() -> Mapping[Place, Series]:
             asked.set()
             return ended(a=(1, 0.1))
 
@@ -230,7 +230,7 @@ def test_an_error_ends_the_thread_no_sooner_than_an_outage_does(caplog: pytest.L
     asked = threading.Event()
     with closing(open_backend("memory://")) as backend:
 
-        def counts() -> Mapping[Place, Ended]:
+        def counts() -> Mapping[Place, Series]:
             for error in calls:
                 raise error
             asked.set()

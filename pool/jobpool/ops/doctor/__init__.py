@@ -20,12 +20,8 @@ def examine(
 ) -> Iterator[Finding]:
     """Yield every finding, as soon as it is known. Nothing raises: a failed question is a finding itself.
 
-    Args:
-        settings: Of the pool to start.
-        sys_path: Where its apps are looked for, besides the working directory.
-        config: The configuration file that applies.
-
-    Blocks for a few calls to the broker, and for up to `handlers.PATIENCE` seconds while the app is imported.
+    Apps are looked for in `sys_path`, besides the working directory. `config` is the file that applies. Blocks for a
+    few calls to the broker, and for up to `handlers.PATIENCE` seconds while the app is imported.
     """
     yield from configuration.judge(settings)
     if config is not None:

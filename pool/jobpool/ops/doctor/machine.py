@@ -147,12 +147,7 @@ def judge_open_files(workers: int, limit: int | None) -> Finding:
 
 
 def judge_memory(workers: int, limit: int, memory: int, moves_to: str | None = None) -> Finding:
-    """Check that all children may reach `memory_limit` (bytes) at once.
-
-    Args:
-        memory: Bytes that this machine, or the container's limit, has; 0 = not known.
-        moves_to: on_memory_limit_queue.
-    """
+    """Check that all children may reach `memory_limit` (bytes) at once, of the machine's `memory` (0 = not known)."""
     if not limit and moves_to is not None:
         why = "nothing is ever sent there: what outgrows this machine meets the kernel's killer, as a crash"
         found = f"on_memory_limit_queue is {moves_to!r}, and memory_limit is 0"

@@ -29,8 +29,7 @@ MIN_TIDY_BYTES = 1024 * 1024  # a smaller file is left alone
 MAX_FILE_BYTES = 256 * 1024 * 1024
 """Bytes that are kept at most, whatever `keep` says: names without end would fill the disk. The oldest go."""
 
-Line = tuple[str, bytes]
-"""A name, and a row's line without its end."""
+Line = tuple[str, bytes]  # a name, and a row's line without its end
 
 
 class Place(Protocol):
@@ -54,7 +53,7 @@ class HistoryTable:
         self._keep = keep
 
     def append(self, lines: Sequence[Line]) -> None:
-        self._keys.append_log(SPACE, [(log_name(name), line) for name, line in lines], self._keep)
+        self._keys.append_log(SPACE, lines, self._keep)
 
     def read(self, name: str, limit: int) -> list[dict[str, Any]]:
         lines = self._keys.read_log(SPACE, log_name(name), limit=limit)
@@ -65,11 +64,9 @@ class HistoryTable:
 
 
 class HistoryFile:
-    """A history in a file, as the module describes it. Not for several threads at once.
+    """A history in a file, as the module describes it: `keep` (>= 1) lines of a name. Not for several threads at once.
 
-    Args:
-        path: Made when there is something to write, with mode 0600; its directory must be there.
-        keep: Lines of one name, >= 1.
+    `path` is made when there is something to write, with mode 0600; its directory must be there.
     """
 
     def __init__(
@@ -82,10 +79,7 @@ class HistoryFile:
         self._tidy_at = tidy_from
 
     def append(self, lines: Sequence[Line]) -> None:
-        """Add lines, in their order.
-
-        Raises:
-            OSError: Not all could be written.
+        """Add lines, in their order. Raises `OSError`: not all could be written.
 
         Blocks while another process tidies, some 10 ms for each MiB of the file.
         """

@@ -25,7 +25,6 @@ mark of that, is not cut again."""
 _EARLIER_MARK = re.compile(r"\[… (\d+ bytes dropped) …\]")
 
 UNNAMED = "-"  # the name of what has none that could be one: messages that were rejected unread
-SOURCE = "queue"  # fetched from a queue by a pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ def row_of(attempt: Attempt, masker: Masker) -> dict[str, Any]:
         "id": attempt.id,
         "attempt": attempt.attempt,
         "queue": attempt.queue,
-        "source": SOURCE,
+        "source": "queue",  # fetched from a queue by a pool
         "payload": masker.value(attempt.payload),
         "output": masker.text(attempt.output),
         "error": None if attempt.error is None else masker.text(attempt.error),

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 from jobpool.errors import JobpoolError
@@ -70,13 +71,10 @@ class Feed(Generic[T]):
 
 
 class Writer(threading.Thread):
-    """The writer, as the module describes it.
+    """The writer, as the module describes it. `dropped`: rows left out, because `place` could not be written.
 
-    Args:
-        place: Where rows go.
-        masker: Applied to everything before it is written.
-        waiting: Tells if the loop has gathered anything. Called from this thread, cheap.
-        take: Takes the gathered rows. Called from this thread, may block for a moment. None: the loop does not answer.
+    From this thread it calls `waiting` (has the loop gathered anything? cheap) and `take`, which takes that and may
+    block for a moment; None: the loop does not answer.
     """
 
     def __init__(
@@ -92,20 +90,17 @@ class Writer(threading.Thread):
         self._rest: Sequence[Attempt] = ()
         self._failing = False
         self.dropped = 0
-        """Rows that were left out since the start, because their place could not be written."""
 
     def run(self) -> None:
-        while not self._end.wait(EVERY):
-            if self._left or self._waiting():
-                self._try(self._take)
-        self._try(lambda: self._rest)
-
-    def _try(self, take: Callable[[], Sequence[Attempt] | None]) -> None:
-        """Write once. No error ends the thread, because the pool has no other that would write."""
-        try:
-            self.write(take() or ())
-        except Exception as error:  # noqa: BLE001 - it is told, and the next visit is another try
-            self._failed(error)
+        """Write until the end. No error ends the thread before, because the pool has no other that would write."""
+        is_over = False
+        while not is_over:
+            is_over = self._end.wait(EVERY)
+            try:
+                if is_over or self._left or self._waiting():
+                    self.write((self._rest if is_over else self._take()) or ())
+            except Exception as error:  # noqa: BLE001 - it is told, and the next visit is another try
+                self._failed(error)
 
     def stop(self) -> None:
         """End soon. Returns at once."""
@@ -124,7 +119,8 @@ class Writer(threading.Thread):
         """Write rows of these attempts, and what was left. An error is logged once, and tried again with the next."""
         self._left += [line for attempt in attempts if (line := self._line(attempt)) is not None]
         while self._left:
-            some = _some(self._left)
+            sizes = accumulate(len(line) for _, line in self._left[:MOST_AT_ONCE])
+            some = self._left[:MOST_AT_ONCE][: 1 + sum(size < BYTES_AT_ONCE for size in sizes)]
             try:
                 self._place.append(some)
             except (OSError, JobpoolError) as error:
@@ -145,30 +141,10 @@ class Writer(threading.Thread):
             return None
 
     def _failed(self, error: Exception) -> None:
-        over = _too_many(self._left)
+        sizes = accumulate(len(line) for _, line in reversed(self._left[-MOST_LEFT:]))
+        over = len(self._left) - sum(size <= BYTES_LEFT for size in sizes)
         del self._left[:over]
         self.dropped += over
         if not self._failing:
             log.error("history cannot be written; trying again", extra={"error": str(error) or repr(error)})
         self._failing = True
-
-
-def _too_many(lines: Sequence[Line]) -> int:
-    """Return how many of the oldest have to go."""
-    kept = size = 0
-    for _, line in reversed(lines[-MOST_LEFT:]):
-        size += len(line)
-        if size > BYTES_LEFT:
-            break
-        kept += 1
-    return len(lines) - kept
-
-
-def _some(lines: Sequence[Line]) -> list[Line]:
-    """Return the first ones, as many as go into one call; one at least."""
-    size = 0
-    for index, (_, line) in enumerate(lines[:MOST_AT_ONCE]):
-        size += len(line)
-        if size >= BYTES_AT_ONCE:
-            return list(lines[: index + 1])
-    return list(lines[:MOST_AT_ONCE])

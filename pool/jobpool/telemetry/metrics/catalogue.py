@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 RUN_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0)
 """Seconds; for jobs that may be long (SEMANTICS §5)."""
@@ -41,28 +42,27 @@ class Metric:
         return f"jobpool_{self.name}{'_total' if self.kind is Kind.COUNTER else ''}"
 
 
-def _counter(name: str, labels: str, text: str) -> Metric:
-    return Metric(name, Kind.COUNTER, tuple(labels.split()), text)
+METRICS: list[Metric] = []
 
 
-def _gauge(name: str, labels: str, text: str) -> Metric:
-    return Metric(name, Kind.GAUGE, tuple(labels.split()), text)
+def _metric(kind: Kind, name: str, labels: str, text: str, buckets: tuple[float, ...] = ()) -> Metric:
+    """Add a metric to the table."""
+    METRICS.append(Metric(name, kind, tuple(labels.split()), text, buckets))
+    return METRICS[-1]
 
 
-def _histogram(name: str, labels: str, buckets: tuple[float, ...], text: str) -> Metric:
-    return Metric(name, Kind.HISTOGRAM, tuple(labels.split()), text, buckets)
-
+_counter, _gauge, _histogram = (partial(_metric, kind) for kind in Kind)
 
 JOBS = _counter("jobs", "queue handler outcome", "Jobs by what became of them, counted when the broker accepts it.")
 FETCHED = _counter("jobs_fetched", "queue", "Messages leased.")
-RUN = _histogram("job_run_seconds", "queue handler", RUN_BUCKETS, "Seconds that handlers ran, however they ended.")
+RUN = _histogram("job_run_seconds", "queue handler", "Seconds that handlers ran, however they ended.", RUN_BUCKETS)
 WAIT = _histogram(
     "job_wait_seconds",
     "queue handler",
-    RUN_BUCKETS,
     "Seconds from the enqueue, or from when a job was due, to the start of its first attempt.",
+    RUN_BUCKETS,
 )
-SETTLE = _histogram("settle_seconds", "", SETTLE_BUCKETS, "Seconds that the broker took for a call that settles.")
+SETTLE = _histogram("settle_seconds", "", "Seconds that the broker took for a call that settles.", SETTLE_BUCKETS)
 MESSAGES = _gauge("queue_messages", "queue state", "Messages by state, as the broker last counted them.")
 OLDEST = _gauge("queue_oldest_age_seconds", "queue", "Seconds since the enqueue of the oldest message that waits.")
 SLOTS = _gauge("slots", "state", "Children, by the state of their slots.")
@@ -71,26 +71,20 @@ PEAK_RSS = _gauge(
     "child_peak_rss_bytes", "", "The highest resident memory of any child that lives, or ended in the last minute."
 )
 OVERRUN = _histogram(
-    "kill_overrun_seconds", "", OVERRUN_BUCKETS, "Seconds from the timeout of a killed attempt to its child's death."
+    "kill_overrun_seconds", "", "Seconds from the timeout of a killed attempt to its child's death.", OVERRUN_BUCKETS
 )
 MARGIN = _histogram(
-    "lease_renew_margin_seconds", "", MARGIN_BUCKETS, "Seconds that leases had left when their renewal was answered."
-)
-CRON_LATENESS = _histogram(
-    "cron_lateness_seconds", "", RUN_BUCKETS, "Seconds from the instant of a schedule to its firing by this pool."
+    "lease_renew_margin_seconds", "", "Seconds that leases had left when their renewal was answered.", MARGIN_BUCKETS
 )
 BREAKER = _gauge("breaker_open", "queue", "1 while the circuit breaker keeps the pool from fetching, else 0.")
 BUILD = _gauge("build_info", "version", "Always 1; the version that runs.")
+CRON_LATENESS = _histogram(
+    "cron_lateness_seconds", "", "Seconds from the instant of a schedule to its firing by this pool.", RUN_BUCKETS
+)
 LABELS_DROPPED = _counter("metrics_labels_dropped", "", "Values counted under `other`, because there were too many.")
 HISTORY_DROPPED = _counter("history_dropped", "", "Attempts that the history left out, because it could not keep up.")
 
-METRICS = (
-    *(JOBS, FETCHED, RUN, WAIT, SETTLE, MESSAGES, OLDEST, SLOTS, EXITS, PEAK_RSS, OVERRUN, MARGIN, BREAKER, BUILD),
-    *(CRON_LATENESS, LABELS_DROPPED, HISTORY_DROPPED),
-)
-
-Labels = tuple[str, ...]
-"""Values, in the order of `Metric.labels`."""
+Labels = tuple[str, ...]  # values, in the order of `Metric.labels`
 
 
 class MetricsCollector(ABC):

@@ -8,8 +8,11 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from math import inf
 from typing import Any
 
 from jobpool.message.outcome import SUMS, Counts
@@ -25,11 +28,8 @@ from jobpool.telemetry.metrics.catalogue import (
     MetricsCollector,
 )
 
-MOST_SERIES = 1000
-"""Sets of labels that a metric, or that queues and handlers together, can have; more go under `other`."""
-
-OTHER = "other"
-
+MOST_SERIES = 1000  # sets of labels that a metric, or that queues and handlers together, can have
+OTHER = "other"  # the label of what goes beyond
 UNCOUNTED = "an event of the pool could not be counted"
 
 log = logging.getLogger("jobpool.metrics")
@@ -41,18 +41,19 @@ FINE_BUCKETS = (
 """Seconds, about logarithmic. Every edge of `RUN_BUCKETS` is among them, so one search a job serves both."""
 
 
+@dataclass(slots=True)
 class Histogram:
     """Plain counts between edges, written by one thread; other threads read a `copy`.
 
     `counts[i]` values were at most `edges[i]` and above the edge before; the last count is of those above all.
     """
 
-    __slots__ = ("counts", "edges", "total")
+    edges: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
 
-    def __init__(self, edges: tuple[float, ...], counts: Sequence[int] = (), total: float = 0.0) -> None:
-        self.edges = edges
-        self.counts = list(counts) or [0] * (len(edges) + 1)
-        self.total = total
+    def __post_init__(self) -> None:
+        self.counts = self.counts[:] or [0] * (len(self.edges) + 1)
 
     def add(self, value: float) -> None:
         """Count one value."""
@@ -79,35 +80,28 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[str, float]]:
         """Return (upper edge, how many were at most that), with `+Inf` at the end: as Prometheus wants it."""
-        so_far = 0
-        rows = []
-        for edge, count in zip([*(repr(float(edge)) for edge in self.edges), "+Inf"], self.counts, strict=True):
-            so_far += count
-            rows.append((edge, float(so_far)))
-        return rows
+        edges = [*(repr(float(edge)) for edge in self.edges), "+Inf"]
+        return list(zip(edges, map(float, accumulate(self.counts)), strict=True))
 
     def quantile(self, share: float) -> float | None:
         """Return the upper edge below which `share` (0 to 1) of the values are; infinity above all, None of none."""
         wanted = share * self.count
-        so_far = 0
-        for edge, count in zip((*self.edges, float("inf")), self.counts, strict=True):
-            so_far += count
+        for edge, count, so_far in zip((*self.edges, inf), self.counts, accumulate(self.counts), strict=True):
             if count and so_far >= wanted:
                 return edge
         return None
 
 
+@dataclass(slots=True)
 class Series:
     """The counts of one handler on one queue. Times are seconds."""
 
-    __slots__ = ("handler", "outcomes", "queue", "run", "wait")
+    outcomes: dict[str, int] = field(default_factory=dict)
+    run: Histogram = field(default_factory=partial(Histogram, FINE_BUCKETS))
+    wait: Histogram = field(default_factory=partial(Histogram, RUN_BUCKETS))
 
-    def __init__(self, queue: str, handler: str) -> None:
-        self.queue = queue
-        self.handler = handler
-        self.outcomes: dict[str, int] = {}
-        self.run = Histogram(FINE_BUCKETS)
-        self.wait = Histogram(RUN_BUCKETS)
+    def copy(self) -> Series:
+        return Series(dict(self.outcomes), self.run.copy(), self.wait.copy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +114,11 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The counts of a `Series` when the snapshot was made."""
-
-    outcomes: dict[str, int]
-    run: Histogram
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All numbers of one moment. `ended`: by (queue, handler), with the finer buckets of rollups."""
 
     samples: list[Sample]
-    ended: dict[tuple[str, str], Ended]
+    ended: dict[tuple[str, str], Series]
 
 
 class MemoryMetrics(MetricsCollector):
@@ -177,7 +163,7 @@ class MemoryMetrics(MetricsCollector):
                 handler = OTHER
             else:
                 self._count += 1
-        return by_handler.get(handler) or by_handler.setdefault(handler, Series(queue, handler))
+        return by_handler.get(handler) or by_handler.setdefault(handler, Series())
 
     def ended(
         self, queue: str, handler: str, outcomes: tuple[str, ...], run: float | None = None, wait: float | None = None
@@ -204,22 +190,19 @@ class MemoryMetrics(MetricsCollector):
 
     def snapshot(self) -> Snapshot:
         """Return a copy of everything. Only the thread that writes may call it; about 5 µs a handler and queue."""
-        every = [series for by_handler in self._series.values() for series in by_handler.values()]
         samples = [Sample(metric, values=dict(values)) for metric, values in self._values.items()]
         for metric, histograms in self._histograms.items():
             copies = {labels: histogram.copy() for labels, histogram in histograms.items()}
             samples.append(Sample(metric, histograms=copies))
         samples.append(Sample(LABELS_DROPPED, {(): self.dropped}))
-        ended = {(series.queue, series.handler): Ended(dict(series.outcomes), series.run.copy()) for series in every}
+        ended = {(queue, name): one.copy() for queue, every in self._series.items() for name, one in every.items()}
         jobs: dict[Labels, float] = {
-            (*place, outcome): n for place, one in ended.items() for outcome, n in one.outcomes.items()
+            (*place, key): n for place, one in ended.items() for key, n in one.outcomes.items()
         }
         runs: dict[Labels, Histogram] = {
             place: coarser(one.run, RUN_BUCKETS) for place, one in ended.items() if one.run.count
         }
-        waits: dict[Labels, Histogram] = {
-            (series.queue, series.handler): series.wait.copy() for series in every if series.wait.count
-        }
+        waits: dict[Labels, Histogram] = {place: one.wait for place, one in ended.items() if one.wait.count}
         samples += [Sample(JOBS, jobs), Sample(RUN, histograms=runs), Sample(WAIT, histograms=waits)]
         return Snapshot(samples, ended)
 
@@ -260,6 +243,6 @@ class RelayedMetrics(MemoryMetrics):
 def coarser(fine: Histogram, edges: tuple[float, ...]) -> Histogram:
     """Return the same values between fewer edges, each of which is an edge of `fine`."""
     counts = [0] * (len(edges) + 1)
-    for edge, count in zip((*fine.edges, float("inf")), fine.counts, strict=True):
+    for edge, count in zip((*fine.edges, inf), fine.counts, strict=True):
         counts[bisect_left(edges, edge)] += count
     return Histogram(edges, counts, fine.total)

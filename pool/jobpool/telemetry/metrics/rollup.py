@@ -17,7 +17,7 @@ from typing import Any
 
 from jobpool.broker.key_store import KeyStore
 from jobpool.errors import JobpoolError
-from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Ended, Histogram
+from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Histogram, Series
 
 SPACE = "rollups"
 PAGE_ROWS = 5_000  # rows that are read back in one round trip
@@ -27,10 +27,9 @@ MAX_ROWS_A_CALL = 500
 MINUTE = 60
 HOUR = 3600
 
-Place = tuple[str, str]
-"""Queue and handler."""
+Place = tuple[str, str]  # queue and handler
 
-Counts = Mapping[Place, Ended]
+Counts = Mapping[Place, Series]
 
 log = logging.getLogger("jobpool.metrics")
 
@@ -83,7 +82,7 @@ def rows(minute: int, before: Counts, after: Counts) -> list[Row]:
     """Return the difference of two snapshots, without the places that stayed the same."""
     found = []
     for (queue, handler), now in after.items():
-        then = before.get((queue, handler)) or Ended({}, Histogram(FINE_BUCKETS))
+        then = before.get((queue, handler)) or Series()
         changes = {word: count - then.outcomes.get(word, 0) for word, count in now.outcomes.items()}
         if outcomes := {word: count for word, count in changes.items() if count}:
             found.append(Row(minute, queue, handler, outcomes, now.run.without(then.run)))
@@ -120,10 +119,7 @@ def summed(every: Iterable[Row], seconds: int) -> list[Row]:
 def rollups(keys: KeyStore, since: float, until: float) -> Iterator[Row]:
     """Yield the rows of the minutes that begin in [since, until), Unix times, in their order; of all pools.
 
-    Raises:
-        BackendUnavailable: The broker does not answer.
-
-    Blocks for a round trip each `PAGE_ROWS` rows.
+    Raises `BackendUnavailable`. Blocks for a round trip each `PAGE_ROWS` rows.
     """
     after, end = stamp(since), stamp(until)
     while True:
@@ -131,8 +127,7 @@ def rollups(keys: KeyStore, since: float, until: float) -> Iterator[Row]:
         for name, value in page:
             if name >= end:
                 return
-            row = decode(value)
-            if row is not None:
+            if (row := decode(value)) is not None:
                 yield row
         if len(page) < PAGE_ROWS:
             return
@@ -140,14 +135,10 @@ def rollups(keys: KeyStore, since: float, until: float) -> Iterator[Row]:
 
 
 class RollupThread(threading.Thread):
-    """The thread that sums up each minute, and writes it to the broker's key store.
+    """The thread that sums up each minute, and writes it to the broker's key store, for `ttl` seconds.
 
-    Args:
-        keys: Where rows go.
-        pool: An id that no other run of a pool has.
-        ttl: Seconds for which a row is kept.
-        counts: All counts since the start; called from this thread; None: the loop does not answer.
-        wall: Unix time.
+    `pool`: an id that no other run of a pool has. `counts`, called from this thread, tells all counts since the start;
+    None: the loop does not answer. `wall`: Unix time.
     """
 
     def __init__(
@@ -168,16 +159,15 @@ class RollupThread(threading.Thread):
         self._minute = minute_of(wall())
 
     def run(self) -> None:
-        while not self._end.wait(self._until_next()):
-            self._try(self._counts)
-        self._try(lambda: self._last)
-
-    def _try(self, counts: Callable[[], Counts | None]) -> None:
-        """No error ends the thread: the pool has no other that would write."""
-        try:
-            self.write(counts())
-        except Exception as error:  # noqa: BLE001 - it is told, and the next minute is another try
-            self._failed(error)
+        """Write until the end. No error ends the thread before, because the pool has no other that would write."""
+        is_over = False
+        while not is_over:
+            until_next = max(0.1, self._minute + MINUTE - self._wall())
+            is_over = self._end.wait(min(MINUTE, until_next))  # a minute at most, wherever the clock was set to
+            try:
+                self.write(self._last if is_over else self._counts())
+            except Exception as error:  # noqa: BLE001 - it is told, and the next minute is another try
+                self._failed(error)
 
     def stop(self) -> None:
         """End soon. Returns at once."""
@@ -207,10 +197,6 @@ class RollupThread(threading.Thread):
             self._failing = False
             for name in some:
                 del self._pending[name]
-
-    def _until_next(self) -> float:
-        """Seconds to the end of the minute; a minute at most, wherever the clock was set to."""
-        return min(float(MINUTE), max(0.1, self._minute + MINUTE - self._wall()))
 
     def _failed(self, error: Exception) -> None:
         if not self._failing:

@@ -24,25 +24,16 @@ PATIENCE = 5.0  # seconds for a whole request and its answer
 MOST_CONNECTIONS = 16
 LOOK_ROUND = 0.25  # seconds between two looks for connections whose time is up
 CLOSE_LIMIT = 2.0
-
-ACCEPT_PAUSE_S = 0.1
-"""Seconds after a connection that could not be accepted: for lack of a descriptor, say, which fails again at once."""
-
+ACCEPT_PAUSE_S = 0.1  # after a connection that could not be accepted: for lack of a descriptor, it fails again at once
 RESTART_PAUSE_S = 1.0
 
 log = logging.getLogger("jobpool.metrics")
 
 
 class Server:
-    """The metrics server. `start` it once, `close` it once.
+    """The metrics server. `start` it once, `close` it once. `views` are by path; at port 0, `port` tells which it got.
 
-    Args:
-        host: An address of this machine.
-        port: 0 = any free one; see `port` for which.
-        views: By path.
-
-    Raises:
-        ConfigurationError: The port is taken, or the address is none of this machine's.
+    Raises `ConfigurationError`: the port is taken, or the address is none of this machine's.
     """
 
     def __init__(self, host: str, port: int, views: dict[str, View]) -> None:
