@@ -149,7 +149,7 @@ def leave_unconfigured() -> None:
 
 
 def log_unconfigured(keep: Callable[[bytes], None], lines: Lines) -> None:
-    """Send the records of an app that has set up no logging, from INFO on. Logging that an app sets up later goes before it.
+    """Send the records of an app that has set up no logging, from INFO on. Logging that is set up later goes before it.
 
     Its root logger, which Python leaves at WARNING, passes INFO too.
     """
