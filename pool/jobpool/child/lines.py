@@ -67,6 +67,8 @@ class Lines:
 
     def end(self) -> None:
         """Send what is left of an attempt: a line that was not ended, and how many were left out."""
+        if not (self._pending or self._left_out):  # nearly always
+            return
         self.end_line()
         if self._left_out and monotonic() - self._told_at > _SUMMARY_EVERY_S:
             self._send(Said(self._dropped_of, logging.INFO, "", left_out=self._left_out))

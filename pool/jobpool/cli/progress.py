@@ -87,8 +87,8 @@ def live_summary(note: PoolFile, lines: LineHandler) -> Iterator[None]:
 
 
 @contextmanager
-def logged_summary(note: PoolFile) -> Iterator[None]:
-    """Log a summary from time to time, while jobs run."""
+def logged_summary(note: PoolFile, pause: float = LOG_PAUSE_S) -> Iterator[None]:
+    """Log a summary every `pause` seconds, while jobs run."""
     before = 0
 
     def tell(sample: PoolSample) -> None:
@@ -100,7 +100,7 @@ def logged_summary(note: PoolFile) -> Iterator[None]:
             fields = {"busy": sample.busy, "waiting": sample.header.waiting, "done": before, "jobs_per_second": rate}
             log.info("at work", extra={"fields": fields | _troubles(sample.header)})
 
-    with progress(note, tell, LOG_PAUSE_S):
+    with progress(note, tell, pause):
         yield
 
 

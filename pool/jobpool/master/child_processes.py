@@ -260,7 +260,7 @@ class ChildProcesses:
         started = page.child.nonce
         said = page.printed.read(started).rstrip("\n"), channel.read_output()
         stack, output = channel.read_trace(), "\n".join(filter(None, said))
-        # What was printed to its streams was sent line by line; what was printed past them comes now.
+        # Text printed to its streams was sent line by line; text printed past them comes now.
         lines = said[1].splitlines()
         events += [ev.ChildSaid(child, frames.Said(started, logging.INFO, line)) for line in lines]
         if exited.signal == signal.SIGKILL and not killer:
