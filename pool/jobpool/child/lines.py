@@ -1,7 +1,7 @@
 """The lines that a handler prints and logs, on their way to the pool's log.
 
 Each line is a frame of its own on the child's channel, at once: a handler that hangs has been heard until then. A
-handler that prints faster than `LINES_PER_S` pays for it alone: lines beyond are counted here and never sent. A line
+handler that prints faster than `SAID_PER_S` pays for it alone: lines beyond are counted here and never sent. A line
 never waits for the master, and its secrets are masked before it leaves.
 """
 
@@ -44,6 +44,8 @@ class Lines:
 
     def write(self, data: bytes) -> None:
         """Add printed text; send each line that it ends."""
+        if self.level > logging.INFO:
+            return
         if b"\n" not in data:
             self._keep(data)
             return

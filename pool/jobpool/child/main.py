@@ -56,8 +56,7 @@ _IDLE = " idle"  # no handler's name
 
 
 _of_import: list[tuple[Capture, Masker]] = []
-"""Made in the fork server, for the app's import and then for each child: so log handlers made at import keep working.
-"""
+"""Made in the fork server, for the app's import and then for each child: log handlers made at import keep working."""
 
 
 def load(options: ChildOptions) -> list[HandlerInfo]:
