@@ -20,7 +20,7 @@ from jobpool.ops.top import PoolSample, Watcher
 from jobpool.settings import Settings
 from jobpool.telemetry.logs import LineHandler
 
-REDRAW_PAUSE_S = 0.2
+REDRAW_PAUSE_S = 0.4
 LOG_PAUSE_S = 10.0
 BAR_CHARS = 30
 

@@ -85,12 +85,11 @@ class ForkServerClient:
     `poll()` until it gives a status. Its children die with it.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, output: OutputLines) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
         control.setblocking(False)
         self._process = process
         self._control = control
         self._outbox = Outbox(control)
-        self.output = output  # the caller's to close, once nothing more is to be read
         self._hung_up_at = math.inf
         self._killed_at = math.inf
         self.pid = process.pid  # it leads a session and a group of its own
@@ -99,25 +98,23 @@ class ForkServerClient:
         self.has_loaded = False  # the app
 
     @classmethod
-    def start(cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str]) -> ForkServerClient:
+    def start(
+        cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str], output: int | None = None
+    ) -> ForkServerClient:
         """Start one, with `environ` after it is `scrubbed`; its first frame is `Loaded` or `LoadFailed`.
 
-        `board_fd`, of the scoreboard, stays the caller's. Raises and blocks as `execute`.
+        `board_fd`, of the scoreboard, and `output` (see `execute`) stay the caller's. Raises and blocks as `execute`.
 
         Call it on the main thread: the fork server dies with the calling thread until the app is imported.
         """
         here, there = packets.pair()
-        output = OutputLines()
         try:
-            fds = there.fileno(), board_fd
-            return cls(execute(PROGRAM, config, fds, environ, output.writing), here, output)
+            return cls(execute(PROGRAM, config, (there.fileno(), board_fd), environ, output), here)
         except BaseException:  # also an interrupt: without a client nobody else would close it
             here.close()
-            output.close()
             raise
         finally:
             there.close()
-            output.hand_over()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `receive` has something; -1 once `close` was called."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from jobpool.ipc import frames, linux, packets
 from jobpool.ipc.child_channel import BrokenChannelError, ChildChannel
-from jobpool.ipc.fork_client import ForkServerClient
+from jobpool.ipc.fork_client import ForkServerClient, OutputLines
 from jobpool.ipc.frames import Ask, Exited, Frame, Reply, Result, run_packet
 from jobpool.ipc.process_options import ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
@@ -47,6 +47,7 @@ class ChildProcesses:
         self._channels: dict[int, ChildChannel] = {}
         self._servers: dict[int, ForkServerClient] = {}
         self._ended: dict[int, ForkServerClient] = {}
+        self._outputs: dict[int, OutputLines] = {}  # by the pid of the fork server
         self._not_ours = linux.direct_children()
         self._oom_kills = linux.OomKills(linux.find_oom_kills())
         self._drain_at = math.inf
@@ -89,16 +90,24 @@ class ChildProcesses:
             self._drain_at = time.monotonic() + DRAIN_EVERY_S
 
     def start_server(self, generation: int) -> None:
-        server = ForkServerClient.start(self._config, self._board.fd, self._environ)
-        self._servers[generation] = server
+        output = OutputLines()
+        try:
+            server = ForkServerClient.start(self._config, self._board.fd, self._environ, output.writing)
+        except OSError:
+            output.close()
+            raise
+        finally:
+            output.hand_over()
+        self._servers[generation], self._outputs[server.pid] = server, output
         self.watch(server.fileno(), lambda: self._read_server(generation, server))
-        self.watch(server.output.fd, lambda: self._read_output(server))
+        self.watch(output.fd, lambda: self._read_output(server))
 
     def _read_output(self, server: ForkServerClient) -> list[ev.Event]:
         """Return what a fork server, or its app while it is imported, has printed."""
-        said: list[ev.Event] = [ev.AppSaid(line) for line in server.output.read()]
-        if server.output.ended:
-            self.unwatch(server.output.fd)
+        output = self._outputs[server.pid]
+        said: list[ev.Event] = [ev.AppSaid(line) for line in output.read()]
+        if output.ended:
+            self.unwatch(output.fd)
         return said
 
     def end_server(self, generation: int, kill: bool = False) -> None:
@@ -153,8 +162,9 @@ class ChildProcesses:
             if gone and not self._of(generation):
                 del self._ended[generation]
                 events += self._read_output(server)
-                self.unwatch(server.output.fd)
-                server.output.close()
+                output = self._outputs.pop(server.pid)
+                self.unwatch(output.fd)
+                output.close()
                 self._sweep()
         return events
 
@@ -322,7 +332,7 @@ class ChildProcesses:
             self.end_server(generation)
         for server in self._ended.values():
             _await_end(server)
-            server.output.close()
+            self._outputs.pop(server.pid).close()
         self._ended.clear()
         for child in list(self._channels):
             self.forget(child)
