@@ -269,6 +269,7 @@ class Settings:
         "History of attempts: `off`, `table` (in the broker) or `file:PATH`, with keep=N of each name, mask=KEY,….",
         "off",
     )
+    log_output: bool = _watch(SWITCH, "Write what handlers print and log to the pool's log, line by line.", "true")
 
     backend: str = _common(
         TEXT,
@@ -300,7 +301,6 @@ class Settings:
         metavar="LEVEL",
     )
     log_format: str = _common(one_of("text", "json"), "Format of the log: text, or one JSON object a line.", "text")
-
     max_total: int = 0  # stop after this many messages were settled, or lost by the child that had them; 0 = no limit
     until_empty: bool = False  # stop when nothing is left to do
     fail_on_dead: bool = False  # exit with 1 if a message became a dead letter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from jobpool.cli.options import Command, as_json, option, setting
-from jobpool.cli.output import answer_ids, note
+from jobpool.cli.output import answer_ids, note, plural
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.message.definition import JobDefinition
@@ -59,7 +60,7 @@ def enqueue(
     no_check: bool,
     **options: Any,
 ) -> None:
-    """Enqueue a job and print its id.
+    """Enqueue a job and print its id; with --file on a terminal, print how many there are.
 
     PAYLOAD is one JSON value, or any number of key=value; a value is JSON where it can be read as JSON, else text:
 
@@ -85,8 +86,26 @@ def enqueue(
     else:
         definition = _definition({**defaults, "handler": handler, "payload": read_payload(payload)})
         definitions = iter([_fitting(session, apps, no_check)(definition)])
+    counts = file is not None and not json_ and sys.stdout.isatty()
     with session.broker(makes=True) as backend:
-        answer_ids(json_, _enqueue(backend, definitions), "job", "are enqueued; their ids are printed above")
+        batches = _enqueue(backend, definitions)
+        told = "are enqueued" if counts else "are enqueued; their ids are printed above"
+        answer_ids(json_, batches if file is None else _counted(batches), "job", told, "enqueued" if counts else "")
+
+
+def _counted(batches: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Yield them, and show on a terminal how many jobs there are so far."""
+    if not sys.stderr.isatty():
+        yield from batches
+        return
+    count = 0
+    try:
+        for batch in batches:
+            yield batch
+            count += len(batch)
+            click.echo(f"\r\x1b[K{plural(count, 'job')} …", err=True, nl=False)
+    finally:
+        click.echo("\r\x1b[K", err=True, nl=False)
 
 
 def _fitting(session: Session, apps: tuple[str, ...], no_check: bool) -> Fit:

@@ -70,7 +70,10 @@ def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: in
 @option("-Q", "--queue", metavar="NAME", help="Queue of the message, for brokers that cannot look in all queues.")
 @as_json
 def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> None:
-    """Show everything about one message: counters, times, payload, last error, and how its last attempt was killed."""
+    """Show everything about one message.
+
+    Counters, times, payload, last error, and how its last attempt was killed, or what it printed.
+    """
     from jobpool.broker.values import MessageFilter, State
 
     with session.broker() as backend:
@@ -222,9 +225,11 @@ def _describe(message: Message) -> None:
         if value not in (None, ""):
             say(f"{key:<{width}}  {one_line(str(value))}")
     if message.cause:
+        death = Death.from_text(message.cause)
         earlier = message.reason and message.reason not in KILLED
         del long["cause"]
-        long["cause of an earlier attempt's end" if earlier else "cause"] = Death.from_text(message.cause).told()
+        title = "cause of an earlier attempt's end" if earlier else "cause"
+        long[title if death.how else "output of the last failed attempt"] = death.told()
     for key, value in long.items():
         if value not in (None, {}, ""):
             text = value if isinstance(value, str) and key not in ("payload", "message") else json_text(value, indent=2)

@@ -8,8 +8,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -22,10 +24,8 @@ from jobpool.telemetry.logs import LineHandler, configure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from jobpool.broker.backend import QueueBackend
-    from jobpool.master.run import Neighbourhood
     from jobpool.master.serving import Neighbours
     from jobpool.ops.runtime_dir import PoolFile
     from jobpool.settings import Settings
@@ -42,7 +42,7 @@ _stop = partial(option, section="When to stop  [default: when told to]")
 @_stop("--once", "--one-shot", is_flag=True, help="Stop after one job.")
 @_stop("--max", "max_total", type=click.IntRange(0), default=0, metavar="N", help="Stop after N jobs; 0 = no limit.")
 @_stop("--fail-on-dead", is_flag=True, help="Exit with 1 if a job became a dead letter.")
-@_stop("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal, if it stops]")
+@_stop("--progress/--no-progress", default=None, help="Show progress below the log.  [default: on a terminal]")
 @option("--watch", is_flag=True, help="Reload when a Python file of the app changes: for development.")
 @click.pass_context
 def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | None, watch: bool, **flags: Any) -> None:
@@ -69,7 +69,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     lines.write_in_background()
     sys.stderr = lines.stream  # warnings, ignored exceptions, and the sentence of an error that ends the pool
     if progress is None:
-        progress = sys.stderr.isatty() and pool.log_format == "text" and bool(pool.until_empty or pool.max_total)
+        progress = sys.stderr.isatty() and pool.log_format == "text" and os.environ.get("TERM") != "dumb"
     queues = {"queues": list(pool.queue_names)} if pool.queues else {}  # else those of the app, once it has loaded
     about = {"name": pool.name, "workers": pool.workers, **queues}
     log.info("pool starts", extra={"fields": about | {"backend": redact(pool.backend), "apps": list(pool.apps)}})
@@ -80,8 +80,8 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
         from jobpool.cli import watch as watcher
 
         watcher.watch(pool.apps, pool.sys_path)
-    with _published(pool) as (published, neighbourhood):
-        status = _run(published, lines if progress else None, ctx.obj, neighbourhood)
+    with _published(pool) as (published, note):
+        status = _run(published, note, lines if progress else None, ctx.obj)
     _leave(status)
 
 
@@ -98,11 +98,10 @@ def _leave(status: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _published(pool: Settings) -> Iterator[tuple[Settings, Neighbourhood]]:
+def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
     """Leave a note for `top` and `health` while the block runs; without a runtime directory the pool runs unseen."""
     from importlib.metadata import version
 
-    from jobpool.master.run import Neighbourhood
     from jobpool.ops.runtime_dir import register, runtime_dir, this_pool, unregister
 
     try:
@@ -111,17 +110,33 @@ def _published(pool: Settings) -> Iterator[tuple[Settings, Neighbourhood]]:
         if pool.runtime_dir is not None:
             raise
         log.warning("top and health will not see this pool", extra={"why": str(error)})
-        yield pool, Neighbourhood()
+        yield pool, None
         return
     about: dict[str, Any] = {"queues": pool.queue_names, "workers": pool.workers, "since": time.time()}
     about["scheduler"] = pool.cron
     note = this_pool(name=pool.name, backend=pool.backend, directory=place, version=version("jobpool"), **about)
     path = register(place, note)
     try:
-        neighbourhood = Neighbourhood(partial(_tell, place, note), partial(_look, place, note))
-        yield replace(pool, board_path=note.board), neighbourhood
+        yield replace(pool, board_path=note.board), note
     finally:
         unregister(path)
+
+
+def _run(
+    pool: Settings,
+    note: PoolFile | None,
+    lines: LineHandler | None,
+    wrap: Callable[[QueueBackend], QueueBackend] | None,
+) -> int:
+    """Run it, and tell how it gets on: with `lines` on a terminal, below them. `wrap`: around its broker."""
+    from jobpool.master.run import Neighbourhood, run_pool
+
+    if note is None:
+        return run_pool(pool, wrap=wrap, last=True)
+    place = Path(note.board).parent
+    neighbourhood = Neighbourhood(partial(_tell, place, note), partial(_look, place, note))
+    with _progress(pool, note, lines):
+        return run_pool(pool, wrap=wrap, last=True, neighbourhood=neighbourhood)
 
 
 def _tell(place: Path, note: PoolFile, queues: Sequence[str]) -> None:
@@ -139,21 +154,13 @@ def _look(place: Path, note: PoolFile) -> Neighbours:
     return Neighbours(frozenset(queue for pool in pools for queue in pool.queues), any(p.scheduler for p in pools))
 
 
-def _run(
-    pool: Settings,
-    lines: LineHandler | None,
-    wrap: Callable[[QueueBackend], QueueBackend] | None,
-    neighbourhood: Neighbourhood,
-) -> int:
-    """Run it: with `lines` under a progress bar, with `wrap` round its broker."""
-    from jobpool.master.run import run_pool
+def _progress(pool: Settings, note: PoolFile, lines: LineHandler | None) -> AbstractContextManager[None]:
+    from jobpool.cli import progress
 
-    run = partial(run_pool, pool, wrap=wrap, last=True, neighbourhood=neighbourhood)
-    if lines is None or pool.board_path is None:
-        return run()
-    from jobpool.cli.progress import backlog, progress
-
-    waiting = backlog(pool)
+    if lines is None:
+        return progress.logged_summary(note)
+    if not (pool.until_empty or pool.max_total):
+        return progress.live_summary(note, lines)
+    waiting = progress.backlog(pool)
     total = min(waiting, pool.max_total) if pool.max_total and pool.until_empty else pool.max_total or waiting
-    with progress(pool.board_path, total, lines):
-        return run()
+    return progress.progress_bar(note, total, lines)

@@ -173,6 +173,7 @@ class QueueWorker:
             after=attempt.after,
             follow_ups=tuple(attempt.follow_ups),
             seen_for=now - remember(self._unknown_since, lease.id, met) if handler is None else 0.0,
+            output=attempt.output,
         )
         return checked(outcome, self._backend.pack), keeper.lease
 

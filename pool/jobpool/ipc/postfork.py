@@ -56,9 +56,9 @@ def live(
 
 def flush_streams() -> None:
     """Write out what print() has buffered; a stream that is closed, replaced or gone is fine."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(Exception):
-            stream.flush()
+            stream.flush()  # type: ignore[union-attr]
 
 
 def _settle_in(

@@ -14,6 +14,7 @@ from jobpool.master.serving import ON_SERVING
 from jobpool.master.state import Pool
 
 _COMMON = {ev.ChildResult, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked}
+_COMMON |= {ev.ChildSaid, ev.AppSaid}
 """Events that come all the time and never call for another child."""
 
 
@@ -33,7 +34,8 @@ def apply(pool: Pool, event: ev.Event, now: float) -> None:
 def _signal(pool: Pool, event: ev.SignalCame) -> None:
     match event.number:
         case signal.SIGTERM | signal.SIGINT:
-            pool.stop("a second signal: children are killed" if pool.is_stopping else "stopping", event.number)
+            again = "a second signal: running jobs are killed and go back to their queues"
+            pool.stop(again if pool.is_stopping else "stopping", event.number)
         case signal.SIGQUIT:
             pool.stacks_asked = True
         case signal.SIGHUP:

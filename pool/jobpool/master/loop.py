@@ -201,8 +201,8 @@ class Master:
             self._publish_at = min(self._publish_at, self._published_at + READY_PUBLISH_EVERY_S)
         if now >= self._publish_at:
             self._publish(now)
-        if pool.notes:
-            self.publisher.log_notes(pool)
+        if pool.notes or pool.lines:
+            self.publisher.write_log(pool)
 
     def _tell_threads(self, now: float) -> None:
         pool, fetch_thread = self.pool, self.fetch_thread
@@ -249,9 +249,10 @@ class Master:
         if left := len(self.pool.held):
             self.pool.note("warning", "leases are left to expire: the broker did not answer", count=left)
         counts = self.pool.counters
-        self.pool.note("info", "stopped", **{name: count for name, count in asdict(counts).items() if count})
+        said = {"lines_left_out": self.pool.lines_left_out or None}
+        self.pool.note("info", "stopped", **{name: count for name, count in asdict(counts).items() if count}, **said)
         self._publish(time.monotonic())
-        self.publisher.log_notes(self.pool)
+        self.publisher.write_log(self.pool)
         for thread in self._upkeep_threads:
             thread.join(JOIN_LIMIT_S)
         return counts

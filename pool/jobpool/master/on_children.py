@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ from jobpool.ipc.postfork import BROKEN
 from jobpool.master import events as ev
 from jobpool.master.serving import serve_named
 from jobpool.master.slots import Delivery, Slot, SlotState
-from jobpool.master.state import BROKEN_GRACE_S, Pool
+from jobpool.master.state import BROKEN_GRACE_S, Line, Pool
 from jobpool.message import outcome as ended
 from jobpool.message.death import Death, innermost
 from jobpool.message.definition import JobDefinition
@@ -173,6 +174,24 @@ def _outcome_of_result(result: Result, handler: str, seen_for: float, peak: int)
     )
 
 
+def _child_said(pool: Pool, event: ev.ChildSaid) -> None:
+    said, slot = event.said, pool.slots.by_child(event.child)
+    fields: dict[str, Any] = {"slot": slot.index if slot else -1}
+    if said.nonce and slot and slot.deliveries and slot.deliveries[0].nonce == said.nonce:
+        lease = slot.deliveries[0].lease
+        fields = {"handler": slot.deliveries[0].handler, "id": lease.id}
+    elif not said.nonce:
+        fields = {"app": "import"}
+    if said.logger:
+        fields = fields | {"from": said.logger}
+    if said.left_out > 0:
+        pool.lines_left_out += said.left_out
+        text = f"[… {said.left_out:,} lines left out …]"
+        pool.lines.append(Line(logging.INFO, text, fields | {"left_out": said.left_out}))
+    if said.text:
+        pool.lines.append(Line(said.level, said.text, fields))
+
+
 def _child_broken(pool: Pool, event: ev.ChildBroken) -> None:
     slot = pool.slots.by_child(event.child)
     if slot is None or slot.state is SlotState.DYING:
@@ -225,6 +244,7 @@ def _note_death(pool: Pool, slot: Slot, event: ev.ChildDied, death: Death, runni
         pid=event.exited.pid,
         id=running.lease.id if running else None,
         handler=running.handler if running else None,
+        name=(running.lease.envelope.name or None) if running else None,
         cause=death.headline,
         stack=innermost(death.stack) or None,
         said=said or None,
@@ -287,6 +307,8 @@ ON_CHILDREN: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.ChildReady: _child_ready,
     ev.ChildBootFailed: _child_boot_failed,
     ev.ChildResult: _child_result,
+    ev.ChildSaid: _child_said,
+    ev.AppSaid: lambda pool, event: pool.lines.append(Line(logging.INFO, event.line, {"app": event.app})),
     ev.ChildAsked: lambda pool, event: pool.asks.append((event.child, event.ask)),
     ev.ChildBroken: _child_broken,
     ev.ChildEnded: _child_ended,

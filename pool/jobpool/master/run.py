@@ -19,7 +19,7 @@ from jobpool.broker.opening import open_backend, redact
 from jobpool.broker.values import ReapPolicy
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc import linux
-from jobpool.ipc.process_options import ChildOptions, ForkServerConfig, scrubbed
+from jobpool.ipc.process_options import NO_LINES, ChildOptions, ForkServerConfig, scrubbed
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master.acquire import check_key_store
@@ -33,6 +33,7 @@ from jobpool.master.serving import Neighbours, Surveyed
 from jobpool.master.settle_thread import COUNT_EVERY_S, SettleThread
 from jobpool.master.state import Pool, slot_count
 from jobpool.master.telemetry import Publisher, Telemetry, make_telemetry
+from jobpool.message.masking import Masker
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import Inspector
 from jobpool.policy.limits import Limits
@@ -190,6 +191,7 @@ def _master(
     )
     publisher = Publisher(
         board,
+        Masker(settings.history.mask).text,
         name=settings.name,
         version=_version(),
         queues=" ".join(settings.queue_names),
@@ -250,6 +252,8 @@ def fork_server_config(settings: Settings) -> ForkServerConfig:
         max_jobs=settings.recycle.jobs,
         max_rss=mark,
         recycle_on_failure=settings.recycle.failure,
+        lines_level=getattr(logging, settings.log_level.upper()) if settings.log_output else NO_LINES,
+        mask_keys=list(settings.history.mask),
         title=settings.name,
         preload=settings.preload,
         sys_path=list(settings.sys_path) or [os.getcwd()],
@@ -258,7 +262,7 @@ def fork_server_config(settings: Settings) -> ForkServerConfig:
         allowances=asdict(settings.allowances),
     )
     return ForkServerConfig(
-        options, child_main="jobpool.child.main:run", app_loader="jobpool.handlers.app:load", name=settings.name
+        options, child_main="jobpool.child.main:run", app_loader="jobpool.child.main:load", name=settings.name
     )
 
 
@@ -273,7 +277,7 @@ def cron_start(settings: Settings) -> CronStart:
         grace=settings.cron_grace,
         default_timeout=settings.default_timeout,
         log_level=settings.log_level,
-        log_format=settings.log_format,
+        log_format="json",  # the master reads it, and logs it anew
     )
 
 

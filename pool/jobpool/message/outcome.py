@@ -48,12 +48,14 @@ class Succeeded:
 class Failed:  # the handler raised (`SystemExit` too)
     error: str
     permanent: bool = False  # `Unrecoverable` is in the cause chain
+    cause: str | None = None  # a record (death.py) of what it printed; None = nothing
 
 
 @dataclass(frozen=True, slots=True)
 class RetryAsked:  # the handler raised `Retry(after=…)`: its own delay, burns an attempt
     after: float
     error: str
+    cause: str | None = None  # as in `Failed`
 
 
 @dataclass(frozen=True, slots=True)

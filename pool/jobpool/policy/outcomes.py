@@ -28,17 +28,17 @@ def outcome_of(
 ) -> Outcome:
     """Return the outcome of an attempt that a child or `QueueWorker` has answered.
 
-    `seen_for`: see `UnknownHandler`. `output` and `peak` (bytes) are for the record of a timeout.
+    `seen_for`: see `UnknownHandler`. `output` and `peak` (bytes) are for the record of a failure or timeout.
     """
     match kind:
         case ResultKind.SUCCEEDED:
             return Succeeded(follow_ups)
         case ResultKind.FAILED:
-            return Failed(error)
+            return Failed(error, cause=printed(output))
         case ResultKind.UNRECOVERABLE:
-            return Failed(error, permanent=True)
+            return Failed(error, permanent=True, cause=printed(output))
         case ResultKind.RETRY:
-            return outcomes.RetryAsked(after, error)
+            return outcomes.RetryAsked(after, error, printed(output))
         case ResultKind.SNOOZE:
             return outcomes.Snoozed(after)
         case ResultKind.TIMEOUT:
@@ -99,6 +99,11 @@ def by_alarm(error: str, peak: int = 0, output: str = "") -> Death:
     return Death(
         "timeout", f"the pool: {EndReason.TIMEOUT.value}", error.partition("\n")[2], peak, output=output.strip()
     )
+
+
+def printed(output: str) -> str | None:
+    """Make the record of an attempt that failed by itself: what it printed; None = nothing."""
+    return Death("", output=output.strip()).to_text() if output.strip() else None
 
 
 def _how_it_ended(exited: Exit) -> str:

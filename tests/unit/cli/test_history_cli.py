@@ -12,9 +12,9 @@ from click.testing import Result
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.message.masking import Masker
 from jobpool.telemetry.history.places import HistoryFile, HistoryTable
 from jobpool.telemetry.history.row import Attempt, encode, row_of
-from jobpool.telemetry.masking import Masker
 from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Histogram
 from jobpool.telemetry.metrics.rollup import HOUR, MINUTE, Row, key, minute_of
 

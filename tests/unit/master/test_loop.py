@@ -61,7 +61,7 @@ class Silent:
     def publish(self, *args: object, **more: object) -> None:
         pass
 
-    def log_notes(self, pool: Pool) -> None:
+    def write_log(self, pool: Pool) -> None:
         pool.notes.clear()
 
 
