@@ -37,7 +37,7 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
     server = pool.servers.get(event.generation)
     if server is None or server.ending:
         return
-    own = [] if pool.acks_in_transaction else [info.name for info in event.app.handlers if info.ack_in_transaction]
+    own = [] if pool.can.transactions else [info.name for info in event.app.handlers if info.ack_in_transaction]
     if own:
         server.refused = True
         why = f"handler {own[0]!r} is declared with ack_in_transaction, which the pool's backend cannot do:"

@@ -121,8 +121,7 @@ def _run(
     pool = Pool(
         settings,
         now=backend.clock.mono(),
-        acks_in_transaction=backend.capabilities.transactions,
-        makes_queues=backend.capabilities.makes_queues,
+        can=backend.capabilities,
         metrics=MemoryMetrics() if collector is None else RelayedMetrics(collector),
     )
     inbox = Inbox()
@@ -189,16 +188,6 @@ def _master(
         settings.dead_letter_queue,
         partial(_survey, backend, neighbourhood, settings.dead_letter_queue),
     )
-    publisher = Publisher(
-        board,
-        Masker(settings.history.mask).text,
-        name=settings.name,
-        version=_version(),
-        queues=" ".join(settings.queue_names),
-        backend=redact(settings.backend),
-        broker_interval=COUNT_EVERY_S,  # the broker is asked at least as often
-        reap_interval=settle_thread.reap_every,
-    )
     return Master(
         pool=pool,
         planner=Planner(settings.retry, backend.pack),
@@ -207,10 +196,23 @@ def _master(
         inbox=inbox,
         fetch_thread=FetchThread(backend, settings.queues, settings.ttl, inspector, inbox, limits_of(settings)),
         settle_thread=settle_thread,
-        publisher=publisher,
+        publisher=_publisher(settings, board, settle_thread.reap_every),
         serves=partial(_tell_queues, settings, board, neighbourhood),
         telemetry=watched,
         scheduler=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
+    )
+
+
+def _publisher(settings: Settings, board: Scoreboard, reap_every: float) -> Publisher:
+    return Publisher(
+        board,
+        Masker(settings.history.mask).text,
+        name=settings.name,
+        version=_version(),
+        queues=" ".join(settings.queue_names),
+        backend=redact(settings.backend),
+        broker_interval=COUNT_EVERY_S,  # the broker is asked at least as often
+        reap_interval=reap_every,
     )
 
 

@@ -68,7 +68,7 @@ def serve_named(pool: Pool, handlers: Iterable[HandlerInfo], *, is_first: bool) 
     """Take up the queues that newly loaded handlers name, and have the loop tell its threads, which look round."""
     named = () if pool.settings.queues else named_queues(handlers)
     new = [queue for queue in named if queue not in pool.queues]
-    if new and not (is_first or pool.makes_queues):  # one that is not there would end the pool
+    if new and not (is_first or pool.can.makes_queues):  # one that is not there would end the pool
         why = "this broker's queues must exist, which is checked at a start: restart the pool"
         pool.note("warning", "new queues of the app are not served yet", queues=new, mend=why)
         new = []

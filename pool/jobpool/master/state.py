@@ -11,7 +11,7 @@ from enum import Enum
 from itertools import count
 from typing import Any, NamedTuple
 
-from jobpool.broker.values import QueueStats
+from jobpool.broker.values import Capabilities, QueueStats
 from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import Ask, HandlerInfo, Reply
 from jobpool.master.scheduler import Schedulers
@@ -87,10 +87,8 @@ class Pool:
 
     settings: Settings
     now: float
-    acks_in_transaction: bool = False
-    """The backend lets handlers ack in transactions of their own."""
-    makes_queues: bool = True
-    """The backend makes a queue at its first use."""
+    can: Capabilities = Capabilities()
+    """The capabilities of its backend."""
     queues: dict[str, float] = field(init=False)
     """Queue that the pool serves → its weight; {} until the app has loaded, if the settings name none."""
     queues_came: bool = False

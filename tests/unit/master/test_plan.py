@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from stage import HANDLERS, Stage, of
 
-from jobpool.broker.values import QueueStats
+from jobpool.broker.values import Capabilities, QueueStats
 from jobpool.ipc.frames import Ask, HandlerInfo, Loaded
 from jobpool.master import actions as act
 from jobpool.master import events as ev
@@ -65,7 +65,7 @@ class TestBoot:
 
     def test_an_app_with_transactions_is_served_where_the_backend_can(self) -> None:
         stage = Stage()
-        stage.pool.acks_in_transaction = True
+        stage.pool.can = Capabilities(transactions=True)
         stage.tell()
         stage.load(handlers=[HandlerInfo("transfer", ack_in_transaction=True), HandlerInfo("report")])
         stage.make_ready()

@@ -10,7 +10,7 @@ from stage import Stage
 from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
-from jobpool.broker.values import QueueStats, ReapPolicy
+from jobpool.broker.values import Capabilities, QueueStats, ReapPolicy
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.master import events as ev
 from jobpool.master.fetch_thread import FetchThread
@@ -56,7 +56,7 @@ def test_without_the_setting_a_pool_serves_what_its_app_names_and_a_reload_adds_
 
 def test_where_queues_must_exist_a_reload_adds_none() -> None:
     stage = Stage(queues=())
-    stage.pool.makes_queues = False
+    stage.pool.can = Capabilities(makes_queues=False)
     stage.tell()
     stage.load(handlers=[REPORT])
     stage.tell(ev.SignalCame(signal.SIGHUP))
