@@ -87,7 +87,7 @@ class Pool:
 
     settings: Settings
     now: float
-    can: Capabilities = Capabilities()
+    can: Capabilities = field(default_factory=Capabilities)
     """The capabilities of its backend."""
     queues: dict[str, float] = field(init=False)
     """Queue that the pool serves → its weight; {} until the app has loaded, if the settings name none."""
