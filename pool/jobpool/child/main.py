@@ -82,6 +82,7 @@ class Child:
         take = OutputPipe(boot.output_fd, cap).take
         capture = Capture(cap, boot.page.printed.write)
         self._alarm = Alarm(options.kill_grace)
+        DEFAULT.hooks.mark = lambda place: boot.page.printed.write(f"jobpool: in the {place}\n".encode())
         self._runner = AttemptRunner(DEFAULT, self._alarm, capture, cap, take, options.enqueue_to)
         with contextlib.suppress(OSError):
             take()  # text printed before the first job belongs to none

@@ -203,6 +203,9 @@ class Master:
 
     def _tell_threads(self, now: float) -> None:
         pool, fetch_thread = self.pool, self.fetch_thread
+        if pool.app_came:
+            pool.app_came = False
+            self.settle_thread.dead_letters.closed_to_hooks = pool.closed_to_hooks
         if pool.fetch_came:
             pool.fetch_came = False
             fetch_thread.seen()

@@ -14,6 +14,7 @@ from jobpool.master import events as ev
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import BROKEN_GRACE_S, Pool
 from jobpool.message import outcome as ended
+from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.death import Death, innermost
 from jobpool.message.definition import JobDefinition
 from jobpool.message.outcome import EndReason, Outcome, ResultKind
@@ -47,11 +48,23 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
         return  # of two reloads, the later one was quicker
     pool.generation = event.generation
     pool.handlers = {info.name: info for info in event.handlers}
+    pool.closed_to_hooks, pool.app_came = _closed_to_hooks(pool), True
     enabled = sorted(name for name, info in pool.handlers.items() if info.enabled)
     pool.note("info", "app loaded", handlers=enabled, seconds=round(event.seconds, 3))
     if not event.preloaded:
         what = "the app leaves threads running after its import: no safe forking, each child imports it"
         pool.note("warning", what, threads=event.threads)
+
+
+def _closed_to_hooks(pool: Pool) -> frozenset[str] | None:
+    if ON_DEATH not in pool.handlers:
+        return None
+    closed = frozenset(queue for queue, names in pool.settings.queue_handlers.items() if ON_DEATH not in names)
+    if closed:
+        mend = f"name {ON_DEATH!r} there, if the hooks are to run"
+        what = "queue_handlers keeps the app's on_death hooks from queues: they are not told of deaths there"
+        pool.note("warning", what, queues=sorted(closed), mend=mend)
+    return closed
 
 
 def _app_failed(pool: Pool, event: ev.AppFailed) -> None:
