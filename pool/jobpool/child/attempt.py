@@ -175,9 +175,9 @@ class AttemptRunner:
             if attempt.kind is ResultKind.SUCCEEDED:
                 attempt.kind, attempt.error = ResultKind.FAILED, LEFT_OPEN
         if handler.after_run is not None:
-            self._after(handler.after_run, attempt, job)
+            self._after("after_run", handler.after_run, attempt, job)
         if self._hooks is not None:
-            self._after(partial(self._hooks.after_attempt, ctx), attempt, job)
+            self._after("a hook", partial(self._hooks.after_attempt, ctx), attempt, job)
             attempt.exception, attempt.hook_threads = None, self._hooks.threads
         if attempt.kind is ResultKind.SUCCEEDED and notes.follow_ups:
             attempt.follow_ups = notes.follow_ups
@@ -203,9 +203,9 @@ class AttemptRunner:
             name = job.envelope.name or job.envelope.job
             attempt.error = ending.timeout_text(name, job.timeout, self._watch.stack, self._cap, hook)
 
-    def _after(self, hook: Callable[[ExecutionResult], object], attempt: Attempt, job: JobToRun) -> None:
+    def _after(self, name: str, hook: Callable[[ExecutionResult], object], attempt: Attempt, job: JobToRun) -> None:
         self._capture.begin()
-        self._watch.call(_after_run, (hook, attempt.result))
+        self._watch.call(_after_run, (name, hook, attempt.result))
         if os.getpid() != self._pid:
             os._exit(DOUBLE)
         self._end(attempt, job)
@@ -289,15 +289,15 @@ def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None]) -> Ending
         return ending.of_error(error, cap) if hooks is None else ending.of_hook(error, cap, hooks.running)
 
 
-def _after_run(task: tuple[Callable[[ExecutionResult], object], ExecutionResult]) -> None:
+def _after_run(task: tuple[str, Callable[[ExecutionResult], object], ExecutionResult]) -> None:
     """Call the hook, under the alarm only."""
-    hook, result = task
+    name, hook, result = task
     try:
         hook(result)
     except BaseException:  # its errors are logged, never a verdict
         import logging
 
-        logging.getLogger("jobpool.child").exception("after_run of handler %r failed", result.handler)
+        logging.getLogger("jobpool.child").exception("%s of handler %r failed", name, result.handler)
 
 
 def own_ack(ticket: bytes | Ticket, pack: Packer) -> OwnAck:

@@ -39,9 +39,9 @@ class Hooks:
     """
 
     def __init__(self) -> None:
-        self._before: dict[str, Callable[[JobContext], object]] = {}  # by place and kind
-        self._after: dict[str, Callable[[JobContext, ExecutionResult], object]] = {}
-        self._on_death: dict[str, Callable[[DeadJob], object]] = {}
+        self._before: list[tuple[str, Callable[[JobContext], object]]] = []  # with kind and place
+        self._after: list[tuple[str, Callable[[JobContext, ExecutionResult], object]]] = []
+        self._on_death: list[tuple[str, Callable[[DeadJob], object]]] = []
         self.mark: Callable[[str], object] = str
         self.running = ""
         self.threads = 0
@@ -64,7 +64,7 @@ class Hooks:
     def before_attempt(self, ctx: JobContext) -> None:
         """Call the hooks. Raises what one of them raises; those after it are left out, and it stays in `running`."""
         threads = _thread._count()
-        for place, hook in self._before.items():
+        for place, hook in self._before:
             self._begin(place)
             hook(ctx)
         if self._before:
@@ -75,7 +75,7 @@ class Hooks:
     def after_attempt(self, ctx: JobContext, result: ExecutionResult) -> None:
         """Call the hooks, the last one first, all of them; log their errors. Raises `HardTimeout` and its like."""
         threads = _thread._count()
-        for place, hook in reversed(self._after.items()):
+        for place, hook in reversed(self._after):
             self._begin(place)
             try:
                 hook(ctx, result)
@@ -91,7 +91,7 @@ class Hooks:
         """
         errors: list[Exception] = []
         threads = _thread._count()
-        for place, hook in self._on_death.items():
+        for place, hook in self._on_death:
             self.mark(place)
             try:
                 awaited(hook(DeadJob.from_payload(ctx.payload)))
@@ -109,12 +109,17 @@ class Hooks:
         self.mark(place)
 
 
-def _add(hooks: dict[str, Any], hook: F, kind: str) -> F:
-    """Add a hook. The same function again, from a module imported under two names, takes its own place.
+def _add(hooks: list[tuple[str, Any]], hook: F, kind: str) -> F:
+    """Add a hook. The same one from a module that is imported under two names takes its own place.
 
     Raises `ConfigurationError`: it cannot be called, or is `async def` where that is not awaited.
     """
     if not callable(hook) or (inspect.iscoroutinefunction(hook) and kind != "on_death"):
         raise ConfigurationError(f"a {kind} hook must be a plain function, not {hook!r}")
-    hooks[f"{kind} hook {place_of(hook)}"] = hook
+    place, module = f"{kind} hook {place_of(hook)}", getattr(hook, "__module__", None)
+    for number, (known, other) in enumerate(hooks):
+        if other is hook or (known == place and getattr(other, "__module__", None) != module):
+            hooks[number] = place, hook
+            return hook
+    hooks.append((place, hook))
     return hook

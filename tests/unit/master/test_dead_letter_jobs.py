@@ -14,7 +14,7 @@ from jobpool.broker.opening import open_backend
 from jobpool.broker.values import Message, MessageFilter, Reaped, ReapPolicy
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, InvalidJob
-from jobpool.master.settle_thread import DeadLetterCopies
+from jobpool.master.dead_letter_jobs import DeadLetterJobs
 from jobpool.message.definition import JobDefinition
 from jobpool.message.outcome import Expired, Outcome, Rejected, ResultKind
 from jobpool.message.settlement import Abandon, Nack
@@ -116,7 +116,7 @@ def payloads(broker: QueueBackend) -> list[Any]:
 def test_a_death_in_the_reapers_hands_is_forwarded_once(broker: QueueBackend) -> None:
     reaped = crash_to_death(broker)
     for _ in range(2):  # a second reaper that has seen the same, or a repetition after a lost reply
-        copies = DeadLetterCopies(broker, "failures")
+        copies = DeadLetterJobs(broker, "failures")
         copies.died(reaped)
         copies.forward()
     [payload] = payloads(broker)
@@ -125,7 +125,7 @@ def test_a_death_in_the_reapers_hands_is_forwarded_once(broker: QueueBackend) ->
 
 
 def test_what_is_given_back_alive_is_not(broker: QueueBackend) -> None:
-    copies = DeadLetterCopies(broker, "failures")
+    copies = DeadLetterJobs(broker, "failures")
     copies.died([Reaped("x", "reports", 1, None, dead=False)])
     copies.forward()
     assert payloads(broker) == []
@@ -133,7 +133,7 @@ def test_what_is_given_back_alive_is_not(broker: QueueBackend) -> None:
 
 @pytest.mark.parametrize("to", [None, "reports"])
 def test_without_a_queue_and_in_that_queue_itself_nothing_is(broker: QueueBackend, to: str | None) -> None:
-    copies = DeadLetterCopies(broker, to)
+    copies = DeadLetterJobs(broker, to)
     copies.died(crash_to_death(broker))
     copies.forward()
     assert payloads(broker) == []
@@ -144,7 +144,7 @@ def test_a_body_that_nobody_signed_is_not_forwarded(broker: QueueBackend, caplog
     """A reaper recovers what it has not verified: a lease of somebody who looks at no signature."""
     reaped = crash_to_death(broker)
     broker.signer = EnvelopeSigner("another key of ours")
-    copies = DeadLetterCopies(broker, "failures")
+    copies = DeadLetterJobs(broker, "failures")
     copies.died(reaped)
     copies.forward()
     assert payloads(broker) == []
@@ -167,7 +167,7 @@ class Stammering:
 
 def test_an_outage_leaves_it_for_the_next_call(broker: QueueBackend) -> None:
     reaped = crash_to_death(broker) + crash_to_death(broker)
-    copies = DeadLetterCopies(Stammering(broker), "failures")  # type: ignore[arg-type]
+    copies = DeadLetterJobs(Stammering(broker), "failures")  # type: ignore[arg-type]
     copies.died(reaped)
     failures = 0
     while len(payloads(broker)) < 2:
@@ -198,7 +198,7 @@ def test_where_a_broker_looks_through_its_letters_it_is_told_the_queue(clock: Ma
     assert broker.fetch("reports") is None, "it was met, charged and buried"
     reaped = broker.reap("reports")
     assert [(one.crashes, one.dead) for one in reaped] == [(1, False), (2, True)]
-    copies = DeadLetterCopies(broker, "failures")
+    copies = DeadLetterJobs(broker, "failures")
     copies.died(reaped)
     copies.forward()
     copy = broker.fetch("failures")
