@@ -28,7 +28,7 @@ FLUSH_MS = 2000
 
 @cache
 def providers() -> tuple[TracerProvider, MeterProvider]:
-    """In each process at its first use. In place of the console's exporters use those of your collector (OTLP)."""
+    """Make the providers, once in each process. In place of the console's exporters use those of your collector."""
     resource = Resource.create({"service.name": "shop", "service.instance.id": str(os.getpid())})
     out = open(os.environ.get("TELEMETRY", os.devnull), "a")  # noqa: SIM115 - open for as long as the process lives
     tracing = TracerProvider(resource=resource)

@@ -31,8 +31,8 @@ class Hooks:
     """The hooks of one app, in the order of their registration.
 
     Attributes:
-        mark: Called with the kind and place of each hook before it runs, and with `HANDLER` before the handler: a note
-            that outlives a killed process.
+        mark: Takes a note that outlives a killed process: the kind and place of each hook before it runs, then
+            `HANDLER`.
         running: The hook that runs, or raised last, as `before_attempt hook file:line (name)`; "" = none.
         threads: Threads that hooks have started so far, as exporters do: they are not left behind by an attempt.
         death_handler: The handler for `ON_DEATH`; None = no hook is registered.

@@ -178,8 +178,8 @@ class HandlerRegistry:
     def on_death(self, hook: F, /) -> F:
         """Call `hook(dead)` with a `DeadJob` for every job that ended for good; return it unchanged.
 
-        It runs in a child, as a job of the handler `jobpool.on_death` in the queue where the job died: at least once,
-        with five retries and a timeout of 60 s, which all hooks of the app share. It may be `async def`. Raises
+        It runs in a child, at least once, as a job of the handler `jobpool.on_death` in the queue where the job died.
+        That has five retries, and a timeout of 60 s for all hooks together. It may be `async def`. Raises
         `ConfigurationError`: it cannot be called.
         """
         return self.hooks.add_on_death(hook)

@@ -2,7 +2,7 @@
 
 Unlike an abandon, a reap cannot carry such jobs: they are a second step of the settle thread. It is repeated until the
 broker answers, under an id that makes one job of it. A copy is left out by a pool that ends in between. Hooks must not
-be: a pool with hooks looks for letters that nobody has told of, whoever reaped them.
+be: a pool with hooks looks for letters that nobody has told of, also those of other reapers.
 """
 
 from __future__ import annotations

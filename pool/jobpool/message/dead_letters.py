@@ -1,6 +1,6 @@
 """Jobs that tell of a dead letter: copies of failed payloads (`DeadLetterQueue`), and those that bring a `DeadJob`.
 
-A copy is an ordinary job for the same handler name, in a queue of its own, whose payload says where it comes from under
+A copy is an ordinary job for the same handler name, in a queue of its own. Its payload says where it comes from under
 `_dlq_metadata`. A `DeadJob` goes to the app's `on_death` hooks, in the queue where the job died. The dead letter itself
 stays where it is; nothing here replaces it.
 """
@@ -139,7 +139,7 @@ class DeadJob:
         crashes: Deliveries that ended with no verdict.
         payload: As it was enqueued; None if it was left out.
         payload_left_out: The record would be too large for a job with it; `jobpool inspect ID` shows it.
-        meta: What the producer sent along, `traceparent` for one.
+        meta: The producer's own values, `traceparent` for one.
     """
 
     id: str
