@@ -205,7 +205,7 @@ class Master:
         pool, fetch_thread = self.pool, self.fetch_thread
         if pool.app_came:
             pool.app_came = False
-            self.settle_thread.dead_letters.closed_to_hooks = pool.closed_to_hooks
+            self.settle_thread.tell_hooks(pool.closed_to_hooks)
         if pool.fetch_came:
             pool.fetch_came = False
             fetch_thread.seen()

@@ -71,7 +71,7 @@ class SettleThread(MasterThread):
         self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
         self._refused: list[Work] = []
         self._retry_at, self._retry_pause, self._calm_at = math.inf, 0.0, math.inf
-        self.dead_letters = DeadLetterJobs(backend, dead_letter_queue)
+        self._dead_letters = DeadLetterJobs(backend, dead_letter_queue)
         self._ttl, self.reap_every, self._count_every = ttl, ttl / 3, count_every
         self._reap_at = self._count_at = 0.0
         self.answered_at = self.reaped_at = self._clock.mono()
@@ -81,6 +81,14 @@ class SettleThread(MasterThread):
         with self._wake:
             self._work.extend(work)
             self._wake.notify()
+
+    def tell_hooks(self, closed: frozenset[str] | None) -> None:
+        """Tell the app's `on_death` hooks of deaths in all queues but these; None = the app has no hooks."""
+        self._dead_letters.closed_to_hooks = closed
+        if closed is not None:
+            with self._wake:
+                self._reap_at = 0.0  # it looks at once for deaths of before
+                self._wake.notify()
 
     def produce(self, child: int, ask: Ask) -> None:
         """Enqueue for a child; the answer comes back as `Produced`."""
@@ -248,8 +256,8 @@ class SettleThread(MasterThread):
             self._end_refusal()
         if now >= self._reap_at:
             self._reap_at = now + self.reap_every * random.uniform(0.8, 1.2)
-            if self.dead_letters.is_due(self._queues):
-                self._try(partial(self.dead_letters.forward, self._queues), REAP)
+            if self._dead_letters.is_due(self._queues):
+                self._try(partial(self._dead_letters.forward, self._queues), REAP)
             self._try(self._reap_all, REAP, asks=not self._native_reap)
         if now >= self._count_at:
             self._count_at = now + self._count_every
@@ -274,8 +282,8 @@ class SettleThread(MasterThread):
         self.reaped_at = self._clock.mono()
         if reaped:
             self._inbox.put(ReapDone(reaped))
-            self.dead_letters.died(reaped)
-            self.dead_letters.forward(self._queues)
+            self._dead_letters.died(reaped)
+            self._dead_letters.forward(self._queues)
 
     def _count(self) -> None:
         stats = {queue: self._backend.stats(queue) for queue in self._queues}

@@ -93,14 +93,27 @@ def test_no_job_is_lost_by_its_hook_and_the_record_says_that_it_was_the_hook(rig
     assert not set(after.values()) & set(told)
 
 
-def test_a_pool_whose_app_has_no_hook_sends_no_job_for_it(rig: Rig, tmp_path: Path) -> None:
+PLAIN = """
+import os
+import jobpool
+
+@jobpool.handler(max_retries=0)
+def it(ctx):
+    os.abort() if ctx.payload.get("abort") else [][0]
+"""
+
+
+def test_without_a_hook_nothing_is_sent_and_the_next_pool_with_one_tells_of_the_reapers_deaths(
+    rig: Rig, tmp_path: Path
+) -> None:
     app = tmp_path / "plain.py"
-    app.write_text("import jobpool\n\n@jobpool.handler(max_retries=0)\ndef it(ctx):\n    raise ValueError\n")
-    ident = rig.enqueue("it")
+    app.write_text(PLAIN)
+    failed, crashed = rig.enqueue("it", {}), rig.enqueue("it", {"abort": True})
     pool = rig.run_pool(*FLAGS, app=app)
-    assert rig.is_dead(ident)
+    assert set(rig.dead()) == {failed, crashed}
     [stopped] = pool.log("stopped")
-    assert stopped["fetched"] == 1
+    assert stopped["fetched"] == 3, "one failure and two crashes"
+    assert set(deaths(start(rig, tmp_path))) == {crashed}, "at once, though the queue is empty"
 
 
 def test_queue_handlers_that_leave_the_hooks_out_are_said(rig: Rig, tmp_path: Path) -> None:
