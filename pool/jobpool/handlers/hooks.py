@@ -11,9 +11,11 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from jobpool.errors import ConfigurationError
+from jobpool.errors import ConfigurationError, Retry
+from jobpool.handlers.ending import told
 from jobpool.handlers.event_loop import awaited
 from jobpool.handlers.handler import Handler, place_of
+from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
 from jobpool.message.dead_letters import ON_DEATH, DeadJob
 from jobpool.message.outcome import ExecutionResult
@@ -21,6 +23,7 @@ from jobpool.message.outcome import ExecutionResult
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEATH_RETRIES = 5  # of the job that brings a death to its hooks
+DEATH_PAUSE_S, DEATH_PAUSE_FACTOR = 1.0, 8.0  # before the first retry, and each other: over an hour in all
 DEATH_TIMEOUT_S = 60.0  # of all `on_death` hooks of one death together
 HANDLER = "handler"
 
@@ -87,22 +90,21 @@ class Hooks:
     def on_death(self, ctx: JobContext) -> None:
         """Call the hooks with the record in the payload: the handler of the jobs that bring one.
 
-        All of them run, also if one fails. Raises the errors of those that did, as a group if they are several.
+        All of them run, also if one fails. Raises `Retry`, because of the errors of those that did.
         """
-        errors: list[Exception] = []
+        dead, errors = DeadJob.from_payload(ctx.payload), dict[str, Exception]()
         threads = _thread._count()
         for place, hook in self._on_death:
             self.mark(place)
             try:
-                awaited(hook(DeadJob.from_payload(ctx.payload)))
+                awaited(hook(dead))
             except Exception as error:  # noqa: BLE001 - the other hooks run, and the attempt fails
-                error.add_note(f"raised by the {place}")
-                errors.append(error)
+                errors[place] = error
         self.threads += max(0, _thread._count() - threads)
-        if len(errors) == 1:
-            raise errors[0]
         if errors:
-            raise ExceptionGroup(f"{len(errors)} on_death hooks failed", errors)
+            pause = DEATH_PAUSE_S * DEATH_PAUSE_FACTOR ** (ctx.attempt - 1)
+            text = "\n".join(f"the {place} failed\n{told(error, DEFAULT_CAP)}" for place, error in errors.items())
+            raise Retry(pause, text) from ExceptionGroup("on_death hooks", list(errors.values()))
 
     def _begin(self, place: str) -> None:
         self.running = place

@@ -192,9 +192,23 @@ def test_one_that_fails_keeps_no_other_from_running_and_the_attempt_fails_with_i
     registry.on_death(raising(ValueError("mail is down")))
     registry.on_death(seen.append)
     end = told(registry)
-    assert (end.kind, len(seen)) == (ResultKind.FAILED, 1)
+    assert (end.kind, end.after, len(seen)) == (ResultKind.RETRY, 1.0, 1)
     assert "ValueError: mail is down" in end.error
-    assert "raised by the on_death hook" in end.error
+    assert end.error.startswith("the on_death hook ")
+
+
+def test_a_payload_that_is_no_record_is_a_failed_attempt() -> None:
+    for payload in ([1], {"id": "j1"}):
+        registry = HandlerRegistry()
+        registry.on_death(lambda dead: None)
+        end = told(registry, payload)
+        assert (end.kind, "TypeError" in end.error) == (ResultKind.FAILED, True), payload
+
+
+def test_a_hook_may_end_the_tries() -> None:
+    registry = HandlerRegistry()
+    registry.on_death(raising(Unrecoverable("no such project")))
+    assert told(registry).kind is ResultKind.UNRECOVERABLE
 
 
 def test_several_that_fail_are_told_together() -> None:
@@ -206,7 +220,7 @@ def test_several_that_fail_are_told_together() -> None:
         raise KeyError("chat")
 
     error = told(registry).error
-    assert "2 on_death hooks failed" in error
+    assert error.count("the on_death hook ") == 2
     assert "ValueError: mail" in error
     assert "KeyError: 'chat'" in error
 
