@@ -67,7 +67,8 @@ class Wear:
             return FAILURE
         if swept:
             return "processes"
-        if _thread._count() > self._threads and not self._threads_ended():
+        allowed = self._threads + attempt.hook_threads
+        if _thread._count() > allowed and not _threads_ended(allowed):
             return "threads"
         if self._leaks_descriptors():
             return DESCRIPTORS
@@ -84,15 +85,6 @@ class Wear:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         return linux.has_children() and linux.sweep_strays(self._daemons, SWEEP_LIMIT_S) > 0
-
-    def _threads_ended(self) -> bool:
-        give_up = monotonic() + LAST_WORDS_S
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, give_up - monotonic()))
-                if _thread._count() <= self._threads:
-                    break
-        return _thread._count() <= self._threads
 
     def _check_sockets(self) -> None:
         """Recognise our sockets by their cookies, in case their numbers are others' now: no result must go astray."""
@@ -118,6 +110,16 @@ class Wear:
 
         # Resident memory is read only when the peak, which is cheaper to ask for, was above the mark.
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > mark and resident() > mark
+
+
+def _threads_ended(allowed: int) -> bool:
+    give_up = monotonic() + LAST_WORDS_S
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, give_up - monotonic()))
+            if _thread._count() <= allowed:
+                break
+    return _thread._count() <= allowed
 
 
 def resident() -> int:

@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from traceback import StackSummary, TracebackException
 from types import TracebackType
 from typing import Any
@@ -43,6 +43,7 @@ class Ending:
     """The end of the handler.
 
     `after`: seconds that `Retry` or `Snooze` asked for. `suspect`: it failed in a way that may have spoilt its process.
+    `exception`: only where hooks ask for it.
     """
 
     kind: ResultKind
@@ -50,6 +51,7 @@ class Ending:
     error: str = ""
     after: float = 0.0
     suspect: bool = False
+    exception: BaseException | None = None
 
 
 SUCCEEDED = Ending(ResultKind.SUCCEEDED)
@@ -66,6 +68,13 @@ def of_error(error: BaseException, cap: int) -> Ending:
         after = error.after
     text = cap_text(str(error), cap) if kind is ResultKind.SNOOZE else told(error, cap)
     return Ending(kind, error=text, after=after, suspect=any(map(is_suspect, links)))
+
+
+def of_hook(error: BaseException, cap: int, hook: str) -> Ending:
+    """Return the end of an attempt with app-wide hooks that raised this. `hook`: the one that did; "" = the handler."""
+    end = of_error(error, cap)
+    text = cap_text(f"the {hook} failed\n{end.error}", cap) if hook else end.error
+    return replace(end, error=text, exception=error)
 
 
 def is_suspect(error: BaseException) -> bool:
@@ -137,10 +146,12 @@ def below_ours(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def timeout_text(name: str, seconds: float, stack: StackSummary | None, cap: int) -> str:
-    """Return the text of a timeout: the sentence, and the place where the alarm met the handler."""
+def timeout_text(name: str, seconds: float, stack: StackSummary | None, cap: int, hook: str = "") -> str:
+    """Return the text of a timeout: the sentence, and the place where the alarm met the handler, or `hook`."""
     number = f"{seconds:.6f}".rstrip("0").rstrip(".")
     text = f"Job '{name}' exceeded maximum execution time of {number} seconds."
+    if hook:
+        text += f"\nIt was in the {hook}."
     if not stack:
         return text
     while len(stack) > 1 and stack[0].filename.startswith(_OURS):

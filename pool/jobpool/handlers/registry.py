@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, Protocol, TypeVar, overload
 from jobpool.errors import ConfigurationError
 from jobpool.handlers import builtin as kinds
 from jobpool.handlers.handler import AfterRun, AnyHandler, BeforeRun, Handler, P, R
+from jobpool.handlers.hooks import Hooks
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.allowances import Allowances
 from jobpool.message.context import JobContext
+from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import DEFAULT_QUEUE
 
@@ -64,6 +66,7 @@ class HandlerRegistry:
         self._allowed: dict[str, frozenset[str]] = {}
         self._kit = kinds.Kit()
         self._built_in: dict[str, AnyHandler] = {}
+        self.hooks = Hooks()
 
     def register(self, handler: AnyHandler) -> AnyHandler:
         """Add a handler, and return it. The same function again (a module imported under two names) replaces itself.
@@ -183,6 +186,33 @@ class HandlerRegistry:
 
         return lambda function: register(self._kit.listeners, function, event)
 
+    def before_attempt(self, hook: F, /) -> F:
+        """Call `hook(ctx)` in the child before every attempt of every handler; return it unchanged.
+
+        Its exception fails the attempt, whose error names the hook, and the handler does not run. Hooks run in the
+        order of their registration, within the attempt's timeout. Raises `ConfigurationError`: it is not a plain
+        function.
+        """
+        return self.hooks.add_before(hook)
+
+    def after_attempt(self, hook: F, /) -> F:
+        """Call `hook(ctx, result)` in the child after every attempt that its process survives; return it unchanged.
+
+        `result` is the `ExecutionResult`. Its exception is logged, and is never a verdict. Hooks run in the opposite
+        order of their registration, also after a `before_attempt` hook that failed, within the attempt's timeout.
+        Raises `ConfigurationError`: it is not a plain function.
+        """
+        return self.hooks.add_after(hook)
+
+    def on_death(self, hook: F, /) -> F:
+        """Call `hook(dead)` with a `DeadJob` for every job that ended for good; return it unchanged.
+
+        It runs in a child, at least once, as a job of the handler `jobpool.on_death` in the queue where the job died.
+        That has five retries, and a timeout of 60 s for all hooks together. It may be `async def`. Raises
+        `ConfigurationError`: it cannot be called.
+        """
+        return self.hooks.add_on_death(hook)
+
     def builtin(
         self,
         name: str,
@@ -238,6 +268,7 @@ class HandlerRegistry:
         made = HandlerRegistry()
         made._handlers = self._handlers
         made._allowed = self._allowed
+        made.hooks = self.hooks
         made._kit = replace(self._kit, allowances=self._kit.allowances if allowances is None else allowances)
         if allowances is not None:
             made._check_names()
@@ -258,6 +289,8 @@ class HandlerRegistry:
             ConfigurationError: A built-in one cannot be made here.
         """
         handler = self._handlers.get(name)
+        if handler is None and name == ON_DEATH:
+            handler = self.hooks.death_handler
         if handler is None and name not in kinds.MAKERS:
             raise UnknownHandler(f"no handler is named {name!r} here")
         allowed = self._allowed.get(queue) if self._allowed else None
@@ -301,8 +334,11 @@ class HandlerRegistry:
         return sorted(self._handlers)
 
     def infos(self) -> list[HandlerInfo]:
-        """Return the descriptions of registered handlers for the master, in the order of the names."""
-        return [self._handlers[name].info for name in self.names()]
+        """Return the descriptions of registered handlers for the master, in the order of the names; of hooks last."""
+        infos = [self._handlers[name].info for name in self.names()]
+        if hook := self.hooks.death_handler:
+            infos.append(HandlerInfo(ON_DEATH, hook.max_retries, hook.timeout))
+        return infos
 
     def infos_with_schedules(self) -> list[HandlerInfo]:
         """Return the descriptions of all handlers, built-in ones last, each with the app's schedules that run it.
@@ -342,3 +378,6 @@ handler = DEFAULT.handler
 command = DEFAULT.command
 listener = DEFAULT.listener
 builtin = DEFAULT.builtin
+before_attempt = DEFAULT.before_attempt
+after_attempt = DEFAULT.after_attempt
+on_death = DEFAULT.on_death

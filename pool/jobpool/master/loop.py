@@ -211,6 +211,9 @@ class Master:
             fetch_thread.serve_queues(pool.queues)
             self.settle_thread.serve_queues(pool.queues)
             self.serves(list(pool.queues))
+        if pool.app_came:
+            pool.app_came = False
+            self.settle_thread.tell_hooks(pool.closed_to_hooks)
         if pool.fetch_came:
             pool.fetch_came = False
             fetch_thread.seen()

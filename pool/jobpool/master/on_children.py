@@ -16,6 +16,7 @@ from jobpool.master.serving import serve_named
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import BROKEN_GRACE_S, Line, Pool
 from jobpool.message import outcome as ended
+from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.death import Death, innermost
 from jobpool.message.definition import JobDefinition
 from jobpool.message.outcome import EndReason, Outcome, ResultKind
@@ -50,6 +51,7 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
     is_first, pool.generation = pool.generation == 0, event.generation
     pool.handlers = {info.name: info for info in event.app.handlers}
     serve_named(pool, event.app.handlers, is_first=is_first)
+    pool.closed_to_hooks, pool.app_came = _closed_to_hooks(pool), True
     enabled = sorted(name for name, info in pool.handlers.items() if info.enabled)
     pool.note("info", "app loaded", handlers=enabled, queues=list(pool.queues), seconds=round(event.app.seconds, 3))
     _note_aftermath(pool, event.app)
@@ -69,6 +71,17 @@ def _note_aftermath(pool: Pool, app: Loaded) -> None:
     if app.rotating and pool.settings.workers > 1:
         what = "each child rotates the log files by itself, which loses lines: use WatchedFileHandler (docs/forking.md)"
         pool.note("warning", what, files=list(app.rotating))
+
+
+def _closed_to_hooks(pool: Pool) -> frozenset[str] | None:
+    if ON_DEATH not in pool.handlers:
+        return None
+    closed = frozenset(queue for queue, names in pool.settings.queue_handlers.items() if ON_DEATH not in names)
+    if closed:
+        mend = f"name {ON_DEATH!r} there, if the hooks are to run"
+        what = "queue_handlers keeps the app's on_death hooks from queues: they are not told of deaths there"
+        pool.note("warning", what, queues=sorted(closed), mend=mend)
+    return closed
 
 
 def _app_failed(pool: Pool, event: ev.AppFailed) -> None:

@@ -137,6 +137,10 @@ class Pool:
     """Queues from which nothing is fetched for now, because fetches from them have failed."""
     answered_queues: set[str] = field(default_factory=set)
     """Queues of which something was answered while a breaker was open; the loop tells the fetch thread."""
+    closed_to_hooks: frozenset[str] | None = None
+    """Queues whose `queue_handlers` keep the app's `on_death` hooks out; None = the app has none."""
+    app_came: bool = False
+    """An app has loaded; the loop tells the settle thread of its hooks."""
     fetch_came: bool = False
     """A fetch was taken in; the loop tells the fetch thread."""
     shortest_lease: float = 0.0

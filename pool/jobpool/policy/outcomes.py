@@ -140,12 +140,13 @@ def signal_name(number: int) -> str:
 
 
 _OURS = ("/jobpool/ipc/", "/jobpool/child/", "/jobpool/handlers/", "<frozen runpy>")
+_HOOKS = "/jobpool/handlers/hooks.py"  # shown: its functions say which kind of hook it was
 
 
 def _users_stack(stack: str) -> str:
     """Return a fault handler's dump without the frames that lead from the interpreter's start to the handler."""
     lines = stack.strip().splitlines()
-    return "\n".join(line for line in lines if not any(ours in line for ours in _OURS))
+    return "\n".join(line for line in lines if _HOOKS in line or not any(ours in line for ours in _OURS))
 
 
 _STATUS: dict[type[Settlement | Leave], Status] = {

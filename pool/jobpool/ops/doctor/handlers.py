@@ -14,6 +14,7 @@ from typing import Any
 
 from jobpool.broker.finding import Finding, Level
 from jobpool.ipc.frames import HandlerInfo, Loaded
+from jobpool.message.dead_letters import ON_DEATH
 from jobpool.settings import ANY_COMMAND, Settings
 
 PATIENCE = 10.0  # seconds that the app may take to import
@@ -80,7 +81,8 @@ def _times_and_retries(handlers: Sequence[HandlerInfo], settings: Settings) -> I
     if names := [handler.name for handler in handlers if handler.timeout == 0]:
         why = "one that hangs holds its place, and its job, for ever"
         yield _warning(f"timeout=0 (unlimited) on {_list(names)}", why, "give each a timeout")
-    names = [handler.name for handler in handlers if handler.max_retries and not handler.backoff]
+    with_retries = (handler for handler in handlers if handler.max_retries and handler.name != ON_DEATH)  # it has waits
+    names = [handler.name for handler in with_retries if not handler.backoff]
     if names and settings.retry.strategy == "none":
         found = f"retry is 'none', and max_retries is set on {_list(names)}"
         why = "the attempts follow each other at once, so an outage of a second uses them all up"
