@@ -51,7 +51,7 @@ OFTEN_USED = (
 )
 """Options of the pool that `jobpool --help` lists; `jobpool run --help` has them all."""
 
-NEEDS_LINUX = frozenset({"run", "top", "health", "doctor", "cron", "torture"})
+NEEDS_LINUX = frozenset({"run", "top", "health", "doctor", "cron", "run-one", "torture"})
 DESTRUCTIVE_VERBS = frozenset({"purge", "delete", "pop"})
 NEAR, VERY_NEAR = 0.5, 0.8
 """How alike a word and a verb must be (difflib) for a hint. A destructive verb is only named for its own misspelling:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jobpool.broker.config_file import ConfigFile, find_config
+from jobpool.cli.output import note
 from jobpool.errors import ConfigurationError
 from jobpool.settings import Settings, load
 from jobpool.telemetry.logs import configure
@@ -94,17 +95,21 @@ class Session:
             yield backend
 
     def app(self, **more: Any) -> HandlerRegistry | None:
-        """Import the app of the settings and return its handlers; None = no app is named. Runs its code, which blocks.
+        """Import the app of the settings and return its handlers; None = no app is named, or this is not Linux.
 
-        Its output goes to stderr. Raises `ConfigurationError`: it cannot be found, or does not import.
+        It runs the app's code, which blocks; its output goes to stderr. Raises `ConfigurationError`: it cannot be
+        found, or does not import.
         """
+        settings = self.settings(**more)
+        if not settings.apps:
+            return None
+        if sys.platform != "linux":
+            note("the app is only looked at on Linux: nothing is checked")
+            return None
         from jobpool.handlers.app import load
         from jobpool.handlers.registry import DEFAULT
         from jobpool.ipc.process_options import ChildOptions
 
-        settings = self.settings(**more)
-        if not settings.apps:
-            return None
         path = search_path(self.config_file().directory)
         apps = [find_app(app, path) for app in settings.apps]
         rules = {queue: list(names) for queue, names in settings.queue_handlers.items()}

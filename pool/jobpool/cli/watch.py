@@ -49,7 +49,7 @@ def _watch(folders: set[Path]) -> None:
         changed = sorted({path for path, _ in now.items() ^ known.items()})
         log.info("code has changed", extra={"fields": {"files": changed[:MAX_NAMED]}})
         known = now
-        os.kill(os.getpid(), signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
 
 
 def look(folders: set[Path]) -> dict[str, int]:

@@ -39,7 +39,7 @@ MAX_SETTLEMENTS_A_CALL = 500  # a transaction of some 10 ms at most, so that no 
 COUNT_EVERY_S = 3.0  # seconds between two looks at the counts of the queues
 MIN_RETRY_PAUSE_S = 0.05  # between two tries of refused settlements; doubles with each, up to `MAX_PAUSE_S`
 CALM_S = 10.0  # without a refusal, after which an outage is over though what was refused was only given up, not settled
-SETTLE, REFUSED, REAP, COUNT = "settle", "refused", "reap", "count"  # kinds of calls, for `BrokerRetry`
+SETTLE, REFUSED, REAP, COUNT, PING = "settle", "refused", "reap", "count", "ping"  # kinds of calls, for `BrokerRetry`
 logger = logging.getLogger("jobpool.pool")
 
 
@@ -263,10 +263,11 @@ class SettleThread(MasterThread):
             self._reap_at = now + self.reap_every * random.uniform(0.8, 1.2)
             if self._dead_letters.is_due(self._queues):
                 self._try(partial(self._dead_letters.forward, self._queues), REAP)
-            self._try(self._reap_all, REAP, asks=not self._native_reap)
+            self._try(self._reap_all, REAP if self._queues else PING, asks=not self._native_reap)
         if now >= self._count_at:
             self._count_at = now + self._count_every
-            if not self._try(self._count, COUNT, SETTLE):
+            kinds = (COUNT, SETTLE) if self._queues else (PING,)  # which tells nothing of rights
+            if not self._try(self._count, *kinds):
                 self._count_at = 0.0  # again after the pause: a good answer ends the cooldown of the fetches' breakers
 
     def _reap_all(self) -> None:

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import elsewhere, producing
+from support import elsewhere
 from support.poolrig_brokers import BROKERS
 
 from jobpool.cli import main
 
+PRODUCING = Path(elsewhere.__file__).with_name("producing.py")  # imported here, its handler would be in all tests
 SERVERS = ("redis", "postgres", "beanstalk")
 
 
@@ -35,7 +36,7 @@ def elsewhere_run(system: str, folder: Path, *words: str) -> subprocess.Complete
 
 @pytest.mark.parametrize("system", elsewhere.WITHOUT_MODULES)
 def test_each_broker_takes_their_jobs(system: str, urls: list[str], tmp_path: Path) -> None:
-    done = elsewhere_run(system, tmp_path, producing.__file__, *urls)
+    done = elsewhere_run(system, tmp_path, str(PRODUCING), *urls)
     assert (done.returncode, done.stdout) == (0, "1 3\n" * len(urls)), done.stderr
 
 
