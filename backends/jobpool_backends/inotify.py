@@ -1,7 +1,7 @@
 """Wake-ups between processes: one touches a file, in two microseconds; others hear it through inotify, in `poll`.
 
-Linux only, as the pool is. The kernel limits the listeners of a user (fs.inotify.max_user_instances, 128 by default).
-Beyond that `OSError` is raised, and the caller looks at intervals instead.
+The kernel limits the listeners of a user (fs.inotify.max_user_instances, 128 by default). Beyond that, and on systems
+that have no inotify, `OSError` is raised, and the caller looks at intervals instead.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import sys
 from contextlib import suppress
 
 _IN_ATTRIB = 0x00000004
@@ -16,16 +17,18 @@ _IN_CLOEXEC = 0o2000000
 _IN_NONBLOCK = 0o0004000
 _PLENTY = 4096  # bytes: more than the events of one file, which the kernel merges while nobody reads
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class Listener:
     """A listener for `wake(path)` from any process. For one thread at a time; close it.
 
-    Raises `OSError`: the file is not there, or the kernel's limit of listeners is reached.
+    Raises `OSError`: the file is not there, the kernel's limit of listeners is reached, or there is no inotify.
     """
 
     def __init__(self, path: str) -> None:
+        if _libc is None:
+            raise OSError(f"{sys.platform} has no inotify")
         self._fd = _checked(_libc.inotify_init1(_IN_CLOEXEC | _IN_NONBLOCK))
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)

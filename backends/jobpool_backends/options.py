@@ -38,7 +38,7 @@ class Option:
 
 def seconds(name: str, default: float, least: float = 0.0, most: float = MAX_TIMEOUT_S) -> Option:
     """Return an option of seconds, `least` to `most` and more than 0."""
-    takes = f"{least:g} to {most:g} seconds" if least else f"more than 0 and at most {most:g} seconds"
+    takes = f"{least:.12g} to {most:.12g} seconds" if least else f"more than 0 and at most {most:.12g} seconds"
     return Option(name, default, takes, lambda value: number(value, least or math.ulp(0.0), most))
 
 
@@ -69,8 +69,8 @@ def choice(name: str, default: object, values: Mapping[str, object]) -> Option:
     return Option(name, default, f"{', '.join(words)} or {last}", lambda value: values[str(value).lower()])
 
 
-_MOST = f"a whole number from 0 (no cap) to {MAX_DEAD:g}"
-_OLDEST = f"a number of seconds from 0 (no cap) to {LONGEST:g}"
+_MOST = f"a whole number from 0 (no cap) to {MAX_DEAD:.12g}"
+_OLDEST = f"a number of seconds from 0 (no cap) to {LONGEST:.12g}"
 DEAD_CAPS = (
     Option("dead_max", 0, _MOST, lambda value: whole_number(value, 0, MAX_DEAD)),
     Option("dead_max_age", 0.0, _OLDEST, lambda value: number(value, 0.0, LONGEST)),

@@ -35,13 +35,17 @@ if TYPE_CHECKING:
     from jobpool.errors import Snooze as Snooze
     from jobpool.errors import Unrecoverable as Unrecoverable
     from jobpool.handlers.registry import HandlerRegistry as HandlerRegistry
+    from jobpool.handlers.registry import after_attempt as after_attempt
+    from jobpool.handlers.registry import before_attempt as before_attempt
     from jobpool.handlers.registry import builtin as builtin
     from jobpool.handlers.registry import command as command
     from jobpool.handlers.registry import handler as handler
     from jobpool.handlers.registry import listener as listener
+    from jobpool.handlers.registry import on_death as on_death
     from jobpool.message.allowances import Allowances as Allowances
     from jobpool.message.builder import JobBuilder as JobBuilder
     from jobpool.message.context import JobContext as JobContext
+    from jobpool.message.dead_letters import DeadJob as DeadJob
     from jobpool.message.dead_letters import DeadLetterQueue as DeadLetterQueue
     from jobpool.message.definition import JobDefinition as JobDefinition
     from jobpool.message.envelope import JobEnvelope as JobEnvelope
@@ -70,11 +74,11 @@ _HOME = {
         "cron.runner": "CronRunner",
         "cron.scheduler": "Scheduler",
         "errors": "BackendUnavailable ClaimNotFound Forbidden HardTimeout LeaseLost Retry Snooze Unrecoverable",
-        "handlers.registry": "HandlerRegistry builtin command handler listener",
+        "handlers.registry": "HandlerRegistry after_attempt before_attempt builtin command handler listener on_death",
         "message.allowances": "Allowances",
         "message.builder": "JobBuilder",
         "message.context": "JobContext",
-        "message.dead_letters": "DeadLetterQueue",
+        "message.dead_letters": "DeadJob DeadLetterQueue",
         "message.definition": "JobDefinition",
         "message.envelope": "JobEnvelope",
         "message.lease": "JobLease",

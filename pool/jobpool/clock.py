@@ -3,7 +3,8 @@
 Three readings, never mixed up:
 
 * `mono` (CLOCK_MONOTONIC): how long a job runs. It stands still in suspend, as the kernel's interval timer does.
-* `boot` (CLOCK_BOOTTIME): when a lease ends. It goes on in suspend, as the broker's clock does.
+* `boot` (CLOCK_BOOTTIME): when a lease ends. It goes on in suspend, as the broker's clock does. Elsewhere than on
+  Linux it is CLOCK_MONOTONIC, which goes on in suspend on macOS, or the clock of `time.monotonic`.
 * `wall` (Unix time, UTC): what is stored and shown.
 """
 
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import time
 from typing import Protocol
+
+_BOOT = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 class Clock(Protocol):
@@ -30,7 +33,7 @@ class SystemClock:
     wall = staticmethod(time.time)
 
     def boot(self) -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
+        return time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT)
 
 
 class ManualClock:

@@ -143,13 +143,15 @@ class Settings:
         factory=usable_cpus,
     )
     queues: tuple[tuple[str, float], ...] = _pool(
-        Kind(setting_types.parse_queues, "NAME[=WEIGHT]", repeats=True),
-        "Queue to work on, and its weight; repeatable.",
-        "default",
+        Kind(setting_types.parse_queues, "NAME[=WEIGHT]", empty=(), repeats=True),
+        "Queue to work on, and its weight; repeatable. If not set, those that the app's handlers name.",
         flags=("-Q", "--queue"),
     )
     apps: tuple[str, ...] = _pool(
         NAMES, "Module or .py file with handlers; repeatable.", flags=("-A", "--app"), metavar="MODULE"
+    )
+    preload: bool = _pool(
+        SWITCH, "Import the app once and fork the children from it; else each child imports it.", "true"
     )
     queue_handlers: dict[str, list[str]] = _pool(
         Kind(setting_types.parse_handlers, "QUEUE=HANDLER,…", empty={}, repeats=True),
@@ -204,7 +206,7 @@ class Settings:
     retry: RetryPolicy = _failures(
         Kind(parse_retry, "WORDS"),
         "Retries: `none`, `fixed` or `exponential`, with base=TIME max=TIME multiplier=X jitter=SHARE attempts=N.",
-        "none",
+        "exponential base=1s max=5m jitter=15% attempts=0",
     )
     max_crashes: int = _failures(COUNT, "Number of crashes that a message survives; 0 = no limit.", "5")
     on_crash: OnCrash = _failures(
@@ -267,6 +269,7 @@ class Settings:
         "History of attempts: `off`, `table` (in the broker) or `file:PATH`, with keep=N of each name, mask=KEY,….",
         "off",
     )
+    log_output: bool = _watch(SWITCH, "Write what handlers print and log to the pool's log, line by line.", "true")
 
     backend: str = _common(
         TEXT,
@@ -298,7 +301,6 @@ class Settings:
         metavar="LEVEL",
     )
     log_format: str = _common(one_of("text", "json"), "Format of the log: text, or one JSON object a line.", "text")
-
     max_total: int = 0  # stop after this many messages were settled, or lost by the child that had them; 0 = no limit
     until_empty: bool = False  # stop when nothing is left to do
     fail_on_dead: bool = False  # exit with 1 if a message became a dead letter

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from jobpool_torture.schedule import Fault
 
 FAILED = 1
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OF_THE_RUN = ("minutes", "seed", "pools", "workers", "ttl", "rate", "faults")
 """Options that a schedule file brings along."""
 
@@ -270,7 +269,8 @@ def _told(text: str) -> None:
 @contextmanager
 def _interrupts(handle: Callable[[int], None]) -> Iterator[None]:
     """Let Ctrl-C, TERM, and HUP of a closed terminal call `handle`, unless they are ignored (nohup)."""
-    heard = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
+    ends = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    heard = [number for number in ends if signal.getsignal(number) is not signal.SIG_IGN]
     old = {number: signal.signal(number, lambda number, _: handle(number)) for number in heard}
     try:
         yield

@@ -171,6 +171,7 @@ def test_a_reader_that_comes_back_gets_every_line_in_order(rig: Rig, stands_stil
         reading = thread.submit(reader.read_on)
         assert pool.stop() == 0
         entries = [json.loads(line) for line in reading.result(LIMIT).splitlines()]
+    entries = [entry for entry in entries if "left out" not in entry["event"]]  # thinned out, and summed up at the end
     assert [entries[0]["event"], entries[-1]["event"]] == ["pool starts", "stopped"]
     assert [entry["time"] for entry in entries] == sorted(entry["time"] for entry in entries)
     assert "a message is dead" in {entry["event"] for entry in entries}

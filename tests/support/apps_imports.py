@@ -1,6 +1,6 @@
 """An app that does at its import what many do: opens sockets and a database, draws random numbers, takes locks.
 
-Where it opens them anew in its after-fork hook, as docs/handlers.md says, they are a child's own. IMPORT_TLS
+Where it opens them anew in its after-fork hook, as docs/forking.md says, they are a child's own. IMPORT_TLS
 (HOST:PORT:CA FILE) and IMPORT_POSTGRES (a URL) name the servers; without them it opens no more than an SQLite file.
 """
 

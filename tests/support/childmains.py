@@ -82,6 +82,25 @@ def opens_things(_: ChildOptions) -> list[HandlerInfo]:
     return []
 
 
+def computes_in_parallel(_: ChildOptions) -> list[HandlerInfo]:
+    _in_parallel()
+    return []
+
+
+def _in_parallel() -> int:
+    """Have four threads of OpenMP run a function of C, as compiled code with `#pragma omp parallel` does."""
+    run = ctypes.CDLL(os.environ["OPENMP"]).GOMP_parallel
+    run(ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p), None, 4, 0)
+    return len(os.listdir("/proc/self/task"))
+
+
+def starts_native_threads(_: ChildOptions) -> list[HandlerInfo]:
+    libc = ctypes.CDLL(None)
+    for _number in range(2):
+        libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)
+    return []
+
+
 def meddles(_: ChildOptions) -> list[HandlerInfo]:
     """Handlers for signals, a helper forked at import that lives on, ignored deaths, a fixed seed."""
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM):
@@ -279,6 +298,10 @@ def helper(_: ChildBoot) -> Any:
     return OPENED[0]
 
 
+def compute_in_parallel(_: ChildBoot) -> Any:
+    return _in_parallel()
+
+
 COMMANDS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
@@ -294,5 +317,6 @@ COMMANDS: dict[str, Callable[..., Any]] = {
         shout,
         leave_grandchildren,
         helper,
+        compute_in_parallel,
     )
 }

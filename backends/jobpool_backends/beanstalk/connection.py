@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import re
-import select
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +29,7 @@ from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
 from jobpool_backends.beanstalk.records import Record
 from jobpool_backends.errors import HUNG_UP, Meaning, take_no_writes, unreached
+from jobpool_backends.polling import POLLIN, poll
 
 COMMANDS_PER_WRITE = 500
 BYTES_PER_WRITE = 2**20  # A write has to be over in the time of an answer; a single command may have more
@@ -75,13 +75,11 @@ _ERRORS = {word: kind for word, kind in greenstalk.ERROR_RESPONSES.items() if wo
 _WORDS = frozenset((b"INSERTED", b"DELETED", b"TOUCHED", b"RELEASED", b"BURIED", b"USING", b"WATCHING", b"KICKED"))
 
 # A machine that is gone without a word is noticed after some 10 seconds, well before a lease of 30 has ended.
+# Each system has its own choice of these.
+_TCP = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000, "TCP_NODELAY": 1}
 _SOCKET_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000),
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in _TCP.items() if hasattr(socket, name)),
 )
 _COUNTERS = re.compile(
     rb'tube: "?([^"\n]+)"?\nstate: (\w+)\npri: (\d+)\nage: (-?\d+)\ndelay: \d+\nttr: (\d+)\ntime-left: -?\d+\n'
@@ -300,9 +298,9 @@ class Connection:
 
     def has_died(self) -> bool:
         """Return whether the other side has hung up: all that can be read while nothing is asked. Does not block."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
+        polled = poll()
+        polled.register(self._socket.fileno(), POLLIN)
+        return bool(polled.poll(0))
 
     def interrupt(self) -> None:
         """Wake the thread that waits on this connection, with the connection's end. For any thread."""

@@ -82,7 +82,7 @@ class Connections:
         except JobpoolError:  # some are ValueErrors besides, and the connection is as good as before
             raise
         except TROUBLE as error:
-            raise self.broken(connection, error) from error
+            raise self.broken(connection, error) from None
         except greenstalk.Error as error:
             connection.check(error)
             raise
@@ -241,13 +241,13 @@ class Connections:
     def _connect(self) -> Connection:
         try:
             connection = Connection(self.address)
-        except TimeoutError as error:
+        except TimeoutError:
             raise BackendUnavailable(
                 f"{self.address.title} took no connection in time: see whether it runs and no firewall swallows"
                 " packets, or raise the option connect_timeout"
-            ) from error
+            ) from None
         except OSError as error:
-            raise explain(error, self.address) from error
+            raise explain(error, self.address) from None
         connection.lock.acquire()
         with self._changing:
             self._open[connection] = None

@@ -65,7 +65,7 @@ def add(connections: Connections, messages: Sequence[NewMessage]) -> None:
         with connections.spare() as connection:
             put_copies(connection, copies, answers)
     except BackendUnavailable as error:
-        raise _partly(error, answers, len(messages)) from error
+        raise _partly(error, answers, len(messages)) from None
     refused = [answer for answer in answers.values() if number_of(answer) is None]
     if refused:
         raise _partly(connections.put_refusal(refused[0]), answers, len(messages))

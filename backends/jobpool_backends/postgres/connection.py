@@ -11,7 +11,6 @@ and psycopg would wait again when it leaves a pipeline or a transaction.
 from __future__ import annotations
 
 import re
-import select
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,6 +23,7 @@ from psycopg.waiting import Ready, Wait
 from jobpool.broker.opening import redact
 from jobpool.errors import ConfigurationError
 from jobpool_backends.options import DEAD_CAPS, choice, pattern, read_options, seconds, split_query, take_caps, whole
+from jobpool_backends.polling import POLLIN, POLLOUT, poll
 from jobpool_backends.shared import DeadCaps
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ _MENDED = (
 OLDEST_SERVER = 130000  # Postgres 13, as libpq writes it
 PREPARE_AFTER = 2  # executions of a statement: one that is asked once is not worth it
 
-_EVENTS = {Wait.R: select.POLLIN, Wait.W: select.POLLOUT, Wait.RW: select.POLLIN | select.POLLOUT}
+_EVENTS = {Wait.R: POLLIN, Wait.W: POLLOUT, Wait.RW: POLLIN | POLLOUT}
 
 _GREET = """
 SELECT pg_backend_pid() = %(pid)s,
@@ -156,18 +156,18 @@ class Connection(psycopg.Connection[TupleRow]):
         del interval  # of looking for signals: they interrupt a poll by themselves
         answer_timeout = self.answer_timeout if timeout is None else timeout
         give_up = time.monotonic() + answer_timeout
-        poll = select.poll()
+        polled = poll()
         socket = self.pgconn.socket
         try:
             wanted = next(gen)
             while True:
-                poll.register(socket, _EVENTS[wanted])
-                found = poll.poll(max(0.0, give_up - time.monotonic()) * 1000)
+                polled.register(socket, _EVENTS[wanted])
+                found = polled.poll(max(0.0, give_up - time.monotonic()) * 1000)
                 if not found:
                     self.close()
                     raise AnswerTimeout(f"no answer within {answer_timeout:g} s")
                 events = found[0][1]
-                ready = (Ready.R if events & select.POLLIN else 0) | (Ready.W if events & select.POLLOUT else 0)
+                ready = (Ready.R if events & POLLIN else 0) | (Ready.W if events & POLLOUT else 0)
                 wanted = gen.send(ready or wanted)  # after an error or a hang-up: libpq then names the error
         except StopIteration as end:
             answer: RV = end.value

@@ -125,7 +125,7 @@ def raise_explained(error: psycopg.Error, address: Address) -> NoReturn:
         meaning = _CLOSED
     if meaning is None:
         raise error
-    raise _said(error, address, meaning) from error
+    raise _said(error, address, meaning) from None
 
 
 def raise_unreached(error: psycopg.Error, address: Address) -> NoReturn:
@@ -133,7 +133,7 @@ def raise_unreached(error: psycopg.Error, address: Address) -> NoReturn:
     if error.sqlstate is not None:
         raise_explained(error, address)
     meanings = (meaning for pattern, meaning in _BY_WORDS.items() if re.search(pattern, str(error)))
-    raise _said(error, address, next(meanings, _ELSE)) from error
+    raise _said(error, address, next(meanings, _ELSE)) from None
 
 
 def _said(error: psycopg.Error, address: Address, meaning: Meaning) -> JobpoolError:

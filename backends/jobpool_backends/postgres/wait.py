@@ -11,7 +11,6 @@ One connection a process listens, read by a thread that sleeps anyway; it tells 
 
 from __future__ import annotations
 
-import select
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -19,6 +18,7 @@ from collections.abc import Iterable, Sequence
 import psycopg
 
 from jobpool.errors import BackendUnavailable, JobpoolError
+from jobpool_backends.polling import POLLIN, poll
 from jobpool_backends.postgres.connection import Connection
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.shared import MICRO
@@ -205,10 +205,10 @@ class Waiter:
     def _hear(self, connection: Connection, seconds: float) -> None:
         """Listen, and tell the sleepers. When the connection breaks, they must all look for themselves."""
         names: set[str] | None = None
-        poll = select.poll()
+        polled = poll()
         try:
-            poll.register(connection.pgconn.socket, select.POLLIN)
-            if poll.poll(seconds * 1000):
+            polled.register(connection.pgconn.socket, POLLIN)
+            if polled.poll(seconds * 1000):
                 connection.pgconn.consume_input()
             names = {notification.extra.decode() for notification in iter(connection.pgconn.notifies, None)}
         except psycopg.Error:

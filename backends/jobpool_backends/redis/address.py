@@ -180,13 +180,13 @@ class _Reader:
             if authority:
                 context.load_verify_locations(authority)
         except OSError as error:
-            raise self._refuse(f"cannot use ssl_ca_certs {authority}: {_why(error)}") from error
+            raise self._refuse(f"cannot use ssl_ca_certs {authority}: {_why(error)}") from None
         try:
             if certificate:
                 context.load_cert_chain(certificate, key, password=lambda: "")  # else OpenSSL asks at the terminal
         except OSError as error:
             what = "an unencrypted key and its certificate are needed"
-            raise self._refuse(f"cannot use ssl_certfile and ssl_keyfile: {_why(error)}; {what}") from error
+            raise self._refuse(f"cannot use ssl_certfile and ssl_keyfile: {_why(error)}; {what}") from None
 
     def _refuse(self, what: str) -> ConfigurationError:
         return ConfigurationError(f"{self._scheme}:// {what}")

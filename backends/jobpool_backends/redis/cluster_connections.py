@@ -16,7 +16,6 @@ they took in that moment is remembered for the next wait.
 from __future__ import annotations
 
 import random
-import select
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, RedisError, ResponseError
 
 from jobpool.errors import BackendUnavailable, JobpoolError
+from jobpool_backends.polling import POLLIN, poll
 from jobpool_backends.redis.connection import Connection, Endpoint, Explained, Word, ask_in_turn, open_and_ask
 from jobpool_backends.redis.connections import MIN_WAIT_S, Link, Script, ServerLink, Stale
 from jobpool_backends.redis.records import places_by
@@ -216,14 +216,14 @@ class ClusterLink(Link):
 
     def _listen(self, begun: Begun, give_up: float) -> str | None:
         """Return the key of the first element; None if all waits ended without one. Ended waits leave `begun`."""
-        poll = select.poll()
+        polled = poll()
         for number in begun:
-            poll.register(number, select.POLLIN)
+            polled.register(number, POLLIN)
         taken: list[str] = []
         while begun and not taken:
             limit = max(give_up + max(node.place.timeout for node, _ in begun.values()) - time.monotonic(), MIN_WAIT_S)
-            for number, _ in poll.poll(limit * 1000.0) or [(next(iter(begun)), 0)]:  # silence: ask one for its error
-                poll.unregister(number)
+            for number, _ in polled.poll(limit * 1000.0) or [(next(iter(begun)), 0)]:  # silence: ask one for its error
+                polled.unregister(number)
                 taken += self._end(begun, number, limit)
         self._taken.update(taken[1:])
         return taken[0] if taken else None

@@ -151,12 +151,12 @@ class ServerLink(Link):
         """Do `work` on a kept connection; on a new one if there is none, or it turns out to be stale."""
         self._check_usable()
         idle = self._idle if idle is None else idle
-        try:
+        kept = None
+        with suppress(IndexError):
             kept = idle.pop()
-        except IndexError:
-            return self._work(self._open(), work, idle)
-        with suppress(Stale):
-            return self._work(kept, work, idle)
+        if kept is not None:
+            with suppress(Stale):
+                return self._work(kept, work, idle)
         return self._work(self._open(), work, idle)
 
     def _work(self, connection: Connection, work: Callable[[Connection], Result], idle: list[Connection]) -> Result:
@@ -183,7 +183,7 @@ class ServerLink(Link):
         if meaning.hung_up and connection.used:
             raise Stale from error
         if meaning.error:
-            raise meaning.error from error
+            raise meaning.error from None
 
     def _explain(self, error: RedisError) -> Explained:
         return explain(error, self.place)
@@ -208,7 +208,9 @@ class ServerLink(Link):
         try:
             return self._open_connection()
         except RedisError as error:
-            raise (self._explain(error).error or error) from error
+            if (meaning := self._explain(error).error) is None:
+                raise
+            raise meaning from None
 
     def _check_usable(self) -> None:
         if self.closed:

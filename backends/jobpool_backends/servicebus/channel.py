@@ -70,11 +70,11 @@ class Channel(Generic[H]):
                     raise
                 except FINAL as error:
                     if not (was_let_in and isinstance(error, NOT_LET_IN)):
-                        raise self._explain(error) from error
-                except Exception as error:
+                        raise self._explain(error) from None
+                except Exception as error:  # noqa: BLE001 - explained, without a chain that hides the sentence
                     late = time.monotonic() + pause >= give_up
                     if late or not (patiently or is_stale):
-                        raise self._explain(error) from error
+                        raise self._explain(error) from None
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 2.0)
 

@@ -49,7 +49,7 @@ def ping(namespace: Namespace) -> None:
     try:
         _look(namespace, queue)
     except ConfigurationError as error:
-        if error.__cause__ is None or missing_queue(error.__cause__, namespace.address, queue) is None:
+        if error.__context__ is None or missing_queue(error.__context__, namespace.address, queue) is None:
             raise
 
 

@@ -83,7 +83,7 @@ class Producer:
             sent = len(outgoing) - sum(map(len, by_queue.values()))
             if not sent:
                 raise
-            raise type(error)(f"{error}; {sent} of {len(outgoing)} messages were sent before") from error
+            raise type(error)(f"{error}; {sent} of {len(outgoing)} messages were sent before") from None
 
 
 async def _send_in_batches(left: list[Outgoing], sender: ServiceBusSender) -> None:

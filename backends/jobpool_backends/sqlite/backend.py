@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 from urllib.parse import unquote
@@ -18,7 +19,7 @@ from jobpool_backends.options import DEAD_CAPS, read_options, seconds, split_que
 from jobpool_backends.shared import DeadCaps
 from jobpool_backends.sqlite import checks, in_transaction
 from jobpool_backends.sqlite.claims import SqliteClaims
-from jobpool_backends.sqlite.database import PRAGMAS, Database
+from jobpool_backends.sqlite.database import PRAGMAS, Database, check_place
 from jobpool_backends.sqlite.enqueue import add
 from jobpool_backends.sqlite.fetch import Fetcher
 from jobpool_backends.sqlite.inspect import Inspector
@@ -79,12 +80,15 @@ class SqliteBackend(QueueBackend):
         self._closers = (self._database.close, waiter.close)
 
     @classmethod
+    def missing(cls, url: str) -> str:
+        path = os.path.abspath(_path_in(url)[0])
+        check_place(path)
+        made = "`jobpool enqueue`, a producer or a pool makes it; if there should be one, correct `backend`"
+        return "" if os.path.exists(path) else f"there is no database {path} yet: {made}"
+
+    @classmethod
     def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
-        address, found = split_query(url)
-        path = unquote(address[len("sqlite:///") :]) if address.lower().startswith("sqlite:///") else ""
-        if not path or path.startswith(":memory:"):
-            what = f"{redact(url)!r} names no file"
-            raise ConfigurationError(f"{what}: write sqlite:///relative.db or sqlite:////absolute.db")
+        path, found = _path_in(url)
         values = read_options(cls.scheme, found | options, OPTIONS)
         return cls(path, caps=take_caps(values), **values, **common)
 
@@ -102,3 +106,13 @@ class SqliteBackend(QueueBackend):
     def ticket(self, lease: JobLease) -> Ticket:
         """Return what a child needs to ack in its handler's transaction, on an `sqlite3` connection to this file."""
         return in_transaction.make_ticket(lease, self._database.path, self._boot)
+
+
+def _path_in(url: str) -> tuple[str, dict[str, object]]:
+    """Return the path and the options. Raises `ConfigurationError`: there is no path."""
+    address, found = split_query(url)
+    path = unquote(address[len("sqlite:///") :]) if address.lower().startswith("sqlite:///") else ""
+    if not path or path.startswith(":memory:"):
+        what = f"{redact(url)!r} names no file"
+        raise ConfigurationError(f"{what}: write sqlite:///relative.db or sqlite:////absolute.db")
+    return path, found

@@ -92,7 +92,7 @@ class Database(IdleConnections[sqlite3.Connection]):
         self._writing = threading.Lock()
         self.found_journal = "wal"
         """The journal mode of the file when it was opened; `wal` for a new one."""
-        _check(path)
+        check_place(path)
         _create(path)
         self._prepare()
         real = os.path.realpath(path)  # SQLite puts its files beside the target of a link
@@ -232,7 +232,7 @@ class Database(IdleConnections[sqlite3.Connection]):
         meaning = _MISSING if is_missing else _MEANINGS.get(code)
         if meaning is None:
             raise error
-        raise meaning.kind(f"{meaning.text.format(path=self.path, timeout=self._timeout)} ({error})") from error
+        raise meaning.kind(f"{meaning.text.format(path=self.path, timeout=self._timeout)} ({error})") from None
 
 
 def _primary_code(error: sqlite3.Error) -> int:
@@ -251,7 +251,7 @@ def _begin(connection: sqlite3.Connection, begin: str) -> None:
             raise
 
 
-def _check(path: str) -> None:
+def check_place(path: str) -> None:
     """Raise `ConfigurationError`: the library is too old, or the path cannot be right."""
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         wanted = ".".join(map(str, OLDEST_SQLITE))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -199,8 +200,11 @@ def read_moment(clock: Clock, boot: int) -> Moment:
 
 @cache
 def this_boot() -> int:
-    """Return a positive number for this boot, and for this time namespace, which may shift CLOCK_BOOTTIME."""
-    name, namespace = "unknown", ""
+    """Return a positive number for this boot, and for this time namespace, which may shift CLOCK_BOOTTIME.
+
+    Where the system has no name for its boot it stands for this process: between two the wall clock decides.
+    """
+    name, namespace = secrets.token_hex(8), ""
     with suppress(OSError):
         name = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
     with suppress(OSError):  # kernels before 5.6 have no time namespaces

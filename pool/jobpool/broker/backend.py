@@ -111,6 +111,14 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
         raise NotImplementedError  # `common`: arguments of `QueueBackend`
 
+    @classmethod
+    def missing(cls, url: str) -> str:  # noqa: ARG003 - most brokers are there, or do not answer
+        """Return the sentence that there is no database at `url` yet, which `from_url` would make; "" = there is.
+
+        Raises `ConfigurationError` as `from_url`.
+        """
+        return ""
+
     # --- producing ---------------------------------------------------------------------------------
 
     def enqueue(self, definition: JobDefinition) -> str:

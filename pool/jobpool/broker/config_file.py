@@ -130,10 +130,8 @@ def _config(path: Path, values: dict[str, Any]) -> ConfigFile:
         if isinstance(values[key], str):
             values[key] = str(path.parent / values[key])
     url, history = values.get("backend"), values.get("history")
-    if isinstance(url, str) and url.lower().startswith(SQLITE):
-        rest = url[len(SQLITE) :]
-        if not rest.startswith(("/", ":memory:")):
-            values["backend"] = f"{sqlite_url(path.parent)}/{rest}"
+    if isinstance(url, str):
+        values["backend"] = from_directory(url, path.parent)
     if isinstance(history, str):
         kind, _, place = history.strip().partition(":")
         if kind.lower() == "file" and place:
@@ -146,19 +144,32 @@ def sqlite_url(path: Path) -> str:
     return SQLITE + str(path.absolute()).replace("%", "%25").replace("?", "%3F")
 
 
+def from_directory(url: str, directory: Path) -> str:
+    """Return `url`; with a whole path, if it is that of a SQLite file whose path counts from `directory`."""
+    rest = url[len(SQLITE) :]
+    if not url.lower().startswith(SQLITE) or rest.startswith(("/", ":memory:")):
+        return url
+    return f"{sqlite_url(directory)}/{rest}"
+
+
 def _read(path: Path) -> dict[str, Any] | None:
     """Return the settings in a file; None where a `pyproject.toml` has none."""
     try:
         with path.open("rb") as file:
             values = tomllib.load(file)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
+        raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}") from error
-    if path.name != SHARED_FILE_NAME:
-        return values
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
     tool = values.get("tool")
     table = tool.get("jobpool") if isinstance(tool, dict) else None
+    is_shared = path.name == SHARED_FILE_NAME
+    for heading, is_wrong in (("jobpool", isinstance(values.get("jobpool"), dict)), ("tool.jobpool", not is_shared)):
+        if is_wrong and (heading == "jobpool" or table is not None):
+            mend = "write [tool.jobpool]" if is_shared else "take the heading away: its settings stand at the top level"
+            raise ConfigurationError(f"{path} has a table [{heading}], which is not read: {mend}")
+    if not is_shared:
+        return values
     if table is not None and not isinstance(table, dict):
         raise ConfigurationError(f"{path}: tool.jobpool must be a table, [tool.jobpool]")
     return table

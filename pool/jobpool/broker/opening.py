@@ -71,15 +71,20 @@ def open_backend(
             what the backend takes. The text names the mend, and never a password.
         BackendUnavailable: The broker does not answer.
     """
-    point = _entry_point(url)
-    try:
-        backend_class = point.load()
-    except ImportError as error:
-        raise ConfigurationError(f"the backend for {redact(url)} {_what_is_wrong(error)}") from error
+    backend_class = _backend_class(url)
     if timeout is not None:
         options["timeout"] = timeout
     backend: QueueBackend = backend_class.from_url(url, signer=signer, clock=clock, runner=runner, **options)
     return backend
+
+
+def missing_database(url: str) -> str:
+    """Return the sentence that there is no database at `url` yet, for those who only read; "" = open it.
+
+    Raises `ConfigurationError` as `open_backend`.
+    """
+    missing: Callable[[str], str] = getattr(_backend_class(url), "missing", lambda _: "")  # a wrapper may lack it
+    return missing(url)
 
 
 def check_url(url: str) -> str:
@@ -97,8 +102,16 @@ def scheme_of(url: str) -> str:
         return "servicebus"
     match = _SCHEME.match(url)
     if match is None:
-        raise ConfigurationError(f"backend {redact(url)!r} is no URL: write scheme://…, with one of {_list_schemes()}")
+        sqlite = _as_sqlite(url)
+        mend = f"did you mean {sqlite!r}?" if sqlite else f"write scheme://…, with one of {_list_schemes()}"
+        raise ConfigurationError(f"backend {redact(url)!r} is no URL: {mend}")
     return match[1].lower()
+
+
+def _as_sqlite(text: str) -> str:
+    """Return the URL of what looks like the path of a database; "" = it does not, or may hold a password."""
+    is_path = "/" in text or Path(text).suffix in (".db", ".sqlite", ".sqlite3")
+    return f"sqlite:///{os.path.normpath(text)}" if is_path and redact(text) == text else ""
 
 
 def redact(url: str) -> str:
@@ -209,7 +222,7 @@ def read_keys(path: Path) -> list[str]:
     try:
         keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"signing_key_file cannot be read: {error}") from error
+        raise ConfigurationError(f"signing_key_file cannot be read: {error}") from None
     if not keys:
         raise ConfigurationError(f"signing_key_file {path} holds no key: write one a line")
     return keys
@@ -235,6 +248,13 @@ def _entry_point(url: str) -> EntryPoint:
     if scheme not in points:
         raise ConfigurationError(f"no backend for {scheme}:// is installed; known are {_list_schemes()}")
     return points[scheme]
+
+
+def _backend_class(url: str) -> Any:
+    try:
+        return _entry_point(url).load()
+    except ImportError as error:
+        raise ConfigurationError(f"the backend for {redact(url)} {_what_is_wrong(error)}") from None
 
 
 _OFFERED = {

@@ -109,6 +109,11 @@ class QueueStats:
         """Every job that is not dead."""
         return self.waiting + self.delayed + self.leased
 
+    @property
+    def unattended(self) -> int:
+        """Jobs that wait, or are delayed, while none is leased: a leased one shows that somebody serves the queue."""
+        return 0 if self.leased else self.waiting + self.delayed
+
 
 @dataclass(frozen=True, slots=True)
 class ReapPolicy:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pkgutil import resolve_name
 from time import monotonic
 
@@ -24,6 +25,7 @@ from jobpool.handlers import ending
 from jobpool.handlers import event_loop as loops
 from jobpool.handlers.ending import Ending
 from jobpool.handlers.handler import AnyHandler
+from jobpool.handlers.hooks import Hooks
 from jobpool.handlers.registry import HandlerNotAllowed, HandlerRegistry, UnknownHandler
 from jobpool.ipc.alarm import Alarm, borrowed
 from jobpool.ipc.frames import MAX_ENQUEUED_BYTES
@@ -58,6 +60,11 @@ class JobToRun:
     max_retries: int | None = None  # the value that applies, if it is not the envelope's
     ack: OwnAck | None = None  # None = the handler may not ack the message itself
 
+    def retries(self, handler: AnyHandler) -> int | None:
+        """Return the value that applies, else the job's, else its handler's; None = the pool's policy decides."""
+        asked = self.envelope.max_retries if self.max_retries is None else self.max_retries
+        return handler.max_retries if asked is None else asked
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -75,14 +82,17 @@ class Attempt:
     daemons: bool = False  # the handler may leave processes behind
     left_open: bool = False  # the handler acked in a transaction that it neither committed nor rolled back
     suspect: bool = False  # it failed in a way that may have spoilt its process
+    exception: BaseException | None = None  # until `after_attempt` hooks have seen it
+    hook_threads: int = 0  # that app-wide hooks of this process have started, in this and earlier attempts
 
     @property
     def result(self) -> ExecutionResult:
-        """The result for `after_run` hooks and histories."""
+        """The result for hooks and histories."""
         ended_at = self.started_at + self.duration
         succeeded = self.kind is ResultKind.SUCCEEDED
+        error, kind = None if succeeded else self.error, self.kind.name.lower()
         return ExecutionResult(
-            succeeded, self.output, None if succeeded else self.error, self.started_at, ended_at, self.handler
+            succeeded, self.output, error, self.started_at, ended_at, self.handler, kind, self.exception
         )
 
 
@@ -113,6 +123,7 @@ class AttemptRunner:
         output_cap: Bytes of output, and of error text, that are kept.
         more_output: Asked once an attempt for text that was printed past `sys.stdout`.
         enqueue_to: The only queues that follow-ups may go to; empty = any.
+        cut: Descriptors of the app's import that this process does not have, as people know them.
     """
 
     def __init__(
@@ -123,8 +134,11 @@ class AttemptRunner:
         output_cap: int = DEFAULT_CAP,
         more_output: Callable[[], str] = str,
         enqueue_to: Collection[str] = (),
+        cut: Collection[str] = (),
     ) -> None:
         self._registry = registry
+        self._cut = cut
+        self._hooks = registry.hooks if registry.hooks or registry.hooks.death_handler else None
         self._watch = watch
         self._capture = capture
         self._cap = output_cap
@@ -158,23 +172,33 @@ class AttemptRunner:
         self._watch.arm(job.timeout)
         deadline = attempt.started + job.timeout if job.timeout > 0 else None
         ctx = JobContext(
-            job.envelope, notes, fence=job.fence, crashes=job.crashes, max_retries=job.max_retries, deadline=deadline
+            job.envelope,
+            notes,
+            fence=job.fence,
+            crashes=job.crashes,
+            max_retries=job.retries(handler),
+            deadline=deadline,
         )
         end = self._call(handler, ctx)
         attempt.kind, attempt.output, attempt.error = end.kind, end.output, end.error
-        attempt.after, attempt.suspect = end.after, end.suspect
+        attempt.after, attempt.suspect, attempt.exception = end.after, end.suspect, end.exception
+        if self._cut and end.error:
+            attempt.error += ending.cut_hint(end.error, self._cut)
         self._end(attempt, job)
         if notes.left_open():
             attempt.left_open = True
             if attempt.kind is ResultKind.SUCCEEDED:
                 attempt.kind, attempt.error = ResultKind.FAILED, LEFT_OPEN
         if handler.after_run is not None:
-            self._after(handler.after_run, attempt, job)
+            self._after("after_run", handler.after_run, attempt, job)
+        if self._hooks is not None:
+            self._after("a hook", partial(self._hooks.after_attempt, ctx), attempt, job)
+            attempt.exception, attempt.hook_threads = None, self._hooks.threads
         if attempt.kind is ResultKind.SUCCEEDED and notes.follow_ups:
             attempt.follow_ups = notes.follow_ups
 
     def _call(self, handler: AnyHandler, ctx: JobContext) -> Ending:
-        answer, raised = self._watch.call(_user_code, (handler, ctx, self._cap))
+        answer, raised = self._watch.call(_user_code, (handler, ctx, self._cap, self._hooks))
         if os.getpid() != self._pid:
             os._exit(DOUBLE)
         if raised is not None:  # while the handler's own error was being put into words
@@ -186,14 +210,17 @@ class AttemptRunner:
         attempt.duration = now - attempt.started
         printed = ending.join(self._capture.text(), self._more_output(), self._cap)
         attempt.output = ending.join(attempt.output, printed, self._cap)
+        hook = ""
+        if self._hooks is not None:
+            hook, self._hooks.running = self._hooks.running, ""
         if attempt.kind is not ResultKind.TIMEOUT and self._watch.expired(now):
             attempt.kind = ResultKind.TIMEOUT
             name = job.envelope.name or job.envelope.job
-            attempt.error = ending.timeout_text(name, job.timeout, self._watch.stack, self._cap)
+            attempt.error = ending.timeout_text(name, job.timeout, self._watch.stack, self._cap, hook)
 
-    def _after(self, hook: Callable[[ExecutionResult], object], attempt: Attempt, job: JobToRun) -> None:
+    def _after(self, name: str, hook: Callable[[ExecutionResult], object], attempt: Attempt, job: JobToRun) -> None:
         self._capture.begin()
-        self._watch.call(_after_run, (hook, attempt.result))
+        self._watch.call(_after_run, (name, hook, attempt.result))
         if os.getpid() != self._pid:
             os._exit(DOUBLE)
         self._end(attempt, job)
@@ -261,10 +288,12 @@ class _Notes:
         return self._still_open is not None and self._still_open()
 
 
-def _user_code(task: tuple[AnyHandler, JobContext, int]) -> Ending:
+def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None]) -> Ending:
     """Run user code, under the alarm only. All user code runs below this frame, and its exceptions end here."""
-    handler, ctx, cap = task
+    handler, ctx, cap, hooks = task
     try:
+        if hooks is not None:
+            hooks.before_attempt(ctx)
         if handler.before_run is not None:
             handler.before_run(ctx)
         value = handler.bound(ctx)
@@ -272,18 +301,18 @@ def _user_code(task: tuple[AnyHandler, JobContext, int]) -> Ending:
             return ending.SUCCEEDED
         return Ending(ResultKind.SUCCEEDED, output=ending.render(value, cap))
     except BaseException as error:  # noqa: BLE001 - SystemExit, KeyboardInterrupt and HardTimeout fail the attempt
-        return ending.of_error(error, cap)
+        return ending.of_error(error, cap) if hooks is None else ending.of_hook(error, cap, hooks.running)
 
 
-def _after_run(task: tuple[Callable[[ExecutionResult], object], ExecutionResult]) -> None:
+def _after_run(task: tuple[str, Callable[[ExecutionResult], object], ExecutionResult]) -> None:
     """Call the hook, under the alarm only."""
-    hook, result = task
+    name, hook, result = task
     try:
         hook(result)
     except BaseException:  # its errors are logged, never a verdict
         import logging
 
-        logging.getLogger("jobpool.child").exception("after_run of handler %r failed", result.handler)
+        logging.getLogger("jobpool.child").exception("%s of handler %r failed", name, result.handler)
 
 
 def own_ack(ticket: bytes | Ticket, pack: Packer) -> OwnAck:

@@ -1,8 +1,9 @@
 """The output of an attempt, bounded: the first half of the cap and the last.
 
-A handler prints in two ways. Text for `sys.stdout` and `sys.stderr` stays in memory (`Capture`). Text written past them
-to descriptors 1 and 2 (C code, subprocesses, log handlers made at import) goes into the child's output pipe
-(`OutputPipe`). It is read when the attempt is over, as far as the master has not thrown it away by then.
+A handler prints in two ways. Text for `sys.stdout` and `sys.stderr` stays in memory (`Capture`). The two streams are
+there when the app is imported, so that log handlers made then write to them too. Text written past them to descriptors
+1 and 2 (C code, subprocesses) goes into the child's output pipe (`OutputPipe`). It is read when the attempt is over, as
+far as the master has not thrown it away by then.
 """
 
 from __future__ import annotations
@@ -21,12 +22,25 @@ from jobpool.message.capped_text import DEFAULT_CAP, HeadTail
 
 
 class Capture:
-    """A stand-in for both streams, into one text in the order of the writes. `echo` gets each write, too."""
+    """A stand-in for both streams, into one text in the order of the writes.
 
-    def __init__(self, cap: int = DEFAULT_CAP, echo: Callable[[bytes], None] | None = None) -> None:
+    In another process than its own the text goes to descriptors 1 and 2: in one that a handler has forked.
+
+    Args:
+        cap: Bytes of text that are kept.
+        pid: The process whose text is kept; None = this one, 0 = none yet (`enter`).
+    """
+
+    def __init__(self, cap: int = DEFAULT_CAP, pid: int | None = None) -> None:
         self._kept = HeadTail(cap)
-        self._out = cast(TextIO, _Stream(self._kept, echo, 1))
-        self._err = cast(TextIO, _Stream(self._kept, echo, 2))
+        self.pid = os.getpid() if pid is None else pid
+        self._echo: Callable[[bytes], None] | None = None
+        self._out = cast(TextIO, _Stream(self, 1))
+        self._err = cast(TextIO, _Stream(self, 2))
+
+    def enter(self, echo: Callable[[bytes], None]) -> None:
+        """Keep the text of this process from now on. `echo` gets each write, too."""
+        self.pid, self._echo = os.getpid(), echo
 
     def begin(self) -> None:
         """Forget what was printed, and take the places of the two streams, if they were taken away."""
@@ -36,6 +50,19 @@ class Capture:
             sys.stdout = self._out
         if sys.stderr is not self._err:
             sys.stderr = self._err
+
+    def keep(self, data: bytes) -> None:
+        """Add to the text, without the echo."""
+        self._kept.write(data)
+
+    def write(self, data: bytes, fd: int) -> None:
+        if self.pid != os.getpid():
+            while data:
+                data = data[os.write(fd, data) :]
+            return
+        self._kept.write(data)
+        if self._echo is not None:
+            self._echo(data)
 
     def text(self) -> str:
         """Return the text printed since `begin`."""
@@ -75,16 +102,10 @@ class OutputPipe:
 class _Kept:
     """The common part of a stream and its buffer. They cannot be closed: the next attempt prints to them too."""
 
-    def __init__(self, kept: HeadTail, echo: Callable[[bytes], None] | None, fd: int) -> None:
+    def __init__(self, capture: Capture, fd: int) -> None:
         super().__init__()
-        self._kept = kept
-        self._echo = echo
+        self._capture = capture
         self._fd = fd
-
-    def _keep(self, data: bytes) -> None:
-        self._kept.write(data)
-        if self._echo is not None:
-            self._echo(data)
 
     def fileno(self) -> int:
         return self._fd
@@ -103,15 +124,15 @@ class _Stream(_Kept, io.TextIOBase):
     errors = "backslashreplace"
     mode = "w"
 
-    def __init__(self, kept: HeadTail, echo: Callable[[bytes], None] | None, fd: int) -> None:
-        super().__init__(kept, echo, fd)
-        self.buffer = _Binary(kept, echo, fd)
+    def __init__(self, capture: Capture, fd: int) -> None:
+        super().__init__(capture, fd)
+        self.buffer = _Binary(capture, fd)
         self.name = "<stdout>" if fd == 1 else "<stderr>"
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        self._keep(text.encode("utf-8", "backslashreplace"))
+        self._capture.write(text.encode("utf-8", "backslashreplace"), self._fd)
         return len(text)
 
     def reconfigure(self, **_: Any) -> None:
@@ -123,5 +144,5 @@ class _Binary(_Kept, io.RawIOBase):
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self._keep(bytes(view))
+        self._capture.write(bytes(view), self._fd)
         return len(view)

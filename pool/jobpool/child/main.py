@@ -21,6 +21,7 @@ from setproctitle import setproctitle
 from jobpool.child.attempt import Attempt, AttemptRunner, JobToRun, OwnAck, own_ack
 from jobpool.child.capture import Capture, OutputPipe
 from jobpool.child.channel import ChannelProducer
+from jobpool.child.lines import Lines, leave_unconfigured, log_unconfigured
 from jobpool.child.recycle import DESCRIPTORS, SocketsLost, Wear
 from jobpool.child.restore import Tidy
 from jobpool.errors import ConfigurationError
@@ -28,12 +29,23 @@ from jobpool.handlers import app
 from jobpool.handlers.registry import DEFAULT
 from jobpool.ipc import packets
 from jobpool.ipc.alarm import Alarm
-from jobpool.ipc.frames import RUN_HEAD, TICKETED, BootFailed, Ready, Result, plain_success, split_ticket
+from jobpool.ipc.frames import (
+    RUN_HEAD,
+    TICKETED,
+    BootFailed,
+    HandlerInfo,
+    Ready,
+    Result,
+    plain_success,
+    split_ticket,
+)
+from jobpool.ipc.inheritance import flush, writers
 from jobpool.ipc.postfork import BROKEN
-from jobpool.ipc.process_options import ChildBoot
+from jobpool.ipc.process_options import NO_LINES, ChildBoot, ChildOptions
 from jobpool.message import producer
 from jobpool.message.capped_text import DEFAULT_CAP, cap_text
 from jobpool.message.envelope import decode_again
+from jobpool.message.masking import Masker
 from jobpool.message.outcome import ResultKind
 
 CANNOT_BOOT = 69
@@ -44,20 +56,54 @@ _RUN = 1
 _IDLE = " idle"  # no handler's name
 
 
+_of_import: list[tuple[Capture, Masker]] = []
+"""Made in the fork server, for the app's import and then for each child: log handlers made at import keep working."""
+
+
+def load(options: ChildOptions) -> list[HandlerInfo]:
+    """Import the app as `app.load` does, with the streams that its handlers will have."""
+    _streams(options)
+    return app.load(options)
+
+
+def _streams(options: ChildOptions) -> tuple[Capture, Masker]:
+    if not _of_import:
+        _of_import.append((Capture(options.output_cap, pid=0), Masker(options.mask_keys)))
+        _of_import[0][0].begin()
+        if options.lines_level < NO_LINES:
+            leave_unconfigured()
+    return _of_import[0]
+
+
 def run(boot: ChildBoot) -> int:
     """Run a child's life in this process, of which it uses all freely. Return its exit status when it leaves."""
-    page = boot.page.child
+    page, options = boot.page.child, boot.options
     page.booting(os.getpid(), monotonic())
-    setproctitle(f"{boot.options.title}: slot {boot.slot} booting")
+    setproctitle(f"{options.title}: slot {boot.slot} booting")
+    capture, masker = _streams(options)
+    # Of an import in each child, the first one's lines are enough.
+    quiet = not options.preload and boot.slot > 0
+    lines = Lines(boot.channel, NO_LINES if quiet else options.lines_level, masker)
+    printed = boot.page.printed.write
+
+    def echo(data: bytes) -> None:
+        printed(data)
+        lines.write(data)
+
+    capture.enter(echo)
     try:
-        if not boot.options.preload:
-            app.load(boot.options)
+        if not options.preload:
+            app.load(options)
+            boot.inheritance.streams = writers()
     except ConfigurationError as error:
         with contextlib.suppress(OSError):
             packets.send_announced(boot.channel, BootFailed(str(error)).encode())
         return CANNOT_BOOT
+    lines.level = options.lines_level
+    if lines.level < NO_LINES:
+        log_unconfigured(capture.keep, lines)
     try:
-        return Child(boot).serve()
+        return Child(boot, capture, lines).serve()
     except (OSError, SocketsLost) as error:
         # Through the shared page: the descriptors may be somebody else's by now.
         boot.page.printed.write(f"\njobpool: this child cannot go on: {error!r}\n".encode())
@@ -67,22 +113,27 @@ def run(boot: ChildBoot) -> int:
 class Child:
     """A booted child."""
 
-    def __init__(self, boot: ChildBoot) -> None:
+    def __init__(self, boot: ChildBoot, capture: Capture, lines: Lines) -> None:
         options = boot.options
         DEFAULT.restrict(options.queue_handlers)
         self._producer = ChannelProducer(boot.channel)
         producer.enter_child(self._producer)
         _write_lines_at_once()
         self._boot = boot
+        self._streams = boot.inheritance.streams
         self._work = boot.work
         self._channel = boot.channel
         self._page = boot.page.child
         self._title = _Title(f"{options.title}: slot {boot.slot}")
         cap = options.output_cap
         take = OutputPipe(boot.output_fd, cap).take
-        capture = Capture(cap, boot.page.printed.write)
+        self._lines = lines
         self._alarm = Alarm(options.kill_grace)
-        self._runner = AttemptRunner(DEFAULT, self._alarm, capture, cap, take, options.enqueue_to)
+        DEFAULT.hooks.mark = lambda place: boot.page.printed.write(f"jobpool: in the {place}\n".encode())
+        self._runner = AttemptRunner(
+            DEFAULT, self._alarm, capture, cap, self._take_raw, options.enqueue_to, boot.inheritance.cut
+        )
+        self._take = take
         with contextlib.suppress(OSError):
             take()  # text printed before the first job belongs to none
         # Title and page are written only when the child has been idle for a moment, so the wait needs a limit.
@@ -107,7 +158,15 @@ class Child:
                 break
             if leaving:
                 break
+        self._lines.leave()
         return 0
+
+    def _take_raw(self) -> str:
+        """Return what was printed past the streams, and send its lines: they come at the end of the attempt only."""
+        if text := self._take():
+            self._lines.end_line()
+            self._lines.write(f"{text}\n".encode("utf-8", "replace"))
+        return text
 
     def _next(self) -> bytes | None:
         """Return the next frame; None at the end of the work. Blocks until there is one."""
@@ -131,15 +190,20 @@ class Child:
         _, nonce, fence, attempts, crashes, timeout = RUN_HEAD.unpack_from(packet)
         now = monotonic()
         self._page.took(nonce, now)
+        self._lines.nonce = nonce
         try:
             envelope = decode_again(packet[RUN_HEAD.size :], attempts=attempts)
         except ValueError as error:
             return self._answer(nonce, Attempt("", ResultKind.UNRECOVERABLE, now, error=str(error)))
         deadline = now + timeout if timeout > 0 else 0.0
-        self._page.started(nonce, now, deadline, envelope.identifier, envelope.queue, envelope.job, attempts + 1)
+        about = envelope.identifier, envelope.queue, envelope.job, attempts + 1, envelope.name or ""
+        self._page.started(nonce, now, deadline, *about)
         self._title.busy(envelope.job, envelope.identifier)
         job = JobToRun(envelope, envelope.queue, fence, crashes, timeout, ack=ack)
         attempt = self._runner.run(job, self._page.progress)
+        if self._streams and (failure := flush(self._streams)) is not None:
+            _not_written(attempt, failure)
+        self._lines.end()
         self._title.in_series = attempt.duration < QUICK_S
         return self._answer(nonce, attempt)
 
@@ -160,6 +224,14 @@ class Child:
             attempt.output = cap_text(attempt.output, DEFAULT_CAP)
             attempt.error = cap_text(attempt.error, DEFAULT_CAP)
             packets.send_announced(self._channel, _packet(nonce, attempt, leaving))
+
+
+def _not_written(attempt: Attempt, error: Exception) -> None:
+    """Fail an attempt whose output to a file cannot be written; its process holds the rest, and is replaced."""
+    attempt.suspect = True
+    if attempt.kind is ResultKind.SUCCEEDED:
+        attempt.kind = ResultKind.FAILED
+        attempt.error = f"a file that the app's import opened cannot be written: {error}"
 
 
 class _Title:

@@ -42,6 +42,7 @@ class Wear:
         self._left = _lifetime(boot.options, boot.child)
         self._threads = _thread._count()
         self._first_free = _lowest_free()
+        self._of_app = boot.inheritance.of_app
         sockets = boot.work, boot.channel
         self._sockets = [(sock.getsockopt, sock.getsockopt(_SOL_SOCKET, _SO_COOKIE, 8)) for sock in sockets]
         self._daemons = linux.direct_children() if linux.has_children() else set()
@@ -66,7 +67,8 @@ class Wear:
             return FAILURE
         if swept:
             return "processes"
-        if _thread._count() > self._threads and not self._threads_ended():
+        allowed = self._threads + attempt.hook_threads
+        if _thread._count() > allowed and not _threads_ended(allowed):
             return "threads"
         if self._leaks_descriptors():
             return DESCRIPTORS
@@ -84,15 +86,6 @@ class Wear:
                 pass
         return linux.has_children() and linux.sweep_strays(self._daemons, SWEEP_LIMIT_S) > 0
 
-    def _threads_ended(self) -> bool:
-        give_up = monotonic() + LAST_WORDS_S
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, give_up - monotonic()))
-                if _thread._count() <= self._threads:
-                    break
-        return _thread._count() <= self._threads
-
     def _check_sockets(self) -> None:
         """Recognise our sockets by their cookies, in case their numbers are others' now: no result must go astray."""
         try:
@@ -105,7 +98,10 @@ class Wear:
     def _leaks_descriptors(self) -> bool:
         """Tell by the lowest free one if descriptors leak or were closed under our feet: two system calls."""
         try:
-            return not self._first_free <= _lowest_free() <= self._first_free + self._options.max_leaked_fds
+            lowest = _lowest_free()
+            if lowest < self._first_free and lowest in self._of_app:
+                self._first_free = lowest  # the handler has read an image, say, and closed its file
+            return not self._first_free <= lowest <= self._first_free + self._options.max_leaked_fds
         except OSError:  # none is left, or the standard streams are closed
             return True
 
@@ -114,6 +110,16 @@ class Wear:
 
         # Resident memory is read only when the peak, which is cheaper to ask for, was above the mark.
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > mark and resident() > mark
+
+
+def _threads_ended(allowed: int) -> bool:
+    give_up = monotonic() + LAST_WORDS_S
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, give_up - monotonic()))
+            if _thread._count() <= allowed:
+                break
+    return _thread._count() <= allowed
 
 
 def resident() -> int:

@@ -18,7 +18,7 @@ import click
 from jobpool.cli import messages
 from jobpool.cli.messages import meet_queues, queue_option, read_filter, terms_argument
 from jobpool.cli.options import Command, as_json, confirmed, option
-from jobpool.cli.output import note, plural, say
+from jobpool.cli.output import answer_json, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import JobpoolError, Unsupported
 from jobpool.message.printable import one_line
@@ -56,6 +56,7 @@ def dead_list(session: Session, terms: tuple[str, ...], queue: str | None, limit
 @option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Retry at most N a minute, evenly.")
 @option("--keep-counters", is_flag=True, help="Keep attempts, crashes and the last error.")
 @confirmed
+@as_json
 def dead_retry(session: Session, terms: tuple[str, ...], queue: str | None, rate: float | None, **asked: bool) -> None:
     """Retry dead letters under their ids, with all counters at 0; FILTER as in `jobpool list`.
 
@@ -74,6 +75,7 @@ def dead_retry(session: Session, terms: tuple[str, ...], queue: str | None, rate
 @option("--older-than", metavar="TIME", help="Select letters that died longer ago; the same as age:>TIME.")
 @option("--keep", type=click.IntRange(0, MOST_KEPT), default=0, metavar="N", help="Keep the newest N.")
 @confirmed
+@as_json
 def dead_purge(
     session: Session, terms: tuple[str, ...], queue: str | None, older_than: str | None, keep: int, **asked: bool
 ) -> None:
@@ -90,6 +92,7 @@ def dead_purge(
 @queue_option
 @all_option
 @confirmed
+@as_json
 def purge(session: Session, terms: tuple[str, ...], queue: str | None, **asked: bool) -> None:
     """Delete waiting, delayed and dead messages, not leased ones. FILTER as in `jobpool list`."""
     from jobpool.broker.values import State, Verb
@@ -148,11 +151,15 @@ def _carry_out(session: Session, where: MessageFilter, verb: Verb, asked: dict[s
 
 
 def _confirm_and_run(sweep: Sweep, asked: dict[str, bool]) -> None:
+    """Do it once it is confirmed. `matched`, in JSON: messages by the look before, at most `CAP` of them counted."""
     from jobpool.broker.values import Verb
 
     word, done = ("purge", "purged") if sweep.verb is Verb.DELETE else ("retry", "retried")
     count = sweep.count()
     _check_ids(sweep, count)
+    if asked["json_"] and (asked["dry_run"] or not count):
+        answer_json({"matched": count, done: 0})
+        return
     if not count:
         kept = "no message is older than the newest to keep"
         note(kept if sweep.keep else messages.none_matches(sweep.backend, sweep.where))
@@ -168,7 +175,11 @@ def _confirm_and_run(sweep: Sweep, asked: dict[str, bool]) -> None:
         if not click.confirm(question, err=True):
             note("nothing was changed")
             raise click.exceptions.Exit(1)
-    say(f"{plural(sweep.run(count, done), 'message')} {done}")
+    changed = sweep.run(count, done)
+    if asked["json_"]:
+        answer_json({"matched": count, done: changed})
+    else:
+        say(f"{plural(changed, 'message')} {done}")
 
 
 def _check_ids(sweep: Sweep, count: int) -> None:

@@ -63,7 +63,7 @@ def post(
         raise click.UsageError("give the messages, or a --file of them: jobpool message post QUEUE MESSAGE...")
     values = map(_json_or_text, messages) if file is None else _from_lines(file)
     ttl = _seconds(times, "ttl")
-    with session.broker() as backend, _wrong_usage():
+    with session.broker(makes=True) as backend, _wrong_usage():
         batches = _select(backend, queue).post_in_batches(values, ttl, _seconds(times, "delay") or 0.0)
         answer_ids(json_, batches, "message", "posted; the ids are on stdout")
 
@@ -122,7 +122,7 @@ def pop(session: Session, queue: str, limit: int, json_: bool) -> None:
 
     Into a pipe or a file their bytes go as they are; on a terminal control characters are shown, not sent.
     """
-    with session.broker() as backend:
+    with session.broker(makes=True) as backend:
         with _wrong_usage():
             taken = _select(backend, queue).pop(limit)
         if json_:
@@ -153,7 +153,7 @@ def create(session: Session, queue: str, limit: int, max_claims: int, json_: boo
     Nobody else gets them until the claim ends. Delete each one when it is done, renew the claim if it takes longer, and
     release the rest. With --json the answer is null if no message is free.
     """
-    with session.broker() as backend:
+    with session.broker(makes=True) as backend:
         with _wrong_usage():
             chosen = _select(backend, queue, max_claims)
             found = chosen.claim(limit, _seconds(times, "ttl"), _seconds(times, "grace"))

@@ -140,10 +140,13 @@ def _plan(start: CronStart) -> list[Planned]:
 
 def _asked(start: CronStart, plan: list[Planned]) -> tuple[datetime, dict[str, Record]]:
     """Return the time and the records of these schedules, if the broker keeps any."""
+    from jobpool.broker.opening import missing_database
     from jobpool.cron.records import Records
     from jobpool.cron.runner import CronTime
     from jobpool.cron.service import opened
 
+    if missing_database(start.backend):
+        return datetime.now(UTC), {}
     with opened(start) as backend:
         now = CronTime(backend).now()
         if not backend.capabilities.key_store:

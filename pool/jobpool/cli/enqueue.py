@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import chain, islice
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.options import Command, as_json, option
-from jobpool.cli.output import answer_ids, note
+from jobpool.cli.options import Command, as_json, option, setting
+from jobpool.cli.output import answer_ids, note, plural
 from jobpool.cli.session import Session
-from jobpool.errors import InvalidJob
+from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.message.definition import JobDefinition
+from jobpool.message.names import DEFAULT_QUEUE
 from jobpool.message.units import parse_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
+    from jobpool.handlers.registry import HandlerRegistry
 
 BATCH_JOBS = 1000
+SHOWN_HANDLERS = 10  # names in the sentence about an unknown one
+
+Fit = Callable[[JobDefinition], JobDefinition]
 
 
 @click.command("enqueue", cls=Command)
 @click.argument("handler", required=False)
 @click.argument("payload", nargs=-1)
-@option("-Q", "--queue", metavar="NAME", help="[default: default]")
+@setting("apps", "Options")
+@option("--no-check", is_flag=True, help="Do not import the app, and enqueue unseen.")
+@option("-Q", "--queue", metavar="NAME", help="Queue.  [default: the handler's; `default` if it names none]")
 @option("-p", "--priority", type=int, metavar="N", help="Priority, 0 to 255; smaller runs sooner.  [default: 5]")
 @option("--delay", metavar="TIME", help="Time from now before which it does not run.")
 @option("--max-retries", type=int, metavar="N", help="Number of retries after a failed first run.")
@@ -41,15 +51,24 @@ BATCH_JOBS = 1000
 @option("--file", "file", type=click.File("rb"), metavar="FILE", help="File of jobs, one JSON value a line; - = stdin.")
 @as_json
 def enqueue(
-    session: Session, handler: str | None, payload: tuple[str, ...], file: IO[bytes] | None, json_: bool, **options: Any
+    session: Session,
+    handler: str | None,
+    payload: tuple[str, ...],
+    apps: tuple[str, ...],
+    file: IO[bytes] | None,
+    json_: bool,
+    no_check: bool,
+    **options: Any,
 ) -> None:
-    """Enqueue a job and print its id.
+    """Enqueue a job and print its id; with --file on a terminal, print how many there are.
 
     PAYLOAD is one JSON value, or any number of key=value; a value is JSON where it can be read as JSON, else text:
 
     \b
       jobpool enqueue report '{"customer": 7, "month": "2026-06"}'
       jobpool enqueue report customer=7 month=2026-06 --queue reports
+
+    Where an app is configured, or named by --app, it is imported: an unknown handler or wrong arguments are refused.
 
     With --file each line is one payload for HANDLER. Without HANDLER it is an object with "handler" and "payload". It
     may have "queue", "priority", "max_retries", "timeout", "delay", "expires_in", "id", "name", "idempotency_key",
@@ -61,13 +80,72 @@ def enqueue(
             raise click.UsageError("a payload and --file exclude each other: the payloads are the lines of the file")
         if "id" in defaults:
             raise click.UsageError('--id and --file exclude each other: write "id" into the lines')
-        definitions = _from_lines(file, handler, defaults)
+        definitions = _from_lines(file, handler, defaults, _fitting(session, apps, no_check))
     elif handler is None:
         raise click.UsageError("the name of a handler is missing: jobpool enqueue HANDLER [PAYLOAD]")
     else:
-        definitions = iter([_definition({**defaults, "handler": handler, "payload": read_payload(payload)})])
-    with session.broker() as backend:
-        answer_ids(json_, _enqueue(backend, definitions), "job", "are enqueued; their ids are printed above")
+        definition = _definition({**defaults, "handler": handler, "payload": read_payload(payload)})
+        definitions = iter([_fitting(session, apps, no_check)(definition)])
+    counts = file is not None and not json_ and sys.stdout.isatty()
+    with session.broker(makes=True) as backend:
+        batches = _enqueue(backend, definitions)
+        told = "are enqueued" if counts else "are enqueued; their ids are printed above"
+        answer_ids(json_, batches if file is None else _counted(batches), "job", told, "enqueued" if counts else "")
+
+
+def _counted(batches: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Yield them, and show on a terminal how many jobs there are so far."""
+    if not sys.stderr.isatty():
+        yield from batches
+        return
+    count = 0
+    try:
+        for batch in batches:
+            yield batch
+            count += len(batch)
+            click.echo(f"\r\x1b[K{plural(count, 'job')} …", err=True, nl=False)
+    finally:
+        click.echo("\r\x1b[K", err=True, nl=False)
+
+
+def _fitting(session: Session, apps: tuple[str, ...], no_check: bool) -> Fit:
+    """Return what checks a job against the app, if one is known, and puts it on its handler's queue.
+
+    Imports the app. Raises `ConfigurationError`: it does not import.
+    """
+    try:
+        registry = None if no_check else session.app(apps=apps)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}; --no-check enqueues without a look at the app") from None
+    if registry is None:
+        return _unseen
+    return partial(_fit, registry, {info.name: info.queues for info in registry.infos()})
+
+
+def _unseen(definition: JobDefinition) -> JobDefinition:
+    return definition
+
+
+def _fit(registry: HandlerRegistry, queues: dict[str, list[str]], definition: JobDefinition) -> JobDefinition:
+    """Return the job on its handler's queue, the first of `queues`.
+
+    Raises `InvalidJob`: the app cannot run it; the text says why.
+    """
+    from jobpool.handlers.registry import HandlerNotAllowed, UnknownHandler
+    from jobpool.settings import nearest
+
+    name = definition.handler
+    queue = definition.queue or queues.get(name, [DEFAULT_QUEUE])[0]
+    try:
+        handler = registry.resolve(name, queue)
+        if name in queues:  # built-in ones check when they run: their pool's settings may differ
+            handler.check(definition.payload)
+    except UnknownHandler:
+        near = nearest(name, queues) or f"; there are {', '.join([*queues][:SHOWN_HANDLERS])}"
+        raise InvalidJob(f"the app has no handler {name!r}{near}; --no-check enqueues it") from None
+    except (HandlerNotAllowed, InvalidJob) as error:
+        raise InvalidJob(f"{error}; --no-check enqueues it") from None
+    return replace(definition, queue=queue)
 
 
 def read_payload(words: tuple[str, ...]) -> Any:
@@ -97,7 +175,7 @@ def read_payload(words: tuple[str, ...]) -> Any:
     return pairs
 
 
-def _from_lines(file: IO[bytes], handler: str | None, defaults: dict[str, Any]) -> Iterator[JobDefinition]:
+def _from_lines(file: IO[bytes], handler: str | None, defaults: dict[str, Any], fit: Fit) -> Iterator[JobDefinition]:
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
@@ -107,7 +185,7 @@ def _from_lines(file: IO[bytes], handler: str | None, defaults: dict[str, Any]) 
                 value = {"handler": handler, "payload": value}
             elif not isinstance(value, dict) or "handler" not in value:
                 raise ValueError('it is not an object with "handler"; name a HANDLER if the lines are payloads')
-            yield _definition({**defaults, **value})
+            yield fit(_definition({**defaults, **value}))
         except (ValueError, RecursionError, click.UsageError) as error:
             reason = error.format_message() if isinstance(error, click.UsageError) else error
             raise InvalidJob(f"line {number}: {reason}") from None

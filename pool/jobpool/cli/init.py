@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from jobpool.cli.options import Command, option
-from jobpool.cli.output import note, say
+from jobpool.cli.options import Command, as_json, option
+from jobpool.cli.output import answer_json, note, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError
 from jobpool.settings import SETTINGS
@@ -23,31 +23,38 @@ DEFAULT_BACKEND = 'backend = "sqlite:///jobpool.db"'
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=Path())
 @option("--force", is_flag=True, help="Overwrite existing files.")
 @option("--broker-only", is_flag=True, help="Only prepare the configured broker (make its tables), and write no files.")
-def init(session: Session, directory: Path, force: bool, broker_only: bool) -> None:
+@as_json
+def init(session: Session, directory: Path, force: bool, broker_only: bool, json_: bool) -> None:
     """Write a commented jobpool.toml and a first handler, jobs.py, into DIRECTORY (default: this one).
 
     With --backend URL the file names that broker, whose tables are made.
     """
     if broker_only:
-        _prepare(session)
+        made = _prepare(session)
+        if json_:
+            answer_json({"files": [], "broker": made})
         return
     there = [directory / name for name in FILES if (directory / name).exists()]
     if there and not force:
         raise click.UsageError(f"{' and '.join(map(str, there))} exists already; --force overwrites")
     url = session.flags["backend"]
-    if url is not None:
-        _prepare(session)  # first: a URL that does not work must not be written down
+    scheme = None if url is None else _prepare(session)  # first: a URL that does not work must not be written down
     _write(directory, url)
+    if json_:
+        answer_json({"files": [str(directory / name) for name in FILES], "broker": scheme})
+        return
     note("\nNext, in " + ("this directory:" if directory == Path() else f"{directory}:"))
     say("  jobpool enqueue count_primes below=2000000   # put a job into the queue")
     say("  jobpool                                      # run a pool; Ctrl-C stops it")
     say("  jobpool top                                  # watch it, in another terminal")
 
 
-def _prepare(session: Session) -> None:
-    with session.broker() as broker:
+def _prepare(session: Session) -> str:
+    """Make what the broker needs, and return its scheme."""
+    with session.broker(makes=True) as broker:
         broker.prepare()
         note(f"the {broker.scheme}:// broker is ready")
+        return broker.scheme
 
 
 def _write(directory: Path, url: str | None) -> None:

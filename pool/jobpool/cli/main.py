@@ -25,11 +25,12 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from jobpool.cli import bulk, claims, cron, doctor, enqueue, history, init, messages, run, top
+from jobpool.cli import bulk, claims, cron, doctor, enqueue, history, init, messages, run, run_one, top
 from jobpool.cli.bulk import INTERRUPTED
+from jobpool.cli.session import leave
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.message.printable import printable
-from jobpool.settings import REMOVED, removed
+from jobpool.settings import REMOVED, SETTINGS, removed
 
 FAILED = 1
 USAGE = 2
@@ -50,6 +51,7 @@ OFTEN_USED = (
 )
 """Options of the pool that `jobpool --help` lists; `jobpool run --help` has them all."""
 
+NEEDS_LINUX = frozenset({"run", "top", "health", "doctor", "cron", "run-one", "torture"})
 DESTRUCTIVE_VERBS = frozenset({"purge", "delete", "pop"})
 NEAR, VERY_NEAR = 0.5, 0.8
 """How alike a word and a verb must be (difflib) for a hint. A destructive verb is only named for its own misspelling:
@@ -89,7 +91,17 @@ class Root(Verbs):
             for point in entry_points(group=VERBS):
                 self.add_command(point.load(), point.name)
         extra["standalone_mode"] = False
-        sys.exit(_guarded(lambda: click.Group.main(self, words, prog_name or "jobpool", **extra), words))
+        leave(_guarded(lambda: click.Group.main(self, words, prog_name or "jobpool", **extra), words))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if sys.platform != "linux" and args[0] in NEEDS_LINUX and not FOR_THE_GROUP & set(args):
+            raise ConfigurationError(
+                f"`jobpool {args[0]}` needs Linux: here, enqueue and look (enqueue, stats, list, inspect, dead), and"
+                " run the pool in a container"
+            )
+        return super().resolve_command(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - the signature is click's
         return ["[OPTIONS]  |  VERB [OPTIONS] ..."]
@@ -154,10 +166,28 @@ def arrange(group: click.Group, words: Sequence[str], default: str, *, complete:
         ]
         hint = f"did you mean {near[0]!r}?" if near else f"the verbs are {', '.join(verbs)}"
         raise click.UsageError(f"{verb!r} is no verb of jobpool; {hint}")
-    rest = [*words[:place], *words[place + 1 :]]
+    rest = [*_meant_for(command, words[:place], _values_taken(group)), *words[place + 1 :]]
     if isinstance(command, click.Group):
         rest = arrange(command, rest, "list", complete=complete)
     return [verb, *rest]
+
+
+def _meant_for(command: click.Command, words: Sequence[str], takes: dict[str, bool]) -> list[str]:
+    """Return the options that stood before the verb, less settings that it has no use for, as those of a file are.
+
+    So `jobpool --app myapp.jobs` may be an alias, and any verb follow it.
+    """
+    knows = _values_taken(command)
+    flags = (flag for one in SETTINGS.values() for flag in (*(one.flags or ()), f"--no-{one.flag[2:]}"))
+    useless = set(flags) - knows.keys()
+    kept: list[str] = []
+    place = 0
+    while place < len(words):
+        name, attached = _split(words[place], takes)
+        end = place + (2 if takes[name] and not attached else 1)
+        kept += [] if name in useless else words[place:end]
+        place = end
+    return kept
 
 
 def _first_plain(words: Sequence[str], takes: dict[str, bool]) -> int | None:
@@ -186,10 +216,10 @@ def _split(word: str, takes: dict[str, bool]) -> tuple[str, bool]:
     return "-" + word[-1], False
 
 
-def _values_taken(group: click.Group) -> dict[str, bool]:
-    """Return every option of every verb, and whether it takes a value."""
+def _values_taken(group: click.Command) -> dict[str, bool]:
+    """Return every option of a verb, or of all verbs of a group, and whether it takes a value."""
     takes = dict.fromkeys(FOR_THE_GROUP, False)
-    for command in walk(group):
+    for command in walk(group) if isinstance(group, click.Group) else [group]:
         for option in command.params:
             if isinstance(option, click.Option):
                 takes_value = not (option.is_flag or option.count)
@@ -276,7 +306,7 @@ GROUPS: dict[str, tuple[str, tuple[click.Command, ...]]] = {
 for name, (means, verbs) in GROUPS.items():
     cli.add_command(Verbs(name, {verb.name or "": verb for verb in verbs}, help=means))
 for command in (
-    *(run.run, enqueue.enqueue, messages.stats, messages.list_, messages.inspect, bulk.purge),
+    *(run.run, run_one.run_one, enqueue.enqueue, messages.stats, messages.list_, messages.inspect, bulk.purge),
     *(messages.reap, top.top, top.health, history.history, doctor.doctor, init.init),
 ):
     cli.add_command(command)

@@ -19,7 +19,7 @@ from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say, table
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, MalformedEnvelope, Unsupported
-from jobpool.message.names import check_queue
+from jobpool.message.names import DEFAULT_QUEUE, check_queue
 from jobpool.message.printable import headline, json_text, one_line, printable
 from jobpool.message.units import format_duration
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FULL_REAP = 1000  # messages that one reap returns at most; a full answer means that there may be more
 
-QUEUES = columns("QUEUE!, WAITING>, DELAYED>, LEASED>, DEAD>, OLDEST>")
+QUEUES = columns("QUEUE!, WAITING>, DELAYED>, LEASED>, DEAD>, OLDEST>, POOLS>")
 POSTED = columns("POSTED>")  # shown where there is one: most people post nothing
 
 PAGE_MESSAGES = 500
@@ -70,7 +70,10 @@ def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: in
 @option("-Q", "--queue", metavar="NAME", help="Queue of the message, for brokers that cannot look in all queues.")
 @as_json
 def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> None:
-    """Show everything about one message: counters, times, payload, last error, and how its last attempt was killed."""
+    """Show everything about one message.
+
+    Counters, times, payload, last error, and how its last attempt was killed, or what it printed.
+    """
     from jobpool.broker.values import MessageFilter, State
 
     with session.broker() as backend:
@@ -222,9 +225,11 @@ def _describe(message: Message) -> None:
         if value not in (None, ""):
             say(f"{key:<{width}}  {one_line(str(value))}")
     if message.cause:
+        death = Death.from_text(message.cause)
         earlier = message.reason and message.reason not in KILLED
         del long["cause"]
-        long["cause of an earlier attempt's end" if earlier else "cause"] = Death.from_text(message.cause).told()
+        title = "cause of an earlier attempt's end" if earlier else "cause"
+        long[title if death.how else "output of the last failed attempt"] = death.told()
     for key, value in long.items():
         if value not in (None, {}, ""):
             text = value if isinstance(value, str) and key not in ("payload", "message") else json_text(value, indent=2)
@@ -236,19 +241,28 @@ def _describe(message: Message) -> None:
 @names_option
 @as_json
 def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
-    """Count waiting, delayed, leased, dead and posted messages, in these queues or in all."""
+    """Count waiting, delayed, leased, dead and posted messages, in these queues or in all.
+
+    POOLS, in JSON "pools": pools of this user on this machine that serve the queue; others are not seen from here.
+    """
     with session.broker() as backend:
         found = {queue: backend.stats(queue) for queue in _named(session, backend, names + more)}
+        serving = session.queues_served()
         if not backend.capabilities.exact_counts:
             note(f"{backend.scheme}:// counts messages that others have leased as waiting (Capabilities.exact_counts)")
     if json_:
-        answer_json([{"queue": queue, **asdict(counts)} for queue, counts in found.items()])
-    elif any(counts.posted for counts in found.values()):
-        table(QUEUES + POSTED, [[*_counts(queue, counts), f"{counts.posted:,}"] for queue, counts in found.items()])
+        answer_json([{"queue": name, **asdict(counts), "pools": serving[name]} for name, counts in found.items()])
     elif found:
-        table(QUEUES, [_counts(queue, counts) for queue, counts in found.items()])
+        posts = any(counts.posted for counts in found.values())
+        rows = [[*_counts(*one, serving[one[0]]), *[f"{one[1].posted:,}"] * posts] for one in found.items()]
+        table(QUEUES + POSTED * posts, rows)
     else:
         note("every queue is empty")
+    served = {*+serving, session.settings().dead_letter_queue}
+    waits = [name for name, counts in found.items() if counts.unattended and name not in served]
+    if waits and backend.capabilities.exact_counts:  # else leased jobs count as waiting
+        start = f"`jobpool --queue {','.join(waits)}`"
+        note(f"no pool on this machine serves {', '.join(waits)}: their jobs wait until one does, such as {start}")
 
 
 @click.command("reap", cls=Command, short_help="Give back messages whose lease has expired.")
@@ -282,10 +296,10 @@ def _named(session: Session, backend: QueueBackend, names: tuple[str, ...]) -> l
     return [check_queue(part) for part in dict.fromkeys(parts)] if parts else meet_queues(session, backend)
 
 
-def _counts(queue: str, counts: QueueStats) -> list[str]:
+def _counts(queue: str, counts: QueueStats, pools: int) -> list[str]:
     numbers = (counts.waiting, counts.delayed, counts.leased, counts.dead)
     shown = [f"{number:,}+" if counts.cap and number >= counts.cap else f"{number:,}" for number in numbers]
-    return [queue, *shown, "-" if counts.oldest is None else format_duration(counts.oldest)]
+    return [queue, *shown, "-" if counts.oldest is None else format_duration(counts.oldest), str(pools)]
 
 
 def meet_queues(session: Session, backend: QueueBackend, queue: str | None = None) -> list[str]:
@@ -300,7 +314,7 @@ def meet_queues(session: Session, backend: QueueBackend, queue: str | None = Non
         return [queue]
     if backend.capabilities.makes_queues:
         return backend.queues()
-    names = session.settings().queue_names
+    names = session.settings().queue_names or (DEFAULT_QUEUE,)
     cannot = f"{backend.scheme}:// cannot list its queues (Capabilities.makes_queues)"
     for name in names:
         try:

@@ -71,13 +71,16 @@ def answer(
         note(nothing)
 
 
-def answer_ids(json_: bool, batches: Iterable[list[str]], word: str, end: str) -> None:
-    """Print ids as they come, or as one JSON list. An error says how many there are already: `word`, and its `end`."""
+def answer_ids(json_: bool, batches: Iterable[list[str]], word: str, end: str, counted: str = "") -> None:
+    """Print ids as they come, or as one JSON list; with `counted`, only how many there were.
+
+    An error says how many there are already: `word`, and its `end`.
+    """
     ids: list[str] = []
     try:
         for batch in batches:
             ids += batch
-            if not json_:
+            if not (json_ or counted):
                 say("\n".join(batch))
     except JobpoolError as error:
         if not ids:
@@ -87,6 +90,8 @@ def answer_ids(json_: bool, batches: Iterable[list[str]], word: str, end: str) -
         raise type(error)(f"{error} ({plural(len(ids), word)} before it {end})") from error
     if json_:
         answer_json(ids)
+    elif counted:
+        say(f"{plural(len(ids), word)} {counted}")
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:

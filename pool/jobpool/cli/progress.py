@@ -1,55 +1,65 @@
-"""The progress bar of a pool that ends by itself: one line below the log, drawn by a thread from the scoreboard."""
+"""How a pool gets on, told by a thread that reads the scoreboard.
+
+On a terminal it is one line below the log: a bar for a pool that ends by itself, else a summary. Elsewhere it is a line
+of the log from time to time, while jobs run.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 
 from jobpool.broker.opening import open_backend
 from jobpool.ipc.board_layout import HeaderView
-from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.units import format_duration
+from jobpool.ops.runtime_dir import PoolFile
+from jobpool.ops.top import PoolSample, Watcher
 from jobpool.settings import Settings
 from jobpool.telemetry.logs import LineHandler
 
-REDRAW_PAUSE_S = 0.2
+REDRAW_PAUSE_S = 0.4
+LOG_PAUSE_S = 10.0
 BAR_CHARS = 30
+
+Tell = Callable[[PoolSample], object]
+
+log = logging.getLogger("jobpool.pool")
 
 
 def backlog(pool: Settings) -> int:
-    """Count the messages that wait, are delayed or leased in the pool's queues. Raises `BackendUnavailable`."""
+    """Count the messages that wait, are delayed or leased in the pool's queues. Raises `BackendUnavailable`.
+
+    Where the settings name no queue, in all that the broker knows: the app is not imported yet.
+    """
     with closing(open_backend(pool.backend)) as backend:
-        return sum(backend.stats(queue).pending for queue in pool.queue_names)
+        queues = pool.queue_names or (backend.queues() if backend.capabilities.makes_queues else ())
+        return sum(backend.stats(queue).pending for queue in queues)
 
 
 @contextmanager
-def progress(path: str, total: int, lines: LineHandler) -> Iterator[None]:
-    """Draw while the block runs.
+def progress(note: PoolFile, tell: Tell, pause: float, *, last: bool = False) -> Iterator[None]:
+    """Tell while the block runs.
 
     Args:
-        path: Of the scoreboard, which may appear later.
-        total: Messages at the start; more may come.
-        lines: The log, which the bar stays below.
+        note: Of the pool. Its scoreboard may appear later.
+        tell: Called on a thread, every `pause` seconds.
+        last: Tell once more at the end.
     """
-    since, over = time.monotonic(), threading.Event()
+    over = threading.Event()
 
-    def draw() -> None:
-        board = None
-        while True:
-            is_last = over.wait(REDRAW_PAUSE_S)
-            with suppress(OSError, ValueError):
-                board = board or Scoreboard.open(path)
-            if board is not None and not (header := board.header.read()).torn:
-                lines.status(bar(header, total, time.monotonic() - since))
-            if is_last:
-                break
-        if board is not None:
-            board.close()
-        lines.status("")
+    def look() -> None:
+        with Watcher(lambda: [note]) as watcher:
+            while not over.wait(pause) or last:
+                [sample] = watcher.sample()
+                if sample.header is not None and not sample.header.torn:
+                    tell(sample)
+                if over.is_set():
+                    break
 
-    thread = threading.Thread(target=draw, name="jobpool-progress", daemon=True)
+    thread = threading.Thread(target=look, name="jobpool-progress", daemon=True)
     thread.start()
     try:
         yield
@@ -58,13 +68,71 @@ def progress(path: str, total: int, lines: LineHandler) -> Iterator[None]:
         thread.join()
 
 
+@contextmanager
+def progress_bar(note: PoolFile, total: int, lines: LineHandler) -> Iterator[None]:
+    """Draw a bar below the log. `total`: messages at the start; more may come."""
+    since = time.monotonic()
+
+    def draw(sample: PoolSample) -> None:
+        assert sample.header is not None
+        lines.status(bar(sample.header, total, time.monotonic() - since))
+
+    with progress(note, draw, REDRAW_PAUSE_S, last=True):
+        yield
+    lines.status("")
+
+
+@contextmanager
+def live_summary(note: PoolFile, lines: LineHandler) -> Iterator[None]:
+    """Keep a summary below the log while the block runs."""
+    with progress(note, lambda sample: lines.status(summary(sample)), REDRAW_PAUSE_S):
+        yield
+    lines.status(None)
+
+
+@contextmanager
+def logged_summary(note: PoolFile, pause: float = LOG_PAUSE_S) -> Iterator[None]:
+    """Log a summary every `pause` seconds, while jobs run."""
+    before = 0
+
+    def tell(sample: PoolSample) -> None:
+        nonlocal before
+        assert sample.header is not None
+        if sample.busy or done(sample.header) != before:
+            before = done(sample.header)
+            rate = f"{sample.rate or 0.0:.1f}"
+            fields = {"busy": sample.busy, "waiting": sample.header.waiting, "done": before, "jobs_per_second": rate}
+            log.info("at work", extra={"fields": fields | _troubles(sample.header)})
+
+    with progress(note, tell, pause):
+        yield
+
+
+def done(header: HeaderView) -> int:
+    """Return how many messages have reached their end."""
+    return header.succeeded + header.dead + header.skipped + header.rejected
+
+
 def bar(header: HeaderView, total: int, seconds: float) -> str:
     """Return the line: how many messages reached their end, of how many, how fast, and what went wrong on the way."""
-    done = header.succeeded + header.dead + header.skipped + header.rejected
-    total = max(total, done)
-    filled = BAR_CHARS * done // total if total else BAR_CHARS
-    rate = done / seconds if seconds > 0 else 0.0
-    left = f"  {format_duration((total - done) / rate)} left" if rate and done < total else ""
-    shown = f"{'█' * filled}{'░' * (BAR_CHARS - filled)} {done:,}/{total:,}  {rate:,.0f} jobs/s{left}"
+    ended = done(header)
+    total = max(total, ended)
+    filled = BAR_CHARS * ended // total if total else BAR_CHARS
+    rate = ended / seconds if seconds > 0 else 0.0
+    left = f"  {format_duration((total - ended) / rate)} left" if rate and ended < total else ""
+    shown = f"{'█' * filled}{'░' * (BAR_CHARS - filled)} {ended:,}/{total:,}  {rate:,.0f} jobs/s{left}"
+    return shown + "".join(f"  {count:,} {word}" for word, count in _troubles(header).items())
+
+
+def summary(sample: PoolSample) -> str:
+    """Return the line: how busy the pool is, how many messages wait and have reached their end, how fast."""
+    header = sample.header
+    assert header is not None
+    rate = f"{sample.rate or 0.0:,.1f} jobs/s"
+    shown = f"{sample.busy}/{header.workers} busy  {header.waiting:,} waiting  {done(header):,} done  {rate}"
+    return shown + "".join(f"  {count:,} {word}" for word, count in _troubles(header).items())
+
+
+def _troubles(header: HeaderView) -> dict[str, int]:
     counts = {"retried": header.requeued, "timed out": header.timed_out, "crashed": header.crashed, "dead": header.dead}
-    return shown + "".join(f"  {count:,} {word}" for word, count in counts.items() if count)
+    return {word: count for word, count in counts.items() if count}

@@ -8,8 +8,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -21,7 +23,11 @@ from jobpool.errors import ConfigurationError
 from jobpool.telemetry.logs import LineHandler, configure
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jobpool.broker.backend import QueueBackend
+    from jobpool.master.serving import Neighbours
+    from jobpool.ops.runtime_dir import PoolFile
     from jobpool.settings import Settings
 
 log = logging.getLogger("jobpool.cli")
@@ -36,9 +42,10 @@ _stop = partial(option, section="When to stop  [default: when told to]")
 @_stop("--once", "--one-shot", is_flag=True, help="Stop after one job.")
 @_stop("--max", "max_total", type=click.IntRange(0), default=0, metavar="N", help="Stop after N jobs; 0 = no limit.")
 @_stop("--fail-on-dead", is_flag=True, help="Exit with 1 if a job became a dead letter.")
-@_stop("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal, if it stops]")
+@_stop("--progress/--no-progress", default=None, help="Show progress below the log.  [default: on a terminal]")
+@option("--watch", is_flag=True, help="Reload when a Python file of the app changes: for development.")
 @click.pass_context
-def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | None, **flags: Any) -> None:
+def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | None, watch: bool, **flags: Any) -> None:
     """Run a pool of worker processes until it is told to stop.
 
     \b
@@ -62,14 +69,19 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     lines.write_in_background()
     sys.stderr = lines.stream  # warnings, ignored exceptions, and the sentence of an error that ends the pool
     if progress is None:
-        progress = sys.stderr.isatty() and pool.log_format == "text" and bool(pool.until_empty or pool.max_total)
-    about = {"name": pool.name, "workers": pool.workers, "queues": list(pool.queue_names)}
+        progress = sys.stderr.isatty() and pool.log_format == "text" and os.environ.get("TERM") != "dumb"
+    queues = {"queues": list(pool.queue_names)} if pool.queues else {}  # else those of the app, once it has loaded
+    about = {"name": pool.name, "workers": pool.workers, **queues}
     log.info("pool starts", extra={"fields": about | {"backend": redact(pool.backend), "apps": list(pool.apps)}})
     if not pool.signing_keys() and scheme_of(pool.backend) not in LOCAL:
         log.warning("messages are not signed", extra={"mend": "set signing_key: who reaches the broker can enqueue"})
     warn_of_keys(pool)
-    with _published(pool) as published:
-        status = _run(published, lines if progress else None, ctx.obj)
+    if watch:
+        from jobpool.cli import watch as watcher
+
+        watcher.watch(pool.apps, pool.sys_path)
+    with _published(pool) as (published, note):
+        status = _run(published, note, lines if progress else None, ctx.obj)
     _leave(status)
 
 
@@ -86,7 +98,7 @@ def _leave(status: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _published(pool: Settings) -> Iterator[Settings]:
+def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
     """Leave a note for `top` and `health` while the block runs; without a runtime directory the pool runs unseen."""
     from importlib.metadata import version
 
@@ -98,26 +110,57 @@ def _published(pool: Settings) -> Iterator[Settings]:
         if pool.runtime_dir is not None:
             raise
         log.warning("top and health will not see this pool", extra={"why": str(error)})
-        yield pool
+        yield pool, None
         return
     about: dict[str, Any] = {"queues": pool.queue_names, "workers": pool.workers, "since": time.time()}
+    about["scheduler"] = pool.cron
     note = this_pool(name=pool.name, backend=pool.backend, directory=place, version=version("jobpool"), **about)
     path = register(place, note)
     try:
-        yield replace(pool, board_path=note.board)
+        yield replace(pool, board_path=note.board), note
     finally:
         unregister(path)
 
 
-def _run(pool: Settings, lines: LineHandler | None, wrap: Callable[[QueueBackend], QueueBackend] | None) -> int:
-    """Run it: with `lines` under a progress bar, with `wrap` round its broker."""
-    from jobpool.master.run import run_pool
+def _run(
+    pool: Settings,
+    note: PoolFile | None,
+    lines: LineHandler | None,
+    wrap: Callable[[QueueBackend], QueueBackend] | None,
+) -> int:
+    """Run it, and tell how it gets on: with `lines` on a terminal, below them. `wrap`: around its broker."""
+    from jobpool.master.run import Neighbourhood, run_pool
 
-    if lines is None or pool.board_path is None:
+    if note is None:
         return run_pool(pool, wrap=wrap, last=True)
-    from jobpool.cli.progress import backlog, progress
+    place = Path(note.board).parent
+    neighbourhood = Neighbourhood(partial(_tell, place, note), partial(_look, place, note))
+    with _progress(pool, note, lines):
+        return run_pool(pool, wrap=wrap, last=True, neighbourhood=neighbourhood)
 
-    waiting = backlog(pool)
+
+def _tell(place: Path, note: PoolFile, queues: Sequence[str]) -> None:
+    from jobpool.ops.runtime_dir import register
+
+    with contextlib.suppress(ConfigurationError):  # the directory has gone: this pool is not seen any more
+        register(place, replace(note, queues=tuple(queues)))
+
+
+def _look(place: Path, note: PoolFile) -> Neighbours:
+    from jobpool.master.serving import Neighbours
+    from jobpool.ops.runtime_dir import serving
+
+    pools = [pool for pool in serving(place, note.backend) if pool.pid != note.pid]
+    return Neighbours(frozenset(queue for pool in pools for queue in pool.queues), any(p.scheduler for p in pools))
+
+
+def _progress(pool: Settings, note: PoolFile, lines: LineHandler | None) -> AbstractContextManager[None]:
+    from jobpool.cli import progress
+
+    if lines is None:
+        return progress.logged_summary(note)
+    if not (pool.until_empty or pool.max_total):
+        return progress.live_summary(note, lines)
+    waiting = progress.backlog(pool)
     total = min(waiting, pool.max_total) if pool.max_total and pool.until_empty else pool.max_total or waiting
-    with progress(pool.board_path, total, lines):
-        return run_pool(pool, wrap=wrap, last=True)
+    return progress.progress_bar(note, total, lines)

@@ -6,21 +6,38 @@ import contextlib
 import logging
 import os
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jobpool.broker.config_file import ConfigFile, find_config
+from jobpool.cli.output import note
 from jobpool.errors import ConfigurationError
 from jobpool.settings import Settings, load
 from jobpool.telemetry.logs import configure
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
+    from jobpool.handlers.registry import HandlerRegistry
+
+OWN_THREADS: set[threading.Thread] = set()
+"""Threads that ran before an app was imported; empty = none was."""
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+def leave(status: int) -> NoReturn:
+    """End the process; without the end of the interpreter if an imported app left threads, for which that waits."""
+    if OWN_THREADS and any(not thread.daemon for thread in set(threading.enumerate()) - OWN_THREADS):
+        from jobpool.ipc.postfork import flush_streams
+
+        flush_streams()
+        os._exit(status)
+    sys.exit(status)
 
 
 class Session:
@@ -60,17 +77,55 @@ class Session:
         return LEVELS[min(max(place, 0), len(LEVELS) - 1)]
 
     @contextlib.contextmanager
-    def broker(self) -> Iterator[QueueBackend]:
-        """Open the configured broker for the block, with a log for a command (warnings only, unless asked)."""
-        from jobpool.broker.opening import open_backend
+    def broker(self, *, makes: bool = False) -> Iterator[QueueBackend]:
+        """Open the configured broker for the block, with a log for a command (warnings only, unless asked).
+
+        Raises `ConfigurationError` too if it is a database that is not there yet, unless the verb `makes` one.
+        """
+        from jobpool.broker.opening import missing_database, open_backend
         from jobpool.message.signing import EnvelopeSigner
 
         settings = self.settings()
         asked = self.flags["log_level"] is not None
         configure(self.log_level(settings.log_level if asked else "warning"), settings.log_format)
         signer = EnvelopeSigner(settings.signing_keys() or None)
+        if not makes and (missing := missing_database(settings.backend)):
+            raise ConfigurationError(missing)
         with contextlib.closing(open_backend(settings.backend, signer=signer)) as backend:
             yield backend
+
+    def app(self, **more: Any) -> HandlerRegistry | None:
+        """Import the app of the settings and return its handlers; None = no app is named, or this is not Linux.
+
+        It runs the app's code, which blocks; its output goes to stderr. Raises `ConfigurationError`: it cannot be
+        found, or does not import.
+        """
+        settings = self.settings(**more)
+        if not settings.apps:
+            return None
+        if sys.platform != "linux":
+            note("the app is only looked at on Linux: nothing is checked")
+            return None
+        from jobpool.handlers.app import load
+        from jobpool.handlers.registry import DEFAULT
+        from jobpool.ipc.process_options import ChildOptions
+
+        path = search_path(self.config_file().directory)
+        apps = [find_app(app, path) for app in settings.apps]
+        rules = {queue: list(names) for queue, names in settings.queue_handlers.items()}
+        OWN_THREADS.update(threading.enumerate())
+        with contextlib.redirect_stdout(sys.stderr):
+            load(ChildOptions(apps, sys_path=list(path), queue_handlers=rules, allowances=asdict(settings.allowances)))
+        return DEFAULT
+
+    def queues_served(self) -> Counter[str]:
+        """Count the pools of this user on this machine that serve each queue of the configured broker."""
+        from jobpool.ops.runtime_dir import serving
+
+        with contextlib.suppress(ConfigurationError):  # no pool runs without such a directory unseen
+            pools = serving(self.runtime_dir(), self.settings().backend)
+            return Counter(queue for pool in pools for queue in pool.queues)
+        return Counter()
 
     def runtime_dir(self) -> Path:
         """Return the runtime directory, without reading the settings as a whole: health probes come often."""

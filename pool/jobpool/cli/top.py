@@ -7,7 +7,7 @@ import os
 import select
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,11 +29,12 @@ FAILED = DEGRADED = 1
 NO_POOL = 3
 
 COLUMNS = columns(
-    "SLOT>, PID>, STATE, HANDLER~, JOB~, QUEUE~, TRY>, AGE>, LEFT>, MEM>, CPU%>, DONE>, FAILED>, RESTARTS>, PROGRESS~"
+    "SLOT>, PID>, STATE, HANDLER~, NAME~, ID, QUEUE~, TRY>, AGE>, LEFT>,"
+    "MEM>, CPU%>, DONE>, FAILED>, RESTARTS>, PROGRESS~"
 )
-COLUMN_CHARS = (4, 7, 8, 10, 16, 8, 3, 6, 6, 5, 4, 7, 6, 8, 12)  # characters that each column needs
+COLUMN_CHARS = (4, 7, 8, 10, 10, 2, 8, 3, 6, 6, 5, 4, 7, 6, 8, 14)  # characters that each column needs; an id, all
 
-FIRST_TO_GO = ("RESTARTS", "PROGRESS", "PID", "CPU%", "FAILED", "QUEUE", "TRY", "DONE", "MEM", "JOB", "LEFT")
+FIRST_TO_GO = ("RESTARTS", "PID", "CPU%", "FAILED", "QUEUE", "TRY", "DONE", "MEM", "LEFT", "ID", "PROGRESS", "NAME")
 COLOURS = {"busy": "green", "dying": "red", "empty": "red", "starting": "yellow", "booting": "yellow"}
 MAX_SILENCE_S = 3.0  # seconds without a turn of the master's loop after which the headline says so
 
@@ -181,7 +182,8 @@ def headline(sample: PoolSample) -> str:
 def cells(row: SlotRow) -> list[str]:
     """Return one slot as the cells of `COLUMNS`, safe for a terminal."""
     shown = [
-        *(str(row.slot), str(row.pid or "-"), row.state + ("?" if row.torn else ""), row.handler, row.job, row.queue),
+        *(str(row.slot), str(row.pid or "-"), row.state + ("?" if row.torn else "")),
+        *(row.handler, row.name, row.job, row.queue),
         str(row.attempt) if row.attempt else "-",
         *(format_duration(row.age), "-" if row.left is None else format_duration(row.left)),
         *(format_size(row.rss) if row.rss else "-", f"{row.cpu * 100:.0f}"),
@@ -218,9 +220,10 @@ def _pool(sample: PoolSample, width: int, height: int) -> list[str]:
 
 
 def _table(rows: tuple[SlotRow, ...], width: int) -> list[str]:
-    kept = fitting(width)
+    filled = [cells(row) for row in rows]
+    kept = fitting(width, filled)
     shown = [COLUMNS[index] for index in kept]
-    head, *lines = aligned(shown, [[cells(row)[index] for index in kept] for row in rows], width, gap=1)
+    head, *lines = aligned(shown, [[row[index] for index in kept] for row in filled], width, gap=1)
     for row, line in zip(rows, lines, strict=True):
         for at, column in enumerate(shown):
             if column.title == "STATE":
@@ -230,11 +233,22 @@ def _table(rows: tuple[SlotRow, ...], width: int) -> list[str]:
     return [click.style(" ".join(head).ljust(width), reverse=True), *map(" ".join, lines)]
 
 
-def fitting(width: int) -> list[int]:
-    """Return the columns that fit into `width` characters; the least telling ones go first."""
-    kept = list(range(len(COLUMNS)))
-    for title in FIRST_TO_GO:
-        if sum(COLUMN_CHARS[index] + 1 for index in kept) <= width:
+def fitting(width: int, rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the columns that fit into `width` characters; the least telling ones go first, and ids are never cut.
+
+    Without a job that has a name of its own, there is no column for it.
+    """
+    at = {column.title: index for index, column in enumerate(COLUMNS)}
+    need = list(COLUMN_CHARS)
+    need[at["ID"]] = max((len(row[at["ID"]]) for row in rows), default=0)
+    kept = [index for index in at.values() if index != at["NAME"] or any(row[index] for row in rows)]
+    for first in (kept, [index for index in kept if index != at["ID"]]):  # without ids there may be room for others
+        kept = list(first)
+        for title in FIRST_TO_GO:
+            if sum(need[index] + 1 for index in kept) - 1 <= width:
+                break
+            if at[title] in kept:
+                kept.remove(at[title])
+        if at["ID"] in kept:
             break
-        kept.remove(next(index for index in kept if COLUMNS[index].title == title))
     return kept

@@ -191,4 +191,5 @@ def _after_fork() -> None:
             jobs._opened = None
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # Windows cannot fork
+    os.register_at_fork(after_in_child=_after_fork)

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Self, TypeVar
@@ -28,6 +29,7 @@ from jobpool.master.events import Event, LeasesBroke, Renewed, ThreadDied
 from jobpool.master.slots import Delivery
 from jobpool.master.threads import LostLeaseThread, MasterThread, RenewThread
 from jobpool.message.allowances import Allowances
+from jobpool.message.dead_letters import ON_DEATH, hook_job_of_abandoned
 from jobpool.message.definition import JobDefinition, check_seconds, timeout_of
 from jobpool.message.envelope import JobEnvelope, decode, encode
 from jobpool.message.lease import JobLease
@@ -47,7 +49,7 @@ from jobpool.policy.decide import Rules, budget, decide
 from jobpool.policy.inspection import Inspected, Inspector
 from jobpool.policy.limits import Limits
 from jobpool.policy.outcomes import checked, counters_of, counts_as_attempt, outcome_of, status_of
-from jobpool.policy.retry import RetryPolicy, remember
+from jobpool.policy.retry import RetryPolicy, parse_backoff, remember
 
 T = TypeVar("T")
 
@@ -71,7 +73,7 @@ class QueueWorker:
     Args:
         backend: Where messages come from. It stays its owner's; its signer verifies what is fetched.
         registry: The handlers; None = those of `@jobpool.handler`.
-        retry: The policy for failed attempts; None = no retries unless a job or handler asks for them.
+        retry: The policy for failed attempts; None = `RetryPolicy()`: no retries unless a job or handler asks for them.
         ttl: Seconds, > 0, that a lease is asked to hold; it is renewed every third of the time that it does while the
             handler runs.
         default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
@@ -111,7 +113,8 @@ class QueueWorker:
         self._ttl = check_ttl(ttl)
         self._default_timeout = check_seconds(default_timeout, "default_timeout")
         self._max_timeout = check_seconds(max_timeout, "max_timeout")
-        self._inspector = Inspector(backend.signer, queue_handlers or {})
+        self._queue_handlers = queue_handlers or {}
+        self._inspector = Inspector(backend.signer, self._queue_handlers)
         limits = Limits() if limits is None else limits
         check_key_store(limits, backend)
         self._acquirer = Acquirer(backend, limits)
@@ -173,17 +176,23 @@ class QueueWorker:
             after=attempt.after,
             follow_ups=tuple(attempt.follow_ups),
             seen_for=now - remember(self._unknown_since, lease.id, met) if handler is None else 0.0,
+            output=attempt.output,
         )
         return checked(outcome, self._backend.pack), keeper.lease
 
     def _rules(self, handler: AnyHandler | None) -> Rules:
-        return Rules(max_retries=handler.max_retries if handler else None, unknown_handler_grace=self._grace)
+        if handler is None:
+            return Rules(unknown_handler_grace=self._grace)
+        backoff = parse_backoff(handler.backoff) if handler.backoff else None
+        return Rules(handler.max_retries, self._grace, backoff=backoff)
 
     def _attempt(self, job: JobToRun) -> Attempt:  # `jobpool.testing` injects its faults here and in `_nap`
         return run_attempt(job, self._registry)
 
     def _conclude(self, outcome: Outcome, lease: JobLease, handler: AnyHandler | None) -> WorkerResult:
         settlement = decide(outcome, lease, self._rules(handler), self._retry, self._clock.boot())
+        if isinstance(settlement, Abandon):
+            settlement = self._with_hook_job(lease, settlement)
         own = handler is not None and handler.ack_in_transaction and isinstance(settlement, Ack)
         call_id = f"ack:{lease.owner_token}" if own else secrets.token_hex(8)
         settled = Settled.OK if isinstance(settlement, Leave) else self._settle(lease, settlement, call_id)
@@ -200,6 +209,13 @@ class QueueWorker:
             # No name: nothing in the body of a rejected message is to be believed.
             logger.critical("message %s of queue %s is rejected: %s", lease.id, lease.queue, result.error)
         return result
+
+    def _with_hook_job(self, lease: JobLease, settlement: Abandon) -> Abandon:
+        """Add the job that tells the `on_death` hooks, if the registry has some."""
+        if not has_death_hooks(self._registry, self._queue_handlers, lease.queue):
+            return settlement
+        job = hook_job_of_abandoned(lease, settlement, self._backend.pack)
+        return settlement if job is None else replace(settlement, follow_ups=(job,))
 
     def _settle(self, lease: JobLease, settlement: Settlement, call_id: str) -> Settled:
         return self._patiently(lease, lambda: self._backend.settle_many([(lease, settlement)], call_id)[0])
@@ -327,6 +343,11 @@ def _ruled(
     handlers = DEFAULT if registry is None else registry
     no_rules = allowances is None and queue_handlers is None
     return handlers if no_rules else handlers.with_rules(allowances, queue_handlers)
+
+
+def has_death_hooks(registry: HandlerRegistry, queue_handlers: Mapping[str, list[str]], queue: str) -> bool:
+    """Return whether jobs for `on_death` hooks can run on a queue."""
+    return ON_DEATH in queue_handlers.get(queue, (ON_DEATH,)) and _find(registry, ON_DEATH, queue) is not None
 
 
 def _find(registry: HandlerRegistry, name: str, queue: str) -> AnyHandler | None:

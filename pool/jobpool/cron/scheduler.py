@@ -12,6 +12,7 @@ from typing import Any
 
 from jobpool.cron.schedule import Schedule
 from jobpool.errors import ConfigurationError, InvalidJob
+from jobpool.handlers.registry import DECLARED_SCHEDULES
 from jobpool.message.builder import JobBuilder
 from jobpool.message.cron_fields import Misfire
 from jobpool.message.definition import JobDefinition
@@ -89,6 +90,7 @@ class Scheduler:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         _all.append(self)
+        DECLARED_SCHEDULES.append(self._declared)
 
     def define(self, handler: str, payload: Any = None) -> JobBuilder:
         """Declare a job; the builder sets when it is due, and where it runs. Every minute by default.
@@ -106,6 +108,13 @@ class Scheduler:
     def get_definitions(self) -> list[JobDefinition]:
         """Return the jobs, in the order of their declaration. A refused one raises `ConfigurationError`."""
         return [entry.definition() for entry in self.entries]
+
+    def _declared(self) -> list[JobDefinition]:
+        """Return the jobs that are not switched off; none if one is refused, which the scheduler's process says."""
+        try:
+            return [definition for definition in self.get_definitions() if definition.enabled]
+        except ConfigurationError:
+            return []
 
     def get_execution_order(self) -> list[JobDefinition]:
         """Return the jobs, each after those that it depends on, else in the order of declaration.

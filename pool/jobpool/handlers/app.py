@@ -36,7 +36,7 @@ def load(options: ChildOptions, *, may_be_empty: bool = False) -> list[HandlerIn
         )
     DEFAULT.prepare()
     DEFAULT.restrict(options.queue_handlers)
-    return [*DEFAULT.infos(), *DEFAULT.built_in_infos()]
+    return DEFAULT.infos_with_schedules()
 
 
 def _extend_path(folders: list[str]) -> None:

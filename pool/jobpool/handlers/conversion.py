@@ -41,6 +41,16 @@ def is_model(annotation: Any) -> bool:
     return dataclasses.is_dataclass(annotation) or callable(getattr(annotation, "model_validate", None))
 
 
+def is_data(annotation: Any) -> bool:
+    """Return whether an annotation is of a type that payloads are converted to; a union is if all of its members are.
+
+    None, for a parameter without an annotation, is not.
+    """
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return all(part is type(None) or is_data(part) for part in typing.get_args(annotation))
+    return annotation is not None and converter(annotation) is not _any
+
+
 def converter(annotation: Any) -> Convert:
     """Return a function that turns JSON values into what `annotation` asks for, or raises `Mismatch`."""
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
@@ -82,8 +92,10 @@ def _exactly(kind: type, wanted: str) -> Convert:
 def _parsed(wanted: str, parse: Callable[[Any], Any], *kinds: type) -> Convert:
     def convert(value: Any, where: str) -> Any:
         if type(value) in kinds:
-            with contextlib.suppress(ValueError, ArithmeticError):
+            try:  # not `suppress`: it costs more than the parsing
                 return parse(value)
+            except (ValueError, ArithmeticError):
+                pass
         raise _wrong(where, wanted, value)
 
     return convert
@@ -121,7 +133,12 @@ def _checked(kind: type, wanted: str, build: Convert) -> Convert:
 
 
 def _items(kind: Callable[[list[Any]], Any], convert: Convert) -> Convert:
+    is_scalar = convert in _SCALARS.values() or convert is _any
+
     def build(value: Any, where: str) -> Any:
+        if is_scalar:  # a long list of numbers: a path is made only for the one that is wrong
+            with contextlib.suppress(Mismatch):
+                return kind([convert(item, "") for item in value])
         return kind([convert(item, f"{where}[{at}]") for at, item in enumerate(value)])
 
     return _checked(list, "a list", build)

@@ -10,8 +10,8 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from traceback import StackSummary, TracebackException
 from types import TracebackType
 from typing import Any
@@ -26,8 +26,16 @@ from jobpool.message.outcome import ResultKind
 _OURS = os.path.dirname(os.path.abspath(jobpool.errors.__file__)) + os.sep
 _MAX_CHAIN_LINKS = 100
 
+AT_A_BREAKPOINT = (
+    "the handler met a breakpoint, and a job of a pool has no terminal: `jobpool run-one HANDLER key=value` runs it in"
+    " yours"
+)
+
 _OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EPERM, errno.EBADF, errno.ENOTSOCK}
 """Errors of system calls that tell of this process more than of what it asked for."""
+
+_OF_CUT_DESCRIPTORS = os.strerror(errno.EBADF), "disk I/O error", os.strerror(errno.ENOTSOCK)
+"""Words of an error whose cause may be a descriptor that was cut off; SQLite says the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,7 @@ class Ending:
     """The end of the handler.
 
     `after`: seconds that `Retry` or `Snooze` asked for. `suspect`: it failed in a way that may have spoilt its process.
+    `exception`: only where hooks ask for it.
     """
 
     kind: ResultKind
@@ -42,6 +51,7 @@ class Ending:
     error: str = ""
     after: float = 0.0
     suspect: bool = False
+    exception: BaseException | None = None
 
 
 SUCCEEDED = Ending(ResultKind.SUCCEEDED)
@@ -58,6 +68,13 @@ def of_error(error: BaseException, cap: int) -> Ending:
         after = error.after
     text = cap_text(str(error), cap) if kind is ResultKind.SNOOZE else told(error, cap)
     return Ending(kind, error=text, after=after, suspect=any(map(is_suspect, links)))
+
+
+def of_hook(error: BaseException, cap: int, hook: str) -> Ending:
+    """Return the end of an attempt with app-wide hooks that raised this. `hook`: the one that did; "" = the handler."""
+    end = of_error(error, cap)
+    text = cap_text(f"the {hook} failed\n{end.error}", cap) if hook else end.error
+    return replace(end, error=text, exception=error)
 
 
 def is_suspect(error: BaseException) -> bool:
@@ -94,6 +111,8 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 def told(error: BaseException, cap: int) -> str:
     """Return the traceback, without jobpool's own frames at its top; of an error of jobpool's own, the sentence."""
+    if type(error).__name__ == "BdbQuit":  # of the module bdb, which only `breakpoint()` imports
+        return AT_A_BREAKPOINT
     try:
         below = below_ours(error.__traceback__)
         if below is None and isinstance(error, JobpoolError):
@@ -110,6 +129,16 @@ def named(error: BaseException) -> str:
     return f"{type(error).__name__} (it cannot be shown)"
 
 
+def cut_hint(error: str, cut: Collection[str]) -> str:
+    """Return an addition for an error that a descriptor may explain which the child does not have; "" for any other."""
+    if not any(words in error for words in _OF_CUT_DESCRIPTORS):
+        return ""
+    return (
+        f" (the app's import opened what its children do not have: {', '.join(cut)}; open it in the handler, or anew"
+        " in a hook of os.register_at_fork(after_in_child=…): docs/forking.md)"
+    )
+
+
 def below_ours(trace: TracebackType | None) -> TracebackType | None:
     """Return the part of a traceback that begins below jobpool's own frames at its top; None when there is no other."""
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
@@ -117,10 +146,12 @@ def below_ours(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def timeout_text(name: str, seconds: float, stack: StackSummary | None, cap: int) -> str:
-    """Return the text of a timeout: the sentence, and the place where the alarm met the handler."""
+def timeout_text(name: str, seconds: float, stack: StackSummary | None, cap: int, hook: str = "") -> str:
+    """Return the text of a timeout: the sentence, and the place where the alarm met the handler, or `hook`."""
     number = f"{seconds:.6f}".rstrip("0").rstrip(".")
     text = f"Job '{name}' exceeded maximum execution time of {number} seconds."
+    if hook:
+        text += f"\nIt was in the {hook}."
     if not stack:
         return text
     while len(stack) > 1 and stack[0].filename.startswith(_OURS):

@@ -1,7 +1,4 @@
-"""A handler: a function with a name, how its jobs are run, and how it gets its arguments.
-
-Models of a payload are known by their `model_validate`: pydantic is never imported here.
-"""
+"""A handler: a function with a name, how its jobs are enqueued, and how they are run."""
 
 from __future__ import annotations
 
@@ -10,35 +7,30 @@ import inspect
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from inspect import Parameter
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from jobpool.errors import ConfigurationError, InvalidJob, JobpoolError
-from jobpool.handlers.conversion import Mismatch, converter, fill, is_model, resolve_hints
-from jobpool.handlers.event_loop import awaited
+from jobpool.errors import ConfigurationError, InvalidJob
+from jobpool.handlers.binding import Bound, Parameters, bind, check_shape, place_of
+from jobpool.handlers.conversion import Mismatch
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message import producer
 from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
 from jobpool.message.definition import check_seconds
-from jobpool.message.names import check_name, check_queue
+from jobpool.message.names import DEFAULT_QUEUE, check_name, check_queue
 from jobpool.message.outcome import ExecutionResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Bound = Callable[[JobContext], Any]
 BeforeRun = Callable[[JobContext], object]
 AfterRun = Callable[[ExecutionResult], object]
-
-FILLED_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-
-
-class PayloadMismatch(JobpoolError, ValueError):
-    """A payload does not fit its handler's parameters. The text names the handler and the field."""
 
 
 class Handler(Generic[P, R]):
     """A function that runs jobs. Calling it calls the function, with no queue between.
+
+    `P`: the function's parameters without its context, which are those of `define` and `enqueue`.
 
     Attributes:
         name: Its name in jobs.
@@ -51,11 +43,12 @@ class Handler(Generic[P, R]):
 
     def __init__(
         self,
-        function: Callable[P, R],
+        function: Callable[..., R],
         name: str | None = None,
         *,
         queue: str | Iterable[str] | None = None,
         max_retries: int | None = None,
+        backoff: str | None = None,
         timeout: float | None = None,
         before_run: BeforeRun | None = None,
         after_run: AfterRun | None = None,
@@ -65,13 +58,15 @@ class Handler(Generic[P, R]):
         if isinstance(function, type):
             function = _as_function(function, name or function.__name__)
         functools.update_wrapper(self, function)  # first: it copies all attributes of the function,
-        self.__dict__.pop("bound", None)  # and a cached property would give way to one of this name
+        for cached in ("bound", "parameters"):  # and a cached property would give way to one of its name
+            self.__dict__.pop(cached, None)
         self.name = check_name(getattr(function, "__name__", "") if name is None else name, "handler name")
         self.function = function
         self.queues = tuple(map(check_queue, [queue] if isinstance(queue, str) else queue or ()))
         if max_retries is not None and (type(max_retries) is not int or max_retries < 0):
             raise InvalidJob(f"max_retries of handler {self.name!r} must be a whole number >= 0, not {max_retries!r}")
         self.max_retries = max_retries
+        self.backoff = None if backoff is None else _check_backoff(backoff, self.name)
         self.timeout = None if timeout is None else check_seconds(timeout, f"timeout of handler {self.name!r}")
         for what, hook in (("before_run", before_run), ("after_run", after_run)):
             if hook is not None and (not callable(hook) or inspect.iscoroutinefunction(hook)):
@@ -82,27 +77,59 @@ class Handler(Generic[P, R]):
         self.ack_in_transaction = ack_in_transaction
         check_shape(function, self.name)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.function(*args, **kwargs)
+    if TYPE_CHECKING:
 
-    def define(self, **payload: Any) -> JobBuilder:
-        """Return a builder for a job with this payload, on the handler's queue; ends with `dispatch()`.
+        def __call__(self, ctx: JobContext, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
-        Raises `InvalidJob`: JSON cannot carry the payload.
+    else:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> R:
+            return self.function(*args, **kwargs)
+
+    def define(self, *args: P.args, **kwargs: P.kwargs) -> JobBuilder:
+        """Return a builder for a job with these arguments, on the handler's queue; ends with `dispatch()`.
+
+        They are those of the function without its context: JSON values, and what its annotations read from them. That
+        is a date, a `UUID`, a path, an enum member, a dataclass, a pydantic model, and their like. For a handler of one
+        model they may also be the model's fields. One that reads `ctx.payload` itself gets all keyword arguments there.
+
+        Raises `InvalidJob`: the arguments do not fit the function, or JSON cannot carry them; the text names which.
         """
-        builder = JobBuilder(self.name, payload)
+        parameters = self.parameters
+        try:
+            builder = JobBuilder(self.name, parameters.payload(args, kwargs))
+            if parameters.read is not None:
+                parameters.read(builder.payload)
+        except Mismatch as mismatch:
+            raise self._refused(mismatch) from None
         return builder.queue(self.queues[0]) if self.queues else builder
 
-    def enqueue(self, **payload: Any) -> str:
-        """Enqueue a job with this payload through the process's default producer; the message's id.
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Enqueue a job with these arguments through the process's default producer; the message's id.
 
         Raises:
-            InvalidJob: JSON cannot carry the payload.
+            InvalidJob: The arguments do not fit the function, or JSON cannot carry them, as of `define`.
             BackendUnavailable: The broker did not answer.
 
         Blocks for one round trip to the broker.
         """
-        return producer.default().enqueue(self.define(**payload).to_definition())
+        return producer.default().enqueue(self.define(*args, **kwargs).to_definition())
+
+    def check(self, payload: Any) -> None:
+        """Raise `InvalidJob` if this JSON value cannot fill the function's parameters; the text names the field."""
+        if self.parameters.read is not None:
+            try:
+                self.parameters.read(payload)
+            except Mismatch as mismatch:
+                raise self._refused(mismatch) from None
+
+    def _refused(self, mismatch: Mismatch) -> InvalidJob:
+        return InvalidJob(f"handler {self.name!r} cannot take these arguments: {mismatch}")
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """The function's parameters, looked at once, when they are first needed: by then all annotations are there."""
+        return Parameters(self.function)
 
     @cached_property
     def bound(self) -> Bound:
@@ -110,7 +137,7 @@ class Handler(Generic[P, R]):
 
         Raises `ConfigurationError`: its annotations cannot work; the text says which.
         """
-        return bind(self.function, self.name)
+        return bind(self.function, self.name, parameters=self.parameters)
 
     @property
     def place(self) -> str:
@@ -120,119 +147,33 @@ class Handler(Generic[P, R]):
     @property
     def info(self) -> HandlerInfo:
         """Return the handler's description for the master."""
-        return HandlerInfo(self.name, self.max_retries, self.timeout, self.ack_in_transaction)
+        queues = list(self.queues or (DEFAULT_QUEUE,))
+        return HandlerInfo(
+            self.name, self.max_retries, self.timeout, self.ack_in_transaction, backoff=self.backoff, queues=queues
+        )
 
     def __repr__(self) -> str:
         return f"<Handler {self.name!r} at {self.place}>"
 
 
-AnyHandler = Handler[Any, Any]
+AnyHandler = Handler[..., Any]
+
+if TYPE_CHECKING:
+
+    class PlainHandler(Handler[P, R]):
+        """A handler whose function takes no context, as type checkers see it."""
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...  # type: ignore[override]
 
 
-# --- functions ----------------------------------------------------------------------------------------
+def _check_backoff(value: str, name: str) -> str:
+    from jobpool.policy.retry import parse_backoff  # only here: a child decides about no retries
 
-
-def place_of(function: Callable[..., Any]) -> str:
-    """Return where a function was written, as `file:line (name)`."""
-    function = inspect.unwrap(function)
-    name = getattr(function, "__qualname__", repr(function))
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return f"{getattr(function, '__module__', '?')} ({name})"
-    return f"{code.co_filename}:{code.co_firstlineno} ({name})"
-
-
-def check_shape(function: Callable[..., Any], name: str, kind: str = "handler") -> None:
-    """Refuse, where it is written, a function that no job could call. `kind`: what the text calls it.
-
-    Raises `ConfigurationError`: a class, a generator, no context, or parameters that no name can fill.
-    """
-    shown = f"{kind} {name!r}, {place_of(function)}"
-    if isinstance(function, type):
-        raise ConfigurationError(f"{shown}, is a class: decorate a function")
-    plain = _annotated(function)
-    if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
-        raise ConfigurationError(f"{shown}, is a generator and would never run: take the yield out")
-    parameters = parameters_of(function)
-    if parameters is None:
-        return
-    if not parameters or parameters[0].kind in (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD):
-        raise ConfigurationError(f"{shown}, must take the job's context as its first parameter")
-    for parameter in parameters[1:]:
-        if parameter.kind is Parameter.POSITIONAL_ONLY:
-            raise ConfigurationError(f"{shown}: parameter {parameter.name!r} cannot be filled by name: drop the '/'")
-
-
-def bind(function: Callable[..., Any], name: str, kind: str = "handler") -> Bound:
-    """Return a function of the context alone that calls `function` with what the payload says and awaits it if need be.
-
-    Calling it raises `PayloadMismatch`, whose text calls the function `kind` and `name`, or what `function` raises.
-    """
-    read = _reader(function)
-    if read is None:
-        return lambda ctx: awaited(function(ctx))
-
-    def run(ctx: JobContext) -> Any:
-        try:
-            model, fields = read(ctx.payload)
-        except Mismatch as mismatch:
-            raise PayloadMismatch(f"the payload does not fit {kind} {name!r}: {mismatch}") from None
-        return awaited(function(ctx, *model, **fields))
-
-    return run
-
-
-def _reader(function: Callable[..., Any]) -> Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]] | None:
-    """Return what makes arguments of a payload, by position and by name; None = the function takes its context alone.
-
-    Worked out once per handler and not once per job. Raises `Mismatch` when called.
-    """
-    parameters = parameters_of(function) or []
-    rest = parameters[1:]
-    if all(parameter.kind is Parameter.VAR_POSITIONAL for parameter in rest):
-        return None
-    hints = hints_of(function)
-    if len(rest) == 1 and is_model(hints.get(rest[0].name)):
-        name, convert = rest[0].name, converter(hints[rest[0].name])
-        if rest[0].kind is Parameter.KEYWORD_ONLY:
-            return lambda payload: ((), {name: convert(payload, "")})
-        return lambda payload: ((convert(payload, ""),), {})
-    named = [parameter for parameter in rest if parameter.kind in FILLED_BY_NAME]
-    converters = {parameter.name: converter(hints.get(parameter.name, Any)) for parameter in named}
-    required = [parameter.name for parameter in named if parameter.default is Parameter.empty]
-    # A function with `**fields` takes any other name, but not that of its context, or of its method's `self`.
-    takes_others = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in rest)
-    taken = {parameters[0].name, "self"} if takes_others else None
-
-    def read(payload: Any) -> tuple[tuple[()], dict[str, Any]]:
-        if type(payload) is not dict:
-            raise Mismatch(f"it must be an object with the handler's parameters, not {type(payload).__name__}")
-        return (), fill(payload, "", converters, required, "it takes", taken)
-
-    return read
-
-
-def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of a function's parameters, of whatever it is made."""
-    return resolve_hints(_annotated(function))
-
-
-def _annotated(function: Any) -> Any:
-    """Return the function written with `def`: of a decorated function, a `partial`, or an object that is called."""
-    function = inspect.unwrap(function)
-    while isinstance(function, functools.partial):
-        function = inspect.unwrap(function.func)
-    if isinstance(function, type) or hasattr(function, "__code__"):
-        return function
-    return inspect.unwrap(getattr(type(function), "__call__", function))  # noqa: B004 - the method itself is wanted
-
-
-def parameters_of(function: Callable[..., Any]) -> list[Parameter] | None:
-    """Return the parameters; None for a builtin that does not tell, which is then called with the context alone."""
     try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return None
+        parse_backoff(value)
+    except ValueError as error:
+        raise InvalidJob(f"backoff of handler {name!r}: {error}") from None
+    return value
 
 
 # --- classes as handlers ------------------------------------------------------------------------------
@@ -246,7 +187,7 @@ def _as_function(cls: type, name: str) -> Callable[..., Any]:
     shown = f"handler {name!r}: class {cls.__module__}.{cls.__qualname__}"
     method = next((known for known in ("run", "__call__") if _is_plain(cls, known)), None)
     if method is None:
-        raise ConfigurationError(f"{shown} has neither a method run(self, ctx, …) nor __call__(self, ctx, …)")
+        raise ConfigurationError(f"{shown} has neither a method run(self, …) nor __call__(self, …)")
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))  # type: ignore[attr-defined]
         raise ConfigurationError(f"{shown} is abstract: {missing} is not written")
@@ -258,8 +199,8 @@ def _as_function(cls: type, name: str) -> Callable[..., Any]:
         pass  # a builtin that does not tell
 
     @functools.wraps(getattr(cls, method))
-    def function(ctx: Any, /, *args: Any, **fields: Any) -> Any:
-        return getattr(cls(), method)(ctx, *args, **fields)
+    def function(*args: Any, **fields: Any) -> Any:
+        return getattr(cls(), method)(*args, **fields)
 
     signature = inspect.signature(getattr(cls, method))
     own, *others = signature.parameters.values()

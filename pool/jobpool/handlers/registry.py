@@ -6,15 +6,24 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Protocol, TypeVar, overload
 
 from jobpool.errors import ConfigurationError
 from jobpool.handlers import builtin as kinds
 from jobpool.handlers.handler import AfterRun, AnyHandler, BeforeRun, Handler, P, R
+from jobpool.handlers.hooks import Hooks
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.allowances import Allowances
+from jobpool.message.context import JobContext
+from jobpool.message.dead_letters import ON_DEATH
+from jobpool.message.definition import JobDefinition
+from jobpool.message.names import DEFAULT_QUEUE
+
+if TYPE_CHECKING:
+    from jobpool.handlers.handler import PlainHandler
 
 F = TypeVar("F", bound=Callable[..., Any])
+R_co = TypeVar("R_co", covariant=True)
 
 
 class UnknownHandler(LookupError):
@@ -25,12 +34,24 @@ class HandlerNotAllowed(LookupError):
     """The handler exists and is not on the queue's list of allowed handlers."""
 
 
+class _Open(Protocol[R_co]):
+    """A function with `**fields`, which mypy takes for no `Concatenate[JobContext, P]`."""
+
+    def __call__(self, ctx: JobContext, **fields: Any) -> R_co: ...
+
+
 class _Decorator(Protocol):
     @overload
-    def __call__(self, function: type[object], /) -> Handler[..., Any]: ...
+    def __call__(self, function: type[object], /) -> Handler[..., Any]: ...  # type: ignore[overload-overlap]
 
     @overload
-    def __call__(self, function: Callable[P, R], /) -> Handler[P, R]: ...
+    def __call__(self, function: Callable[Concatenate[JobContext, P], R], /) -> Handler[P, R]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def __call__(self, function: _Open[R], /) -> Handler[..., R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> PlainHandler[P, R]: ...
 
 
 class HandlerRegistry:
@@ -45,6 +66,7 @@ class HandlerRegistry:
         self._allowed: dict[str, frozenset[str]] = {}
         self._kit = kinds.Kit()
         self._built_in: dict[str, AnyHandler] = {}
+        self.hooks = Hooks()
 
     def register(self, handler: AnyHandler) -> AnyHandler:
         """Add a handler, and return it. The same function again (a module imported under two names) replaces itself.
@@ -60,10 +82,16 @@ class HandlerRegistry:
         return handler
 
     @overload
-    def handler(self, name: type[object], /) -> Handler[..., Any]: ...
+    def handler(self, name: type[object], /) -> Handler[..., Any]: ...  # type: ignore[overload-overlap]
 
     @overload
-    def handler(self, name: Callable[P, R], /) -> Handler[P, R]: ...
+    def handler(self, name: Callable[Concatenate[JobContext, P], R], /) -> Handler[P, R]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def handler(self, name: _Open[R], /) -> Handler[..., R]: ...
+
+    @overload
+    def handler(self, name: Callable[P, R], /) -> PlainHandler[P, R]: ...
 
     @overload
     def handler(
@@ -73,6 +101,7 @@ class HandlerRegistry:
         *,
         queue: str | Iterable[str] | None = None,
         max_retries: int | None = None,
+        backoff: str | None = None,
         timeout: float | None = None,
         before_run: BeforeRun | None = None,
         after_run: AfterRun | None = None,
@@ -83,9 +112,10 @@ class HandlerRegistry:
     def handler(self, name: Any = None, /, **options: Any) -> Any:
         """Make a function a handler.
 
-        Bare (`@jobpool.handler`) the function's own name is used. The first parameter is the `JobContext`. Others are
-        filled from an object payload by name. A single one that is annotated with a dataclass or a pydantic model takes
-        the whole payload. `async def` runs in an event loop of the child's own.
+        Bare (`@jobpool.handler`) the function's own name is used. The first parameter is the `JobContext`, unless its
+        annotation is of a type that payloads are converted to. Others are filled from an object payload by name. A
+        single one that is annotated with a dataclass or a pydantic model takes the whole payload. `async def` runs in
+        an event loop of the child's own.
 
         A class will do if it can be made without arguments and has a method `run`, or `__call__`, with parameters like
         these after `self`. Each attempt gets an instance of its own.
@@ -94,6 +124,8 @@ class HandlerRegistry:
             name: Its name in jobs, unique in the app.
             queue: The queue of its `enqueue()`; of several, the first.
             max_retries: Runs after the first that fails, >= 0, for jobs that set none; None = the pool's policy.
+            backoff: The waits before its retries, as the setting `retry` has them, such as `"exponential base=5s"`;
+                None = the pool's.
             timeout: Seconds, 0 = unlimited, for jobs that set none; None = the pool's default.
             before_run: Called with the context before the handler; its errors fail the attempt.
             after_run: Called with the `ExecutionResult` after every attempt; its errors are logged.
@@ -154,12 +186,40 @@ class HandlerRegistry:
 
         return lambda function: register(self._kit.listeners, function, event)
 
+    def before_attempt(self, hook: F, /) -> F:
+        """Call `hook(ctx)` in the child before every attempt of every handler; return it unchanged.
+
+        Its exception fails the attempt, whose error names the hook, and the handler does not run. Hooks run in the
+        order of their registration, within the attempt's timeout. Raises `ConfigurationError`: it is not a plain
+        function.
+        """
+        return self.hooks.add_before(hook)
+
+    def after_attempt(self, hook: F, /) -> F:
+        """Call `hook(ctx, result)` in the child after every attempt that its process survives; return it unchanged.
+
+        `result` is the `ExecutionResult`. Its exception is logged, and is never a verdict. Hooks run in the opposite
+        order of their registration, also after a `before_attempt` hook that failed, within the attempt's timeout.
+        Raises `ConfigurationError`: it is not a plain function.
+        """
+        return self.hooks.add_after(hook)
+
+    def on_death(self, hook: F, /) -> F:
+        """Call `hook(dead)` with a `DeadJob` for every job that ended for good; return it unchanged.
+
+        It runs in a child, at least once, as a job of the handler `jobpool.on_death` in the queue where the job died.
+        That has five retries, and a timeout of 60 s for all hooks together. It may be `async def`. Raises
+        `ConfigurationError`: it cannot be called.
+        """
+        return self.hooks.add_on_death(hook)
+
     def builtin(
         self,
         name: str,
         /,
         *,
         max_retries: int | None = None,
+        backoff: str | None = None,
         timeout: float | None = None,
         before_run: BeforeRun | None = None,
         after_run: AfterRun | None = None,
@@ -168,7 +228,7 @@ class HandlerRegistry:
 
         Args:
             name: `command`, `callable`, `shell`, `event` or `url`.
-            max_retries, timeout, before_run, after_run: As of `jobpool.handler`.
+            max_retries, backoff, timeout, before_run, after_run: As of `jobpool.handler`.
 
         Raises:
             ConfigurationError: There is no such built-in handler, or it has other options already.
@@ -180,6 +240,7 @@ class HandlerRegistry:
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         options: dict[str, Any] = {
             "max_retries": max_retries,
+            "backoff": backoff,
             "timeout": timeout,
             "before_run": before_run,
             "after_run": after_run,
@@ -207,6 +268,7 @@ class HandlerRegistry:
         made = HandlerRegistry()
         made._handlers = self._handlers
         made._allowed = self._allowed
+        made.hooks = self.hooks
         made._kit = replace(self._kit, allowances=self._kit.allowances if allowances is None else allowances)
         if allowances is not None:
             made._check_names()
@@ -227,6 +289,8 @@ class HandlerRegistry:
             ConfigurationError: A built-in one cannot be made here.
         """
         handler = self._handlers.get(name)
+        if handler is None and name == ON_DEATH:
+            handler = self.hooks.death_handler
         if handler is None and name not in kinds.MAKERS:
             raise UnknownHandler(f"no handler is named {name!r} here")
         allowed = self._allowed.get(queue) if self._allowed else None
@@ -270,8 +334,24 @@ class HandlerRegistry:
         return sorted(self._handlers)
 
     def infos(self) -> list[HandlerInfo]:
-        """Return the descriptions of registered handlers for the master, in the order of the names."""
-        return [self._handlers[name].info for name in self.names()]
+        """Return the descriptions of registered handlers for the master, in the order of the names; of hooks last."""
+        infos = [self._handlers[name].info for name in self.names()]
+        if hook := self.hooks.death_handler:
+            infos.append(HandlerInfo(ON_DEATH, hook.max_retries, hook.timeout))
+        return infos
+
+    def infos_with_schedules(self) -> list[HandlerInfo]:
+        """Return the descriptions of all handlers, built-in ones last, each with the app's schedules that run it.
+
+        Schedules that are refused or switched off are left out. Imports no built-in handler.
+        """
+        infos = {info.name: info for info in (*self.infos(), *self.built_in_infos())}
+        for scheduled in chain.from_iterable(declared() for declared in DECLARED_SCHEDULES):
+            if info := infos.get(scheduled.handler):
+                info.schedules.append(scheduled.name or scheduled.handler)
+                if scheduled.queue is not None and scheduled.queue not in info.queues:
+                    info.queues.append(scheduled.queue)
+        return list(infos.values())
 
     def built_in_infos(self) -> list[HandlerInfo]:
         """Return the descriptions, for the master, of built-in handlers that no other has replaced. Imports none."""
@@ -280,10 +360,16 @@ class HandlerRegistry:
             if name in self._handlers:
                 continue
             options = self._kit.options.get(name, {})
-            enabled = name == "url" or bool(kinds.enabled_by(name, self._kit))  # it may call public addresses
-            infos.append(HandlerInfo(name, options.get("max_retries"), options.get("timeout"), enabled=enabled))
+            by = kinds.enabled_by(name, self._kit)
+            known: Any = {option: options.get(option) for option in ("max_retries", "timeout", "backoff")}
+            # `url` may call public addresses though nothing enables it, and names no queue then.
+            enabled, queues = name == "url" or bool(by), [DEFAULT_QUEUE] if by else []
+            infos.append(HandlerInfo(name, enabled=enabled, queues=queues, **known))
         return infos
 
+
+DECLARED_SCHEDULES: list[Callable[[], list[JobDefinition]]] = []
+"""One function for each `Scheduler` of the app, which is of a room above: its jobs that are not switched off."""
 
 DEFAULT = HandlerRegistry()
 """Where `@jobpool.handler` registers, and what children run from."""
@@ -292,3 +378,6 @@ handler = DEFAULT.handler
 command = DEFAULT.command
 listener = DEFAULT.listener
 builtin = DEFAULT.builtin
+before_attempt = DEFAULT.before_attempt
+after_attempt = DEFAULT.after_attempt
+on_death = DEFAULT.on_death

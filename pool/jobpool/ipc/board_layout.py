@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jobpool.message.outcome import SUMS, Counts
 
-VERSION = 3  # raise it with any change of a table below
+VERSION = 4  # raise it with any change of a table below
 READ_LIMIT_S = 0.001  # seconds after which a reader gives up on a part that is being written
 PAGE = 4096
 WORD = 8
@@ -101,7 +101,7 @@ class Layout:
 # Written by the master.
 HEADER = Layout(
     FRONT_WORDS,
-    "count pid workers ready boot_failures draining generation",
+    "count pid workers ready boot_failures draining generation waiting",
     "real started started_wall loop_at broker_ok_at broker_interval reaped_at reap_interval",
     " ".join(["count", *SUMS]),
     "text 64 name version",
@@ -115,7 +115,7 @@ CHILD = Layout(
     "word nonce",
     "count attempt done failed",
     "real since started deadline",
-    "text 200 ident queue handler",
+    "text 200 ident queue handler name",
 )
 
 # Written by the same child, on any one of its threads.
@@ -163,6 +163,7 @@ class ChildView:
     ident: str  # the message's id, cut at 200 bytes; "" between the receipt of a frame and its decoding
     queue: str
     handler: str
+    name: str  # the job's; "" = it has none
     progress: float  # 0 to 1, of this attempt
     progress_text: str
     torn: bool
@@ -197,6 +198,7 @@ class HeaderView(Counts):
     boot_failures: int  # children in a row that could not boot
     draining: int  # 1 once it was told to stop
     generation: int  # of the newest fork server
+    waiting: int  # messages that wait in the pool's queues, as counted last
     started: float
     started_wall: float
     loop_at: float  # when the master's loop last turned

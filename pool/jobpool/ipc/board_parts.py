@@ -11,7 +11,7 @@ from jobpool.ipc.board_layout import CHILD, MAX_COUNT, PRINTED, PROGRESS, WORD, 
 V = TypeVar("V")
 
 _BUSY, _IDLE, _BOOTING = int(ChildState.BUSY), int(ChildState.IDLE), int(ChildState.BOOTING)
-_PID, _STATE, _NONCE, _ATTEMPT, _DONE, _FAILED, _SINCE, _STARTED, _DEADLINE, _IDENT, _QUEUE, _HANDLER = (
+_PID, _STATE, _NONCE, _ATTEMPT, _DONE, _FAILED, _SINCE, _STARTED, _DEADLINE, _IDENT, _QUEUE, _HANDLER, _NAME = (
     field.at for field in CHILD.fields.values()
 )
 _FOR_NONCE, _FRACTION, _TEXT = (field.at for field in PROGRESS.fields.values())
@@ -87,7 +87,7 @@ class ChildPart:
         self._words = memory.words
         self._reals = memory.reals
         self._progress = progress
-        self._queue = self._handler = ""
+        self._queue = self._handler = self._name = ""
         self._done = self._failed = 0
         self._sequence = self._progress_sequence = 0
         self._lock = threading.Lock()
@@ -96,7 +96,7 @@ class ChildPart:
         """Take the page over from the child before, in any state: reset all but the totals, and heal both sequences."""
         words, progress = self._words, self._progress.words
         self._lock = threading.Lock()  # the old one may have been held when the process was forked
-        self._queue = self._handler = ""
+        self._queue = self._handler = self._name = ""
         words[_DONE] = self._done = _count(words[_DONE])
         words[_FAILED] = self._failed = _count(words[_FAILED])
         self._sequence = sequence = (_count(words[0]) | 1) + 1
@@ -104,7 +104,7 @@ class ChildPart:
         words[0] = sequence - 1
         words[_PID] = pid
         words[_STATE] = _BOOTING
-        words[_NONCE] = words[_ATTEMPT] = words[_IDENT] = words[_QUEUE] = words[_HANDLER] = 0
+        words[_NONCE] = words[_ATTEMPT] = words[_IDENT] = words[_QUEUE] = words[_HANDLER] = words[_NAME] = 0
         self._reals[_STARTED] = self._reals[_DEADLINE] = 0.0
         self._reals[_SINCE] = now
         words[0] = sequence
@@ -132,9 +132,17 @@ class ChildPart:
         words[0] = sequence
 
     def started(
-        self, nonce: int, now: float, deadline: float, ident: str, queue: str, handler: str, attempt: int
+        self,
+        nonce: int,
+        now: float,
+        deadline: float,
+        ident: str,
+        queue: str,
+        handler: str,
+        attempt: int,
+        name: str = "",
     ) -> None:
-        """Note that it runs this attempt. `deadline` 0 = unlimited."""
+        """Note that it runs this attempt. `deadline` 0 = unlimited. `name`: the job's."""
         words, reals = self._words, self._reals
         self._sequence = sequence = self._sequence + 2
         words[0] = sequence - 1
@@ -150,6 +158,9 @@ class ChildPart:
         if handler != self._handler:
             write_text(self._memory, _HANDLER, handler, _NAME_ROOM)
             self._handler = handler
+        if name != self._name:
+            write_text(self._memory, _NAME, name, _NAME_ROOM)
+            self._name = name
         words[0] = sequence
 
     def finished(self, succeeded: bool, now: float) -> None:

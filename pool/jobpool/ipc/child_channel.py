@@ -8,10 +8,25 @@ import os
 import select
 import signal
 import socket
+import time
 from collections import deque
 
 from jobpool.ipc import packets
-from jobpool.ipc.frames import MAX_ENQUEUED_BYTES, Ask, BadFrame, BootFailed, Frame, Ready, Reply, Result, Run, decode
+from jobpool.ipc.frames import (
+    MAX_ENQUEUED_BYTES,
+    SAID_AT_ONCE,
+    SAID_PER_S,
+    Ask,
+    BadFrame,
+    BootFailed,
+    Frame,
+    Ready,
+    Reply,
+    Result,
+    Run,
+    Said,
+    decode,
+)
 
 ESCAPED_FACTOR = 16  # times the output cap, for output and error as JSON: six bytes for one, and both are capped
 TRACE_BYTES = 256 * 1024  # some dumps of many threads; writes beyond fail, which a fault handler does not mind
@@ -62,6 +77,8 @@ class ChildChannel:
         self.is_asking = False  # True: its question is open, and nothing more of it is read until `reply`
         self._booted = False
         self._handed: deque[int] = deque()
+        self._said = 0
+        self._made_at = time.monotonic()
 
     @property
     def fds(self) -> tuple[int, int, int, int]:
@@ -154,6 +171,11 @@ class ChildChannel:
             if self._booted:
                 raise BrokenChannelError(f"a child sent {kind.__name__} once more")
             self._booted = True
+        elif kind is Said:
+            self._said += 1
+            # A child keeps to half of this by itself, so what comes above it is none of its own.
+            if self._said > (time.monotonic() - self._made_at) * SAID_PER_S * 2 + SAID_AT_ONCE:
+                raise BrokenChannelError("a child sent more lines for the log than it may")
 
     def signal(self, number: int) -> None:
         """Send a signal through the pidfd. Before the birth is known, SIGKILL waits for it, and no other does."""

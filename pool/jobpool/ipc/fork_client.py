@@ -13,7 +13,20 @@ import time
 from collections.abc import Mapping, Sequence
 
 from jobpool.ipc import packets
-from jobpool.ipc.frames import BadFrame, Exited, Frame, Loaded, LoadFailed, Spawn, Spawned, SpawnFailed, decode
+from jobpool.ipc.frames import (
+    MAX_SAID_BYTES,
+    SAID_AT_ONCE,
+    SAID_PER_S,
+    BadFrame,
+    Exited,
+    Frame,
+    Loaded,
+    LoadFailed,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    decode,
+)
 from jobpool.ipc.packets import Outbox
 from jobpool.ipc.process_options import ForkServerConfig, ProgramOptions, scrubbed
 
@@ -21,7 +34,48 @@ PROGRAM = "jobpool.ipc.fork_server_main"
 END_LIMIT_S = 10.0  # seconds in which a fork server ends after its master has hung up: it may have strays to sweep
 UNDEAD_AFTER_S = 1.0  # seconds after SIGKILL at which its children that are dead are not left to it any more
 _FRAMES_AT_ONCE = 256
+_OUTPUT_AT_ONCE_BYTES = 64 * 1024
 _UP = (Loaded, LoadFailed, Spawned, SpawnFailed, Exited)
+
+
+class OutputLines:
+    """The reading end of a pipe for the output of a program, and the lines that came through it, bounded.
+
+    `room`: bytes of a line; the rest is cut off.
+    """
+
+    def __init__(self, room: int = MAX_SAID_BYTES) -> None:
+        self._room = room
+        self.fd, self.writing = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.fd, False)
+        self._kept = b""
+        self.ended = False
+        self._left = float(SAID_AT_ONCE)
+        self._since = time.monotonic()
+
+    def hand_over(self) -> None:
+        """Close the writing end: the program has it."""
+        packets.close_all([self.writing])
+
+    def read(self) -> list[str]:
+        """Return the lines that have come, and how many were left out. Once it has `ended`, none come any more."""
+        try:
+            data = os.read(self.fd, _OUTPUT_AT_ONCE_BYTES)
+        except OSError:  # nothing now, or it was closed
+            return []
+        *lines, rest = (self._kept + (data or b"\n")).split(b"\n")
+        self._kept = rest[: self._room]
+        self.ended = not data
+        now = time.monotonic()
+        self._left = min(SAID_AT_ONCE, self._left + (now - self._since) * SAID_PER_S)
+        shown, left_out = lines[: int(self._left)], len(lines) - int(self._left)
+        self._left, self._since = self._left - len(shown), now
+        found = [line[: self._room].decode("utf-8", "replace").rstrip() for line in shown]
+        return [line for line in found if line] + ([f"[… {left_out} lines left out …]"] if left_out > 0 else [])
+
+    def close(self) -> None:
+        packets.close_all([self.fd])
+        self.fd = -1
 
 
 class ForkServerClient:
@@ -44,16 +98,18 @@ class ForkServerClient:
         self.has_loaded = False  # the app
 
     @classmethod
-    def start(cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str]) -> ForkServerClient:
+    def start(
+        cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str], output: int | None = None
+    ) -> ForkServerClient:
         """Start one, with `environ` after it is `scrubbed`; its first frame is `Loaded` or `LoadFailed`.
 
-        `board_fd`, of the scoreboard, stays the caller's. Raises and blocks as `execute`.
+        `board_fd`, of the scoreboard, and `output` (see `execute`) stay the caller's. Raises and blocks as `execute`.
 
         Call it on the main thread: the fork server dies with the calling thread until the app is imported.
         """
         here, there = packets.pair()
         try:
-            return cls(execute(PROGRAM, config, (there.fileno(), board_fd), environ), here)
+            return cls(execute(PROGRAM, config, (there.fileno(), board_fd), environ, output), here)
         except BaseException:  # also an interrupt: without a client nobody else would close it
             here.close()
             raise
@@ -146,12 +202,12 @@ class ForkServerClient:
 
 
 def execute(
-    program: str, options: ProgramOptions, fds: Sequence[int], environ: Mapping[str, str]
+    program: str, options: ProgramOptions, fds: Sequence[int], environ: Mapping[str, str], output: int | None = None
 ) -> subprocess.Popen[bytes]:
     """Start `python -m program CONFIG_FD FD… MASTER_PID` in a session of its own, with `environ` but its secrets.
 
-    CONFIG_FD has the options as JSON. Raises `OSError` if no process or descriptor is to be had. Blocks until the
-    interpreter is executed, some milliseconds.
+    CONFIG_FD has the options as JSON. `output`: the descriptor of its two streams; None = this process's own. Raises
+    `OSError` if no process or descriptor is to be had. Blocks until the interpreter is executed, some milliseconds.
     """
     config = os.memfd_create("jobpool-config", os.MFD_CLOEXEC)
     try:
@@ -159,6 +215,8 @@ def execute(
         return subprocess.Popen(
             [sys.executable, "-m", program, *map(str, (config, *fds, os.getpid()))],
             stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             pass_fds=(config, *fds),
             start_new_session=True,
             env=scrubbed(environ),

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 from jobpool.ipc import linux, packets, postfork
 from jobpool.ipc.frames import BadFrame, Exited, Spawn, Spawned, SpawnFailed, decode
+from jobpool.ipc.inheritance import Inheritance
 from jobpool.ipc.packets import Outbox
 from jobpool.ipc.process_options import ASKS_STACK, ChildOptions
 from jobpool.ipc.scoreboard import ChildPage, ChildPages
@@ -37,7 +38,7 @@ class ForkServer:
         pages: ChildPages,
         options: ChildOptions,
         child_main: postfork.ChildMain,
-        inheritance: postfork.Inheritance,
+        inheritance: Inheritance,
     ) -> None:
         control.setblocking(False)
         self._control = control
@@ -128,7 +129,7 @@ class ForkServer:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if pid == 0:
             self._control.detach()  # closed already; its number may be another's by now
-            postfork.live(self._main, spawn, fds, page, self._options, self._pid)
+            postfork.live(self._main, spawn, fds, page, self._options, self._pid, self._inheritance)
         with contextlib.suppress(PermissionError, ProcessLookupError):  # the child was faster: executed, or dead
             os.setpgid(pid, pid)  # on both sides, so that it holds before either goes on
         try:

@@ -9,8 +9,9 @@ SIGKILL, and there is no child yet that would need more. Later that would leave 
 with a handler that looks who the parent is. That also ends a fork server that is stopped, or waits in an app's at-fork
 hook. One that hangs there in C code has the timer of a fork. So start it on a thread that outlives the import.
 
-Python threads that live on after the import make forking unsafe. Then, or without `options.preload`, the handlers are
-reported, the program executes itself anew with `--no-preload`, and the children import the app themselves.
+Threads that live on after the import make forking unsafe: Python's, or native ones that no fork survives. Then, or
+without `options.preload`, the handlers are reported, the program executes itself anew with `--no-preload`, and the
+children import the app themselves.
 
 It is in a session of its own: a Ctrl-C or a TERM to the master's group does not reach it, and it ignores a stray signal
 (`IGNORED`). Exit status: 0 the master is gone; 3 the app does not import.
@@ -18,7 +19,6 @@ It is in a session of its own: a Ctrl-C or a TERM to the master's group does not
 
 from __future__ import annotations
 
-import dataclasses
 import faulthandler
 import gc
 import importlib
@@ -31,15 +31,17 @@ import threading
 import time
 import traceback
 import warnings
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import setproctitle
 
 from jobpool.errors import ConfigurationError
-from jobpool.ipc import linux, packets
+from jobpool.ipc import linux, native_threads, packets
 from jobpool.ipc.fork_server import ForkServer
 from jobpool.ipc.frames import Loaded, LoadFailed
-from jobpool.ipc.postfork import Inheritance, flush_streams, reset_signals
+from jobpool.ipc.inheritance import Inheritance, rotating_logs
+from jobpool.ipc.postfork import flush_streams, reset_signals
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
 from jobpool.ipc.scoreboard import ChildPages
 
@@ -50,6 +52,7 @@ IGNORED = (linux.ACCIDENTAL_SIGNALS - {signal.SIGALRM}) | {  # SIGALRM is that o
     getattr(signal, f"SIG{name}") for name in ("INT", "TERM", "HUP", "QUIT", "TSTP", "TTIN", "TTOU")
 }
 THREADS_LIMIT_S = 0.2  # that threads which the import started get to finish by themselves
+MAX_TOLD = 20  # descriptors that are named to the master, and log files
 _TRACE_CHARS = 20_000
 
 
@@ -64,7 +67,7 @@ def main(argv: list[str]) -> int:
     inheritance = Inheritance(control_fd)
     if preload:
         linux.prefer_as_victim(VICTIM_POINTS)
-        loaded = _load(config)
+        loaded = _load(config, inheritance)
         packets.send(control, loaded.encode())
         if isinstance(loaded, LoadFailed):
             linux.sweep_strays((), 1.0)  # what the import had started before it failed
@@ -110,7 +113,7 @@ def _reset_and_ignore_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _load(config: ForkServerConfig) -> Loaded | LoadFailed:
+def _load(config: ForkServerConfig, inheritance: Inheritance) -> Loaded | LoadFailed:
     """Import the app, whatever it does: its exceptions, SystemExit too, become one sentence and a traceback."""
     begun = time.monotonic()
     try:
@@ -118,9 +121,38 @@ def _load(config: ForkServerConfig) -> Loaded | LoadFailed:
         handlers = resolve(config.app_loader)(config.options)
     except BaseException as error:  # noqa: BLE001 - reported, and the program ends
         return LoadFailed(_sentence(error, config.options), traceback.format_exc()[-_TRACE_CHARS:])
-    threads = _living_threads()
-    preloaded = config.options.preload and not threads
-    return Loaded(handlers=handlers, preloaded=preloaded, threads=threads, seconds=time.monotonic() - begun)
+    left = aftermath(inheritance, config.options.preload)
+    preloaded = config.options.preload and not left.threads
+    return Loaded(handlers, preloaded, left.threads, time.monotonic() - begun, left.cut, left.native, left.rotating)
+
+
+@dataclass(frozen=True, slots=True)
+class Aftermath:
+    """The consequences of an app's import for the children that are forked from it; see `Loaded`."""
+
+    threads: list[str] = field(default_factory=list)
+    native: int = 0
+    cut: list[str] = field(default_factory=list)
+    rotating: list[str] = field(default_factory=list)
+
+
+def aftermath(inheritance: Inheritance, preload: bool = True) -> Aftermath:
+    """Make this process ready to be forked, and tell what its children will miss. `threads`: it cannot be forked.
+
+    `preload` False: it is not to be forked, and only `rotating` is told.
+
+    Blocks for `THREADS_LIMIT_S` if there are threads.
+    """
+    rotating = rotating_logs()[:MAX_TOLD]
+    if not preload:
+        return Aftermath(rotating=rotating)
+    if threads := _living_threads():
+        return Aftermath(threads, rotating=rotating)
+    unforkable, native = native_threads.settle()
+    if unforkable:
+        return Aftermath([unforkable], rotating=rotating)
+    inheritance.app_is_imported()
+    return Aftermath([], native, inheritance.cut[:MAX_TOLD], rotating)
 
 
 def resolve(reference: str) -> Any:
@@ -150,13 +182,11 @@ def _living_threads() -> list[str]:
 def _serve(
     config: ForkServerConfig, control: socket.socket, board_fd: int, inheritance: Inheritance, preloaded: bool
 ) -> int:
-    options = dataclasses.replace(config.options, preload=preloaded)
-    inheritance.app_is_imported()
+    options = replace(config.options, preload=preloaded)
     fork_server = ForkServer(control, ChildPages(board_fd), options, resolve(config.child_main), inheritance)
     _reset_and_ignore_signals()
     warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)
     flush_streams()  # or every child would print what the import left in the buffer
-    gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCONT, lambda *_: fork_server.end_with_master())
     linux.signal_at_parents_death(signal.SIGCONT)

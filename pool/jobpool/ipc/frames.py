@@ -24,6 +24,9 @@ MAX_ENQUEUED_BYTES = 8 * 1024 * 1024
 """Bytes of jobs, as JSON, that one attempt may enqueue with its end, or ask for at once: the master holds all of it."""
 
 MAX_SECONDS = 1e12  # no clock and no run time in a frame from a child reaches this
+MAX_SAID_BYTES = 2048  # bytes of a line for the log, about: what is longer keeps its head and tail
+SAID_AT_ONCE = 200  # lines that a child may send in a burst
+SAID_PER_S = 50.0  # lines that it may send a second after that
 _RESULT_TAIL: tuple[Any, ...] = (str, str, (int, float), list, str)
 
 
@@ -124,6 +127,17 @@ class Ask(_JsonFrame):
 
 
 @dataclass(frozen=True, slots=True)
+class Said(_JsonFrame):
+    """A line that a handler printed or logged, for the pool's log; its secrets are masked. Nothing else is believed."""
+
+    nonce: int  # of its attempt; 0 = it came with the import of the app
+    level: int  # of `logging`
+    text: str  # "" = this frame only tells how many lines were left out
+    logger: str = ""  # "" = printed
+    left_out: int = 0  # lines that were not sent before this one
+
+
+@dataclass(frozen=True, slots=True)
 class Reply(_JsonFrame):
     """The answer to `Ask`: the ids, or an error."""
 
@@ -142,6 +156,9 @@ class HandlerInfo:
     timeout: float | None = None
     ack_in_transaction: bool = False
     enabled: bool = True  # False: a built-in one that refuses every job, because nothing allows it any
+    backoff: str | None = None  # of `policy.retry.parse_backoff`
+    queues: list[str] = field(default_factory=list)  # to which its jobs go; [] = a built-in one that nothing enables
+    schedules: list[str] = field(default_factory=list)  # names of the app's schedules that run it
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +167,11 @@ class Loaded(_JsonFrame):
 
     handlers: list[HandlerInfo]
     preloaded: bool = True  # False: every child imports the app itself
-    threads: list[str] = field(default_factory=list)  # names of Python threads that live on after the import
+    threads: list[str] = field(default_factory=list)  # of the import, those that no fork survives
     seconds: float = 0.0  # of the import
+    cut: list[str] = field(default_factory=list)  # open files and connections that the children do not have
+    native: int = 0  # native threads that the children do not have, and that may be missed
+    rotating: list[str] = field(default_factory=list)  # log files that each child would rotate
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +211,21 @@ class Exited(Exit, _JsonFrame):
     """The child was collected, its group killed and its strays swept, in this order."""
 
 
-Frame = Run | Ready | BootFailed | Result | Ask | Reply | Loaded | LoadFailed | Spawn | Spawned | SpawnFailed | Exited
+Frame = (
+    Run
+    | Ready
+    | BootFailed
+    | Result
+    | Ask
+    | Said
+    | Reply
+    | Loaded
+    | LoadFailed
+    | Spawn
+    | Spawned
+    | SpawnFailed
+    | Exited
+)
 
 _SUCCEEDED = ResultKind.SUCCEEDED  # found quicker than the member of an enum class
 
@@ -199,6 +233,7 @@ _JSON_FRAMES: dict[int, type[Any]] = {
     0x11: BootFailed,
     0x13: Ask,
     0x14: Reply,
+    0x15: Said,
     0x20: Loaded,
     0x21: LoadFailed,
     0x22: Spawn,
@@ -206,6 +241,7 @@ _JSON_FRAMES: dict[int, type[Any]] = {
     0x24: SpawnFailed,
     0x25: Exited,
 }
+_SAID = (int, int, str, str, int)
 _TAGS = {kind: bytes([tag]) for tag, kind in _JSON_FRAMES.items()}
 
 
@@ -247,6 +283,8 @@ def _decode(packet: bytes) -> Frame:
         raise BadFrame("an Ask for no list")
     if tag == 0x11 and not isinstance(fields["error"], str):
         raise BadFrame("a BootFailed with no text")
+    if tag == 0x15 and tuple(map(type, fields.values())) != _SAID:
+        raise BadFrame("a Said with fields of other types")
     return _JSON_FRAMES[tag](**fields)  # type: ignore[no-any-return]
 
 

@@ -1,8 +1,8 @@
 """The first moments of a child: from the fork to its main function, and out again without ever going back.
 
-The order matters. An after-fork hook, registered before the app was imported, sheds descriptors first: before the app's
-own hooks, so that what those open anew is kept. Then comes the process group, so that a kill of the group finds it;
-then its end with the parent's; then signals, streams, the fault handler, random states.
+The order matters. An after-fork hook, registered before the app was imported, sheds descriptors first (inheritance.py).
+The app's own hooks come later, so what they open anew is kept. Then comes the process group, so that a kill of the
+group finds it; then its end with the parent's; then signals, streams, the fault handler, random states.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from jobpool.ipc import linux
 from jobpool.ipc.frames import Spawn
-from jobpool.ipc.packets import close_all
+from jobpool.ipc.inheritance import Inheritance, flush, writers
 from jobpool.ipc.process_options import ASKS_STACK, ChildBoot, ChildOptions
 from jobpool.ipc.scoreboard import ChildPage
 
@@ -30,63 +30,45 @@ VICTIM_POINTS = 300
 ChildMain = Callable[[ChildBoot], int]
 
 
-class Inheritance:
-    """The descriptors that a process forked from the fork server may keep.
-
-    Three kinds of forks come by. Of a child: it keeps `keep`; what the app opened at its import is blinded, the rest
-    closed. Of something that the app forks at its import: it must not hold the control socket, or nobody would see the
-    fork server's end. Of anything that a handler forks later: none of our business.
-    """
-
-    def __init__(self, control: int) -> None:
-        self.keep: Collection[int] | None = None
-        self._control = control
-        self._before = linux.open_fds()
-        self._of_app: set[int] = set()
-        self._in_server = True
-        os.register_at_fork(after_in_child=self._shed)
-
-    def app_is_imported(self) -> None:
-        """Note what was opened meanwhile."""
-        self._of_app = linux.open_fds() - self._before
-
-    def _shed(self) -> None:
-        if not self._in_server:
-            return
-        self._in_server = False
-        if self.keep is None:
-            os.close(self._control)
-            return
-        unwanted = linux.open_fds().difference(self.keep)
-        linux.blind(unwanted & self._of_app)
-        close_all(unwanted - self._of_app)
-
-
 def live(
-    main: ChildMain, spawn: Spawn, fds: Sequence[int], page: ChildPage, options: ChildOptions, server_pid: int
+    main: ChildMain,
+    spawn: Spawn,
+    fds: Sequence[int],
+    page: ChildPage,
+    options: ChildOptions,
+    server_pid: int,
+    inheritance: Inheritance,
 ) -> NoReturn:
     """Be the child, and exit with what its main function returns. `fds`: work, channel, trace, output."""
     status = BROKEN
     try:
-        returned = main(_settle_in(spawn, fds, page, options, server_pid))
+        returned = main(_settle_in(spawn, fds, page, options, server_pid, inheritance))
         status = returned if isinstance(returned, int) else BROKEN
     except BaseException:  # noqa: BLE001 - whatever it is, it must not get into the fork server's stack
         traceback.print_exc()
     finally:
         try:
             flush_streams()
+            flush(writers())  # of files that handlers opened: there are no exit handlers
         finally:
             os._exit(status & 0xFF)
 
 
 def flush_streams() -> None:
     """Write out what print() has buffered; a stream that is closed, replaced or gone is fine."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(Exception):
-            stream.flush()
+            stream.flush()  # type: ignore[union-attr]
 
 
-def _settle_in(spawn: Spawn, fds: Sequence[int], page: ChildPage, options: ChildOptions, server_pid: int) -> ChildBoot:
+def _settle_in(
+    spawn: Spawn,
+    fds: Sequence[int],
+    page: ChildPage,
+    options: ChildOptions,
+    server_pid: int,
+    inheritance: Inheritance,
+) -> ChildBoot:
     work, channel, trace, output = fds
     with contextlib.suppress(PermissionError):  # the fork server did it first, or the child leads a session
         os.setpgid(0, 0)
@@ -114,6 +96,7 @@ def _settle_in(spawn: Spawn, fds: Sequence[int], page: ChildPage, options: Child
         trace_fd=trace,
         output_fd=output,
         options=options,
+        inheritance=inheritance,
     )
 
 

@@ -10,10 +10,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from jobpool.ipc.inheritance import Inheritance
 from jobpool.ipc.scoreboard import ChildPage
 
 ASKS_STACK = signal.SIGUSR1
 """From the master to a child: write your stack. Blocked from the fork until the child can, or it would end it."""
+
+NO_LINES = 1000
+"""A level above all: no line of a handler goes to the log."""
 
 _OURS = re.compile(r"(JOBPOOL|JOBS)_", re.IGNORECASE)
 _SECRET_NAME = re.compile(r"URL|URI|DSN|BACKEND|BROKER|STATE|KEY|SECRET|TOKEN|PASSW|SIGN|CREDENTIAL", re.IGNORECASE)
@@ -32,6 +36,8 @@ class ChildOptions:
     max_rss: int = 0  # bytes of resident memory above which a child is recycled after its job; 0 = never
     recycle_on_failure: str = "suspect"  # after which failed attempts: `suspect`, `always` or `never`
     max_leaked_fds: int = 64  # a child that has more descriptors than this above those of its start is recycled
+    lines_level: int = NO_LINES  # level of `logging` from which lines of handlers go to the pool's log
+    mask_keys: list[str] = field(default_factory=list)  # more keys whose values are masked in these lines
     title: str = "jobpool"  # the word that process titles begin with
     preload: bool = True  # True: the app was imported before the fork. False: the child imports it itself
     sys_path: list[str] = field(default_factory=list)  # put in front of `sys.path` before anything is imported
@@ -80,6 +86,7 @@ class ChildBoot:
     trace_fd: int  # where the fault handler writes stacks
     output_fd: int  # writing end of the output pipe, of which descriptors 1 and 2 are copies
     options: ChildOptions  # `options.preload` False: import the app before `Ready`
+    inheritance: Inheritance  # what the app's import had opened, and what became of it here
 
 
 def scrubbed(environ: Mapping[str, str], credentials: Collection[str] = ()) -> dict[str, str]:

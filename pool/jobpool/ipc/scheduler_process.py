@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jobpool.ipc.fork_client import execute
+from jobpool.ipc.fork_client import OutputLines, execute
 from jobpool.ipc.process_options import ChildOptions, ProgramOptions
 
 PROGRAM = "jobpool.cli.pool_scheduler"
@@ -23,6 +23,7 @@ READY = b"\0"  # the app is imported, its schedules are good and the broker has 
 REFUSED = 2  # the exit status when the app or a setting cannot work, and another try cannot either
 FIRED = b"\1"  # before the lateness of each firing of a turn: seconds with a space between them, up to a line break
 FIRED_AT_ONCE = 300  # firings told in one write, which a pipe takes whole or not at all
+MAX_RECORD_BYTES = 16 * 1024  # bytes of a line of its log
 MAX_WORDS_BYTES = 4096  # bytes of last words that are kept; a pipe takes no more at once
 
 
@@ -58,10 +59,11 @@ class CronStart(ProgramOptions):
 class SchedulerProcess:
     """One running scheduler. Use it on one thread."""
 
-    def __init__(self, process: subprocess.Popen[bytes], pidfd: int, line: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], pidfd: int, line: int, output: OutputLines) -> None:
         self._process = process
         self._pidfd = pidfd
         self._words = b""
+        self.output = output  # its log, as JSON, and all else that it prints
         self.pid = process.pid  # it leads a session and a group of its own
         self.line = line  # readable when it has said something, and when it hung up; then `hear`
         self.is_ready = False
@@ -71,20 +73,23 @@ class SchedulerProcess:
     def start(cls, start: CronStart, environ: Mapping[str, str]) -> SchedulerProcess:
         """Start one with these options. Raises and blocks as `execute`."""
         here, there = os.pipe2(os.O_CLOEXEC)
+        output = OutputLines(MAX_RECORD_BYTES)
         try:
             os.set_blocking(here, False)
-            process = execute(PROGRAM, start, (there,), environ)
+            process = execute(PROGRAM, start, (there,), environ, output.writing)
             try:
-                return cls(process, os.pidfd_open(process.pid), here)
+                return cls(process, os.pidfd_open(process.pid), here, output)
             except OSError:
                 process.kill()
                 process.wait()
                 raise
         except OSError:
             os.close(here)
+            output.close()
             raise
         finally:
             os.close(there)
+            output.hand_over()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when the process has ended."""
@@ -123,3 +128,4 @@ class SchedulerProcess:
         """Let go of the descriptors, once the process was collected."""
         os.close(self._pidfd)
         os.close(self.line)
+        self.output.close()

@@ -10,9 +10,11 @@ from jobpool.master import events as ev
 from jobpool.master.on_children import ON_CHILDREN
 from jobpool.master.on_messages import ON_MESSAGES
 from jobpool.master.scheduler import ON_SCHEDULERS
+from jobpool.master.serving import ON_SERVING
 from jobpool.master.state import Pool
 
 _COMMON = {ev.ChildResult, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked}
+_COMMON |= {ev.ChildSaid, ev.AppSaid}
 """Events that come all the time and never call for another child."""
 
 
@@ -32,7 +34,8 @@ def apply(pool: Pool, event: ev.Event, now: float) -> None:
 def _signal(pool: Pool, event: ev.SignalCame) -> None:
     match event.number:
         case signal.SIGTERM | signal.SIGINT:
-            pool.stop("a second signal: children are killed" if pool.is_stopping else "stopping", event.number)
+            again = "a second signal: running jobs are killed and go back to their queues"
+            pool.stop(again if pool.is_stopping else "stopping", event.number)
         case signal.SIGQUIT:
             pool.stacks_asked = True
         case signal.SIGHUP:
@@ -57,6 +60,7 @@ _APPLY: dict[type[Any], Callable[[Pool, Any], None]] = {
     **ON_MESSAGES,
     **ON_CHILDREN,
     **ON_SCHEDULERS,
+    **ON_SERVING,
     ev.Asked: lambda pool, event: event.make(pool),
     ev.SignalCame: _signal,
     ev.ThreadDied: _thread_died,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import select
@@ -13,7 +14,7 @@ from contextlib import suppress
 
 from jobpool.ipc import frames, linux, packets
 from jobpool.ipc.child_channel import BrokenChannelError, ChildChannel
-from jobpool.ipc.fork_client import ForkServerClient
+from jobpool.ipc.fork_client import ForkServerClient, OutputLines
 from jobpool.ipc.frames import Ask, Exited, Frame, Reply, Result, run_packet
 from jobpool.ipc.process_options import ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
@@ -46,6 +47,7 @@ class ChildProcesses:
         self._channels: dict[int, ChildChannel] = {}
         self._servers: dict[int, ForkServerClient] = {}
         self._ended: dict[int, ForkServerClient] = {}
+        self._outputs: dict[int, OutputLines] = {}  # by the pid of the fork server
         self._not_ours = linux.direct_children()
         self._oom_kills = linux.OomKills(linux.find_oom_kills())
         self._drain_at = math.inf
@@ -88,9 +90,25 @@ class ChildProcesses:
             self._drain_at = time.monotonic() + DRAIN_EVERY_S
 
     def start_server(self, generation: int) -> None:
-        server = ForkServerClient.start(self._config, self._board.fd, self._environ)
-        self._servers[generation] = server
+        output = OutputLines()
+        try:
+            server = ForkServerClient.start(self._config, self._board.fd, self._environ, output.writing)
+        except OSError:
+            output.close()
+            raise
+        finally:
+            output.hand_over()
+        self._servers[generation], self._outputs[server.pid] = server, output
         self.watch(server.fileno(), lambda: self._read_server(generation, server))
+        self.watch(output.fd, lambda: self._read_output(server))
+
+    def _read_output(self, server: ForkServerClient) -> list[ev.Event]:
+        """Return what a fork server, or its app while it is imported, has printed."""
+        output = self._outputs[server.pid]
+        said: list[ev.Event] = [ev.AppSaid(line) for line in output.read()]
+        if output.ended:
+            self.unwatch(output.fd)
+        return said
 
     def end_server(self, generation: int, kill: bool = False) -> None:
         """Hang up, or kill it and its children; what is left of them is collected by `poll`."""
@@ -105,7 +123,8 @@ class ChildProcesses:
 
     def _read_server(self, generation: int, server: ForkServerClient) -> list[ev.Event]:
         said = server.receive()
-        events = [event for frame, fds in said for event in self._server_said(generation, frame, fds)]
+        events = self._read_output(server)  # printed before it was said that the import failed
+        events += [event for frame, fds in said for event in self._server_said(generation, frame, fds)]
         if server.closed:
             self.end_server(generation)
             server.kill()
@@ -121,8 +140,8 @@ class ChildProcesses:
             case frames.SpawnFailed(child, error):
                 self.forget(child)
                 return [ev.SpawnRefused(child, error)]
-            case frames.Loaded(handlers, preloaded, threads, seconds):
-                return [ev.AppLoaded(generation, handlers, preloaded, threads, seconds)]
+            case frames.Loaded() as app:
+                return [ev.AppLoaded(generation, app)]
             case frames.LoadFailed(error, trace):
                 return [ev.AppFailed(generation, error, trace)]
             case _:
@@ -142,6 +161,10 @@ class ChildProcesses:
                     events += self._died(Exited(channel.child, channel.pid, None, signal.SIGKILL), ORPHANED)
             if gone and not self._of(generation):
                 del self._ended[generation]
+                events += self._read_output(server)
+                output = self._outputs.pop(server.pid)
+                self.unwatch(output.fd)
+                output.close()
                 self._sweep()
         return events
 
@@ -247,6 +270,9 @@ class ChildProcesses:
         started = page.child.nonce
         said = page.printed.read(started).rstrip("\n"), channel.read_output()
         stack, output = channel.read_trace(), "\n".join(filter(None, said))
+        # Text printed to its streams was sent line by line; text printed past them comes now.
+        lines = said[1].splitlines()
+        events += [ev.ChildSaid(child, frames.Said(started, logging.INFO, line)) for line in lines]
         if exited.signal == signal.SIGKILL and not killer:
             killer = _KILLERS[self._oom_kills.killed_one(time.monotonic())]
         events.append(ev.ChildDied(child, exited, started, channel.take_back(), stack, output, killer))
@@ -306,6 +332,7 @@ class ChildProcesses:
             self.end_server(generation)
         for server in self._ended.values():
             _await_end(server)
+            self._outputs.pop(server.pid).close()
         self._ended.clear()
         for child in list(self._channels):
             self.forget(child)
@@ -330,6 +357,8 @@ def _child_said(child: int, frame: Frame) -> ev.Event:
             return ev.ChildReady(child)
         case Ask():
             return ev.ChildAsked(child, frame)
+        case frames.Said():
+            return ev.ChildSaid(child, frame)
         case frames.BootFailed(error):
             return ev.ChildBootFailed(child, error)
         case _:

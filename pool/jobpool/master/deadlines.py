@@ -15,6 +15,8 @@ DUMP_BEFORE_KILL_S = 0.05  # seconds between the request for a stack and the kil
 
 MAX_DUMP_S = 0.25  # the same if no stack is written: on a busy machine a loop in C may not get a processor for so long
 UNDEAD_AFTER_S = 5.0  # seconds after SIGKILL at which a child that was not collected (state D) is given up
+IDLE_CPU_SHARE = 0.02  # of a core; a child that uses less waits for something
+IDLE_LOOK_S = 2.0  # seconds after the head began, from which on a sample tells of it alone: there is one a second
 HEARTBEAT_S = 1.0  # seconds for which an idle loop sleeps at most
 
 
@@ -31,7 +33,7 @@ def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
             case SlotState.IDLE if slot.retiring and not slot.broken_at:
                 slot.end(EndReason.RETIRE, now, "replaced", killed=False)  # it was told while it was busy
             case SlotState.STARTING if now - slot.since >= pool.settings.boot_timeout:
-                kill_child(slot, EndReason.BOOT, f"not ready after {pool.settings.boot_timeout:g} s", now, actions)
+                kill_child(slot, EndReason.BOOT, f"not ready after {pool.settings.boot_timeout:.12g} s", now, actions)
                 pool.boot.failed(f"a child was {slot.ending_text}", now)
             case SlotState.DYING:
                 _watch_dying(pool, slot, now, actions)
@@ -110,8 +112,18 @@ def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions:
         actions.append(act.LookForStack(slot))
     elif now - slot.dumped_at >= DUMP_BEFORE_KILL_S:
         name = head.lease.envelope.name or head.handler
-        text = f"Job '{name}' exceeded maximum execution time of {head.timeout:g} seconds."
+        text = f"Job '{name}' exceeded maximum execution time of {head.timeout:.12g} seconds.{_waited(slot)}"
         kill_child(slot, EndReason.TIMEOUT, text, now, actions)
+
+
+def _waited(slot: Slot) -> str:
+    """Say what a child looks like whose alarm ended nothing, and that used no CPU when it was last looked at."""
+    if slot.sampled_at < slot.head_since + IDLE_LOOK_S or slot.cpu > IDLE_CPU_SHARE:
+        return ""
+    return (
+        "\nIt used no CPU and waited in C code: for an answer, or for a lock or thread that did not survive the fork"
+        " (OpenMP, gRPC, …). Against the latter, preload = false helps: docs/forking.md"
+    )
 
 
 def _watch_dying(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, dataclass_transform
 
 from jobpool.broker.values import QueueStats, Reaped
 from jobpool.errors import BackendUnavailable, JobpoolError
-from jobpool.ipc.frames import Ask, Exited, HandlerInfo, Result
+from jobpool.ipc.frames import Ask, Exited, Loaded, Result, Said
 from jobpool.master.slots import Delivery
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled, Settlement
@@ -96,10 +96,7 @@ class Counted(Event):
 
 class AppLoaded(Event):
     generation: int
-    handlers: list[HandlerInfo]
-    preloaded: bool
-    threads: list[str]
-    seconds: float
+    app: Loaded
 
 
 class AppFailed(Event):
@@ -136,6 +133,19 @@ class ChildBootFailed(ChildEvent):
 
 class ChildResult(ChildEvent):
     result: Result
+
+
+class ChildSaid(ChildEvent):
+    """Its handler printed or logged a line."""
+
+    said: Said
+
+
+class AppSaid(Event):
+    """A line that a fork server or scheduler printed, mostly the app while it was imported."""
+
+    line: str
+    app: str = "import"  # or "scheduler"
 
 
 class ChildAsked(ChildEvent):

@@ -53,12 +53,12 @@ class FetchThread(MasterThread):
         self._backend = backend
         self._clock = backend.clock
         self._chosen_ttl = backend.capabilities.leases is Leases.OURS
+        self._queues = self._known = dict(queues)
         self._weights = QueueWeights(queues)
         self._ttl = ttl
         self._inspector = inspector
         self._limits = LocalLimits(limits)
         self._breakers = Breakers(
-            self._weights.names,
             breaker,
             opened=lambda *what: inbox.put(BreakerOpened(*what)),
             closed=lambda queue: inbox.put(BreakerClosed(queue)),
@@ -99,6 +99,11 @@ class FetchThread(MasterThread):
         self._breakers.answered(queues, self._clock.mono())
         self._nudge()
 
+    def serve_queues(self, queues: Mapping[str, float]) -> None:
+        """Fetch from these queues, with their weights, from the next fetch on."""
+        self._queues = dict(queues)
+        self._nudge()
+
     def _nudge(self) -> None:
         with self._turn:
             self._nudged = True
@@ -120,6 +125,9 @@ class FetchThread(MasterThread):
     def serve(self) -> None:
         while not self._halt.is_set():
             count = self._wait_for_room()
+            if (queues := self._queues) is not self._known:
+                self._known = queues
+                self._weights.add(queues)
             if count and not self._fetch(count):
                 self._wait_for_messages()
 
@@ -178,8 +186,9 @@ class FetchThread(MasterThread):
         """Sleep in the backend until it hints at a message; an idle pool asks for nothing else."""
         give_up = self._clock.mono() + FETCH_ANYWAY_AFTER_S
         self._glance = FIRST_GLANCE_S
-        while not self._halt.is_set() and not self._hinted() and self._clock.mono() < give_up:
-            pass
+        while self._queues is self._known and not self._halt.is_set() and self._clock.mono() < give_up:
+            if self._hinted():
+                break
 
     def _hinted(self) -> bool:
         now = self._clock.mono()

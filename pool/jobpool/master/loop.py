@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import orjson
@@ -53,6 +54,8 @@ class Master:
     fetch_thread: FetchThread
     settle_thread: SettleThread
     publisher: Publisher
+    serves: Callable[[Sequence[str]], object] = lambda _: None
+    """Called with the queues that the pool serves, whenever an app has loaded. Quick."""
     telemetry: Telemetry | None = None
     scheduler: SchedulerStarter | None = None
 
@@ -198,11 +201,19 @@ class Master:
             self._publish_at = min(self._publish_at, self._published_at + READY_PUBLISH_EVERY_S)
         if now >= self._publish_at:
             self._publish(now)
-        if pool.notes:
-            self.publisher.log_notes(pool)
+        if pool.notes or pool.lines:
+            self.publisher.write_log(pool)
 
     def _tell_threads(self, now: float) -> None:
         pool, fetch_thread = self.pool, self.fetch_thread
+        if pool.queues_came:
+            pool.queues_came = False
+            fetch_thread.serve_queues(pool.queues)
+            self.settle_thread.serve_queues(pool.queues)
+            self.serves(list(pool.queues))
+        if pool.app_came:
+            pool.app_came = False
+            self.settle_thread.tell_hooks(pool.closed_to_hooks)
         if pool.fetch_came:
             pool.fetch_came = False
             fetch_thread.seen()
@@ -241,9 +252,10 @@ class Master:
         if left := len(self.pool.held):
             self.pool.note("warning", "leases are left to expire: the broker did not answer", count=left)
         counts = self.pool.counters
-        self.pool.note("info", "stopped", **{name: count for name, count in asdict(counts).items() if count})
+        said = {"lines_left_out": self.pool.lines_left_out or None}
+        self.pool.note("info", "stopped", **{name: count for name, count in asdict(counts).items() if count}, **said)
         self._publish(time.monotonic())
-        self.publisher.log_notes(self.pool)
+        self.publisher.write_log(self.pool)
         for thread in self._upkeep_threads:
             thread.join(JOIN_LIMIT_S)
         return counts

@@ -22,6 +22,7 @@ from jobpool.master import events as ev
 from jobpool.master.scheduler import SchedulerFired
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import Pool
+from jobpool.message.death import cause_headline
 from jobpool.message.outcome import EndReason, Rejected, Snoozed
 from jobpool.message.settlement import Abandon, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool.policy.outcomes import signal_name, status_of
@@ -101,7 +102,7 @@ class Observer:
             gauge(names.OLDEST, stats.oldest or 0.0, (queue,))
         for slot_state in (state for state in SlotState if state is not SlotState.EMPTY):
             gauge(names.SLOTS, pool.slots.count(slot_state), (slot_state.value,))
-        for queue in pool.settings.queue_names:
+        for queue in pool.queues:
             gauge(names.BREAKER, float(queue in pool.open_breakers), (queue,))
         while self._dead and now - self._dead[0][0] > REMEMBER_DEAD_S:
             self._dead.popleft()
@@ -162,6 +163,7 @@ def attempt_of(recorded: Recorded) -> Attempt:
     lease, outcome = delivery.lease, delivery.outcome
     assert outcome is not None
     job, payload = "", None
+    cause = settlement.cause if isinstance(settlement, Nack | Abandon | Move | Forfeit) else None
     told = settlement.error if isinstance(settlement, Nack | Abandon | Move) else None
     with contextlib.suppress(MalformedEnvelope):  # rejected for just that
         job, payload = lease.envelope.job, lease.envelope.payload
@@ -177,5 +179,5 @@ def attempt_of(recorded: Recorded) -> Attempt:
         error=told or delivery.error or None,
         start=None if delivery.ran is None else delivery.began + recorded.offset,
         duration=delivery.ran,
-        cause=settlement.cause if isinstance(settlement, Nack | Abandon | Move | Forfeit) else None,
+        cause=cause if cause_headline(cause) else None,  # else it only says what was printed, as `output` does
     )

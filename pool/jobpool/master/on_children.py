@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from jobpool.errors import InvalidJob
-from jobpool.ipc.frames import Result
+from jobpool.ipc.frames import Loaded, Result
 from jobpool.ipc.postfork import BROKEN
 from jobpool.master import events as ev
+from jobpool.master.serving import serve_named
 from jobpool.master.slots import Delivery, Slot, SlotState
-from jobpool.master.state import BROKEN_GRACE_S, Pool
+from jobpool.master.state import BROKEN_GRACE_S, Line, Pool
 from jobpool.message import outcome as ended
+from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.death import Death, innermost
 from jobpool.message.definition import JobDefinition
 from jobpool.message.outcome import EndReason, Outcome, ResultKind
@@ -35,7 +38,7 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
     server = pool.servers.get(event.generation)
     if server is None or server.ending:
         return
-    own = [] if pool.acks_in_transaction else [info.name for info in event.handlers if info.ack_in_transaction]
+    own = [] if pool.can.transactions else [info.name for info in event.app.handlers if info.ack_in_transaction]
     if own:
         server.refused = True
         why = f"handler {own[0]!r} is declared with ack_in_transaction, which the pool's backend cannot do:"
@@ -45,13 +48,40 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
     server.loaded, server.heard_at = True, pool.now
     if event.generation < pool.generation:
         return  # of two reloads, the later one was quicker
-    pool.generation = event.generation
-    pool.handlers = {info.name: info for info in event.handlers}
+    is_first, pool.generation = pool.generation == 0, event.generation
+    pool.handlers = {info.name: info for info in event.app.handlers}
+    serve_named(pool, event.app.handlers, is_first=is_first)
+    pool.closed_to_hooks, pool.app_came = _closed_to_hooks(pool), True
     enabled = sorted(name for name, info in pool.handlers.items() if info.enabled)
-    pool.note("info", "app loaded", handlers=enabled, seconds=round(event.seconds, 3))
-    if not event.preloaded:
+    pool.note("info", "app loaded", handlers=enabled, queues=list(pool.queues), seconds=round(event.app.seconds, 3))
+    _note_aftermath(pool, event.app)
+
+
+def _note_aftermath(pool: Pool, app: Loaded) -> None:
+    """Warn of what the import left behind and the children do not have, or would spoil for each other."""
+    if app.threads:
         what = "the app leaves threads running after its import: no safe forking, each child imports it"
-        pool.note("warning", what, threads=event.threads)
+        pool.note("warning", what, threads=app.threads)
+    if app.native:
+        what = "native threads of the app's import are missing in its children: if jobs hang, set preload = false"
+        pool.note("warning", what, threads=app.native)
+    if app.cut:
+        what = "what the app's import opened is cut off in its children: open it in the handler (docs/forking.md)"
+        pool.note("warning", what, cut=list(app.cut))
+    if app.rotating and pool.settings.workers > 1:
+        what = "each child rotates the log files by itself, which loses lines: use WatchedFileHandler (docs/forking.md)"
+        pool.note("warning", what, files=list(app.rotating))
+
+
+def _closed_to_hooks(pool: Pool) -> frozenset[str] | None:
+    if ON_DEATH not in pool.handlers:
+        return None
+    closed = frozenset(queue for queue, names in pool.settings.queue_handlers.items() if ON_DEATH not in names)
+    if closed:
+        mend = f"name {ON_DEATH!r} there, if the hooks are to run"
+        what = "queue_handlers keeps the app's on_death hooks from queues: they are not told of deaths there"
+        pool.note("warning", what, queues=sorted(closed), mend=mend)
+    return closed
 
 
 def _app_failed(pool: Pool, event: ev.AppFailed) -> None:
@@ -103,7 +133,7 @@ def _child_ready(pool: Pool, event: ev.ChildReady) -> None:
     if (slot := pool.slots.by_child(event.child)) and slot.state is SlotState.STARTING:
         slot.move(SlotState.IDLE, pool.now)
         pool.boot.succeeded()
-        pool.child_came = True
+        pool.child_came = pool.has_booted = True
 
 
 def _child_boot_failed(pool: Pool, event: ev.ChildBootFailed) -> None:
@@ -120,7 +150,8 @@ def _child_result(pool: Pool, event: ev.ChildResult) -> None:
     delivery = slot.answered(result.nonce, pool.now)
     if result.leaving:
         slot.end(EndReason.RECYCLE, pool.now, result.leaving, killed=False)
-        pool.note("info", "a child is replaced", slot=slot.index, pid=slot.pid, why=result.leaving)
+        job = {"id": delivery.lease.id, "handler": delivery.handler} if delivery else {}
+        pool.note("info", "a child is replaced", slot=slot.index, pid=slot.pid, why=result.leaving, **job)
     if delivery is None:
         pool.note("warning", "an answer to an attempt that is not running was ignored", slot=slot.index)
         return
@@ -154,6 +185,24 @@ def _outcome_of_result(result: Result, handler: str, seen_for: float, peak: int)
         output=result.output,
         peak=peak,
     )
+
+
+def _child_said(pool: Pool, event: ev.ChildSaid) -> None:
+    said, slot = event.said, pool.slots.by_child(event.child)
+    fields: dict[str, Any] = {"slot": slot.index if slot else -1}
+    if said.nonce and slot and slot.deliveries and slot.deliveries[0].nonce == said.nonce:
+        lease = slot.deliveries[0].lease
+        fields = {"handler": slot.deliveries[0].handler, "id": lease.id}
+    elif not said.nonce:
+        fields = {"app": "import"}
+    if said.logger:
+        fields = fields | {"from": said.logger}
+    if said.left_out > 0:
+        pool.lines_left_out += said.left_out
+        text = f"[… {said.left_out:,} lines left out …]"
+        pool.lines.append(Line(logging.INFO, text, fields | {"left_out": said.left_out}))
+    if said.text:
+        pool.lines.append(Line(said.level, said.text, fields))
 
 
 def _child_broken(pool: Pool, event: ev.ChildBroken) -> None:
@@ -208,6 +257,7 @@ def _note_death(pool: Pool, slot: Slot, event: ev.ChildDied, death: Death, runni
         pid=event.exited.pid,
         id=running.lease.id if running else None,
         handler=running.handler if running else None,
+        name=(running.lease.envelope.name or None) if running else None,
         cause=death.headline,
         stack=innermost(death.stack) or None,
         said=said or None,
@@ -270,6 +320,8 @@ ON_CHILDREN: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.ChildReady: _child_ready,
     ev.ChildBootFailed: _child_boot_failed,
     ev.ChildResult: _child_result,
+    ev.ChildSaid: _child_said,
+    ev.AppSaid: lambda pool, event: pool.lines.append(Line(logging.INFO, event.line, {"app": event.app})),
     ev.ChildAsked: lambda pool, event: pool.asks.append((event.child, event.ask)),
     ev.ChildBroken: _child_broken,
     ev.ChildEnded: _child_ended,

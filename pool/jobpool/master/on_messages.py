@@ -15,13 +15,15 @@ from jobpool.message.death import cause_headline
 from jobpool.message.definition import timeout_of
 from jobpool.message.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
 from jobpool.message.printable import headline
-from jobpool.message.settlement import Abandon, Ack, Move, Release, Settled, Settlement
+from jobpool.message.settlement import Abandon, Ack, Move, Nack, Release, Settled, Settlement
+from jobpool.message.units import format_duration
 from jobpool.policy.inspection import Inspected
 from jobpool.policy.outcomes import LEASE_LOST, REAPED, REAPED_DEAD, SUCCEEDED, counters_of
 from jobpool.telemetry.metrics.pages import BOOT_LOOP
 
 OK = Settled.OK
 
+MAX_OUTPUT_CHARS = 200  # characters of the first line of an output that are shown where a success is told
 MUCH_SHORTER_FACTOR = 2.0  # A lease that lasts for less than the ttl by this factor deserves a word
 
 OUTAGES: dict[type[JobpoolError], str] = {
@@ -87,9 +89,8 @@ def _prepare(pool: Pool, delivery: Delivery) -> Outcome | None:
     if delivery.lease.id not in pool.unknown_since:
         known = ", ".join(sorted(name for name, info in pool.handlers.items() if info.enabled)) or "none"
         fields = {"handler": envelope.job, "id": delivery.lease.id, "known": known}
-        pool.note(
-            "warning", "no such handler here; the job waits for one", **fields, until=settings.unknown_handler_grace
-        )
+        waits = format_duration(settings.unknown_handler_grace).removesuffix("00s")
+        pool.note("warning", "no such handler here; the job waits for one", **fields, waits=waits)
     return UnknownHandler(envelope.job, pool.unknown_for(delivery.lease.id))
 
 
@@ -132,6 +133,8 @@ def _answered(pool: Pool, event: ev.Answered) -> None:
         outcome = delivery.outcome
         if answer is OK and type(settlement) is Ack and type(outcome) is Succeeded:
             counters = SUCCEEDED  # nearly all messages
+            if pool.tells_each or delivery.handler not in pool.told:
+                _note_success(pool, delivery)
         else:
             _note_answer(pool, delivery, settlement, answer)
             counters = () if outcome is None else counters_of(settlement, outcome, answer)
@@ -144,6 +147,8 @@ def _note_answer(pool: Pool, delivery: Delivery, settlement: Settlement, answer:
     lease = delivery.lease
     if not answer:
         pool.note("warning", "a settlement was refused", id=lease.id, queue=lease.queue, answer=answer.value)
+    elif isinstance(settlement, Nack):
+        _note_retry(pool, delivery, settlement)
     elif isinstance(settlement, Abandon):
         _note_dead(pool, delivery, settlement)
     elif isinstance(settlement, Move):
@@ -151,6 +156,31 @@ def _note_answer(pool: Pool, delivery: Delivery, settlement: Settlement, answer:
         pool.note("warning", "a message goes on in another queue", **fields, cause=cause_headline(settlement.cause))
     if isinstance(settlement, Release) and pool.limited and not settlement.begun and lease.guards is not None:
         pool.given_back.add(lease.queue)
+
+
+def _note_success(pool: Pool, delivery: Delivery) -> None:
+    """Tell the first success of each handler, and with log level debug every one."""
+    more = None if pool.tells_each or pool.told else "-v shows each"
+    level = "debug" if delivery.handler in pool.told else "info"
+    pool.told.add(delivery.handler)
+    output = delivery.output.strip()
+    first = output.partition("\n")[0][:MAX_OUTPUT_CHARS]
+    shown = f"{first} …" if len(first) < len(output) else output or None
+    what = "job succeeded" if pool.tells_each else "first job succeeded"
+    fields = {"seconds": float(f"{delivery.ran or 0.0:.2g}"), "output": shown, "more": more}
+    pool.note(level, what, **_about(delivery), **fields)
+
+
+def _note_retry(pool: Pool, delivery: Delivery, settlement: Nack) -> None:
+    attempt, pause = delivery.lease.attempts + 1, format_duration(settlement.delay)
+    fields = {"attempt": attempt, "again_in": pause, "error": headline(settlement.error)}
+    pool.note("warning", "job failed, is tried again", **_about(delivery), **fields)
+
+
+def _about(delivery: Delivery) -> dict[str, str | None]:
+    """Return the fields that say which job it is: its name only if it has one of its own."""
+    name, handler = delivery.lease.envelope.name, delivery.handler
+    return {"id": delivery.lease.id, "handler": handler, "name": name if name != handler else None}
 
 
 def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
@@ -217,15 +247,18 @@ def _reap_done(pool: Pool, event: ev.ReapDone) -> None:
 
 
 def _counted(pool: Pool, event: ev.Counted) -> None:
-    pool.stats = event.stats
+    pool.stats, pool.leased_at_count = event.stats, pool.leased_total
     if pool.open_breakers:
         pool.answered_queues.update(event.stats)
     if not pool.settings.until_empty or pool.is_stopping:
         return
-    if not pool.generation:  # an app that cannot be loaded is told, also where there is nothing to run
+    if not pool.has_booted:
+        # An app that cannot be loaded is told, also where there is nothing to run, and where each child imports it.
         if pool.boot.failures >= BOOT_LOOP:
             pool.fail(f"the app does not load: {pool.boot.last_error}", "the app does not load")
-    elif not pool.held and all(counts.pending == 0 for counts in event.stats.values()):
+    elif pool.held or not event.stats.keys() >= pool.queues.keys():
+        pass  # the counts are older than the queues
+    elif all(counts.pending == 0 for counts in event.stats.values()):
         pool.stop("the queues are empty")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc.frames import Reply
@@ -19,7 +20,7 @@ from jobpool.master.scheduler import end_scheduler, keep_scheduler
 from jobpool.master.slots import SlotState
 from jobpool.master.spawning import keep_children, keep_servers, watch_servers
 from jobpool.master.state import Pool, Stopping
-from jobpool.message.dead_letters import copy_of_abandoned
+from jobpool.message.dead_letters import ON_DEATH, copy_of_abandoned, hook_job_of_abandoned
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.names import check_enqueue_to
@@ -27,7 +28,7 @@ from jobpool.message.outcome import EndReason, NotRun
 from jobpool.message.settlement import Abandon, Leave
 from jobpool.policy.decide import Rules, decide
 from jobpool.policy.outcomes import checked, counters_of
-from jobpool.policy.retry import RetryPolicy
+from jobpool.policy.retry import RetryPolicy, parse_backoff
 
 CHECK_EVERY_S = 0.01  # seconds between two looks at everything that is due by the clock, while the loop is busy
 
@@ -85,8 +86,8 @@ class Planner:
                 fields = {"id": delivery.lease.id, "why": settlement.why, "after": type(outcome).__name__}
                 pool.note("warning", "a message is left to its lease", **fields)
             else:
-                if type(settlement) is Abandon and (queue := pool.settings.dead_letter_queue):
-                    settlement = self._with_copy(pool, delivery.lease, settlement, queue)
+                if type(settlement) is Abandon:
+                    settlement = self._with_jobs(pool, delivery.lease, settlement)
                 delivery.settling, delivery.outcome = True, outcome
                 actions.append(act.Settle(delivery, settlement))
 
@@ -98,22 +99,32 @@ class Planner:
             settings.on_crash.how,
             settings.on_crash.queue,
             settings.on_memory_limit_queue,
+            parse_backoff(info.backoff) if info and info.backoff else None,
             settings.max_crashes,
         )
         if info:
             self._rules[handler] = rules
         return rules
 
-    def _with_copy(self, pool: Pool, lease: JobLease, settlement: Abandon, queue: str) -> Abandon:
-        """Add the copy for `queue`, that of failed payloads. A copy that is refused never holds up a death."""
-        try:
-            copy = copy_of_abandoned(lease, settlement, queue, datetime.now(UTC))
-            if copy is not None:
-                self.check(copy)
-                return replace(settlement, follow_ups=(copy,))
-        except JobpoolError as error:
-            pool.note("warning", "a dead letter is not forwarded", id=lease.id, to=queue, error=str(error))
-        return settlement
+    def _with_jobs(self, pool: Pool, lease: JobLease, settlement: Abandon) -> Abandon:
+        """Add the copy for the queue of failed payloads, and the job for `on_death` hooks.
+
+        One that is refused never holds up a death.
+        """
+        makers: dict[str, Callable[[], JobDefinition | None]] = {}
+        if queue := pool.settings.dead_letter_queue:
+            makers[queue] = partial(copy_of_abandoned, lease, settlement, queue, datetime.now(UTC))
+        if (closed := pool.closed_to_hooks) is not None and lease.queue not in closed:
+            makers[ON_DEATH] = partial(hook_job_of_abandoned, lease, settlement, self.check)
+        jobs: list[JobDefinition] = []
+        for to, make in makers.items():
+            try:
+                if (job := make()) is not None:
+                    self.check(job)
+                    jobs.append(job)
+            except JobpoolError as error:
+                pool.note("warning", "a dead letter is not forwarded", id=lease.id, to=to, error=str(error))
+        return replace(settlement, follow_ups=tuple(jobs)) if jobs else settlement
 
 
 def _talk(pool: Pool, actions: list[act.Action]) -> None:

@@ -6,9 +6,10 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from setproctitle import setproctitle
@@ -18,7 +19,7 @@ from jobpool.broker.opening import open_backend, redact
 from jobpool.broker.values import ReapPolicy
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc import linux
-from jobpool.ipc.process_options import ChildOptions, ForkServerConfig, scrubbed
+from jobpool.ipc.process_options import NO_LINES, ChildOptions, ForkServerConfig, scrubbed
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master.acquire import check_key_store
@@ -28,9 +29,11 @@ from jobpool.master.inbox import Inbox, Signals
 from jobpool.master.loop import Master
 from jobpool.master.plan import Planner
 from jobpool.master.scheduler import SchedulerStarter
+from jobpool.master.serving import Neighbours, Surveyed
 from jobpool.master.settle_thread import COUNT_EVERY_S, SettleThread
 from jobpool.master.state import Pool, slot_count
 from jobpool.master.telemetry import Publisher, Telemetry, make_telemetry
+from jobpool.message.masking import Masker
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import Inspector
 from jobpool.policy.limits import Limits
@@ -43,7 +46,17 @@ COUNT_EVERY_UNTIL_EMPTY_S = 0.2  # seconds between two looks at the counts when 
 DESCRIPTORS_A_CHILD = 8
 DESCRIPTORS_BESIDES = 128  # open files of the master at most: for each slot, and for brokers, logs and the rest
 
+MAX_SURVEYED = 100  # queues that are looked at by a start: each costs a round trip
+
 log = logging.getLogger("jobpool.pool")
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbourhood:
+    """The other pools on this machine: `tell` them what this one serves, and `look` what they do. Files at most."""
+
+    tell: Callable[[Sequence[str]], object] = lambda _: None
+    look: Callable[[], Neighbours] = Neighbours
 
 
 def run_pool(
@@ -54,6 +67,7 @@ def run_pool(
     collector: MetricsCollector | None = None,
     wrap: Callable[[QueueBackend], QueueBackend] | None = None,
     last: bool = False,
+    neighbourhood: Neighbourhood | None = None,
 ) -> int:
     """Run a pool until it is told to stop; its exit status: 0, or 1 with `fail_on_dead`.
 
@@ -65,6 +79,7 @@ def run_pool(
         collector: Is told what the pool's own metrics count, as it happens.
         wrap: Called once with the broker; the pool works with what it returns, and closes it with the broker.
         last: The process ends with the pool: from its end on, signals do nothing but for QUIT.
+        neighbourhood: The other pools on this machine; None = there are none.
 
     Raises:
         ConfigurationError: The machine or a setting cannot work.
@@ -80,13 +95,12 @@ def run_pool(
     try:
         broker = wrap(broker) if wrap else broker
         check_compatibility(settings, broker)
-        for unserved in unserved_limits(settings):
-            log.warning("a limit limits nothing here", extra={"fields": {"limit": unserved}})
         broker.ping()
         for caution in broker.cautions():
             log.warning("the broker's settings", extra={"fields": {"caution": caution}})
         with Scoreboard.create(settings.board_path, slot_count(settings.workers)) as board:
-            return _run(settings, broker, signer, board, Signals(last=last), on_start, collector)
+            neighbours = neighbourhood or Neighbourhood()
+            return _run(settings, broker, signer, board, Signals(last=last), on_start, collector, neighbours)
     finally:
         if backend is None:
             broker.close()
@@ -100,13 +114,14 @@ def _run(
     signals: Signals,
     on_start: Callable[[Scoreboard], None] | None,
     collector: MetricsCollector | None,
+    neighbourhood: Neighbourhood,
 ) -> int:
     linux.become_subreaper()
-    setproctitle(f"jobpool: master [{settings.name}] {' '.join(settings.queue_names)}")
+    _entitle(settings, settings.queue_names)
     pool = Pool(
         settings,
         now=backend.clock.mono(),
-        acks_in_transaction=backend.capabilities.transactions,
+        can=backend.capabilities,
         metrics=MemoryMetrics() if collector is None else RelayedMetrics(collector),
     )
     inbox = Inbox()
@@ -118,7 +133,7 @@ def _run(
     try:
         signals.install()
         children.watch(signals.fileno(), signals.read)
-        master = _master(settings, pool, backend, signer, board, children, inbox, watched)
+        master = _master(settings, pool, backend, signer, board, children, inbox, watched, neighbourhood)
         if on_start:
             on_start(board)
         with _rare_collections():
@@ -159,20 +174,19 @@ def _master(
     children: ChildProcesses,
     inbox: Inbox,
     watched: Telemetry | None,
+    neighbourhood: Neighbourhood,
 ) -> Master:
     count_every = COUNT_EVERY_UNTIL_EMPTY_S if settings.until_empty else COUNT_EVERY_S
     reaping, inspector = ReapPolicy(settings.max_crashes), Inspector(signer, settings.queue_handlers)
     settle_thread = SettleThread(
-        backend, settings.queue_names, settings.ttl, reaping, inbox, count_every, settings.dead_letter_queue
-    )
-    publisher = Publisher(
-        board,
-        name=settings.name,
-        version=_version(),
-        queues=" ".join(settings.queue_names),
-        backend=redact(settings.backend),
-        broker_interval=COUNT_EVERY_S,  # the broker is asked at least as often
-        reap_interval=settle_thread.reap_every,
+        backend,
+        settings.queue_names,
+        settings.ttl,
+        reaping,
+        inbox,
+        count_every,
+        settings.dead_letter_queue,
+        partial(_survey, backend, neighbourhood, settings.dead_letter_queue),
     )
     return Master(
         pool=pool,
@@ -182,10 +196,51 @@ def _master(
         inbox=inbox,
         fetch_thread=FetchThread(backend, settings.queues, settings.ttl, inspector, inbox, limits_of(settings)),
         settle_thread=settle_thread,
-        publisher=publisher,
+        publisher=_publisher(settings, board, settle_thread.reap_every),
+        serves=partial(_tell_queues, settings, board, neighbourhood),
         telemetry=watched,
         scheduler=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
     )
+
+
+def _publisher(settings: Settings, board: Scoreboard, reap_every: float) -> Publisher:
+    return Publisher(
+        board,
+        Masker(settings.history.mask).text,
+        name=settings.name,
+        version=_version(),
+        queues=" ".join(settings.queue_names),
+        backend=redact(settings.backend),
+        broker_interval=COUNT_EVERY_S,  # the broker is asked at least as often
+        reap_interval=reap_every,
+    )
+
+
+def _entitle(settings: Settings, queues: Sequence[str]) -> None:
+    setproctitle(f"jobpool: master [{settings.name}] {' '.join(queues)}")
+
+
+def _tell_queues(settings: Settings, board: Scoreboard, neighbourhood: Neighbourhood, queues: Sequence[str]) -> None:
+    _entitle(settings, queues)
+    board.header.write(queues=" ".join(queues))
+    neighbourhood.tell(queues)
+
+
+def _survey(
+    backend: QueueBackend, neighbourhood: Neighbourhood, letters: str | None, served: Sequence[str]
+) -> Surveyed:
+    """Look which queues nothing here serves, though jobs wait there. Blocks and raises as `waiting_elsewhere`."""
+    neighbours = neighbourhood.look()
+    return Surveyed(neighbours, waiting_elsewhere(backend, {*served, letters, *neighbours.queues}))
+
+
+def waiting_elsewhere(backend: QueueBackend, served: Collection[str | None]) -> dict[str, int]:
+    """Return, by queue, how many jobs wait where nothing serves them; {} where queues cannot be listed.
+
+    Blocks for a round trip a queue, `MAX_SURVEYED` at most. Raises `BackendUnavailable`.
+    """
+    others = [queue for queue in backend.queues() if queue not in served] if backend.capabilities.makes_queues else []
+    return {queue: count for queue in others[:MAX_SURVEYED] if (count := backend.stats(queue).unattended)}
 
 
 def fork_server_config(settings: Settings) -> ForkServerConfig:
@@ -199,14 +254,17 @@ def fork_server_config(settings: Settings) -> ForkServerConfig:
         max_jobs=settings.recycle.jobs,
         max_rss=mark,
         recycle_on_failure=settings.recycle.failure,
+        lines_level=getattr(logging, settings.log_level.upper()) if settings.log_output else NO_LINES,
+        mask_keys=list(settings.history.mask),
         title=settings.name,
+        preload=settings.preload,
         sys_path=list(settings.sys_path) or [os.getcwd()],
         queue_handlers={queue: list(names) for queue, names in settings.queue_handlers.items()},
         enqueue_to=list(settings.enqueue_to),
         allowances=asdict(settings.allowances),
     )
     return ForkServerConfig(
-        options, child_main="jobpool.child.main:run", app_loader="jobpool.handlers.app:load", name=settings.name
+        options, child_main="jobpool.child.main:run", app_loader="jobpool.child.main:load", name=settings.name
     )
 
 
@@ -221,7 +279,7 @@ def cron_start(settings: Settings) -> CronStart:
         grace=settings.cron_grace,
         default_timeout=settings.default_timeout,
         log_level=settings.log_level,
-        log_format=settings.log_format,
+        log_format="json",  # the master reads it, and logs it anew
     )
 
 
@@ -291,14 +349,3 @@ def limits_of(settings: Settings) -> Limits:
         rates=settings.rate_limits,
         rates_per_key=settings.rate_per_key,
     )
-
-
-def unserved_limits(settings: Settings) -> list[str]:
-    """Return a sentence for each limit of a queue that the pool does not serve: meant for another pool, or mistyped."""
-    served = ", ".join(map(repr, settings.queue_names))
-    return [
-        f"{table} limits queue {queue!r}, which this pool does not serve; it serves {served}"
-        for table in ("concurrency_limits", "concurrency_per_key", "rate_limits", "rate_per_key")
-        for queue in getattr(settings, table)
-        if queue not in settings.queue_names
-    ]

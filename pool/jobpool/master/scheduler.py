@@ -7,13 +7,17 @@ ready: an app whose schedules are refused costs nobody the scheduler that runs. 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from jobpool.ipc.scheduler_process import REFUSED, CronStart, SchedulerProcess
+from jobpool.master import events as ev
 from jobpool.master.actions import Action
 from jobpool.master.child_processes import ChildProcesses
 from jobpool.master.events import Event
@@ -219,6 +223,7 @@ class SchedulerStarter:
         self._children.spare(process.pid)
         self._children.watch(process.line, lambda: self._hear(process))
         self._children.watch(process.fileno(), lambda: self._collect(process))
+        self._children.watch(process.output.fd, lambda: self._log(process))
         return SchedulerStarted(process.pid)
 
     def signal(self, pid: int, number: int) -> None:
@@ -235,14 +240,34 @@ class SchedulerStarter:
             process.fired = []
         return events
 
+    def _log(self, process: SchedulerProcess) -> list[Event]:
+        """Log its records as this process's own; its other lines are events."""
+        events = [ev.AppSaid(line, "scheduler") for line in process.output.read() if not _log_record(line)]
+        if process.output.ended:
+            self._children.unwatch(process.output.fd)
+        return list(events)
+
     def _collect(self, process: SchedulerProcess) -> list[Event]:
         status = process.poll()
         if status is None:
             return []
-        events = self._hear(process)
+        events = self._hear(process) + self._log(process)
+        self._children.unwatch(process.output.fd)
         self._children.unwatch(process.line)
         self._children.unwatch(process.fileno())
         process.close()
         self._children.spare_no_more(process.pid)  # its own leftovers are swept
         del self._processes[process.pid]
         return [*events, SchedulerEnded(process.pid, status, process.error)]
+
+
+def _log_record(line: str) -> bool:
+    """Log the record that a line of JSON is (`JsonFormatter`); return False if it is none."""
+    try:
+        fields = orjson.loads(line)
+        level, name, event = (str(fields.pop(key)) for key in ("level", "logger", "event"))
+    except (ValueError, KeyError, AttributeError):
+        return False
+    fields.pop("time", None)
+    logging.getLogger(name).log(getattr(logging, level.upper(), logging.INFO), event, extra={"fields": fields})
+    return True

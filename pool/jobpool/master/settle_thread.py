@@ -4,9 +4,8 @@ A batch is sent again, with the same call id, until the broker has answered or e
 reply does no harm. Settlements that the broker refuses to write (it is full, or draining) are kept aside and tried
 again until their leases have ended, while the rest goes on.
 
-An accepted forfeit is reaped at once; otherwise each queue is reaped every third of the ttl. Where the broker frees
-leases itself (`Leases.BROKER`), to reap costs nothing, and tells what was charged to messages as they were fetched:
-there it is asked with each count, and once more at the end, so that no death is missed.
+An accepted forfeit is reaped at once; otherwise each queue is reaped every third of the ttl. A broker that frees leases
+itself (`Leases.BROKER`) is asked with each count, and at the end, what it charged to messages as they were fetched.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from functools import partial
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import Leases, Message, MessageFilter, Reaped, ReapPolicy, State
+from jobpool.broker.values import Leases, ReapPolicy
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.ipc.frames import Ask
-from jobpool.master.events import Answered, Counted, GivenUp, Produced, ReapDone
+from jobpool.master.dead_letter_jobs import DeadLetterJobs
+from jobpool.master.events import Answered, Counted, Event, GivenUp, Produced, ReapDone
 from jobpool.master.inbox import Inbox
 from jobpool.master.slots import Delivery
 from jobpool.master.threads import MAX_PAUSE_S, OUTAGES, BrokerRetry, MasterThread
-from jobpool.message.dead_letters import copy_id, copy_of
+from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.definition import JobDefinition
-from jobpool.message.envelope import decode, verify
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Settled, Settlement, brings
 
 Work = tuple[Delivery, Settlement]
@@ -39,12 +38,8 @@ Work = tuple[Delivery, Settlement]
 MAX_SETTLEMENTS_A_CALL = 500  # a transaction of some 10 ms at most, so that no producer waits long behind it
 COUNT_EVERY_S = 3.0  # seconds between two looks at the counts of the queues
 MIN_RETRY_PAUSE_S = 0.05  # between two tries of refused settlements; doubles with each, up to `MAX_PAUSE_S`
-
 CALM_S = 10.0  # without a refusal, after which an outage is over though what was refused was only given up, not settled
-
-SETTLE, REFUSED, REAP, COUNT = "settle", "refused", "reap", "count"  # kinds of calls, for `BrokerRetry`
-MAX_WAITING_COPIES = 10_000  # deaths that wait for the broker; the oldest are forgotten beyond that
-
+SETTLE, REFUSED, REAP, COUNT, PING = "settle", "refused", "reap", "count", "ping"  # kinds of calls, for `BrokerRetry`
 logger = logging.getLogger("jobpool.pool")
 
 
@@ -60,11 +55,13 @@ class SettleThread(MasterThread):
         inbox: Inbox,
         count_every: float,
         dead_letter_queue: str | None = None,
+        survey: Callable[[Sequence[str]], Event] | None = None,
     ) -> None:
         super().__init__("settle", inbox)
         self._backend = backend
         self._native_reap = backend.capabilities.leases is not Leases.OURS
-        self._queues, self._policy = queues, policy
+        self._queues = self._surveyed = queues
+        self._policy, self._survey = policy, survey
         self._clock = backend.clock
         self._wake = threading.Condition()
         self._work: deque[Work] = deque()
@@ -72,7 +69,7 @@ class SettleThread(MasterThread):
         self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
         self._refused: list[Work] = []
         self._retry_at, self._retry_pause, self._calm_at = math.inf, 0.0, math.inf
-        self._copies = DeadLetterCopies(backend, dead_letter_queue)
+        self._dead_letters = DeadLetterJobs(backend, dead_letter_queue)
         self._ttl, self.reap_every, self._count_every = ttl, ttl / 3, count_every
         self._reap_at = self._count_at = 0.0
         self.answered_at = self.reaped_at = self._clock.mono()
@@ -82,6 +79,21 @@ class SettleThread(MasterThread):
         with self._wake:
             self._work.extend(work)
             self._wake.notify()
+
+    def serve_queues(self, queues: Iterable[str]) -> None:
+        """Reap and count these queues from now on, and look round for jobs that nothing serves."""
+        self._queues = (*queues,)
+        with self._wake:
+            self._reap_at = self._count_at = 0.0
+            self._wake.notify()
+
+    def tell_hooks(self, closed: frozenset[str] | None) -> None:
+        """Tell the app's `on_death` hooks of deaths in all queues but these; None = the app has no hooks."""
+        self._dead_letters.closed_to_hooks = closed
+        if closed is not None:
+            with self._wake:
+                self._reap_at = 0.0  # it looks at once for deaths of before
+                self._wake.notify()
 
     def produce(self, child: int, ask: Ask) -> None:
         """Enqueue for a child; the answer comes back as `Produced`."""
@@ -249,12 +261,13 @@ class SettleThread(MasterThread):
             self._end_refusal()
         if now >= self._reap_at:
             self._reap_at = now + self.reap_every * random.uniform(0.8, 1.2)
-            if self._copies.waiting:  # what an outage has left
-                self._try(self._copies.forward, REAP)
-            self._try(self._reap_all, REAP, asks=not self._native_reap)
+            if self._dead_letters.is_due(self._queues):
+                self._try(partial(self._dead_letters.forward, self._queues), REAP)
+            self._try(self._reap_all, REAP if self._queues else PING, asks=not self._native_reap)
         if now >= self._count_at:
             self._count_at = now + self._count_every
-            if not self._try(self._count, COUNT, SETTLE):
+            kinds = (COUNT, SETTLE) if self._queues else (PING,)  # which tells nothing of rights
+            if not self._try(self._count, *kinds):
                 self._count_at = 0.0  # again after the pause: a good answer ends the cooldown of the fetches' breakers
 
     def _reap_all(self) -> None:
@@ -275,11 +288,18 @@ class SettleThread(MasterThread):
         self.reaped_at = self._clock.mono()
         if reaped:
             self._inbox.put(ReapDone(reaped))
-            self._copies.died(reaped)
-            self._copies.forward()
+            self._dead_letters.died(reaped)
+            self._dead_letters.forward(self._queues)
 
     def _count(self) -> None:
-        stats = {queue: self._backend.stats(queue) for queue in self._queues}
+        queues = self._queues
+        stats = {queue: self._backend.stats(queue) for queue in queues}
+        if not queues:  # the app is being imported, and there is nothing to reap
+            self._backend.ping()
+            self.reaped_at = self._clock.mono()
+        if self._survey and queues is not self._surveyed:
+            self._inbox.put(self._survey(queues))
+            self._surveyed = queues
         self._tell_charged()  # before the counts are told: the pool may stop because the last message has died
         self._inbox.put(Counted(stats))
 
@@ -309,9 +329,10 @@ def _without_company(settlement: Settlement, error: JobpoolError) -> Settlement:
     match settlement:
         case Ack(follow_ups=()) | Abandon(follow_ups=()):
             raise error
-        case Abandon():
+        case Abandon(follow_ups=follow_ups):
             logger.warning("a dead letter is not forwarded", extra={"fields": {"error": str(error)}})
-            return replace(settlement, follow_ups=())
+            hooks = tuple(job for job in follow_ups if job.handler == ON_DEATH)  # in its own queue, unlike copies
+            return replace(settlement, follow_ups=hooks if len(hooks) < len(follow_ups) else ())
         case Move(crashes=crashes, cause=cause) if crashes:
             logger.warning("a crashed message stays in its queue", extra={"fields": {"error": str(error)}})
             return Forfeit(cause or "")
@@ -329,60 +350,3 @@ def produce(backend: QueueBackend, child: int, ask: Ask) -> Produced:
         return Produced(child, [message.id for message in packed], packed=[m.to_dict() for m in packed])
     except (JobpoolError, TypeError, KeyError, ValueError) as error:
         return Produced(child, [], type(error).__name__, str(error))
-
-
-class DeadLetterCopies:
-    """Copies of what died in the reaper's hands, to `queue`, that of failed payloads; None = nothing is forwarded.
-
-    Unlike an abandon, a reap cannot carry its copy: that is a second step. It is repeated until the broker answers,
-    under an id that makes it one copy. A pool that ends in between leaves it out, and so does anyone else who reaps
-    (`jobpool reap`, a pool without this setting). The dead letter itself is there in any case. Where a broker knows no
-    ids (`Capabilities.keeps_records`), a repetition whose first answer was lost makes one more.
-    """
-
-    def __init__(self, backend: QueueBackend, queue: str | None) -> None:
-        self._backend = backend
-        self._queue = queue
-        self.waiting: deque[Reaped] = deque(maxlen=MAX_WAITING_COPIES)
-
-    def died(self, reaped: list[Reaped]) -> None:
-        """Remember those that the reap has made dead letters."""
-        if self._queue is not None:
-            self.waiting.extend(one for one in reaped if one.dead and one.queue != self._queue)
-
-    def forward(self) -> None:
-        """Enqueue a copy of each that waits, two round trips each. After `BackendUnavailable` the rest waits on."""
-        while self.waiting:
-            message = self._letter(self.waiting[0])
-            try:
-                if message is not None and message.state is State.DEAD:  # else it is purged, or tried again
-                    self._backend.enqueue(self._copy(message))
-            except BackendUnavailable:
-                raise
-            except JobpoolError as error:
-                fields = {"id": self.waiting[0].id, "error": str(error)}
-                logger.warning("a dead letter is not forwarded", extra={"fields": fields})
-            self.waiting.popleft()
-
-    def _letter(self, reaped: Reaped) -> Message | None:
-        if self._backend.capabilities.lists_live:
-            return self._backend.inspect(reaped.id)
-        # Such a broker finds a message by looking through all letters: let it do so in one queue.
-        where = MessageFilter(queue=reaped.queue, states=(State.DEAD,), ids=(reaped.id,))
-        return next(iter(self._backend.list_messages(where, limit=1)), None)
-
-    def _copy(self, message: Message) -> JobDefinition:
-        """Make the copy. Raises `MalformedEnvelope` for a body that is not what its producer signed."""
-        envelope = decode(message.body, attempts=message.attempts)
-        verify(message.body, envelope, self._backend.signer, message.queue)
-        queue = self._queue or ""
-        return copy_of(
-            envelope.payload,
-            envelope.job,
-            message.reason or "crash-limit",
-            message.attempts,
-            queue=queue,
-            original_queue=message.queue,
-            identifier=copy_id(queue, message.id, message.deliveries),
-            now=datetime.now(UTC),
-        )

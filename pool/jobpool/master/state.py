@@ -11,7 +11,7 @@ from enum import Enum
 from itertools import count
 from typing import Any, NamedTuple
 
-from jobpool.broker.values import QueueStats
+from jobpool.broker.values import Capabilities, QueueStats
 from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import Ask, HandlerInfo, Reply
 from jobpool.master.scheduler import Schedulers
@@ -19,6 +19,7 @@ from jobpool.master.slots import Delivery, Slots, SlotState, nonces
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Counts, NotRun, Outcome
 from jobpool.message.settlement import Release, Settlement
+from jobpool.message.units import format_duration
 from jobpool.policy.lookahead import LookAhead
 from jobpool.policy.outcomes import LEASE_LOST
 from jobpool.policy.retry import BackOff, remember
@@ -67,6 +68,14 @@ class Note(NamedTuple):
     fields: dict[str, Any]
 
 
+class Line(NamedTuple):
+    """A line that a handler or the app printed or logged."""
+
+    level: int  # of `logging`
+    text: str
+    fields: dict[str, Any]  # whose it is
+
+
 def slot_count(workers: int) -> int:
     """Slots to lay out for `workers` children: room for TTIN, and for a reload's spare."""
     return max(2 * workers, workers + 16) + 1
@@ -78,8 +87,14 @@ class Pool:
 
     settings: Settings
     now: float
-    acks_in_transaction: bool = False
-    """The backend lets handlers ack in transactions of their own."""
+    can: Capabilities = field(default_factory=Capabilities)
+    """The capabilities of its backend."""
+    queues: dict[str, float] = field(init=False)
+    """Queue that the pool serves → its weight; {} until the app has loaded, if the settings name none."""
+    queues_came: bool = False
+    """An app has loaded: the loop tells the threads what to serve, and they look round."""
+    told_unserved: set[str] = field(default_factory=set)
+    """Warnings about what nothing serves that were logged."""
     target: int = 0
     slots: Slots = field(init=False)
     lookahead: LookAhead = field(init=False)
@@ -89,6 +104,13 @@ class Pool:
     asks: list[tuple[int, Ask]] = field(default_factory=list)
     replies: list[tuple[int, Reply]] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    """Of handlers and of the app, for the log."""
+    lines_left_out: int = 0
+    told: set[str] = field(default_factory=set)
+    """Handlers of which the first success was logged."""
+    tells_each: bool = False
+    """Each job that ends is logged."""
     handlers: dict[str, HandlerInfo] = field(default_factory=dict)
     servers: dict[int, Server] = field(default_factory=dict)
     generation: int = 0
@@ -115,15 +137,23 @@ class Pool:
     """Queues from which nothing is fetched for now, because fetches from them have failed."""
     answered_queues: set[str] = field(default_factory=set)
     """Queues of which something was answered while a breaker was open; the loop tells the fetch thread."""
+    closed_to_hooks: frozenset[str] | None = None
+    """Queues whose `queue_handlers` keep the app's `on_death` hooks out; None = the app has none."""
+    app_came: bool = False
+    """An app has loaded; the loop tells the settle thread of its hooks."""
     fetch_came: bool = False
     """A fetch was taken in; the loop tells the fetch thread."""
     shortest_lease: float = 0.0
     """Seconds for which the shortest of its leases lasts; 0 = as long as was asked for."""
+    has_booted: bool = False
+    """A child was ready, at any time."""
     child_came: bool = False
     """A child has become ready; the loop publishes that soon."""
     given_back: set[str] = field(default_factory=set)
     """Limited queues with starts that were granted and not used; the loop tells the fetch thread."""
     leased_total: int = 0
+    leased_at_count: int = 0
+    """The same when messages were last counted."""
     ended_total: int = 0
     checked_at: float = 0.0
     wall_ahead: float = 0.0
@@ -151,6 +181,8 @@ class Pool:
 
     def __post_init__(self) -> None:
         self.target = self.settings.workers
+        self.queues = dict(self.settings.queues)
+        self.tells_each = self.settings.log_level == "debug"
         self.slots = Slots(slot_count(self.settings.workers))
         self.lookahead = LookAhead(self.now)
 
@@ -243,7 +275,12 @@ class Pool:
         else:
             self.stopping, self.stop_by = Stopping.KILL, min(self.stop_by, self.now)
         name = signal.Signals(number).name if number is not None else None
-        self.note("info", why, signal=name, running=self.slots.count(SlotState.BUSY))
+        running = self.slots.count(SlotState.BUSY)
+        waits = then = None
+        if running and name and self.stopping is Stopping.DRAIN:
+            waits = f"up to {format_duration(self.settings.stop_grace)} for them"
+            then = f"kills them, as a second {'Ctrl-C' if number == signal.SIGINT else name} does now"
+        self.note("info", why, signal=name, running=running, waits=waits, then=then)
 
     def fail(self, error: str, why: str) -> None:
         """Stop with exit status 1, and this error as the last word."""

@@ -22,11 +22,12 @@ from jobpool.master.observer import Observer, Recorded, attempt_of
 from jobpool.master.slots import Slot, SlotState
 from jobpool.master.spawning import reload_under_way
 from jobpool.master.state import Pool
+from jobpool.message.masking import Masker
 from jobpool.settings import Settings
 from jobpool.telemetry.history.places import HistoryFile, HistoryTable, Place, check_place
 from jobpool.telemetry.history.row import Attempt
 from jobpool.telemetry.history.writer import Feed, Writer
-from jobpool.telemetry.masking import Masker
+from jobpool.telemetry.logs import JOB_LOG
 from jobpool.telemetry.metrics.catalogue import MetricsCollector
 from jobpool.telemetry.metrics.pages import MEND, Page, Probe, View, expose, live, ready, require_client, text_page
 from jobpool.telemetry.metrics.rollup import Counts, RollupThread
@@ -42,10 +43,14 @@ PUBLISH_EVERY_S = 0.25  # seconds between two writes: a person reads it, and eac
 SLOT_FIELDS = ("pid", "child", "generation", "rss", "peak_rss", "crashes", "timeouts", "cpu", "since", "last_death")
 """Published as they are; `state` and `restarts` in another form."""
 
+MASKED_FIELDS = {"error", "output", "said"}
+"""Fields of the log that user code has written."""
+
 CALL_TIMEOUT_S = 2.0  # seconds that a thread waits: a loop that takes longer is in trouble, and says so elsewhere
 
 log = logging.getLogger("jobpool.metrics")
 pool_log = logging.getLogger("jobpool.pool")
+job_log = logging.getLogger(JOB_LOG)
 
 T = TypeVar("T")
 
@@ -172,19 +177,22 @@ def probe_page(board: Scoreboard, judge: Callable[[HeaderView, float], Probe]) -
 class Publisher:
     """The writer of the pool's state to the scoreboard, changes only, and of its notes to the log."""
 
-    def __init__(self, board: Scoreboard, **constants: str | int | float) -> None:
+    def __init__(self, board: Scoreboard, mask: Callable[[str], str] = str, **constants: str | int | float) -> None:
         self._board = board
+        self._mask = mask
         self._last: dict[int, tuple[object, ...]] = {}
         board.header.write(pid=os.getpid(), started=time.monotonic(), started_wall=time.time(), **constants)
 
     def publish(self, pool: Pool, now: float, broker_ok_at: float, reaped_at: float) -> None:
         """Write what has changed. The caller keeps to `PUBLISH_EVERY_S`."""
+        counted = sum(stats.waiting for stats in pool.stats.values())
         self._board.header.write(
             workers=pool.target,
             ready=sum(slot.is_ready for slot in pool.slots.all),
             boot_failures=pool.boot.failures,
             draining=int(pool.is_stopping),
             generation=pool.generation,
+            waiting=max(0, counted - max(0, pool.leased_total - pool.leased_at_count)),
             loop_at=now,
             broker_ok_at=broker_ok_at,
             reaped_at=reaped_at,
@@ -202,10 +210,18 @@ class Publisher:
         same = {name: getattr(slot, name) for name in SLOT_FIELDS}
         self._board.slot(slot.index).master.write(state=slot.state.value, restarts=max(0, slot.restarts), **same)
 
-    def log_notes(self, pool: Pool) -> None:
+    def write_log(self, pool: Pool) -> None:
+        """Log what handlers have said, then what has happened to them: in the order in which it came."""
+        lines, pool.lines = pool.lines, []
+        for number, text, about in lines:
+            # A child masks its own.
+            job_log.log(number, self._mask(text) if "app" in about else text, extra={"fields": about})
         notes, pool.notes = pool.notes, []
         for level, event, fields in notes:
-            getattr(pool_log, level)(event, extra={"fields": fields, "limit": event})
+            limit = None if level == "debug" else event
+            for key in MASKED_FIELDS & fields.keys():
+                fields[key] = self._mask(fields[key])
+            getattr(pool_log, level)(event, extra={"fields": fields, "limit": limit})
 
 
 def _problem(pool: Pool) -> str:

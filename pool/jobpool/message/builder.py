@@ -52,6 +52,11 @@ class JobBuilder:
         self._delay: float | None = None
         self._cron = dict.fromkeys(_CRON_FIELDS, "*")
 
+    @property
+    def payload(self) -> Any:
+        """The payload as it is sent: a copy, of JSON values alone."""
+        return self._payload
+
     def named(self, name: str | None) -> Self:
         return self._put("name", name)
 

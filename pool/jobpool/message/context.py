@@ -82,7 +82,7 @@ class JobContext:
 
     @property
     def max_retries(self) -> int | None:
-        """Runs after the first that fails; None = the pool's policy decides."""
+        """Runs after the first that fails: the job's, else its handler's; None = the pool's policy decides."""
         return self._envelope.max_retries if self._max_retries is None else self._max_retries
 
     @property
@@ -91,7 +91,7 @@ class JobContext:
         return self._envelope.user_meta
 
     def progress(self, fraction: float, text: str = "") -> None:
-        """Show how far the job is, in `jobpool top` and `jobpool status`, with one short line of text. Never blocks.
+        """Show how far the job is, in `jobpool top`, with one short line of text. Never blocks.
 
         A `fraction` outside 0..1 is taken as the nearer bound. Raises `ValueError`: it is not a number.
         """

@@ -1,18 +1,24 @@
-"""`DeadLetterQueue`: copies of failed payloads in a queue of their own, for people who look after failures there.
+"""Jobs that tell of a dead letter: copies of failed payloads (`DeadLetterQueue`), and those that bring a `DeadJob`.
 
-A copy is an ordinary job for the same handler name, whose payload says where it comes from under `_dlq_metadata`. The
-dead letter itself stays where it is; nothing here replaces it.
+A copy is an ordinary job for the same handler name, in a queue of its own. Its payload says where it comes from under
+`_dlq_metadata`. A `DeadJob` goes to the app's `on_death` hooks, in the queue where the job died. The dead letter itself
+stays where it is; nothing here replaces it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from jobpool.errors import InvalidJob, JobpoolError
+from jobpool.message.capped_text import cap_text
+from jobpool.message.death import Death
 from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import JobEnvelope
 from jobpool.message.lease import JobLease
 from jobpool.message.names import check_queue
 from jobpool.message.producer import Enqueues
@@ -20,6 +26,9 @@ from jobpool.message.settlement import Abandon
 
 METADATA = "_dlq_metadata"  # the key in a copy's payload
 NEVER_COPIED = frozenset({"rejected"})  # reasons that forward nothing: nobody has verified such a body
+ON_DEATH = "jobpool.on_death"  # the handler of jobs that bring a `DeadJob` to an app's hooks
+MAX_ERROR_BYTES = 64 * 1024  # of the error in a `DeadJob`
+TRACEPARENT = "traceparent"
 
 logger = logging.getLogger("jobpool.deadletters")
 
@@ -113,3 +122,116 @@ def copy_of_abandoned(lease: JobLease, settlement: Abandon, queue: str, now: dat
 def copy_id(queue: str, ident: str, deliveries: int) -> str:
     """Return an id for this death: the same for each try to forward it, another after a retry and a new death."""
     return hashlib.sha256(f"{queue}\0{ident}\0{deliveries}".encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadJob:
+    """A job that ended for good, as its app's `on_death` hooks get it. Its dead letter is kept under the same id.
+
+    Attributes:
+        reason: `failed`, `unrecoverable`, `timeout`, `memory-limit`, `crash-limit`, `expired`, `unknown-handler` or
+            `handler-not-allowed`.
+        error: The last traceback or sentence, at most 64 KiB; None = there is none, as after a crash.
+        cause: How its process ended, in one line: `killed by SIGSEGV (itself), …`; "" = it did not.
+        stack: The handler's frames when its process was killed; "" = not known.
+        output: The last that the killed attempt printed.
+        attempts: Failed attempts, the last one included.
+        crashes: Deliveries that ended with no verdict.
+        payload: As it was enqueued; None if it was left out.
+        payload_left_out: The record would be too large for a job with it; `jobpool inspect ID` shows it.
+        meta: The producer's own values, `traceparent` for one.
+    """
+
+    id: str
+    handler: str
+    name: str
+    queue: str
+    reason: str
+    error: str | None = None
+    cause: str = ""
+    stack: str = ""
+    output: str = ""
+    attempts: int = 0
+    crashes: int = 0
+    payload: Any = None
+    payload_left_out: bool = False
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_payload(cls, payload: Any) -> DeadJob:
+        """Return the record of a job for `ON_DEATH`, less fields of a newer version. Raises `TypeError` for others."""
+        if not isinstance(payload, dict):
+            raise TypeError(f"the record of a dead job is an object, not {type(payload).__name__}")
+        return cls(**{each.name: payload[each.name] for each in fields(cls) if each.name in payload})
+
+
+def dead_job(
+    envelope: JobEnvelope,
+    *,
+    queue: str,
+    reason: str,
+    error: str | None,
+    cause: str | None,
+    attempts: int,
+    crashes: int,
+) -> DeadJob | None:
+    """Return the record for the hooks; None = there is none: of a death of `ON_DEATH` itself, or nothing verified.
+
+    `cause`: as `Message.cause`.
+    """
+    if envelope.job == ON_DEATH or reason in NEVER_COPIED:
+        return None
+    death = Death.from_text(cause) if cause else Death("")
+    return DeadJob(
+        envelope.identifier,
+        envelope.job,
+        envelope.name or envelope.job,
+        queue,
+        reason,
+        None if error is None else cap_text(error, MAX_ERROR_BYTES),
+        death.headline if death.how else "",
+        death.stack,
+        death.output,
+        attempts,
+        crashes,
+        envelope.payload,
+        meta=envelope.user_meta,
+    )
+
+
+def hook_job(dead: DeadJob, deliveries: int, check: Callable[[JobDefinition], object]) -> JobDefinition:
+    """Return the job that brings `dead` to the hooks, in its queue, ahead of others, under an id of this death.
+
+    `check` raises a `JobpoolError` for a job that is too large: then it goes without the payload.
+    """
+    try:
+        job = _hook_job(dead, deliveries)
+        check(job)
+    except JobpoolError:
+        job = _hook_job(replace(dead, payload=None, payload_left_out=True), deliveries)
+    return job
+
+
+def _hook_job(dead: DeadJob, deliveries: int) -> JobDefinition:
+    record = {each.name: getattr(dead, each.name) for each in fields(DeadJob)}
+    meta = {TRACEPARENT: dead.meta[TRACEPARENT]} if TRACEPARENT in dead.meta else {}
+    ident = copy_id(ON_DEATH, dead.id, deliveries)
+    return JobDefinition(ON_DEATH, record, priority=0, queue=dead.queue, identifier=ident, meta=meta)
+
+
+def hook_job_of_abandoned(
+    lease: JobLease, settlement: Abandon, check: Callable[[JobDefinition], object]
+) -> JobDefinition | None:
+    """Return the job for the `on_death` hooks that goes out in one step with `settlement`; None = none does."""
+    if settlement.reason in NEVER_COPIED:
+        return None
+    dead = dead_job(
+        lease.envelope,
+        queue=lease.queue,
+        reason=settlement.reason,
+        error=settlement.error,
+        cause=settlement.cause,
+        attempts=lease.attempts + settlement.attempts,
+        crashes=lease.crashes,
+    )
+    return None if dead is None else hook_job(dead, lease.deliveries, check)

@@ -36,7 +36,8 @@ class Death:
     """One abnormal end. "" and 0 stand for what is not known.
 
     Attributes:
-        how: `killed by SIGSEGV`, `exited with status 3`, `timeout`, `memory limit`, `lease expired`.
+        how: `killed by SIGSEGV`, `exited with status 3`, `timeout`, `memory limit`, `lease expired`; "" = it failed by
+            itself, with an error that stands elsewhere.
         sent_by: The sender of the signal, or the cause: `the pool: timeout`, `itself`, `outside`, `the kernel: out of
             memory`, ….
     """
@@ -98,8 +99,9 @@ class Death:
         memory, cpu = self._used()
         core = "dumped" if self.core else ""
         facts = {"ended by": self.sent_by, "peak memory": memory, "CPU time": cpu, "core": core}
-        lines = [self.how.strip(), *(f"{name:<14}{fact}" for name, fact in facts.items() if fact)]
-        return "\n".join(lines) + _section("stack", self.stack) + _section("last output", self.output)
+        lines = [*filter(None, [self.how.strip()]), *(f"{name:<14}{fact}" for name, fact in facts.items() if fact)]
+        told = "\n".join(lines) + _section("stack", self.stack) + _section("last output", self.output)
+        return told if lines else self.output
 
     def _used(self) -> tuple[str, str]:
         """Return memory and CPU time; "" for one that is not known."""
@@ -119,8 +121,9 @@ def cause_values(cause: str | None) -> dict[str, Any] | None:
 
 
 def cause_headline(cause: str | None) -> str | None:
-    """Return `Message.cause` as one line of a log; None if there is none."""
-    return Death.from_text(cause).headline if cause else None
+    """Return `Message.cause` as one line of a log; None if there is none, or it only says what was printed."""
+    death = Death.from_text(cause) if cause else None
+    return death.headline if death is not None and death.how else None
 
 
 _KINDS: dict[str, Any] = dict.fromkeys(("how", "sent_by", "stack", "output"), str)

@@ -103,11 +103,15 @@ class JobDefinition:
             _set(self, "environments", _check_names(self.environments, "environments"))
         if self.depends_on != ():
             _set(self, "depends_on", _check_names(self.depends_on, "depends_on"))
+        if not (type(self.single_instance) is type(self.enabled) is type(self.unique) is bool):
+            self._refuse_flags()
+        if self.meta or type(self.meta) is not dict:
+            _set(self, "meta", _check_meta(self.meta))
+
+    def _refuse_flags(self) -> None:
         for flag in ("single_instance", "enabled", "unique"):
             if not isinstance(getattr(self, flag), bool):
                 raise InvalidJob(f"{flag} is True or False, not {getattr(self, flag)!r}")
-        if self.meta or type(self.meta) is not dict:
-            _set(self, "meta", _check_meta(self.meta))
 
     def _check_schedule(self) -> None:
         # Imported here, with the time zones and croniter: a job that is not scheduled pays for none of them.

@@ -9,6 +9,7 @@ from jobpool.errors import ConfigurationError, InvalidJob
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # safe in a file name, a broker's key and a shell word
 IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=~-]{0,127}")  # of a producer; minted ones are 16 hex digits
+DEFAULT_QUEUE = "default"  # of jobs that name none
 LONGEST_IDENTIFIER = 128
 LONGEST_NAME = 255  # characters in a handler's name, a job's name, an idempotency key or a concurrency key
 
@@ -28,7 +29,7 @@ def check_enqueue_to(queue: str | None, allowed: Collection[str]) -> None:
 
     An empty `allowed` allows every queue.
     """
-    queue = queue or "default"
+    queue = queue or DEFAULT_QUEUE
     if allowed and queue not in allowed:
         raise ConfigurationError(
             f"the handlers of this pool may not enqueue to queue {_shown(queue)}: its setting enqueue_to allows"

@@ -48,12 +48,14 @@ class Succeeded:
 class Failed:  # the handler raised (`SystemExit` too)
     error: str
     permanent: bool = False  # `Unrecoverable` is in the cause chain
+    cause: str | None = None  # a record (death.py) of what it printed; None = nothing
 
 
 @dataclass(frozen=True, slots=True)
 class RetryAsked:  # the handler raised `Retry(after=…)`: its own delay, burns an attempt
     after: float
     error: str
+    cause: str | None = None  # as in `Failed`
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,11 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExecutionResult:
-    """One attempt. `output`: captured text and return value, capped; `error`: a traceback or stack. Times are Unix."""
+    """One attempt. `output`: captured text and return value, capped; `error`: a traceback or stack. Times are Unix.
+
+    `kind`: its end, such as `succeeded`, `failed`, `timeout`, `retry` or `snooze`. `exception`: raised by the handler
+    or by a hook before it, and only there for `after_attempt` hooks.
+    """
 
     success: bool
     output: str
@@ -167,6 +173,8 @@ class ExecutionResult:
     started_at: float
     ended_at: float
     handler: str
+    kind: str = ""
+    exception: BaseException | None = None
 
     def duration_seconds(self) -> float:
         """Return how long it ran, >= 0 also when the wall clock was set back meanwhile."""

@@ -1,12 +1,16 @@
-"""The rules for a payload: any JSON value that reads back as it was written.
+"""The rules for a payload: any JSON value, and values of the types that a handler's annotations read from JSON.
 
 It is copied, so that later changes of the caller's value have no effect. Tuples become lists. Subclasses of dict, list,
-str, int and float (a `StrEnum` member, an `OrderedDict`, a `numpy.float64`) become the plain type, as on the wire.
+str, int and float (an `OrderedDict`, a `numpy.float64`) become the plain type, as on the wire. An enum member becomes
+its value, a dataclass or pydantic model an object; dates, times, `UUID`, `Decimal` and paths become text.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from datetime import date, time
+from enum import Enum
 from typing import Any
 
 from jobpool.errors import InvalidJob
@@ -85,6 +89,8 @@ def _copy_list(value: list[Any] | tuple[Any, ...], depth: int) -> list[Any]:
 
 
 def _copy_subclass(value: Any, depth: int) -> Any:
+    if isinstance(value, Enum):
+        return _copy(value.value, depth)
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, int):
@@ -95,6 +101,30 @@ def _copy_subclass(value: Any, depth: int) -> Any:
         return _copy_dict(value, depth)
     if isinstance(value, list | tuple):
         return _copy_list(value, depth)
+    return _copy_typed(value, depth)
+
+
+def _copy_typed(value: Any, depth: int) -> Any:
+    """Return what a handler's annotation of this type reads back: see handlers/conversion.py."""
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, type):
+        raise _PayloadError(f"JSON has no classes, such as {value.__name__}")
+    if dataclasses.is_dataclass(value):
+        fields = {part.name: getattr(value, part.name) for part in dataclasses.fields(value) if part.init}
+        return _copy_dict(
+            {name: list(one) if isinstance(one, set | frozenset) else one for name, one in fields.items()}, depth
+        )
+    if callable(getattr(value, "model_dump", None)):
+        return _copy(value.model_dump(mode="json", by_alias=True), depth)
+    from decimal import Decimal  # imported here: most producers need none of them
+    from pathlib import PurePath
+    from uuid import UUID
+
+    if isinstance(value, Decimal) and not value.is_finite():
+        raise _PayloadError(f"{value!r} is not a number in JSON; send null or text")
+    if isinstance(value, Decimal | PurePath | UUID):
+        return _text(str(value))
     raise _PayloadError(f"JSON has no {type(value).__name__}; convert it to text, a number, a list or a dict")
 
 

@@ -38,8 +38,9 @@ class _Default:
 
 _default = _Default()
 
-# A lock that another thread holds at a fork would stay locked in the child forever.
-os.register_at_fork(after_in_child=lambda: setattr(_default, "lock", threading.Lock()))
+if hasattr(os, "register_at_fork"):  # Windows cannot fork
+    # A lock that another thread holds at a fork would stay locked in the child forever.
+    os.register_at_fork(after_in_child=lambda: setattr(_default, "lock", threading.Lock()))
 
 
 def default() -> Producer:

@@ -20,6 +20,7 @@ from jobpool.message.units import parse_duration, parse_size
 T = TypeVar("T")
 
 Queues = tuple[tuple[str, float], ...]
+MOST_WORKERS = 1024
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -135,9 +136,9 @@ def parse_workers(value: object) -> int:
     """Read a whole number from 1 to 1024, or `auto`: one for each CPU that this process may use."""
     if isinstance(value, str) and value.strip().lower() == "auto":
         return usable_cpus()
-    number = parse_count(value)
-    if not 1 <= number <= 1024:
-        raise ValueError(f"{number} is not a number of workers: 1 to 1024, or 'auto'")
+    number = _or(0, parse_count, value)
+    if not 1 <= number <= MOST_WORKERS:
+        raise ValueError(f"{value!r} is not a number of workers: 1 to {MOST_WORKERS}, or 'auto'")
     return number
 
 
@@ -264,7 +265,7 @@ def usable_cpus() -> int:
 
 
 def _parse_keep(value: object) -> int:
-    keep = parse_count(value)
+    keep = _or(0, parse_count, value)
     if not 1 <= keep <= MOST_LINES:
         raise ValueError(f"must be 1 to {MOST_LINES}")
     return keep

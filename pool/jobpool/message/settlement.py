@@ -44,7 +44,7 @@ class Nack(_Checked):
 
     delay: float = 0.0
     error: str | None = None
-    cause: str | None = None  # the end of an attempt that was killed (death.py); None leaves that of an earlier one
+    cause: str | None = None  # the end of an attempt, or what it printed (death.py); None leaves that of an earlier one
 
 
 @dataclass(frozen=True, slots=True)

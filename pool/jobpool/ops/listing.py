@@ -10,16 +10,19 @@ from typing import Any
 
 from jobpool.errors import JobpoolError
 from jobpool.handlers.app import load
+from jobpool.ipc.fork_server_main import aftermath
+from jobpool.ipc.inheritance import Inheritance
 from jobpool.ipc.process_options import ChildOptions
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return `handlers`, or `error`: why there are none."""
+    """Return `handlers`, or `error`: why there are none; `threads`, `native` and `cut` as a fork server tells them."""
+    inheritance = Inheritance()
     try:
         found = load(ChildOptions(**asked))
     except JobpoolError as error:
         return {"error": str(error)}
-    return {"handlers": [asdict(handler) for handler in found]}
+    return {"handlers": [asdict(handler) for handler in found]} | asdict(aftermath(inheritance))
 
 
 if __name__ == "__main__":

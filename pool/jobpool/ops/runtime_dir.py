@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from jobpool.broker.config_file import from_directory
 from jobpool.broker.opening import redact
 from jobpool.errors import ConfigurationError
 
@@ -36,11 +37,12 @@ class PoolFile:
     boot: str  # id of the boot in which `started` counts
     host: str  # name; notes of other hosts (a shared directory) are left alone
     version: str  # of jobpool
-    queues: tuple[str, ...]
+    queues: tuple[str, ...]  # () = those of its app, which is being imported
     workers: int  # children asked for at the start
     backend: str  # URL of the broker, without its secrets
     board: str  # path of the scoreboard, beside the note; "" when it cannot be seen from outside
     since: float  # Unix time of the start
+    scheduler: bool = False  # it runs one beside it
 
     def is_alive(self) -> bool:
         """Return whether that very process still runs (a zombie does not)."""
@@ -110,6 +112,23 @@ def discover(directory: Path, name: str | None = None) -> list[PoolFile]:
     return sorted(pools, key=lambda pool: (pool.since, pool.pid))
 
 
+def serving(directory: Path, backend: str) -> list[PoolFile]:
+    """Return the pools of this user on this machine that serve the broker at the URL `backend`, as far as is seen.
+
+    A broker that goes by two names (`localhost`, `127.0.0.1`) counts as two. Notes of dead pools are removed.
+    """
+    return [pool for pool in discover(directory) if _place_of(pool.backend) == _place_of(backend)]
+
+
+def _place_of(url: str) -> str:
+    """Return a broker's URL without login and options; of a SQLite file, with its real path."""
+    place = redact(from_directory(url, Path.cwd())).partition("?")[0]
+    scheme, sign, rest = place.partition("://")
+    if scheme.lower() == "sqlite":
+        return os.path.realpath(rest[1:])
+    return scheme + sign + rest.rpartition("@")[2]
+
+
 def note_path(directory: Path, name: str, pid: int) -> Path:
     """Return where the note of this pool lies."""
     return directory / f"{name}.{pid}.json"
@@ -118,12 +137,12 @@ def note_path(directory: Path, name: str, pid: int) -> Path:
 def this_pool(*, name: str, backend: str, directory: Path, **about: Any) -> PoolFile:
     """Return the note of a pool whose master is the calling process and whose files lie in `directory`.
 
-    `about`: `version`, `queues`, `workers` and `since`, as in `PoolFile`.
+    `about`: `version`, `queues`, `workers`, `since` and `scheduler`, as in `PoolFile`.
     """
     pid = os.getpid()
     about |= {"pid": pid, "started": start_time(pid) or 0, "boot": boot_id(), "host": socket.gethostname()}
     board = str(note_path(directory, name, pid).with_suffix(".board"))
-    return PoolFile(name=name, backend=redact(backend), board=board, **about)
+    return PoolFile(name=name, backend=redact(from_directory(backend, Path.cwd())), board=board, **about)
 
 
 def start_time(pid: int) -> int | None:
@@ -168,7 +187,7 @@ def _read(path: Path) -> PoolFile | None:
     """Return the note at `path`; None when it has gone, is not ours to read, or is not of this version."""
     try:
         values = json.loads(path.read_bytes())
-        known = {field.name: values[field.name] for field in fields(PoolFile)}
+        known = {field.name: values[field.name] for field in fields(PoolFile) if field.name in values}
         return PoolFile(**known | {"queues": tuple(known["queues"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None

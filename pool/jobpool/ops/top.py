@@ -39,6 +39,7 @@ class SlotRow:
     restarts: int
     torn: bool  # the page was in mid-write; look again
     last_death: str = ""  # how the slot's last child died that was not ended by order
+    name: str = ""  # the job's own; "" = it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,4 +139,5 @@ def slot_row(index: int, child: ChildView, master: MasterView, now: float) -> Sl
         restarts=master.restarts,
         torn=child.torn or master.torn,
         last_death=master.last_death,
+        name=child.name if busy and child.name != child.handler else "",
     )

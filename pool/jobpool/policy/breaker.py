@@ -139,7 +139,6 @@ class Breakers:
 
     def __init__(
         self,
-        queues: Iterable[str],
         settings: BreakerSettings,
         opened: Callable[[str, float, str], None],
         closed: Callable[[str], None],
@@ -148,8 +147,10 @@ class Breakers:
         self._told_closed = closed
         self._lock = threading.Lock()
         self._open: set[str] = set()
-        values = settings.threshold, settings.cooldown, settings.max_cooldown
-        self._breakers = {queue: CircuitBreaker(*values) for queue in queues if settings.threshold}
+        self._settings = settings
+        self._breakers: dict[str, CircuitBreaker] = {}
+        if settings.threshold:
+            self._new()  # refuses values that are out of their bounds
 
     def allow(self, queue: str, now: float) -> bool:
         """Return whether to fetch from `queue` now. A yes must be followed by `failed` or `succeeded`."""
@@ -167,14 +168,16 @@ class Breakers:
 
     def failed(self, queue: str, error: str, now: float) -> None:
         """Note that a fetch from `queue` was not answered."""
-        if breaker := self._breakers.get(queue):
-            with self._lock:
-                breaker.failed(now)
-                opened = breaker.state(now) is BreakerState.OPEN and queue not in self._open
-                if opened:
-                    self._open.add(queue)
+        if not self._settings.threshold:
+            return
+        breaker = self._breakers.get(queue) or self._breakers.setdefault(queue, self._new())
+        with self._lock:
+            breaker.failed(now)
+            opened = breaker.state(now) is BreakerState.OPEN and queue not in self._open
             if opened:
-                self._told_opened(queue, breaker.cooldown, error)
+                self._open.add(queue)
+        if opened:
+            self._told_opened(queue, breaker.cooldown, error)
 
     def succeeded(self, queue: str, now: float) -> None:
         """Note that a fetch from `queue` was answered."""
@@ -186,6 +189,9 @@ class Breakers:
                     self._open.discard(queue)
             if closed:
                 self._told_closed(queue)
+
+    def _new(self) -> CircuitBreaker:
+        return CircuitBreaker(self._settings.threshold, self._settings.cooldown, self._settings.max_cooldown)
 
     def answered(self, queues: Iterable[str], now: float) -> None:
         """Note another answer about these queues: an open breaker lets its probe through at once."""

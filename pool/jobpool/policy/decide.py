@@ -42,6 +42,7 @@ class Rules:
     on_crash: Literal["forfeit", "expire"] = "forfeit"  # end a crashed message's lease at once, or let it run out
     on_crash_queue: str | None = None  # where a crashed message goes on, unless it is there; None = in its queue
     on_memory_limit_queue: str | None = None  # the same after a kill for the memory limit, whatever its budget
+    backoff: RetryPolicy | None = None  # the waits of the handler's own; None = the pool's
     max_crashes: int = 5  # a crash beyond these moves nothing: the reaper makes a dead letter of it. 0 = no limit
 
 
@@ -57,10 +58,12 @@ def decide(
     match outcome:
         case ended.Succeeded(follow_ups):
             return Ack(follow_ups) if follow_ups else ACK
-        case ended.Failed(error, permanent):
-            return Abandon("unrecoverable", error) if permanent else _failed("failed", error, lease, rules, retry)
-        case ended.RetryAsked(after, error):
-            return _failed("failed", error, lease, rules, retry, _bounded(after))
+        case ended.Failed(error, True, cause):
+            return Abandon("unrecoverable", error, _beside(lease, cause))
+        case ended.Failed(error, _, cause):
+            return _failed("failed", error, lease, rules, retry, cause=_beside(lease, cause))
+        case ended.RetryAsked(after, error, cause):
+            return _failed("failed", error, lease, rules, retry, _bounded(after), _beside(lease, cause))
         case ended.TimedOut(error, cause):
             return _failed("timeout", error, lease, rules, retry, cause=cause)
         case ended.MemoryExceeded(error, cause):
@@ -102,7 +105,12 @@ def _failed(
     failures = lease.attempts + 1
     if failures >= budget(lease, rules, retry):
         return Abandon(reason, error, cause)
-    return Nack(retry.delay(failures) if delay is None else delay, error, cause)
+    return Nack((rules.backoff or retry).delay(failures) if delay is None else delay, error, cause)
+
+
+def _beside(lease: JobLease, printed: str | None) -> str | None:
+    """Return the record of what was printed, unless the message may have that of a crash, which says more."""
+    return None if lease.crashes else printed
 
 
 def budget(lease: JobLease, rules: Rules, retry: RetryPolicy) -> int:

@@ -28,17 +28,17 @@ def outcome_of(
 ) -> Outcome:
     """Return the outcome of an attempt that a child or `QueueWorker` has answered.
 
-    `seen_for`: see `UnknownHandler`. `output` and `peak` (bytes) are for the record of a timeout.
+    `seen_for`: see `UnknownHandler`. `output` and `peak` (bytes) are for the record of a failure or timeout.
     """
     match kind:
         case ResultKind.SUCCEEDED:
             return Succeeded(follow_ups)
         case ResultKind.FAILED:
-            return Failed(error)
+            return Failed(error, cause=printed(output))
         case ResultKind.UNRECOVERABLE:
-            return Failed(error, permanent=True)
+            return Failed(error, permanent=True, cause=printed(output))
         case ResultKind.RETRY:
-            return outcomes.RetryAsked(after, error)
+            return outcomes.RetryAsked(after, error, printed(output))
         case ResultKind.SNOOZE:
             return outcomes.Snoozed(after)
         case ResultKind.TIMEOUT:
@@ -101,6 +101,11 @@ def by_alarm(error: str, peak: int = 0, output: str = "") -> Death:
     )
 
 
+def printed(output: str) -> str | None:
+    """Make the record of an attempt that failed by itself: what it printed; None = nothing."""
+    return Death("", output=output.strip()).to_text() if output.strip() else None
+
+
 def _how_it_ended(exited: Exit) -> str:
     if exited.signal is not None:
         return f"killed by {signal_name(exited.signal)}"
@@ -135,12 +140,13 @@ def signal_name(number: int) -> str:
 
 
 _OURS = ("/jobpool/ipc/", "/jobpool/child/", "/jobpool/handlers/", "<frozen runpy>")
+_HOOKS = "/jobpool/handlers/hooks.py"  # shown: its functions say which kind of hook it was
 
 
 def _users_stack(stack: str) -> str:
     """Return a fault handler's dump without the frames that lead from the interpreter's start to the handler."""
     lines = stack.strip().splitlines()
-    return "\n".join(line for line in lines if not any(ours in line for ours in _OURS))
+    return "\n".join(line for line in lines if _HOOKS in line or not any(ours in line for ours in _OURS))
 
 
 _STATUS: dict[type[Settlement | Leave], Status] = {

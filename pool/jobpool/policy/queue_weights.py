@@ -7,6 +7,8 @@ A queue that had nothing for a while is not owed what it missed: its pass is rai
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class QueueWeights:
     """The turns of the queues. For one thread."""
@@ -16,6 +18,12 @@ class QueueWeights:
         self._passes = dict.fromkeys(self._weights, 0.0)
         self._now = 0.0
         self._empty: set[str] = set()
+
+    def add(self, queues: Mapping[str, float]) -> None:
+        """Add those of these queues, with their weights, that are not there yet."""
+        for name, weight in queues.items():
+            self._weights.setdefault(name, weight)
+            self._passes.setdefault(name, self._now)
 
     @property
     def names(self) -> list[str]:

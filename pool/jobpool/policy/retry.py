@@ -21,6 +21,7 @@ from jobpool.message.units import parse_duration
 Strategy = Literal["none", "fixed", "exponential"]
 V = TypeVar("V")
 
+MAX_DELAY_S = 300.0  # of a policy that says nothing else
 REMEMBERED_MESSAGES = 10_000  # messages of which a pool remembers since when, or how often in a row, they were met
 
 
@@ -59,6 +60,8 @@ class Dice:
 class RetryPolicy:
     """The waits before retries, and the number of attempts. Immutable; safe to share between threads.
 
+    `RetryPolicy()` is a pool's default: 1 s, doubling up to 5 minutes, and the attempts that a job or handler asks for.
+
     Attributes:
         strategy: `none` (delay 0), `fixed` (always `base`: no cap, no jitter) or `exponential`
             (`base * multiplier ** (retry - 1)`).
@@ -77,10 +80,10 @@ class RetryPolicy:
         ConfigurationError: The strategy is unknown, a number is not finite, or `resolution` is not above 0.
     """
 
-    strategy: Strategy = "none"
-    base: float = 0.0
+    strategy: Strategy = "exponential"
+    base: float = 1.0
     multiplier: float = 2.0
-    max_delay: float = 300.0
+    max_delay: float = MAX_DELAY_S
     jitter: float | Literal["full"] = 0.15
     max_attempts: int = 0
     resolution: float = 0.001
@@ -206,8 +209,8 @@ _TAKES = {"none": ("attempts",), "fixed": ("base", "attempts"), "exponential": t
 def parse_retry(value: object) -> RetryPolicy:
     """Return the policy that a text such as `"exponential base=5s max=5m attempts=25"` describes.
 
-    A word that is not given is that of the preset of this name; `fixed` waits for 5 s.
-    Raises `ValueError` if it cannot be read; the text says how to write it.
+    A word that is not given is that of the preset of this name; `fixed` waits for 5 s. But with `base=` the waits grow
+    up to 5 minutes, unless `max=` is given. Raises `ValueError` if it cannot be read; the text says how to write it.
     """
     text, given = parse_words(value, {word: parse for word, (_, parse) in _WORDS.items()})
     strategy = text.lower()
@@ -220,4 +223,16 @@ def parse_retry(value: object) -> RetryPolicy:
         takes = ", ".join(f"{word}=" for word in _TAKES[strategy])
         raise ValueError(f"{strategy!r} takes {takes} and not {useless[0]}=: use 'exponential', or leave it out")
     preset = PRESETS.get(strategy) or RetryPolicy("fixed", base=FIXED_BASE_S)
+    if "base" in given and strategy == "exponential":
+        preset = replace(preset, max_delay=MAX_DELAY_S)
     return replace(preset, **{_WORDS[word][0]: given[word] for word in given})
+
+
+def parse_backoff(value: object) -> RetryPolicy:
+    """Return the waits of a handler's own `backoff`: a text as for `parse_retry`, without `attempts=`.
+
+    Raises `ValueError` if it cannot be read, or names attempts.
+    """
+    if isinstance(value, str) and "attempts=" in value:
+        raise ValueError("takes no attempts=: write max_retries= beside it")
+    return replace(parse_retry(value), max_attempts=0)

@@ -34,6 +34,9 @@ from jobpool.message.printable import json_text, one_line, printable
 # Attributes of every record; others came through `extra`.
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "fields", "limit"}
 
+JOB_LOG = "jobpool.job"
+"""Name of the logger of what handlers print and log. A line of it begins with whose it is, which nobody can forge."""
+
 COLOURS = {"DEBUG": "2", "INFO": "36", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
 EVENT_WIDTH = 28
 
@@ -51,7 +54,6 @@ def configure(level: str = "info", style: str = "text", stream: TextIO | None = 
     stream = stream or sys.stderr
     handler = LineHandler(stream)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter(colour=is_colourful(stream)))
-    handler.addFilter(RateLimit())
     logger = logging.getLogger("jobpool")
     for each in (logger, logging.getLogger()):
         for old in [found for found in each.handlers if isinstance(found, LineHandler)]:
@@ -80,22 +82,37 @@ class LineHandler(logging.StreamHandler[TextIO]):
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._status = ""
+        self._limit = RateLimit()
+        self.addFilter(self._limit)
         self._background: BackgroundStream | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record. Called by logging, under the handler's lock."""
         try:
+            if self._background is not None and record.name == JOB_LOG and self._background.is_crowded:
+                self._background.refuse()  # a handler's lines leave room for the pool's own
+                return
             line = self.format(record) + self.terminator
             self.stream.write(f"\r\x1b[K{line}{self._status}" if self._status else line)
             self.flush()
         except Exception:  # noqa: BLE001 - logging's own rule: an error here is reported, and disturbs nobody
             self.handleError(record)
 
-    def status(self, text: str) -> None:
-        """Show `text`, one line, in place of what was shown; "" leaves the last one standing and ends it."""
+    def status(self, text: str | None) -> None:
+        """Show `text`, one line, in place of what was shown; "" leaves that standing and ends it, None wipes it.
+
+        It is cut to the width of the terminal: a line that goes on in the next one could not be wiped.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            text = text and text[: os.get_terminal_size(self.stream.fileno()).columns - 1]
+        if text == self._status:
+            return
         with self.lock or contextlib.nullcontext():
-            self.stream.write(f"\r\x1b[K{text}" if text else "\n" if self._status else "")
-            self._status = text
+            if text:
+                self.stream.write(f"\r\x1b[K{text}")
+            elif self._status:
+                self.stream.write("\n" if text is not None else "\r\x1b[K")
+            self._status = text or ""
             self.flush()
 
     def write_in_background(self) -> None:
@@ -114,14 +131,21 @@ class LineHandler(logging.StreamHandler[TextIO]):
 
     def close(self) -> None:
         """Write what is left. Blocks for at most `DRAIN_LIMIT_S` seconds, and only if nobody reads."""
+        for event, count in self._limit.take().items():
+            record = _warning("log lines of this kind were left out: there were too many", kind=event, lines=count)
+            self.stream.write(self.format(record) + self.terminator)
         if self._background is not None:
             self._background.finish(DRAIN_LIMIT_S)
         super().close()
 
     def _left_out(self, count: int) -> str:
         text = "log lines were left out: they could not be written in time"
-        record = {"name": "jobpool", "levelno": logging.WARNING, "levelname": "WARNING", "msg": text, "lines": count}
-        return self.format(logging.makeLogRecord(record)) + self.terminator
+        return self.format(_warning(text, lines=count)) + self.terminator
+
+
+def _warning(text: str, **fields: object) -> logging.LogRecord:
+    about = {"name": "jobpool", "levelno": logging.WARNING, "levelname": "WARNING", "msg": text}
+    return logging.makeLogRecord(about | fields)
 
 
 class BackgroundStream(io.TextIOBase):
@@ -164,6 +188,16 @@ class BackgroundStream(io.TextIOBase):
             self._is_full = self._size >= MAX_UNWRITTEN_BYTES
             self._changed.notify()
         return len(text)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Return whether more than half of what is kept for a slow reader is there."""
+        return self._size > MAX_UNWRITTEN_BYTES // 2
+
+    def refuse(self) -> None:
+        """Count a line that was not written because of that."""
+        with self._changed:
+            self._left_out += 1
 
     def finish(self, limit: float) -> None:
         """Write what is left, and leave out whatever comes later. Blocks for at most `limit` seconds."""
@@ -221,7 +255,14 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created)
         fields = fields_of(record)
-        event = one_line(record.getMessage())
+        if record.name == JOB_LOG:
+            fields.pop("left_out", None)
+            whose = " ".join(
+                one_line(f"slot {value}" if key == "slot" else str(value)) for key, value in fields.items()
+            )
+            event, fields = f"{whose}: {printable(record.getMessage())}".replace("\n", "\n  "), {}
+        else:
+            event = one_line(record.getMessage())
         level = f"{record.levelname:<8}"
         if self._colour:
             level = f"\x1b[{COLOURS.get(record.levelname, '0')}m{level}\x1b[0m"
@@ -275,6 +316,12 @@ class RateLimit(logging.Filter):
         if kind.left_out:
             record.left_out, kind.left_out = kind.left_out, 0
         return True
+
+    def take(self) -> dict[str, int]:
+        """Return how many lines of each kind were left out and not told yet, and forget them."""
+        found = {name: kind.left_out for name, kind in self._kinds.items() if kind.left_out}
+        self._kinds.clear()
+        return found
 
 
 @dataclass(slots=True)

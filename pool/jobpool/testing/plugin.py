@@ -1,15 +1,14 @@
-"""For pytest: `pytest_plugins = ["jobpool.testing.plugin"]` in a `conftest.py` gives tests the fixture `virtual_pool`.
-
-Nothing loads it by itself.
-"""
+"""The fixture `virtual_pool`. pytest loads this by its entry point in each run, so a test's need imports the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from jobpool.testing.pool import VirtualPool
+if TYPE_CHECKING:
+    from jobpool.testing.pool import VirtualPool
 
 
 @pytest.fixture
@@ -18,6 +17,8 @@ def virtual_pool() -> Iterator[VirtualPool]:
 
     Fails the test at its end when a fault that it injected has not happened.
     """
+    from jobpool.testing.pool import VirtualPool
+
     with VirtualPool() as pool:
         yield pool
         assert not pool.unused, f"injected, and never met: {'; '.join(pool.unused)}"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Self
 
 from jobpool.broker.opening import open_backend
 from jobpool.broker.values import Message, MessageFilter, ReapPolicy, State
 from jobpool.client.jobs import Jobs
-from jobpool.client.worker import DEFAULT_TIMEOUT
+from jobpool.client.worker import DEFAULT_TIMEOUT, has_death_hooks
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool.handlers.registry import HandlerRegistry
+from jobpool.handlers.registry import DEFAULT, HandlerRegistry
+from jobpool.master.dead_letter_jobs import DeadLetterJobs
 from jobpool.message import producer
 from jobpool.message.allowances import Allowances
 from jobpool.message.builder import JobBuilder
@@ -41,7 +43,7 @@ class VirtualPool:
 
     Args:
         registry: The handlers; None = those of `@jobpool.handler`.
-        retry: The policy for failed attempts; None = no retries unless a job or handler asks for them.
+        retry: The policy for failed attempts; None = `RetryPolicy()`: no retries unless a job or handler asks for them.
         limits: Concurrency and rate limits, and how long done idempotency keys are kept.
         reap: The policy for messages whose lease has ended.
         signing_key: Signs and verifies; None = unsigned.
@@ -80,6 +82,7 @@ class VirtualPool:
         self.backend = open_backend("memory://", signer=EnvelopeSigner(signing_key), clock=self.clock)
         self.jobs = Jobs(backend=self.backend)
         self._reap = reap or ReapPolicy()
+        self._registry, self._queue_handlers = registry or DEFAULT, queue_handlers or {}
         self._plan = FaultPlan()
         self._worker = FaultyWorker(
             self.backend,
@@ -159,7 +162,13 @@ class VirtualPool:
 
     def reap(self, *queues: str) -> int:
         """Give back what is held by leases that have ended, as every pool does now and then; how many."""
-        return sum(len(self.backend.reap(queue, self._reap)) for queue in self._chosen(queues))
+        reaped = [one for queue in self._chosen(queues) for one in self.backend.reap(queue, self._reap)]
+        told = DeadLetterJobs(self.backend, None)
+        hooked = partial(has_death_hooks, self._registry, self._queue_handlers)
+        told.closed_to_hooks = frozenset(one.queue for one in reaped if not hooked(one.queue))
+        told.died(reaped)
+        told.forward()
+        return len(reaped)
 
     def inject(
         self,

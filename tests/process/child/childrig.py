@@ -152,13 +152,14 @@ class ChildProcess:
 
 def main(work: str, channel: str, board: str, trace: str, output: str, options: str) -> None:
     from jobpool.child.main import run
+    from jobpool.ipc.inheritance import Inheritance
     from jobpool.ipc.postfork import live
 
     fds = (int(work), int(channel), int(trace), int(output))
     for fd in (*fds, int(board)):
         os.set_inheritable(fd, False)
     with ChildPages(int(board)).mapped(0) as page:
-        live(run, Spawn(7, 0), fds, page, ChildOptions(**json.loads(options)), os.getppid())
+        live(run, Spawn(7, 0), fds, page, ChildOptions(**json.loads(options)), os.getppid(), Inheritance())
 
 
 if __name__ == "__main__":

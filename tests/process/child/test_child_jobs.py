@@ -48,7 +48,7 @@ def test_a_typed_payload_and_printed_text_make_the_output(start_child: Start) ->
         pytest.param("ask_for_snooze", {}, ResultKind.SNOOZE, "snoozed for 3", id="Snooze"),
         pytest.param("fail_untellably", {}, ResultKind.FAILED, "Mute", id="an error without words"),
         pytest.param(
-            "sum_up", {"month": "x"}, ResultKind.FAILED, "field 'customer' is missing", id="payload misses a field"
+            "sum_up", {"month": "x"}, ResultKind.UNRECOVERABLE, "field 'customer' is missing", id="short payload"
         ),
         pytest.param("nobody", {}, ResultKind.UNKNOWN_HANDLER, "no handler is named 'nobody'", id="unknown handler"),
     ],

@@ -19,6 +19,8 @@ from support.servers.ports import free_port
 from support.servers.redis_server import DURABLE
 from support.tiers import more
 
+from jobpool.broker.opening import open_backend
+
 KEY = "0123456789abcdef"
 HERE = ("--ignore", "sqlite.file-system", "--ignore", "sqlite.space")
 """The folder of a test may be in memory, and its disk nearly full: that is the machine's affair."""
@@ -26,7 +28,8 @@ HERE = ("--ignore", "sqlite.file-system", "--ignore", "sqlite.space")
 
 @pytest.fixture
 def ward(shell: Shell) -> Shell:
-    """A shell under a supervisor that waits long enough."""
+    """A shell with a database, under a supervisor that waits long enough."""
+    open_backend(f"sqlite:///{shell.directory / 'jobpool.db'}").close()
     shell.environment |= {"TIMEOUT_STOP_SEC": "300", "TZ": "UTC"}
     return shell
 
@@ -75,7 +78,7 @@ def test_what_is_to_be_ignored_is_and_a_name_that_is_none_is_told(ward: Shell) -
         (["--default-timeout", "0"], {}, "timeout", "warning", "unlimited"),
         (["--retry", "fixed attempts=1"], {}, "retry", "problem", "no job is ever tried again"),
         (["--max-crashes", "0"], {}, "crashes", "warning", "for ever"),
-        (["--rate-limit", "mail=5"], {}, "settings", "warning", "does not serve"),
+        (["-Q", "a", "--rate-limit", "mail=5"], {}, "settings", "warning", "does not serve"),
         (["--on-memory-limit-queue", "big"], {}, "memory", "warning", "nothing is ever sent there"),
         ([], {"JOBPOOL_SIGNING_KEY": "short"}, "signing-key", "problem", "fewer than 16"),
         (["--stop-grace", "60"], {"TIMEOUT_STOP_SEC": "30"}, "stop-grace", "problem", "in the middle of its stop"),

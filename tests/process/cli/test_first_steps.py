@@ -34,7 +34,7 @@ def test_once_runs_one_job(shell: Shell) -> None:
 
 def test_a_dead_job_makes_fail_on_dead_exit_1(shell: Shell) -> None:
     shell.run("init")
-    shell.run("enqueue", "count_primes", "below=words", "--max-retries", "0")
+    shell.run("enqueue", "count_primes", "below=words", "--max-retries", "0", "--no-check")
     done = shell.run("--until-empty", "--fail-on-dead", "-w", "1")
     assert done.returncode == 1, done.stderr
     [dead] = json.loads(shell.run("dead", "--json").stdout)

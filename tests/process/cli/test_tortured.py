@@ -60,7 +60,7 @@ def test_without_a_ledger_it_says_so_in_one_sentence(tmp_path: Path) -> None:
 
 
 def test_its_variables_are_no_settings_of_a_pool(tmp_path: Path) -> None:
-    done = tortured(tmp_path, "stats", JOBPOOL_LEDGER="ledger", JOBPOOL_FAILPOINT="after-fetch")
+    done = tortured(tmp_path, "init", "--broker-only", JOBPOOL_LEDGER="ledger", JOBPOOL_FAILPOINT="after-fetch")
 
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ledger").exists()

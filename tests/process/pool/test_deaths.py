@@ -118,11 +118,16 @@ def test_a_channel_that_breaks(deadly: tuple[Rig, PoolProcess]) -> None:
 
 
 def test_a_retry_that_goes_well_leaves_no_trace_of_a_death(deadly: tuple[Rig, PoolProcess]) -> None:
-    """An ordinary failure has no cause: it is no abnormal end."""
+    """An ordinary failure keeps what it printed: it is no abnormal end."""
     rig, _ = deadly
     ident = rig.enqueue("end", {"how": "no such way"})
     wait_until(lambda: rig.is_dead(ident), LIMIT)
-    assert (rig.inspect(ident).reason, rig.inspect(ident).cause) == ("failed", None)
+    message = rig.inspect(ident)
+    assert message.reason == "failed"
+    assert message.cause
+    death = Death.from_text(message.cause)
+    assert (death.how, death.stack) == ("", "")
+    assert death.output.splitlines() == ["printed in delivery 1", "", "written to descriptor 2"]
 
 
 def test_it_is_shown_wherever_the_cause_is(deadly: tuple[Rig, PoolProcess]) -> None:

@@ -71,8 +71,8 @@ def test_a_pool_on_that_queue_gets_payload_and_metadata(rig: Rig) -> None:
     rig.run_pool("-Q", "failures", "--until-empty", workers=1, app=APP)
     [got] = rig.directory.glob("got-*")
     assert re.match(
-        r"failures \{'payload': \[1, 2\], '_dlq_metadata': \{'reason': 'failed', 'timestamp': '.*Z', 'attempts': 1, "
-        r"'original_queue': 'default'\}\}\n",
+        r"failures \{'payload': \[1, 2\], '_dlq_metadata': \{'reason': 'unrecoverable', 'timestamp': '.*Z', "
+        r"'attempts': 1, 'original_queue': 'default'\}\}\n",
         got.read_text(),
     )
 

@@ -83,7 +83,7 @@ def test_what_is_wrong_is_named(url: str, told: str) -> None:
 def test_no_password_is_told_of_a_wrong_url(url: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         read_address(url)
-    told = f"{caught.value} {caught.value.__cause__}"
+    told = f"{caught.value} {caught.value.__context__}"
     assert "s3cret" not in told
 
 

@@ -161,7 +161,7 @@ def test_the_error_names_those_that_failed_and_shows_where(registry: HandlerRegi
     assert "/jobpool/child/" not in said
 
 
-def test_data_that_do_not_fit_fail_that_listener_alone(registry: HandlerRegistry) -> None:
+def test_data_that_can_never_fit_end_the_job_after_the_other_listeners(registry: HandlerRegistry) -> None:
     seen: list[str] = []
 
     @registry.listener("order.paid")
@@ -169,8 +169,9 @@ def test_data_that_do_not_fit_fail_that_listener_alone(registry: HandlerRegistry
         raise AssertionError("never")
 
     listen(registry, "after", None, seen)
-    said = failure("event", {"name": "order.paid", "data": {"number": "x"}}, registry, **PAID)
-    assert "the payload does not fit listener 'typed': field 'number' must be a whole number, not 'x'" in said
+    made = attempt("event", {"name": "order.paid", "data": {"number": "x"}}, registry, **PAID)
+    assert made.kind is ResultKind.UNRECOVERABLE
+    assert "the payload does not fit listener 'typed': field 'number' must be a whole number, not 'x'" in made.error
     assert seen == ["after"]
 
 

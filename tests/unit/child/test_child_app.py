@@ -89,7 +89,7 @@ def test_the_allowed_handlers_are_set(tmp_path: Path) -> None:
             id="two of a name",
         ),
         pytest.param(
-            "import jobpool.handlers.registry as r\n@r.handler\ndef f(): ...\n",
+            "import jobpool.handlers.registry as r\n@r.handler\ndef f(a: int, ctx: r.JobContext): ...\n",
             "must take the job's context",
             id="no context",
         ),

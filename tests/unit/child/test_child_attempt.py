@@ -36,6 +36,18 @@ def attempt(function: Callable[..., Any], *, timeout: float = 0.0, **options: An
     return run_attempt(job(timeout=timeout), registry, kill_grace=0.2)
 
 
+def test_the_context_tells_the_retries_of_the_job_else_of_its_handler() -> None:
+    registry = HandlerRegistry()
+    registry.handler("it", max_retries=2)(lambda ctx: ctx.max_retries)
+    registry.handler("plain")(lambda ctx: ctx.max_retries)
+    rows = [(job(), "2"), (job(max_retries=0), "0"), (job("plain"), ""), (job("plain", max_retries=5), "5")]
+    for made, told in rows:
+        assert run_attempt(made, registry, kill_grace=0.2).output == told
+    of_the_pool = job(max_retries=9)
+    of_the_pool.max_retries = 4
+    assert run_attempt(of_the_pool, registry, kill_grace=0.2).output == "4", "the value that applies"
+
+
 def raising(error: BaseException, cause: BaseException | None = None) -> Callable[[JobContext], None]:
     def function(ctx: JobContext) -> None:
         raise error from cause

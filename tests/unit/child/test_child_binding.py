@@ -17,8 +17,8 @@ import pydantic
 import pytest
 
 from jobpool.errors import ConfigurationError
+from jobpool.handlers.binding import PayloadMismatch, bind, check_shape
 from jobpool.handlers.conversion import Mismatch, converter
-from jobpool.handlers.handler import PayloadMismatch, bind, check_shape
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode
@@ -96,6 +96,31 @@ def with_unknown(ctx: JobContext, thing: Unknown, count: int = 1) -> Any:
     return (thing, count)
 
 
+def without_context(customer: int, month: str = "2026-06") -> Any:
+    return (customer, month)
+
+
+def order_alone(order: Order | None = None, lines: list[Line] | None = None) -> Any:
+    return (order, lines)
+
+
+def order_only(order: Order) -> Any:
+    return order
+
+
+def nothing() -> Any:
+    return "ran"
+
+
+def fields_alone(**fields: Any) -> Any:
+    return fields
+
+
+def maybe_context(ctx: JobContext | None = None, a: int = 1) -> Any:
+    assert ctx is not None
+    return (ctx.id, a)
+
+
 async def with_await(ctx: JobContext, a: int) -> Any:
     return a + 1
 
@@ -117,6 +142,12 @@ def wrapped(*args: Any, **kwargs: Any) -> Any:
         pytest.param(only_context, None, None, id="context alone, null"),
         pytest.param(with_keywords, {"customer": 7}, (7, "2026-06", False), id="defaults"),
         pytest.param(with_keywords, {"customer": 7, "dry": True, "month": "x"}, (7, "x", True), id="all keywords"),
+        pytest.param(without_context, {"customer": 7}, (7, "2026-06"), id="no context: its place is annotated as data"),
+        pytest.param(order_alone, {"order": {"customer": 7}}, (Order(7), None), id="no context, optional data"),
+        pytest.param(order_only, {"customer": 7}, Order(7), id="no context, a dataclass"),
+        pytest.param(nothing, {}, "ran", id="no parameters"),
+        pytest.param(fields_alone, {"ctx": 1}, {"ctx": 1}, id="no context, any fields"),
+        pytest.param(maybe_context, {"a": 2}, ("a1", 2), id="a context that may be None"),
         pytest.param(with_rest, {"customer": 7, "x": 1}, (7, {"x": 1}), id="the rest"),
         pytest.param(with_order, {"customer": 7}, Order(7), id="dataclass"),
         pytest.param(
@@ -243,10 +274,13 @@ async def async_generator(ctx: JobContext) -> Any:
     yield 1
 
 
-def no_context() -> None: ...
-
-
 def keyword_context(*, ctx: JobContext) -> None: ...
+
+
+def late_context(a: int, ctx: JobContext) -> None: ...
+
+
+def positional_data(a: int, /) -> None: ...
 
 
 def positional(ctx: JobContext, a: int, /) -> None: ...
@@ -257,9 +291,10 @@ def positional(ctx: JobContext, a: int, /) -> None: ...
     [
         (generator, "is a generator and would never run"),
         (async_generator, "is a generator and would never run"),
-        (no_context, "must take the job's context as its first parameter"),
+        (late_context, "must take the job's context as its first parameter"),
         (keyword_context, "must take the job's context as its first parameter"),
         (positional, "parameter 'a' cannot be filled by name: drop the '/'"),
+        (positional_data, "parameter 'a' cannot be filled by name: drop the '/'"),
     ],
 )
 def test_a_function_that_no_job_could_call_is_refused(function: Callable[..., Any], text: str) -> None:

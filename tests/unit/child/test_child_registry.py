@@ -65,7 +65,10 @@ def test_a_decorator_with_arguments_keeps_them(registry: HandlerRegistry) -> Non
     registry.handler("report", queue="reports", max_retries=3, timeout=60)(build_report)
     registry.handler("anything", queue=["a", "b"])(other)
     assert registry.names() == ["anything", "report"]
-    assert registry.infos() == [HandlerInfo("anything"), HandlerInfo("report", 3, 60.0)]
+    assert registry.infos() == [
+        HandlerInfo("anything", queues=["a", "b"]),
+        HandlerInfo("report", 3, 60.0, queues=["reports"]),
+    ]
     assert [registry.resolve(name, "any").queues for name in registry.names()] == [("a", "b"), ("reports",)]
 
 
@@ -143,6 +146,9 @@ def test_the_same_function_again_replaces_itself(registry: HandlerRegistry) -> N
     [
         ({"max_retries": -1}, "max_retries of handler 'report' must be a whole number >= 0, not -1"),
         ({"max_retries": True}, "must be a whole number"),
+        ({"backoff": "linear"}, "backoff of handler 'report': must be 'none', 'fixed' or 'exponential'"),
+        ({"backoff": "fixed attempts=3"}, "backoff of handler 'report': takes no attempts=: write max_retries="),
+        ({"backoff": 5}, "backoff of handler 'report': must be a text, not 5"),
         ({"timeout": -1}, "timeout of handler 'report'"),
         ({"queue": "no good"}, "queue name 'no good' is refused"),
         ({"before_run": 7}, "before_run of handler 'report' must be a plain function, not 7"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.built_in import attempt, failure, output
+from support.built_in import attempt, failure, output, refusal
 
 from jobpool.errors import ConfigurationError
 from jobpool.handlers.handler import Handler
@@ -73,6 +73,11 @@ def test_a_class_is_made_anew_for_each_attempt(registry: HandlerRegistry) -> Non
     assert made(None, customer=7) == "7/06 1", "called as a function, it runs once too"
 
 
+class NoContext:
+    def run(self, count: int = 1) -> str:
+        return f"ran {count}"
+
+
 @pytest.mark.parametrize(
     ("cls", "payload", "answer"),
     [
@@ -80,6 +85,7 @@ def test_a_class_is_made_anew_for_each_attempt(registry: HandlerRegistry) -> Non
         (Slow, {"customer": 7}, "7"),
         (AnyFields, {"a": 1}, '{"a":1}'),
         (Everything, {}, "2"),
+        (NoContext, {"count": 2}, "ran 2"),
     ],
 )
 def test_a_method_takes_its_payload_as_a_function_does(
@@ -92,7 +98,7 @@ def test_a_method_takes_its_payload_as_a_function_does(
 @pytest.mark.parametrize("payload", [{}, {"customer": "7"}, {"customer": 7, "self": 1}, {"customer": 7, "ctx": 1}])
 def test_and_refuses_what_does_not_fit(registry: HandlerRegistry, payload: Any) -> None:
     registry.handler("it")(Report)
-    assert failure("it", payload, registry).startswith("the payload does not fit handler 'it': field ")
+    assert refusal("it", payload, registry).startswith("the payload does not fit handler 'it': field ")
 
 
 def test_what_making_it_raises_fails_the_attempt(registry: HandlerRegistry) -> None:
@@ -119,10 +125,6 @@ class Unwritten(abc.ABC):
     def run(self, ctx: JobContext) -> None: ...
 
 
-class NoContext:
-    def run(self) -> None: ...
-
-
 class NotOfInstances:
     @staticmethod
     def run(ctx: JobContext) -> None: ...
@@ -136,10 +138,9 @@ class Generates:
 @pytest.mark.parametrize(
     ("cls", "text"),
     [
-        (NothingToRun, "NothingToRun has neither a method run(self, ctx, …) nor __call__(self, ctx, …)"),
+        (NothingToRun, "NothingToRun has neither a method run(self, …) nor __call__(self, …)"),
         (NeedsMore, "NeedsMore is made anew for each attempt, without arguments: missing a required argument: 'fold"),
         (Unwritten, "Unwritten is abstract: run is not written"),
-        (NoContext, "must take the job's context as its first parameter"),
         (NotOfInstances, "NotOfInstances has neither a method run"),
         (Generates, "is a generator and would never run"),
         (Order, "Order has neither a method run"),
@@ -179,4 +180,4 @@ def test_other_things_that_are_called_get_their_types_too(
 ) -> None:
     registry.handler("it")(function)
     assert output("it", {"customer": 7}, registry) == answer
-    assert attempt("it", {"customer": "7"}, registry).kind is ResultKind.FAILED
+    assert attempt("it", {"customer": "7"}, registry).kind is ResultKind.UNRECOVERABLE

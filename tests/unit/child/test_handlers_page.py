@@ -45,7 +45,7 @@ def test_handlers_of_ones_own(registry: HandlerRegistry, monkeypatch: pytest.Mon
     assert registry.names() == ["report", "ship", "thumbnail"]
     assert output("report", {"customer": 7, "month": "06"}, registry) == "report of customer 7 for 06"
     assert output("thumbnail", {"path": "x"}, registry) == "[64,256]"
-    assert attempt("ship", {"number": "7"}, registry).kind is ResultKind.FAILED
+    assert attempt("ship", {"number": "7"}, registry).kind is ResultKind.UNRECOVERABLE
 
 
 def test_commands_and_listeners(registry: HandlerRegistry) -> None:

@@ -17,7 +17,7 @@ import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.built_in import attempt, failure, output
+from support.built_in import attempt, failure, output, refusal
 
 from jobpool.handlers.conversion import Mismatch, converter
 from jobpool.handlers.registry import HandlerRegistry
@@ -99,7 +99,7 @@ def test_what_a_model_refuses_is_one_sentence_without_the_values(payload: Any, t
     @registry.handler
     def take(ctx: JobContext, checked: Checked) -> None: ...
 
-    assert failure("take", payload, registry) == f"the payload does not fit handler 'take': {text}"
+    assert refusal("take", payload, registry) == f"the payload does not fit handler 'take': {text}"
 
 
 def test_of_many_refused_fields_a_few_are_named() -> None:
@@ -191,8 +191,8 @@ def test_what_fits_is_what_the_annotation_says(handler: str) -> None:
         pytest.param(None, "", id="null payload"),
     ],
 )
-def test_a_wrong_field_is_a_failed_attempt_that_names_it(handler: str, payload: Any, field: str) -> None:
-    said = failure(handler, payload, REGISTRY)
+def test_a_wrong_field_ends_the_job_and_the_text_names_it(handler: str, payload: Any, field: str) -> None:
+    said = refusal(handler, payload, REGISTRY)
     assert said.startswith(f"the payload does not fit handler '{handler}': ")
     assert field in said
     assert "Traceback" not in said
@@ -231,15 +231,15 @@ def test_values_that_look_alike_are_told_apart(annotation: Any, value: Any) -> N
 @pytest.mark.parametrize("field", ["me", "self"])
 def test_a_field_cannot_take_the_contexts_place(field: str) -> None:
     assert output("any_fields", {"a": 1, "ctx": 2}, REGISTRY) == "a,ctx"
-    assert f"field {field!r} is unknown" in failure("any_fields", {field: 1}, REGISTRY)
+    assert f"field {field!r} is unknown" in refusal("any_fields", {field: 1}, REGISTRY)
 
 
 def test_fields_for_the_post_init_are_asked_for_too() -> None:
     assert output("discounted", {"price": 10, "discount": 3}, REGISTRY) == "7"
     assert output("discounted", {"price": 10, "discount": 3, "factor": 2}, REGISTRY) == "14"
-    assert "field 'discount' is missing" in failure("discounted", {"price": 10}, REGISTRY)
-    assert "field 'discount' must be a whole number" in failure("discounted", {"price": 1, "discount": "1"}, REGISTRY)
-    assert "field 'final' is unknown" in failure("discounted", {"price": 1, "discount": 1, "final": 2}, REGISTRY)
+    assert "field 'discount' is missing" in refusal("discounted", {"price": 10}, REGISTRY)
+    assert "field 'discount' must be a whole number" in refusal("discounted", {"price": 1, "discount": "1"}, REGISTRY)
+    assert "field 'final' is unknown" in refusal("discounted", {"price": 1, "discount": 1, "final": 2}, REGISTRY)
     assert failure("discounted", {"price": 1, "discount": 2}, REGISTRY).endswith("it would cost less than nothing")
 
 
@@ -267,5 +267,5 @@ def test_whatever_comes_the_attempt_ends_well_or_in_words(payload: Any, handler:
         made = attempt(handler, payload, REGISTRY)
     except ValueError:
         return  # JSON cannot carry it: refused where it is enqueued
-    assert made.kind in (ResultKind.SUCCEEDED, ResultKind.FAILED)
+    assert made.kind in (ResultKind.SUCCEEDED, ResultKind.UNRECOVERABLE)
     assert made.kind is ResultKind.SUCCEEDED or made.error.startswith("the payload does not fit handler")

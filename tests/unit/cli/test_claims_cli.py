@@ -193,6 +193,7 @@ def test_what_somebody_holds_keeps_no_other_from_being_deleted(jobpool: Jobpool,
 
 
 def test_a_claim_that_has_ended_is_told(jobpool: Jobpool) -> None:
+    posted()
     for words in (("claim", "show"), ("claim", "renew")):
         assert f"no live claim '{LATE}'" in refused(jobpool(*words, "mail", LATE))
     assert "done again by somebody else" in refused(jobpool("message", "delete", "mail", "x", "--claim", LATE))

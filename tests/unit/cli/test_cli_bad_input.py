@@ -21,7 +21,7 @@ Jobpool = Callable[..., Result]
         (["stats", "--jsno"], 2, "No such option '--jsno'"),
         (["statz"], 2, "'statz' is no verb of jobpool; did you mean 'stats'?"),
         (["dead", "retyr"], 2, "'retyr' is no verb of jobpool; did you mean 'retry'?"),
-        (["-w", "many", "-A", "jobs"], 2, "--workers: 'many' is not a whole number"),
+        (["-w", "many", "-A", "jobs"], 2, "--workers: 'many' is not a number of workers"),
         (["-Q", "reports,3"], 2, "--queue: '3' after a comma would be a queue; a weight is written NAME=3"),
         (["-Q", "my queue"], 2, "--queue: queue name 'my queue' is refused: 1 to 100 letters"),
         (["--ttl", "soon"], 2, "--ttl: 'soon' is not a duration: write seconds, such as 90, or"),
@@ -36,6 +36,7 @@ Jobpool = Callable[..., Result]
             2,
             "no backend for pigeon:// is installed; known are beanstalk://, memory://",
         ),
+        (["-b", "/x.db", "stats"], 2, "backend '/x.db' is no URL: did you mean 'sqlite:////x.db'?"),
         (["stats", "odd name"], 2, "queue name 'odd name' is refused"),
         (["enqueue"], 2, "the name of a handler is missing: jobpool enqueue HANDLER [PAYLOAD]"),
         (["enqueue", "a", "{oops"], 2, "the payload '{oops' is neither JSON nor key=value"),
@@ -56,12 +57,27 @@ Jobpool = Callable[..., Result]
     ],
 )
 def test_one_sentence_and_the_exit_code(jobpool: Jobpool, words: list[str], code: int, sentence: str) -> None:
+    if words[:1] in (["stats"], ["inspect"]):
+        assert jobpool("init", "--broker-only").exit_code == 0
     result = jobpool(*words)
     assert result.exit_code == code, result.stderr
     assert sentence in result.stderr
     assert "Traceback" not in result.output
     assert len(result.stderr.splitlines()) <= 2
     assert result.stdout == ""
+
+
+def test_a_table_that_is_not_read_is_an_error_with_its_mend(jobpool: Jobpool, tmp_path: Path) -> None:
+    for name, heading, mend in (
+        ("jobpool.toml", "jobpool", "take the heading away: its settings stand at the top level"),
+        ("jobpool.toml", "tool.jobpool", "take the heading away"),
+        ("pyproject.toml", "jobpool", "write [tool.jobpool]"),
+    ):
+        (tmp_path / name).write_text(f"[{heading}]\nworkers = 2\n")
+        result = jobpool("stats")
+        assert result.exit_code == 2
+        assert f"{name} has a table [{heading}], which is not read: {mend}" in result.stderr
+        (tmp_path / name).unlink()
 
 
 def test_an_unknown_configuration_key(jobpool: Jobpool, tmp_path: Path) -> None:

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from face_boards import a_pool as a_note
+from face_boards import publish
+from support.waiting import wait_until
 
 from jobpool.broker.opening import open_backend
-from jobpool.cli.progress import backlog, bar, progress
+from jobpool.cli.progress import backlog, bar, live_summary, logged_summary, progress_bar
 from jobpool.cli.session import check_apps, search_path
 from jobpool.errors import ConfigurationError
 from jobpool.ipc.board_layout import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.settings import Settings
-from jobpool.telemetry.logs import LineHandler
+from jobpool.telemetry.logs import LineHandler, fields_of
 
 
 def a_pool(tmp_path: Path, *apps: str) -> Settings:
@@ -75,17 +78,37 @@ def test_the_bar_tells_how_far_how_fast_and_what_went_wrong(
     assert bar(header(**fields), total, seconds) == line
 
 
-def test_progress_ends_with_the_last_word(tmp_path: Path) -> None:
+def test_the_bar_ends_with_the_last_word_and_the_summary_is_wiped(tmp_path: Path) -> None:
     stream = io.StringIO()
-    with Scoreboard.create(tmp_path / "board", 1) as board:
-        with progress(str(tmp_path / "board"), 4, LineHandler(stream)):
+    note, board = publish(tmp_path, waiting=7, requeued=3)
+    with board:
+        with progress_bar(note, 4, LineHandler(stream)):
             board.header.write(succeeded=4)
         assert " 4/4 " in stream.getvalue()
-    assert stream.getvalue().endswith("\n")
+        assert stream.getvalue().endswith("\n")
+        lines = LineHandler(stream)
+        with live_summary(note, lines):
+            wait_until(lambda: "1/2 busy  7 waiting  4 done  0.0 jobs/s  3 retried" in stream.getvalue())
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_elsewhere_a_line_of_the_log_tells_while_jobs_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    note, board = publish(tmp_path, waiting=7, succeeded=2)
+    with board, caplog.at_level("INFO", "jobpool.pool"), logged_summary(note, 0.01):
+        wait_until(lambda: len(caplog.records) > 2)  # one slot is busy
+        board.slot(0).child.finished(True, 0.0)
+        board.header.write(succeeded=3)
+        wait_until(lambda: [fields_of(record)["done"] for record in caplog.records][-1] == 3)
+        told = len(caplog.records)
+        board.header.write(succeeded=4)
+        wait_until(lambda: len(caplog.records) > told)
+    fields = [fields_of(record) for record in caplog.records]
+    assert (fields[0]["busy"], fields[0]["waiting"], fields[0]["done"]) == (1, 7, 2)
+    assert [one["done"] for one in fields if not one["busy"]] == [3, 4]
 
 
 def test_progress_without_a_board_says_nothing(tmp_path: Path) -> None:
     stream = io.StringIO()
-    with progress(str(tmp_path / "none"), 4, LineHandler(stream)):
+    with progress_bar(a_note(tmp_path), 4, LineHandler(stream)):
         pass
     assert stream.getvalue() == ""

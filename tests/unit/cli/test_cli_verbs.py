@@ -132,7 +132,7 @@ def test_stats_of_all_queues_or_some(jobpool: Jobpool, broker: QueueBackend) -> 
 def test_a_table_in_a_pipe_is_plain_and_aligned(jobpool: Jobpool) -> None:
     enqueue(jobpool, "a", "-Q", "a-rather-long-name")
     head, row = jobpool("stats").stdout.splitlines()
-    assert head.split() == ["QUEUE", "WAITING", "DELAYED", "LEASED", "DEAD", "OLDEST"]
+    assert head.split() == ["QUEUE", "WAITING", "DELAYED", "LEASED", "DEAD", "OLDEST", "POOLS"]
     assert row.split()[:5] == ["a-rather-long-name", "1", "0", "0", "0"]
     assert head.index("WAITING") + len("WAITING") - 1 == row.index(" 1 ") + 1
 
@@ -152,7 +152,13 @@ def test_list_filters_and_limits(jobpool: Jobpool) -> None:
     assert "there are more than 2; --limit 0 lists all" in jobpool("list", "--limit", "2").stderr
 
 
-def test_nothing_found_is_said_on_stderr(jobpool: Jobpool) -> None:
+def test_nothing_found_is_said_on_stderr(jobpool: Jobpool, tmp_path: Path) -> None:
+    for words in (["list"], ["dead"], ["inspect", "x"], ["stats"], ["purge", "--all", "-y"], ["claim", "list"]):
+        result = jobpool(*words)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert f"there is no database {tmp_path}/jobpool.db yet: `jobpool enqueue`, a producer" in result.stderr
+    assert not list(tmp_path.glob("jobpool.db*")), "a verb that reads makes none"
+    assert jobpool("init", "--broker-only").exit_code == 0
     for words in (["list"], ["dead"], ["dead", "list"]):
         result = jobpool(*words)
         assert (result.exit_code, result.stdout, result.stderr) == (0, "", "no message matches\n")
@@ -178,7 +184,10 @@ def test_options_stand_before_the_verb_too(jobpool: Jobpool, tmp_path: Path) -> 
     other = f"sqlite:///{tmp_path}/other.db"
     assert jobpool("-b", other, "enqueue", "a", "--id", "x").exit_code == 0
     assert jobpool("inspect", "x", "-b", other).exit_code == 0
-    assert jobpool("inspect", "x").exit_code == 1
+    assert jobpool("inspect", "x").exit_code == 2
+    assert jobpool("--app", "myapp", "-w", "4", "--cron", "-b", other, "inspect", "x").exit_code == 0
+    assert jobpool("-b", other, "--no-cron", "-Amyapp", "dead", "list").stderr == "no message matches\n"
+    assert "No such option '--once'" in jobpool("-b", other, "--once", "stats").stderr
 
 
 def test_reap_gives_back_what_has_expired(jobpool: Jobpool, broker: QueueBackend) -> None:
@@ -192,6 +201,23 @@ def test_reap_gives_back_what_has_expired(jobpool: Jobpool, broker: QueueBackend
 
 
 # --- what destroys asks first ------------------------------------------------------------------------
+
+
+def test_what_destroys_answers_in_json_too(jobpool: Jobpool, broker: QueueBackend) -> None:
+    def answered(*words: str) -> object:
+        return json.loads(jobpool(*words, "--json").stdout)
+
+    for number in range(3):
+        enqueue(jobpool, "a", f"n={number}")
+    kill_off(broker, "default")
+    assert answered("purge", "state:waiting", "--dry-run") == {"matched": 2, "purged": 0}
+    assert answered("purge", "state:waiting", "--yes") == {"matched": 2, "purged": 2}
+    assert answered("purge", "state:waiting", "--yes") == {"matched": 0, "purged": 0}
+    assert answered("dead", "retry", "--all", "--yes") == {"matched": 1, "retried": 1}
+    kill_off(broker, "default")
+    assert answered("dead", "purge", "--all", "-y") == {"matched": 1, "purged": 1}
+    assert answered("init", "--broker-only") == {"files": [], "broker": "sqlite"}
+    assert answered("init") == {"files": ["jobpool.toml", "jobs.py"], "broker": None}
 
 
 def test_a_dry_run_shows_and_does_nothing(jobpool: Jobpool, broker: QueueBackend) -> None:

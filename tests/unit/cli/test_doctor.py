@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from support.servers.ports import free_port
 
 from jobpool.broker.config_file import find_config
 from jobpool.broker.finding import Finding, Level, cautions_of
+from jobpool.broker.opening import open_backend
 from jobpool.ipc.frames import HandlerInfo
-from jobpool.ops.doctor import broker, configuration, examine, handlers, is_well, machine
+from jobpool.message.definition import JobDefinition
+from jobpool.ops.doctor import broker, configuration, examine, handlers, is_well, machine, serving
 from jobpool.ops.doctor.machine import Supervisor, find_supervisor, memory_of, parse_systemd
+from jobpool.ops.runtime_dir import register, runtime_dir, this_pool
 from jobpool.settings import Settings, load
 
 KEY = "0123456789abcdef"
@@ -160,7 +164,7 @@ def test_a_default_timeout_of_0() -> None:
 @pytest.mark.parametrize(
     ("flags", "expected", "text"),
     [
-        ({}, Level.OK, "as many attempts as a job asks for"),
+        ({}, Level.OK, "as many attempts as a job or its handler asks for"),
         ({"retry": "exponential"}, Level.OK, "attempts at most: 25"),
         ({"retry": "fixed base=5s attempts=3"}, Level.OK, "attempts at most: 3"),
         ({"retry": "none attempts=5"}, Level.WARNING, "an outage of a second uses them all up"),
@@ -187,7 +191,11 @@ def test_no_limit_of_crashes() -> None:
     [
         ({}, Level.OK, "fit together"),
         ({"signing_key_file": "/nowhere"}, Level.OK, "fit together"),
-        ({"rate_limits": {"mail": 5}}, Level.WARNING, "which this pool does not serve; it serves 'default': it limits"),
+        (
+            {"queues": "a", "rate_limits": {"mail": 5}},
+            Level.WARNING,
+            "does not serve; it serves 'a': it limits nothing",
+        ),
     ],
     ids=str,
 )
@@ -387,6 +395,10 @@ def test_a_broker_that_keeps_no_messages(settings: Any) -> None:
 
 
 def test_the_default_broker_is_asked_for_everything(settings: Any) -> None:
+    [nothing] = broker.examine(settings())
+    assert nothing.level is Level.NOTE
+    assert "there is no database" in nothing.found
+    open_backend(settings().backend).close()
     found = {finding.check: finding.level for finding in broker.examine(settings())}
     assert list(found) == [
         *("broker", "broker.fit", "sqlite.journal", "sqlite.synchronous", "sqlite.file-system", "sqlite.space"),
@@ -443,7 +455,9 @@ def test_a_beanstalkd_is_asked_for_everything(settings: Any, tmp_path: Path) -> 
     [
         (HandlerInfo("a", timeout=60), {}, Level.OK, "within the settings: a"),
         (HandlerInfo("a", timeout=0), {}, Level.WARNING, "timeout=0 (unlimited) on a: one that hangs"),
-        (HandlerInfo("a", max_retries=3), {}, Level.WARNING, "retry is 'none', and max_retries is set on a"),
+        (HandlerInfo("a", max_retries=3), {}, Level.OK, "within the settings: a"),
+        (HandlerInfo("a", max_retries=3), {"retry": "none"}, Level.WARNING, "retry is 'none', and max_retries is set"),
+        (HandlerInfo("a", max_retries=3, backoff="fixed"), {"retry": "none"}, Level.OK, "within the settings: a"),
         (HandlerInfo("a", max_retries=3), {"retry": "exponential"}, Level.OK, "within the settings"),
         (
             HandlerInfo("a", max_retries=3),
@@ -495,13 +509,18 @@ def endless(ctx): ...
 
 def examined(settings: Any, tmp_path: Path, app: str) -> list[Finding]:
     (tmp_path / "myjobs.py").write_text(app)
-    return list(handlers.examine(settings(apps="myjobs"), [str(tmp_path)]))
+    return looked_at(settings(apps="myjobs"), tmp_path)
+
+
+def looked_at(chosen: Settings, tmp_path: Path) -> list[Finding]:
+    return list(handlers.examine(chosen, handlers.load(chosen, [str(tmp_path)])))
 
 
 def test_the_handlers_of_a_real_app(settings: Any, tmp_path: Path) -> None:
     found = examined(settings, tmp_path, APP)
-    assert levels(found) == [Level.WARNING, Level.WARNING]
+    assert levels(found) == [Level.WARNING] * 2
     assert "timeout=0 (unlimited) on endless" in str(found[0])
+    assert "threads running after its import: Thread-1" in str(found[1])
 
 
 @pytest.mark.parametrize(
@@ -526,18 +545,63 @@ def test_an_app_that_takes_its_time_is_left_out(settings: Any, tmp_path: Path, m
     assert "took more than 1 s to import" in str(found[0])
 
 
+def test_what_forked_children_miss_of_an_app(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "myjobs.py").write_text(
+        "import ctypes, jobpool, sqlite3\nfrom logging.handlers import RotatingFileHandler, TimedRotatingFileHandler\n"
+        f"logs = TimedRotatingFileHandler({str(tmp_path / 'day.log')!r}), RotatingFileHandler('/dev/null')\n"
+        "libc = ctypes.CDLL(None)\n"
+        f"db = sqlite3.connect({str(tmp_path / 'orders.db')!r})\n"
+        "libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)\n"
+        "@jobpool.handler\ndef report(ctx): ...\n"
+    )
+    [_, rotating, native, cut] = looked_at(settings(apps="myjobs", workers=2), tmp_path)
+    assert levels([rotating, native, cut]) == [Level.WARNING] * 3
+    assert "day.log" in rotating.found
+    assert (native.mend, "orders.db" in cut.found) == ("set preload = false", True)
+    [_, well] = looked_at(settings(apps="myjobs", preload="false", workers=1), tmp_path)
+    assert levels([well]) == [Level.OK]
+
+
 def test_without_an_app_the_handlers_are_not_looked_at(settings: Any) -> None:
-    found = list(handlers.examine(settings(), []))
+    found = list(handlers.examine(settings(), None))
     assert levels(found) == [Level.NOTE]
     assert "no app is named" in str(found[0])
-    assert levels(list(handlers.examine(settings(allowed_shell_commands="*"), []))) == [Level.NOTE, Level.WARNING]
+    assert levels(list(handlers.examine(settings(allowed_shell_commands="*"), None))) == [Level.NOTE, Level.WARNING]
 
 
 def test_an_app_with_listeners_alone_is_one_where_its_events_are_allowed(settings: Any, tmp_path: Path) -> None:
     (tmp_path / "myevents.py").write_text("import jobpool\n@jobpool.listener('paid')\ndef thank(ctx): ...\n")
-    found = list(handlers.examine(settings(apps="myevents", allowed_events="paid"), [str(tmp_path)]))
-    assert levels(found) == [Level.OK]
+    found = looked_at(settings(apps="myevents", allowed_events="paid"), tmp_path)
+    assert levels(found) == [Level.OK, Level.OK]
     assert "event" in str(found[0])
+
+
+# --- what nothing serves ----------------------------------------------------------------------------------------------
+
+
+def test_jobs_that_would_wait_where_nothing_serves_them(settings: Any, tmp_path: Path) -> None:
+    chosen = settings(queues="big", runtime_dir=str(tmp_path / "run"), dead_letter_queue="letters")
+    app = [HandlerInfo("report", queues=["reports"], schedules=["nightly"]), HandlerInfo("mail", queues=["mails"])]
+    with closing(open_backend(chosen.backend)) as backend:
+        for queue in ("big", "mails", "letters", "typo", "typo"):
+            backend.enqueue(JobDefinition("mail", queue=queue))
+
+    def told() -> list[tuple[Level, str]]:
+        return [(finding.level, finding.found) for finding in serving.examine(chosen, app)]
+
+    typo = (Level.WARNING, "2 jobs wait in queue 'typo'")
+    assert told() == [
+        (Level.NOTE, "jobs of report go to queue 'reports'"),
+        (Level.NOTE, "jobs of mail go to queue 'mails'"),
+        (Level.NOTE, "the app has schedules: nightly"),
+        (Level.WARNING, "1 job waits in queue 'mails'"),
+        typo,
+    ]
+    about = {"version": "1", "workers": 1, "since": 0.0, "scheduler": True, "queues": ("mails", "reports")}
+    directory = runtime_dir(chosen.runtime_dir)
+    register(directory, this_pool(name="other", backend=f"{chosen.backend}?timeout=3", directory=directory, **about))
+    assert told() == [typo]
+    levels(serving.examine(chosen, app))
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------
@@ -548,7 +612,7 @@ def test_everything_is_looked_at_also_while_the_broker_is_down(settings: Any) ->
     found = [finding.check for finding in examine(settings(backend=url, signing_key=KEY))]
     assert found == [
         *("signing-key", "settings", "ttl", "timeout", "retry", "crashes", "stop-grace"),
-        *("kernel", "open-files", "memory", "clock", "time-zone", "broker", "handlers"),
+        *("kernel", "open-files", "memory", "clock", "time-zone", "broker", "handlers", "serving"),
     ]
 
 

@@ -12,9 +12,9 @@ from click.testing import Result
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.message.masking import Masker
 from jobpool.telemetry.history.places import HistoryFile, HistoryTable
 from jobpool.telemetry.history.row import Attempt, encode, row_of
-from jobpool.telemetry.masking import Masker
 from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Histogram
 from jobpool.telemetry.metrics.rollup import HOUR, MINUTE, Row, key, minute_of
 
@@ -109,6 +109,7 @@ def test_the_setting_names_the_place_too(jobpool: Jobpool, tmp_path: Path) -> No
     ],
 )
 def test_bad_input_is_one_sentence(jobpool: Jobpool, words: tuple[str, ...], sentence: str) -> None:
+    assert jobpool("init", "--broker-only").exit_code == 0
     result = jobpool("history", *words)
     assert result.exit_code == 2
     assert sentence in result.stderr

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from jobpool.errors import ConfigurationError
-from jobpool.master.run import limits_of, unserved_limits
+from jobpool.master.run import limits_of
+from jobpool.master.serving import unserved_limits
 from jobpool.policy.limits import Limits
 from jobpool.settings import load
 
@@ -98,6 +99,8 @@ def test_a_limit_of_0_is_none() -> None:
 
 def test_a_limit_for_a_queue_that_is_not_served_is_told_and_does_no_harm() -> None:
     pool = load({"queues": "reports,mails", "rate_limits": "report=4"})
-    [said] = unserved_limits(pool)
+    [said] = unserved_limits(pool, pool.queue_names)
     assert said == "rate_limits limits queue 'report', which this pool does not serve; it serves 'reports', 'mails'"
-    assert not unserved_limits(load({"queues": "reports", "rate_limits": "reports=4"}))
+    pool = load({"rate_limits": "reports=4"})
+    assert not unserved_limits(pool, ["reports"])
+    assert not unserved_limits(pool, []), "which queues the app names is not known yet"

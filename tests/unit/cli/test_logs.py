@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import logging
 import os
+import struct
+import termios
 from collections.abc import Iterator
 from typing import TextIO
 
 import pytest
 from support.waiting import wait_until
 
-from jobpool.telemetry.logs import MAX_UNWRITTEN_BYTES, LineHandler, RateLimit, configure, fields_of
+from jobpool.telemetry.logs import JOB_LOG, MAX_UNWRITTEN_BYTES, LineHandler, RateLimit, configure, fields_of
 
 
 class Terminal(io.StringIO):
@@ -202,3 +205,53 @@ def test_a_stream_without_a_descriptor_stays_as_it_is(log: logging.Logger) -> No
     log.info("at once")
     assert handler.stream is stream
     assert stream.getvalue().endswith("at once\n")
+
+
+@pytest.mark.usefixtures("log")
+def test_a_handlers_line_begins_with_its_job_and_cannot_steer_or_forge() -> None:
+    stream = io.StringIO()
+    configure(stream=stream)
+    said = "\x1b[2Jred\n12:00:00.000 CRITICAL a message is dead"
+    logging.getLogger(JOB_LOG).info(said, extra={"fields": {"handler": "greet", "id": "ab", "left_out": 3}})
+    logging.getLogger(JOB_LOG).info("late", extra={"fields": {"slot": 3}})
+    first, second, third = stream.getvalue().splitlines()
+    assert first.endswith(" INFO     greet ab: \\u001b[2Jred")
+    assert second == "  12:00:00.000 CRITICAL a message is dead"
+    assert third.endswith(" INFO     slot 3: late")
+
+
+def test_the_close_sums_up_what_was_thinned_out(log: logging.Logger) -> None:
+    stream = io.StringIO()
+    handler = configure("info", "json", stream)
+    for _ in range(12):
+        log.info("dead", extra={"limit": "dead"})
+    handler.close()
+    last = json.loads(stream.getvalue().splitlines()[-1])
+    assert "left out" in last["event"]
+    assert (last["kind"], last["lines"]) == ("dead", 7)
+
+
+def test_a_status_is_cut_to_the_terminal_and_can_be_wiped() -> None:
+    here, there = os.openpty()
+    with os.fdopen(there, "w") as stream:
+        fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
+        handler = LineHandler(stream)
+        for text in ("x" * 100, "x" * 100, None, None):
+            handler.status(text)
+        shown = os.read(here, 1000)
+    os.close(here)
+    assert shown == b"\r\x1b[K" + b"x" * 19 + b"\r\x1b[K"
+
+
+def test_handlers_lines_leave_room_for_the_pools_own(log: logging.Logger, pipe: tuple[TextIO, TextIO]) -> None:
+    here, there = pipe
+    configure("info", "json", there).write_in_background()
+    for _ in range(MAX_UNWRITTEN_BYTES // 1000 + 100):
+        logging.getLogger(JOB_LOG).info("x" * 1000)
+    log.info("the pool's own")
+    lines = map(json.loads, here)
+    read = 0
+    while (entry := next(lines))["event"] == "x" * 1000:
+        read += 1
+    assert read * 1000 < MAX_UNWRITTEN_BYTES // 2 + 200_000
+    assert entry["event"] == "the pool's own"

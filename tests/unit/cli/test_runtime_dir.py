@@ -20,6 +20,7 @@ from jobpool.ops.runtime_dir import (
     note_path,
     register,
     runtime_dir,
+    serving,
     start_time,
     this_pool,
     unregister,
@@ -62,6 +63,31 @@ def test_pools_are_found_by_name_and_oldest_first(tmp_path: Path) -> None:
         register(tmp_path, pool)
     assert [pool.name for pool in discover(tmp_path)] == ["c", "b", "a"]
     assert discover(tmp_path, "a") == [pools[1]]
+
+
+def test_pools_of_one_broker_are_found_however_its_url_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for pool, same, others in (
+        ("redis://me:hush@db/0?timeout=5", ("redis://db/0", "redis://you@db/0"), ("redis://db/1", "redis://other/0")),
+        (
+            "sqlite:///x.db",
+            (f"sqlite:///{tmp_path}/x.db", f"sqlite:///{tmp_path}/link/x.db?timeout=1"),
+            ("sqlite:///y",),
+        ),
+    ):
+        path = register(tmp_path, replace(a_pool(tmp_path), backend=pool))
+        for url in (pool, *same):
+            assert [note.backend for note in serving(tmp_path, url)] == [pool], url
+        for url in others:
+            assert serving(tmp_path, url) == [], url
+        unregister(path)
+    made = this_pool(
+        name="a", version="1", queues=(), workers=1, since=1.0, backend="sqlite:///x.db", directory=tmp_path
+    )
+    assert made.backend == f"sqlite:///{tmp_path}/x.db", "its working directory is not everybody's"
 
 
 def test_a_dead_pools_note_and_board_are_cleaned_up(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from jobpool.broker.opening import open_backend
 from jobpool.cli.output import columns, table
 from jobpool.cli.top import cells, headline, screen
 from jobpool.cli.top import tell as tell_health
+from jobpool.message.masking import Masker
 from jobpool.message.printable import json_text, one_line, printable
 from jobpool.ops.health import Check, Health
 from jobpool.ops.runtime_dir import PoolFile
@@ -27,7 +28,6 @@ from jobpool.ops.top import PoolSample, SlotRow
 from jobpool.telemetry.history.places import HistoryFile
 from jobpool.telemetry.history.row import Attempt, encode, row_of
 from jobpool.telemetry.logs import configure
-from jobpool.telemetry.masking import Masker
 from jobpool.telemetry.metrics.pages import text_page
 
 Jobpool = Callable[..., Result]
@@ -124,7 +124,9 @@ def test_markup_of_others_is_inert_in_a_table_on_a_terminal(monkeypatch: pytest.
 
 def test_top_and_health_are_safe(capsys: pytest.CaptureFixture[str]) -> None:
     pool = PoolFile(HOSTILE, 1, 1, "", HOSTILE, "1", (HOSTILE,), 1, HOSTILE, "", 0.0)
-    row = SlotRow(0, 1, "busy", HOSTILE, HOSTILE, HOSTILE, 1, 1.0, None, 0.5, HOSTILE, 1, 0.1, 1, 1, 1, False, HOSTILE)
+    row = SlotRow(
+        0, 1, "busy", HOSTILE, HOSTILE, HOSTILE, 1, 1.0, None, 0.5, HOSTILE, 1, 0.1, 1, 1, 1, False, HOSTILE, HOSTILE
+    )
     sample = PoolSample(pool, None, (row,), None, 0.0, 0.0, HOSTILE)
     assert is_safe(headline(sample))
     for shown in (row, replace(row, state="idle", progress=0.0, progress_text="")):

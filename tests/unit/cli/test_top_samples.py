@@ -30,7 +30,8 @@ def test_a_busy_slot_shows_its_job(tmp_path: Path) -> None:
     assert (busy.state, busy.handler, busy.queue, busy.attempt) == ("busy", "render", "reports", 2)
     assert (busy.age, busy.left, busy.progress, busy.restarts) == (3.0, 57.0, 0.4, 1)
     assert cells(busy) == [
-        *("0", str(os.getpid()), "busy", "render", "0123456789abcdef", "reports", "2", "3.0s", "57s", "50M", "98"),
+        *("0", str(os.getpid()), "busy", "render", "nightly", "0123456789abcdef", "reports", "2", "3.0s", "57s"),
+        *("50M", "98"),
         *("0", "0", "1", "40% rendering"),
     ]
 
@@ -132,6 +133,24 @@ def test_it_fits_every_window(tmp_path: Path, width: int, height: int) -> None:
     assert max(map(len, lines)) <= width
     assert ("more slots" in text) is (height < 30)
     assert all(title in text for title in ("SLOT", "STATE", "HANDLER", "AGE"))
+
+
+@pytest.mark.parametrize("ident", ["0123456789abcdef", "0198f1c2-6a0b-7c3d-8e4f-1234567890ab"])
+def test_eighty_columns_show_name_and_progress_and_an_id_whole_or_not_at_all(tmp_path: Path, ident: str) -> None:
+    _, board = publish(tmp_path)
+    with board:
+        board.slot(0).child.started(8, NOW - 3, NOW + 57, ident, "reports", "render", 2, "nightly")
+        board.slot(0).child.progress(0.4, "rendering")
+        pools = sample(tmp_path)
+    for width in range(40, 200):
+        row = next(line for line in shown(pools, width).splitlines() if line.startswith("   0 "))
+        assert ident in row or ident[:4] not in row, width
+        assert len(row.rstrip()) <= width
+        if width >= 80:
+            assert "render" in row, width
+            assert "nightly" in row, width
+            assert "40% rendering" in row, width
+    assert ident in row
 
 
 def test_no_pool_is_said_so() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -66,10 +67,20 @@ def test_an_unknown_scheme_names_the_known_ones() -> None:
         open_backend("nosuch://localhost")
 
 
-@pytest.mark.parametrize("url", ["", "jobpool.db", "/var/lib/jobpool.db", "sqlite:jobpool.db", "://"])
-def test_what_is_no_url_says_how_to_write_one(url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"is no URL: write scheme://"):
+@pytest.mark.parametrize(
+    ("url", "mend"),
+    [
+        *((url, "write scheme://…, with one of beanstalk://") for url in ("", "sqlite:jobpool.db", "://", "redis")),
+        ("jobpool.db", "did you mean 'sqlite:///jobpool.db'?"),
+        ("./data/jobs", "did you mean 'sqlite:///data/jobs'?"),
+        ("/var/lib/jobpool.db", "did you mean 'sqlite:////var/lib/jobpool.db'?"),
+        ("me:hidden/jobpool.db", "write scheme://"),
+    ],
+)
+def test_what_is_no_url_says_how_to_write_one(url: str, mend: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f" is no URL: {mend}")) as refused:
         open_backend(url)
+    assert "hidden" not in str(refused.value)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Guards, Hold
 from jobpool.message.outcome import ExecutionResult, Status
-from jobpool.testing import POINTS, BrokerDown, Crash, Fault, LoseLease, Point, Timeout, VirtualPool
+from jobpool.testing import POINTS, BrokerDown, Crash, Fault, LoseLease, Point, Timeout, VirtualPool, context
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -459,6 +460,26 @@ def test_the_pool_does_not_know_of_it() -> None:
     assert ran.stdout.strip() == "False"
 
 
+def test_its_fixture_costs_a_run_of_pytest_nothing() -> None:
+    program = "import sys, jobpool.testing.plugin; print([name for name in sys.modules if name.startswith('jobpool.')])"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    loaded = ast.literal_eval(ran.stdout)
+    assert "jobpool.testing.pool" not in loaded
+    assert not any(name.startswith(("jobpool.master", "jobpool.policy", "jobpool.child")) for name in loaded), loaded
+
+
+def test_a_context_keeps_what_the_handler_said() -> None:
+    ctx = context({"order": "17"}, handler="charge", queue="orders", attempt=3, max_retries=5, meta={"by": "me"})
+    told = (ctx.handler, ctx.name, ctx.queue, ctx.attempt, ctx.max_retries, ctx.payload, ctx.meta, ctx.fence)
+    assert told == ("charge", "charge", "orders", 3, 5, {"order": "17"}, {"by": "me"}, 1)
+    ctx.progress(2, "done")
+    assert ctx.reports == [(1.0, "done")]
+    ident = ctx.enqueue("mail", {"order": "17"})
+    assert [(job.identifier, job.handler, job.payload) for job in ctx.enqueued] == [(ident, "mail", {"order": "17"})]
+    ctx.ack("connection")
+    assert ctx.acks == ["connection"]
+
+
 def _blocks() -> dict[str, str]:
     """The files of the page's example, by name."""
     page = (ROOT / "docs" / "testing.md").read_text("utf-8")
@@ -485,16 +506,16 @@ def run_pytest(folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_example_of_the_page_passes(tmp_path: Path) -> None:
     files = _blocks()
-    assert sorted(files) == ["conftest.py", "shop.py", "test_shop.py"]
+    assert sorted(files) == ["conftest.py", "shop.py", "test_charge.py", "test_shop.py"]
     for name, text in files.items():
         (tmp_path / name).write_text(text, "utf-8")
     ran = run_pytest(tmp_path)
     assert ran.returncode == 0, ran.stdout
-    assert f"{files['test_shop.py'].count('def test_') + len(POINTS) - 1} passed" in ran.stdout
+    written = "".join(files.values()).count("def test_")
+    assert f"{written + len(POINTS) - 1} passed" in ran.stdout
 
 
 def test_the_fixture_fails_a_test_whose_fault_never_happened(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text('pytest_plugins = ["jobpool.testing.plugin"]\n')
     (tmp_path / "test_it.py").write_text(
         "from jobpool.testing import Crash\n\n\n"
         "def test_it(virtual_pool):\n    virtual_pool.inject(Crash(), at='in_handler')\n"

@@ -186,13 +186,25 @@ def test_the_last_failure_makes_a_dead_letter_and_one_critical_line(
     assert "no paper" in line
 
 
+def test_a_handlers_own_back_off_wins_over_the_workers(backend: MemoryBackend, registry: HandlerRegistry) -> None:
+    @registry.handler("report", max_retries=3, backoff="fixed base=1m")
+    def build(_ctx: JobContext) -> None:
+        raise RuntimeError("no paper")
+
+    ident = put(backend, "report")
+    QueueWorker(backend, registry, retry=RetryPolicy("fixed", base=5)).process_once("reports")
+    message = backend.inspect(ident)
+    assert message is not None
+    assert message.available_at - backend.clock.wall() == pytest.approx(60, abs=2)
+
+
 @pytest.mark.parametrize(
     ("raised", "status", "state"),
     [
         pytest.param(Unrecoverable("no such customer"), Status.DEAD_LETTERED, State.DEAD, id="Unrecoverable"),
         pytest.param(Retry(after=60), Status.REQUEUED, State.DELAYED, id="Retry"),
         pytest.param(Snooze(after=60), Status.RELEASED, State.DELAYED, id="Snooze"),
-        pytest.param(SystemExit(3), Status.REQUEUED, State.WAITING, id="SystemExit"),
+        pytest.param(SystemExit(3), Status.REQUEUED, State.DELAYED, id="SystemExit"),
     ],
 )
 def test_what_a_handler_raises_on_purpose(
@@ -304,7 +316,7 @@ def test_follow_ups_are_enqueued_with_the_ack(backend: MemoryBackend, registry: 
             raise RuntimeError("after the enqueue")
 
     put(backend, "report", max_retries=1)
-    worker = QueueWorker(backend, registry)
+    worker = QueueWorker(backend, registry, retry=RetryPolicy("none"))
     worker.process_once("reports")
     assert backend.stats("mails").waiting == 0
     worker.process_once("reports")

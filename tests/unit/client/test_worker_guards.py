@@ -18,6 +18,7 @@ from jobpool.message.guards import Begun, Guards, Hold
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Status
 from jobpool.policy.limits import Limits
+from jobpool.policy.retry import RetryPolicy
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.memory.keys import MemoryKeys
 
@@ -36,7 +37,7 @@ class Bench:
         self.held: list[str] = []
         registry = HandlerRegistry()
         registry.handler("report", max_retries=3)(self._handle)
-        self.worker = QueueWorker(self.backend, registry, limits=limits)
+        self.worker = QueueWorker(self.backend, registry, limits=limits, retry=RetryPolicy("none"))
 
     def _handle(self, _ctx: JobContext) -> None:
         self.runs += 1

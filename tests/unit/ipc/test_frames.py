@@ -42,7 +42,7 @@ ONE_OF_EACH: list[Frame] = [
     Reply(["id1", "id2"]),
     Reply(["id1"], packed=[{"id": "id1", "body": "{}"}]),
     Reply([], "InvalidJob", "queue name '' is refused"),
-    Loaded([HandlerInfo("a"), HandlerInfo("b", 3, 1.5, True)], False, ["poller"], 0.5),
+    Loaded([HandlerInfo("a"), HandlerInfo("b", 3, 1.5, True, backoff="fixed")], False, ["poller"], 0.5),
     LoadFailed("myapp does not import: SyntaxError", "Traceback ..."),
     Spawn(child=5, slot=3),
     Spawned(child=5, pid=4242),

@@ -8,7 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from jobpool.ipc.scheduler_process import FIRED_AT_ONCE, READY, SchedulerProcess, say, say_fired
+from jobpool.ipc.fork_client import OutputLines
+from jobpool.ipc.frames import SAID_AT_ONCE
+from jobpool.ipc.scheduler_process import FIRED_AT_ONCE, MAX_RECORD_BYTES, READY, SchedulerProcess, say, say_fired
 
 
 class Line:
@@ -18,10 +20,13 @@ class Line:
         here, self.there = os.pipe()
         for end in (here, self.there):
             os.set_blocking(end, False)
-        self.process = SchedulerProcess(cast(Any, type("Process", (), {"pid": 7})), os.dup(here), here)
+        self.output = OutputLines(MAX_RECORD_BYTES)
+        process = cast(Any, type("Process", (), {"pid": 7}))
+        self.process = SchedulerProcess(process, os.dup(here), here, self.output)
 
     def close(self) -> None:
         os.close(self.there)
+        self.output.hand_over()
         self.process.close()
 
 
@@ -60,3 +65,17 @@ def test_a_master_that_stands_still_keeps_no_scheduler_waiting(line: Line) -> No
     line.process.hear()
     assert len(line.process.fired) % FIRED_AT_ONCE == 0
     assert line.process.fired[:FIRED_AT_ONCE] == late
+
+
+def test_the_lines_that_it_prints_are_bounded(line: Line) -> None:
+    def read(text: bytes) -> list[str]:
+        os.write(line.output.writing, text)
+        return line.output.read()
+
+    assert read(b"one\ntw") == ["one"]
+    assert read(b"o\n\n  \n" + b"x" * 50_000 + b"\n") == ["two", "x" * MAX_RECORD_BYTES]
+    *shown, left_out = read(b"flood\n" * 5_000)
+    assert set(shown) == {"flood"}
+    assert SAID_AT_ONCE - 10 < len(shown) < SAID_AT_ONCE + 10
+    assert left_out == f"[… {5_000 - len(shown)} lines left out …]"
+    assert not line.output.ended

@@ -166,7 +166,7 @@ def test_the_life_of_a_child_as_it_is_read(board: Scoreboard) -> None:
     assert (child.read().state, child.read().since) == (ChildState.IDLE, 2.0)
     child.took(7, 3.0)
     assert (child.nonce, child.read().state, child.read().ident) == (7, ChildState.BUSY, "")
-    child.started(7, 3.5, 13.5, "0123456789abcdef", "reports", "render", 2)
+    child.started(7, 3.5, 13.5, "0123456789abcdef", "reports", "render", 2, "nightly")
     child.progress(0.4, "rendering")
     view = child.read()
     assert view == ChildView(
@@ -182,6 +182,7 @@ def test_the_life_of_a_child_as_it_is_read(board: Scoreboard) -> None:
         ident="0123456789abcdef",
         queue="reports",
         handler="render",
+        name="nightly",
         progress=0.4,
         progress_text="rendering",
         torn=False,

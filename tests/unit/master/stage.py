@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TypeVar
 
-from jobpool.ipc.frames import Exited, HandlerInfo, Result
+from jobpool.ipc.frames import Exited, HandlerInfo, Loaded, Result
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -24,7 +24,12 @@ from jobpool.settings import Settings
 
 A = TypeVar("A")
 
-HANDLERS = [HandlerInfo("report"), HandlerInfo("slow", timeout=10.0), HandlerInfo("stubborn", max_retries=2)]
+HANDLERS = [
+    HandlerInfo("report"),
+    HandlerInfo("slow", timeout=10.0),
+    HandlerInfo("stubborn", max_retries=2),
+    HandlerInfo("patient", max_retries=2, backoff="fixed base=1m"),
+]
 
 
 class Stage:
@@ -71,7 +76,7 @@ class Stage:
     # --- what happens -------------------------------------------------------------------------------
 
     def load(self, generation: int = 1, handlers: list[HandlerInfo] = HANDLERS) -> list[act.Action]:
-        return self.tell(ev.AppLoaded(generation, handlers, True, [], 0.1))
+        return self.tell(ev.AppLoaded(generation, Loaded(handlers)))
 
     def boot(self) -> Stage:
         """Bring up every child that was asked for."""

@@ -16,6 +16,7 @@ from support.jobs import a_job
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.broker.values import ReapPolicy, State
+from jobpool.ipc.frames import Loaded
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
 from jobpool.master.fetch_thread import FetchThread
@@ -60,7 +61,7 @@ class Silent:
     def publish(self, *args: object, **more: object) -> None:
         pass
 
-    def log_notes(self, pool: Pool) -> None:
+    def write_log(self, pool: Pool) -> None:
         pool.notes.clear()
 
 
@@ -126,7 +127,7 @@ def test_what_the_lease_thread_brings_at_the_very_end_of_a_stop_is_given_back() 
         backend.enqueue(a_job())
         [lease] = backend.fetch_many("reports", limit=1)
         pool, inbox = Pool(SETTINGS, now=backend.clock.mono()), Inbox()
-        apply(pool, ev.AppLoaded(1, HANDLERS, True, [], 0.1), pool.now)
+        apply(pool, ev.AppLoaded(1, Loaded(HANDLERS)), pool.now)
         pool.stop("stopping")
         fetch_thread = LastLease(inbox, ev.Leased([Inspected(lease, None)]))
         master = a_master(pool, backend, inbox, fetch_thread)
@@ -140,7 +141,7 @@ def test_what_the_lease_thread_brings_at_the_very_end_of_a_stop_is_given_back() 
 def test_a_stop_does_not_wait_for_a_lease_thread_that_sleeps_in_the_backend() -> None:
     backend, inbox = Sleepy(), Inbox()
     pool = Pool(SETTINGS, now=backend.clock.mono())
-    apply(pool, ev.AppLoaded(1, HANDLERS, True, [], 0.1), pool.now)
+    apply(pool, ev.AppLoaded(1, Loaded(HANDLERS)), pool.now)
     fetch_thread = FetchThread(backend, SETTINGS.queues, 30.0, Inspector(EnvelopeSigner(), {}), inbox)
     fetch_thread.want(1)
     master = a_master(pool, backend, inbox, fetch_thread)

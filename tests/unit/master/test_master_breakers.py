@@ -20,10 +20,9 @@ def inbox() -> Iterator[Inbox]:
     opened.close()
 
 
-def made(queues: list[str], settings: BreakerSettings, inbox: Inbox) -> Breakers:
+def made(settings: BreakerSettings, inbox: Inbox) -> Breakers:
     """Breakers that tell the loop, as the fetch thread's do."""
     return Breakers(
-        queues,
         settings,
         opened=lambda *what: inbox.put(ev.BreakerOpened(*what)),
         closed=lambda queue: inbox.put(ev.BreakerClosed(queue)),
@@ -36,7 +35,7 @@ def fail(breakers: Breakers, queue: str, times: int, now: float) -> None:
 
 
 def test_a_queue_that_fails_is_left_alone_and_the_others_are_not(inbox: Inbox) -> None:
-    breakers = made(["a", "b"], BreakerSettings(), inbox)
+    breakers = made(BreakerSettings(), inbox)
     fail(breakers, "a", 5, now=0.0)
     assert not breakers.allow("a", 0.0)
     assert breakers.wait("a", 0.0) == 2.0
@@ -45,7 +44,7 @@ def test_a_queue_that_fails_is_left_alone_and_the_others_are_not(inbox: Inbox) -
 
 
 def test_the_loop_is_told_once_when_it_opens_and_once_when_it_closes(inbox: Inbox) -> None:
-    breakers = made(["a"], BreakerSettings(threshold=2, cooldown=1.0), inbox)
+    breakers = made(BreakerSettings(threshold=2, cooldown=1.0), inbox)
     fail(breakers, "a", 2, now=0.0)
     assert breakers.allow("a", 1.0)
     fail(breakers, "a", 1, now=1.0)
@@ -56,7 +55,7 @@ def test_the_loop_is_told_once_when_it_opens_and_once_when_it_closes(inbox: Inbo
 
 
 def test_a_good_answer_about_the_queue_lets_the_probe_through(inbox: Inbox) -> None:
-    breakers = made(["a", "b"], BreakerSettings(), inbox)
+    breakers = made(BreakerSettings(), inbox)
     fail(breakers, "a", 5, now=0.0)
     breakers.answered(["b"], 0.1)
     assert not breakers.allow("a", 0.1)
@@ -65,7 +64,7 @@ def test_a_good_answer_about_the_queue_lets_the_probe_through(inbox: Inbox) -> N
 
 
 def test_a_threshold_of_nothing_is_no_breaker(inbox: Inbox) -> None:
-    breakers = made(["a"], BreakerSettings(threshold=0), inbox)
+    breakers = made(BreakerSettings(threshold=0), inbox)
     fail(breakers, "a", 100, now=0.0)
     breakers.succeeded("a", 0.0)
     assert breakers.allow("a", 0.0)
@@ -74,7 +73,7 @@ def test_a_threshold_of_nothing_is_no_breaker(inbox: Inbox) -> None:
 
 def test_settings_that_cannot_work_are_refused_at_once(inbox: Inbox) -> None:
     with pytest.raises(ConfigurationError, match="longest cooldown"):
-        made(["a"], BreakerSettings(cooldown=5.0, max_cooldown=1.0), inbox)
+        made(BreakerSettings(cooldown=5.0, max_cooldown=1.0), inbox)
 
 
 def test_what_is_open_can_be_read_and_is_logged() -> None:

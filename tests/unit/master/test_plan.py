@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from stage import HANDLERS, Stage, of
 
-from jobpool.broker.values import QueueStats
-from jobpool.ipc.frames import Ask, HandlerInfo
+from jobpool.broker.values import Capabilities, QueueStats
+from jobpool.ipc.frames import Ask, HandlerInfo, Loaded
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -65,7 +65,7 @@ class TestBoot:
 
     def test_an_app_with_transactions_is_served_where_the_backend_can(self) -> None:
         stage = Stage()
-        stage.pool.acks_in_transaction = True
+        stage.pool.can = Capabilities(transactions=True)
         stage.tell()
         stage.load(handlers=[HandlerInfo("transfer", ack_in_transaction=True), HandlerInfo("report")])
         stage.make_ready()
@@ -304,6 +304,8 @@ class TestHandingOut:
         [settlement] = stage.verdicts()
         assert isinstance(settlement, Release)
         assert settlement.delay > 0
+        [note] = [note for note in stage.pool.notes if note.event.startswith("no such handler here")]
+        assert (note.fields["handler"], note.fields["waits"]) == ("nobody", "10m")
 
     def test_what_was_rejected_is_never_handed_over(self) -> None:
         stage = Stage().boot()
@@ -323,7 +325,15 @@ class TestResults:
         stage = Stage(workers=1).boot()
         stage.lease("stubborn")
         stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
-        assert stage.verdicts() == [Nack(0.0, "boom")]
+        [nack] = stage.verdicts()
+        assert isinstance(nack, Nack)
+        assert 0.85 <= nack.delay <= 1.15, "the pool's default: after 1 s"
+
+    def test_the_handlers_own_back_off_wins_over_the_pools(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("patient")
+        stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
+        assert stage.verdicts() == [Nack(60.0, "boom")]
 
     def test_an_answer_of_a_former_attempt_is_ignored(self) -> None:
         stage = Stage(workers=1).boot()
@@ -471,6 +481,17 @@ class TestTimeouts:
             "Job 'slow' exceeded maximum execution time of 10 seconds.",
         )
         assert settlement.cause == Death("timeout", "the pool: timeout").to_text()
+
+    def test_one_that_waits_in_c_without_cpu_says_what_it_looks_like(self) -> None:
+        for at, cpu, said in ((5.0, 0.0, True), (5.0, 0.9, False), (1.0, 0.0, False)):
+            stage = Stage(workers=1).boot()
+            stage.lease("slow")
+            [slot] = stage.busy
+            stage.after(at)
+            stage.tell(ev.Sampled([(slot.child, 101, cpu)], stage.now))
+            stage.after(11.0 - at)
+            stage.after(DUMP_BEFORE_KILL_S + 0.001)
+            assert ("preload = false" in slot.ending_text) is said, (at, cpu)
 
     def test_a_loop_that_comes_late_still_asks_for_the_stack_before_it_kills(self) -> None:
         stage = Stage(workers=1).boot()
@@ -745,7 +766,7 @@ class TestReload:
         stage = Stage(workers=1).boot()
         stage.tell(ev.SignalCame(signal.SIGHUP))
         stage.tell(ev.SignalCame(signal.SIGHUP))
-        stage.tell(*(ev.AppLoaded(generation, HANDLERS, True, [], 0.1) for generation in (3, 2)))
+        stage.tell(*(ev.AppLoaded(generation, Loaded(HANDLERS)) for generation in (3, 2)))
         assert stage.pool.generation == 3
         assert 2 in {action.generation for action in of(stage.log, act.EndForkServer)}
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiers import examples
 
-from jobpool.telemetry.masking import DEEPEST, MASK, TOO_DEEP, Masker
+from jobpool.message.masking import DEEPEST, MASK, TOO_DEEP, Masker
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N"
 PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{'MIIEow-IBAAKC+/=' * 4}\n-----END RSA PRIVATE KEY-----"

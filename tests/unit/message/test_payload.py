@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
 import enum
+import pathlib
+import uuid
 from collections import OrderedDict, namedtuple
 from typing import Any
 
 import orjson
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +42,47 @@ def inside_itself() -> list[Any]:
     loop: list[Any] = []
     loop.append(loop)
     return loop
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Line:
+    day: datetime.date
+    tags: frozenset[str] = frozenset()
+    colour: Colour = Colour.RED
+    shown: str = dataclasses.field(init=False, default="not sent: it is no argument")
+
+
+class Model(pydantic.BaseModel):
+    key: uuid.UUID
+    amount: decimal.Decimal = pydantic.Field(alias="Amount")
+
+
+DAY = datetime.date(2026, 1, 31)
+NOON = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC)
+KEY = uuid.UUID(int=7)
+
+TYPED = [
+    (DAY, "2026-01-31"),
+    (NOON, "2026-01-31T12:00:00+00:00"),
+    (datetime.time(6, 30), "06:30:00"),
+    (KEY, "00000000-0000-0000-0000-000000000007"),
+    (pathlib.PurePosixPath("/srv/a b"), "/srv/a b"),
+    (decimal.Decimal("1.50"), "1.50"),
+    (Colour.RED, "red"),
+    (Line(DAY, frozenset({"a"})), {"day": "2026-01-31", "tags": ["a"], "colour": "red"}),
+    (Model(key=KEY, Amount=decimal.Decimal("1.50")), {"key": str(KEY), "Amount": "1.50"}),
+]
+
+
+def test_what_annotations_read_from_json_can_be_given_at_any_depth() -> None:
+    for value, plain in TYPED:
+        assert check_payload(value) == plain, value
+        assert check_payload({"a": [(value,)]}) == {"a": [[plain]]}, value
+    assert check_payload({"line": Line(DAY)})["line"]["tags"] == []
 
 
 @given(json_values)
@@ -111,8 +156,9 @@ def test_relatives_of_json_types_become_the_plain_type(value: Any, plain: Any) -
         pytest.param([SMALLEST_INT - 1], r"payload\[0\]: the integer is beyond 64 bits", id="integer too small"),
         pytest.param({"tags": {"a"}}, r"payload\.tags: JSON has no set", id="set"),
         pytest.param({"raw": b"x"}, r"payload\.raw: JSON has no bytes", id="bytes"),
-        pytest.param([datetime.date(2026, 1, 1)], r"payload\[0\]: JSON has no date", id="date"),
-        pytest.param([decimal.Decimal(1)], r"payload\[0\]: JSON has no Decimal", id="decimal"),
+        pytest.param([datetime.timedelta(1)], r"payload\[0\]: JSON has no timedelta", id="time span"),
+        pytest.param([decimal.Decimal("nan")], r"payload\[0\]: Decimal\('NaN'\) is not a number", id="decimal nan"),
+        pytest.param({"a": Line}, r"payload\.a: JSON has no classes, such as Line", id="a class, not a member"),
         pytest.param([object()], r"payload\[0\]: JSON has no object", id="object"),
         pytest.param({"a": {7: 1}}, r"payload\.a\[7\]: the key 7 is a int; JSON keys are strings", id="key"),
         pytest.param({"a b": {"c": {1}}}, r"payload\['a b'\]\.c: JSON has no set", id="odd key in the path"),

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import LONGEST
-from jobpool.policy.retry import PRESETS, RetryPolicy
+from jobpool.policy.retry import RetryPolicy
+from jobpool.settings import Settings
 
 
 def exponential(base: float, **changes: Any) -> RetryPolicy:
@@ -195,7 +196,14 @@ def test_retries_come_after_the_first_attempt() -> None:
 def test_the_default_policy_makes_one_attempt_unless_asked() -> None:
     assert RetryPolicy().budget(None) == 1
     assert RetryPolicy().budget(2) == 3
-    assert RetryPolicy() == PRESETS["none"]
+    assert RetryPolicy() == RetryPolicy("exponential", 1.0, 2.0, 300.0, 0.15) == Settings().retry
+
+
+def test_the_default_policy_spaces_the_retries_that_are_asked_for() -> None:
+    delays = [RetryPolicy(seed=7).delay(retry) for retry in range(1, 12)]
+    plain = [min(300.0, 2.0**retry) for retry in range(11)]
+    assert all(0.85 * wait <= delay <= 1.15 * wait for delay, wait in zip(delays, plain, strict=True)), delays
+    assert max(delays) <= 300
 
 
 def test_the_exponential_preset() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "scripts"
-COMMANDS = [SCRIPTS / name for name in ("setup", "check", "fix", "test", "demo", "bench", "services", "soak")]
+COMMANDS = [SCRIPTS / name for name in ("setup", "check", "fix", "test", "demo", "bench", "services", "site", "soak")]
 
 
 @pytest.mark.parametrize("path", [*COMMANDS, ROOT / ".ci" / "run"], ids=lambda path: path.name)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from jobpool.errors import ConfigurationError
 from jobpool.message.capped_text import DEFAULT_CAP, cap_text
 from jobpool.message.death import Death
+from jobpool.message.masking import MASK, Masker
 from jobpool.message.setting_types import History, parse_history
 from jobpool.telemetry.history.places import check_place
 from jobpool.telemetry.history.row import FIELDS, LARGEST, UNNAMED, Attempt, decode, encode, log_name, row_of, shortened
 from jobpool.telemetry.history.writer import Feed
-from jobpool.telemetry.masking import MASK, Masker
 
 MASKER = Masker()
 

@@ -12,11 +12,11 @@ import pytest
 from support.waiting import wait_until
 
 from jobpool.broker.opening import open_backend
+from jobpool.message.masking import Masker
 from jobpool.telemetry.history import writer as module
 from jobpool.telemetry.history.places import HistoryFile, HistoryTable, Line, Place
 from jobpool.telemetry.history.row import Attempt
 from jobpool.telemetry.history.writer import Writer
-from jobpool.telemetry.masking import Masker
 
 
 class Gathered:

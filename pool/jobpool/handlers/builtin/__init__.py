@@ -15,7 +15,8 @@ from importlib import import_module
 from typing import Any
 
 from jobpool.errors import JobpoolError, Unrecoverable
-from jobpool.handlers.handler import AnyHandler, Handler, check_shape, place_of
+from jobpool.handlers.binding import check_shape, place_of
+from jobpool.handlers.handler import AnyHandler, Handler
 from jobpool.message.allowances import Allowances
 
 Function = Callable[..., Any]

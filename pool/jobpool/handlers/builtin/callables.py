@@ -9,7 +9,7 @@ from typing import Any
 
 from jobpool.handlers.builtin import Failure, Kit, Refused, kind_of
 from jobpool.handlers.event_loop import awaited
-from jobpool.handlers.handler import Handler, PayloadMismatch
+from jobpool.handlers.handler import Handler
 from jobpool.message.context import JobContext
 
 _FIELDS = ("callable", "args", "kwargs")
@@ -28,7 +28,7 @@ def make(kit: Kit) -> Callable[[JobContext], Any]:
         try:
             inspect.signature(function).bind(*args, **kwargs)
         except TypeError as error:
-            raise PayloadMismatch(f"the payload does not fit callable {name!r}: {error}") from None
+            raise Failure(f"the payload does not fit callable {name!r}: {error}") from None
         except ValueError:
             pass  # a builtin that does not tell
         return awaited(function(*args, **kwargs))

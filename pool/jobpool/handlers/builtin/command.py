@@ -14,10 +14,10 @@ from inspect import Parameter
 from typing import Any, TypeVar
 
 from jobpool.errors import ConfigurationError
+from jobpool.handlers.binding import FILLED_BY_NAME, hints_of, parameters_of, place_of
 from jobpool.handlers.builtin import Kit, Refused, Registered, kind_of, split_words
 from jobpool.handlers.conversion import Convert, Mismatch, converter
 from jobpool.handlers.event_loop import awaited
-from jobpool.handlers.handler import FILLED_BY_NAME, hints_of, parameters_of, place_of
 from jobpool.message.context import JobContext
 from jobpool.message.names import LONGEST_NAME, is_name
 

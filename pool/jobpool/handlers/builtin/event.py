@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from jobpool.errors import Retry, Snooze
+from jobpool.handlers.binding import bind
 from jobpool.handlers.builtin import Failure, Kit, Refused, Registered, kind_of
 from jobpool.handlers.ending import below_ours
-from jobpool.handlers.handler import bind
 from jobpool.message.context import JobContext
 from jobpool.message.names import check_name
 

@@ -7,28 +7,39 @@ settings (`QueueBackend.diagnose`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from jobpool.broker.config_file import ConfigFile
 from jobpool.broker.finding import Finding, Level
-from jobpool.ops.doctor import broker, configuration, handlers, machine
+from jobpool.ipc.frames import Loaded
+from jobpool.master.serving import named_queues
+from jobpool.ops.doctor import broker, configuration, handlers, machine, serving
 from jobpool.settings import Settings
 
 
 def examine(
     settings: Settings, *, sys_path: Iterable[str | Path] = (), config: ConfigFile | None = None
 ) -> Iterator[Finding]:
-    """Yield every finding, as soon as it is known. Nothing raises: a failed question is a finding itself.
+    """Yield every finding. Nothing raises: a failed question is a finding itself.
 
     Apps are looked for in `sys_path`, besides the working directory. `config` is the file that applies. Blocks for a
     few calls to the broker, and for up to `handlers.PATIENCE` seconds while the app is imported.
     """
+    app = handlers.load(settings, [str(path) for path in sys_path])
+    infos = app.handlers if isinstance(app, Loaded) else []
+    if infos and not settings.queues:
+        settings = replace(settings, queues=tuple((queue, 1.0) for queue in named_queues(infos)))
     yield from configuration.judge(settings)
     if config is not None:
         yield from configuration.judge_file(config)
     yield from machine.judge(settings)
-    yield from broker.examine(settings)
-    yield from handlers.examine(settings, [str(path) for path in sys_path])
+    answers = True
+    for finding in broker.examine(settings):
+        answers = answers and not (finding.check == "broker" and finding.is_bad)
+        yield finding
+    yield from handlers.examine(settings, app)
+    yield from serving.examine(settings, infos, asks=answers)
 
 
 def is_well(findings: Iterable[Finding], *, strict: bool = False) -> bool:

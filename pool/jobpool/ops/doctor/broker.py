@@ -8,7 +8,7 @@ from contextlib import closing
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding, Level
-from jobpool.broker.opening import open_backend, redact
+from jobpool.broker.opening import missing_database, open_backend, redact
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.master.run import queues_of, unmet
 from jobpool.settings import Settings
@@ -24,6 +24,10 @@ SKEW_BAD = 5.0  # seconds between two clocks: from these on a warning, and a pro
 def examine(settings: Settings) -> Iterator[Finding]:
     """Yield every finding about the broker; no answer is a finding too."""
     try:
+        if missing := missing_database(settings.backend):
+            told = f"{missing.partition(':')[0]}, so it was not looked at: `jobpool init --broker-only` makes it"
+            yield Finding("broker", Level.NOTE, told)
+            return
         with closing(open_backend(settings.backend)) as backend:
             yield from _ask(backend, settings)
     except JobpoolError as error:

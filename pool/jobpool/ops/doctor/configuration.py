@@ -10,7 +10,7 @@ from jobpool.broker.config_file import ConfigFile
 from jobpool.broker.finding import Finding, Level
 from jobpool.broker.opening import LOCAL, judge_key_file, redact, scheme_of
 from jobpool.errors import ConfigurationError
-from jobpool.master.run import unserved_limits
+from jobpool.master.serving import unserved_limits
 from jobpool.policy.retry import RetryPolicy
 from jobpool.settings import Settings
 
@@ -51,7 +51,8 @@ def judge_file(config: ConfigFile) -> Iterator[Finding]:
 def judge_fit(settings: Settings) -> Iterator[Finding]:
     """Judge limits of queues that the pool does not serve."""
     why, mend = "it limits nothing here", "correct the name, or leave it to the pool that serves the queue"
-    unserved = [Finding("settings", Level.WARNING, told, why, mend) for told in unserved_limits(settings)]
+    limits = unserved_limits(settings, settings.queue_names)
+    unserved = [Finding("settings", Level.WARNING, told, why, mend) for told in limits]
     yield from unserved or [Finding("settings", Level.OK, "the settings fit together")]
 
 
@@ -110,27 +111,27 @@ def judge_ttl(ttl: float, url: str) -> Finding:
         patience = float(dict(parse_qsl(url.partition("?")[2])).get("timeout", USUAL_PATIENCE))
     except ValueError:  # the check of the broker says so
         patience = USUAL_PATIENCE
-    limit = f"a call to the broker may take {patience:g} s"
+    limit = f"a call to the broker may take {patience:.12g} s"
     if patience >= ttl * 2 / 3:
         why = "one renewal without an answer (they begin at a third of it) loses leases, and their jobs run twice"
-        mend = f"set ttl to {patience * 3:g} or more, or ?timeout= in backend to less than {ttl / 3:g}"
-        return Finding("ttl", Level.PROBLEM, f"ttl is {ttl:g} s, and {limit}", why, mend)
+        mend = f"set ttl to {patience * 3:.12g} or more, or ?timeout= in backend to less than {ttl / 3:.12g}"
+        return Finding("ttl", Level.PROBLEM, f"ttl is {ttl:.12g} s, and {limit}", why, mend)
     if ttl < SHORT_TTL:
         why = "a master that stands still for so long (a suspend, swapping) loses its leases, and their jobs run twice"
-        return Finding("ttl", Level.WARNING, f"ttl is {ttl:g} s", why, "set ttl to 30")
+        return Finding("ttl", Level.WARNING, f"ttl is {ttl:.12g} s", why, "set ttl to 30")
     if ttl > LONG_TTL:
         why = "after the death of a machine its jobs wait for so long until another pool gets them"
         mend = "set ttl to 30: leases are renewed, jobs may take longer"
-        return Finding("ttl", Level.WARNING, f"ttl is {ttl:g} s", why, mend)
-    return Finding("ttl", Level.OK, f"ttl is {ttl:g} s, and {limit}")
+        return Finding("ttl", Level.WARNING, f"ttl is {ttl:.12g} s", why, mend)
+    return Finding("ttl", Level.OK, f"ttl is {ttl:.12g} s, and {limit}")
 
 
 def judge_timeout(default_timeout: float, max_timeout: float) -> Finding:
     """Judge the timeout of jobs and handlers that name none."""
     if default_timeout:
-        return Finding("timeout", Level.OK, f"default_timeout is {default_timeout:g} s")
+        return Finding("timeout", Level.OK, f"default_timeout is {default_timeout:.12g} s")
     if max_timeout:
-        return Finding("timeout", Level.OK, f"max_timeout is {max_timeout:g} s")
+        return Finding("timeout", Level.OK, f"max_timeout is {max_timeout:.12g} s")
     why = "a handler that hangs holds its place, and its job, for ever"
     mend = "set default_timeout, and `timeout=0` on the handlers that need it"
     return Finding("timeout", Level.WARNING, "default_timeout is 0 (unlimited)", why, mend)
@@ -147,9 +148,9 @@ def judge_retries(retry: RetryPolicy) -> Finding:
         why = "no job is ever tried again, whatever it asks for"
         mend = "write attempts=2 or more, or attempts=0: no limit of the pool"
         return Finding("retry", Level.PROBLEM, f"retry is {strategy!r}, with attempts=1", why, mend)
-    if strategy != "none" and attempts == 0:
+    if strategy != "none" and attempts == 0 and retry != RetryPolicy():
         why = "a job that asks for no retries of its own has one attempt, and is dead after it"
         found = f"retry is {strategy!r}, without a limit of attempts"
         return Finding("retry", Level.WARNING, found, why, "write attempts=25, say, into retry")
-    limit = f"attempts at most: {attempts}" if attempts else "as many attempts as a job asks for"
+    limit = f"attempts at most: {attempts}" if attempts else "as many attempts as a job or its handler asks for"
     return Finding("retry", Level.OK, f"retry is {strategy!r}, {limit}")

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from ipaddress import ip_address, ip_network
+from typing import Any
 
 from jobpool.broker.finding import Finding, Level
-from jobpool.ipc.frames import HandlerInfo
+from jobpool.ipc.frames import HandlerInfo, Loaded
+from jobpool.message.dead_letters import ON_DEATH
 from jobpool.settings import ANY_COMMAND, Settings
 
 PATIENCE = 10.0  # seconds that the app may take to import
@@ -27,20 +29,43 @@ _METADATA = tuple(map(ip_address, ("169.254.169.254", "169.254.170.2", "100.100.
 
 _MANY = 5  # names that are told of more
 
+_BEGIN_LATER = "begin it in the handler, or in a hook of os.register_at_fork (docs/forking.md)"
+_forks = partial(Finding, "forking", Level.WARNING)
 _warning = partial(Finding, "handlers", Level.WARNING)
 
 
-def examine(settings: Settings, sys_path: Sequence[str]) -> Iterator[Finding]:
-    """Yield what the handlers of `settings.apps` want, and what they get."""
-    if not settings.apps:
+def examine(settings: Settings, app: Loaded | Finding | None) -> Iterator[Finding]:
+    """Yield what the handlers want, and what they get. `app`: as `load` returns it."""
+    if app is None:
         yield Finding("handlers", Level.NOTE, "the handlers were not looked at: no app is named (--app, or apps)")
         yield from _permissions(settings)
-        return
-    found = _load(settings, sys_path)
-    if isinstance(found, Finding):
-        yield found
+    elif isinstance(app, Finding):
+        yield app
     else:
-        yield from judge(found, settings)
+        yield from judge(app.handlers, settings)
+        bad = [*_rotating(app.rotating, settings)]
+        if settings.preload:
+            bad += _missing(app.threads, app.native, app.cut)
+        yield from bad or [Finding("forking", Level.OK, "children can use all that the app's import leaves behind")]
+
+
+def _rotating(files: Sequence[str], settings: Settings) -> Iterator[Finding]:
+    if files and settings.workers > 1:
+        found = f"each child rotates these log files by itself: {_list(files)}"
+        yield _forks(found, "a rotation loses lines of others", "use WatchedFileHandler and logrotate")
+
+
+def _missing(threads: Sequence[str], native: int, cut: Sequence[str]) -> Iterator[Finding]:
+    """Yield what the app's import leaves behind that its forked children do not have."""
+    if threads:
+        why = "forking is not safe, so each child imports the app: it starts later, and shares no memory"
+        yield _forks(f"the app leaves threads running after its import: {_list(threads)}", why, _BEGIN_LATER)
+    if native:
+        why = "a job whose library waits for one of them hangs until its timeout"
+        yield _forks(f"the app leaves {native} native threads running after its import", why, "set preload = false")
+    if cut:
+        why = "a job that uses one of them fails"
+        yield _forks(f"the app's import opens what its children do not have: {_list(cut)}", why, _BEGIN_LATER)
 
 
 def judge(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
@@ -56,11 +81,12 @@ def _times_and_retries(handlers: Sequence[HandlerInfo], settings: Settings) -> I
     if names := [handler.name for handler in handlers if handler.timeout == 0]:
         why = "one that hangs holds its place, and its job, for ever"
         yield _warning(f"timeout=0 (unlimited) on {_list(names)}", why, "give each a timeout")
-    names = [handler.name for handler in handlers if handler.max_retries]
+    with_retries = (handler for handler in handlers if handler.max_retries and handler.name != ON_DEATH)  # it has waits
+    names = [handler.name for handler in with_retries if not handler.backoff]
     if names and settings.retry.strategy == "none":
         found = f"retry is 'none', and max_retries is set on {_list(names)}"
         why = "the attempts follow each other at once, so an outage of a second uses them all up"
-        yield _warning(found, why, "set retry to 'exponential'")
+        yield _warning(found, why, "leave retry out, or give them a backoff")
     if names := [handler.name for handler in handlers if most and (handler.max_retries or 0) + 1 > most]:
         found = f"retry has attempts={most}, and max_retries asks for more on {_list(names)}"
         why = "they are dead after fewer attempts than they ask for"
@@ -106,14 +132,19 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(names[:_MANY]) + (f" and {more} more" if more > 0 else "")
 
 
-def _load(settings: Settings, sys_path: Sequence[str]) -> list[HandlerInfo] | Finding:
-    """Return the handlers, or the finding why there are none."""
+def load(settings: Settings, sys_path: Sequence[str]) -> Loaded | Finding | None:
+    """Return what `settings.apps` bring, or the finding why that is not known; None = no app is named.
+
+    Blocks for up to `PATIENCE` seconds.
+    """
+    if not settings.apps:
+        return None
     allowances = asdict(settings.allowances)
     asked = json.dumps({"apps": settings.apps, "sys_path": [*sys_path, os.getcwd()], "allowances": allowances})
     command = [sys.executable, "-m", "jobpool.ops.listing"]
     try:
         done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=PATIENCE, check=False)
-        told = json.loads(done.stdout.rpartition("\n")[2])
+        told: dict[str, Any] = json.loads(done.stdout.rpartition("\n")[2])
     except subprocess.TimeoutExpired:
         found = f"the handlers were not looked at: the app took more than {PATIENCE:g} s to import"
         return Finding("handlers", Level.NOTE, found)
@@ -122,4 +153,4 @@ def _load(settings: Settings, sys_path: Sequence[str]) -> list[HandlerInfo] | Fi
     if "error" in told:
         mend = "correct the app, or the setting `apps`"
         return Finding("handlers", Level.PROBLEM, told["error"], "no pool starts with it", mend)
-    return [HandlerInfo(**fields) for fields in told["handlers"]]
+    return Loaded(**told | {"handlers": [HandlerInfo(**fields) for fields in told["handlers"]]})

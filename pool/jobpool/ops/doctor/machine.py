@@ -66,16 +66,16 @@ def judge(settings: Settings) -> Iterator[Finding]:
 def judge_stop(stop_grace: float, supervisor: Supervisor | None) -> Finding:
     """Compare `stop_grace` with the time that the supervisor waits; None = nobody as far as can be seen."""
     if supervisor is None:
-        return Finding("stop-grace", Level.OK, f"stop_grace is {stop_grace:g} s, and no supervisor is seen")
-    waits = f"{supervisor.name} waits {supervisor.seconds:g} s for a stop"
-    found = f"{waits}{'' if supervisor.known else ' unless told otherwise'}, and stop_grace is {stop_grace:g} s"
+        return Finding("stop-grace", Level.OK, f"stop_grace is {stop_grace:.12g} s, and no supervisor is seen")
+    waits = f"{supervisor.name} waits {supervisor.seconds:.12g} s for a stop"
+    found = f"{waits}{'' if supervisor.known else ' unless told otherwise'}, and stop_grace is {stop_grace:.12g} s"
     if supervisor.seconds >= stop_grace + STOP_MARGIN_S:
         return Finding("stop-grace", Level.OK, found)
     why = "it kills the pool in the middle of its stop: a crash for what runs, which then waits for its lease to end"
     mend = f"set {supervisor.setting} to {math.ceil(stop_grace + 5)} s or more"
     lower = supervisor.seconds - STOP_MARGIN_S
     if lower > 0:
-        mend += f", or stop_grace to {lower:g} or less"
+        mend += f", or stop_grace to {lower:.12g} or less"
     return Finding("stop-grace", Level.PROBLEM if supervisor.known else Level.WARNING, found, why, mend)
 
 

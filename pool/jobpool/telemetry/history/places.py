@@ -10,7 +10,6 @@ the lock, it begins again if the path no longer leads to the locked file. Reader
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 from collections import deque
@@ -121,6 +120,8 @@ class HistoryFile:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
         """Yield the file, open to read and append, locked, and still the one that the path leads to."""
+        import fcntl  # Windows, where history is only read, has none
+
         while True:
             fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jobpool.message.masking import Masker
 from jobpool.message.names import is_name
-from jobpool.telemetry.masking import Masker
 
 FIELDS = (
     *("name", "job", "id", "attempt", "queue", "source", "payload", "output", "error", "status"),

@@ -15,9 +15,9 @@ from itertools import accumulate
 from typing import Generic, TypeVar
 
 from jobpool.errors import JobpoolError
+from jobpool.message.masking import Masker
 from jobpool.telemetry.history.places import Line, Place
 from jobpool.telemetry.history.row import Attempt, encode, log_name, row_of
-from jobpool.telemetry.masking import Masker
 
 EVERY = 0.5  # seconds between two visits
 MOST_AT_ONCE = 500

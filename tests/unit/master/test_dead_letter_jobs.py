@@ -14,7 +14,8 @@ from jobpool.broker.opening import open_backend
 from jobpool.broker.values import Message, MessageFilter, Reaped, ReapPolicy
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, InvalidJob
-from jobpool.master.settle_thread import DeadLetterCopies
+from jobpool.master.dead_letter_jobs import LOOK_EVERY_S, DeadLetterJobs
+from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.definition import JobDefinition
 from jobpool.message.outcome import Expired, Outcome, Rejected, ResultKind
 from jobpool.message.settlement import Abandon, Nack
@@ -116,7 +117,7 @@ def payloads(broker: QueueBackend) -> list[Any]:
 def test_a_death_in_the_reapers_hands_is_forwarded_once(broker: QueueBackend) -> None:
     reaped = crash_to_death(broker)
     for _ in range(2):  # a second reaper that has seen the same, or a repetition after a lost reply
-        copies = DeadLetterCopies(broker, "failures")
+        copies = DeadLetterJobs(broker, "failures")
         copies.died(reaped)
         copies.forward()
     [payload] = payloads(broker)
@@ -125,7 +126,7 @@ def test_a_death_in_the_reapers_hands_is_forwarded_once(broker: QueueBackend) ->
 
 
 def test_what_is_given_back_alive_is_not(broker: QueueBackend) -> None:
-    copies = DeadLetterCopies(broker, "failures")
+    copies = DeadLetterJobs(broker, "failures")
     copies.died([Reaped("x", "reports", 1, None, dead=False)])
     copies.forward()
     assert payloads(broker) == []
@@ -133,7 +134,7 @@ def test_what_is_given_back_alive_is_not(broker: QueueBackend) -> None:
 
 @pytest.mark.parametrize("to", [None, "reports"])
 def test_without_a_queue_and_in_that_queue_itself_nothing_is(broker: QueueBackend, to: str | None) -> None:
-    copies = DeadLetterCopies(broker, to)
+    copies = DeadLetterJobs(broker, to)
     copies.died(crash_to_death(broker))
     copies.forward()
     assert payloads(broker) == []
@@ -144,7 +145,7 @@ def test_a_body_that_nobody_signed_is_not_forwarded(broker: QueueBackend, caplog
     """A reaper recovers what it has not verified: a lease of somebody who looks at no signature."""
     reaped = crash_to_death(broker)
     broker.signer = EnvelopeSigner("another key of ours")
-    copies = DeadLetterCopies(broker, "failures")
+    copies = DeadLetterJobs(broker, "failures")
     copies.died(reaped)
     copies.forward()
     assert payloads(broker) == []
@@ -152,22 +153,22 @@ def test_a_body_that_nobody_signed_is_not_forwarded(broker: QueueBackend, caplog
 
 
 class Stammering:
-    """A broker that does not answer each third call."""
+    """A broker that does not answer each third call, or `every` other."""
 
-    def __init__(self, real: QueueBackend) -> None:
-        self.real, self.calls = real, 0
-        self.signer, self.capabilities = real.signer, real.capabilities
+    def __init__(self, real: QueueBackend, every: int = 3) -> None:
+        self.real, self.calls, self.every = real, 0, every
+        self.signer, self.capabilities, self.clock = real.signer, real.capabilities, real.clock
 
     def __getattr__(self, name: str) -> Any:
         self.calls += 1
-        if self.calls % 3 == 1:
+        if self.calls % self.every == 1:
             raise BackendUnavailable("say that again")
         return getattr(self.real, name)
 
 
 def test_an_outage_leaves_it_for_the_next_call(broker: QueueBackend) -> None:
     reaped = crash_to_death(broker) + crash_to_death(broker)
-    copies = DeadLetterCopies(Stammering(broker), "failures")  # type: ignore[arg-type]
+    copies = DeadLetterJobs(Stammering(broker), "failures")  # type: ignore[arg-type]
     copies.died(reaped)
     failures = 0
     while len(payloads(broker)) < 2:
@@ -198,9 +199,82 @@ def test_where_a_broker_looks_through_its_letters_it_is_told_the_queue(clock: Ma
     assert broker.fetch("reports") is None, "it was met, charged and buried"
     reaped = broker.reap("reports")
     assert [(one.crashes, one.dead) for one in reaped] == [(1, False), (2, True)]
-    copies = DeadLetterCopies(broker, "failures")
+    copies = DeadLetterJobs(broker, "failures")
     copies.died(reaped)
     copies.forward()
     copy = broker.fetch("failures")
     assert copy is not None
     assert copy.envelope.payload["_dlq_metadata"]["reason"] == "crash-limit"
+
+
+# --- jobs for on_death hooks ------------------------------------------------------------------------------------------
+
+
+def hooked(**settings: object) -> Stage:
+    stage = Stage(workers=1, **settings).boot()
+    stage.pool.closed_to_hooks = frozenset()
+    return stage
+
+
+def test_the_last_failure_carries_the_hooks_job_and_the_copy() -> None:
+    stage = hooked(dead_letter_queue="failures")
+    stage.lease("report")
+    stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
+    copy, told = the_abandon(stage).follow_ups
+    assert (copy.queue, told.queue, told.handler, told.priority) == ("failures", "reports", ON_DEATH, 0)
+    assert (told.payload["reason"], told.payload["error"], told.payload["attempts"]) == ("failed", "boom", 1)
+
+
+@pytest.mark.parametrize(
+    ("handler", "outcome", "jobs"),
+    [("report", Rejected("forged", signature=True), 0), ("report", Expired(), 1), (ON_DEATH, Expired(), 0)],
+    ids=["forged", "expired", "a hook's own"],
+)
+def test_of_which_deaths_that_never_ran_hooks_are_told(handler: str, outcome: Outcome, jobs: int) -> None:
+    stage = hooked()
+    stage.lease(handler, outcome=outcome)
+    assert len(the_abandon(stage).follow_ups) == jobs
+
+
+def test_a_record_that_would_be_too_large_goes_without_the_payload() -> None:
+    def check(definition: JobDefinition) -> None:
+        if definition.payload["payload"] is not None:
+            raise InvalidJob("too large")
+
+    stage = hooked()
+    stage.planner.check = check
+    stage.lease("report")
+    stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
+    [told] = the_abandon(stage).follow_ups
+    assert (told.payload["payload"], told.payload["payload_left_out"]) == (None, True)
+
+
+def test_an_outage_while_hooks_are_told_leaves_the_rest_for_the_next_call(broker: QueueBackend) -> None:
+    for _ in range(3):
+        crash_to_death(broker)
+    letters = DeadLetterJobs(Stammering(broker, 7), None)  # type: ignore[arg-type]
+    letters.closed_to_hooks = frozenset()
+    failures = 0
+    while letters.is_due(["reports"]):
+        assert failures < 50, "each outage is followed by some progress"
+        try:
+            letters.forward(["reports"])
+        except BackendUnavailable:
+            failures += 1
+    told = [broker.fetch("reports") for _ in range(4)]
+    assert [lease.envelope.job for lease in told if lease is not None] == [ON_DEATH] * 3
+    assert failures > 0
+
+
+def test_letters_of_other_reapers_are_looked_for_every_five_minutes(broker: QueueBackend, clock: ManualClock) -> None:
+    letters = DeadLetterJobs(broker, None)
+    assert not letters.is_due(["reports"]), "without hooks nobody looks"
+    letters.closed_to_hooks = frozenset({"closed"})
+    letters.forward(["reports", "closed"])
+    crash_to_death(broker)
+    crash_to_death(broker, "closed")
+    assert not letters.is_due(["reports", "closed"])
+    clock.advance(LOOK_EVERY_S)
+    assert letters.is_due(["reports", "closed"])
+    letters.forward(["reports", "closed"])
+    assert (broker.stats("reports").waiting, broker.stats("closed").waiting) == (1, 0)

@@ -1,7 +1,7 @@
 """Take secrets out of texts and values: values under telling keys, and tokens known by their form.
 
 `Masker.value` walks JSON values, `Masker.text` looks into texts. A value deeper than `DEEPEST` cannot be judged; it is
-left out and marked. Time is linear in the size: every pattern below begins with a fixed form of bounded length, or
+left out and marked. Time is linear in the size. Every pattern below begins with a fixed form of bounded length, or
 matches a run of characters once (possessive quantifiers).
 """
 

@@ -1,0 +1,195 @@
+"""A function's parameters: how a payload fills them, and how a producer's call makes that payload.
+
+Models of a payload are known by their `model_validate`: pydantic is never imported here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from inspect import Parameter
+from typing import Any
+
+from jobpool.errors import ConfigurationError, Unrecoverable
+from jobpool.handlers.conversion import Mismatch, converter, fill, is_data, is_model, resolve_hints
+from jobpool.handlers.event_loop import awaited
+from jobpool.message.context import JobContext
+
+Bound = Callable[[JobContext], Any]
+
+FILLED_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+_SETS = (set, frozenset)
+
+
+class PayloadMismatch(Unrecoverable, ValueError):
+    """A payload can never fit its handler's parameters. The text names the handler and the field."""
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """Return where a function was written, as `file:line (name)`."""
+    function = inspect.unwrap(function)
+    name = getattr(function, "__qualname__", repr(function))
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return f"{getattr(function, '__module__', '?')} ({name})"
+    return f"{code.co_filename}:{code.co_firstlineno} ({name})"
+
+
+def check_shape(function: Callable[..., Any], name: str, kind: str = "handler") -> None:
+    """Refuse, where it is written, a function that no job could call. `kind`: what the text calls it.
+
+    Raises `ConfigurationError`: a class, a generator, no context, or parameters that no name can fill.
+    """
+    shown = f"{kind} {name!r}, {place_of(function)}"
+    if isinstance(function, type):
+        raise ConfigurationError(f"{shown}, is a class: decorate a function")
+    plain = _annotated(function)
+    if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
+        raise ConfigurationError(f"{shown}, is a generator and would never run: take the yield out")
+    parameters = parameters_of(function)
+    if parameters is None:
+        return
+    takes_context = _takes_context(parameters, hints := hints_of(function))
+    needs_context = kind != "handler" or JobContext in [hints.get(part.name) for part in parameters]
+    if needs_context and not takes_context:
+        raise ConfigurationError(f"{shown}, must take the job's context as its first parameter")
+    for parameter in parameters[takes_context:]:
+        if parameter.kind is Parameter.POSITIONAL_ONLY:
+            raise ConfigurationError(f"{shown}: parameter {parameter.name!r} cannot be filled by name: drop the '/'")
+
+
+def bind(function: Callable[..., Any], name: str, kind: str = "handler", parameters: Parameters | None = None) -> Bound:
+    """Return a function of the context alone that calls `function` with what the payload says and awaits it if need be.
+
+    Calling it raises `PayloadMismatch`, whose text calls the function `kind` and `name`, or what `function` raises.
+    """
+    known = parameters or Parameters(function)
+    read = known.read
+    if read is None:
+        return lambda ctx: awaited(function(ctx))
+
+    def without_context(_: JobContext, /, *model: Any, **fields: Any) -> Any:
+        return function(*model, **fields)
+
+    call = function if known.context else without_context
+
+    def run(ctx: JobContext) -> Any:
+        try:
+            model, fields = read(ctx.payload)
+        except Mismatch as mismatch:
+            raise PayloadMismatch(f"the payload does not fit {kind} {name!r}: {mismatch}") from None
+        return awaited(call(ctx, *model, **fields))
+
+    return run
+
+
+class Parameters:
+    """A function's parameters: how a payload fills them, and how a producer's call makes that payload.
+
+    Worked out once per handler and not once per job.
+
+    Attributes:
+        context: Name of the first one, if it gets the job's context; "" = none does.
+        read: Makes arguments of a payload, by position and by name, or raises `Mismatch`; None = the function takes
+            its context alone, and any payload.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        known = parameters_of(function)
+        every = [Parameter("ctx", Parameter.POSITIONAL_ONLY)] if known is None else known
+        hints = hints_of(function)
+        takes_context = _takes_context(every, hints)
+        self.context = every[0].name if takes_context else ""
+        self._rest = every[1:] if takes_context else every
+        self._positions = [part.name for part in self._rest if part.kind is Parameter.POSITIONAL_OR_KEYWORD]
+        self._model: type | None = None
+        self.read: Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
+        if len(self._rest) == 1 and is_model(hint := hints.get(self._rest[0].name)):
+            self._model = hint
+            self.read = self._read_model(self._rest[0], hint)
+        elif not takes_context or any(part.kind is not Parameter.VAR_POSITIONAL for part in self._rest):
+            self.read = self._read_fields(hints)
+        self._by_field = self.read is not None and self._model is None
+
+    def payload(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the payload of a call, in which there may still be values that JSON does not know.
+
+        Raises `Mismatch`: too many arguments by position, or the context is given.
+        """
+        if args or (self._by_field and self.context in kwargs):
+            kwargs = self._by_name(args, kwargs)
+        if self._model is not None and len(kwargs) == 1:
+            wanted, value = self._rest[0].name, kwargs.get(self._rest[0].name)
+            if isinstance(value, self._model):
+                return value
+            if args:
+                raise Mismatch(f"{wanted!r} must be {self._model.__name__}, not {type(value).__name__}")
+        for key, value in kwargs.items():
+            if type(value) in _SETS:  # refused elsewhere, because JSON has none: here a parameter says how it is read
+                kwargs[key] = list(value)
+        return kwargs
+
+    def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        given = dict(zip(self._positions, args, strict=False))
+        wrong = "leave out the context" if self.context in kwargs else ""
+        if len(args) > len(self._positions):
+            wrong = f"it takes {len(self._positions)} by position, not {len(args)}"
+        elif twice := given.keys() & kwargs.keys():
+            wrong = f"{min(twice)!r} is given twice"
+        if wrong:
+            context = f"; its first parameter {self.context!r} is the job's context, given by the pool"
+            raise Mismatch(wrong + (context if self.context else ""))
+        return given | kwargs
+
+    @staticmethod
+    def _read_model(only: Parameter, hint: Any) -> Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]:
+        convert = converter(hint)
+        if only.kind is Parameter.KEYWORD_ONLY:
+            return lambda payload: ((), {only.name: convert(payload, "")})
+        return lambda payload: ((convert(payload, ""),), {})
+
+    def _read_fields(self, hints: dict[str, Any]) -> Callable[[Any], tuple[tuple[()], dict[str, Any]]]:
+        named = [parameter for parameter in self._rest if parameter.kind in FILLED_BY_NAME]
+        converters = {parameter.name: converter(hints.get(parameter.name, Any)) for parameter in named}
+        required = [parameter.name for parameter in named if parameter.default is Parameter.empty]
+        # A function with `**fields` takes any other name, but not that of its context, or of its method's `self`.
+        takes_others = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in self._rest)
+        taken = {self.context, "self"} if takes_others else None
+
+        def read(payload: Any) -> tuple[tuple[()], dict[str, Any]]:
+            if type(payload) is not dict:
+                raise Mismatch(f"it must be an object with the handler's parameters, not {type(payload).__name__}")
+            return (), fill(payload, "", converters, required, "it takes", taken)
+
+        return read
+
+
+def _takes_context(parameters: list[Parameter], hints: dict[str, Any]) -> bool:
+    """Return whether the first parameter gets the job's context: by position, and not annotated as data."""
+    if not parameters or parameters[0].kind in (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD):
+        return False
+    return not is_data(hints.get(parameters[0].name))
+
+
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a function's parameters, of whatever it is made."""
+    return resolve_hints(_annotated(function))
+
+
+def _annotated(function: Any) -> Any:
+    """Return the function written with `def`: of a decorated function, a `partial`, or an object that is called."""
+    function = inspect.unwrap(function)
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+    if isinstance(function, type) or hasattr(function, "__code__"):
+        return function
+    return inspect.unwrap(getattr(type(function), "__call__", function))  # noqa: B004 - the method itself is wanted
+
+
+def parameters_of(function: Callable[..., Any]) -> list[Parameter] | None:
+    """Return the parameters; None for a builtin that does not tell, which is then called with the context alone."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None

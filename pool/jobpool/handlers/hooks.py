@@ -1,0 +1,128 @@
+"""App-wide hooks: before and after each attempt, and on a job's death. Registered while the app is imported.
+
+The functions that call hooks have the names of these: a stack then says that it was a hook which hung or died.
+"""
+
+from __future__ import annotations
+
+import _thread
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from jobpool.errors import ConfigurationError, Retry
+from jobpool.handlers.binding import place_of
+from jobpool.handlers.ending import told
+from jobpool.handlers.event_loop import awaited
+from jobpool.handlers.handler import Handler
+from jobpool.message.capped_text import DEFAULT_CAP
+from jobpool.message.context import JobContext
+from jobpool.message.dead_letters import ON_DEATH, DeadJob
+from jobpool.message.outcome import ExecutionResult
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEATH_RETRIES = 5  # of the job that brings a death to its hooks
+DEATH_PAUSE_S, DEATH_PAUSE_FACTOR = 1.0, 8.0  # before the first retry, and each other: over an hour in all
+DEATH_TIMEOUT_S = 60.0  # of all `on_death` hooks of one death together
+HANDLER = "handler"
+
+logger = logging.getLogger("jobpool.child")
+
+
+class Hooks:
+    """The hooks of one app, in the order of their registration.
+
+    Attributes:
+        mark: Takes a note that outlives a killed process: the kind and place of each hook before it runs, then
+            `HANDLER`.
+        running: The hook that runs, or raised last, as `before_attempt hook file:line (name)`; "" = none.
+        threads: Threads that hooks have started so far, as exporters do: they are not left behind by an attempt.
+        death_handler: The handler for `ON_DEATH`; None = no hook is registered.
+    """
+
+    def __init__(self) -> None:
+        self._before: list[tuple[str, Callable[[JobContext], object]]] = []  # with kind and place
+        self._after: list[tuple[str, Callable[[JobContext, ExecutionResult], object]]] = []
+        self._on_death: list[tuple[str, Callable[[DeadJob], object]]] = []
+        self.mark: Callable[[str], object] = str
+        self.running = ""
+        self.threads = 0
+        self.death_handler: Handler[Any, Any] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._before or self._after)
+
+    def add_before(self, hook: F) -> F:
+        return _add(self._before, hook, "before_attempt")
+
+    def add_after(self, hook: F) -> F:
+        return _add(self._after, hook, "after_attempt")
+
+    def add_on_death(self, hook: F) -> F:
+        _add(self._on_death, hook, "on_death")
+        self.death_handler = Handler(self.on_death, ON_DEATH, max_retries=DEATH_RETRIES, timeout=DEATH_TIMEOUT_S)
+        return hook
+
+    def before_attempt(self, ctx: JobContext) -> None:
+        """Call the hooks. Raises what one of them raises; those after it are left out, and it stays in `running`."""
+        threads = _thread._count()
+        for place, hook in self._before:
+            self._begin(place)
+            hook(ctx)
+        if self._before:
+            self.running = ""
+            self.mark(HANDLER)
+        self.threads += max(0, _thread._count() - threads)
+
+    def after_attempt(self, ctx: JobContext, result: ExecutionResult) -> None:
+        """Call the hooks, the last one first, all of them; log their errors. Raises `HardTimeout` and its like."""
+        threads = _thread._count()
+        for place, hook in reversed(self._after):
+            self._begin(place)
+            try:
+                hook(ctx, result)
+            except Exception:
+                logger.exception("the %s failed, after handler %r", place, result.handler)
+        self.running = ""
+        self.threads += max(0, _thread._count() - threads)
+
+    def on_death(self, ctx: JobContext) -> None:
+        """Call the hooks with the record in the payload: the handler of the jobs that bring one.
+
+        All of them run, also if one fails. Raises `Retry`, because of the errors of those that did.
+        """
+        dead, errors = DeadJob.from_payload(ctx.payload), dict[str, Exception]()
+        threads = _thread._count()
+        for place, hook in self._on_death:
+            self.mark(place)
+            try:
+                awaited(hook(dead))
+            except Exception as error:  # noqa: BLE001 - the other hooks run, and the attempt fails
+                errors[place] = error
+        self.threads += max(0, _thread._count() - threads)
+        if errors:
+            pause = DEATH_PAUSE_S * DEATH_PAUSE_FACTOR ** (ctx.attempt - 1)
+            text = "\n".join(f"the {place} failed\n{told(error, DEFAULT_CAP)}" for place, error in errors.items())
+            raise Retry(pause, text) from ExceptionGroup("on_death hooks", list(errors.values()))
+
+    def _begin(self, place: str) -> None:
+        self.running = place
+        self.mark(place)
+
+
+def _add(hooks: list[tuple[str, Any]], hook: F, kind: str) -> F:
+    """Add a hook. The same one from a module that is imported under two names takes its own place.
+
+    Raises `ConfigurationError`: it cannot be called, or is `async def` where that is not awaited.
+    """
+    if not callable(hook) or (inspect.iscoroutinefunction(hook) and kind != "on_death"):
+        raise ConfigurationError(f"a {kind} hook must be a plain function, not {hook!r}")
+    place, module = f"{kind} hook {place_of(hook)}", getattr(hook, "__module__", None)
+    for number, (known, other) in enumerate(hooks):
+        if other is hook or (known == place and getattr(other, "__module__", None) != module):
+            hooks[number] = place, hook
+            return hook
+    hooks.append((place, hook))
+    return hook

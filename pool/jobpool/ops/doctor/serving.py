@@ -1,0 +1,61 @@
+"""Checks of jobs that would wait where no pool serves them. Pools of other users and machines are not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, suppress
+from itertools import chain
+
+from jobpool.broker.finding import Finding, Level
+from jobpool.broker.opening import missing_database, open_backend
+from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.ipc.frames import HandlerInfo
+from jobpool.master.run import waiting_elsewhere
+from jobpool.master.serving import unserved_handlers
+from jobpool.ops.runtime_dir import PoolFile, runtime_dir, serving
+from jobpool.settings import Settings
+
+CHECK = "serving"
+
+
+def examine(settings: Settings, handlers: Sequence[HandlerInfo], *, asks: bool = True) -> Iterator[Finding]:
+    """Yield what waits, or would wait. `asks` the broker too, which blocks for a round trip a queue."""
+    try:
+        pools = serving(runtime_dir(settings.runtime_dir), settings.backend)
+    except ConfigurationError:
+        pools = []
+    served = {*settings.queue_names, *chain.from_iterable(pool.queues for pool in pools)}
+    bad = [*_handlers(handlers, served), *_schedules(handlers, settings, pools)]
+    with suppress(JobpoolError):  # the check of the broker says so
+        bad += _waiting(settings, served) if asks and served else ()
+    yield from bad or [Finding(CHECK, Level.OK, f"queues with a pool here, or with these settings: {_list(served)}")]
+
+
+def _handlers(handlers: Sequence[HandlerInfo], served: Collection[str]) -> Iterator[Finding]:
+    for queue, names in unserved_handlers(handlers, served).items():
+        found = f"jobs of {_list(names)} go to queue {queue!r}"
+        why = "neither these settings nor a pool here serve it, so they wait unless one elsewhere does"
+        yield Finding(CHECK, Level.NOTE, found, why, f"add {queue!r} to `queues`, or leave `queues` out")
+
+
+def _schedules(handlers: Sequence[HandlerInfo], settings: Settings, pools: Sequence[PoolFile]) -> Iterator[Finding]:
+    names = [name for info in handlers for name in info.schedules]
+    if names and not (settings.cron or any(pool.scheduler for pool in pools)):
+        why = "neither these settings nor a pool here fire them, so they wait unless a scheduler elsewhere does"
+        mend = "set cron in one pool, or run `jobpool cron run`"
+        yield Finding(CHECK, Level.NOTE, f"the app has schedules: {_list(names)}", why, mend)
+
+
+def _waiting(settings: Settings, served: Collection[str]) -> Iterator[Finding]:
+    if missing_database(settings.backend):
+        return
+    with closing(open_backend(settings.backend)) as backend:
+        waiting = waiting_elsewhere(backend, {*served, settings.dead_letter_queue})
+    for queue, count in waiting.items():
+        found = f"{count:,} job{'s wait' if count > 1 else ' waits'} in queue {queue!r}"
+        why = "neither these settings nor a pool here serve it, and none of its jobs is running"
+        yield Finding(CHECK, Level.WARNING, found, why, f"add {queue!r} to `queues`, or start a pool that serves it")
+
+
+def _list(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

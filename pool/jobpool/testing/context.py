@@ -1,0 +1,65 @@
+"""A context made by hand, to call a handler's function as any other function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobpool.message.context import JobContext
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import JobEnvelope
+
+
+class RecordedContext(JobContext):
+    """A context that keeps what the handler said.
+
+    Attributes:
+        reports: Each `ctx.progress`: fraction and text.
+        enqueued: The follow-ups of `ctx.enqueue`, which are sent nowhere.
+        acks: The connections that were given to `ctx.ack`.
+    """
+
+    __slots__ = ("acks", "enqueued", "reports")
+
+    def __init__(self, envelope: JobEnvelope, **facts: Any) -> None:
+        super().__init__(envelope, _Recorder(self), **facts)
+        self.reports: list[tuple[float, str]] = []
+        self.enqueued: list[JobDefinition] = []
+        self.acks: list[object] = []
+
+
+class _Recorder:
+    def __init__(self, ctx: RecordedContext) -> None:
+        self._ctx = ctx
+
+    def progress(self, fraction: float, text: str, /) -> None:
+        self._ctx.reports.append((fraction, text))
+
+    def follow_up(self, definition: JobDefinition, /) -> None:
+        self._ctx.enqueued.append(definition)
+
+    def ack(self, connection: object, /) -> None:
+        self._ctx.acks.append(connection)
+
+
+def context(
+    payload: Any = None,
+    *,
+    handler: str = "test",
+    name: str | None = None,
+    queue: str = "default",
+    identifier: str = "0000000000000000",
+    attempt: int = 1,
+    max_retries: int | None = None,
+    meta: dict[str, Any] | None = None,
+    fence: int = 1,
+    crashes: int = 0,
+    deadline: float | None = None,
+) -> RecordedContext:
+    """Make the context of a job that no broker knows. `payload`: any JSON value; None = {}. `attempt`: >= 1.
+
+    The handler itself gets its arguments from the test: `charge(context(attempt=2), order="17")`. The rest are the
+    facts that `JobContext` tells.
+    """
+    payload = {} if payload is None else payload
+    facts = JobEnvelope(handler, payload, queue, 5, max_retries, attempt - 1, name, identifier, meta=dict(meta or {}))
+    return RecordedContext(facts, fence=fence, crashes=crashes, deadline=deadline)

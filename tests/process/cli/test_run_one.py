@@ -1,0 +1,65 @@
+"""`jobpool run-one`: a job in the foreground, with the terminal that it was started from."""
+
+from __future__ import annotations
+
+import json
+
+from cli_shell import Shell
+
+APP = """
+import jobpool
+
+
+@jobpool.handler("report", queue="reports", max_retries=0)
+def report(ctx: jobpool.JobContext, customer: int) -> str:
+    ctx.progress(0.5, "halfway")
+    ctx.enqueue("mail", {"to": customer})
+    print("working")
+    return f"done {customer}"
+
+
+@jobpool.handler(queue="reports", max_retries=0)
+def stops(ctx: jobpool.JobContext, number: int) -> int:
+    breakpoint()
+    return number + 1
+
+
+@jobpool.handler
+def later(ctx: jobpool.JobContext) -> None:
+    raise jobpool.Retry(after=60)
+"""
+
+
+def with_app(shell: Shell) -> Shell:
+    (shell.directory / "jobs.py").write_text(APP)
+    (shell.directory / "jobpool.toml").write_text('apps = ["jobs"]\n')
+    return shell
+
+
+def test_it_shows_what_the_job_says_and_sends_nothing(shell: Shell) -> None:
+    done = with_app(shell).run("run-one", "report", "customer=7")
+    assert (done.returncode, done.stdout) == (0, "working\ndone 7\n"), done.stderr
+    for part in ("50% halfway", "not enqueued: mail {'to': 7}", "succeeded in"):
+        assert part in done.stderr
+    assert not list(shell.directory.glob("*.db"))
+
+
+def test_a_job_that_does_not_succeed_is_a_failure(shell: Shell) -> None:
+    with_app(shell)
+    for words, told in (
+        (["later"], "to be run again after 60 s"),
+        (["report"], "customer"),
+        (["unknown"], "no handler is named 'unknown'"),
+    ):
+        done = shell.run("run-one", *words)
+        assert (done.returncode, told in done.stderr) == (1, True), done.stderr
+
+
+def test_a_breakpoint_works_there_and_is_told_in_a_pool(shell: Shell) -> None:
+    shown, code = with_app(shell).on_a_terminal("run-one", "stops", "number=4", until=b"(Pdb)", then=b"c\n")
+    assert (code, "\r\n5\r\n" in shown) == (0, True), shown
+
+    shell.run("enqueue", "stops", "number=4")
+    shell.run("--until-empty", "--workers", "1")
+    [letter] = json.loads(shell.run("dead", "list", "--json").stdout)
+    assert "run-one" in str(letter), letter

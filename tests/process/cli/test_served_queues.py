@@ -1,0 +1,99 @@
+"""Jobs never wait silently: queues by the app, warnings of what nothing serves, and `enqueue` with the app known."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+from cli_shell import Shell, wait_until
+
+APP = """
+import threading, time, jobpool
+print("imported")
+threading.Thread(target=time.sleep, args=(%d,)).start()
+
+@jobpool.handler(queue="reports")
+def report(ctx, customer: int, month: str = "06"): print(f"customer {customer}")
+
+@jobpool.handler
+def mail(ctx): ...
+
+jobpool.Scheduler().define("mail").queue("nightly").daily_at("02:30")
+"""
+MORE = """
+@jobpool.handler(queue="extra")
+def extra(ctx): print("extra ran")
+"""
+UNLOADABLE = """
+import os, threading, time, jobpool
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+if os.path.exists("once"): raise RuntimeError("not twice")
+open("once", "w").close()
+@jobpool.handler
+def report(ctx): ...
+"""
+
+
+def stats(shell: Shell) -> dict[str, dict[str, int]]:
+    return {one["queue"]: one for one in json.loads(shell.run("stats", "--json").stdout)}
+
+
+def enqueued(shell: Shell, *words: str) -> str:
+    done = shell.run("enqueue", *words)
+    assert done.returncode == 0, done.stderr
+    [ident] = done.stdout.split()
+    return ident
+
+
+def test_a_pool_serves_the_queues_that_its_app_names(shell: Shell) -> None:
+    app = shell.directory / "jobs.py"
+    app.write_text(APP % 0)
+    enqueued(shell, "--app", "jobs.py", "report", "customer=7")
+    enqueued(shell, "--no-check", "nobody", "-Q", "typo")
+    waiting = shell.run("stats")
+    assert "no pool on this machine serves reports, typo: their jobs wait until one does" in waiting.stderr
+
+    pool = shell.start("--app", "jobs.py", "-w", "1")
+    wait_until(lambda: "no pool here fires them" in shell.log(), "it has looked round")
+    wait_until(lambda: stats(shell).keys() == {"typo"}, "the report is done")
+    assert 'jobs wait in queues that no pool here serves queues="typo (1)"' in shell.log()
+    assert "serves the queue of some handlers" not in shell.log()
+
+    app.write_text(APP % 0 + MORE)
+    pool.send_signal(signal.SIGHUP)
+    wait_until(lambda: "the pool serves more queues" in shell.log(), "the new code is there")
+    enqueued(shell, "--app", "jobs.py", "extra", "--delay", "1h")
+    assert stats(shell)["extra"]["pools"] == 1, "its note has the new queue"
+    pool.send_signal(signal.SIGTERM)
+    assert pool.wait(30) == 0
+    alone = shell.run("--app", "jobs.py", "-w", "1", "-Q", "big", "--until-empty")
+    assert 'handlers="extra: extra; default: mail; nightly: mail; reports: report"' in alone.stderr
+    assert alone.stderr.count("no pool here serves the queue of some handlers") == 1
+
+
+def test_children_that_cannot_import_the_app_fail_a_pool_that_stops_by_itself(shell: Shell) -> None:
+    (shell.directory / "jobs.py").write_text(UNLOADABLE)
+    done = shell.run("--app", "jobs.py", "-w", "1", "--until-empty")
+    assert done.returncode == 1
+    assert "RuntimeError: not twice" in done.stderr.splitlines()[-1]
+
+
+def test_enqueue_refuses_what_the_app_cannot_run(shell: Shell) -> None:
+    (shell.directory / "jobs.py").write_text(APP % 600)  # its thread must not keep the command from ending
+    (shell.directory / "jobpool.toml").write_text('apps = ["jobs"]\n')
+    (shell.directory / "lines").write_text('{"customer": 1}\n{"customer": "a"}\n')
+    for words, said in {
+        "repotr customer=7": "the app has no handler 'repotr'; did you mean 'report'?; --no-check enqueues it",
+        "report customer=x": "field 'customer' must be a whole number, not 'x'; --no-check enqueues it",
+        "report customer=7 year=1": "field 'year' is unknown; it takes 'customer', 'month'",
+        "report --file lines": "line 2: handler 'report' cannot take these arguments: field 'customer'",
+        "--app gone.py report": "no such file in",
+    }.items():
+        done = shell.run("enqueue", *words.split())
+        assert (done.returncode, done.stdout) == (2, ""), words
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+    enqueued(shell, "report", "customer=7")
+    enqueued(shell, "mail")
+    enqueued(shell, "repotr", "--no-check")
+    assert {queue: one["waiting"] for queue, one in stats(shell).items()} == {"reports": 1, "default": 2}

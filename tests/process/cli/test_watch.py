@@ -1,0 +1,58 @@
+"""`--watch`: the pool runs the code as it was saved last."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cli_shell import Shell
+from support.waiting import wait_until
+
+from jobpool.cli.watch import folder_of, look
+
+APP = """
+import pathlib
+import jobpool
+
+
+@jobpool.handler(queue="reports")
+def report(ctx: jobpool.JobContext) -> None:
+    with pathlib.Path("said").open("a") as said:
+        print({text!r}, file=said)
+"""
+
+
+def test_it_reloads_when_a_file_is_saved_and_survives_one_that_does_not_load(shell: Shell) -> None:
+    app, said = shell.directory / "jobs.py", shell.directory / "said"
+    said.touch()
+    app.write_text(APP.format(text="old"))
+    shell.start("--app", "jobs", "--workers", "1", "--watch")
+
+    def runs(text: str) -> None:
+        wait_until(lambda: _enqueued_and_said(shell, said, text), 30.0, f"a job says {text}")
+
+    runs("old")
+    app.write_text("this is not Python")
+    wait_until(lambda: "the app does not load" in (shell.directory / "pool.log").read_text(), 30.0, "it says so")
+    runs("old")
+    app.write_text(APP.format(text="new"))
+    runs("new")
+
+
+def _enqueued_and_said(shell: Shell, said: Path, text: str) -> bool:
+    assert shell.run("enqueue", "report", "--queue", "reports", "--no-check").returncode == 0
+    return said.read_text().splitlines()[-1:] == [text]
+
+
+def test_it_looks_at_the_apps_own_python_files(tmp_path: Path) -> None:
+    for name in ("shop/__init__.py", "shop/deep/jobs.py", "shop/page.html", "shop/.hidden/a.py", "shop/venv/lib/b.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "shop/venv/pyvenv.cfg").touch()
+    os.symlink("nowhere", tmp_path / "shop/broken.py")
+    folder = folder_of("shop.deep.jobs", [str(tmp_path)])
+    assert folder == tmp_path / "shop"
+    assert folder_of(str(tmp_path / "one.py"), []) == tmp_path
+    assert folder_of("there_is_no_such_module", [str(tmp_path)]) is None
+    found = {str(Path(path).relative_to(folder)) for path in look({folder})}
+    assert found == {"__init__.py", "deep/jobs.py"}

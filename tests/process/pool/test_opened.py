@@ -1,0 +1,50 @@
+"""What an app opens at its import, in the children of a pool."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from support.poolrig import Rig
+
+APP = Path(__file__).parents[2] / "support" / "apps_opened.py"
+PAGE = Path(__file__).parents[3] / "docs" / "forking.md"
+LINES = 800
+CHILDREN = 16
+
+
+def test_files_lose_no_line_and_what_is_cut_off_is_told_in_the_log_and_in_each_error(rig: Rig) -> None:
+    rig.enqueue_many("write", [{"number": number} for number in range(LINES)])
+    rig.enqueue("read")
+    query, call = rig.enqueue("query"), rig.enqueue("call")
+    closing = rig.enqueue_many("close_archive", [{}] * 2)
+    thread = rig.enqueue("begin_thread")
+    rig.enqueue("price", {"number": 6})
+    [(name, code)] = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    (rig.directory / name).write_text(code)
+    pool = rig.run_pool("--until-empty", "--app", name, workers=CHILDREN, app=APP)
+
+    for name in ("appended", "written", "rotating", "watched"):
+        lines = Counter((rig.directory / f"{name}.log").read_text().splitlines())
+        assert lines == Counter(f"line {number}" for number in range(LINES)), name
+    header, *rows = (rig.directory / "rows.txt").read_text().splitlines()
+    assert (header, sorted(rows)) == ("header", sorted(f"row {number}" for number in range(LINES)))
+
+    [said] = pool.log(
+        "what the app's import opened is cut off in its children: open it in the handler (docs/forking.md)"
+    )
+    database = f"{rig.directory}/own.db (open for reading and writing)"
+    assert said["cut"][0] == database
+    assert [one.partition(" 127")[0] for one in said["cut"][1:]] == ["socket at", "socket to"]
+    [rotating] = [entry for entry in pool.log() if "rotates" in entry["event"]]
+    assert rotating["files"] == [f"{rig.directory}/rotating.log"]
+    dead = rig.dead()
+    assert set(dead) == {query, call}
+    assert all(database in (dead[ident].last_error or "").splitlines()[-1] for ident in dead)
+
+    assert "INFO:root:order 6, draw " in (rig.directory / "orders.log").read_text()
+
+    replaced = {entry["id"]: entry["why"] for entry in pool.log("a child is replaced")}
+    assert replaced[thread] == "threads"
+    assert not set(closing) & set(replaced), "a file of the app's own that a handler closes is no leak"

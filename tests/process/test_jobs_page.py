@@ -1,0 +1,83 @@
+"""docs/jobs.md: its programs and commands, typed as the page says, and one pool that works through all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from jobpool.message.builder import JobBuilder
+from jobpool.message.context import JobContext
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "jobs.md").read_text("utf-8")
+ENDS = """
+if __name__ == "__main__":
+    for url in ("ftp://x", "https://busy", "https://closed", "https://open"):
+        fetch.define(url).identifier(url.rpartition("/")[2]).dispatch()
+"""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def run(folder: Path, *words: str) -> str:
+    programs = {"python": [sys.executable], "jobpool": [str(Path(sys.executable).with_name("jobpool"))]}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("JOBPOOL_")}
+    done = subprocess.run(
+        [*programs[words[0]], *words[1:]],
+        cwd=folder,
+        env={**own, "JOBPOOL_RUNTIME_DIR": str(folder / "run")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_what_the_page_says_to_type_does_what_it_says(tmp_path: Path) -> None:
+    shop, *calls, ends = blocks("python")
+    (tmp_path / "shop.py").write_text(shop)
+    (tmp_path / "calls.py").write_text("".join(calls))
+    (tmp_path / "ends.py").write_text(f"import jobpool\n\n{ends}{ENDS}")
+    (tmp_path / "numbers.jsonl").write_text('{"a": 1, "b": 2}\n{"a": 2, "b": 2}\n')
+    enqueue_one, enqueue_file, history = [line[2:] for block in blocks("console") for line in block.splitlines()]
+
+    for program in ("calls.py", "ends.py"):
+        run(tmp_path, "python", program)
+    for command in (enqueue_one, enqueue_file):
+        run(tmp_path, *shlex.split(command))
+    apps = ("--app", "shop.py", "--app", "ends.py", "--queue", "reports", "--queue", "default")
+    run(tmp_path, "jobpool", *apps, "--workers", "2", "--until-empty", "--history", "table keep=5000")
+
+    for queue in ("reports", "default"):
+        [stats] = json.loads(run(tmp_path, "jobpool", "stats", "--json", queue))
+        assert (stats["waiting"], stats["delayed"], stats["dead"]) == (0, 0, int(queue == "default")), queue
+    said = run(tmp_path, *shlex.split(history), "--limit", "5000")
+    assert said.count("report of customer") == 2500 + 4
+    assert said.count("report of customer 7 since 2026-06-01") == 5
+    ended = json.loads(run(tmp_path, "jobpool", "history", "fetch", "--history", "table", "--json"))
+    rows = {(row["id"], row["attempt"], row["status"]) for row in ended}
+    busy, closed = {("busy", 1, "requeued"), ("busy", 2, "acked")}, {("closed", 1, "released"), ("closed", 1, "acked")}
+    assert rows == {("x", 1, "dead-lettered"), ("open", 1, "acked"), *busy, *closed}
+    sums = json.loads(run(tmp_path, "jobpool", "history", "add", "--history", "table", "--json"))
+    assert sorted(row["output"] for row in sums) == ["3", "3", "4"]
+
+
+def test_the_page_names_each_step_and_each_part_of_the_context() -> None:
+    steps, parts = (
+        PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+        for heading in ("The steps of a job", "In the handler")
+    )
+    own = {name for name, value in vars(JobBuilder).items() if not name.startswith("_") and callable(value)}
+    on_schedules = own - {step for step in own if f"`{step}(" in steps or f" `{step}(" in steps}
+    cron = (Path(__file__).resolve().parents[2] / "docs" / "cron.md").read_text("utf-8")
+    assert [step for step in on_schedules if f"{step}(" not in cron and step != "dispatch"] == []
+    for name in (name for name in vars(JobContext) if not name.startswith("_")):
+        assert re.search(rf"`{name}[`(]", parts), name

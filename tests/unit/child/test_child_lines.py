@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from jobpool.child.lines import Lines
+from jobpool.ipc import packets
+from jobpool.ipc.child_channel import BrokenChannelError, ChildChannel
+from jobpool.ipc.frames import MAX_SAID_BYTES, SAID_AT_ONCE, SAID_PER_S, BadFrame, Said, decode
+from jobpool.message.masking import Masker
+
+CHUNKS = [
+    (["one\ntwo\n"], ["one", "two"]),
+    (["o", "ne", "\n"], ["one"]),
+    (["\n", "  \n", "one\r\n"], ["one"]),
+    (["\r 10%", "\r 50%", "\r100%", "\n"], ["100%"]),
+    (["10 %", "\r", "100 %", "\r", "\n", "ab\r\n"], ["100 %", "ab"]),
+    (["no end"], ["no end"]),
+    (["x" * 5000 + "\n", "next\n"], ["x" * MAX_SAID_BYTES + "…", "next"]),
+    (["-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nAAAA\n-----END RSA PRIVATE KEY-----\nend\n"], ["***", "end"]),
+    (["password=hunter2\n"], ["password=***"]),
+    (["\u00e9\n", "ok\n"], ["\u00e9", "ok"]),
+]
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    here, there = packets.pair()
+    here.setblocking(False)
+    with here, there:
+        yield here, there
+
+
+def received(here: socket.socket) -> list[Said]:
+    found = []
+    while True:
+        try:
+            frame = decode(here.recv(1 << 16))
+        except BlockingIOError:
+            return found
+        assert isinstance(frame, Said)
+        found.append(frame)
+
+
+def test_printed_text_becomes_lines(ends: tuple[socket.socket, socket.socket]) -> None:
+    here, there = ends
+    for chunks, wanted in CHUNKS:
+        lines = Lines(there, logging.INFO, Masker())
+        lines.nonce = 7
+        for chunk in chunks:
+            lines.write(chunk.encode())
+        lines.end()
+        assert [said.text for said in received(here)] == wanted, chunks
+
+
+def test_lines_beyond_the_bound_are_counted_with_the_attempt_that_wrote_them(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    here, there = ends
+    lines = Lines(there, logging.INFO, Masker())
+    lines.nonce = 7
+    for number in range(100):
+        lines.write(f"{number}\n".encode() * 10)
+    lines.nonce = 8
+    lines.say(logging.INFO, "other")
+    lines.leave()
+    said = received(here)
+    texts = [one for one in said if one.text]
+    assert SAID_AT_ONCE <= len(texts) <= SAID_AT_ONCE + SAID_PER_S  # on a slow machine some more
+    assert len(texts) + sum(one.left_out for one in said) == 1001
+    assert {one.nonce for one in said if one.left_out} <= {7, 8}
+
+
+def test_below_the_level_nothing_is_sent_and_a_record_is_one_frame(ends: tuple[socket.socket, socket.socket]) -> None:
+    here, there = ends
+    lines = Lines(there, logging.WARNING, Masker())
+    lines.write(b"printed\n")
+    lines.say(logging.ERROR, "two\nlines", "shop")
+    assert [(one.level, one.text, one.logger) for one in received(here)] == [(logging.ERROR, "two\nlines", "shop")]
+
+
+def test_a_master_that_stands_still_holds_nobody_up(ends: tuple[socket.socket, socket.socket]) -> None:
+    here, there = ends
+    there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    lines = Lines(there, logging.INFO, Masker())
+    for _ in range(SAID_AT_ONCE):
+        lines.write(b"x" * 1000 + b"\n")
+    kept = len(received(here))
+    lines.leave()
+    assert kept < SAID_AT_ONCE
+    [summary] = received(here)
+    assert (summary.text, summary.left_out) == ("", SAID_AT_ONCE - kept)
+
+
+def test_a_child_that_sends_more_lines_than_it_may_is_broken() -> None:
+    channel = ChildChannel(1, 1024)
+    packet = Said(1, logging.INFO, "x").encode()
+
+    def flood() -> None:
+        for _ in range(SAID_AT_ONCE * 100):
+            channel._far.send(packet)
+            channel.receive()
+
+    try:
+        with pytest.raises(BrokenChannelError, match="more lines"):
+            flood()
+    finally:
+        channel.close()
+
+
+def test_a_line_with_fields_of_other_types_is_no_frame() -> None:
+    good = Said(1, logging.INFO, "x").encode()
+    assert decode(good) == Said(1, logging.INFO, "x")
+    for bad in (good.replace(b'"x"', b"7"), good.replace(b"20", b'"20"'), good.replace(b"20", b"true")):
+        with pytest.raises(BadFrame):
+            decode(bad)
