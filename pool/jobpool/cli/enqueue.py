@@ -17,7 +17,7 @@ from jobpool.cli.options import Command, as_json, option, setting
 from jobpool.cli.output import answer_ids, note, plural
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, InvalidJob
-from jobpool.message.definition import JobDefinition
+from jobpool.message.definition import DEFAULT_PRIORITY, JobDefinition
 from jobpool.message.names import DEFAULT_QUEUE
 from jobpool.message.units import parse_duration
 
@@ -211,7 +211,7 @@ def _enqueue(backend: QueueBackend, definitions: Iterator[JobDefinition]) -> Ite
     """Enqueue in batches, all or none each; yields their ids. Say which options of the first the broker ignores."""
     can, scheme = backend.capabilities, backend.scheme
     first = next(definitions, None)
-    if first and first.priority != JobDefinition(first.handler).priority and not can.priorities:
+    if first and first.priority != DEFAULT_PRIORITY and not can.priorities:
         note(f"{scheme}:// knows no priorities (Capabilities.priorities): the job waits for those before it")
     if first and first.identifier is not None and not can.keeps_records:
         note(f"{scheme}:// knows no ids (Capabilities.keeps_records): enqueued again, it is a second message")

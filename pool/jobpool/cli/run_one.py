@@ -9,10 +9,8 @@ import click
 from jobpool.cli.enqueue import read_payload
 from jobpool.cli.options import Command, setting
 from jobpool.cli.output import note
-from jobpool.cli.session import Session
+from jobpool.cli.session import NO_APP, Session
 from jobpool.errors import ConfigurationError
-
-_DEFAULT_PRIORITY = 5
 
 
 @click.command("run-one", cls=Command)
@@ -32,17 +30,18 @@ def run_one(session: Session, handler: str, payload: tuple[str, ...], apps: tupl
     """
     from jobpool.child.attempt import AttemptRunner, JobToRun, NoCapture, SoftAlarm
     from jobpool.handlers.ending import AT_A_BREAKPOINT
+    from jobpool.message.definition import DEFAULT_PRIORITY
     from jobpool.message.envelope import JobEnvelope
     from jobpool.message.names import DEFAULT_QUEUE
     from jobpool.message.outcome import ResultKind
 
     registry = session.app(apps=apps)
     if registry is None:
-        raise ConfigurationError("no application: name the module with your handlers, --app myapp.jobs")
+        raise ConfigurationError(NO_APP)
     queues = {info.name: info.queues for info in registry.infos()}
     queue = queues.get(handler, [DEFAULT_QUEUE])[0]
     value = read_payload(payload)
-    envelope = JobEnvelope(handler, value, queue, _DEFAULT_PRIORITY, None, 0, None, secrets.token_hex(8))
+    envelope = JobEnvelope(handler, value, queue, DEFAULT_PRIORITY, None, 0, None, secrets.token_hex(8))
     attempt = AttemptRunner(registry, SoftAlarm(), NoCapture()).run(
         JobToRun(envelope, queue), progress=lambda fraction, text: note(f"{fraction:.0%} {text}")
     )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 OWN_THREADS: set[threading.Thread] = set()
 """Threads that ran before an app was imported; empty = none was."""
 
+NO_APP = "no application: name the module with your handlers, --app myapp.jobs"
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -152,10 +153,7 @@ def check_apps(pool: Settings) -> Settings:
         ConfigurationError: There is no app, or one cannot be found; the text says where was looked.
     """
     if not (pool.apps or pool.allowed_callables or pool.allowed_shell_commands):
-        raise ConfigurationError(
-            "no application: name the module with your handlers, --app myapp.jobs or apps in jobpool.toml"
-            " (`jobpool init` writes a first one)"
-        )
+        raise ConfigurationError(f"{NO_APP} or apps in jobpool.toml (`jobpool init` writes a first one)")
     return replace(pool, apps=tuple(find_app(app, pool.sys_path) for app in pool.apps))
 
 

@@ -14,6 +14,7 @@ from jobpool.message.payload import check_payload
 LONGEST = 100 * 366 * 86400.0
 """Seconds: the upper bound of every duration, far below what a timer or a date overflows at."""
 
+DEFAULT_PRIORITY = 5
 EVERY_MINUTE = "* * * * *"
 UTC_ZONE = "UTC"
 MAKE_UP_ONE = "one"
@@ -55,7 +56,7 @@ class JobDefinition:
     payload: Any = field(default_factory=dict)
     name: str | None = None
     queue: str | None = None
-    priority: int = 5
+    priority: int = DEFAULT_PRIORITY
     max_retries: int | None = None
     timeout: float | None = None
     scheduled_at: datetime | None = None

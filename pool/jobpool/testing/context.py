@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobpool.message.context import JobContext
-from jobpool.message.definition import JobDefinition
+from jobpool.message.definition import DEFAULT_PRIORITY, JobDefinition
 from jobpool.message.envelope import JobEnvelope
 
 
@@ -61,5 +61,6 @@ def context(
     facts that `JobContext` tells.
     """
     payload = {} if payload is None else payload
-    facts = JobEnvelope(handler, payload, queue, 5, max_retries, attempt - 1, name, identifier, meta=dict(meta or {}))
+    history = max_retries, attempt - 1, name, identifier
+    facts = JobEnvelope(handler, payload, queue, DEFAULT_PRIORITY, *history, meta=dict(meta or {}))
     return RecordedContext(facts, fence=fence, crashes=crashes, deadline=deadline)
