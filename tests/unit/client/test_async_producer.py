@@ -126,13 +126,15 @@ def test_a_cancelled_call_that_waited_is_not_sent_and_one_under_way_is(broker: B
                 isinstance(end, asyncio.CancelledError)
                 for end in await asyncio.gather(*waiting, return_exceptions=True)
             )
-            late = asyncio.ensure_future(jobs.aenqueue(JobDefinition("late")))
+            late = [asyncio.ensure_future(jobs.aenqueue(JobDefinition("late"))) for _ in range(10)]
             await beats(20)
-            assert not late.done()
-        await late
+            assert not any(each.done() for each in late)
+            assert broker.connections() <= before + producer.MAX_AWAITED_CALLS, "a cancelled call keeps its turn"
+        await asyncio.gather(*late)
 
+    before = broker.connections()
     run(test)
-    assert jobs.stats().waiting == producer.MAX_AWAITED_CALLS + 1
+    assert jobs.stats().waiting == producer.MAX_AWAITED_CALLS + 10
 
 
 def test_a_call_under_way_is_finished_when_its_loop_is_closed(broker: Broker, jobs: Jobs) -> None:
