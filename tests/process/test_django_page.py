@@ -23,6 +23,10 @@ class Question(models.Model):
     pub_date = models.DateTimeField("date published")
 """
 MORE_SETTINGS = """
+import sys
+
+if not sys.argv[0].endswith("first_use.py"):  # an option of Postgres, with which SQLite would not open
+    DATABASES["default"]["OPTIONS"] = {"pool": True}
 DATABASES["default"]["CONN_MAX_AGE"] = 60
 TASKS["now"] = {**TASKS["default"], "OPTIONS": {"backend": "sync://"}}
 """
@@ -86,6 +90,11 @@ def make_project(folder: Path) -> None:
     (folder / "first_use.py").write_text(FIRST_USE)
 
 
+def settings_with(option: str) -> str:
+    backend = "jobpool.contrib.django.JobpoolBackend"
+    return f"TASKS = {{'default': {{'BACKEND': {backend!r}, 'OPTIONS': {{{option}}}}}}}\n"
+
+
 def run(folder: Path, *words: str, fails: bool = False, **variables: str) -> str:
     own = {key: value for key, value in os.environ.items() if not key.startswith(("JOBPOOL_", "DJANGO_"))}
     done = subprocess.run(
@@ -128,5 +137,9 @@ def test_the_tutorial_project_runs_tasks_and_plain_handlers(tmp_path: Path) -> N
     assert typed[:2] == ["DJANGO_SETTINGS_MODULE=mysite.settings", "jobpool"]
     said = run(tmp_path, jobpool, *typed[2:], DJANGO_SETTINGS_MODULE="mysite.settings")
     assert said.startswith("Ann was reminded on day 1")
-    said = run(tmp_path, jobpool, *typed[2:], fails=True)
-    assert "DJANGO_SETTINGS_MODULE is not set: start it as `python manage.py jobpool`" in said
+    (tmp_path / "wrong.py").write_text(settings_with("'max_retires': 3"))
+    for variables, told in (
+        ({}, "DJANGO_SETTINGS_MODULE is not set: start it as `python manage.py jobpool`"),
+        ({"DJANGO_SETTINGS_MODULE": "wrong"}, "OPTIONS has no 'max_retires'; did you mean 'max_retries'?"),
+    ):
+        assert told in run(tmp_path, jobpool, *typed[2:], fails=True, **variables)

@@ -38,6 +38,9 @@ def _set_up() -> None:
                 f"there is no module {error.name!r} for {ENVIRONMENT_VARIABLE}={name}: start it in the folder of"
                 " manage.py, or as `python manage.py jobpool`"
             ) from None
+    for database in settings.DATABASES.values():
+        # A process that runs one job at a time needs no pool of connections, whose threads would outlive each job.
+        database.get("OPTIONS", {}).pop("pool", None)
     django.setup()
 
 
