@@ -1,4 +1,4 @@
-"""The bound on lines for the log that one process may send: a burst, and after it so many a second (a token bucket)."""
+"""The bound on lines for the log that one process may send: a burst, and after it a steady rate (a token bucket)."""
 
 from __future__ import annotations
 

@@ -36,26 +36,6 @@ MINE = "0123456789abcdef" * 2
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
-
-
-@pytest.fixture
-def backend(rig: Rig) -> PostgresBackend:
-    backend = rig.open(timeout=PATIENCE)
-    backend.prepare()
-    return backend
-
-
-@pytest.fixture
-def connection(rig: Rig, backend: PostgresBackend) -> Connection:
-    """In a transaction of somebody else's."""
-    del backend
-    return rig.connect()
-
-
-@pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(4) as threads:
         yield threads

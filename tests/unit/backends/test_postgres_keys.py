@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,19 +28,6 @@ LOCK = Guards(holds=(Hold("job:nightly"),))
 KEY = Guards(key="order-17")
 
 Connection = psycopg.Connection[Any]
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
-
-
-@pytest.fixture
-def backend(rig: Rig) -> PostgresBackend:
-    backend = rig.open(timeout=PATIENCE)
-    backend.prepare()
-    return backend
 
 
 def leases(backend: QueueBackend, count: int, ttl: float = 300.0) -> list[JobLease]:

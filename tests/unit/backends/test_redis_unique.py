@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, numbered
@@ -15,12 +13,6 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Move, Settled, Settlement
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.records import read_entry, write_entry
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
 
 
 def unique(key: str = "order-17", **fields: object) -> JobDefinition:
