@@ -9,12 +9,19 @@ from typing import Any
 import psycopg
 import pytest
 import redis_rig
+from beanstalk_clients import Clients
 from support.servers import shared_redis
 
+from jobpool.clock import ManualClock
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.sqlite import SqliteBackend
 
 Open = Callable[..., SqliteBackend]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
@@ -66,3 +73,10 @@ def connection(rig: Any, backend: PostgresBackend) -> psycopg.Connection[Any]:
     del backend
     connection: psycopg.Connection[Any] = rig.connect()
     return connection
+
+
+@pytest.fixture
+def clients() -> Iterator[Clients]:
+    """Of a beanstalkd."""
+    with Clients() as clients:
+        yield clients

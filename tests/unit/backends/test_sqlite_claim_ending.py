@@ -19,11 +19,6 @@ Open = Callable[..., SqliteBackend]
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def backend(open_sqlite: Open, clock: ManualClock) -> SqliteBackend:
     return open_sqlite(clock=clock, pragmas=("synchronous = OFF",))
 
