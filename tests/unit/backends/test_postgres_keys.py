@@ -229,14 +229,6 @@ def test_one_call_settles_guarded_leases_and_others(backend: PostgresBackend) ->
         assert backend.keys.take(QUEUE, rate, "more") > 0.0
 
 
-def test_a_refused_ack_marks_nothing_done(backend: PostgresBackend) -> None:
-    [lease] = leases(backend, 1)
-    begin(backend, lease, KEY)
-    backend.release(lease)
-    assert backend.ack(lease.guarded(KEY)) is Settled.NOT_IN_FLIGHT
-    assert backend.keys.first_run(QUEUE, "order-17")
-
-
 # --- what is kept goes again --------------------------------------------------------------------------------
 
 

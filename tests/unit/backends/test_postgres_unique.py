@@ -15,7 +15,6 @@ from support.waiting import wait_until
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Guards
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.postgres import PostgresBackend, enqueue
 from jobpool_backends.postgres.in_transaction import ack
 
@@ -158,16 +157,6 @@ def test_many_at_once_are_all_or_none_however_they_travel(
 
 
 # --- follow-ups and a handler's own transaction -------------------------------------------------------------
-
-
-def test_a_follow_up_with_a_known_key_is_left_out(backend: PostgresBackend) -> None:
-    backend.enqueue(a_job())
-    lease = a_lease(backend)
-    known = backend.enqueue(unique())
-    assert backend.settle_many([(lease, Ack((unique(), a_job("other"))))]) == [Settled.OK]
-    ids = [message.id for message in backend.list_messages()]
-    assert ids[0] == known
-    assert len(ids) == 2
 
 
 def test_an_ack_in_a_transaction_marks_its_key_done_and_keeps_the_unique_one_known(

@@ -118,17 +118,6 @@ def test_a_server_that_forgets_its_scripts_adds_it_once(rig: Rig) -> None:
     assert backend.stats(QUEUE).pending == 1
 
 
-def test_a_follow_up_with_a_known_key_is_left_out(rig: Rig) -> None:
-    backend = rig.open()
-    known = backend.enqueue(unique(queue="mails"))
-    backend.enqueue(a_job())
-    [lease] = take(backend)
-    follow_ups = (unique(queue="mails"), unique("order-18", queue="mails"), unique("order-18", queue="mails"))
-    assert backend.settle_many([(lease, Ack(follow_ups))]) == [Settled.OK]
-    assert backend.list_messages(MessageFilter(queue="mails"))[0].id == known
-    assert backend.stats("mails").pending == 2
-
-
 # --- on its way to another queue ----------------------------------------------------------------------------
 
 MOVED = NewMessage(
