@@ -15,7 +15,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Release
 
 MICRO = 1_000_000
-T = TypeVar("T")
+Item = TypeVar("Item")
 K = TypeVar("K")
 
 MAX_LISTED_LOGS = 10_000
@@ -113,9 +113,9 @@ def is_meant(message: Message, where: MessageFilter, now: float) -> bool:
     return matches(message, where, micros(now) - micros(since), message.last_error, message.cause)
 
 
-def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+def grouped(items: Iterable[Item], key: Callable[[Item], K]) -> dict[K, list[Item]]:
     """Return the items by key, both in their order."""
-    groups: dict[K, list[T]] = {}
+    groups: dict[K, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups

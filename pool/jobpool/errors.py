@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+NO_APP = "no application: name the module with your handlers, --app myapp.jobs or apps in jobpool.toml"
+
 
 class JobpoolError(Exception):
     """Base of every error that jobpool raises on purpose."""

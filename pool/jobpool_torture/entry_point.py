@@ -25,7 +25,7 @@ from jobpool_torture.result import Result
 from jobpool_torture.run import Run
 from jobpool_torture.schedule import KINDS, Fault
 
-T = TypeVar("T")
+Part = TypeVar("Part")
 SCHEDULE = "schedule.json"
 SHORTEST = "shortest.json"
 """Files of a run's folder: the schedule; and the shortest part of it that has failed too."""
@@ -36,7 +36,7 @@ REPLAYED = {"seed": int, "seconds": int | float, "pools": int, "workers": int, "
 """Options that a schedule file brings along → what they must be."""
 
 
-def shrink(faults: Sequence[T], fails: Callable[[list[T]], bool], *, most: int = 100) -> list[T]:
+def shrink(faults: Sequence[Part], fails: Callable[[list[Part]], bool], *, most: int = 100) -> list[Part]:
     """Return a part of `faults`, in their order, for which `fails` was true: as short as `most` runs let it become.
 
     `fails` runs a part, and says whether it failed; it is never asked for the same one twice, nor for all of them.
@@ -45,7 +45,7 @@ def shrink(faults: Sequence[T], fails: Callable[[list[T]], bool], *, most: int =
     kept = list(faults)
     pieces = 2
 
-    def ask(part: list[T]) -> bool:
+    def ask(part: list[Part]) -> bool:
         key = tuple(map(id, part))
         if len(known) >= most or key in known:
             return False
@@ -63,7 +63,7 @@ def shrink(faults: Sequence[T], fails: Callable[[list[T]], bool], *, most: int =
     return kept
 
 
-def _without_one(items: list[T], pieces: int) -> Iterator[list[T]]:
+def _without_one(items: list[Part], pieces: int) -> Iterator[list[Part]]:
     """Yield `items` without each of `pieces` pieces of nearly the same length; nothing if there is only one item."""
     pieces = min(pieces, len(items))
     edges = [len(items) * index // pieces for index in range(pieces + 1)]

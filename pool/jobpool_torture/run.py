@@ -44,7 +44,7 @@ OF_ALL = ("broker.restart", "access.deny")  # faults that hold up every pool
 OF_ALL_IN_ONE_FILE = (*OF_ALL, "master.stop", "group.stop")
 """The same on SQLite: a pool that is stopped in the middle of a write keeps the lock that all others wait for."""
 
-T = TypeVar("T")
+Answered = TypeVar("Answered")
 LOG_LINE_CHARS = 500
 
 
@@ -244,7 +244,7 @@ class Run:
             self._pace.rest(LOOK_EVERY_S)
         return True
 
-    def _ask(self, call: Callable[[], T]) -> T | None:
+    def _ask(self, call: Callable[[], Answered]) -> Answered | None:
         """Return the answer of the call, repeated for about `ANSWER_LIMIT_S`; None, and a count, if there is none."""
         give_up = time.monotonic() + ANSWER_LIMIT_S
         while True:

@@ -24,8 +24,7 @@ Both take the fields of `Settings` by keyword: `key_name`, `key`, `auth` (True: 
 * queues: `create_queue`, `delete_queue`, `set_status`, `queues`, `counts`, `messages`, `purge`;
 * time: `turn`, `set_clock`, `now`; locks, schedules, times to live and duplicate windows go by the peer's clock;
 * faults of the network: `drop_connections`, `close_connections`, `detach_links`, `refuse`, `stall`, `restart`;
-* faults of operations: `fail`, `delay`, `lose_replies`, `expire_locks`, `limit_management_replies`, `limit_unsettled`,
-  `release_on_detach`, `count_released`;
+* faults of operations: `fail`, `lose_replies`, `expire_locks`, `limit_management_replies`, `limit_unsettled`;
 * `heal`, which ends all faults, and `connections`, `links`: what is open.
 
 By hand: `python -m servicebus_peer --port 5672 --queue jobs,lock_duration=30` with `tests` on the path.

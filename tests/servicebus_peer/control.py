@@ -160,10 +160,6 @@ class Control:
         words = {"condition": condition, "times": times, "match": match, "description": description, "status": status}
         self._ask("fail", operation=operation, **words)
 
-    def delay(self, operation: Operation, seconds: float) -> None:
-        """Do these operations at once, and reply so much later, by the machine's time; 0 = at once again."""
-        self._ask("delay", operation=operation, seconds=seconds)
-
     def lose_replies(self, operation: Operation, times: int = 1) -> None:
         """Do the next `times` of these operations, and never reply; 0 = no more."""
         self._ask("lose_replies", operation=operation, times=times)
@@ -179,14 +175,6 @@ class Control:
     def limit_unsettled(self, most: int | None) -> None:
         """Send no more to a session that has so many deliveries unsettled; None = 5000, as the service."""
         self._ask("limit_unsettled", most=most)
-
-    def release_on_detach(self, on: bool = True) -> None:
-        """Whether the locks of a link end with it. Without, as at the service, they hold until they expire."""
-        self._ask("release_on_detach", on=on)
-
-    def count_released(self, on: bool = True) -> None:
-        """Whether a delivery that is settled as "released" counts as failed."""
-        self._ask("count_released", on=on)
 
     def heal(self) -> None:
         """End every fault; what was done stays done."""

@@ -103,10 +103,6 @@ def array_of_timestamps(values: Sequence[int]) -> bytes:
     return _array(0x83, b"".join([value.to_bytes(8, "big", signed=True) for value in values]), len(values))
 
 
-def array_of_uuids(values: Sequence[uuids.UUID]) -> bytes:
-    return _array(0x98, b"".join([value.bytes for value in values]), len(values))
-
-
 def array_of_symbols(values: Sequence[str]) -> bytes:
     """Of at most 255 characters each."""
     return _array(0xA3, b"".join([bytes((len(value),)) + value.encode("ascii") for value in values]), len(values))

@@ -6,7 +6,6 @@ com.microsoft:renew-lock), "cbs" ($cbs).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -37,18 +36,13 @@ class Faults:
     Attributes:
         stalled: What clients send is not looked at, nothing is answered, no connection is closed.
         management_replies: How many a link that takes replies of $management gets in all; None = as its credit says.
-        release_on_detach: Whether the locks of a link end with it. The service keeps them until they expire.
-        count_released: Whether the outcome "released" counts as a failed delivery; Microsoft's pages say both.
     """
 
     failures: list[Failure] = field(default_factory=list)
-    delays: dict[Operation, float] = field(default_factory=dict)
     losses: dict[Operation, int] = field(default_factory=dict)
     stalled: bool = False
     management_replies: int | None = None
     max_unsettled: int = MAX_UNSETTLED
-    release_on_detach: bool = False
-    count_released: bool = False
 
     def fail(self, operation: Operation, error: AmqpError, match: str, times: int) -> None:
         self.failures.append(Failure(known(operation), error, match.lower(), times))
@@ -65,13 +59,9 @@ class Faults:
                 raise failure.error
 
     def reply(self, operation: Operation, send: Callable[[], None]) -> None:
-        """Send the reply to an operation: now, later, or never."""
+        """Send the reply to an operation, or lose it."""
         if self.losses and self.losses.get(operation, 0) > 0:
             self.losses[operation] -= 1
-            return
-        delay = self.delays.get(operation, 0.0) if self.delays else 0.0
-        if delay:
-            asyncio.get_running_loop().call_later(delay, send)
         else:
             send()
 

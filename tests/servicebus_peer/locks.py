@@ -58,10 +58,6 @@ class Locks:
         message.lock = None
         return message
 
-    def of(self, owner: object) -> list[uuid.UUID]:
-        """Those that were taken for this receiver."""
-        return [token for token, message in self._held.items() if message.lock and message.lock.owner is owner]
-
     def first_end(self) -> float | None:
         """When the next one ends, on the monotonic clock."""
         for message in self._held.values():

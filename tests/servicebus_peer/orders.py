@@ -130,9 +130,6 @@ class Orders:
         error = AmqpError(_symbol(condition), description, status)
         self._broker.faults.fail(known(operation), error, match, times)
 
-    def delay(self, operation: str, seconds: float) -> None:
-        self._broker.faults.delays[known(operation)] = _finite(seconds)
-
     def lose_replies(self, operation: str, times: int = 1) -> None:
         self._broker.faults.losses[known(operation)] = times
 
@@ -144,12 +141,6 @@ class Orders:
 
     def limit_unsettled(self, most: int | None) -> None:
         self._broker.faults.max_unsettled = MAX_UNSETTLED if most is None else most
-
-    def release_on_detach(self, on: bool = True) -> None:
-        self._broker.faults.release_on_detach = on
-
-    def count_released(self, on: bool = True) -> None:
-        self._broker.faults.count_released = on
 
     async def heal(self) -> None:
         await self._broker.heal()

@@ -136,6 +136,3 @@ class ConsumerLink(OutgoingLink):
         super().end()
         self._consumers.remove(self)
         self.session.forget(self)
-        if self.session.broker.faults.release_on_detach:
-            for token in self.store.locks_of(self):
-                self.store.release(token)

@@ -154,7 +154,7 @@ class Session:
         faults = self.broker.faults
         try:
             faults.check("settle", link.store.name)
-            outcome = settle(link.store, token, disposition.state, faults.count_released)
+            outcome = settle(link.store, token, disposition.state)
         except AmqpError as error:
             outcome = replies.rejected(error.condition, error.description)
         if not disposition.settled:

@@ -18,21 +18,21 @@ REASON = "DeadLetterReason"
 DESCRIPTION = "DeadLetterErrorDescription"
 
 
-def settle(store: Store, token: uuid.UUID, state: Described, count_released: bool = False) -> bytes:
-    """Do it; the outcome to tell the client: the same, or "rejected" with an error. `count_released`: see `Faults`."""
+def settle(store: Store, token: uuid.UUID, state: Described) -> bytes:
+    """Do it; the outcome to tell the client: the same, or "rejected" with an error."""
     try:
-        return _settled(store, token, state, count_released)
+        return _settled(store, token, state)
     except AmqpError as error:
         return replies.rejected(error.condition, error.description)
 
 
-def _settled(store: Store, token: uuid.UUID, state: Described, count_released: bool) -> bytes:
+def _settled(store: Store, token: uuid.UUID, state: Described) -> bytes:
     match state.descriptor:
         case codes.ACCEPTED:
             store.complete(token)
             return replies.ACCEPTED
         case codes.RELEASED:
-            _release(store, token, count_released)
+            store.release(token)
             return replies.RELEASED
         case codes.MODIFIED:
             return _modify(store, token, Fields(state.value, "modified"))
@@ -42,19 +42,14 @@ def _settled(store: Store, token: uuid.UUID, state: Described, count_released: b
     raise AmqpError(errors.NOT_IMPLEMENTED, f"{state.descriptor!r} is no outcome")
 
 
-def _release(store: Store, token: uuid.UUID, failed: bool) -> None:
-    if failed:
-        store.abandon(token)
-    else:
-        store.release(token)
-
-
 def _modify(store: Store, token: uuid.UUID, modified: Fields) -> bytes:
     failed, undeliverable = modified.get(0, bool, False), modified.get(1, bool, False)
     if undeliverable:
         store.defer(token)
+    elif failed:
+        store.abandon(token)
     else:
-        _release(store, token, failed)
+        store.release(token)
     return replies.modified(failed, undeliverable)
 
 

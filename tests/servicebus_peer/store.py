@@ -124,9 +124,6 @@ class Store(Shelf):
         for token in tokens:
             self._locks.find(token)
 
-    def locks_of(self, owner: object) -> list[uuid.UUID]:
-        return self._locks.of(owner)
-
     def expire_locks(self) -> int:
         """End all locks now; how many."""
         tokens = list(self._locks)

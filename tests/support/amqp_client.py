@@ -13,10 +13,9 @@ from typing import Any, NamedTuple, Self
 
 from servicebus_peer import codes
 from servicebus_peer import encoding as e
-from servicebus_peer.decoding import Described, decode
+from servicebus_peer.decoding import Described
 from servicebus_peer.framing import AMQP_HEADER, SASL_FRAME, SASL_HEADER, Frame, FrameReader, Header, frame
 from servicebus_peer.requests import Request, parsed
-from servicebus_peer.sections import sections_of
 
 LIMIT = 5.0
 """Seconds for an answer."""
@@ -35,14 +34,13 @@ class Delivery(NamedTuple):
 class AmqpClient:
     """One connection with one session, on channel 0; a context manager that closes its socket."""
 
-    def __init__(self, port: int, *, window: int = 1000, max_frame_size: int = 65_536, idle: int | None = None) -> None:
+    def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), LIMIT)
         self._reader = FrameReader()
         self._frames: deque[Frame | Header] = deque()
         self._handles = itertools.count()
         self._deliveries = itertools.count()
-        self._window = window
-        self._begin(max_frame_size, idle)
+        self._begin()
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +77,7 @@ class AmqpClient:
 
     # --- links --------------------------------------------------------------------------------------
 
-    def attach(self, address: str, role: bool, *, settled: bool = False) -> int:
+    def attach(self, address: str, role: bool) -> int:
         """Attach a link; its handle. Raises `Refused`."""
         handle = next(self._handles)
         source, target = (address, "me") if role is codes.RECEIVER else ("me", address)
@@ -88,7 +86,7 @@ class AmqpClient:
             e.string(f"link {handle}"),
             e.uint(handle),
             e.boolean(role),
-            e.ubyte(codes.SETTLED if settled else 2),
+            e.ubyte(2),
             e.ubyte(1),
             e.composite(codes.SOURCE, [e.string(source)]),
             e.composite(codes.TARGET, [e.string(target)]),
@@ -100,40 +98,32 @@ class AmqpClient:
             raise Refused(*_error(self.expect(codes.DETACH)[2]))
         return handle
 
-    def rewind(self, handle: int) -> None:
-        """Take this handle for the next link."""
-        self._handles = itertools.count(handle)
-
-    def flow(self, handle: int, credit: int, *, seen: int = 0, drain: bool = False, echo: bool = False) -> None:
+    def flow(self, handle: int, credit: int, *, seen: int = 0) -> None:
         """Give credit; `seen`: deliveries that came on this link."""
         self.send(
             codes.FLOW,
             e.uint(1),
-            e.uint(self._window),
+            e.uint(1000),
             e.uint(0),
             e.uint(1000),
             e.uint(handle),
             e.uint(seen),
             e.uint(credit),
             e.NULL,
-            e.boolean(drain),
-            e.boolean(echo),
+            e.FALSE,
+            e.FALSE,
         )
 
-    def transfer(
-        self, handle: int, payload: bytes, *, message_format: int = 0, size: int = 60_000, settled: bool = False
-    ) -> int:
-        """Send one delivery, in frames of `size` bytes; its number."""
+    def transfer(self, handle: int, payload: bytes) -> int:
+        """Send one delivery, in one frame; its number."""
         number = next(self._deliveries)
-        for start in range(0, len(payload) or 1, size):
-            more = start + size < len(payload)
-            head = (e.uint(handle), e.uint(number), e.binary(b"%d" % number), e.uint(message_format))
-            self.send(codes.TRANSFER, *head, e.boolean(settled), e.boolean(more), payload=payload[start : start + size])
+        head = (e.uint(handle), e.uint(number), e.binary(b"%d" % number), e.uint(0), e.FALSE, e.FALSE)
+        self.send(codes.TRANSFER, *head, payload=payload)
         return number
 
-    def sent(self, handle: int, payload: bytes, **how: Any) -> Described:
+    def sent(self, handle: int, payload: bytes) -> Described:
         """Send one delivery; its outcome."""
-        self.transfer(handle, payload, **how)
+        self.transfer(handle, payload)
         return self.outcome()
 
     def outcome(self, limit: float = LIMIT) -> Described:
@@ -188,23 +178,17 @@ class AmqpClient:
         """The next reply."""
         return parsed(self.delivery(limit).payload)
 
-    def manage(self, pair: tuple[int, int], operation: str, *pairs: tuple[bytes, bytes]) -> Request:
-        """Ask for an operation of $management, and wait for the reply."""
-        self.ask(pair, e.map_(pairs), operation=f"com.microsoft:{operation}")
-        return self.answer()
-
     # --- inside -------------------------------------------------------------------------------------
 
-    def _begin(self, max_frame_size: int, idle: int | None) -> None:
+    def _begin(self) -> None:
         self.socket.sendall(SASL_HEADER)
         assert self._next(LIMIT) == Header(SASL_HEADER)
         assert self.next().code == codes.SASL_MECHANISMS
         self.socket.sendall(frame(0, e.composite(codes.SASL_INIT, [e.symbol("ANONYMOUS")]), SASL_FRAME))
         assert self.expect(codes.SASL_OUTCOME)[0] == 0
         self.socket.sendall(AMQP_HEADER)
-        time_out = e.NULL if idle is None else e.uint(idle)
-        self.send(codes.OPEN, e.string("test"), e.NULL, e.uint(max_frame_size), e.NULL, time_out)
-        self.send(codes.BEGIN, e.NULL, e.uint(0), e.uint(self._window), e.uint(1000))
+        self.send(codes.OPEN, e.string("test"), e.NULL, e.uint(65_536), e.NULL, e.NULL)
+        self.send(codes.BEGIN, e.NULL, e.uint(0), e.uint(1000), e.uint(1000))
         assert self._next(LIMIT) == Header(AMQP_HEADER)
         assert self.next().code == codes.OPEN
         assert self.next().code == codes.BEGIN
@@ -243,16 +227,6 @@ def condition_of(outcome: Described) -> str:
     assert outcome.descriptor == codes.REJECTED
     assert isinstance(outcome.value, list)
     return _error(outcome.value[0])[0]
-
-
-def annotations_of(payload: bytes) -> dict[str, Any]:
-    """The message annotations of an encoded message."""
-    for section in sections_of(payload):
-        if section.code == codes.MESSAGE_ANNOTATIONS:
-            found, _ = decode(payload, section.value)
-            assert isinstance(found, dict)
-            return found
-    return {}
 
 
 def _error(value: Any) -> tuple[str, str]:

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 
 import greenstalk
 
-from jobpool.broker.backend import check_queue
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State
 from jobpool.clock import Clock
 from jobpool.errors import InvalidJob, MalformedEnvelope, Unsupported
 from jobpool.message.envelope import decode
+from jobpool.message.names import check_queue
 from jobpool_backends.beanstalk.connection import Connection, number
 from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.records import from_bytes

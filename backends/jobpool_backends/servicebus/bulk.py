@@ -33,7 +33,7 @@ from jobpool_backends.servicebus.queue_client import QueueClient
 from jobpool_backends.servicebus.records import copy_id, read
 from jobpool_backends.shared import TOUCHABLE, grouped
 
-T = TypeVar("T")
+Step = TypeVar("Step")
 RECEIVE_MESSAGES = 250  # messages received, or cancelled, at once
 RECEIVE_TIMEOUT_S = 1.0  # time to wait for messages that were there a moment ago. Others may be at work on them.
 MAX_LOCKED_MESSAGES = 2000  # dead letters that are kept locked; the broker gives about 5,000 to one connection
@@ -70,7 +70,7 @@ class BulkChanger:
         limit = time.monotonic() + BULK_STEP_LIMIT_S
         return self._namespace.call(_delete_waiting(client, len(numbers), limit), BULK_STEP_LIMIT_S)
 
-    def _ask(self, channel: Channel[Any], step: Callable[[Any], Awaitable[T]]) -> T:
+    def _ask(self, channel: Channel[Any], step: Callable[[Any], Awaitable[Step]]) -> Step:
         return self._namespace.call(channel.run(step, time.monotonic() + BULK_STEP_LIMIT_S), BULK_STEP_LIMIT_S)
 
 

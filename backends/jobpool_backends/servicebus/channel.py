@@ -27,7 +27,7 @@ STALE_AFTER_S = 5.0  # time without use after which a handler may have been deta
 CHECK_AFTER_S = 0.02  # time without use after which to look whether the other side has ended the connection
 CLOSE_LIMIT_S = 5.0
 H = TypeVar("H", bound=ServiceBusSender | ServiceBusReceiver)
-T = TypeVar("T")
+Done = TypeVar("Done")
 
 
 class Channel(Generic[H]):
@@ -48,8 +48,8 @@ class Channel(Generic[H]):
         self.generation = 0  # which handler it is: deliveries of one cannot be settled on another's link
 
     async def run(
-        self, work: Callable[[H], Awaitable[T]], deadline: float | None = None, *, patiently: bool = True
-    ) -> T:
+        self, work: Callable[[H], Awaitable[Done]], deadline: float | None = None, *, patiently: bool = True
+    ) -> Done:
         """Do `work` with the handler, alone. Try again with a new one if it fails in a way that may pass.
 
         `deadline` is of `time.monotonic()`; None = the address's timeout from now. Not `patiently`: try again only when
@@ -78,7 +78,7 @@ class Channel(Generic[H]):
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 2.0)
 
-    async def _attempt(self, work: Callable[[H], Awaitable[T]], give_up: float) -> T:
+    async def _attempt(self, work: Callable[[H], Awaitable[Done]], give_up: float) -> Done:
         """Do `work` once. A failure that leaves a doubt costs the handler."""
         try:
             async with asyncio.timeout(max(0.0, give_up - time.monotonic())):

@@ -43,7 +43,7 @@ They come each time as warnings, or as errors with a traceback. They are left ou
 
 # Objects that came over a fork: kept, so that nothing of them is ever closed by being forgotten.
 _INHERITED: list[object] = []
-T = TypeVar("T")
+Worked = TypeVar("Worked")
 
 
 def credential() -> Any:
@@ -136,7 +136,7 @@ class Namespace:
                 self._queues[name] = QueueClient(name, self.address, self._get_client())
             return self._queues[name]
 
-    def call(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
+    def call(self, work: Coroutine[Any, Any, Worked], limit: float | None = None) -> Worked:
         """Do it on the loop, in `limit` seconds and `CALL_SPARE_S`; for callers on other threads.
 
         None = the address's timeout. Raises BackendUnavailable if that is not enough, and errors of the work.
@@ -153,7 +153,7 @@ class Namespace:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         return self._result(future, self.address.timeout if limit is None else limit)
 
-    def _result(self, future: concurrent.futures.Future[T], limit: float) -> T:
+    def _result(self, future: concurrent.futures.Future[Worked], limit: float) -> Worked:
         limit += CALL_SPARE_S
         try:
             return future.result(limit)
@@ -211,7 +211,7 @@ class Access(Namespace):
         self._named.add(name)
         return client
 
-    def call(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
+    def call(self, work: Coroutine[Any, Any, Worked], limit: float | None = None) -> Worked:
         return self._namespace.call(work, limit)
 
     def named_queues(self) -> list[str]:

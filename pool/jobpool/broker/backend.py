@@ -21,20 +21,18 @@ import secrets
 import sys
 from abc import ABC
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.claim_store import ClaimStore
 from jobpool.broker.finding import Finding, cautions_of
 from jobpool.broker.key_store import KeyStore
+from jobpool.broker.packing import brought_by, ids_of, pack, pack_all, pack_once
 from jobpool.broker.parts import Bulk, Enqueue, EnqueueIn, Fetch, Inspector, Reap, Renew, Settle, Settlements, WaitAny
-from jobpool.broker.values import ENQUEUE_MEMORY as ENQUEUE_MEMORY
 from jobpool.broker.values import (
     MAX_FETCH,
     MAX_PAGE,
     Capabilities,
-    Existing,
     Message,
     MessageFilter,
     NewMessage,
@@ -45,21 +43,16 @@ from jobpool.broker.values import (
     Verb,
     check_ttl,
     check_wait,
-    make_message,
     once_id,
     read_cursor,
     settle_delay,
 )
-from jobpool.broker.values import REMEMBER_CALLS as REMEMBER_CALLS
-from jobpool.broker.values import State as State
 from jobpool.clock import Clock, SystemClock
-from jobpool.errors import InvalidJob, LeaseLost, Unsupported
+from jobpool.errors import LeaseLost, Unsupported
 from jobpool.message.definition import JobDefinition
-from jobpool.message.envelope import MAX_BODY_BYTES, encode, sign_again
 from jobpool.message.lease import JobLease
-from jobpool.message.names import QUEUE_NAME as QUEUE_NAME
-from jobpool.message.names import check_queue as check_queue
-from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement, brings
+from jobpool.message.names import check_queue
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement, brings
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.message.units import check_count
 
@@ -73,8 +66,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     scheme: ClassVar[str]
     capabilities: ClassVar[Capabilities]
-    credential_variables: tuple[str, ...] = ()
-    """Environment variables that hold this backend's credentials: a pool keeps them from its children."""
+    credential_variables: tuple[str, ...] = ()  # of the environment: a pool keeps these from its children
 
     _enqueue: Enqueue
     _enqueue_in: EnqueueIn
@@ -139,10 +131,10 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         Raises, with nothing enqueued, `InvalidJob` (a definition is out of bounds, or its body above 1 MiB) and
         `Unsupported` (the broker lacks a capability).
         """
-        return self._add(self._pack_all(definitions))
+        return self._add(pack_all(self, definitions))
 
     def _add(self, messages: list[NewMessage]) -> list[str]:
-        return _ids_of(messages, self._enqueue(messages) if messages else None)
+        return ids_of(messages, self._enqueue(messages) if messages else None)
 
     def enqueue_once(self, definition: JobDefinition, key: str) -> str:
         """Enqueue one job, unless a message was enqueued under this key already; return the id of the one message.
@@ -161,8 +153,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         if not self.capabilities.key_store:
             self.enqueue_many([definition.with_identifier(once_id(key)) for definition, key in jobs])
             return [once_id(key) for _, key in jobs]
-        packed = [self._pack(definition, once_id(key)) for definition, key in jobs]
-        return self._add([replace(one, given=True, unique_key=one.unique_key or f"once:{one.id}") for one in packed])
+        return self._add([pack_once(self, definition, key) for definition, key in jobs])
 
     def enqueue_in(self, connection: object, definitions: Iterable[JobDefinition]) -> list[str]:
         """Enqueue jobs within the transaction that is open on the caller's own connection to the broker's database.
@@ -173,39 +164,15 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         """
         if not self.capabilities.transactions:
             raise Unsupported(f"{self.scheme}:// cannot enqueue within a transaction of yours: leave `connection` out")
-        messages = self._pack_all(definitions)
-        return _ids_of(messages, self._enqueue_in(connection, messages) if messages else None)
+        messages = pack_all(self, definitions)
+        return ids_of(messages, self._enqueue_in(connection, messages) if messages else None)
 
     def pack(self, definition: JobDefinition) -> NewMessage:
         """Return the wire form of `definition`, signed; the same rules as `enqueue_many`.
 
         No I/O, except that a definition with `expires_in` asks the broker's clock, at most once a minute.
         """
-        return self._pack(definition, definition.identifier or secrets.token_hex(8))
-
-    def _pack_all(self, definitions: Iterable[JobDefinition]) -> list[NewMessage]:
-        """Pack each; draw the ids that are missing together, at a sixth of the cost."""
-        chosen = list(definitions)
-        drawn = secrets.token_hex(8 * len(chosen))
-        return [self._pack(one, one.identifier or drawn[16 * n : 16 * n + 16]) for n, one in enumerate(chosen)]
-
-    def _pack(self, definition: JobDefinition, ident: str) -> NewMessage:
-        definition.require(self.capabilities.key_store, self.scheme)
-        queue = check_queue(definition.queue or "default")
-        now = 0.0 if definition.expires_in is None else self.time.now()
-        body = encode(definition, identifier=ident, queue=queue, signer=self.signer, now=now)
-        if len(body) > MAX_BODY_BYTES:
-            raise InvalidJob(f"the body of job {definition.handler!r} has {len(body)} bytes; at most {MAX_BODY_BYTES}")
-        due = definition.scheduled_at.timestamp() if definition.scheduled_at else None
-        given = definition.identifier is not None
-        unique_key = definition.idempotency_key if definition.unique else None
-        return make_message(ident, given, queue, definition.handler, definition.priority, due, body, unique_key)
-
-    def brought_by(self, lease: JobLease, settlement: Settlement) -> list[NewMessage]:
-        """Return the messages that an accepted settlement adds to queues: follow-ups, or what moves. See `pack`."""
-        if isinstance(settlement, Move):
-            return [_moved(lease, settlement, self.signer)]
-        return [self.pack(one) for one in settlement.follow_ups] if isinstance(settlement, Ack | Abandon) else []
+        return pack(self, definition, definition.identifier or secrets.token_hex(8))
 
     # --- consuming ---------------------------------------------------------------------------------
 
@@ -289,7 +256,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         """
         if not settlements:
             return []
-        brought = {place: self.brought_by(*pair) for place, pair in enumerate(settlements) if brings(pair[1])}
+        brought = {place: brought_by(self, *pair) for place, pair in enumerate(settlements) if brings(pair[1])}
         return self._settle(settlements, brought, call_id or secrets.token_hex(8))
 
     def _settle_one(self, lease: JobLease, settlement: Settlement) -> Settled:
@@ -425,28 +392,3 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         """Close every connection; safe to call twice. Leases are left to expire; waits end within half a second."""
         for close in self._closers:
             close()
-
-
-def _moved(lease: JobLease, move: Move, signer: EnvelopeSigner) -> NewMessage:
-    """Return the message of a lease as it goes on in another queue, signed for it anew."""
-    envelope = lease.envelope
-    return NewMessage(
-        lease.id,
-        given=True,
-        queue=move.queue,
-        handler=envelope.job,
-        priority=envelope.priority,
-        due=None,
-        body=sign_again(envelope, check_queue(move.queue), signer),
-        attempts=lease.attempts + move.attempts,
-        crashes=lease.crashes + move.crashes,
-        deliveries=lease.deliveries,
-        last_error=move.error,
-        cause=move.cause,
-    )
-
-
-def _ids_of(messages: Sequence[NewMessage], existing: Existing | None) -> list[str]:
-    """Return the ids to tell the producer: of a message that was left out, the id that is known in its place."""
-    known = existing or {}
-    return [known.get(message.id, message.id) for message in messages]

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from jobpool.ipc.frames import MAX_SAID_BYTES, SAID_AT_ONCE, SAID_PER_S, Said
+from jobpool.ipc.frames import MAX_SAID_BYTES, Said
+from jobpool.ipc.line_budget import SAID_PER_S, LineBudget
 from jobpool.message.capped_text import cap_text
 from jobpool.message.masking import Masker
 
@@ -36,10 +37,10 @@ class Lines:
         self.level = level
         self._masker = masker
         self._pending = bytearray()
-        self._left = float(SAID_AT_ONCE)
+        self._budget = LineBudget()
         self._quiet = False
         self._left_out = self._dropped_of = 0
-        self._since = self._told_at = monotonic()
+        self._told_at = monotonic()
         self.nonce = 0
 
     def write(self, data: bytes) -> None:
@@ -87,8 +88,7 @@ class Lines:
         if self._allowed() < 1:
             self._drop(1)
             return
-        self._left -= 1
-        if self._left < 1:
+        if self._budget.spend(1) < 1:
             self._quiet = True
         if self._left_out and self._dropped_of != self.nonce:
             self._send(Said(self._dropped_of, logging.INFO, "", left_out=self._left_out))
@@ -107,11 +107,9 @@ class Lines:
 
     def _allowed(self) -> int:
         """Return how many lines may go now; after too many none for a second, and then a second's worth of them."""
-        now = monotonic()
-        self._left = min(SAID_AT_ONCE, self._left + (now - self._since) * SAID_PER_S)
-        self._since = now
-        self._quiet = self._quiet and self._left < SAID_PER_S
-        return 0 if self._quiet else int(self._left)
+        left = self._budget.left()
+        self._quiet = self._quiet and left < SAID_PER_S
+        return 0 if self._quiet else int(left)
 
     def _keep(self, data: bytes) -> None:
         """Add to the line that has not ended. A carriage return begins it anew, as on a terminal."""

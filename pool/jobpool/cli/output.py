@@ -18,7 +18,7 @@ from jobpool.errors import JobpoolError
 from jobpool.message.printable import json_text, one_line, printable
 from jobpool.telemetry.logs import is_colourful
 
-T = TypeVar("T")
+Found = TypeVar("Found")
 
 MIN_COLUMN_CHARS = 8  # characters that a column keeps, however narrow the terminal is
 
@@ -56,10 +56,10 @@ def answer_json(value: Any) -> None:
 
 def answer(
     json_: bool,
-    found: Sequence[T],
-    values: Callable[[T], Any],
+    found: Sequence[Found],
+    values: Callable[[Found], Any],
     columns: Sequence[Column],
-    row: Callable[[T], Sequence[str]],
+    row: Callable[[Found], Sequence[str]],
     nothing: str = "",
 ) -> None:
     """Answer with what was found: JSON, a table, or a note that there is nothing."""

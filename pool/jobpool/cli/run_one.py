@@ -9,8 +9,8 @@ import click
 from jobpool.cli.enqueue import read_payload
 from jobpool.cli.options import Command, setting
 from jobpool.cli.output import note
-from jobpool.cli.session import NO_APP, Session
-from jobpool.errors import ConfigurationError
+from jobpool.cli.session import Session
+from jobpool.errors import NO_APP, ConfigurationError
 
 
 @click.command("run-one", cls=Command)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from jobpool.broker.config_file import ConfigFile, find_config
 from jobpool.cli.output import note
-from jobpool.errors import ConfigurationError
+from jobpool.errors import NO_APP, ConfigurationError
 from jobpool.settings import Settings, load
 from jobpool.telemetry.logs import configure
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 OWN_THREADS: set[threading.Thread] = set()
 """Threads that ran before an app was imported; empty = none was."""
 
-NO_APP = "no application: name the module with your handlers, --app myapp.jobs"
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -153,7 +152,7 @@ def check_apps(pool: Settings) -> Settings:
         ConfigurationError: There is no app, or one cannot be found; the text says where was looked.
     """
     if not (pool.apps or pool.allowed_callables or pool.allowed_shell_commands):
-        raise ConfigurationError(f"{NO_APP} or apps in jobpool.toml (`jobpool init` writes a first one)")
+        raise ConfigurationError(f"{NO_APP} (`jobpool init` writes a first one)")
     return replace(pool, apps=tuple(find_app(app, pool.sys_path) for app in pool.apps))
 
 

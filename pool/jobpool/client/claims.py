@@ -31,7 +31,7 @@ from jobpool.message.envelope import decode, verify
 from jobpool.message.names import check_queue
 from jobpool.message.payload import check_payload
 
-T = TypeVar("T")
+Reply = TypeVar("Reply")
 
 BATCH, BATCH_BYTES = 500, 4 * 2**20  # of a round trip of `post`: messages, and bytes at which it ends early
 FIRST_PAGE, PAGE, PAGE_BYTES = 20, 200, 4 * 2**20  # of a round trip of `messages`: the first, and each later one
@@ -308,7 +308,7 @@ def posted_value(body: bytes) -> Any:
         return body
 
 
-def _once_more(call: Callable[[], T]) -> T:
+def _once_more(call: Callable[[], Reply]) -> Reply:
     """Make a call that is safe to make again, and again when its reply was lost."""
     try:
         return call()

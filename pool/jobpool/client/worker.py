@@ -51,7 +51,7 @@ from jobpool.policy.limits import Limits
 from jobpool.policy.outcomes import checked, counters_of, counts_as_attempt, outcome_of, status_of
 from jobpool.policy.retry import RetryPolicy, parse_backoff, remember
 
-T = TypeVar("T")
+Answer = TypeVar("Answer")
 
 DEFAULT_TIMEOUT = 3600.0  # seconds for a handler when neither the job nor the handler says
 REJECTED_EVERY_S = 60.0  # between two log lines about rejected messages, so that forged ones cannot fill the log
@@ -220,7 +220,7 @@ class QueueWorker:
     def _settle(self, lease: JobLease, settlement: Settlement, call_id: str) -> Settled:
         return self._patiently(lease, lambda: self._backend.settle_many([(lease, settlement)], call_id)[0])
 
-    def _patiently(self, lease: JobLease, call: Callable[[], T]) -> T:
+    def _patiently(self, lease: JobLease, call: Callable[[], Answer]) -> Answer:
         """Make a call that may be repeated, as a settlement under one id, until it is answered or the lease ends."""
         pause, give_up = 0.1, time.monotonic() + lease.expires_at - self._clock.boot()
         while True:

@@ -25,7 +25,7 @@ from jobpool.cron.firing import Firing, FiringStatus
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler, known_schedulers
 from jobpool.cron.tick import SIGNALS
-from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.errors import NO_APP, BackendUnavailable, ConfigurationError
 from jobpool.handlers import event_loop as loops
 from jobpool.handlers.app import load
 from jobpool.ipc.alarm import is_in_call
@@ -195,9 +195,7 @@ def schedules_of(options: ChildOptions) -> list[Scheduler]:
     Raises `ConfigurationError`: it names no app, the app does not import, or it declares no schedule.
     """
     if not options.apps:
-        raise ConfigurationError(
-            "no application: name the module with your schedules, --app myapp.jobs or apps in jobpool.toml"
-        )
+        raise ConfigurationError(NO_APP)
     load(options, may_be_empty=True)
     schedulers = [scheduler for scheduler in known_schedulers() if scheduler.entries]
     if not schedulers:

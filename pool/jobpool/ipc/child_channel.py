@@ -14,8 +14,6 @@ from collections import deque
 from jobpool.ipc import packets
 from jobpool.ipc.frames import (
     MAX_ENQUEUED_BYTES,
-    SAID_AT_ONCE,
-    SAID_PER_S,
     Ask,
     BadFrame,
     BootFailed,
@@ -27,6 +25,7 @@ from jobpool.ipc.frames import (
     Said,
     decode,
 )
+from jobpool.ipc.line_budget import SAID_AT_ONCE, SAID_PER_S
 
 ESCAPED_FACTOR = 16  # times the output cap, for output and error as JSON: six bytes for one, and both are capped
 TRACE_BYTES = 256 * 1024  # some dumps of many threads; writes beyond fail, which a fault handler does not mind

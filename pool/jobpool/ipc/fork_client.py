@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from jobpool.ipc import packets
 from jobpool.ipc.frames import (
     MAX_SAID_BYTES,
-    SAID_AT_ONCE,
-    SAID_PER_S,
     BadFrame,
     Exited,
     Frame,
@@ -27,6 +25,7 @@ from jobpool.ipc.frames import (
     SpawnFailed,
     decode,
 )
+from jobpool.ipc.line_budget import LineBudget
 from jobpool.ipc.packets import Outbox
 from jobpool.ipc.process_options import ForkServerConfig, ProgramOptions, scrubbed
 
@@ -50,8 +49,7 @@ class OutputLines:
         os.set_blocking(self.fd, False)
         self._kept = b""
         self.ended = False
-        self._left = float(SAID_AT_ONCE)
-        self._since = time.monotonic()
+        self._budget = LineBudget()
 
     def hand_over(self) -> None:
         """Close the writing end: the program has it."""
@@ -66,12 +64,11 @@ class OutputLines:
         *lines, rest = (self._kept + (data or b"\n")).split(b"\n")
         self._kept = rest[: self._room]
         self.ended = not data
-        now = time.monotonic()
-        self._left = min(SAID_AT_ONCE, self._left + (now - self._since) * SAID_PER_S)
-        shown, left_out = lines[: int(self._left)], len(lines) - int(self._left)
-        self._left, self._since = self._left - len(shown), now
+        shown = lines[: int(self._budget.left())]
+        self._budget.spend(len(shown))
+        left_out = len(lines) - len(shown)
         found = [line[: self._room].decode("utf-8", "replace").rstrip() for line in shown]
-        return [line for line in found if line] + ([f"[… {left_out} lines left out …]"] if left_out > 0 else [])
+        return [line for line in found if line] + ([f"[… {left_out} lines left out …]"] if left_out else [])
 
     def close(self) -> None:
         packets.close_all([self.fd])

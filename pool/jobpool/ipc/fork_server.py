@@ -129,7 +129,8 @@ class ForkServer:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if pid == 0:
             self._control.detach()  # closed already; its number may be another's by now
-            postfork.live(self._main, spawn, fds, page, self._options, self._pid, self._inheritance)
+            boot = (spawn, fds, page, self._options, self._pid, self._inheritance)
+            postfork.live(lambda: self._main(postfork.settle_in(*boot)))
         with contextlib.suppress(PermissionError, ProcessLookupError):  # the child was faster: executed, or dead
             os.setpgid(pid, pid)  # on both sides, so that it holds before either goes on
         try:

@@ -25,8 +25,6 @@ MAX_ENQUEUED_BYTES = 8 * 1024 * 1024
 
 MAX_SECONDS = 1e12  # no clock and no run time in a frame from a child reaches this
 MAX_SAID_BYTES = 2048  # bytes of a line for the log, about: what is longer keeps its head and tail
-SAID_AT_ONCE = 200  # lines that a child may send in a burst
-SAID_PER_S = 50.0  # lines that it may send a second after that
 _RESULT_TAIL: tuple[Any, ...] = (str, str, (int, float), list, str)
 
 

@@ -30,19 +30,11 @@ VICTIM_POINTS = 300
 ChildMain = Callable[[ChildBoot], int]
 
 
-def live(
-    main: ChildMain,
-    spawn: Spawn,
-    fds: Sequence[int],
-    page: ChildPage,
-    options: ChildOptions,
-    server_pid: int,
-    inheritance: Inheritance,
-) -> NoReturn:
-    """Be the child, and exit with what its main function returns. `fds`: work, channel, trace, output."""
+def live(run: Callable[[], int]) -> NoReturn:
+    """Be the child: exit with what `run` returns, which settles in and calls the child's main function."""
     status = BROKEN
     try:
-        returned = main(_settle_in(spawn, fds, page, options, server_pid, inheritance))
+        returned = run()
         status = returned if isinstance(returned, int) else BROKEN
     except BaseException:  # noqa: BLE001 - whatever it is, it must not get into the fork server's stack
         traceback.print_exc()
@@ -61,7 +53,7 @@ def flush_streams() -> None:
             stream.flush()  # type: ignore[union-attr]
 
 
-def _settle_in(
+def settle_in(
     spawn: Spawn,
     fds: Sequence[int],
     page: ChildPage,
@@ -69,6 +61,7 @@ def _settle_in(
     server_pid: int,
     inheritance: Inheritance,
 ) -> ChildBoot:
+    """Make a forked process a child, and return what its main function gets. `fds`: work, channel, trace, output."""
     work, channel, trace, output = fds
     with contextlib.suppress(PermissionError):  # the fork server did it first, or the child leads a session
         os.setpgid(0, 0)

@@ -11,8 +11,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -22,17 +21,7 @@ from jobpool.master.actions import Action
 from jobpool.master.child_processes import ChildProcesses
 from jobpool.master.events import Event
 from jobpool.master.slots import SlotState
-from jobpool.policy.retry import BackOff
-
-if TYPE_CHECKING:
-    from jobpool.master.state import Pool
-
-FIRST_SCHEDULER_PAUSE_S = 1.0
-MAX_SCHEDULER_PAUSE_S = 30.0
-"""Between the end of one that ended by itself and the next; doubles from the first to the last."""
-
-STEADY_AFTER_S = 60.0  # one that ends by itself after this time counts as the first to do so
-TROUBLE_AFTER_ENDS = 3  # from this many ends in a row on, the pool says so (health)
+from jobpool.master.state import Pool, Scheduler
 
 
 class SchedulerStarted(Event):
@@ -70,47 +59,6 @@ class StartScheduler(Action):
 class SignalScheduler(Action):
     pid: int
     number: int
-
-
-@dataclass(slots=True)
-class Scheduler:
-    """One scheduler's process, as the pool knows it. Times are CLOCK_MONOTONIC seconds."""
-
-    pid: int
-    generation: int  # it has imported the app of this one or a later one
-    started_at: float
-    ready: bool = False
-    asked_at: float = 0.0  # to end; 0 = it was not
-    killed: bool = False
-    error: str = ""  # why it is ended, if that is its own fault
-
-    def is_steady(self, now: float) -> bool:
-        return self.ready and now - self.started_at >= STEADY_AFTER_S
-
-
-class Schedulers(BackOff):
-    """The pool's knowledge of its schedulers, and the back-off of those that end by themselves."""
-
-    def __init__(self) -> None:
-        super().__init__(FIRST_SCHEDULER_PAUSE_S, MAX_SCHEDULER_PAUSE_S)
-        self.running: dict[int, Scheduler] = {}  # by pid, until their end is collected
-        self.was_ready = False  # one was, at any time
-        self.tried = 0  # the last generation of which one was started, or could not be
-        self.refused = ""  # why the schedules of that generation cannot work, if they cannot
-
-    @property
-    def serving(self) -> list[Scheduler]:
-        """Return the schedulers that were not asked to end, the oldest first."""
-        return [one for one in self.running.values() if not one.asked_at]
-
-    @property
-    def problem(self) -> str:
-        if self.refused:
-            which = "the new schedules are refused, the old ones go on" if self.serving else "there is no scheduler"
-            return f"{which}: {self.refused}"
-        if self.failures < TROUBLE_AFTER_ENDS:
-            return ""
-        return "the scheduler does not stay up" + (f": {self.last_error}" if self.last_error else "")
 
 
 def keep_scheduler(pool: Pool, now: float, actions: list[Action]) -> None:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from jobpool.broker.values import Capabilities, QueueStats
 from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import Ask, HandlerInfo, Reply
-from jobpool.master.scheduler import Schedulers
 from jobpool.master.slots import Delivery, Slots, SlotState, nonces
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Counts, NotRun, Outcome
@@ -34,6 +33,13 @@ ANSWER_GRACE_S = 0.5
 """Seconds past the stop's grace for which the last settlements may wait for the broker; the reaper has them later."""
 
 BROKEN_GRACE_S = 0.5  # seconds between the close of a child's channel and its kill: mostly it is dying already
+
+FIRST_SCHEDULER_PAUSE_S = 1.0
+MAX_SCHEDULER_PAUSE_S = 30.0
+"""Between the end of one that ended by itself and the next; doubles from the first to the last."""
+
+STEADY_AFTER_S = 60.0  # one that ends by itself after this time counts as the first to do so
+TROUBLE_AFTER_ENDS = 3  # from this many ends in a row on, the pool says so (health)
 
 
 class Stopping(Enum):
@@ -79,6 +85,47 @@ class Line(NamedTuple):
 def slot_count(workers: int) -> int:
     """Slots to lay out for `workers` children: room for TTIN, and for a reload's spare."""
     return max(2 * workers, workers + 16) + 1
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """One scheduler's process, as the pool knows it. Times are CLOCK_MONOTONIC seconds."""
+
+    pid: int
+    generation: int  # it has imported the app of this one or a later one
+    started_at: float
+    ready: bool = False
+    asked_at: float = 0.0  # to end; 0 = it was not
+    killed: bool = False
+    error: str = ""  # why it is ended, if that is its own fault
+
+    def is_steady(self, now: float) -> bool:
+        return self.ready and now - self.started_at >= STEADY_AFTER_S
+
+
+class Schedulers(BackOff):
+    """The pool's knowledge of its schedulers, and the back-off of those that end by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__(FIRST_SCHEDULER_PAUSE_S, MAX_SCHEDULER_PAUSE_S)
+        self.running: dict[int, Scheduler] = {}  # by pid, until their end is collected
+        self.was_ready = False  # one was, at any time
+        self.tried = 0  # the last generation of which one was started, or could not be
+        self.refused = ""  # why the schedules of that generation cannot work, if they cannot
+
+    @property
+    def serving(self) -> list[Scheduler]:
+        """Return the schedulers that were not asked to end, the oldest first."""
+        return [one for one in self.running.values() if not one.asked_at]
+
+    @property
+    def problem(self) -> str:
+        if self.refused:
+            which = "the new schedules are refused, the old ones go on" if self.serving else "there is no scheduler"
+            return f"{which}: {self.refused}"
+        if self.failures < TROUBLE_AFTER_ENDS:
+            return ""
+        return "the scheduler does not stay up" + (f": {self.last_error}" if self.last_error else "")
 
 
 @dataclass(slots=True)

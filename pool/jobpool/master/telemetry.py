@@ -52,7 +52,7 @@ log = logging.getLogger("jobpool.metrics")
 pool_log = logging.getLogger("jobpool.pool")
 job_log = logging.getLogger(JOB_LOG)
 
-T = TypeVar("T")
+Made = TypeVar("Made")
 
 
 @dataclass(slots=True)
@@ -243,12 +243,12 @@ class LoopCalls:
         self._closed = False
         self._waiting: set[Future[Any]] = set()
 
-    def call_in_loop(self, make: Callable[[Pool], T], timeout: float = CALL_TIMEOUT_S) -> T | None:
+    def call_in_loop(self, make: Callable[[Pool], Made], timeout: float = CALL_TIMEOUT_S) -> Made | None:
         """Return what `make` returns on the loop's thread; None: the loop ends, or did not get to it in time.
 
         With None, `make` was not called and never will be: so it may take something away, as history's does.
         """
-        answer: Future[T | None] = Future()
+        answer: Future[Made | None] = Future()
         with self._lock:
             if self._closed:
                 return None
@@ -272,9 +272,9 @@ class LoopCalls:
                 answer.cancel()
 
 
-def _make(make: Callable[[Pool], T], pool: Pool, answer: Future[T | None]) -> None:
+def _make(make: Callable[[Pool], Made], pool: Pool, answer: Future[Made | None]) -> None:
     if answer.set_running_or_notify_cancel():
-        made: T | None = None
+        made: Made | None = None
         try:
             made = make(pool)
         finally:

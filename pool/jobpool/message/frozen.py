@@ -13,19 +13,19 @@ from dataclasses import fields, make_dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
-T = TypeVar("T")
+Frozen = TypeVar("Frozen")
 
 
-def maker(kind: Callable[P, T]) -> Callable[P, T]:
+def maker(kind: Callable[P, Frozen]) -> Callable[P, Frozen]:
     """Return a maker of instances of `kind`, with the same arguments, equal to those that `kind` itself makes.
 
     It must be a frozen dataclass with slots, without `__post_init__` and without a base of its own.
     """
     twin = make_dataclass("Twin", [(each.name, Any, copy(each)) for each in fields(cast(Any, kind))], slots=True)
 
-    def make(*args: P.args, **kwargs: P.kwargs) -> T:
+    def make(*args: P.args, **kwargs: P.kwargs) -> Frozen:
         made: Any = twin(*args, **kwargs)
         made.__class__ = kind
-        return cast(T, made)
+        return cast(Frozen, made)
 
     return make

@@ -17,7 +17,7 @@ from jobpool.message.guards import MOST_LINES, MOST_PLACES
 from jobpool.message.names import QUEUE_NAME, check_queue
 from jobpool.message.units import parse_duration, parse_size
 
-T = TypeVar("T")
+Parsed = TypeVar("Parsed")
 
 Queues = tuple[tuple[str, float], ...]
 MOST_WORKERS = 1024
@@ -278,14 +278,14 @@ def _only_words(value: object, parsers: Mapping[str, Callable[[Any], Any]], exam
     return words
 
 
-def _by_queue(value: object, read: Callable[[str, object], T]) -> dict[str, T]:
+def _by_queue(value: object, read: Callable[[str, object], Parsed]) -> dict[str, Parsed]:
     """Return what `read` makes of each queue's name and text; None = the name stood alone."""
     if isinstance(value, Mapping):
         pairs = list(value.items())
     else:
         items = (item.partition("=") for part in _parts(value) for item in _split(part))
         pairs = [(name.strip(), given.strip() if sign else None) for name, sign, given in items]
-    found: dict[str, T] = {}
+    found: dict[str, Parsed] = {}
     for name, given in pairs:
         if check_queue(name) in found:
             raise ValueError(f"queue {name!r} is named twice")
@@ -293,7 +293,7 @@ def _by_queue(value: object, read: Callable[[str, object], T]) -> dict[str, T]:
     return found
 
 
-def _or(otherwise: T, parse: Callable[[object], T], value: object) -> T:
+def _or(otherwise: Parsed, parse: Callable[[object], Parsed], value: object) -> Parsed:
     try:
         return parse(value)
     except ValueError:

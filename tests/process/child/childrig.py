@@ -153,13 +153,14 @@ class ChildProcess:
 def main(work: str, channel: str, board: str, trace: str, output: str, options: str) -> None:
     from jobpool.child.main import run
     from jobpool.ipc.inheritance import Inheritance
-    from jobpool.ipc.postfork import live
+    from jobpool.ipc.postfork import live, settle_in
 
     fds = (int(work), int(channel), int(trace), int(output))
     for fd in (*fds, int(board)):
         os.set_inheritable(fd, False)
     with ChildPages(int(board)).mapped(0) as page:
-        live(run, Spawn(7, 0), fds, page, ChildOptions(**json.loads(options)), os.getppid(), Inheritance())
+        boot = (Spawn(7, 0), fds, page, ChildOptions(**json.loads(options)), os.getppid(), Inheritance())
+        live(lambda: run(settle_in(*boot)))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+import redis_rig
+from beanstalk_clients import Clients
+from support.servers import shared_redis
 
+from jobpool.clock import ManualClock
+from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.sqlite import SqliteBackend
 
 Open = Callable[..., SqliteBackend]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
@@ -30,3 +41,42 @@ def open_sqlite(path: Path) -> Iterator[Open]:
     yield open_one
     for backend in opened:
         backend.close()
+
+
+@pytest.fixture
+def rig(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A `Rig`, of the kind that the test's module imports."""
+    with request.module.Rig() as rig:
+        yield rig
+
+
+@pytest.fixture
+def turned() -> Iterator[redis_rig.Rig]:
+    """On a Redis whose clock stands still."""
+    server = shared_redis(turned=True)
+    server.flush()
+    with redis_rig.Rig(server) as rig:
+        yield rig
+
+
+@pytest.fixture
+def backend(rig: Any) -> PostgresBackend:
+    """Of Postgres; a busy machine may take half a minute for a statement."""
+    backend: PostgresBackend = rig.open(timeout=30)
+    backend.prepare()
+    return backend
+
+
+@pytest.fixture
+def connection(rig: Any, backend: PostgresBackend) -> psycopg.Connection[Any]:
+    """In a transaction of somebody else's, on Postgres."""
+    del backend
+    connection: psycopg.Connection[Any] = rig.connect()
+    return connection
+
+
+@pytest.fixture
+def clients() -> Iterator[Clients]:
+    """Of a beanstalkd."""
+    with Clients() as clients:
+        yield clients

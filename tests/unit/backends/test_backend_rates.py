@@ -20,11 +20,6 @@ A_SECOND = Rate("api", 2, 1.0)
 AN_HOUR = Rate("api", 4, 3600.0)
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 @pytest.fixture(params=["memory", "sqlite"])
 def backend(request: pytest.FixtureRequest, clock: ManualClock, open_sqlite: Open) -> Iterator[QueueBackend]:
     with closing(MemoryBackend(clock=clock) if request.param == "memory" else open_sqlite(clock=clock)) as backend:

@@ -15,7 +15,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Nack, Release, Settlement
 from jobpool_backends.beanstalk import BeanstalkBackend
 
-FEW, MANY = 20, 1500
+FEW, MANY = 20, 400
 BATCH = 20
 
 Work = Callable[[BeanstalkBackend], object]

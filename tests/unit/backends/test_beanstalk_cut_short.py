@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from io import BufferedReader
 
 import pytest
@@ -16,12 +15,6 @@ from jobpool.message.settlement import Abandon, Ack, Nack, Settled
 from jobpool_backends.beanstalk import connection
 from jobpool_backends.beanstalk.connection import BYTES_PER_WRITE, COMMANDS_PER_WRITE, Answer, pieces, read_answer
 from jobpool_backends.beanstalk.records import from_bytes
-
-
-@pytest.fixture
-def clients() -> Iterator[Clients]:
-    with Clients() as clients:
-        yield clients
 
 
 def lose_answers_after(puts: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,6 @@ TTR = 30.0
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def pair(clock: ManualClock) -> Iterator[tuple[BeanstalkBackend, BeanstalkBackend]]:
     """Two clients of the same queue, on a server whose clock stands still."""
     server = shared_beanstalk(turned=True)

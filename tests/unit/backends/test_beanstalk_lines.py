@@ -19,12 +19,6 @@ from jobpool_torture.network import Proxy
 
 
 @pytest.fixture
-def clients() -> Iterator[Clients]:
-    with Clients() as clients:
-        yield clients
-
-
-@pytest.fixture
 def proxy(clients: Clients) -> Iterator[Proxy]:
     with Proxy(clients.server.host, clients.server.port) as proxy:
         yield proxy

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from beanstalk_clients import AT_ONCE, QUEUE, Clients, a_job, one
 from support.waiting import wait_until
@@ -11,12 +9,6 @@ from support.waiting import wait_until
 from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool_backends.beanstalk.connection import Answer, Connection, Counters
 from jobpool_backends.beanstalk.records import Charge, from_bytes
-
-
-@pytest.fixture
-def clients() -> Iterator[Clients]:
-    with Clients() as clients:
-        yield clients
 
 
 def lose(clients: Clients) -> None:

@@ -19,12 +19,6 @@ LIMIT = 4096
 """Bytes a job on the small server."""
 
 
-@pytest.fixture
-def clients() -> Iterator[Clients]:
-    with Clients() as clients:
-        yield clients
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BeanstalkServer]:
     server = BeanstalkServer(tmp_path_factory.mktemp("small"), max_job_size=LIMIT)

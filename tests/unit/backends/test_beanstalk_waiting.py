@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import greenstalk
@@ -15,12 +14,6 @@ from jobpool.errors import BackendUnavailable
 from jobpool.message.settlement import Ack
 from jobpool_backends.beanstalk import BeanstalkBackend
 from jobpool_torture.network import Proxy
-
-
-@pytest.fixture
-def clients() -> Iterator[Clients]:
-    with Clients() as clients:
-        yield clients
 
 
 def reserves(clients: Clients) -> int:

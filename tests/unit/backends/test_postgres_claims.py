@@ -36,26 +36,6 @@ MINE = "0123456789abcdef" * 2
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
-
-
-@pytest.fixture
-def backend(rig: Rig) -> PostgresBackend:
-    backend = rig.open(timeout=PATIENCE)
-    backend.prepare()
-    return backend
-
-
-@pytest.fixture
-def connection(rig: Rig, backend: PostgresBackend) -> Connection:
-    """In a transaction of somebody else's."""
-    del backend
-    return rig.connect()
-
-
-@pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(4) as threads:
         yield threads
@@ -432,15 +412,6 @@ def test_only_what_comes_before_the_last_that_is_wanted_dies(rig: Rig, backend: 
     assert ids(dead) == [ident for place, ident in enumerate(order[:15]) if place % 3 != 2]
 
 
-def test_caps_on_dead_letters_count_what_was_claimed_too_often(rig: Rig) -> None:
-    backend = rig.open(timeout=PATIENCE, dead_max=3)
-    known = post(backend, *[b"x"] * 5)
-    backend.claims.release(QUEUE, claim(backend).id)
-    assert backend.claims.claim(QUEUE, limit=20, ttl=60.0, grace=60.0, max_claims=1) is None
-    assert ids(backend.list_messages()) == known[2:]
-    assert backend.evicted(QUEUE) == 2
-
-
 def test_a_page_of_free_messages_is_bounded_in_bytes(backend: PostgresBackend) -> None:
     known = post(backend, *[b"x" * 2**20] * 20)
     first = backend.claims.list_free(QUEUE, limit=1000)
@@ -507,22 +478,6 @@ def test_a_plain_job_leaves_nothing_in_the_indexes_of_posts(rig: Rig, backend: P
     assert [rig.ask(sql, f'"{rig.schema}".messages_{name}') for name in ("posted", "later")] == sizes
     post(backend, delay=5.0)
     assert [rig.ask(sql, f'"{rig.schema}".messages_{name}') for name in ("posted", "later")] != sizes
-
-
-def test_deleting_and_bringing_back_by_filter(backend: PostgresBackend) -> None:
-    free, held = post(backend, b"0", b"1")
-    post(backend, delay=100.0)
-    backend.claims.delete_many(QUEUE, [free])
-    [worn] = post(backend, b"worn", ident="worn", life=100.0)
-    kept = claim(backend, 1)
-    backend.claims.release(QUEUE, claim(backend, 1).id)
-    assert backend.claims.claim(QUEUE, limit=1, ttl=60.0, grace=60.0, max_claims=1) is None
-    assert (found(backend, worn).state, found(backend, worn).ends_at) == (State.DEAD, None)
-    assert backend.bulk(MessageFilter(), Verb.RESUME) == 1
-    assert (found(backend, worn).claims, found(backend, worn).ends_at, found(backend, worn).handler) == (1, None, "")
-    assert backend.fetch_many(QUEUE, limit=5) == []
-    assert backend.bulk(MessageFilter(), Verb.DELETE) == 2
-    assert ids(backend.list_messages()) == ids(kept.messages) == [held]
 
 
 def test_a_pop_whose_connection_breaks_is_not_done_again(backend: PostgresBackend) -> None:

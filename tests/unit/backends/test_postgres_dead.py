@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from postgres_rig import Rig, together
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.broker.values import ReapPolicy
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Settled
@@ -16,12 +13,6 @@ from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres import leases as leases_module
 from jobpool_backends.postgres.connection import read_address
 from jobpool_backends.shared import DeadCaps
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
 
 
 def take(backend: PostgresBackend, count: int) -> list[JobLease]:
@@ -35,12 +26,6 @@ def bury(backend: PostgresBackend, count: int) -> list[JobLease]:
     return leases
 
 
-def test_without_caps_all_are_kept(rig: Rig) -> None:
-    backend = rig.open()
-    bury(backend, 30)
-    assert (backend.stats(QUEUE).dead, backend.evicted(QUEUE)) == (30, 0)
-
-
 def test_beyond_dead_max_the_oldest_go_whatever_their_place_in_the_queue(rig: Rig) -> None:
     backend = rig.open(dead_max=2)
     known = backend.enqueue_many([a_job(identifier=f"order-{number}") for number in range(5)])
@@ -50,29 +35,6 @@ def test_beyond_dead_max_the_oldest_go_whatever_their_place_in_the_queue(rig: Ri
     assert backend.evicted(QUEUE) == 3
     assert backend.enqueue(a_job(identifier="order-4")) == "order-4"  # its end is remembered
     assert backend.stats(QUEUE).pending == 0
-
-
-def test_an_evicted_message_gives_its_unique_key_free(rig: Rig) -> None:
-    backend = rig.open(dead_max=1)
-    first = backend.enqueue(a_job(unique=True, idempotency_key="order-17"))
-    lease = backend.fetch(QUEUE)
-    assert lease is not None
-    backend.abandon(lease)
-    assert backend.enqueue(a_job(unique=True, idempotency_key="order-17")) == first
-    bury(backend, 1)
-    assert backend.enqueue(a_job(unique=True, idempotency_key="order-17")) != first
-
-
-def test_the_crash_limit_buries_under_the_same_caps(rig: Rig) -> None:
-    backend = rig.open(dead_max=1)
-    for lease in take(backend, 3):
-        backend.forfeit(lease, "SIGSEGV")
-    policy = ReapPolicy(max_crashes=1, back_off=0.0)
-    backend.reap(QUEUE, policy)
-    for lease in backend.fetch_many(QUEUE, limit=3):
-        backend.forfeit(lease, "SIGSEGV")
-    assert [message.dead for message in backend.reap(QUEUE, policy)] == [True] * 3
-    assert (backend.stats(QUEUE).dead, backend.evicted(QUEUE)) == (1, 2)
 
 
 def test_a_cap_that_is_set_late_is_reached_piece_by_piece(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,13 +54,6 @@ def test_several_pools_that_evict_at_once_count_each_letter_once(rig: Rig) -> No
     together(6, lambda number: pools[number].reap(QUEUE))
     pools[0].reap(QUEUE)
     assert (pools[0].stats(QUEUE).dead, pools[0].evicted(QUEUE)) == (10, 290)
-
-
-def test_what_is_retried_or_leased_is_not_evicted(rig: Rig) -> None:
-    backend = rig.open(dead_max=1)
-    held = take(backend, 3)
-    bury(backend, 5)
-    assert (backend.stats(QUEUE).leased, backend.stats(QUEUE).dead) == (len(held), 1)
 
 
 def test_an_eviction_that_fails_does_not_hide_the_answer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

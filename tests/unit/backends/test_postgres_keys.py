@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,19 +28,6 @@ LOCK = Guards(holds=(Hold("job:nightly"),))
 KEY = Guards(key="order-17")
 
 Connection = psycopg.Connection[Any]
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
-
-
-@pytest.fixture
-def backend(rig: Rig) -> PostgresBackend:
-    backend = rig.open(timeout=PATIENCE)
-    backend.prepare()
-    return backend
 
 
 def leases(backend: QueueBackend, count: int, ttl: float = 300.0) -> list[JobLease]:
@@ -240,14 +227,6 @@ def test_one_call_settles_guarded_leases_and_others(backend: PostgresBackend) ->
     for rate in rated.rates:
         assert backend.keys.take(QUEUE, rate, "mine") == 0.0
         assert backend.keys.take(QUEUE, rate, "more") > 0.0
-
-
-def test_a_refused_ack_marks_nothing_done(backend: PostgresBackend) -> None:
-    [lease] = leases(backend, 1)
-    begin(backend, lease, KEY)
-    backend.release(lease)
-    assert backend.ack(lease.guarded(KEY)) is Settled.NOT_IN_FLIGHT
-    assert backend.keys.first_run(QUEUE, "order-17")
 
 
 # --- what is kept goes again --------------------------------------------------------------------------------

@@ -20,12 +20,6 @@ from jobpool_backends.postgres.schema import VERSION
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
-
-
-@pytest.fixture
 def role(rig: Rig) -> Iterator[str]:
     """A user who may do nothing yet."""
     name = f"{rig.schema}_user"
@@ -93,11 +87,11 @@ backend.close()
 """
 
 
-def test_eight_processes_make_one_schema(rig: Rig) -> None:
+def test_four_processes_make_one_schema(rig: Rig) -> None:
     command = [sys.executable, "-c", OPEN_AT_ONCE, rig.url({"timeout": 30, "connect_timeout": 30})]
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(8)
+        for _ in range(4)
     ]
     for process in processes:
         assert process.stdout is not None
@@ -107,9 +101,9 @@ def test_eight_processes_make_one_schema(rig: Rig) -> None:
         process.stdin.write("go\n")
         process.stdin.flush()
     errors = [process.communicate(timeout=60)[1] for process in processes]
-    assert errors == [""] * 8
+    assert errors == [""] * 4
     assert versions(rig) == list(range(1, VERSION + 1))
-    assert rig.open().stats(QUEUE).waiting == 8
+    assert rig.open().stats(QUEUE).waiting == 4
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "serializable"])

@@ -34,12 +34,6 @@ def pooler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pgbouncer]:
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
-
-
-@pytest.fixture
 def backend(rig: Rig, pooler: Pgbouncer) -> PostgresBackend:
     return rig.open(base=pooler.url())
 

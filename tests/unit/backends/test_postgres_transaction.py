@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,6 @@ from jobpool_backends.postgres.in_transaction import ack
 from jobpool_backends.postgres.wait import LOOK_INTERVAL_S
 
 Connection = psycopg.Connection[Any]
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
 
 
 @pytest.fixture

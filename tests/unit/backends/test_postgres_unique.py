@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,11 +12,9 @@ from postgres_rig import Rig, together
 from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
 
-from jobpool.broker.values import MessageFilter, Verb
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Guards
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.postgres import PostgresBackend, enqueue
 from jobpool_backends.postgres.in_transaction import ack
 
@@ -28,26 +25,6 @@ Connection = psycopg.Connection[Any]
 
 def unique(key: str = "order-17", **fields: Any) -> JobDefinition:
     return a_job(unique=True, idempotency_key=key, **fields)
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
-
-
-@pytest.fixture
-def backend(rig: Rig) -> PostgresBackend:
-    backend = rig.open(timeout=PATIENCE)
-    backend.prepare()
-    return backend
-
-
-@pytest.fixture
-def connection(rig: Rig, backend: PostgresBackend) -> Connection:
-    """In a transaction of somebody else's."""
-    del backend
-    return rig.connect()
 
 
 def a_lease(backend: PostgresBackend) -> JobLease:
@@ -140,15 +117,6 @@ def test_producers_in_any_order_agree_without_a_dead_lock(rig: Rig, backend: Pos
 # --- a claim and its message come and go together -----------------------------------------------------------
 
 
-def test_an_id_that_is_known_claims_no_key(backend: PostgresBackend) -> None:
-    backend.enqueue(a_job(identifier="one"))
-    backend.enqueue(a_job(identifier="two"))
-    backend.ack(a_lease(backend))  # its end is remembered
-    assert backend.enqueue_many([unique("a", identifier="one"), unique("b", identifier="two")]) == ["one", "two"]
-    assert backend.enqueue(unique("a", identifier="three")) == "three"
-    assert backend.enqueue(unique("b", identifier="four")) == "four"
-
-
 def test_a_message_that_was_deleted_by_hand_has_no_key(rig: Rig, backend: PostgresBackend) -> None:
     gone = backend.enqueue(unique())
     rig.ask("DELETE FROM {schema}.messages")
@@ -158,13 +126,6 @@ def test_a_message_that_was_deleted_by_hand_has_no_key(rig: Rig, backend: Postgr
     assert len(told) == 1
     assert gone not in told
     assert backend.stats(QUEUE).waiting == 1
-
-
-def test_a_deleted_message_gives_its_key_free_whatever_its_id(backend: PostgresBackend) -> None:
-    for given in ("order-1", None):
-        backend.enqueue(unique(identifier=given))
-        assert backend.bulk(MessageFilter(), Verb.DELETE) == 1
-    assert backend.enqueue(unique(identifier="order-2")) == "order-2"
 
 
 def test_a_known_key_ends_at_its_time_to_the_microsecond(rig: Rig, backend: PostgresBackend) -> None:
@@ -196,16 +157,6 @@ def test_many_at_once_are_all_or_none_however_they_travel(
 
 
 # --- follow-ups and a handler's own transaction -------------------------------------------------------------
-
-
-def test_a_follow_up_with_a_known_key_is_left_out(backend: PostgresBackend) -> None:
-    backend.enqueue(a_job())
-    lease = a_lease(backend)
-    known = backend.enqueue(unique())
-    assert backend.settle_many([(lease, Ack((unique(), a_job("other"))))]) == [Settled.OK]
-    ids = [message.id for message in backend.list_messages()]
-    assert ids[0] == known
-    assert len(ids) == 2
 
 
 def test_an_ack_in_a_transaction_marks_its_key_done_and_keeps_the_unique_one_known(

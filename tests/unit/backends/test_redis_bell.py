@@ -17,12 +17,6 @@ from jobpool_backends.redis import RedisBackend
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
-
-
-@pytest.fixture
 def executor() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(4) as executor:
         yield executor

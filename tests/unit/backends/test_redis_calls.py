@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at, numbered
-from support.servers import RedisServer, shared_redis
+from support.servers import RedisServer
 
 from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.errors import BackendUnavailable, InvalidJob
@@ -19,21 +19,6 @@ from jobpool_backends.redis import leases as leases_module
 from jobpool_backends.redis.keyspace import CHANGE
 
 AT_ONCE = ReapPolicy(back_off=0.0)
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
-
-
-@pytest.fixture
-def turned() -> Iterator[Rig]:
-    """On a server whose clock stands still."""
-    server = shared_redis(turned=True)
-    server.flush()
-    with Rig(server) as rig:
-        yield rig
 
 
 # --- scripts ----------------------------------------------------------------------------------------------
@@ -162,13 +147,6 @@ def test_thousands_in_one_enqueue_fall_due_in_pieces(turned: Rig) -> None:
 # --- dead letters -----------------------------------------------------------------------------------------
 
 
-def test_without_caps_every_dead_letter_is_kept(rig: Rig) -> None:
-    backend = rig.open()
-    backend.enqueue_many(numbered(30))
-    backend.settle_many([(lease, Abandon("failed")) for lease in take(backend, 30)])
-    assert (backend.stats(QUEUE).dead, backend.evicted(QUEUE)) == (30, 0)
-
-
 def test_beyond_dead_max_the_oldest_are_removed_and_counted(turned: Rig) -> None:
     backend = turned.open(dead_max=2)
     known = backend.enqueue_many([a_job(identifier=f"order-{number}") for number in range(5)])
@@ -180,35 +158,6 @@ def test_beyond_dead_max_the_oldest_are_removed_and_counted(turned: Rig) -> None
     assert [turned.holds(name) for name in ("dead", "buried", "record", "body", "notes", "ids")] == [2] * 6
     assert backend.enqueue(a_job(identifier="order-4")) == "order-4"  # its end is remembered
     assert backend.stats(QUEUE).pending == 0
-
-
-def test_what_is_older_than_dead_max_age_is_removed_by_a_reap_or_a_death(turned: Rig) -> None:
-    backend = turned.open(dead_max_age="60")
-    backend.enqueue_many(numbered(4))
-    one, two, three, four = take(backend, 4, ttl=500.0)
-    backend.settle_many([(one, Abandon("failed")), (two, Abandon("failed"))])
-    turned.server.advance(59.0)
-    assert backend.reap(QUEUE) == []
-    assert backend.stats(QUEUE).dead == 2
-    turned.server.advance(1.0)
-    assert backend.reap(QUEUE) == []
-    assert (backend.stats(QUEUE).dead, backend.evicted(QUEUE)) == (0, 2)
-    backend.abandon(three, "failed")
-    turned.server.advance(60.0)
-    backend.abandon(four, "failed")
-    assert (backend.stats(QUEUE).dead, backend.evicted(QUEUE)) == (1, 3)
-
-
-def test_the_crash_limit_buries_under_the_same_caps(turned: Rig) -> None:
-    backend = turned.open(dead_max=1)
-    backend.enqueue_many(numbered(3))
-    policy = ReapPolicy(max_crashes=1, back_off=0.0)
-    for _ in range(2):
-        take(backend, 3, ttl=1.0)
-        turned.server.advance(1.0)
-        reaped = backend.reap(QUEUE, policy)
-    assert [message.dead for message in reaped] == [True] * 3
-    assert (backend.stats(QUEUE).dead, backend.evicted(QUEUE)) == (1, 2)
 
 
 # --- what a person finds and changes ----------------------------------------------------------------------

@@ -21,12 +21,6 @@ from jobpool_backends.redis import RedisBackend
 ID = "0123456789abcdef" * 2
 
 
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
-
-
 @pytest.fixture(scope="module")
 def turned_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     with RedisServer(tmp_path_factory.mktemp("turned"), turned=True) as server:

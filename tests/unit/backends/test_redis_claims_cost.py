@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from redis_rig import Rig, take
@@ -102,12 +102,6 @@ def cost(fill: Callable[[RedisBackend, int], None], count: int) -> Counter[str]:
         one_round(backend)  # once, so that the server knows the scripts
         post_some(backend, 30)
         return spent(rig, lambda: one_round(backend))
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
 
 
 def test_a_message_costs_its_share_of_a_claim(rig: Rig) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, numbered
-from support.servers import shared_redis
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
@@ -21,21 +19,6 @@ from jobpool_backends.redis import keys
 from jobpool_backends.redis.keys import guarded_token
 
 ALL = Guards(key="order-17", keep=50.0, holds=(Hold("job:nightly"), Hold("queue", 5)), rates=(Rate("queue", 5),))
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
-
-
-@pytest.fixture
-def turned() -> Iterator[Rig]:
-    """On a server whose clock stands still."""
-    server = shared_redis(turned=True)
-    server.flush()
-    with Rig(server) as rig:
-        yield rig
 
 
 def begin(backend: QueueBackend, lease: JobLease, guards: Guards = ALL) -> Begun:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import orjson
 import pytest
@@ -17,12 +16,6 @@ from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.settlement import Abandon, Ack, Forfeit
 from jobpool_backends.redis import keyspace as keys_module
 from jobpool_backends.redis.keyspace import KeyNames
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
 
 
 def documented() -> dict[str, str]:

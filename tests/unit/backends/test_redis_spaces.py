@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from redis_rig import Rig
-from support.servers import shared_redis
 
 from jobpool.broker.backend import QueueBackend
 
 SPACE = "pools"
 OF_RECORDS = ("values", "names", "ends")
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
-
-
-@pytest.fixture
-def turned() -> Iterator[Rig]:
-    """On a server whose clock stands still."""
-    server = shared_redis(turned=True)
-    server.flush()
-    with Rig(server) as rig:
-        yield rig
 
 
 def listed(backend: QueueBackend, **options: object) -> list[str]:

@@ -18,6 +18,7 @@ from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.packing import brought_by
 from jobpool.broker.values import MessageFilter
 from jobpool.errors import BackendUnavailable
 from jobpool.message.guards import Guards, Hold
@@ -185,7 +186,7 @@ def test_a_message_that_moves_and_is_relayed_twice_is_there_once(
     ident = backend.enqueue(a_job("moves", queue=queues[0]))
     [lease] = take(backend, queues[0])
     move = Move(queues[1], crashes=1, error="boom")
-    [entry] = map(write_entry, backend.brought_by(lease, move))
+    [entry] = map(write_entry, brought_by(backend, lease, move))
     assert backend.settle_many([(lease, move)]) == [Settled.OK]
     message = backend.inspect(ident)
     assert message is not None

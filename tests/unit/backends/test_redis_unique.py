@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, numbered
@@ -15,12 +13,6 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Move, Settled, Settlement
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.records import read_entry, write_entry
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
 
 
 def unique(key: str = "order-17", **fields: object) -> JobDefinition:
@@ -124,17 +116,6 @@ def test_a_server_that_forgets_its_scripts_adds_it_once(rig: Rig) -> None:
     rig.call("SCRIPT", "FLUSH")
     assert backend.enqueue(unique()) == known
     assert backend.stats(QUEUE).pending == 1
-
-
-def test_a_follow_up_with_a_known_key_is_left_out(rig: Rig) -> None:
-    backend = rig.open()
-    known = backend.enqueue(unique(queue="mails"))
-    backend.enqueue(a_job())
-    [lease] = take(backend)
-    follow_ups = (unique(queue="mails"), unique("order-18", queue="mails"), unique("order-18", queue="mails"))
-    assert backend.settle_many([(lease, Ack(follow_ups))]) == [Settled.OK]
-    assert backend.list_messages(MessageFilter(queue="mails"))[0].id == known
-    assert backend.stats("mails").pending == 2
 
 
 # --- on its way to another queue ----------------------------------------------------------------------------

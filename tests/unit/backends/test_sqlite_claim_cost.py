@@ -20,11 +20,6 @@ OF_CLAIMS = ("claims", "posts", "ends_at", "state = 4", "state = 5")
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def backend(open_sqlite: Open, clock: ManualClock) -> SqliteBackend:
     """On a clock that stands still, and warm: what is swept once a second has been."""
     backend = open_sqlite(clock=clock)

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 from support.claims import AT_ONCE, a_post, claim, ids, post
-from support.jobs import QUEUE, a_job, at, numbered
+from support.jobs import QUEUE, a_job, numbered
 
 from jobpool.broker.claim_store import ClaimStats
-from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.clock import ManualClock
-from jobpool.message.settlement import Ack, Nack
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.claim_rows import CLEAR_LIMIT
 from jobpool_backends.sqlite.claims import BURY_LIMIT
 
 Open = Callable[..., SqliteBackend]
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 @pytest.fixture
@@ -171,94 +163,3 @@ def test_an_ended_post_makes_room_for_its_id_within_a_transaction_of_the_callers
     [message] = backend.list_messages()
     assert (message.id, message.handler) == ("mine", "report")
     assert backend.claims.stats(QUEUE) == ClaimStats(free=1, expired=1)
-
-
-# --- counts ---------------------------------------------------------------------------------------------
-
-_TRUTH = """
-SELECT count(state = 0 OR NULL), count(state = 1 OR NULL), count(state = 2 AND handler <> '' OR NULL),
-    count(state = 3 OR NULL), count(state = 4 OR NULL), count(state = 5 OR NULL),
-    count(state = 2 AND handler = '' OR NULL)
-FROM messages WHERE queue = ?
-"""
-_COUNTED = "SELECT waiting, delayed, leased, dead, posts, posts_delayed, posts_claimed FROM queues WHERE name = ?"
-_HOMELESS = """
-SELECT count(*) FROM messages LEFT JOIN claims ON claims.queue = messages.queue AND claims.id = messages.claim
-WHERE (messages.claim IS NOT NULL) <> (state = 2 AND messages.boot IS NULL)
-    OR (messages.claim IS NOT NULL AND claims.id IS NULL)
-"""
-
-
-class Anything:
-    """Calls in any order, on few messages of one queue."""
-
-    def __init__(self, backend: SqliteBackend, clock: ManualClock, seed: int) -> None:
-        self.backend = backend
-        self.clock = clock
-        self.random = random.Random(seed)
-        self.last = "a" * 32
-        """The last claim that was tried."""
-        self.steps = [self.post, self.post, self.enqueue, self.claim, self.claim, self.run, self.tend, self.wait]
-        self.steps += [self.delete, self.pop, self.release, self.renew]
-
-    def post(self) -> None:
-        life, delay = self.random.choice([None, 60.0, 90.0]), self.random.choice([0.0, 30.0])
-        post(self.backend, b"0", b"1", life=life, delay=delay)
-
-    def enqueue(self) -> None:
-        due = at(self.clock.wall() + 30.0) if self.random.random() < 0.5 else None
-        self.backend.enqueue_many(numbered(2, scheduled_at=due))
-
-    def claim(self) -> None:
-        limit, most = self.random.randint(1, 4), self.random.choice([0, 1])
-        self.last = f"{self.random.getrandbits(128):032x}"
-        self.backend.claims.claim(QUEUE, limit=limit, ttl=60.0, grace=60.0, max_claims=most, claim_id=self.last)
-
-    def delete(self) -> None:
-        known = ids(self.backend.list_messages(limit=20))
-        live = ids(self.backend.claims.list_claims(QUEUE))
-        chosen = self.random.sample(known, len(known) // 2)
-        self.backend.claims.delete_many(QUEUE, chosen, self.random.choice([None, *live]))
-
-    def pop(self) -> None:
-        self.backend.claims.pop(QUEUE, self.random.randint(1, 3))
-
-    def release(self) -> None:
-        self.backend.claims.release(QUEUE, self.last)
-
-    def renew(self) -> None:
-        live = ids(self.backend.claims.list_claims(QUEUE))
-        if live:
-            self.backend.claims.renew(QUEUE, self.random.choice(live), ttl=60.0)
-
-    def run(self) -> None:
-        leases = self.backend.fetch_many(QUEUE, limit=3, ttl=45.0)
-        verbs = [self.random.choice([Ack(), Nack(), Nack(30.0), None]) for _ in leases]
-        self.backend.settle_many([(lease, verb) for lease, verb in zip(leases, verbs, strict=True) if verb])
-
-    def tend(self) -> None:
-        verb = self.random.choice([Verb.RETRY, Verb.RESUME, Verb.DELETE])
-        state = State.DELAYED if verb is Verb.DELETE else State.DEAD
-        self.backend.bulk(MessageFilter(states=(state,)), verb)
-
-    def wait(self) -> None:
-        self.clock.advance(self.random.choice([1.0, 30.0, 60.0]))
-        if self.random.random() < 0.5:
-            self.backend.reap(QUEUE, AT_ONCE)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_counts_are_those_of_the_messages_whatever_is_done(
-    backend: SqliteBackend, clock: ManualClock, seed: int
-) -> None:
-    anything = Anything(backend, clock, seed)
-    most = [0] * 7
-    for _ in range(150):
-        step = anything.random.choice(anything.steps)
-        step()
-        with backend._database.read() as connection:
-            truth = connection.execute(_TRUTH, (QUEUE,)).fetchone()
-            assert (connection.execute(_COUNTED, (QUEUE,)).fetchone() or (0,) * 7) == truth, step.__name__
-            assert connection.execute(_HOMELESS).fetchone() == (0,), step.__name__
-        most = list(map(max, most, truth))
-    assert min(most) > 0

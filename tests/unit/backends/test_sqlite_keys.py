@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from split_clock import SplitClock
 from support.jobs import QUEUE, a_job, numbered
 
 from jobpool.clock import ManualClock
@@ -24,23 +24,6 @@ Open = Callable[..., SqliteBackend]
 
 LOCKED = Guards(holds=(Hold("job:nightly"),))
 KEY = Guards(key="order-17", keep=50.0, holds=(Hold("job:nightly"),))
-
-
-@dataclass
-class SplitClock:
-    """A wall clock that can be set, and a boot clock that cannot."""
-
-    wall_time: float = 1_800_000_000.0
-    boot_time: float = 500.0
-
-    def mono(self) -> float:
-        return self.boot_time
-
-    def boot(self) -> float:
-        return self.boot_time
-
-    def wall(self) -> float:
-        return self.wall_time
 
 
 def begin(backend: SqliteBackend, lease: JobLease, guards: Guards = LOCKED) -> Begin:

@@ -73,11 +73,6 @@ def fill(path: Path, clock: ManualClock, each: int) -> None:
     connection.close()
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """A file with few messages and one with many, by how many of each: to be copied."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
+from split_clock import SplitClock
 from support.jobs import QUEUE, a_job, at, numbered
 
 from jobpool.clock import ManualClock
@@ -16,23 +16,6 @@ from jobpool_backends.sqlite.inspect import STATS_CAP
 from jobpool_backends.sqlite.step import this_boot
 
 Open = Callable[..., SqliteBackend]
-
-
-@dataclass
-class SplitClock:
-    """A wall clock that can be set, and a boot clock that cannot."""
-
-    wall_time: float = 1_800_000_000.0
-    boot_time: float = 500.0
-
-    def mono(self) -> float:
-        return self.boot_time
-
-    def boot(self) -> float:
-        return self.boot_time
-
-    def wall(self) -> float:
-        return self.wall_time
 
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])

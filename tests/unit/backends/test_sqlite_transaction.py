@@ -21,11 +21,6 @@ from jobpool_backends.sqlite.in_transaction import ack
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def backend(tmp_path: Path, clock: ManualClock) -> Iterator[SqliteBackend]:
     with closing(SqliteBackend(str(tmp_path / "jobpool.db"), clock=clock)) as backend:
         yield backend

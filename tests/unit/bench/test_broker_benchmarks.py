@@ -69,6 +69,7 @@ def with_peers(*wanted: str) -> set[str]:
     return set(wanted) if PEERS else set()
 
 
+@pytest.mark.more
 def test_a_pool_over_redis_beside_its_peers() -> None:
     found = names(on_redis.run(PLAN))
 

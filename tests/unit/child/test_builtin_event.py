@@ -24,11 +24,6 @@ class Order:
     amount: float = 0.0
 
 
-@pytest.fixture
-def registry() -> HandlerRegistry:
-    return HandlerRegistry()
-
-
 def listen(registry: HandlerRegistry, name: str, does: Any, seen: list[str] | None = None) -> None:
     def function(ctx: JobContext) -> Any:
         if seen is not None:

@@ -34,11 +34,6 @@ OWN = ("callable", "command", "event", "shell")
 """Those that are looked at here."""
 
 
-@pytest.fixture
-def registry() -> HandlerRegistry:
-    return HandlerRegistry()
-
-
 def own(ctx: JobContext) -> str:
     return "mine"
 

@@ -9,7 +9,8 @@ import pytest
 from jobpool.child.lines import Lines
 from jobpool.ipc import packets
 from jobpool.ipc.child_channel import BrokenChannelError, ChildChannel
-from jobpool.ipc.frames import MAX_SAID_BYTES, SAID_AT_ONCE, SAID_PER_S, BadFrame, Said, decode
+from jobpool.ipc.frames import MAX_SAID_BYTES, BadFrame, Said, decode
+from jobpool.ipc.line_budget import SAID_AT_ONCE, SAID_PER_S
 from jobpool.message.masking import Masker
 
 CHUNKS = [

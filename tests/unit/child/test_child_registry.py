@@ -41,11 +41,6 @@ class Kept:
 
 
 @pytest.fixture
-def registry() -> HandlerRegistry:
-    return HandlerRegistry()
-
-
-@pytest.fixture
 def kept() -> Any:
     kept = Kept()
     producer.set_default(kept)

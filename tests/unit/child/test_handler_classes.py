@@ -57,11 +57,6 @@ class Everything:
         return len(args)
 
 
-@pytest.fixture
-def registry() -> HandlerRegistry:
-    return HandlerRegistry()
-
-
 def test_a_class_is_made_anew_for_each_attempt(registry: HandlerRegistry) -> None:
     Report.made = 0
     made: Handler[..., Any] = registry.handler(Report)

@@ -34,11 +34,6 @@ def executed(heading: str, registry: HandlerRegistry) -> None:
     exec(compile(text, "handlers.md", "exec", dont_inherit=True), space)
 
 
-@pytest.fixture
-def registry() -> HandlerRegistry:
-    return HandlerRegistry()
-
-
 def test_handlers_of_ones_own(registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "page", SimpleNamespace())
     executed("Your own", registry)

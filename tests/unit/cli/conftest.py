@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
 from jobpool.cli.main import cli
 
 
@@ -41,3 +43,11 @@ def jobpool() -> Callable[..., Result]:
         return CliRunner().invoke(cli, list(words), input=input)
 
     return call
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[QueueBackend]:
+    """The broker that the command line finds without a setting."""
+    backend = open_backend(f"sqlite:///{tmp_path}/jobpool.db")
+    yield backend
+    backend.close()

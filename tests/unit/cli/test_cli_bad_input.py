@@ -26,7 +26,7 @@ Jobpool = Callable[..., Result]
         (["-Q", "my queue"], 2, "--queue: queue name 'my queue' is refused: 1 to 100 letters"),
         (["--ttl", "soon"], 2, "--ttl: 'soon' is not a duration: write seconds, such as 90, or"),
         (["--once", "--max", "3"], 2, "--once and --max exclude each other"),
-        ([], 2, "no application: name the module with your handlers, --app myapp.jobs"),
+        ([], 2, "no application: name the module with your handlers, --app myapp.jobs or apps in"),
         (["-A", "no_such_app"], 2, "app 'no_such_app' cannot be found: no module 'no_such_app' in"),
         (["-A", "no/such.py"], 2, "app 'no/such.py' cannot be found: no such file in"),
         (["-C", "nowhere.toml", "stats"], 2, "configuration file nowhere.toml does not exist"),

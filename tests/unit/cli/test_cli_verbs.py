@@ -5,25 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.opening import open_backend
 from jobpool.cli.init import _write as write_first_files
 from jobpool.settings import load
 
 Jobpool = Callable[..., Result]
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[QueueBackend]:
-    backend = open_backend(f"sqlite:///{tmp_path}/jobpool.db")
-    yield backend
-    backend.close()
 
 
 def enqueue(jobpool: Jobpool, *words: str) -> str:

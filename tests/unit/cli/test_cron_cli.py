@@ -12,7 +12,6 @@ import pytest
 from click.testing import Result
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.opening import open_backend
 from jobpool.cron import scheduler as schedulers
 from jobpool.cron.records import SPACE, Record
 from jobpool.handlers.registry import DEFAULT
@@ -36,13 +35,6 @@ scheduler.define("report", {"kind": "sales"}).named("nightly").queue("reports").
 scheduler.define("clean_up").every_minute()
 scheduler.define("broken").daily_at("03:00").environments("test")
 """
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[QueueBackend]:
-    backend = open_backend(f"sqlite:///{tmp_path}/jobpool.db")
-    yield backend
-    backend.close()
 
 
 @pytest.fixture

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from click.testing import Result
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.opening import open_backend
 from jobpool.broker.values import Message, MessageFilter, State, Verb
 from jobpool.cli import bulk
 from jobpool.errors import BackendUnavailable
@@ -24,13 +22,6 @@ from jobpool.message.settlement import Abandon, Settled
 Jobpool = Callable[..., Result]
 DEAD = MessageFilter(states=(State.DEAD,))
 SEGV = Death("killed by SIGSEGV", "itself", "  File app.py, line 7 in crash", 31 << 20, 0.5, "page 7", core=True)
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[QueueBackend]:
-    backend = open_backend(f"sqlite:///{tmp_path}/jobpool.db")
-    yield backend
-    backend.close()
 
 
 def kill_off(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.opening import open_backend
 from jobpool.message.masking import Masker
 from jobpool.telemetry.history.places import HistoryFile, HistoryTable
 from jobpool.telemetry.history.row import Attempt, encode, row_of
@@ -19,13 +18,6 @@ from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Histogram
 from jobpool.telemetry.metrics.rollup import HOUR, MINUTE, Row, key, minute_of
 
 Jobpool = Callable[..., Result]
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[QueueBackend]:
-    backend = open_backend(f"sqlite:///{tmp_path}/jobpool.db")
-    yield backend
-    backend.close()
 
 
 def a_line(number: int, status: str = "acked", name: str = "monthly", **fields: object) -> tuple[str, bytes]:

@@ -8,7 +8,7 @@ import logging
 import re
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,6 @@ import pytest
 from click.testing import Result
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.opening import open_backend
 from jobpool.cli.output import columns, table
 from jobpool.cli.top import cells, headline, screen
 from jobpool.cli.top import tell as tell_health
@@ -45,13 +44,6 @@ def is_safe(text: str) -> bool:
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[QueueBackend]:
-    backend = open_backend(f"sqlite:///{tmp_path}/jobpool.db")
-    yield backend
-    backend.close()
 
 
 @pytest.fixture

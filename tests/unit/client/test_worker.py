@@ -44,11 +44,6 @@ def registry() -> HandlerRegistry:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def backend(clock: ManualClock) -> Iterator[MemoryBackend]:
     opened = MemoryBackend(clock=clock)
     yield opened

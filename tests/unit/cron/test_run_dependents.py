@@ -8,11 +8,6 @@ from support.cronrig import CronRig, text, told
 from jobpool.cron.runner import CronRunner
 
 
-@pytest.fixture
-def rig() -> CronRig:
-    return CronRig()
-
-
 def a_chain(rig: CronRig) -> None:
     """c after b after a; all inline but c."""
     rig.scheduler.define("c").queue("reports").depends_on("b")

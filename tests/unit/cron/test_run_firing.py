@@ -18,11 +18,6 @@ from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 
 
-@pytest.fixture
-def rig() -> CronRig:
-    return CronRig()
-
-
 def test_a_job_with_a_queue_is_enqueued_and_one_without_runs_here(rig: CronRig) -> None:
     rig.scheduler.define("a", {}).queue("reports").hourly()
     rig.scheduler.define("b", {}).hourly()

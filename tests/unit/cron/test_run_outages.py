@@ -9,11 +9,6 @@ from jobpool.cron.records import SPACE, Owner, Record
 from jobpool.errors import BackendUnavailable
 
 
-@pytest.fixture
-def rig() -> CronRig:
-    return CronRig()
-
-
 def test_what_could_not_be_enqueued_is_tried_again(rig: CronRig) -> None:
     rig.scheduler.define("a").queue("reports").every_minute()
     runner = rig.runner()

@@ -25,11 +25,6 @@ LONG = 30.0
 """Seconds that nothing here waits for, if it is right."""
 
 
-@pytest.fixture
-def rig() -> CronRig:
-    return CronRig()
-
-
 @pytest.fixture(autouse=True)
 def same_signals() -> Iterator[None]:
     """What the tests do to signals ends with them."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from jobpool.ipc.fork_client import OutputLines
-from jobpool.ipc.frames import SAID_AT_ONCE
+from jobpool.ipc.line_budget import SAID_AT_ONCE
 from jobpool.ipc.scheduler_process import FIRED_AT_ONCE, MAX_RECORD_BYTES, READY, SchedulerProcess, say, say_fired
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -78,13 +78,6 @@ class Desk:
     @property
     def now(self) -> float:
         return self.clock.mono()
-
-
-@pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    opened = Inbox()
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 from stage import Stage
@@ -16,13 +15,6 @@ from jobpool.master.threads import BrokerRetry
 SILENT = "the broker does not answer; trying again until it does"
 REFUSED = "the broker refuses this pool; trying again until that is mended"
 AGAIN = "the broker answers again"
-
-
-@pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    opened = Inbox()
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from stage import Stage
 from support.jobs import QUEUE, a_job
 from support.modest import Breakable
@@ -21,13 +18,6 @@ from jobpool.message.settlement import Ack, Settled
 from jobpool.policy.inspection import Inspected
 
 BROKE = "leases ended with their connection to the broker"
-
-
-@pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    opened = Inbox()
-    yield opened
-    opened.close()
 
 
 def notes(stage: Stage, event: str = BROKE) -> list[dict[str, object]]:

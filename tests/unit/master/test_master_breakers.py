@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from stage import Stage
 
@@ -11,13 +9,6 @@ from jobpool.errors import ConfigurationError
 from jobpool.master import events as ev
 from jobpool.master.inbox import Inbox
 from jobpool.policy.breaker import Breakers, BreakerSettings
-
-
-@pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    opened = Inbox()
-    yield opened
-    opened.close()
 
 
 def made(settings: BreakerSettings, inbox: Inbox) -> Breakers:

@@ -4,7 +4,7 @@ lease of another part."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from support.jobs import QUEUE, a_job
@@ -23,13 +23,6 @@ from jobpool_backends.memory import MemoryBackend
 
 OTHER = "mails"
 TTL = 30.0
-
-
-@pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    opened = Inbox()
-    yield opened
-    opened.close()
 
 
 def held(backend: QueueBackend, queue: str = QUEUE, ttl: float = TTL) -> Delivery:

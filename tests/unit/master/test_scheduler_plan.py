@@ -11,8 +11,6 @@ from jobpool.ipc.scheduler_process import REFUSED
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.scheduler import (
-    MAX_SCHEDULER_PAUSE_S,
-    STEADY_AFTER_S,
     SchedulerEnded,
     SchedulerReady,
     SchedulerRefused,
@@ -20,6 +18,7 @@ from jobpool.master.scheduler import (
     SignalScheduler,
     StartScheduler,
 )
+from jobpool.master.state import MAX_SCHEDULER_PAUSE_S, STEADY_AFTER_S
 
 
 def a_stage(**settings: object) -> Stage:

@@ -158,9 +158,8 @@ class Refusing(MemoryBackend):
     gone = False
 
     def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
-        for lease, settlement in settlements:
-            if self.gone or any(message.queue == "nowhere" for message in self.brought_by(lease, settlement)):
-                raise ConfigurationError("there is no queue 'nowhere'")
+        if self.gone or any(message.queue == "nowhere" for messages in brought.values() for message in messages):
+            raise ConfigurationError("there is no queue 'nowhere'")
         return super()._settle(settlements, brought, call_id)
 
 

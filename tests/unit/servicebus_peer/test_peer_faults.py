@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from servicebus_peer import Control, PeerThread, codes, encoding, replies
 from servicebus_peer.control import ControlError
 from servicebus_peer.errors import CONNECTION_FORCED, DETACH_FORCED, LOCK_LOST, SERVER_BUSY
 from support.amqp_client import AmqpClient, Refused, condition_of, message
-from support.waiting import wait_until
 
 
 @pytest.fixture
@@ -178,15 +176,6 @@ def test_lost_replies_to_what_was_done(peer: PeerThread, client: AmqpClient, sen
     assert client.silent()
 
 
-def test_late_replies(peer: PeerThread, client: AmqpClient, sender: int, queue: str) -> None:
-    peer.control.delay("send", 0.1)
-    began = time.monotonic()
-    client.transfer(sender, message())
-    wait_until(lambda: peer.control.counts(queue).ready == 1)
-    assert client.outcome().descriptor == codes.ACCEPTED
-    assert time.monotonic() - began >= 0.1
-
-
 def test_ended_locks(peer: PeerThread, client: AmqpClient, sender: int, queue: str) -> None:
     client.sent(sender, message())
     [number] = receive(client, queue)
@@ -223,27 +212,6 @@ def test_unsettled_deliveries_hold_others_back(peer: PeerThread, client: AmqpCli
     client.delivery()
 
 
-@pytest.mark.parametrize("released", [False, True])
-def test_locks_may_end_with_their_link(
-    peer: PeerThread, client: AmqpClient, sender: int, queue: str, released: bool
-) -> None:
-    client.sent(sender, message())
-    peer.control.release_on_detach(released)
-    with AmqpClient(peer.port) as another:
-        receive(another, queue)
-    wait_until(lambda: peer.control.connections() == 1)
-    assert peer.control.counts(queue).ready == released
-
-
-def test_released_may_count_as_failed(peer: PeerThread, client: AmqpClient, sender: int, queue: str) -> None:
-    client.sent(sender, message())
-    peer.control.count_released()
-    [number] = receive(client, queue)
-    client.settle(number, replies.RELEASED)
-    client.outcome()
-    assert [found.delivery_count for found in peer.control.messages(queue)] == [1]
-
-
 # --- asking for them ----------------------------------------------------------------------------------------
 
 
@@ -252,7 +220,6 @@ def test_healed_of_everything(peer: PeerThread, queue: str) -> None:
     control.stall()
     control.refuse()
     control.fail("attach", times=9)
-    control.delay("send", 9)
     control.lose_replies("send", 9)
     control.limit_unsettled(0)
     control.heal()

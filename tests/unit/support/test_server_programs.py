@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -12,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
-import psycopg
 import pytest
 import redis
 from redis.backoff import NoBackoff
@@ -23,10 +21,8 @@ from support.servers import (
     ServerFailed,
     fresh_name,
     process,
-    redis_server,
     shared_postgres,
     shared_redis,
-    shared_redis_cluster,
 )
 from support.waiting import wait_until
 
@@ -62,24 +58,6 @@ def micros(connection: redis.Redis) -> int:
     return int(seconds) * 1_000_000 + int(fraction)
 
 
-# --- Redis -------------------------------------------------------------------------------------------------
-
-
-def test_redis_answers_on_its_port_and_on_its_socket(server: RedisServer) -> None:
-    with client(server) as by_port, redis.Redis(unix_socket_path=str(server.socket_path)) as by_socket:
-        by_port.set("key", "value")
-        assert by_socket.get("key") == b"value"
-        assert by_port.info("server")["process_id"] == server.pid
-
-
-def test_two_servers_do_not_meet(server: RedisServer, tmp_path: Path) -> None:
-    with RedisServer(tmp_path / "other") as other:
-        assert other.port != server.port
-        with client(server) as one, client(other) as two:
-            one.set("key", "value")
-            assert two.get("key") is None
-
-
 def test_a_port_that_is_taken_is_not_insisted_on(
     server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,51 +71,6 @@ def test_a_port_that_is_taken_is_not_insisted_on(
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed, match="no-such-directive"):
         RedisServer(tmp_path, config={"no-such-directive": "yes"})
-
-
-def test_a_restart_keeps_the_port_and_what_was_to_be_kept(tmp_path: Path) -> None:
-    with RedisServer(tmp_path, config=redis_server.DURABLE) as server, client(server) as connection:
-        port, pid = server.port, server.pid
-        connection.set("key", "value")
-        server.restart()
-        assert (server.port, server.pid != pid) == (port, True)
-        assert connection.get("key") == b"value"
-        server.kill()
-        server.start()
-        assert connection.get("key") == b"value"
-
-
-def test_a_server_keeps_nothing_unless_asked(server: RedisServer) -> None:
-    with client(server) as connection:
-        connection.set("key", "value")
-        server.restart()
-        assert connection.get("key") is None
-
-
-def test_a_flushed_server_is_empty(server: RedisServer) -> None:
-    with client(server) as connection:
-        connection.set("key", "value")
-        server.flush()
-        assert connection.dbsize() == 0
-
-
-def test_a_killed_server_is_gone_and_refuses_connections(server: RedisServer) -> None:
-    pid = server.pid
-    server.kill()
-    assert not psutil.pid_exists(pid)
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((server.host, server.port))
-    with pytest.raises(ServerFailed, match="not running"):
-        server.pid  # noqa: B018 - it raises
-
-
-def test_a_frozen_server_takes_connections_and_does_not_answer(server: RedisServer) -> None:
-    with client(server) as connection:
-        server.pause()
-        with pytest.raises(redis.TimeoutError):
-            connection.ping()
-        server.resume()
-        assert connection.ping()
 
 
 def test_a_frozen_server_can_be_stopped(server: RedisServer) -> None:
@@ -154,136 +87,10 @@ def test_a_server_that_ended_by_itself_can_be_stopped_and_started(server: RedisS
         assert connection.ping()
 
 
-def test_stopping_and_closing_twice_are_the_same_as_once(server: RedisServer) -> None:
-    for _ in range(2):
-        server.stop()
-        server.kill()
-        server.close()
-
-
-# --- a turned Redis ----------------------------------------------------------------------------------------
-
-
-def test_turned_time_stands_still_and_moves_to_the_microsecond(turned: RedisServer) -> None:
-    with client(turned) as connection:
-        expected = START
-        assert micros(connection) == micros(connection) == expected
-        for step in (1, 7, 999_999, 1_000_000, 600_000_000, 123_456_789, *range(1, 200)):
-            turned.advance(step / 1e6)
-            expected += step
-            assert micros(connection) == round(turned.now() * 1e6) == expected
-
-
-def test_a_script_sees_the_turned_time(turned: RedisServer) -> None:
-    turned.advance(1.000_001)
-    with client(turned) as connection:
-        assert connection.eval("return redis.call('TIME')", 0) == [b"1800000001", b"1"]
-
-
-def test_keys_expire_by_the_turned_time(turned: RedisServer) -> None:
-    """Redis counts in milliseconds, and a key lives through the one that it expires in."""
-    with client(turned) as connection:
-        connection.set("key", "value", px=5000)
-        assert connection.pexpiretime("key") == START // 1000 + 5000
-        turned.advance(5.000_999)
-        assert connection.exists("key")
-        turned.advance(0.000_001)
-        assert not connection.exists("key")
-
-
-def test_turned_time_can_be_set_back_once_nothing_is_there(turned: RedisServer) -> None:
-    with client(turned) as connection:
-        turned.advance(600.0)
-        connection.flushall()
-        turned.turn_to(START / 1e6)
-        connection.set("key", "value", px=1000)
-        turned.advance(0.5)
-        assert (micros(connection), connection.pttl("key")) == (START + 500_000, 500)
-
-
-def test_turned_time_outlasts_a_restart(turned: RedisServer) -> None:
-    turned.advance(10.0)
-    turned.kill()
-    turned.start()
-    with client(turned) as connection:
-        assert micros(connection) == START + 10_000_000
-
-
 def test_a_killed_turned_server_leaves_no_shared_memory(turned: RedisServer) -> None:
     pid = turned.pid
     turned.kill()
     assert not [path for path in Path("/dev/shm").iterdir() if str(pid) in path.name]
-
-
-def test_only_a_turned_server_can_be_turned(server: RedisServer) -> None:
-    with pytest.raises(ValueError, match="turned=True"):
-        server.advance(1.0)
-
-
-def test_the_clocks_of_a_turned_cluster_are_turned_together() -> None:
-    cluster = shared_redis_cluster(turned=True)
-    for moment in (1_800_000_600, 1_800_000_000):
-        cluster.flush()
-        cluster.turn_to(moment)
-        assert {tuple(node.ask("TIME")) for node in cluster.nodes} == {(str(moment).encode(), b"0")}
-        assert all(node.is_ready(len(cluster.nodes)) for node in cluster.nodes)
-
-
-# --- Postgres ----------------------------------------------------------------------------------------------
-
-
-def test_postgres_answers(postgres: PostgresServer) -> None:
-    with psycopg.connect(postgres.url()) as connection:
-        row = connection.execute("SELECT lower('Ü'), current_setting('port')::int, pg_backend_pid()").fetchone()
-    assert row is not None
-    assert row[:2] == ("ü", postgres.port)
-
-
-def test_what_was_committed_outlives_a_kill_of_postgres(postgres: PostgresServer) -> None:
-    name = fresh_name()
-    with psycopg.connect(postgres.url(), autocommit=True) as connection:
-        connection.execute(f"CREATE TABLE {name} AS SELECT 7 AS number")
-        port, members = postgres.port, family(postgres)
-        postgres.kill()
-        assert not any(map(alive, members))
-        with pytest.raises(psycopg.OperationalError):
-            connection.execute("SELECT 1")
-    postgres.start()
-    assert postgres.port == port
-    with psycopg.connect(postgres.url()) as connection:
-        assert connection.execute(f"SELECT number FROM {name}").fetchall() == [(7,)]
-
-
-def test_every_process_of_a_frozen_postgres_stands_still(postgres: PostgresServer) -> None:
-    with psycopg.connect(postgres.url(), autocommit=True) as connection:
-        postgres.pause()
-        assert {member.status() for member in family(postgres)} == {psutil.STATUS_STOPPED}
-        postgres.resume()
-        assert connection.execute("SELECT 1").fetchone() == (1,)
-
-
-def test_postgres_does_not_wait_for_its_clients_to_leave(postgres: PostgresServer) -> None:
-    with psycopg.connect(postgres.url()):
-        postgres.restart()
-    with psycopg.connect(postgres.url()) as connection:
-        assert connection.execute("SELECT 1").fetchone() == (1,)
-
-
-def test_postgres_takes_settings_and_says_what_is_wrong_with_them(tmp_path: Path) -> None:
-    with (
-        PostgresServer(tmp_path / "right", config={"fsync": "on", "max_connections": "17"}) as server,
-        psycopg.connect(server.url()) as connection,
-    ):
-        row = connection.execute("SELECT current_setting('fsync'), current_setting('max_connections')").fetchone()
-        assert row == ("on", "17")
-    assert not server.data.exists() or server.data.is_relative_to(tmp_path)
-    with pytest.raises(ServerFailed, match="no_such_setting"):
-        PostgresServer(tmp_path / "wrong", config={"no_such_setting": "yes"})
-
-
-def family(server: PostgresServer) -> list[psutil.Process]:
-    first = psutil.Process(server.pid)
-    return [first, *first.children(recursive=True)]
 
 
 def alive(member: psutil.Process) -> bool:

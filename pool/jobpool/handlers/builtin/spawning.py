@@ -23,7 +23,7 @@ from typing import TypeVar
 from jobpool.ipc.linux import kill_group, open_fds
 from jobpool.message.capped_text import HeadTail
 
-T = TypeVar("T")
+Opened = TypeVar("Opened")
 
 _READ_BYTES = 1 << 16
 _DEATH_TIMEOUT_S = 0.3
@@ -119,9 +119,9 @@ def _end(pid: int) -> int | None:
 
 
 @contextmanager
-def _held(close: Callable[[T], object], opened: Iterator[T]) -> Iterator[list[T]]:
+def _held(close: Callable[[Opened], object], opened: Iterator[Opened]) -> Iterator[list[Opened]]:
     """Yield what the iterator opens, and close it. In C, as in `_spawn`: the alarm must not come between."""
-    found: list[T] = []
+    found: list[Opened] = []
     closing = map(close, found)
     try:
         found.extend(opened)

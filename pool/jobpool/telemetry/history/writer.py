@@ -29,11 +29,11 @@ BYTES_LEFT = 16 * 1024 * 1024  # lines, and bytes, that are kept while a place c
 
 log = logging.getLogger("jobpool.history")
 
-T = TypeVar("T")
+Row = TypeVar("Row")
 
 
 @dataclass(slots=True)
-class Feed(Generic[T]):
+class Feed(Generic[Row]):
     """The newest `keep` items of each name, gathered by the pool's loop between two visits. Only its thread comes here.
 
     Items pushed out by newer ones of the same name would not have been kept anyway, and are not counted. Items that
@@ -46,9 +46,9 @@ class Feed(Generic[T]):
     dropped: int = 0
     items: int = 0
     bytes: int = 0
-    _names: dict[str, deque[tuple[T, int]]] = field(default_factory=dict)
+    _names: dict[str, deque[tuple[Row, int]]] = field(default_factory=dict)
 
-    def add(self, name: str, item: T, size: int) -> None:
+    def add(self, name: str, item: Row, size: int) -> None:
         """Keep an item of about `size` bytes, if there is room. Once a job, so short."""
         mine = self._names.get(name)
         if mine is not None and len(mine) >= self.keep:
@@ -63,7 +63,7 @@ class Feed(Generic[T]):
         self.items += 1
         self.bytes += size
 
-    def take(self) -> list[T]:
+    def take(self) -> list[Row]:
         """Take everything, in order within each name."""
         names, self._names = self._names, {}
         self.items = self.bytes = 0

@@ -32,7 +32,7 @@ from jobpool.handlers.builtin.url.request import Address, Request, Target
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-T = TypeVar("T")
+Used = TypeVar("Used")
 
 # urllib3 warns of a broken head with the whole URL, and thus with tokens in its query: the warning is left out.
 logging.getLogger("urllib3.connection").addFilter(
@@ -66,8 +66,8 @@ def exchange(
     addresses: Sequence[Address],
     bounds: Bounds,
     context: ssl.SSLContext | None,
-    use: Callable[[BaseHTTPResponse], T],
-) -> T:
+    use: Callable[[BaseHTTPResponse], Used],
+) -> Used:
     """Send the request to the first of the addresses that answers, and return what `use` makes of the response.
 
     The body is not read when `use` gets it. Every end of this, by the hard timeout too, closes the socket. Blocks until

@@ -1,0 +1,90 @@
+"""Jobs on their way to a broker: checked, signed and numbered; and the ids that a producer is told."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from jobpool.broker.broker_time import BrokerTime
+from jobpool.broker.values import Capabilities, Existing, NewMessage, make_message, once_id
+from jobpool.errors import InvalidJob
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import MAX_BODY_BYTES, encode, sign_again
+from jobpool.message.lease import JobLease
+from jobpool.message.names import check_queue
+from jobpool.message.settlement import Abandon, Ack, Move, Settlement
+from jobpool.message.signing import EnvelopeSigner
+
+
+class Destination(Protocol):
+    """The part of a `QueueBackend` that a job must fit."""
+
+    @property
+    def scheme(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    signer: EnvelopeSigner
+    time: BrokerTime
+
+
+def pack(to: Destination, definition: JobDefinition, ident: str) -> NewMessage:
+    """Return the wire form of `definition` under this id. See `QueueBackend.pack`."""
+    definition.require(to.capabilities.key_store, to.scheme)
+    queue = check_queue(definition.queue or "default")
+    now = 0.0 if definition.expires_in is None else to.time.now()
+    body = encode(definition, identifier=ident, queue=queue, signer=to.signer, now=now)
+    if len(body) > MAX_BODY_BYTES:
+        raise InvalidJob(f"the body of job {definition.handler!r} has {len(body)} bytes; at most {MAX_BODY_BYTES}")
+    due = definition.scheduled_at.timestamp() if definition.scheduled_at else None
+    given = definition.identifier is not None
+    unique_key = definition.idempotency_key if definition.unique else None
+    return make_message(ident, given, queue, definition.handler, definition.priority, due, body, unique_key)
+
+
+def pack_all(to: Destination, definitions: Iterable[JobDefinition]) -> list[NewMessage]:
+    """Pack each; draw the ids that are missing together, at a sixth of the cost."""
+    chosen = list(definitions)
+    drawn = secrets.token_hex(8 * len(chosen))
+    return [pack(to, one, one.identifier or drawn[16 * n : 16 * n + 16]) for n, one in enumerate(chosen)]
+
+
+def pack_once(to: Destination, definition: JobDefinition, key: str) -> NewMessage:
+    """Pack it under the id and the unique key that `key` gives it. See `QueueBackend.enqueue_once`."""
+    packed = pack(to, definition, once_id(key))
+    return replace(packed, given=True, unique_key=packed.unique_key or f"once:{packed.id}")
+
+
+def brought_by(to: Destination, lease: JobLease, settlement: Settlement) -> list[NewMessage]:
+    """Return the messages that an accepted settlement adds to queues: follow-ups, or what moves."""
+    if isinstance(settlement, Move):
+        return [_moved(lease, settlement, to.signer)]
+    return pack_all(to, settlement.follow_ups) if isinstance(settlement, Ack | Abandon) else []
+
+
+def _moved(lease: JobLease, move: Move, signer: EnvelopeSigner) -> NewMessage:
+    """Return the message of a lease as it goes on in another queue, signed for it anew."""
+    envelope = lease.envelope
+    return NewMessage(
+        lease.id,
+        given=True,
+        queue=move.queue,
+        handler=envelope.job,
+        priority=envelope.priority,
+        due=None,
+        body=sign_again(envelope, check_queue(move.queue), signer),
+        attempts=lease.attempts + move.attempts,
+        crashes=lease.crashes + move.crashes,
+        deliveries=lease.deliveries,
+        last_error=move.error,
+        cause=move.cause,
+    )
+
+
+def ids_of(messages: Sequence[NewMessage], existing: Existing | None) -> list[str]:
+    """Return the ids to tell the producer: of a message that was left out, the id that is known in its place."""
+    known = existing or {}
+    return [known.get(message.id, message.id) for message in messages]
