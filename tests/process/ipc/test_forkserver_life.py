@@ -51,9 +51,7 @@ def test_the_table_of_handlers_is_reported_and_the_title_names_the_pool() -> Non
         ("no_such_function", "myapp does not import: AttributeError", "no_such_function"),
     ],
 )
-def test_an_app_that_does_not_import_is_one_sentence_and_a_traceback_if_it_says_more(
-    app: str, sentence: str, in_trace: str
-) -> None:
+def test_an_app_that_does_not_import_is_one_sentence_and_a_traceback(app: str, sentence: str, in_trace: str) -> None:
     with Nurse(app=app, apps=["myapp"]) as nurse:
         [failed] = nurse.hear_end()
         assert isinstance(failed, LoadFailed)
