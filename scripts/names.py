@@ -48,11 +48,13 @@ def wrong_links(page: Path) -> Iterator[str]:
 
 
 def unreachable_pages() -> Iterator[str]:
-    readme = text_of(ROOT / "README.md")
+    readme, index = text_of(ROOT / "README.md"), (DOCS / "index.md").read_text("utf-8").splitlines()
     for page in PAGES:
         is_shown = page.parent == DOCS and page.name != "index.md"  # that is the site's first page: the README
         if is_shown and f"](docs/{page.name}" not in readme:
             yield f"README.md does not link to docs/{page.name}"
+        if is_shown and page.stem not in index:
+            yield f"docs/index.md does not list {page.stem}: the site would not show it"
 
 
 def missing_rooms() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A pool as the page on deployment has it: as process 1 of a container, and under the probes of the manifest."""
+"""A pool as the page on deployment has it: under systemd, as process 1 of a container, under a manifest's probes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,30 @@ def _container() -> None:
     tried = subprocess.run([*CONTAINER, "true"], capture_output=True, check=False)
     if tried.returncode:
         pytest.skip(f"this machine allows no namespaces: {tried.stderr.decode().strip()}")
+
+
+def test_systemd_hears_of_a_start_a_reload_and_a_stop(rig: Rig, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(LIMIT)
+
+        def hear(line: str) -> list[str]:
+            heard: list[str] = []
+            while line not in heard:
+                heard += systemd.recv(4096).decode().splitlines()
+            return heard
+
+        pool = rig.start_pool(NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="80000")
+        assert "WATCHDOG=1" in hear("READY=1")
+        assert pool.ready() > 0
+        hear("WATCHDOG=1")
+        for pid in (*pool.fork_servers(), *pool.children()):
+            assert "NOTIFY_SOCKET" not in Path(f"/proc/{pid}/environ").read_text(), "it is the master's alone"
+
+        pool.send(signal.SIGHUP)
+        assert any(line.startswith("MONOTONIC_USEC=") for line in [*hear("RELOADING=1"), *hear("READY=1")])
+        assert pool.stop() == 0
+        hear("STOPPING=1")
 
 
 @pytest.mark.usefixtures("_container")

@@ -60,7 +60,7 @@ def test_what_the_page_says_to_type_does_what_it_says(tmp_path: Path) -> None:
         [stats] = json.loads(run(tmp_path, "jobpool", "stats", "--json", queue))
         assert (stats["waiting"], stats["delayed"], stats["dead"]) == (0, 0, int(queue == "default")), queue
     said = run(tmp_path, *shlex.split(history), "--limit", "5000")
-    assert said.count("report of customer") == 2500 + 4
+    assert said.count("report of customer") == 2500 + 6
     assert said.count("report of customer 7 since 2026-06-01") == 5
     ended = json.loads(run(tmp_path, "jobpool", "history", "fetch", "--history", "table", "--json"))
     rows = {(row["id"], row["attempt"], row["status"]) for row in ended}

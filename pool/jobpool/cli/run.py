@@ -135,6 +135,8 @@ def _run(
     from jobpool.master.run import Neighbourhood, run_pool
 
     if note is None:
+        if "NOTIFY_SOCKET" in os.environ:
+            raise ConfigurationError("systemd waits to be told of this pool, which has no runtime directory: see above")
         return run_pool(pool, wrap=wrap, last=True)
     place = Path(note.board).parent
     queues = list(pool.queue_names)  # or those of the app, once it is loaded
@@ -144,8 +146,17 @@ def _run(
         _tell(place, note, served)
 
     neighbourhood = Neighbourhood(tell, partial(_look, place, note))
-    with _progress(pool, note, lines, queues):
+    with _progress(pool, note, lines, queues), _notifying(note):
         return run_pool(pool, wrap=wrap, last=True, neighbourhood=neighbourhood)
+
+
+def _notifying(note: PoolFile) -> AbstractContextManager[None]:
+    if "NOTIFY_SOCKET" not in os.environ:
+        return contextlib.nullcontext()
+    from jobpool.cli import service_manager
+
+    manager = service_manager.take_manager(os.environ)
+    return contextlib.nullcontext() if manager is None else service_manager.notifying(manager, note)
 
 
 def _tell(place: Path, note: PoolFile, queues: Sequence[str]) -> None:

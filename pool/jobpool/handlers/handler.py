@@ -13,7 +13,6 @@ from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.handlers.binding import Bound, Parameters, bind, check_shape, place_of
 from jobpool.handlers.conversion import Mismatch
 from jobpool.ipc.frames import HandlerInfo
-from jobpool.message import producer
 from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
 from jobpool.message.definition import check_seconds
@@ -113,7 +112,14 @@ class Handler(Generic[P, R]):
 
         Blocks for one round trip to the broker.
         """
-        return producer.default().enqueue(self.define(*args, **kwargs).to_definition())
+        return self.define(*args, **kwargs).dispatch()
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Enqueue a job with these arguments and leave the event loop free meanwhile; the message's id.
+
+        Raises as `enqueue`. A cancelled one may have been enqueued or not, as after `BackendUnavailable`.
+        """
+        return await self.define(*args, **kwargs).adispatch()
 
     def check(self, payload: Any) -> None:
         """Raise `InvalidJob` if this JSON value cannot fill the function's parameters; the text names the field."""

@@ -101,7 +101,7 @@ class Layout:
 # Written by the master.
 HEADER = Layout(
     FRONT_WORDS,
-    "count pid workers ready boot_failures draining generation waiting",
+    "count pid workers ready boot_failures draining reloading generation waiting",
     "real started started_wall loop_at broker_ok_at broker_interval reaped_at reap_interval",
     " ".join(["count", *SUMS]),
     "text 64 name version",
@@ -197,6 +197,7 @@ class HeaderView(Counts):
     ready: int  # children that are ready now
     boot_failures: int  # children in a row that could not boot
     draining: int  # 1 once it was told to stop
+    reloading: int  # 1 while a reload is under way
     generation: int  # of the newest fork server
     waiting: int  # messages that wait in the pool's queues, as counted last
     started: float

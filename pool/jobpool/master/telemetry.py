@@ -194,6 +194,7 @@ class Publisher:
             ready=sum(slot.is_ready for slot in pool.slots.all),
             boot_failures=pool.boot.failures,
             draining=int(pool.is_stopping),
+            reloading=int(bool(reload_under_way(pool))),
             generation=pool.generation,
             waiting=max(0, counted - max(0, pool.leased_total - pool.leased_at_count)),
             loop_at=now,

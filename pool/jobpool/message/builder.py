@@ -224,6 +224,14 @@ class JobBuilder:
         """
         return (backend or self._producer or producers.default()).enqueue(self.to_definition())
 
+    async def adispatch(self, backend: Enqueues | None = None) -> str:
+        """Dispatch the job and leave the event loop free meanwhile; raises as `dispatch`.
+
+        A cancelled one may have been enqueued or not, as after `BackendUnavailable`.
+        """
+        chosen, definition = backend or self._producer, self.to_definition()
+        return await producers.on_thread(lambda: (chosen or producers.default()).enqueue(definition))
+
     def _put(self, name: str, value: Any) -> Self:
         self._fields[name] = value
         return self

@@ -1,17 +1,27 @@
 """The process's default producer: where `handler.enqueue()` and `builder.dispatch()` send what names no backend.
 
-That is `jobpool.Jobs`, opened at the first use by the factory; in a child it is the channel to the master.
+That is `jobpool.Jobs`, opened at the first use by the factory; in a child it is the channel to the master. The
+asynchronous calls of all producers go through `on_thread`, because brokers' drivers block.
 """
 
 from __future__ import annotations
 
+import contextvars
 import os
 import threading
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import JobDefinition
+
+if TYPE_CHECKING:
+    import asyncio
+
+T = TypeVar("T")
+
+MAX_AWAITED_CALLS = 4
+"""At a time, of one event loop: no more than any backend keeps connections for, and fewer than asyncio has threads."""
 
 
 class Enqueues(Protocol):
@@ -78,3 +88,35 @@ def enter_child(producer: Producer) -> None:
 def in_child() -> bool:
     """Return whether this is a pool's child, where `Jobs(…)` opens no broker, and uses `default()` for any URL."""
     return _default.in_child
+
+
+class _Turns(threading.local):
+    """The turns of the event loop that was last seen in this thread."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+    semaphore: asyncio.Semaphore
+
+
+_turns = _Turns()
+
+
+async def on_thread(call: Callable[[], T]) -> T:
+    """Return what a blocking call returns, or raise its error, made on a thread of the running loop's own executor.
+
+    The call sees the caller's context variables. `MAX_AWAITED_CALLS` run at a time, and the others wait in their order.
+    A cancelled one that still waits is never made; one under way is finished, and keeps its turn until then.
+    """
+    import asyncio  # a program without an event loop never pays for it
+
+    loop = asyncio.get_running_loop()
+    if _turns.loop is not loop:
+        _turns.loop, _turns.semaphore = loop, asyncio.Semaphore(MAX_AWAITED_CALLS)
+    turns = _turns.semaphore
+    await turns.acquire()
+    try:
+        made = loop.run_in_executor(None, contextvars.copy_context().run, call)
+    except BaseException:  # the executor is shut down
+        turns.release()
+        raise
+    made.add_done_callback(lambda _: turns.release())
+    return await asyncio.shield(made)

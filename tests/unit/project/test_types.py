@@ -47,7 +47,7 @@ async def mail(ctx: jobpool.JobContext, to: str) -> None: ...
 def sweep(ctx: jobpool.JobContext, **more: Any) -> None: ...
 
 
-def right(ctx: jobpool.JobContext, jobs: jobpool.Jobs) -> None:
+async def right(ctx: jobpool.JobContext, jobs: jobpool.Jobs) -> None:
     ident: str = report.enqueue(7)
     ident = report.enqueue(customer=7, month="07", day=date(2026, 7, 1))
     report.define(7, "07").delay(60).priority(1).dispatch()
@@ -57,9 +57,12 @@ def right(ctx: jobpool.JobContext, jobs: jobpool.Jobs) -> None:
     mail.enqueue(to="a@b.org")
     sweep.enqueue(days=90)
     jobs.enqueue_many(report.define(customer) for customer in range(9))
+    ident = await report.aenqueue(7, day=date(2026, 7, 1))
+    ident = await jobs.aenqueue(report.define(7).delay(60))
+    many: list[str] = await jobs.aenqueue_many(ship.define(Order(number)) for number in range(9))
     text: str = report(ctx, 7, month="07")
     number: int = add(1, 2)
-    print(ident, text, number)
+    print(ident, many, text, number)
 
 
 '''
@@ -77,6 +80,8 @@ WRONG = [
     "mail.enqueue()",
     "mail.define(to=b'a@b.org')",
     "report.enqueue(7).priority(1)",
+    "await report.aenqueue('7')",
+    "await mail.aenqueue(too='a@b.org')",
     'add("1", 2)',
     "report(7)",
 ]
@@ -87,7 +92,7 @@ FIRST_WRONG = APP.count("\n") + 2
 def app(tmp_path: Path) -> Path:
     calls = "".join(f"    {call}\n" for call in WRONG)
     path = tmp_path / "shop.py"
-    path.write_text(f"{APP}def wrong() -> None:\n{calls}")
+    path.write_text(f"{APP}async def wrong() -> None:\n{calls}")
     return path
 
 

@@ -1,0 +1,161 @@
+"""`JobpoolBackend`: where `.enqueue` of a Django task sends a job, and what `TASKS` may say about that."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any, NoReturn
+
+from django.core import checks
+from django.db import connections, transaction
+from django.utils import timezone
+
+from jobpool.broker.opening import check_url, default_url, scheme_of
+from jobpool.client.jobs import Jobs
+from jobpool.contrib.django import running
+from jobpool.contrib.django.framework import BaseTaskBackend, InvalidTask, task_backends, task_enqueued
+from jobpool.errors import ConfigurationError, InvalidJob
+from jobpool.message.definition import JobDefinition
+from jobpool.message.names import check_queue
+from jobpool.settings import nearest
+
+URL, ON_COMMIT = "backend", "on_commit"
+OF_JOBS = ("max_retries", "timeout")  # fields of each job
+OPTIONS = (URL, ON_COMMIT, *OF_JOBS)
+
+NORMAL_PRIORITY = 100
+"""jobpool's priority of Django's 0. There -100 to 100 run the larger first, here 0 to 255 the smaller."""
+
+
+class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
+    """A task backend that enqueues to a broker of jobpool, as an entry of `TASKS` describes it.
+
+    `OPTIONS`, all of them optional:
+        backend: URL of the broker; without it that of JOBPOOL_BACKEND or the configuration file.
+        on_commit: Alias of the database with whose open transaction jobs are sent: when it commits, and never if it
+            rolls back. True, which is the default, is the database `default`; False sends at once.
+        max_retries, timeout: Of each job, as in `JobDefinition`.
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_priority = True
+    supports_get_result = False
+
+    def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
+        super().__init__(alias, params)
+        self.url: str | None = self.options.get(URL)
+
+    def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """Enqueue a run of the task, now or when the transaction commits; its `TaskResult`.
+
+        Raises:
+            InvalidTask: The task cannot be found by its name in a worker, or does not fit this backend.
+            TypeError: The arguments do not fit the function, or JSON cannot carry them.
+            InvalidJob: An option is out of bounds, or, when it is sent, the arguments are too large.
+            BackendUnavailable: The broker does not answer when it is sent.
+
+        A task that waits for a commit is sent after that, so an error then leaves the rows without their task. Sending
+        blocks for one round trip to the broker.
+        """
+        self.validate_task(task)
+        _check_name(task)
+        running.check_arguments(task, args, kwargs)
+        result = running.new_result(task, secrets.token_hex(8), list(args), dict(kwargs), self.alias)
+        job = self._define(result)
+        alias = self._database()
+        if alias is not None and connections[alias].in_atomic_block:
+            transaction.on_commit(partial(self._send, job, result), using=alias)
+        else:
+            self._send(job, result)
+        return result
+
+    def get_result(self, result_id: str) -> NoReturn:
+        """Raise `NotImplementedError`: jobpool keeps no results."""
+        raise NotImplementedError(
+            f"jobpool keeps no results of tasks: let the task write to your database what you need of {result_id};"
+            " `manage.py jobpool history` shows what ran"
+        )
+
+    def check(self, **_: Any) -> Iterator[Any]:
+        """Yield an error for each wrong option or queue, as Django's system checks show it."""
+        for found in self.wrong():
+            yield checks.Error(f"TASKS[{self.alias!r}]: {found}", id="jobpool.E001")
+
+    def wrong(self) -> Iterator[str]:
+        """Yield a sentence for each wrong option or queue."""
+        for name in sorted(self.options.keys() - set(OPTIONS)):
+            yield f"OPTIONS has no {name!r}{nearest(name, OPTIONS) or '; it takes ' + ', '.join(OPTIONS)}"
+        for look in (
+            lambda: self.url is None or check_url(self.url),
+            lambda: self._job("task", {}),
+            lambda: [check_queue(queue) for queue in self.queues],
+        ):
+            try:
+                look()
+            except (ConfigurationError, InvalidJob) as error:
+                yield str(error)
+        alias = self.options.get(ON_COMMIT, True)
+        if not isinstance(alias, bool) and alias not in connections.settings:
+            yield f"on_commit is True, False or an alias of DATABASES, not {alias!r}"
+
+    def _database(self) -> str | None:
+        """Return the alias of the database whose transactions are waited for; None = none."""
+        asked = self.options.get(ON_COMMIT, True)
+        return "default" if asked is True else asked or None
+
+    def _job(self, name: str, payload: dict[str, Any], **fields: Any) -> JobDefinition:
+        own = {option: self.options[option] for option in OF_JOBS if option in self.options}
+        return JobDefinition(running.HANDLER, payload, name, **own, **fields)
+
+    def _define(self, result: Any) -> JobDefinition:
+        task = result.task
+        payload = {"task": task.module_path, "args": result.args, "kwargs": result.kwargs, "backend": self.alias}
+        return self._job(
+            task.module_path,
+            payload,
+            identifier=result.id,
+            queue=task.queue_name,
+            priority=NORMAL_PRIORITY - task.priority,
+            scheduled_at=_aware(task.run_after),
+        )
+
+    def _send(self, job: JobDefinition, result: Any) -> None:
+        open_jobs(self.url).enqueue(job)
+        object.__setattr__(result, "enqueued_at", timezone.now())
+        task_enqueued.send(type(self), task_result=result)
+
+
+_producers: dict[str | None, Jobs] = {}  # by URL: Django makes a backend for each thread, jobpool connects once
+
+
+def open_jobs(url: str | None) -> Jobs:
+    """Return the process's `Jobs` for this URL; None = the default one."""
+    if url not in _producers:
+        if scheme_of(url or default_url()) == "sync":  # which runs the job in this process
+            running.register()
+        _producers.setdefault(url, Jobs(url))
+    return _producers[url]
+
+
+def entries() -> list[JobpoolBackend]:
+    """Return the entries of TASKS that are of jobpool, `default` before the others."""
+    found = [backend for backend in task_backends.all() if isinstance(backend, JobpoolBackend)]
+    return sorted(found, key=lambda backend: backend.alias != "default")
+
+
+def _aware(moment: datetime | None) -> datetime | None:
+    """Return the moment with a time zone; without USE_TZ it has none, and means that of TIME_ZONE."""
+    return timezone.make_aware(moment) if moment is not None and timezone.is_naive(moment) else moment
+
+
+def _check_name(task: Any) -> None:
+    """Raise `InvalidTask` if a worker would not find this task under its module and name."""
+    try:
+        found = running.find(task.module_path)
+    except (LookupError, TypeError) as error:
+        raise InvalidTask(str(error)) from None
+    if found.func is not task.func:
+        raise InvalidTask(f"{task.module_path} is another task: give each function a name of its own")

@@ -1,0 +1,129 @@
+"""How a pool runs a Django task: one handler for all of them, which finds a task by its module and name."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from traceback import format_exception
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+from django.utils import timezone
+
+import jobpool
+from jobpool.contrib.django.framework import (
+    Task,
+    TaskContext,
+    TaskError,
+    TaskResult,
+    TaskResultStatus,
+    task_finished,
+    task_started,
+)
+
+HANDLER = "django.task"
+FORMER_WORKER = "unknown"  # of attempts before this one: nobody keeps who ran them
+
+
+def register(queues: Iterable[str] = ()) -> None:
+    """Make `run_task` a handler of this process. A pool of it serves `queues`, or `default` if there are none."""
+    jobpool.handler(HANDLER, queue=list(queues))(run_task)
+
+
+def find(path: str) -> Any:
+    """Return the task at `module.name`. Imports the module, if it is of an installed app or of the project's package.
+
+    Raises:
+        LookupError: Nothing has this name, or the module is of another package.
+        TypeError: It is something else than a task.
+    """
+    module, _, name = path.rpartition(".")
+    if module == "__main__" or (module not in sys.modules and not _is_of_project(module)):
+        raise LookupError(f"no task {path}: its module is of no app in INSTALLED_APPS")
+    try:
+        found = getattr(import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        found = None
+    if found is None:
+        raise LookupError(f"no task {path}: nothing has this name")
+    if not isinstance(found, Task):
+        raise TypeError(f"{path} is not a task: decorate the function with @task, under its own name")
+    return found
+
+
+def _is_of_project(module: str) -> bool:
+    package = (settings.SETTINGS_MODULE or "").partition(".")[0]  # None: of settings.configure()
+    return module.partition(".")[0] == package != "" or apps.get_containing_app_config(module) is not None
+
+
+def check_arguments(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise `TypeError` if the task's function cannot be called with these arguments; the text names the task."""
+    context = (None,) if task.takes_context else ()
+    try:
+        inspect.signature(task.func).bind(*context, *args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{task.module_path}: {error}") from None
+
+
+def new_result(task: Any, identifier: str, args: Sequence[Any], kwargs: Mapping[str, Any], alias: str) -> Any:
+    """Return the `TaskResult` of a run that has not begun. Raises `TypeError`: JSON cannot carry the arguments."""
+    return TaskResult(
+        task=task,
+        id=identifier,
+        status=TaskResultStatus.READY,
+        enqueued_at=None,
+        started_at=None,
+        last_attempted_at=None,
+        finished_at=None,
+        args=args,
+        kwargs=kwargs,
+        backend=alias,
+        errors=[],
+        worker_ids=[],
+    )
+
+
+def run_task(ctx: jobpool.JobContext, task: str, args: list[Any], kwargs: dict[str, Any], backend: str) -> Any:
+    """Run a task, and send the signals of Django's framework; the value that the task returns.
+
+    Raises `Unrecoverable` if `task` is not a task or cannot take the arguments, else what the task raises.
+    """
+    try:
+        found = find(task)
+        check_arguments(found, args, kwargs)
+    except TypeError as error:
+        raise jobpool.Unrecoverable(str(error)) from None
+    result = new_result(found, ctx.id, args, kwargs, backend)
+    result.worker_ids.extend([FORMER_WORKER] * (ctx.attempt - 1) + [f"{socket.gethostname()}:{os.getpid()}"])
+    now = timezone.now()
+    _change(result, status=TaskResultStatus.RUNNING, started_at=now, last_attempted_at=now)
+    sender = type(found.get_backend())
+    task_started.send(sender, task_result=result)
+    context = (TaskContext(task_result=result),) if found.takes_context else ()
+    try:
+        value = found.call(*context, *args, **kwargs)
+    except (jobpool.Retry, jobpool.Snooze):
+        raise
+    except Exception as error:
+        kind = type(error)
+        text = "".join(format_exception(error))
+        result.errors.append(TaskError(exception_class_path=f"{kind.__module__}.{kind.__qualname__}", traceback=text))
+        _change(result, status=TaskResultStatus.FAILED, finished_at=timezone.now())
+        task_finished.send(sender, task_result=result)
+        raise
+    _change(result, status=TaskResultStatus.SUCCESSFUL, finished_at=timezone.now(), _return_value=value)
+    task_finished.send(sender, task_result=result)
+    return value
+
+
+def _change(result: Any, **fields: Any) -> None:
+    """Set fields of a frozen result, as Django's own backends do."""
+    for name, value in fields.items():
+        object.__setattr__(result, name, value)

@@ -1,0 +1,145 @@
+"""docs/django.md in the project of Django's own tutorial: made by django-admin, served by one pool, with real tasks."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "django.md").read_text("utf-8")
+HAS_OWN_TASKS = importlib.util.find_spec("django.tasks") is not None
+LIMIT_S = 60
+
+MODELS = """
+from django.db import models
+
+
+class Question(models.Model):
+    question_text = models.CharField(max_length=200)
+    pub_date = models.DateTimeField("date published")
+"""
+MORE_SETTINGS = """
+import sys
+
+if not sys.argv[0].endswith("first_use.py"):  # an option of Postgres, with which SQLite would not open
+    DATABASES["default"]["OPTIONS"] = {"pool": True}
+DATABASES["default"]["CONN_MAX_AGE"] = 60
+TASKS["now"] = {**TASKS["default"], "OPTIONS": {"backend": "sync://"}}
+"""
+MORE_TASKS = """
+import threading
+
+from asgiref.sync import sync_to_async
+
+
+@task(priority=10)
+async def count(least):
+    thread = await sync_to_async(threading.current_thread)()
+    return f"{await Question.objects.acount() >= least} in {thread.name}"
+
+
+@task
+def rename(question, text):
+    assert Question.objects.filter(pk=question).update(question_text=text) == 1
+
+
+@task(takes_context=True)
+def flaky(context):
+    if context.attempt == 1:
+        raise ValueError("not the first time")
+    return f"{Question.objects.count()} at attempt {context.attempt}"
+"""
+FIRST_USE = """
+import django
+
+django.setup()
+from django.core.management import call_command
+
+call_command("makemigrations", "polls", verbosity=0)
+call_command("migrate", "polls", verbosity=0)
+call_command("check")
+
+from polls.tasks import count, flaky, remind, rename
+from polls.views import ask
+
+ask(None)
+rename.using(backend="now").enqueue(1, text="What else?")
+count.enqueue(1)
+flaky.enqueue()
+remind.enqueue("Bob", day=2)
+"""
+
+
+def make_project(folder: Path) -> None:
+    """Make the tutorial's project with what the page says to write."""
+    settings, tasks, views, plain = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    if not HAS_OWN_TASKS:
+        settings = settings.replace("INSTALLED_APPS += [", 'INSTALLED_APPS += ["django_tasks", ')
+        tasks = tasks.replace("from django.tasks", "from django_tasks")
+    start = "from django.core.management import call_command as call; call('startproject', 'mysite', '.')"
+    run(folder, sys.executable, "-c", f"{start}; call('startapp', 'polls')")
+    with (folder / "mysite" / "settings.py").open("a") as file:
+        file.write(f"\n{settings}{MORE_SETTINGS}")
+    (folder / "polls" / "models.py").write_text(MODELS)
+    (folder / "polls" / "tasks.py").write_text(tasks + plain + MORE_TASKS)
+    (folder / "polls" / "views.py").write_text(views)
+    (folder / "first_use.py").write_text(FIRST_USE)
+
+
+def settings_with(option: str) -> str:
+    backend = "jobpool.contrib.django.JobpoolBackend"
+    return f"TASKS = {{'default': {{'BACKEND': {backend!r}, 'OPTIONS': {{{option}}}}}}}\n"
+
+
+def run(folder: Path, *words: str, fails: bool = False, **variables: str) -> str:
+    own = {key: value for key, value in os.environ.items() if not key.startswith(("JOBPOOL_", "DJANGO_"))}
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env={**own, "JOBPOOL_RUNTIME_DIR": str(folder / "run"), **variables},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    assert (done.returncode != 0) is fails, said
+    return said
+
+
+def test_the_tutorial_project_runs_tasks_and_plain_handlers(tmp_path: Path) -> None:
+    make_project(tmp_path)
+    jobpool = str(Path(sys.executable).with_name("jobpool"))
+
+    run(tmp_path, sys.executable, "first_use.py", DJANGO_SETTINGS_MODULE="mysite.settings")
+    manage = (sys.executable, str(tmp_path / "manage.py"), "jobpool")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    said = run(elsewhere, *manage, "--workers", "1", "--until-empty", "-v", "--settings=mysite.settings")
+
+    done = dict(re.findall(r'job succeeded .* name=polls\.tasks\.(\w+) .* output="(.*?)(?: …)?"', said))
+    assert done == {
+        "announce": "announced: What else?",
+        "count": "True in MainThread",
+        "flaky": "1 at attempt 2",
+    }, said
+    assert "handler=remind seconds=" in said
+    assert "mailing, attempt 1" in said
+    assert "handlers=django.task,remind,url queues=default,mails" in said
+    assert "a child is replaced" not in said  # neither the connection that is kept nor the coroutine's loop is left
+    assert json.loads(run(elsewhere, *manage, "stats", "--json")) == []
+
+    typed = PAGE.rpartition("$ ")[2].splitlines()[0].split()
+    assert typed[:2] == ["DJANGO_SETTINGS_MODULE=mysite.settings", "jobpool"]
+    said = run(tmp_path, jobpool, *typed[2:], DJANGO_SETTINGS_MODULE="mysite.settings")
+    assert said.startswith("Ann was reminded on day 1")
+    (tmp_path / "wrong.py").write_text(settings_with("'max_retires': 3"))
+    for variables, told in (
+        ({}, "DJANGO_SETTINGS_MODULE is not set: start it as `python manage.py jobpool`"),
+        ({"DJANGO_SETTINGS_MODULE": "wrong"}, "OPTIONS has no 'max_retires'; did you mean 'max_retries'?"),
+    ):
+        assert told in run(tmp_path, jobpool, *typed[2:], fails=True, **variables)

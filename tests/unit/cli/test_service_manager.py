@@ -1,0 +1,106 @@
+"""What systemd is told of a pool, by what the scoreboard shows."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from face_boards import NOW, WELL
+
+from jobpool.cli.service_manager import COUNTS_EVERY_S, Manager, Report, take_manager
+from jobpool.ipc.board_layout import HeaderView
+from jobpool.ipc.scoreboard import Scoreboard
+
+STARTING: dict[str, Any] = {"ready": 0}
+HANGING = {"loop_at": NOW - 60}
+CHILDLESS = {"ready": 0}
+BROKER_AWAY = {"broker_ok_at": NOW - 60}
+DRAINING = {"draining": 1, "ready": 0}
+RELOADING = {"reloading": 1}
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Any:
+    with Scoreboard.create(str(tmp_path / "board"), 1) as board:
+        yield board
+
+
+def header(board: Scoreboard, **changes: Any) -> HeaderView:
+    board.header.write(**(WELL | {"reloading": 0, "draining": 0} | changes))
+    return board.header.read()
+
+
+def told(board: Scoreboard, *looks: dict[str, Any]) -> list[list[str]]:
+    """The messages of each look, without the lines of status and of time."""
+    report = Report()
+    messages = [report.next(header(board, **look), NOW) for look in looks]
+    return [[line for line in lines if not line.startswith(("STATUS=", "MONOTONIC_"))] for lines in messages]
+
+
+FED = "WATCHDOG=1"
+
+
+@pytest.mark.parametrize(
+    ("looks", "last"),
+    [
+        pytest.param([STARTING], [FED], id="starting"),
+        pytest.param([HANGING], [], id="hangs before it was ready"),
+        pytest.param([STARTING, {}], ["READY=1", FED], id="first child"),
+        pytest.param([{}, {}], [FED], id="well"),
+        pytest.param([{}, HANGING], [], id="loop hangs"),
+        pytest.param([{}, CHILDLESS], [], id="no child"),
+        pytest.param([{}, BROKER_AWAY], [], id="broker away"),
+        pytest.param([{}, BROKER_AWAY, {}], [FED], id="broker back"),
+        pytest.param([{}, RELOADING], ["RELOADING=1", FED], id="reload"),
+        pytest.param([{}, RELOADING, RELOADING], [FED], id="reload goes on"),
+        pytest.param([{}, RELOADING, {}], ["READY=1", FED], id="reloaded"),
+        pytest.param([{}, DRAINING], ["STOPPING=1", FED], id="stop"),
+        pytest.param([{}, RELOADING, DRAINING, DRAINING], [FED], id="stops on"),
+        pytest.param([{}, DRAINING, DRAINING | HANGING], [], id="hangs at its stop"),
+    ],
+)
+def test_messages(board: Scoreboard, looks: list[dict[str, Any]], last: list[str]) -> None:
+    assert told(board, *looks)[-1] == last
+
+
+def test_the_status_is_told_at_a_change_and_else_from_time_to_time(board: Scoreboard) -> None:
+    report = Report()
+    [_, first, *_] = report.next(header(board), NOW)
+    assert first == "STATUS=ready: 2 of 2 children ready; 0 waiting, 0 done"
+    assert report.next(header(board, waiting=1200), NOW + 1) == [FED]
+    later = NOW + COUNTS_EVERY_S
+    alive = {"loop_at": later, "broker_ok_at": later}
+    assert report.next(header(board, waiting=1200, **alive), later)[0].endswith("; 1,200 waiting, 0 done")
+    assert "STATUS=not ready: 0 of 2" in report.next(header(board, ready=0, **alive), later)[0]
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, None),
+        ({"NOTIFY_SOCKET": "/run/n"}, Manager("/run/n")),
+        ({"NOTIFY_SOCKET": "@n", "WATCHDOG_USEC": "2500000"}, Manager("@n", 2.5)),
+        ({"NOTIFY_SOCKET": "/n", "WATCHDOG_USEC": "2000000", "WATCHDOG_PID": str(os.getpid())}, Manager("/n", 2.0)),
+        ({"NOTIFY_SOCKET": "/n", "WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "1"}, Manager("/n")),
+        ({"NOTIFY_SOCKET": "/n", "WATCHDOG_USEC": "soon"}, Manager("/n")),
+        ({"NOTIFY_SOCKET": "vsock:2:1"}, None),
+    ],
+)
+def test_the_variables_of_the_manager_are_taken_from_the_environment(
+    variables: dict[str, str], found: Manager | None
+) -> None:
+    environment = {"HOME": "/", **variables}
+    assert take_manager(environment) == found
+    assert environment == {"HOME": "/"}
+
+
+def test_a_manager_that_has_gone_or_does_not_read_costs_nothing(tmp_path: Path) -> None:
+    Manager(str(tmp_path / "gone")).send(["READY=1"])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as full:
+        full.bind(str(tmp_path / "full"))
+        for _ in range(2000):
+            Manager(str(tmp_path / "full")).send(["WATCHDOG=1"])
+        assert full.recv(100) == b"WATCHDOG=1"
