@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -116,7 +116,8 @@ def _fitting(session: Session, apps: tuple[str, ...], no_check: bool) -> Fit:
     try:
         registry = None if no_check else session.app(apps=apps)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{error}; --no-check enqueues without a look at the app") from None
+        error.args = (f"{error}; --no-check enqueues without a look at the app",)
+        raise
     if registry is None:
         return _unseen
     return partial(_fit, registry, {info.name: info.queues for info in registry.infos()})
@@ -132,7 +133,6 @@ def _fit(registry: HandlerRegistry, queues: dict[str, list[str]], definition: Jo
     Raises `InvalidJob`: the app cannot run it; the text says why.
     """
     from jobpool.handlers.registry import HandlerNotAllowed, UnknownHandler
-    from jobpool.settings import nearest
 
     name = definition.handler
     queue = definition.queue or queues.get(name, [DEFAULT_QUEUE])[0]
@@ -141,11 +141,19 @@ def _fit(registry: HandlerRegistry, queues: dict[str, list[str]], definition: Jo
         if name in queues:  # built-in ones check when they run: their pool's settings may differ
             handler.check(definition.payload)
     except UnknownHandler:
-        near = nearest(name, queues) or f"; there are {', '.join([*queues][:SHOWN_HANDLERS])}"
-        raise InvalidJob(f"the app has no handler {name!r}{near}; --no-check enqueues it") from None
+        raise InvalidJob(f"{no_handler(name, queues)} (--no-check enqueues it)") from None
     except (HandlerNotAllowed, InvalidJob) as error:
         raise InvalidJob(f"{error}; --no-check enqueues it") from None
     return replace(definition, queue=queue)
+
+
+def no_handler(name: str, known: Collection[str]) -> str:
+    """Return the sentence about a name that no handler of the app has."""
+    from jobpool.settings import nearest
+
+    more = ", …" if len(known) > SHOWN_HANDLERS else ""
+    near = nearest(name, known) or f"; there are {', '.join([*known][:SHOWN_HANDLERS])}{more}"
+    return f"the app has no handler {name!r}{near}"
 
 
 def read_payload(words: tuple[str, ...]) -> Any:

@@ -268,6 +268,8 @@ def _report(error: Exception) -> int:
     if isinstance(error, click.ClickException):
         return _say(error.exit_code, error.format_message())
     if isinstance(error, JobpoolError):
+        for stack in getattr(error, "__notes__", ()):  # of an app that does not import
+            click.echo(printable(stack), err=True)
         return _say(USAGE if isinstance(error, ConfigurationError | ValueError) else FAILED, str(error))
     if isinstance(error, OSError) and error.filename:
         return _say(FAILED, f"{error.filename}: {error.strerror}")

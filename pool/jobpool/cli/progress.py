@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from jobpool.broker.opening import open_backend
+from jobpool.errors import BackendUnavailable
 from jobpool.ipc.board_layout import HeaderView
 from jobpool.message.units import format_duration
 from jobpool.ops.runtime_dir import PoolFile
@@ -29,14 +30,21 @@ Tell = Callable[[PoolSample], object]
 log = logging.getLogger("jobpool.pool")
 
 
-def backlog(pool: Settings) -> int:
-    """Count the messages that wait, are delayed or leased in the pool's queues. Raises `BackendUnavailable`.
+def expected(pool: Settings, queues: Sequence[str], ended: int) -> int | None:
+    """Return how many messages end in this run; `ended` of them have. Blocks for a call to the broker a queue.
 
-    Where the settings name no queue, in all that the broker knows: the app is not imported yet.
+    None = nobody knows yet: the app that names the `queues` is being imported, or the broker does not answer.
     """
-    with closing(open_backend(pool.backend)) as backend:
-        queues = pool.queue_names or (backend.queues() if backend.capabilities.makes_queues else ())
-        return sum(backend.stats(queue).pending for queue in queues)
+    if pool.max_total and not pool.until_empty:
+        return pool.max_total
+    if not queues:
+        return None
+    try:
+        with closing(open_backend(pool.backend)) as backend:
+            found = ended + sum(backend.stats(queue).pending for queue in queues)
+    except BackendUnavailable:
+        return None
+    return min(found, pool.max_total) if pool.max_total else found
 
 
 @contextmanager
@@ -69,13 +77,17 @@ def progress(note: PoolFile, tell: Tell, pause: float, *, last: bool = False) ->
 
 
 @contextmanager
-def progress_bar(note: PoolFile, total: int, lines: LineHandler) -> Iterator[None]:
-    """Draw a bar below the log. `total`: messages at the start; more may come."""
-    since = time.monotonic()
+def progress_bar(note: PoolFile, count: Callable[[int], int | None], lines: LineHandler) -> Iterator[None]:
+    """Draw a bar below the log. `count` returns `expected` from the number that has ended; more may come."""
+    since, total = time.monotonic(), None
 
     def draw(sample: PoolSample) -> None:
+        nonlocal total
         assert sample.header is not None
-        lines.status(bar(sample.header, total, time.monotonic() - since))
+        if total is None:
+            total = count(done(sample.header))
+        if total is not None:
+            lines.status(bar(sample.header, total, time.monotonic() - since))
 
     with progress(note, draw, REDRAW_PAUSE_S, last=True):
         yield
@@ -121,7 +133,7 @@ def bar(header: HeaderView, total: int, seconds: float) -> str:
     rate = ended / seconds if seconds > 0 else 0.0
     left = f"  {format_duration((total - ended) / rate)} left" if rate and ended < total else ""
     shown = f"{'█' * filled}{'░' * (BAR_CHARS - filled)} {ended:,}/{total:,}  {rate:,.0f} jobs/s{left}"
-    return shown + "".join(f"  {count:,} {word}" for word, count in _troubles(header).items())
+    return shown + "".join(f"  {count:,} {word.replace('_', ' ')}" for word, count in _troubles(header).items())
 
 
 def summary(sample: PoolSample) -> str:
@@ -130,9 +142,9 @@ def summary(sample: PoolSample) -> str:
     assert header is not None
     rate = f"{sample.rate or 0.0:,.1f} jobs/s"
     shown = f"{sample.busy}/{header.workers} busy  {header.waiting:,} waiting  {done(header):,} done  {rate}"
-    return shown + "".join(f"  {count:,} {word}" for word, count in _troubles(header).items())
+    return shown + "".join(f"  {count:,} {word.replace('_', ' ')}" for word, count in _troubles(header).items())
 
 
 def _troubles(header: HeaderView) -> dict[str, int]:
-    counts = {"retried": header.requeued, "timed out": header.timed_out, "crashed": header.crashed, "dead": header.dead}
+    counts = {"retried": header.requeued, "timed_out": header.timed_out, "crashed": header.crashed, "dead": header.dead}
     return {word: count for word, count in counts.items() if count}

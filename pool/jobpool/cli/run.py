@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -64,6 +65,8 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
         linux.hide_memory()  # in it, jobs, which are of the same user, could read the broker's credentials
     from jobpool.broker.opening import LOCAL, redact, scheme_of
 
+    with contextlib.suppress(ValueError):  # elsewhere than on the main thread
+        signal.signal(signal.SIGHUP, lambda *_: None)  # until the pool takes signals: it would end the process
     pool = session.pool(flags, **mode | ({"max_total": 1} if once else {}))
     lines = configure(pool.log_level, pool.log_format)
     lines.write_in_background()
@@ -136,8 +139,14 @@ def _run(
             raise ConfigurationError("systemd waits to be told of this pool, which has no runtime directory: see above")
         return run_pool(pool, wrap=wrap, last=True)
     place = Path(note.board).parent
-    neighbourhood = Neighbourhood(partial(_tell, place, note), partial(_look, place, note))
-    with _progress(pool, note, lines), _notifying(note):
+    queues = list(pool.queue_names)  # or those of the app, once it is loaded
+
+    def tell(served: Sequence[str]) -> None:
+        queues[:] = served
+        _tell(place, note, served)
+
+    neighbourhood = Neighbourhood(tell, partial(_look, place, note))
+    with _progress(pool, note, lines, queues), _notifying(note):
         return run_pool(pool, wrap=wrap, last=True, neighbourhood=neighbourhood)
 
 
@@ -165,13 +174,13 @@ def _look(place: Path, note: PoolFile) -> Neighbours:
     return Neighbours(frozenset(queue for pool in pools for queue in pool.queues), any(p.scheduler for p in pools))
 
 
-def _progress(pool: Settings, note: PoolFile, lines: LineHandler | None) -> AbstractContextManager[None]:
+def _progress(
+    pool: Settings, note: PoolFile, lines: LineHandler | None, queues: Sequence[str]
+) -> AbstractContextManager[None]:
     from jobpool.cli import progress
 
     if lines is None:
         return progress.logged_summary(note)
     if not (pool.until_empty or pool.max_total):
         return progress.live_summary(note, lines)
-    waiting = progress.backlog(pool)
-    total = min(waiting, pool.max_total) if pool.max_total and pool.until_empty else pool.max_total or waiting
-    return progress.progress_bar(note, total, lines)
+    return progress.progress_bar(note, partial(progress.expected, pool, queues), lines)

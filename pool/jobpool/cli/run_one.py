@@ -6,7 +6,7 @@ import secrets
 
 import click
 
-from jobpool.cli.enqueue import read_payload
+from jobpool.cli.enqueue import no_handler, read_payload
 from jobpool.cli.options import Command, setting
 from jobpool.cli.output import note
 from jobpool.cli.session import Session
@@ -49,6 +49,8 @@ def run_one(session: Session, handler: str, payload: tuple[str, ...], apps: tupl
         note(f"not enqueued: {job.handler} {job.payload}")
     if attempt.output:
         click.echo(attempt.output)
+    if attempt.kind is ResultKind.UNKNOWN_HANDLER:
+        raise ConfigurationError(no_handler(handler, queues))
     if attempt.kind is ResultKind.SUCCEEDED:
         note(f"succeeded in {attempt.duration:.3f} s")
         return 0

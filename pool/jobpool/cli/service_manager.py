@@ -1,4 +1,4 @@
-"""What the pool tells systemd, if that has started it: ready, reloading, stopping, a line of status, the watchdog.
+"""Messages of the pool to systemd, if that has started it: ready, reloading, stopping, a line of status, the watchdog.
 
 The protocol is sd_notify(3): datagrams of `NAME=value` lines to the socket that `NOTIFY_SOCKET` names. The thread that
 sends them reads the scoreboard as `top` does, so a master that hangs feeds no watchdog.
@@ -71,7 +71,7 @@ class Report:
     """The lines of the next message, by what was told before. Pure.
 
     The watchdog is fed while the pool is ready: its loop turns, a child is ready, the broker has answered lately. It
-    is fed before the pool was ready and while it drains, too, as long as the loop turns: those times have limits of
+    is fed before the pool is ready and while it drains, if the loop turns: those times have limits of
     their own.
     """
 

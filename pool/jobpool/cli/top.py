@@ -167,7 +167,7 @@ def headline(sample: PoolSample) -> str:
         return f"{who}\n{one_line(sample.problem)}"
     rate = "-" if sample.rate is None else f"{sample.rate:,.1f}"
     counts = f"{header.succeeded:,} acked  {header.failed:,} failed  {header.dead:,} dead"
-    more = f"{header.timed_out:,} timed out  {header.crashed:,} crashed"
+    more = [f"{n:,} {what}" for n, what in ((header.timed_out, "timed out"), (header.crashed, "crashed")) if n]
     state = f"up {format_duration(sample.uptime)}  {sample.busy}/{header.workers} busy  {rate} jobs/s"
     worries = []
     if sample.silent > MAX_SILENCE_S:
@@ -176,7 +176,7 @@ def headline(sample: PoolSample) -> str:
         worries.append("draining: it leases nothing new")
     if header.problem:
         worries.append(one_line(header.problem))
-    return "\n".join([who, f"{state}  {counts}  {more}", *worries])
+    return "\n".join([who, "  ".join((state, counts, *more)), *worries])
 
 
 def cells(row: SlotRow) -> list[str]:

@@ -23,7 +23,7 @@ from jobpool.broker.values import QueueStats
 from jobpool.client.claims import Queue
 from jobpool.errors import ConfigurationError, Unsupported
 from jobpool.message import producer
-from jobpool.message.builder import JobBuilder
+from jobpool.message.builder import JobBuilder, definition_of
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import Key
 
@@ -201,7 +201,7 @@ class Jobs:
 
 def _batches(jobs: Iterable[JobDefinition | JobBuilder]) -> Iterator[list[JobDefinition]]:
     rest = iter(jobs)
-    while batch := [job.to_definition() if isinstance(job, JobBuilder) else job for job in islice(rest, BATCH)]:
+    while batch := [definition_of(job) for job in islice(rest, BATCH)]:
         yield batch
 
 

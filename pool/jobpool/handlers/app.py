@@ -9,7 +9,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from jobpool.errors import ConfigurationError
+from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.handlers.registry import DEFAULT
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.ipc.process_options import ChildOptions
@@ -55,7 +55,10 @@ def _import(app: str) -> None:
     except ConfigurationError as error:
         raise ConfigurationError(f"the app {app} does not import: {error}") from error
     except (Exception, SystemExit) as error:
-        raise ConfigurationError(_why(app, error)) from error
+        refused = ConfigurationError(_why(app, error))
+        if stack := _stack(error):
+            refused.add_note(stack)
+        raise refused from error
 
 
 def _import_file(path: Path) -> None:
@@ -97,13 +100,24 @@ def _why(app: str, error: BaseException) -> str:
     return f"the app {app} does not import: {type(error).__name__}: {text}{where}"
 
 
+def _stack(error: BaseException) -> str:
+    """Return the traceback from the app's first line on; "" where the sentence, with its one place, says all."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]
+    if len(frames) < 2 or isinstance(error, SystemExit | JobpoolError):
+        return ""
+    below = error.__traceback__
+    while below is not None and _is_machinery(below.tb_frame.f_code.co_filename):
+        below = below.tb_next
+    return "".join(traceback.format_exception(type(error), error, below)).rstrip("\n")
+
+
 def _where(error: BaseException) -> str:
     """Return the innermost line outside Python's own import machinery and this file."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if (
-            not frame.filename.startswith("<frozen")
-            and frame.filename != __file__
-            and "importlib" not in frame.filename
-        ):
+        if not _is_machinery(frame.filename):
             return f" ({frame.filename}:{frame.lineno})"
     return ""
+
+
+def _is_machinery(file: str) -> bool:
+    return file.startswith("<frozen") or file == __file__ or "importlib" in file

@@ -67,7 +67,18 @@ def of_error(error: BaseException, cap: int) -> Ending:
         kind = ResultKind.RETRY if isinstance(error, Retry) else ResultKind.SNOOZE
         after = error.after
     text = cap_text(str(error), cap) if kind is ResultKind.SNOOZE else told(error, cap)
+    if kind is ResultKind.RETRY:
+        text = cap_text(text + _because(error), cap)
     return Ending(kind, error=text, after=after, suspect=any(map(is_suspect, links)))
+
+
+def _because(error: BaseException) -> str:
+    """Return the error that made a handler raise `Retry`, in brackets: logs and lists show the last line alone."""
+    why = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if why is None:
+        return ""
+    *_, last = TracebackException(type(why), why, None).format_exception_only()
+    return f" ({last.strip()})"
 
 
 def of_hook(error: BaseException, cap: int, hook: str) -> Ending:

@@ -40,7 +40,7 @@ from jobpool.errors import ConfigurationError
 from jobpool.ipc import linux, native_threads, packets
 from jobpool.ipc.fork_server import ForkServer
 from jobpool.ipc.frames import Loaded, LoadFailed
-from jobpool.ipc.inheritance import Inheritance, rotating_logs
+from jobpool.ipc.inheritance import Inheritance, spoilt_logs
 from jobpool.ipc.postfork import flush_streams, reset_signals
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
 from jobpool.ipc.scoreboard import ChildPages
@@ -120,10 +120,12 @@ def _load(config: ForkServerConfig, inheritance: Inheritance) -> Loaded | LoadFa
         resolve(config.child_main)
         handlers = resolve(config.app_loader)(config.options)
     except BaseException as error:  # noqa: BLE001 - reported, and the program ends
-        return LoadFailed(_sentence(error, config.options), traceback.format_exc()[-_TRACE_CHARS:])
+        known = isinstance(error, ConfigurationError)  # its sentence says all that its notes do not
+        stack = "\n".join(getattr(error, "__notes__", ())) if known else traceback.format_exc()
+        return LoadFailed(_sentence(error, config.options), stack[-_TRACE_CHARS:])
     left = aftermath(inheritance, config.options.preload)
     preloaded = config.options.preload and not left.threads
-    return Loaded(handlers, preloaded, left.threads, time.monotonic() - begun, left.cut, left.native, left.rotating)
+    return Loaded(handlers, preloaded, left.threads, time.monotonic() - begun, left.cut, left.native, left.spoilt_logs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,26 +135,24 @@ class Aftermath:
     threads: list[str] = field(default_factory=list)
     native: int = 0
     cut: list[str] = field(default_factory=list)
-    rotating: list[str] = field(default_factory=list)
+    spoilt_logs: list[str] = field(default_factory=list)
 
 
 def aftermath(inheritance: Inheritance, preload: bool = True) -> Aftermath:
     """Make this process ready to be forked, and tell what its children will miss. `threads`: it cannot be forked.
 
-    `preload` False: it is not to be forked, and only `rotating` is told.
+    `preload` False: it is not to be forked, and only `spoilt_logs` are told.
 
     Blocks for `THREADS_LIMIT_S` if there are threads.
     """
-    rotating = rotating_logs()[:MAX_TOLD]
-    if not preload:
-        return Aftermath(rotating=rotating)
-    if threads := _living_threads():
-        return Aftermath(threads, rotating=rotating)
-    unforkable, native = native_threads.settle()
-    if unforkable:
-        return Aftermath([unforkable], rotating=rotating)
+    threads, native = _living_threads() if preload else [], 0
+    if preload and not threads:
+        unforkable, native = native_threads.settle()
+        threads = [unforkable] if unforkable else []
+    if threads or not preload:
+        return Aftermath(threads, spoilt_logs=spoilt_logs(forked=False)[:MAX_TOLD])
     inheritance.app_is_imported()
-    return Aftermath([], native, inheritance.cut[:MAX_TOLD], rotating)
+    return Aftermath([], native, inheritance.cut[:MAX_TOLD], spoilt_logs(forked=True)[:MAX_TOLD])
 
 
 def resolve(reference: str) -> Any:

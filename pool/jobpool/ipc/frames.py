@@ -169,7 +169,7 @@ class Loaded(_JsonFrame):
     seconds: float = 0.0  # of the import
     cut: list[str] = field(default_factory=list)  # open files and connections that the children do not have
     native: int = 0  # native threads that the children do not have, and that may be missed
-    rotating: list[str] = field(default_factory=list)  # log files that each child would rotate
+    spoilt_logs: list[str] = field(default_factory=list)  # log files that each child would rotate or empty
 
 
 @dataclass(frozen=True, slots=True)

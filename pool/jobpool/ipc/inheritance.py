@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import gc
 import io
+import logging
 import os
 import socket
 import stat
@@ -194,12 +195,18 @@ def writers() -> Streams:
     return [weakref.ref(stream) for stream in found if _writes_to_file(stream)]
 
 
-def rotating_logs() -> list[str]:
-    """Return the paths of log files that this process would rotate, and each of its children for itself."""
-    if (logs := sys.modules.get("logging.handlers")) is None:
-        return []
-    found = _alive(logs.BaseRotatingHandler)
-    return sorted({handler.baseFilename for handler in found if getattr(handler, "maxBytes", True)})
+def spoilt_logs(*, forked: bool) -> list[str]:
+    """Return the paths of log files that each child would rotate for itself, or empty, if not `forked`, by its import.
+
+    `forked`: children are forks of this process; else each imports the app.
+    """
+    rotating = getattr(sys.modules.get("logging.handlers"), "BaseRotatingHandler", ())
+
+    def is_spoilt(log: logging.FileHandler) -> bool:
+        rotated = isinstance(log, rotating) and getattr(log, "maxBytes", True)
+        return bool(rotated) or not (forked or log.mode.startswith("a"))
+
+    return sorted({log.baseFilename for log in _alive(logging.FileHandler) if is_spoilt(log)})
 
 
 def _alive(*kinds: type) -> Iterator[Any]:

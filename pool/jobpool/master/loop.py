@@ -26,7 +26,7 @@ from jobpool.master.scheduler import SchedulerStarter, SignalScheduler, StartSch
 from jobpool.master.settle_thread import SettleThread, produce
 from jobpool.master.slots import SlotState
 from jobpool.master.state import Pool
-from jobpool.master.telemetry import PUBLISH_EVERY_S, Publisher, Telemetry
+from jobpool.master.telemetry import PUBLISH_EVERY_S, STACK, Publisher, Telemetry
 from jobpool.master.threads import LostLeaseThread, MasterThread, RenewThread, SampleThread
 from jobpool.message.outcome import Counts
 
@@ -194,8 +194,9 @@ class Master:
         if self._stacks_due and now >= self._stacks_due:
             self._stacks_due = 0.0
             for slot in pool.slots.live:
-                stack = self.children.stack(slot)
-                pool.note("warning", "stack of a child", slot=slot.index, pid=slot.pid, stack=stack)
+                head = slot.deliveries[0] if slot.deliveries else None
+                job = {"id": head.lease.id, "handler": head.handler} if head else {}
+                pool.note("warning", STACK, slot=slot.index, pid=slot.pid, **job, stack=self.children.stack(slot))
         if pool.child_came:
             pool.child_came = False
             self._publish_at = min(self._publish_at, self._published_at + READY_PUBLISH_EVERY_S)

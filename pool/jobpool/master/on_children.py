@@ -31,6 +31,9 @@ MAX_ORPHAN_PAUSE_S = 600.0
 
 ALONE = "nothing else ran"
 
+_OF_CRASHES = "Fatal Python error: ", "Current thread 0x", "Thread 0x", '  File "'
+"""How lines begin of the stack that Python's fault handler prints when an import crashes."""
+
 SUCCEEDED = ended.Succeeded()  # shared: most jobs end with it
 
 
@@ -68,9 +71,9 @@ def _note_aftermath(pool: Pool, app: Loaded) -> None:
     if app.cut:
         what = "what the app's import opened is cut off in its children: open it in the handler (docs/forking.md)"
         pool.note("warning", what, cut=list(app.cut))
-    if app.rotating and pool.settings.workers > 1:
-        what = "each child rotates the log files by itself, which loses lines: use WatchedFileHandler (docs/forking.md)"
-        pool.note("warning", what, files=list(app.rotating))
+    if app.spoilt_logs and pool.settings.workers > 1:
+        what = "each child rotates or empties log files by itself: use WatchedFileHandler, mode 'a' (docs/forking.md)"
+        pool.note("warning", what, files=list(app.spoilt_logs))
 
 
 def _closed_to_hooks(pool: Pool) -> frozenset[str] | None:
@@ -88,9 +91,9 @@ def _app_failed(pool: Pool, event: ev.AppFailed) -> None:
     if (server := pool.servers.get(event.generation)) and not server.refused:
         server.ending = True  # it exits by itself
     if pool.generation == 0 and pool.boot.failures == 0:
-        pool.fail(event.error, "the app does not load")
+        pool.fail(event.error, "the app does not load", event.trace)
         return
-    pool.note("error", "the app does not load; what runs goes on", error=event.error, trace=event.trace)
+    pool.note("error", "the app does not load; what runs goes on", error=event.error, trace=event.trace or None)
     if pool.server() is None:  # else it was a reload, and children come up as before
         pool.boot.failed(event.error, pool.now)
 
@@ -107,8 +110,14 @@ def _fork_server_gone(pool: Pool, event: ev.ForkServerGone) -> None:
     for slot in slots:
         slot.end(EndReason.SERVER, pool.now, ALONE if len(running) == 1 else "")
     if not (server.ending or pool.is_stopping):
-        pool.note("error", "the fork server died; another is started", generation=event.generation)
-        pool.boot.failed("the fork server died", pool.now)
+        what = "the fork server died" if server.loaded else "the process died that was importing the app"
+        pool.note("error", f"{what}; another is started", generation=event.generation)
+        pool.boot.failed(what, pool.now)
+
+
+def _app_said(pool: Pool, event: ev.AppSaid) -> None:
+    level = logging.ERROR if event.line.startswith(_OF_CRASHES) else logging.INFO
+    pool.lines.append(Line(level, event.line, {"app": event.app}))
 
 
 def _child_spawned(pool: Pool, event: ev.ChildSpawned) -> None:
@@ -321,7 +330,7 @@ ON_CHILDREN: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.ChildBootFailed: _child_boot_failed,
     ev.ChildResult: _child_result,
     ev.ChildSaid: _child_said,
-    ev.AppSaid: lambda pool, event: pool.lines.append(Line(logging.INFO, event.line, {"app": event.app})),
+    ev.AppSaid: _app_said,
     ev.ChildAsked: lambda pool, event: pool.asks.append((event.child, event.ask)),
     ev.ChildBroken: _child_broken,
     ev.ChildEnded: _child_ended,

@@ -144,7 +144,10 @@ def _run(
         signals.close()
         inbox.close()
     if pool.fatal:
-        raise JobpoolError(pool.fatal)
+        fatal = JobpoolError(pool.fatal)
+        if pool.fatal_stack:
+            fatal.add_note(pool.fatal_stack)
+        raise fatal
     return status
 
 

@@ -174,6 +174,7 @@ class Pool:
     reload_asked: bool = False
     stacks_asked: bool = False
     fatal: str = ""
+    fatal_stack: str = ""
     outages: dict[str, tuple[type[JobpoolError], str]] = field(default_factory=dict)
     """Thread → why its calls to the broker fail for now."""
     outages_told: set[type[JobpoolError]] = field(default_factory=set)
@@ -329,9 +330,9 @@ class Pool:
             then = f"kills them, as a second {'Ctrl-C' if number == signal.SIGINT else name} does now"
         self.note("info", why, signal=name, running=running, waits=waits, then=then)
 
-    def fail(self, error: str, why: str) -> None:
-        """Stop with exit status 1, and this error as the last word."""
-        self.fatal = error
+    def fail(self, error: str, why: str, stack: str = "") -> None:
+        """Stop with exit status 1, and this error as the last word, after the `stack` of an app's import."""
+        self.fatal, self.fatal_stack = error, stack
         self.stop(why)
 
     def note(self, level: str, event: str, **fields: Any) -> None:

@@ -46,6 +46,9 @@ SLOT_FIELDS = ("pid", "child", "generation", "rss", "peak_rss", "crashes", "time
 MASKED_FIELDS = {"error", "output", "said"}
 """Fields of the log that user code has written."""
 
+STACK = "stack of a child"
+"""A line of the log that is not thinned: a person has asked for it."""
+
 CALL_TIMEOUT_S = 2.0  # seconds that a thread waits: a loop that takes longer is in trouble, and says so elsewhere
 
 log = logging.getLogger("jobpool.metrics")
@@ -219,7 +222,7 @@ class Publisher:
             job_log.log(number, self._mask(text) if "app" in about else text, extra={"fields": about})
         notes, pool.notes = pool.notes, []
         for level, event, fields in notes:
-            limit = None if level == "debug" else event
+            limit = None if level == "debug" or event == STACK else event
             for key in MASKED_FIELDS & fields.keys():
                 fields[key] = self._mask(fields[key])
             getattr(pool_log, level)(event, extra={"fields": fields, "limit": limit})

@@ -255,6 +255,15 @@ def _every(n: int, most: int, what: str) -> str:
     return "*" if check_int(n, what, 1, most) == 1 else f"*/{n}"
 
 
+def definition_of(job: JobDefinition | JobBuilder) -> JobDefinition:
+    """Return the job that a builder has collected, or the definition itself. Raises `InvalidJob`: it is neither."""
+    if isinstance(job, JobBuilder):
+        return job.to_definition()
+    if isinstance(job, JobDefinition):
+        return job
+    raise InvalidJob(f"not a job, but {type(job).__name__}: give handler.define(…), or jobs.define(name, payload)")
+
+
 def _named(value: int | str, names: tuple[str, ...], least: int, most: int, what: str) -> int:
     if isinstance(value, str):
         for index, name in enumerate(names, start=least):

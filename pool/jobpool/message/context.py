@@ -6,7 +6,7 @@ import secrets
 from typing import Any, Protocol
 
 from jobpool.errors import InvalidJob
-from jobpool.message.builder import JobBuilder
+from jobpool.message.builder import JobBuilder, definition_of
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, JobEnvelope, encode
 from jobpool.message.signing import SIGNATURE_LENGTH, EnvelopeSigner
@@ -120,7 +120,7 @@ class JobContext:
         elif payload is not None:
             raise InvalidJob("give a payload with a handler's name only: a definition or builder has its own")
         else:
-            definition = job.to_definition() if isinstance(job, JobBuilder) else job
+            definition = definition_of(job)
         trace = self._envelope.meta.get(_TRACE)
         if trace is not None and _TRACE not in definition.meta:
             definition = definition.with_meta({**definition.meta, _TRACE: trace})

@@ -19,10 +19,11 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """Return `handlers`, or `error`: why there are none; `threads`, `native` and `cut` as a fork server tells them."""
     inheritance = Inheritance()
     try:
-        found = load(ChildOptions(**asked))
+        options = ChildOptions(**asked)
+        found = load(options)
     except JobpoolError as error:
         return {"error": str(error)}
-    return {"handlers": [asdict(handler) for handler in found]} | asdict(aftermath(inheritance))
+    return {"handlers": [asdict(handler) for handler in found]} | asdict(aftermath(inheritance, options.preload))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,9 @@ from jobpool.message.printable import json_text, one_line, printable
 # Attributes of every record; others came through `extra`.
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "fields", "limit"}
 
+STACK_FIELDS = "stack", "trace"
+"""Fields that stand below their line of text, if they have several lines."""
+
 JOB_LOG = "jobpool.job"
 """Name of the logger of what handlers print and log. A line of it begins with whose it is, which nobody can forge."""
 
@@ -267,11 +270,12 @@ class TextFormatter(logging.Formatter):
         if self._colour:
             level = f"\x1b[{COLOURS.get(record.levelname, '0')}m{level}\x1b[0m"
         line = f"{moment:%H:%M:%S}.{int(record.msecs):03d} {level} " + (f"{event:<{EVENT_WIDTH}} " if fields else event)
+        stacks = [str(fields.pop(key)).rstrip("\n") for key in STACK_FIELDS if "\n" in str(fields.get(key))]
         line += " ".join(f"{one_line(key)}={_plain(value)}" for key, value in fields.items())
-        if not record.exc_info:
-            return line
+        if record.exc_info:
+            stacks.append(self.formatException(record.exc_info))
         # Indented, because an error's text may hold lines that look like ours.
-        return f"{line}\n{printable(self.formatException(record.exc_info))}".replace("\n", "\n  ")
+        return "".join([line, *("\n  " + printable(stack).replace("\n", "\n  ") for stack in stacks)])
 
 
 class JsonFormatter(logging.Formatter):

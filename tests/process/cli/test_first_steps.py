@@ -48,15 +48,23 @@ def test_a_progress_bar_when_asked_for(shell: Shell) -> None:
     assert " 1/1 " in done.stderr
 
 
-@pytest.mark.parametrize("flags", [(), ("--until-empty",)], ids=["forever", "until empty"])
-def test_an_app_that_does_not_import_is_one_sentence(shell: Shell, flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "code", "stacks"),
+    [
+        pytest.param((), "import no_such_module_at_all", 0, id="forever"),
+        pytest.param(("--until-empty", "-q"), "(lambda: __import__('no_such_module_at_all'))()", 1, id="until empty"),
+    ],
+)
+def test_an_app_that_does_not_import_is_one_sentence_after_a_stack_if_it_is_deep(
+    shell: Shell, flags: tuple[str, ...], code: str, stacks: int
+) -> None:
     # Slowly: that the queue is empty is known first.
-    (shell.directory / "broken.py").write_text("import time\ntime.sleep(1.0)\nimport no_such_module_at_all\n")
+    (shell.directory / "broken.py").write_text(f"import time\ntime.sleep(1.0)\n{code}\n")
     done = shell.run("-A", "broken", "-w", "1", *flags)
     assert done.returncode == 1
     assert "no_such_module_at_all" in done.stderr
     assert "jobpool: " in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    assert done.stderr.count("Traceback") == stacks
 
 
 def test_top_and_health_of_a_running_and_of_a_stopped_pool(shell: Shell) -> None:

@@ -46,13 +46,13 @@ def test_it_shows_what_the_job_says_and_sends_nothing(shell: Shell) -> None:
 
 def test_a_job_that_does_not_succeed_is_a_failure(shell: Shell) -> None:
     with_app(shell)
-    for words, told in (
-        (["later"], "to be run again after 60 s"),
-        (["report"], "customer"),
-        (["unknown"], "no handler is named 'unknown'"),
+    for words, code, told in (
+        (["later"], 1, "to be run again after 60 s"),
+        (["report"], 1, "customer"),
+        (["reprot"], 2, "the app has no handler 'reprot'; did you mean 'report'?\n"),
     ):
         done = shell.run("run-one", *words)
-        assert (done.returncode, told in done.stderr) == (1, True), done.stderr
+        assert (done.returncode, told in done.stderr) == (code, True), done.stderr
 
 
 def test_a_breakpoint_works_there_and_is_told_in_a_pool(shell: Shell) -> None:

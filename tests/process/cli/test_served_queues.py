@@ -83,7 +83,7 @@ def test_enqueue_refuses_what_the_app_cannot_run(shell: Shell) -> None:
     (shell.directory / "jobpool.toml").write_text('apps = ["jobs"]\n')
     (shell.directory / "lines").write_text('{"customer": 1}\n{"customer": "a"}\n')
     for words, said in {
-        "repotr customer=7": "the app has no handler 'repotr'; did you mean 'report'?; --no-check enqueues it",
+        "repotr customer=7": "the app has no handler 'repotr'; did you mean 'report'? (--no-check enqueues it)",
         "report customer=x": "field 'customer' must be a whole number, not 'x'; --no-check enqueues it",
         "report customer=7 year=1": "field 'year' is unknown; it takes 'customer', 'month'",
         "report --file lines": "line 2: handler 'report' cannot take these arguments: field 'customer'",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 from cli_shell import Shell
@@ -26,7 +27,9 @@ def test_it_reloads_when_a_file_is_saved_and_survives_one_that_does_not_load(she
     app, said = shell.directory / "jobs.py", shell.directory / "said"
     said.touch()
     app.write_text(APP.format(text="old"))
-    shell.start("--app", "jobs", "--workers", "1", "--watch")
+    pool = shell.start("--app", "jobs", "--workers", "1", "--watch")
+    wait_until(lambda: "pool starts" in (shell.directory / "pool.log").read_text(), 30.0, "it starts")
+    pool.send_signal(signal.SIGHUP)  # so early it is not yet a reload, and must not end the pool
 
     def runs(text: str) -> None:
         wait_until(lambda: _enqueued_and_said(shell, said, text), 30.0, f"a job says {text}")

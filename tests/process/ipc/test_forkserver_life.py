@@ -47,7 +47,7 @@ def test_the_table_of_handlers_is_reported_and_the_title_names_the_pool() -> Non
             "myapp called sys.exit(5) while it was imported: an app must only define its handlers",
             "sys.exit(5)",
         ),
-        ("misconfigured", "the app 'myapp' has no handlers: decorate one with @jobpool.handler", "Traceback"),
+        ("misconfigured", "the app 'myapp' has no handlers: decorate one with @jobpool.handler", ""),
         ("no_such_function", "myapp does not import: AttributeError", "no_such_function"),
     ],
 )
@@ -56,7 +56,7 @@ def test_an_app_that_does_not_import_is_one_sentence_and_a_traceback(app: str, s
         [failed] = nurse.hear_end()
         assert isinstance(failed, LoadFailed)
         assert failed.error.startswith(sentence)
-        assert in_trace in failed.trace
+        assert (in_trace in failed.trace, bool(in_trace)) == (True, bool(failed.trace))
         assert nurse.server.wait(LIMIT) == 3
 
 

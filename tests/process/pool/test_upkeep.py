@@ -20,7 +20,8 @@ def test_quit_logs_every_childs_stack(rig: Rig) -> None:
     rig.wait_started(ident)
     pool.send(signal.SIGQUIT)
     wait_until(lambda: len(pool.log("stack of a child")) == 2)
-    assert any("hang_in_sum" in entry["stack"] for entry in pool.log("stack of a child"))
+    [hung] = [entry for entry in pool.log("stack of a child") if "hang_in_sum" in entry["stack"]]
+    assert (hung["id"], hung["handler"]) == (ident, "hang")
     assert len(rig.starts(ident)) == 1
     pool.send(signal.SIGTERM)
     wait_until(lambda: pool.header().draining)

@@ -102,6 +102,18 @@ def test_what_is_wrong_with_an_app_is_one_sentence(tmp_path: Path, text: str, wh
     assert why.format(file=path) in str(raised.value)
     assert "bad_app" in str(raised.value)
     assert "\n" not in str(raised.value)
+    assert not hasattr(raised.value, "__notes__")
+
+
+def test_an_error_deeper_than_the_app_brings_the_stack_from_the_app_on(tmp_path: Path) -> None:
+    write(tmp_path / "deep_e.py", "def find():\n    raise LookupError('no\\nshop')\n")
+    path = write(tmp_path / "deep_app.py", "import deep_e\ndeep_e.find()\n")
+    with pytest.raises(ConfigurationError) as raised:
+        load("deep_app")
+    assert str(raised.value).endswith("deep_e.py:2)")
+    [stack] = raised.value.__notes__
+    assert stack.splitlines()[:2] == ["Traceback (most recent call last):", f'  File "{path}", line 2, in <module>']
+    assert stack.endswith("LookupError: no\nshop")
 
 
 @pytest.mark.parametrize(

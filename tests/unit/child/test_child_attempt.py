@@ -114,6 +114,11 @@ def test_the_traceback_starts_in_the_handler() -> None:
     assert lines[-1] == "ValueError: boo"
 
 
+def test_a_retry_names_the_error_that_it_is_for() -> None:
+    last = attempt(raising(Retry(2), ValueError("boo"))).error.splitlines()[-1]
+    assert last == "jobpool.errors.Retry: retry asked for after 2 s (ValueError: boo)"
+
+
 def test_a_huge_error_is_cut() -> None:
     registry = HandlerRegistry()
     registry.handler("it")(raising(ValueError("x" * 100_000)))

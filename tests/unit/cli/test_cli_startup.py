@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from face_boards import publish
 from support.waiting import wait_until
 
 from jobpool.broker.opening import open_backend
-from jobpool.cli.progress import backlog, bar, live_summary, logged_summary, progress_bar
+from jobpool.cli.progress import bar, expected, live_summary, logged_summary, progress_bar
 from jobpool.cli.session import check_apps, search_path
 from jobpool.errors import ConfigurationError
 from jobpool.ipc.board_layout import HeaderView
@@ -52,13 +53,18 @@ def test_apps_are_looked_for_here_and_beside_the_configuration(tmp_path: Path) -
     assert search_path(tmp_path / "etc") == (str(tmp_path), str(tmp_path / "etc"))
 
 
-def test_the_backlog_counts_what_is_still_to_do(tmp_path: Path) -> None:
+def test_the_bar_counts_what_is_to_do_in_the_queues_of_the_pool(tmp_path: Path) -> None:
     from jobpool.message.definition import JobDefinition
 
     backend = open_backend(f"sqlite:///{tmp_path}/jobpool.db")
     backend.enqueue_many([JobDefinition("a"), JobDefinition("b"), JobDefinition("c", queue="other")])
     backend.close()
-    assert backlog(a_pool(tmp_path)) == 2
+    pool = a_pool(tmp_path)
+    assert expected(pool, ["default"], 5) == 7
+    assert expected(pool, [], 0) is None, "the app names the queues, and is being imported"
+    assert expected(replace(pool, max_total=6, until_empty=True), ["default", "other"], 5) == 6
+    assert expected(replace(pool, max_total=6), [], 5) == 6
+    assert expected(replace(pool, backend="redis://127.0.0.1:1"), ["default"], 5) is None
 
 
 @pytest.mark.parametrize(
@@ -82,7 +88,7 @@ def test_the_bar_ends_with_the_last_word_and_the_summary_is_wiped(tmp_path: Path
     stream = io.StringIO()
     note, board = publish(tmp_path, waiting=7, requeued=3)
     with board:
-        with progress_bar(note, 4, LineHandler(stream)):
+        with progress_bar(note, lambda _: 4, LineHandler(stream)):
             board.header.write(succeeded=4)
         assert " 4/4 " in stream.getvalue()
         assert stream.getvalue().endswith("\n")
@@ -109,6 +115,6 @@ def test_elsewhere_a_line_of_the_log_tells_while_jobs_run(tmp_path: Path, caplog
 
 def test_progress_without_a_board_says_nothing(tmp_path: Path) -> None:
     stream = io.StringIO()
-    with progress_bar(a_note(tmp_path), 4, LineHandler(stream)):
+    with progress_bar(a_note(tmp_path), lambda _: 4, LineHandler(stream)):
         pass
     assert stream.getvalue() == ""

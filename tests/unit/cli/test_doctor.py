@@ -549,6 +549,7 @@ def test_what_forked_children_miss_of_an_app(settings: Any, tmp_path: Path) -> N
     (tmp_path / "myjobs.py").write_text(
         "import ctypes, jobpool, sqlite3\nfrom logging.handlers import RotatingFileHandler, TimedRotatingFileHandler\n"
         f"logs = TimedRotatingFileHandler({str(tmp_path / 'day.log')!r}), RotatingFileHandler('/dev/null')\n"
+        f"import logging; log = logging.FileHandler({str(tmp_path / 'new.log')!r}, 'w')\n"
         "libc = ctypes.CDLL(None)\n"
         f"db = sqlite3.connect({str(tmp_path / 'orders.db')!r})\n"
         "libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)\n"
@@ -556,10 +557,14 @@ def test_what_forked_children_miss_of_an_app(settings: Any, tmp_path: Path) -> N
     )
     [_, rotating, native, cut] = looked_at(settings(apps="myjobs", workers=2), tmp_path)
     assert levels([rotating, native, cut]) == [Level.WARNING] * 3
-    assert "day.log" in rotating.found
+    assert ("day.log" in rotating.found, "new.log" in rotating.found) == (True, False)
     assert (native.mend, "orders.db" in cut.found) == ("set preload = false", True)
-    [_, well] = looked_at(settings(apps="myjobs", preload="false", workers=1), tmp_path)
-    assert levels([well]) == [Level.OK]
+    importing = settings(apps="myjobs", preload="false", workers=1)
+    app = handlers.load(importing, [str(tmp_path)])
+    [_, well] = handlers.examine(importing, app)
+    [_, emptied] = handlers.examine(settings(apps="myjobs", preload="false", workers=2), app)
+    assert levels([well, emptied]) == [Level.OK, Level.WARNING]
+    assert "new.log" in emptied.found
 
 
 def test_without_an_app_the_handlers_are_not_looked_at(settings: Any) -> None:

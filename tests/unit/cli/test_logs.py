@@ -48,6 +48,17 @@ def test_fields_keep_a_record_on_one_line(log: logging.Logger) -> None:
     assert r'name="a b" error="line 1\nline \"2\"" empty="" queues=a,b' in stream.getvalue()
 
 
+def test_a_stack_stands_below_its_line(log: logging.Logger) -> None:
+    stream = io.StringIO()
+    configure(stream=stream)
+    log.warning("stack of a child", extra={"fields": {"stack": "Current thread:\n  File \x1b\n", "pid": 7}})
+    log.warning("a child died", extra={"fields": {"stack": ["in a", "in b"]}})
+    first, *below, last = stream.getvalue().splitlines()
+    assert first.endswith(" pid=7")
+    assert below == ["  Current thread:", r"    File \u001b"]
+    assert last.endswith(' stack="in a,in b"')
+
+
 def test_json_lines_hold_the_same(log: logging.Logger) -> None:
     stream = io.StringIO()
     configure("debug", "json", stream)
@@ -238,7 +249,9 @@ def test_a_status_is_cut_to_the_terminal_and_can_be_wiped() -> None:
         handler = LineHandler(stream)
         for text in ("x" * 100, "x" * 100, None, None):
             handler.status(text)
-        shown = os.read(here, 1000)
+        shown = b""
+        while shown.count(b"\x1b[K") < 2:  # a terminal may hand over what was written bit by bit
+            shown += os.read(here, 1000)
     os.close(here)
     assert shown == b"\r\x1b[K" + b"x" * 19 + b"\r\x1b[K"
 

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,14 @@ def test_a_definition_and_a_builder_are_enqueued_alike(memory: QueueBackend) -> 
     jobs = Jobs(backend=memory)
     ids = [jobs.enqueue(JobDefinition("report")), jobs.enqueue(jobs.define("report"))]
     assert [message.id for message in memory.list_messages()] == ids
+
+
+@pytest.mark.parametrize("other", ["report", len, {"report": 1}], ids=lambda other: type(other).__name__)
+def test_anything_else_is_refused_with_a_sentence(memory: QueueBackend, other: Any) -> None:
+    jobs = Jobs(backend=memory)
+    for attempt in (jobs.enqueue, lambda other: jobs.enqueue_many([other])):
+        with pytest.raises(InvalidJob, match=r"^not a job, but .*: give handler\.define\(…\), or jobs\.define"):
+            attempt(other)
 
 
 def test_many_jobs_go_in_batches_and_keep_their_order() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from typing import Any
 
@@ -683,8 +684,10 @@ class TestStopping:
         for _ in range(BOOT_LOOP):
             assert not stage.pool.is_stopping
             [start] = of(stage.after(60.0), act.StartForkServer)
-            stage.tell(ev.ForkServerGone(start.generation), ev.Counted({"reports": QueueStats()}))
-        assert stage.pool.fatal == "the app does not load: the fork server died"
+            crash = ev.AppSaid("Fatal Python error: Aborted"), ev.AppSaid('  File "jobs.py", line 1 in <module>')
+            stage.tell(*crash, ev.ForkServerGone(start.generation), ev.Counted({"reports": QueueStats()}))
+        assert stage.pool.fatal == "the app does not load: the process died that was importing the app"
+        assert {line.level for line in stage.pool.lines} == {logging.ERROR}, "also shown with -q"
 
     def test_the_pool_stops_after_so_many_jobs_and_leases_no_more_than_that(self) -> None:
         stage = Stage(workers=4, max_total=2).boot()

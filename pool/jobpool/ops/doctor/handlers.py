@@ -43,16 +43,16 @@ def examine(settings: Settings, app: Loaded | Finding | None) -> Iterator[Findin
         yield app
     else:
         yield from judge(app.handlers, settings)
-        bad = [*_rotating(app.rotating, settings)]
+        bad = [*_spoilt(app.spoilt_logs, settings)]
         if settings.preload:
             bad += _missing(app.threads, app.native, app.cut)
         yield from bad or [Finding("forking", Level.OK, "children can use all that the app's import leaves behind")]
 
 
-def _rotating(files: Sequence[str], settings: Settings) -> Iterator[Finding]:
+def _spoilt(files: Sequence[str], settings: Settings) -> Iterator[Finding]:
     if files and settings.workers > 1:
-        found = f"each child rotates these log files by itself: {_list(files)}"
-        yield _forks(found, "a rotation loses lines of others", "use WatchedFileHandler and logrotate")
+        found = f"each child rotates or empties these log files by itself: {_list(files)}"
+        yield _forks(found, "that loses lines of others", "use WatchedFileHandler in mode 'a', and logrotate")
 
 
 def _missing(threads: Sequence[str], native: int, cut: Sequence[str]) -> Iterator[Finding]:
@@ -140,7 +140,14 @@ def load(settings: Settings, sys_path: Sequence[str]) -> Loaded | Finding | None
     if not settings.apps:
         return None
     allowances = asdict(settings.allowances)
-    asked = json.dumps({"apps": settings.apps, "sys_path": [*sys_path, os.getcwd()], "allowances": allowances})
+    asked = json.dumps(
+        {
+            "apps": settings.apps,
+            "sys_path": [*sys_path, os.getcwd()],
+            "allowances": allowances,
+            "preload": settings.preload,
+        }
+    )
     command = [sys.executable, "-m", "jobpool.ops.listing"]
     try:
         done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=PATIENCE, check=False)
