@@ -202,6 +202,8 @@ def _child_said(pool: Pool, event: ev.ChildSaid) -> None:
     if said.nonce and slot and slot.deliveries and slot.deliveries[0].nonce == said.nonce:
         lease = slot.deliveries[0].lease
         fields = {"handler": slot.deliveries[0].handler, "id": lease.id}
+        if trace_id := lease.envelope.trace_id:
+            fields["trace_id"] = trace_id
     elif not said.nonce:
         fields = {"app": "import"}
     if said.logger:

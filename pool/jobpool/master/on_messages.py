@@ -179,8 +179,9 @@ def _note_retry(pool: Pool, delivery: Delivery, settlement: Nack) -> None:
 
 def _about(delivery: Delivery) -> dict[str, str | None]:
     """Return the fields that say which job it is: its name only if it has one of its own."""
-    name, handler = delivery.lease.envelope.name, delivery.handler
-    return {"id": delivery.lease.id, "handler": handler, "name": name if name != handler else None}
+    envelope, handler = delivery.lease.envelope, delivery.handler
+    name = envelope.name if envelope.name != handler else None
+    return {"id": delivery.lease.id, "handler": handler, "name": name, "trace_id": envelope.trace_id}
 
 
 def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
@@ -197,6 +198,7 @@ def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
         reason=settlement.reason,
         error=headline(settlement.error),
         cause=cause_headline(settlement.cause),
+        trace_id=lease.envelope.trace_id if delivery.handler else None,
     )
 
 

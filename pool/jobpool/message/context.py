@@ -8,11 +8,10 @@ from typing import Any, Protocol
 from jobpool.errors import InvalidJob
 from jobpool.message.builder import JobBuilder, definition_of
 from jobpool.message.definition import JobDefinition
-from jobpool.message.envelope import MAX_BODY_BYTES, JobEnvelope, encode
+from jobpool.message.envelope import MAX_BODY_BYTES, TRACEPARENT, JobEnvelope, encode
 from jobpool.message.signing import SIGNATURE_LENGTH, EnvelopeSigner
 
 _UNSIGNED = EnvelopeSigner()
-_TRACE = "traceparent"
 
 
 class Reporter(Protocol):
@@ -121,9 +120,9 @@ class JobContext:
             raise InvalidJob("give a payload with a handler's name only: a definition or builder has its own")
         else:
             definition = definition_of(job)
-        trace = self._envelope.meta.get(_TRACE)
-        if trace is not None and _TRACE not in definition.meta:
-            definition = definition.with_meta({**definition.meta, _TRACE: trace})
+        trace = self._envelope.meta.get(TRACEPARENT)
+        if trace is not None and TRACEPARENT not in definition.meta:
+            definition = definition.with_meta({**definition.meta, TRACEPARENT: trace})
         identifier = definition.identifier or secrets.token_hex(8)
         definition = definition.with_identifier(identifier)
         # The master could refuse a body that is too large only after the handler's work.

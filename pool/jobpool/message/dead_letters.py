@@ -18,7 +18,7 @@ from jobpool.errors import InvalidJob, JobpoolError
 from jobpool.message.capped_text import cap_text
 from jobpool.message.death import Death
 from jobpool.message.definition import JobDefinition
-from jobpool.message.envelope import JobEnvelope
+from jobpool.message.envelope import TRACEPARENT, JobEnvelope
 from jobpool.message.lease import JobLease
 from jobpool.message.names import check_queue
 from jobpool.message.producer import Enqueues
@@ -28,7 +28,6 @@ METADATA = "_dlq_metadata"  # the key in a copy's payload
 NEVER_COPIED = frozenset({"rejected"})  # reasons that forward nothing: nobody has verified such a body
 ON_DEATH = "jobpool.on_death"  # the handler of jobs that bring a `DeadJob` to an app's hooks
 MAX_ERROR_BYTES = 64 * 1024  # of the error in a `DeadJob`
-TRACEPARENT = "traceparent"
 
 logger = logging.getLogger("jobpool.deadletters")
 

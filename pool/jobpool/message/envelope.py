@@ -7,6 +7,7 @@ and unknown fields are not signed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -22,6 +23,7 @@ from jobpool.message.names import LONGEST_IDENTIFIER, LONGEST_NAME, is_name
 from jobpool.message.payload import MAX_DEPTH
 from jobpool.message.signing import EnvelopeSigner, canonical
 
+TRACEPARENT = "traceparent"  # in the meta: the trace that a job belongs to, as W3C Trace Context has it
 WIRE_VERSION = 1  # written as `v` in the meta from version 2 on; absent = 1
 MAX_BODY_BYTES = 1024 * 1024
 OVERSIZED = bytes(MAX_BODY_BYTES + 1)  # for a body too large to be brought; `decode` refuses it by its length
@@ -29,6 +31,7 @@ OVERSIZED = bytes(MAX_BODY_BYTES + 1)  # for a body too large to be brought; `de
 _ALL_FIELDS = itemgetter(
     "job", "payload", "queue", "priority", "maxRetries", "attempts", "name", "identifier", "idempotencyKey", "schedule"
 )
+_TRACEPARENT = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NEITHER_BRACKET_NOR_QUOTE = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 
@@ -67,6 +70,12 @@ class JobEnvelope:
     @property
     def concurrency_key(self) -> str | None:
         return self.meta.get("_concurrencyKey")
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace that the job belongs to, 32 hex digits; None = its meta names none."""
+        found = _TRACEPARENT.match(str(self.meta.get(TRACEPARENT, "")))
+        return found[1] if found else None
 
     @property
     def user_meta(self) -> dict[str, Any]:

@@ -259,7 +259,8 @@ class TextFormatter(logging.Formatter):
         moment = datetime.fromtimestamp(record.created)
         fields = fields_of(record)
         if record.name == JOB_LOG:
-            fields.pop("left_out", None)
+            for key in ("left_out", "trace_id"):
+                fields.pop(key, None)
             whose = " ".join(
                 one_line(f"slot {value}" if key == "slot" else str(value)) for key, value in fields.items()
             )

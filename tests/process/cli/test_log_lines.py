@@ -95,7 +95,9 @@ def test_the_example_of_the_page_prints_what_the_page_shows(shell: Shell) -> Non
 
 
 def test_handlers_lines_in_json_are_objects_with_job_level_and_logger(app: Shell) -> None:
-    ident = enqueue(app, "talk")
+    trace = "4b" * 16
+    job = {"handler": "talk", "meta": {"traceparent": f"00-{trace}-{'a1' * 8}-01"}}
+    ident = app.run("enqueue", "--file", "-", input=json.dumps(job)).stdout.strip()
     done = app.run("--until-empty", "-w", "1", "--log-format", "json")
     entries = [json.loads(line) for line in done.stderr.splitlines()]
     lines = {entry["event"]: entry for entry in entries if entry["logger"] == "jobpool.job"}
@@ -103,6 +105,7 @@ def test_handlers_lines_in_json_are_objects_with_job_level_and_logger(app: Shell
     assert of_import == {"imported with password=***", "half a line of the import", "logged at import"}
     said = {event: entry for event, entry in lines.items() if "app" not in entry}
     assert all((entry["handler"], entry["id"]) == ("talk", ident) for entry in said.values()), said
+    assert {entry["trace_id"] for entry in [*said.values(), *entries] if entry.get("id") == ident} == {trace}
     broke = next(event for event in said if event.startswith("it broke\nTraceback"))
     assert "LookupError: inner" in broke
     levels = {event: (entry["level"], entry.get("from")) for event, entry in said.items()}

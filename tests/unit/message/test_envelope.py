@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -152,6 +153,20 @@ class TestRead:
         assert envelope.expires is None
         assert envelope.concurrency_key is None
         assert envelope.user_meta == {}
+
+    @pytest.mark.parametrize(
+        ("meta", "trace_id"),
+        [
+            ({}, None),
+            ({"traceparent": f"00-{'4b' * 16}-{'a1' * 8}-01"}, "4b" * 16),
+            ({"traceparent": f"cc-{'4b' * 16}-{'a1' * 8}-00-of a later version"}, "4b" * 16),
+            ({"traceparent": f"00-{'4B' * 16}-{'a1' * 8}-01"}, None),
+            ({"traceparent": "00-4b"}, None),
+            ({"traceparent": 7}, None),
+        ],
+    )
+    def test_the_trace_is_that_of_traceparent(self, meta: dict[str, object], trace_id: str | None) -> None:
+        assert replace(decode(a_body(), attempts=0), meta=meta).trace_id == trace_id
 
     def test_the_signature_is_not_shown(self) -> None:
         assert decode(a_body(), attempts=0).sig not in repr(decode(a_body(), attempts=0))
