@@ -5,6 +5,7 @@ Each sample is a program of its own, whose modules are in the kernel's cache. Th
 
 from __future__ import annotations
 
+import compileall
 import resource
 import subprocess
 import sys
@@ -40,6 +41,9 @@ def run(plan: Plan) -> Section:
     checkouts = {"": ROOT} | ({"before: ": plan.against} if plan.against else {})
     with plan.scratch() as directory, ExitStack() as stack:
         (directory / "firstapp.py").write_text(APP)
+        for root in checkouts.values():  # a user's installation is compiled
+            compileall.compile_dir(root / "pool", quiet=2)
+            compileall.compile_dir(root / "backends", quiet=2)
         brokers = {"sqlite": f"sqlite:///{directory}/start.db"}
         try:
             brokers["redis"] = stack.enter_context(servers.redis(directory)).url
