@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jobpool.broker.backend import QueueBackend
+    from jobpool.ipc.fork_client import BegunForkServer
     from jobpool.master.serving import Neighbours
     from jobpool.ops.runtime_dir import PoolFile
     from jobpool.settings import Settings
@@ -80,8 +81,8 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
         from jobpool.cli import watch as watcher
 
         watcher.watch(pool.apps, pool.sys_path)
-    with _published(pool) as (published, note):
-        status = _run(published, note, lines if progress else None, ctx.obj)
+    with _published(pool) as (published, note), _begun() as begun:
+        status = _run(published, note, lines if progress else None, ctx.obj, begun)
     _leave(status)
 
 
@@ -122,21 +123,38 @@ def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
         unregister(path)
 
 
+@contextlib.contextmanager
+def _begun() -> Iterator[BegunForkServer | None]:
+    """Yield a fork server whose imports run beside those of the master; None = no process is to be had now."""
+    from jobpool.ipc.fork_client import BegunForkServer
+
+    try:
+        begun = BegunForkServer(os.environ)
+    except OSError:  # the master tries again, and says why
+        yield None
+        return
+    try:
+        yield begun
+    finally:
+        begun.discard()
+
+
 def _run(
     pool: Settings,
     note: PoolFile | None,
     lines: LineHandler | None,
     wrap: Callable[[QueueBackend], QueueBackend] | None,
+    begun: BegunForkServer | None,
 ) -> int:
     """Run it, and tell how it gets on: with `lines` on a terminal, below them. `wrap`: around its broker."""
     from jobpool.master.run import Neighbourhood, run_pool
 
     if note is None:
-        return run_pool(pool, wrap=wrap, last=True)
+        return run_pool(pool, wrap=wrap, last=True, begun=begun)
     place = Path(note.board).parent
     neighbourhood = Neighbourhood(partial(_tell, place, note), partial(_look, place, note))
     with _progress(pool, note, lines):
-        return run_pool(pool, wrap=wrap, last=True, neighbourhood=neighbourhood)
+        return run_pool(pool, wrap=wrap, last=True, neighbourhood=neighbourhood, begun=begun)
 
 
 def _tell(place: Path, note: PoolFile, queues: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ from jobpool.broker.opening import open_backend, redact
 from jobpool.broker.values import ReapPolicy
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc import linux
+from jobpool.ipc.fork_client import BegunForkServer
 from jobpool.ipc.process_options import NO_LINES, ChildOptions, ForkServerConfig, scrubbed
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.ipc.scoreboard import Scoreboard
@@ -68,6 +69,7 @@ def run_pool(
     wrap: Callable[[QueueBackend], QueueBackend] | None = None,
     last: bool = False,
     neighbourhood: Neighbourhood | None = None,
+    begun: BegunForkServer | None = None,
 ) -> int:
     """Run a pool until it is told to stop; its exit status: 0, or 1 with `fail_on_dead`.
 
@@ -80,6 +82,7 @@ def run_pool(
         wrap: Called once with the broker; the pool works with what it returns, and closes it with the broker.
         last: The process ends with the pool: from its end on, signals do nothing but for QUIT.
         neighbourhood: The other pools on this machine; None = there are none.
+        begun: A fork server that waits to be told, and has imported what it can meanwhile. The caller discards it.
 
     Raises:
         ConfigurationError: The machine or a setting cannot work.
@@ -100,7 +103,7 @@ def run_pool(
             log.warning("the broker's settings", extra={"fields": {"caution": caution}})
         with Scoreboard.create(settings.board_path, slot_count(settings.workers)) as board:
             neighbours = neighbourhood or Neighbourhood()
-            return _run(settings, broker, signer, board, Signals(last=last), on_start, collector, neighbours)
+            return _run(settings, broker, signer, board, Signals(last=last), on_start, collector, neighbours, begun)
     finally:
         if backend is None:
             broker.close()
@@ -115,6 +118,7 @@ def _run(
     on_start: Callable[[Scoreboard], None] | None,
     collector: MetricsCollector | None,
     neighbourhood: Neighbourhood,
+    begun: BegunForkServer | None,
 ) -> int:
     linux.become_subreaper()
     _entitle(settings, settings.queue_names)
@@ -129,7 +133,7 @@ def _run(
     kept = [name for name in backend.credential_variables if name in os.environ]
     if kept:
         log.info("the app does not get the broker's credentials", extra={"fields": {"variables": kept}})
-    children = ChildProcesses(fork_server_config(settings), board, scrubbed(os.environ, kept))
+    children = ChildProcesses(fork_server_config(settings), board, scrubbed(os.environ, kept), begun)
     try:
         signals.install()
         children.watch(signals.fileno(), signals.read)
