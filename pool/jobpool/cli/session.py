@@ -28,6 +28,7 @@ OWN_THREADS: set[threading.Thread] = set()
 """Threads that ran before an app was imported; empty = none was."""
 
 NO_APP = "no application: name the module with your handlers, --app myapp.jobs"
+INTERRUPTED = 130  # exit code after Ctrl-C
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
