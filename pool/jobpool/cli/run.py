@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from jobpool import __version__
 from jobpool.cli import options
 from jobpool.cli.options import Command, option
 from jobpool.cli.session import Session, warn_of_keys
@@ -101,8 +102,6 @@ def _leave(status: int) -> NoReturn:
 @contextlib.contextmanager
 def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
     """Leave a note for `top` and `health` while the block runs; without a runtime directory the pool runs unseen."""
-    from importlib.metadata import version
-
     from jobpool.ops.runtime_dir import register, runtime_dir, this_pool, unregister
 
     try:
@@ -115,7 +114,7 @@ def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
         return
     about: dict[str, Any] = {"queues": pool.queue_names, "workers": pool.workers, "since": time.time()}
     about["scheduler"] = pool.cron
-    note = this_pool(name=pool.name, backend=pool.backend, directory=place, version=version("jobpool"), **about)
+    note = this_pool(name=pool.name, backend=pool.backend, directory=place, version=__version__, **about)
     path = register(place, note)
     try:
         yield replace(pool, board_path=note.board), note

@@ -5,15 +5,14 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 
 from setproctitle import setproctitle
 
+from jobpool import __version__
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend, redact
 from jobpool.broker.values import ReapPolicy
@@ -129,7 +128,7 @@ def _run(
         metrics=MemoryMetrics() if collector is None else RelayedMetrics(collector),
     )
     inbox = Inbox()
-    watched = make_telemetry(settings, backend, board, inbox, _version(), collector)
+    watched = make_telemetry(settings, backend, board, inbox, __version__, collector)
     kept = [name for name in backend.credential_variables if name in os.environ]
     if kept:
         log.info("the app does not get the broker's credentials", extra={"fields": {"variables": kept}})
@@ -212,7 +211,7 @@ def _publisher(settings: Settings, board: Scoreboard, reap_every: float) -> Publ
         board,
         Masker(settings.history.mask).text,
         name=settings.name,
-        version=_version(),
+        version=__version__,
         queues=" ".join(settings.queue_names),
         backend=redact(settings.backend),
         broker_interval=COUNT_EVERY_S,  # the broker is asked at least as often
@@ -296,13 +295,6 @@ def _allow_descriptors(workers: int) -> None:
             f"{workers} workers need {needed} open files, and only {allowed} are allowed: "
             "raise `ulimit -n` (LimitNOFILE= under systemd), or use fewer workers"
         )
-
-
-def _version() -> str:
-    try:
-        return version("jobpool")
-    except PackageNotFoundError:
-        return f"unknown (Python {sys.version_info.major}.{sys.version_info.minor})"
 
 
 def check_compatibility(settings: Settings, backend: QueueBackend) -> None:
