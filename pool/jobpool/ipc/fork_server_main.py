@@ -12,7 +12,7 @@ hook. One that hangs there in C code has the timer of a fork. So start it on a t
 
 Threads that live on after the import make forking unsafe: Python's, or native ones that no fork survives. Then, or
 without `options.preload`, the handlers are reported, the program executes itself anew with `CONFIG_FD BOARD_FD
---no-preload` behind its arguments, and the children import the app themselves.
+--no-preload` after its arguments, and the children import the app themselves.
 
 It is in a session of its own: a Ctrl-C or a TERM to the master's group does not reach it, and it ignores a stray signal
 (`IGNORED`). Exit status: 0 the master is gone; 3 the app does not import.
