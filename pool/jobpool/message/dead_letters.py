@@ -12,19 +12,21 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobpool.errors import InvalidJob, JobpoolError
 from jobpool.message.capped_text import cap_text
 from jobpool.message.death import Death
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import JobEnvelope
-from jobpool.message.lease import JobLease
 from jobpool.message.names import check_queue
 from jobpool.message.producer import Enqueues
-from jobpool.message.settlement import Abandon
 
 METADATA = "_dlq_metadata"  # the key in a copy's payload
+if TYPE_CHECKING:
+    from jobpool.message.lease import JobLease
+    from jobpool.message.settlement import Abandon
+
 NEVER_COPIED = frozenset({"rejected"})  # reasons that forward nothing: nobody has verified such a body
 ON_DEATH = "jobpool.on_death"  # the handler of jobs that bring a `DeadJob` to an app's hooks
 MAX_ERROR_BYTES = 64 * 1024  # of the error in a `DeadJob`
