@@ -27,6 +27,7 @@ from bench import (
     report,
     restart,
     scale,
+    start,
     throughput,
     timeouts,
 )
@@ -49,6 +50,7 @@ BENCHMARKS: dict[str, Callable[[Plan], Section]] = {
     "latency": latency.run,
     "timeouts": timeouts.run,
     "restart": restart.run,
+    "start": start.run,
     "faults": faults.run,
     "memory": memory.run,
     "efficiency": efficiency.run,
@@ -67,6 +69,7 @@ README = Path(__file__).with_name("README.md")
 @click.option("--jobs", default=0, type=click.IntRange(0), help="No-op jobs in a sample. [40,000; quick 10,000]")
 @click.option("--rounds", default=0, type=click.IntRange(0), help="Interleaved rounds. [3 to 7; quick 2]")
 @click.option("--no-peers", is_flag=True, help="Leave other queues out; else they are installed into .venv-peers.")
+@click.option("--against", type=click.Path(path_type=Path, exists=True), help="Other checkout, for `start`.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path, exists=True), help="Where databases lie. [/tmp]")
 def main(
     names: tuple[str, ...],
@@ -79,12 +82,13 @@ def main(
     jobs: int,
     rounds: int,
     no_peers: bool,
+    against: Path | None,
     directory: Path | None,
 ) -> None:
     """Run the benchmarks named, or all.
 
     throughput, dispatch, redis, postgres, beanstalkd, servicebus, enqueue, scale, guards, limits, claims, latency,
-    timeouts, restart, faults, memory, efficiency.
+    timeouts, restart, start, faults, memory, efficiency.
     """
     if write and (quick or no_peers):
         raise click.UsageError("--write is for what others may compare with: leave --quick and --no-peers out")
@@ -97,6 +101,7 @@ def main(
         directory=directory,
         broker_pids=pids,
         peers=not no_peers,
+        against=against,
     )
     about = report.machine()
     sections = [_run(name, plan) for name in names or BENCHMARKS]

@@ -23,6 +23,7 @@ class Plan:
         directory: Where databases lie; None = a temporary one. Its disk is in the figures.
         broker_pids: Processes of a broker that is a server.
         peers: Also run other queues and pools; they need an environment of their own.
+        against: Another checkout, for `start`: both take turns.
     """
 
     quick: bool = False
@@ -34,6 +35,7 @@ class Plan:
     directory: Path | None = None
     broker_pids: tuple[int, ...] = ()
     peers: bool = True
+    against: Path | None = None
 
     def pick(self, full: int, quick: int, tiny: int = 1) -> int:
         """Return the size that suits."""

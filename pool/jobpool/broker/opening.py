@@ -1,4 +1,4 @@
-"""From a URL to an open backend: by its scheme, through the entry-point group `jobpool.backends`.
+"""From a URL to an open backend: by its scheme, one of ours or through the entry-point group `jobpool.backends`.
 
 A backend's module is imported only when its scheme is asked for, so that a broker's client library is needed only by
 its users. Also here: the URL and the signing keys that apply when a program names none.
@@ -12,8 +12,9 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from jobpool.broker.backend import QueueBackend
@@ -24,12 +25,10 @@ from jobpool.errors import ConfigurationError
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner, Key
 
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
 logger = logging.getLogger("jobpool")
 
 GROUP = "jobpool.backends"
+HOME = "jobpool_backends"  # the package of our own ones, with a table of their `PLACES`
 
 LOCAL = frozenset({"sqlite", "memory", "sync"})
 """Schemes of brokers that only this machine's users reach; on the others unsigned messages deserve a warning."""
@@ -89,7 +88,7 @@ def missing_database(url: str) -> str:
 
 def check_url(url: str) -> str:
     """Return `url`, or raise `ConfigurationError`: its scheme is unknown. Imports and opens nothing."""
-    _entry_point(url)
+    _place(url)
     return url
 
 
@@ -228,31 +227,34 @@ def read_keys(path: Path) -> list[str]:
     return keys
 
 
-def _entry_points() -> dict[str, EntryPoint]:
+def _installed() -> dict[str, str]:
     from importlib.metadata import entry_points  # costs tens of milliseconds, which not every process must pay
 
-    return {point.name: point for point in entry_points(group=GROUP)}
+    return {point.name: point.value for point in entry_points(group=GROUP)}
 
 
 def known_schemes() -> list[str]:
     """Return the schemes that are installed, sorted."""
-    return sorted(_entry_points())
+    return sorted(_installed())
 
 
 def _list_schemes() -> str:
     return ", ".join(f"{scheme}://" for scheme in known_schemes())
 
 
-def _entry_point(url: str) -> EntryPoint:
-    scheme, points = scheme_of(url), _entry_points()
-    if scheme not in points:
+def _place(url: str) -> str:
+    """Return "module:class" of its backend. Only for one that is not ours, all that is installed is looked through."""
+    scheme = scheme_of(url)
+    place = import_module(HOME).PLACES.get(scheme) or _installed().get(scheme)
+    if place is None:
         raise ConfigurationError(f"no backend for {scheme}:// is installed; known are {_list_schemes()}")
-    return points[scheme]
+    return place
 
 
 def _backend_class(url: str) -> Any:
+    module, _, name = _place(url).partition(":")
     try:
-        return _entry_point(url).load()
+        return getattr(import_module(module), name)
     except ImportError as error:
         raise ConfigurationError(f"the backend for {redact(url)} {_what_is_wrong(error)}") from None
 

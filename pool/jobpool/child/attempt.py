@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from pkgutil import resolve_name
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import orjson
 
-from jobpool.broker.values import NewMessage, Ticket
 from jobpool.child.capture import Capture
 from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
 from jobpool.handlers import ending
@@ -36,13 +36,16 @@ from jobpool.message.envelope import JobEnvelope
 from jobpool.message.names import check_enqueue_to
 from jobpool.message.outcome import ExecutionResult, ResultKind
 
+if TYPE_CHECKING:
+    from jobpool.broker.values import NewMessage, Ticket
+
 DOUBLE = 75  # exit status of a process that a handler forked and that came back from it: there is one of us already
 
 Progress = Callable[[float, str], object]
 OwnAck = Callable[[object, Sequence[JobDefinition]], Callable[[], bool]]
 """Acks on the handler's connection, with follow-ups; returns a test whether the transaction is still open."""
 
-Packer = Callable[[Sequence[JobDefinition]], list[NewMessage]]
+Packer = Callable[[Sequence[JobDefinition]], "list[NewMessage]"]
 """Signs jobs: the master, asked over the channel, or a backend of this process."""
 
 LEFT_OPEN = "the transaction in which the handler acked its message was left open: commit it before the handler returns"

@@ -6,14 +6,16 @@ import os
 import socket
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobpool import errors
-from jobpool.broker.values import NewMessage
 from jobpool.errors import BackendUnavailable, InvalidJob, JobpoolError, Unsupported
 from jobpool.ipc import frames, packets
 from jobpool.ipc.frames import Ask, Reply
 from jobpool.message.definition import JobDefinition
+
+if TYPE_CHECKING:
+    from jobpool.broker.values import NewMessage
 
 _FRAME_BYTES = 1024  # more than a question has beside its jobs
 
@@ -46,6 +48,8 @@ class ChannelProducer:
     def pack(self, definitions: Iterable[JobDefinition]) -> list[NewMessage]:
         """Return signed messages for these jobs, for the caller to enqueue. Raises and blocks as `enqueue_many`."""
         reply = self._request(Ask([definition.to_dict() for definition in definitions], pack=True))
+        from jobpool.broker.values import NewMessage  # rarely needed, and dear to import
+
         return [NewMessage.from_dict(fields) for fields in reply.packed]
 
     def _request(self, ask: Ask) -> Reply:

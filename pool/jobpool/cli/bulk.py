@@ -19,7 +19,7 @@ from jobpool.cli import messages
 from jobpool.cli.messages import meet_queues, queue_option, read_filter, terms_argument
 from jobpool.cli.options import Command, as_json, confirmed, option
 from jobpool.cli.output import answer_json, note, plural, say
-from jobpool.cli.session import Session
+from jobpool.cli.session import INTERRUPTED, Session
 from jobpool.errors import JobpoolError, Unsupported
 from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.broker.values import MessageFilter, Verb
 
-INTERRUPTED = 130  # exit code after Ctrl-C
 EXAMPLES = 5
 MOST_KEPT = 1_000_000  # the largest --keep: what is kept is counted
 CAP = 100_000  # counting stops here, so that a look costs little however long the queue is

@@ -19,24 +19,25 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from click.shell_completion import CompletionItem
 
-from jobpool.cli import bulk, claims, cron, doctor, enqueue, history, init, messages, run, run_one, top
-from jobpool.cli.bulk import INTERRUPTED
-from jobpool.cli.session import leave
+from jobpool.cli.session import INTERRUPTED, leave
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.message.printable import printable
 from jobpool.settings import REMOVED, SETTINGS, removed
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 FAILED = 1
 USAGE = 2
 
 DEFAULT_VERB = "run"
-VERBS = "jobpool.verbs"  # entry-point group of verbs that other packages bring: each a click command
+OTHERS = "jobpool.verbs"  # entry-point group of verbs that other packages bring: each a click command
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 FOR_THE_GROUP = frozenset({"-h", "--help", "-V", "--version"})
@@ -56,6 +57,49 @@ DESTRUCTIVE_VERBS = frozenset({"purge", "delete", "pop"})
 NEAR, VERY_NEAR = 0.5, 0.8
 """How alike a word and a verb must be (difflib) for a hint. A destructive verb is only named for its own misspelling:
 `pause` does not mean `purge`."""
+
+
+class Commands(MutableMapping[str, click.Command]):
+    """Commands by name, each imported when it is asked for.
+
+    Args:
+        places: Name → module of `jobpool.cli` and the command in it.
+        group: The entry-point group of commands that other packages bring; "" = none do. All that is installed is
+            looked through only for a name that is not among the `places`, and for all names.
+    """
+
+    def __init__(self, places: Mapping[str, str], group: str = "") -> None:
+        self._places = places
+        self._group = group
+        self._known: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._known and name in self._places:
+            module, _, command = self._places[name].partition(":")
+            self._known[name] = getattr(import_module(f"jobpool.cli.{module}"), command)
+        elif name not in self._known:
+            self._look()
+        return self._known[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._known[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._look()
+        return iter({**self._places, **self._known})
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def _look(self) -> None:
+        group, self._group = self._group, ""
+        if group:
+            from importlib.metadata import entry_points
+
+            self._known |= {point.name: point.load() for point in entry_points(group=group)}
 
 
 class Verbs(click.Group):
@@ -85,11 +129,6 @@ class Root(Verbs):
     ) -> NoReturn:
         open_standard_streams()
         words = list(sys.argv[1:] if args is None else args)
-        if not words or words[0] not in self.commands:  # else the look at all that is installed is saved
-            from importlib.metadata import entry_points
-
-            for point in entry_points(group=VERBS):
-                self.add_command(point.load(), point.name)
         extra["standalone_mode"] = False
         leave(_guarded(lambda: click.Group.main(self, words, prog_name or "jobpool", **extra), words))
 
@@ -151,8 +190,12 @@ def arrange(group: click.Group, words: Sequence[str], default: str, *, complete:
     Raises:
         click.UsageError: The first word after the options is not a verb; the text names the nearest one.
     """
-    place = _first_plain(words, _values_taken(group))
-    if place is None:
+    takes = _values_taken(group.commands[default])
+    place = _first_plain(words, takes)
+    if place is None:  # an option of another verb
+        takes = _values_taken(group)
+        place = _first_plain(words, takes)
+    if place is None or place == len(words):
         asks_group = FOR_THE_GROUP & set(words) or (complete and not words)
         return list(words) if asks_group else [default, *words]
     verb = words[place]
@@ -166,7 +209,7 @@ def arrange(group: click.Group, words: Sequence[str], default: str, *, complete:
         ]
         hint = f"did you mean {near[0]!r}?" if near else f"the verbs are {', '.join(verbs)}"
         raise click.UsageError(f"{verb!r} is no verb of jobpool; {hint}")
-    rest = [*_meant_for(command, words[:place], _values_taken(group)), *words[place + 1 :]]
+    rest = [*_meant_for(command, words[:place], takes), *words[place + 1 :]]
     if isinstance(command, click.Group):
         rest = arrange(command, rest, "list", complete=complete)
     return [verb, *rest]
@@ -191,7 +234,7 @@ def _meant_for(command: click.Command, words: Sequence[str], takes: dict[str, bo
 
 
 def _first_plain(words: Sequence[str], takes: dict[str, bool]) -> int | None:
-    """Return the place of the first word that is neither an option nor its value; None if there is none."""
+    """Return the place of the first word that is neither an option nor its value; None after an unknown option."""
     place = 0
     while place < len(words):
         word = words[place]
@@ -201,7 +244,7 @@ def _first_plain(words: Sequence[str], takes: dict[str, bool]) -> int | None:
         if name not in takes:
             return None
         place += 2 if takes[name] and not attached else 1
-    return None
+    return len(words)
 
 
 def _split(word: str, takes: dict[str, bool]) -> tuple[str, bool]:
@@ -287,31 +330,48 @@ def _say(code: int, sentence: str, hint: str = "") -> int:
 # --- the verbs --------------------------------------------------------------------------------------------------------
 
 
-@click.group(cls=Root, epilog=EPILOG, context_settings=CONTEXT)
+VERBS = Commands(
+    {
+        "run": "run:run",
+        "run-one": "run_one:run_one",
+        "enqueue": "enqueue:enqueue",
+        "stats": "messages:stats",
+        "list": "messages:list_",
+        "inspect": "messages:inspect",
+        "purge": "bulk:purge",
+        "reap": "messages:reap",
+        "top": "top:top",
+        "health": "top:health",
+        "history": "history:history",
+        "doctor": "doctor:doctor",
+        "init": "init:init",
+    },
+    OTHERS,
+)
+GROUPS = {
+    "dead": ("List, retry or purge dead letters.", "bulk:dead_list bulk:dead_retry bulk:dead_purge"),
+    "claim": (
+        "Check messages out by hand; renew, release and list claims.",
+        "claims:create claims:show claims:renew claims:release claims:list_claims",
+    ),
+    "cron": ("Run the app's schedules, and show when they are due.", "cron:run cron:list_ cron:next_"),
+    "message": (
+        "Post, list, pop and delete messages by hand.",
+        "claims:post claims:list_messages claims:delete claims:pop",
+    ),
+}
+
+
+@click.group(cls=Root, commands=VERBS, epilog=EPILOG, context_settings=CONTEXT)
 @click.version_option(None, "-V", "--version", package_name="jobpool", message="jobpool %(version)s", help="Show it.")
 def cli() -> None:
     """Run jobs from queues in a pool of worker processes; without a verb, run the pool itself."""
 
 
-GROUPS: dict[str, tuple[str, tuple[click.Command, ...]]] = {
-    "dead": ("List, retry or purge dead letters.", (bulk.dead_list, bulk.dead_retry, bulk.dead_purge)),
-    "claim": (
-        "Check messages out by hand; renew, release and list claims.",
-        (claims.create, claims.show, claims.renew, claims.release, claims.list_claims),
-    ),
-    "cron": ("Run the app's schedules, and show when they are due.", (cron.run, cron.list_, cron.next_)),
-    "message": (
-        "Post, list, pop and delete messages by hand.",
-        (claims.post, claims.list_messages, claims.delete, claims.pop),
-    ),
-}
-for name, (means, verbs) in GROUPS.items():
-    cli.add_command(Verbs(name, {verb.name or "": verb for verb in verbs}, help=means))
-for command in (
-    *(run.run, run_one.run_one, enqueue.enqueue, messages.stats, messages.list_, messages.inspect, bulk.purge),
-    *(messages.reap, top.top, top.health, history.history, doctor.doctor, init.init),
-):
-    cli.add_command(command)
+for name, (means, places) in GROUPS.items():
+    # A function's name holds its verb's: `dead_list`, `list_claims` and `list_` are `list`.
+    verbs = {place.partition(":")[2].replace(f"{name}_", "").partition("_")[0]: place for place in places.split()}
+    cli.add_command(Verbs(name, Commands(verbs), help=means))
 
 
 def main() -> None:

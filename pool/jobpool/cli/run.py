@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from jobpool import __version__
 from jobpool.cli import options
 from jobpool.cli.options import Command, option
 from jobpool.cli.session import Session, warn_of_keys
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jobpool.broker.backend import QueueBackend
+    from jobpool.ipc.fork_client import BegunForkServer
     from jobpool.master.serving import Neighbours
     from jobpool.ops.runtime_dir import PoolFile
     from jobpool.settings import Settings
@@ -83,8 +85,8 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
         from jobpool.cli import watch as watcher
 
         watcher.watch(pool.apps, pool.sys_path)
-    with _published(pool) as (published, note):
-        status = _run(published, note, lines if progress else None, ctx.obj)
+    with _published(pool) as (published, note), _notifying(note), _begun() as begun:
+        status = _run(published, note, lines if progress else None, ctx.obj, begun)
     _leave(status)
 
 
@@ -103,8 +105,6 @@ def _leave(status: int) -> NoReturn:
 @contextlib.contextmanager
 def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
     """Leave a note for `top` and `health` while the block runs; without a runtime directory the pool runs unseen."""
-    from importlib.metadata import version
-
     from jobpool.ops.runtime_dir import register, runtime_dir, this_pool, unregister
 
     try:
@@ -117,7 +117,7 @@ def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
         return
     about: dict[str, Any] = {"queues": pool.queue_names, "workers": pool.workers, "since": time.time()}
     about["scheduler"] = pool.cron
-    note = this_pool(name=pool.name, backend=pool.backend, directory=place, version=version("jobpool"), **about)
+    note = this_pool(name=pool.name, backend=pool.backend, directory=place, version=__version__, **about)
     path = register(place, note)
     try:
         yield replace(pool, board_path=note.board), note
@@ -125,19 +125,46 @@ def _published(pool: Settings) -> Iterator[tuple[Settings, PoolFile | None]]:
         unregister(path)
 
 
+def _notifying(note: PoolFile | None) -> AbstractContextManager[None]:
+    """Tell systemd how the pool gets on while the block runs, if systemd has asked for that."""
+    if "NOTIFY_SOCKET" not in os.environ:
+        return contextlib.nullcontext()
+    if note is None:
+        raise ConfigurationError("systemd waits to be told of this pool, which has no runtime directory: see above")
+    from jobpool.cli import service_manager
+
+    manager = service_manager.take_manager(os.environ)
+    return contextlib.nullcontext() if manager is None else service_manager.notifying(manager, note)
+
+
+@contextlib.contextmanager
+def _begun() -> Iterator[BegunForkServer | None]:
+    """Yield a fork server whose imports run beside those of the master; None = no process is to be had now."""
+    from jobpool.ipc.fork_client import BegunForkServer
+
+    try:
+        begun = BegunForkServer(os.environ)
+    except OSError:  # the master tries again, and says why
+        yield None
+        return
+    try:
+        yield begun
+    finally:
+        begun.discard()
+
+
 def _run(
     pool: Settings,
     note: PoolFile | None,
     lines: LineHandler | None,
     wrap: Callable[[QueueBackend], QueueBackend] | None,
+    begun: BegunForkServer | None,
 ) -> int:
     """Run it, and tell how it gets on: with `lines` on a terminal, below them. `wrap`: around its broker."""
     from jobpool.master.run import Neighbourhood, run_pool
 
     if note is None:
-        if "NOTIFY_SOCKET" in os.environ:
-            raise ConfigurationError("systemd waits to be told of this pool, which has no runtime directory: see above")
-        return run_pool(pool, wrap=wrap, last=True)
+        return run_pool(pool, wrap=wrap, last=True, begun=begun)
     place = Path(note.board).parent
     queues = list(pool.queue_names)  # or those of the app, once it is loaded
 
@@ -146,17 +173,8 @@ def _run(
         _tell(place, note, served)
 
     neighbourhood = Neighbourhood(tell, partial(_look, place, note))
-    with _progress(pool, note, lines, queues), _notifying(note):
-        return run_pool(pool, wrap=wrap, last=True, neighbourhood=neighbourhood)
-
-
-def _notifying(note: PoolFile) -> AbstractContextManager[None]:
-    if "NOTIFY_SOCKET" not in os.environ:
-        return contextlib.nullcontext()
-    from jobpool.cli import service_manager
-
-    manager = service_manager.take_manager(os.environ)
-    return contextlib.nullcontext() if manager is None else service_manager.notifying(manager, note)
+    with _progress(pool, note, lines, queues):
+        return run_pool(pool, wrap=wrap, last=True, neighbourhood=neighbourhood, begun=begun)
 
 
 def _tell(place: Path, note: PoolFile, queues: Sequence[str]) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 OWN_THREADS: set[threading.Thread] = set()
 """Threads that ran before an app was imported; empty = none was."""
 
+INTERRUPTED = 130  # exit code after Ctrl-C
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 

@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from jobpool.ipc import packets
 from jobpool.ipc.frames import (
@@ -27,9 +28,11 @@ from jobpool.ipc.frames import (
 )
 from jobpool.ipc.line_budget import LineBudget
 from jobpool.ipc.packets import Outbox
-from jobpool.ipc.process_options import ForkServerConfig, ProgramOptions, scrubbed
+from jobpool.ipc.process_options import ForkServerConfig, ProgramOptions, harmless, scrubbed
 
 PROGRAM = "jobpool.ipc.fork_server_main"
+TOLD = b"told"  # the packet beside which the descriptors of options and scoreboard come
+CHILD = "jobpool.child.main"  # the module that a fork server imports before it is told anything
 END_LIMIT_S = 10.0  # seconds in which a fork server ends after its master has hung up: it may have strays to sweep
 UNDEAD_AFTER_S = 1.0  # seconds after SIGKILL at which its children that are dead are not left to it any more
 _FRAMES_AT_ONCE = 256
@@ -82,8 +85,9 @@ class ForkServerClient:
     `poll()` until it gives a status. Its children die with it.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, environ: Mapping[str, str]) -> None:
         control.setblocking(False)
+        self._environ = environ  # at its start
         self._process = process
         self._control = control
         self._outbox = Outbox(control)
@@ -98,20 +102,43 @@ class ForkServerClient:
     def start(
         cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str], output: int | None = None
     ) -> ForkServerClient:
-        """Start one, with `environ` after it is `scrubbed`; its first frame is `Loaded` or `LoadFailed`.
+        """Start one and tell it all at once; see `begin` and `tell`."""
+        server = cls.begin(environ, output)
+        server.tell(config, board_fd, environ)
+        return server
 
-        `board_fd`, of the scoreboard, and `output` (see `execute`) stay the caller's. Raises and blocks as `execute`.
+    @classmethod
+    def begin(cls, environ: Mapping[str, str], output: int | None = None) -> ForkServerClient:
+        """Start one that imports its own modules, and waits for `tell`. No app runs before that.
+
+        It has the variables of `environ` that are `harmless`. `output` (see `execute`) stays the caller's. Raises and
+        blocks as `execute`.
 
         Call it on the main thread: the fork server dies with the calling thread until the app is imported.
         """
+        environ = harmless(environ)
         here, there = packets.pair()
         try:
-            return cls(execute(PROGRAM, config, (there.fileno(), board_fd), environ, output), here)
+            return cls(execute(PROGRAM, (there.fileno(), CHILD), environ, output), here, environ)
         except BaseException:  # also an interrupt: without a client nobody else would close it
             here.close()
             raise
         finally:
             there.close()
+
+    def tell(self, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str]) -> None:
+        """Have it import the app; its first frame is `Loaded` or `LoadFailed`.
+
+        `board_fd`, of the scoreboard, stays the caller's. Of `environ`, after it is `scrubbed`, it gets the variables
+        that it lacks. Raises `OSError` if no descriptor is to be had.
+        """
+        lacking = {name: value for name, value in scrubbed(environ).items() if name not in self._environ}
+        with in_memory(replace(config, environ=lacking)) as config_fd, contextlib.suppress(ConnectionError):
+            packets.send(self._control, TOLD, (config_fd, board_fd))
+
+    def has_only(self, environ: Mapping[str, str]) -> bool:
+        """Return whether `environ` has every variable that it was started with."""
+        return self._environ.keys() <= environ.keys()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `receive` has something; -1 once `close` was called."""
@@ -198,25 +225,55 @@ class ForkServerClient:
         self._control.close()
 
 
-def execute(
-    program: str, options: ProgramOptions, fds: Sequence[int], environ: Mapping[str, str], output: int | None = None
-) -> subprocess.Popen[bytes]:
-    """Start `python -m program CONFIG_FD FD… MASTER_PID` in a session of its own, with `environ` but its secrets.
+class BegunForkServer:
+    """A fork server that waits to be told, and its output."""
 
-    CONFIG_FD has the options as JSON. `output`: the descriptor of its two streams; None = this process's own. Raises
-    `OSError` if no process or descriptor is to be had. Blocks until the interpreter is executed, some milliseconds.
-    """
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """Start it. Raises and blocks as `ForkServerClient.begin`."""
+        self.output = OutputLines()
+        try:
+            self.server = ForkServerClient.begin(environ, self.output.writing)
+        except OSError:
+            self.output.close()
+            raise
+        finally:
+            self.output.hand_over()
+
+    def discard(self) -> None:
+        """End it, if it has not ended. Blocks until it is dead, some milliseconds."""
+        self.server.close()
+        self.server.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it (state D)
+            self.server.wait(END_LIMIT_S)
+        self.output.close()
+
+
+@contextlib.contextmanager
+def in_memory(options: ProgramOptions) -> Iterator[int]:
+    """Yield the descriptor of a nameless file with the options as JSON. Raises `OSError` if none is to be had."""
     config = os.memfd_create("jobpool-config", os.MFD_CLOEXEC)
     try:
         os.write(config, options.to_json())
-        return subprocess.Popen(
-            [sys.executable, "-m", program, *map(str, (config, *fds, os.getpid()))],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=(config, *fds),
-            start_new_session=True,
-            env=scrubbed(environ),
-        )
+        yield config
     finally:
         os.close(config)
+
+
+def execute(
+    program: str, words: Sequence[int | str], environ: Mapping[str, str], output: int | None
+) -> subprocess.Popen[bytes]:
+    """Start `python -m program WORD… MASTER_PID` in a session of its own, with `environ`.
+
+    Numbers among the `words` are descriptors, which it gets. `output`: the descriptor of its two streams; None = this
+    process's own. Raises `OSError` if no process or descriptor is to be had. Blocks until the interpreter is executed,
+    some milliseconds.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", program, *map(str, words), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=[word for word in words if isinstance(word, int)],
+        start_new_session=True,
+        env=environ,
+    )

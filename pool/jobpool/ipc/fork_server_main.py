@@ -1,7 +1,8 @@
-"""The fork server, a program: `python -m jobpool.ipc.fork_server_main CONFIG_FD CONTROL_FD BOARD_FD … [--no-preload]`.
+"""The fork server, a program: `python -m jobpool.ipc.fork_server_main CONTROL_FD MODULE …`.
 
 Started by exec, so it is small and clean: one thread, no broker socket, no secrets in its environment. It imports the
-app once, freezes the heap, and forks children on request until the master is gone (fork_server.py).
+module, and waits until it is told its options: the master may still be reading settings, or connecting. Then it imports
+the app once, freezes the heap, and forks children on request until the master is gone (fork_server.py).
 
 It ends with the master. While the app is imported, only the kernel can end it (an import may hang in C): PDEATHSIG is
 SIGKILL, and there is no child yet that would need more. Later that would leave no time to sweep, and it fires when the
@@ -10,8 +11,8 @@ with a handler that looks who the parent is. That also ends a fork server that i
 hook. One that hangs there in C code has the timer of a fork. So start it on a thread that outlives the import.
 
 Threads that live on after the import make forking unsafe: Python's, or native ones that no fork survives. Then, or
-without `options.preload`, the handlers are reported, the program executes itself anew with `--no-preload`, and the
-children import the app themselves.
+without `options.preload`, the handlers are reported, the program executes itself anew with `CONFIG_FD BOARD_FD
+--no-preload` after its arguments, and the children import the app themselves.
 
 It is in a session of its own: a Ctrl-C or a TERM to the master's group does not reach it, and it ignores a stray signal
 (`IGNORED`). Exit status: 0 the master is gone; 3 the app does not import.
@@ -19,6 +20,7 @@ It is in a session of its own: a Ctrl-C or a TERM to the master's group does not
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import importlib
@@ -58,14 +60,17 @@ _TRACE_CHARS = 20_000
 
 def main(argv: list[str]) -> int:
     """Run with these arguments; return the exit status."""
-    config_fd, control_fd, board_fd = map(int, argv[1:4])
-    preload = NO_PRELOAD not in argv
-    linux.close_all_but({0, 1, 2, control_fd, config_fd, board_fd})
+    control_fd, preload = int(argv[1]), argv[-1] != NO_PRELOAD
+    told = [] if preload else [int(word) for word in argv[-3:-1]]
+    linux.close_all_but({0, 1, 2, control_fd, *told})
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=control_fd)
+    _end_with_master(control)
+    config_fd, board_fd = told or _wait_until_told(control, argv[2])
     config = ForkServerConfig.from_json(os.pread(config_fd, os.fstat(config_fd).st_size, 0))
-    _prepare(config, control)
+    _prepare(config)
     inheritance = Inheritance(control_fd)
     if preload:
+        os.environ.update(config.environ)
         linux.prefer_as_victim(VICTIM_POINTS)
         loaded = _load(config, inheritance)
         packets.send(control, loaded.encode())
@@ -77,13 +82,14 @@ def main(argv: list[str]) -> int:
                 os.set_inheritable(fd, True)
             flush_streams()
             signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)  # the new program has no handlers until `_prepare`
-            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], NO_PRELOAD])
+            again = *sys.orig_argv[1:], str(config_fd), str(board_fd), NO_PRELOAD
+            os.execv(sys.executable, [sys.executable, *again])
     else:
         linux.sweep_strays((), 1.0)  # what the first import had started
     return _serve(config, control, board_fd, inheritance, preload)
 
 
-def _prepare(config: ForkServerConfig, control: socket.socket) -> None:
+def _end_with_master(control: socket.socket) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # and not SIG_IGN, which a program that the app starts would inherit
     linux.signal_at_parents_death(signal.SIGKILL)
@@ -91,6 +97,19 @@ def _prepare(config: ForkServerConfig, control: socket.socket) -> None:
     poll.register(control, 0)
     if poll.poll(0):  # hung up: the master died before the line above
         raise SystemExit(0)
+
+
+def _wait_until_told(control: socket.socket, module: str) -> list[int]:
+    """Import the module, then return the descriptors of options and scoreboard; end if the master hangs up."""
+    with contextlib.suppress(Exception):  # told later, when it is needed
+        importlib.import_module(module)
+    got = packets.recv(control)
+    if got is None:
+        raise SystemExit(0)
+    return got[1]
+
+
+def _prepare(config: ForkServerConfig) -> None:
     linux.become_subreaper()
     if sys.stderr is not None:
         faulthandler.enable()  # an import that crashes leaves its stack on the master's stderr

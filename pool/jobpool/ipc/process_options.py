@@ -72,6 +72,7 @@ class ForkServerConfig(ProgramOptions):
     child_main: str  # "module:function", called in the child as `function(boot: ChildBoot) -> int`, the exit status
     app_loader: str  # "module:function", called as `function(options: ChildOptions) -> list[HandlerInfo]`
     name: str = ""  # of the pool, for the process title
+    environ: dict[str, str] = field(default_factory=dict)  # variables that it lacks: it was started without them
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,11 @@ def scrubbed(environ: Mapping[str, str], credentials: Collection[str] = ()) -> d
     Variables of other names are the app's, and stay, but for those of the broker's own `credentials`.
     """
     return {name: value for name, value in environ.items() if name not in credentials and not _is_secret(name, value)}
+
+
+def harmless(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ` without any variable that might hold a credential of a broker, which is not known yet."""
+    return {name: value for name, value in scrubbed(environ).items() if not _SECRET_NAME.search(name)}
 
 
 def _is_secret(name: str, value: str) -> bool:

@@ -13,8 +13,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jobpool.ipc.fork_client import OutputLines, execute
-from jobpool.ipc.process_options import ChildOptions, ProgramOptions
+from jobpool.ipc.fork_client import OutputLines, execute, in_memory
+from jobpool.ipc.process_options import ChildOptions, ProgramOptions, scrubbed
 
 PROGRAM = "jobpool.cli.pool_scheduler"
 """Called with descriptors of a `CronStart` as JSON and of a pipe for `READY` and last words, and the master's pid."""
@@ -76,7 +76,8 @@ class SchedulerProcess:
         output = OutputLines(MAX_RECORD_BYTES)
         try:
             os.set_blocking(here, False)
-            process = execute(PROGRAM, start, (there,), environ, output.writing)
+            with in_memory(start) as config:
+                process = execute(PROGRAM, (config, there), scrubbed(environ), output.writing)
             try:
                 return cls(process, os.pidfd_open(process.pid), here, output)
             except OSError:

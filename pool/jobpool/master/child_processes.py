@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from jobpool.ipc import frames, linux, packets
 from jobpool.ipc.child_channel import BrokenChannelError, ChildChannel
-from jobpool.ipc.fork_client import ForkServerClient, OutputLines
+from jobpool.ipc.fork_client import BegunForkServer, ForkServerClient, OutputLines
 from jobpool.ipc.frames import Ask, Exited, Frame, Reply, Result, run_packet
 from jobpool.ipc.process_options import ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
@@ -38,7 +38,14 @@ _KILLERS = {True: "the kernel: out of memory", False: "outside", None: "outside,
 class ChildProcesses:
     """See the module. `events()` are gathered by `poll`; nothing here waits but `poll`."""
 
-    def __init__(self, config: ForkServerConfig, board: Scoreboard, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        config: ForkServerConfig,
+        board: Scoreboard,
+        environ: Mapping[str, str],
+        begun: BegunForkServer | None = None,
+    ) -> None:
+        """Look at what this process has for children. `begun`: the first fork server; it stays the caller's."""
         self._config = config
         self._board = board
         self._environ = environ
@@ -48,6 +55,7 @@ class ChildProcesses:
         self._servers: dict[int, ForkServerClient] = {}
         self._ended: dict[int, ForkServerClient] = {}
         self._outputs: dict[int, OutputLines] = {}  # by the pid of the fork server
+        self._begun = begun if begun is not None and begun.server.has_only(environ) else None
         self._not_ours = linux.direct_children()
         self._oom_kills = linux.OomKills(linux.find_oom_kills())
         self._drain_at = math.inf
@@ -90,14 +98,13 @@ class ChildProcesses:
             self._drain_at = time.monotonic() + DRAIN_EVERY_S
 
     def start_server(self, generation: int) -> None:
-        output = OutputLines()
+        begun, self._begun = self._begun or BegunForkServer(self._environ), None
+        server, output = begun.server, begun.output
         try:
-            server = ForkServerClient.start(self._config, self._board.fd, self._environ, output.writing)
+            server.tell(self._config, self._board.fd, self._environ)
         except OSError:
-            output.close()
+            begun.discard()
             raise
-        finally:
-            output.hand_over()
         self._servers[generation], self._outputs[server.pid] = server, output
         self.watch(server.fileno(), lambda: self._read_server(generation, server))
         self.watch(output.fd, lambda: self._read_output(server))

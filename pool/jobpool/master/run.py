@@ -5,20 +5,20 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 
 from setproctitle import setproctitle
 
+from jobpool import __version__
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend, redact
 from jobpool.broker.values import ReapPolicy
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc import linux
+from jobpool.ipc.fork_client import BegunForkServer
 from jobpool.ipc.process_options import NO_LINES, ChildOptions, ForkServerConfig, scrubbed
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.ipc.scoreboard import Scoreboard
@@ -68,6 +68,7 @@ def run_pool(
     wrap: Callable[[QueueBackend], QueueBackend] | None = None,
     last: bool = False,
     neighbourhood: Neighbourhood | None = None,
+    begun: BegunForkServer | None = None,
 ) -> int:
     """Run a pool until it is told to stop; its exit status: 0, or 1 with `fail_on_dead`.
 
@@ -80,6 +81,7 @@ def run_pool(
         wrap: Called once with the broker; the pool works with what it returns, and closes it with the broker.
         last: The process ends with the pool: from its end on, signals do nothing but for QUIT.
         neighbourhood: The other pools on this machine; None = there are none.
+        begun: A fork server that waits to be told, and has imported what it can meanwhile. The caller discards it.
 
     Raises:
         ConfigurationError: The machine or a setting cannot work.
@@ -100,7 +102,7 @@ def run_pool(
             log.warning("the broker's settings", extra={"fields": {"caution": caution}})
         with Scoreboard.create(settings.board_path, slot_count(settings.workers)) as board:
             neighbours = neighbourhood or Neighbourhood()
-            return _run(settings, broker, signer, board, Signals(last=last), on_start, collector, neighbours)
+            return _run(settings, broker, signer, board, Signals(last=last), on_start, collector, neighbours, begun)
     finally:
         if backend is None:
             broker.close()
@@ -115,6 +117,7 @@ def _run(
     on_start: Callable[[Scoreboard], None] | None,
     collector: MetricsCollector | None,
     neighbourhood: Neighbourhood,
+    begun: BegunForkServer | None,
 ) -> int:
     linux.become_subreaper()
     _entitle(settings, settings.queue_names)
@@ -125,11 +128,11 @@ def _run(
         metrics=MemoryMetrics() if collector is None else RelayedMetrics(collector),
     )
     inbox = Inbox()
-    watched = make_telemetry(settings, backend, board, inbox, _version(), collector)
+    watched = make_telemetry(settings, backend, board, inbox, __version__, collector)
     kept = [name for name in backend.credential_variables if name in os.environ]
     if kept:
         log.info("the app does not get the broker's credentials", extra={"fields": {"variables": kept}})
-    children = ChildProcesses(fork_server_config(settings), board, scrubbed(os.environ, kept))
+    children = ChildProcesses(fork_server_config(settings), board, scrubbed(os.environ, kept), begun)
     try:
         signals.install()
         children.watch(signals.fileno(), signals.read)
@@ -211,7 +214,7 @@ def _publisher(settings: Settings, board: Scoreboard, reap_every: float) -> Publ
         board,
         Masker(settings.history.mask).text,
         name=settings.name,
-        version=_version(),
+        version=__version__,
         queues=" ".join(settings.queue_names),
         backend=redact(settings.backend),
         broker_interval=COUNT_EVERY_S,  # the broker is asked at least as often
@@ -295,13 +298,6 @@ def _allow_descriptors(workers: int) -> None:
             f"{workers} workers need {needed} open files, and only {allowed} are allowed: "
             "raise `ulimit -n` (LimitNOFILE= under systemd), or use fewer workers"
         )
-
-
-def _version() -> str:
-    try:
-        return version("jobpool")
-    except PackageNotFoundError:
-        return f"unknown (Python {sys.version_info.major}.{sys.version_info.minor})"
 
 
 def check_compatibility(settings: Settings, backend: QueueBackend) -> None:

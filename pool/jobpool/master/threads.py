@@ -8,14 +8,15 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
-
-import psutil
+from typing import TYPE_CHECKING, Protocol
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError
 from jobpool.master.events import BrokerAnswered, BrokerSilent, Event, LeasesBroke, Renewed, Sampled, ThreadDied
 from jobpool.master.slots import Delivery
+
+if TYPE_CHECKING:
+    from psutil import Process
 
 OUTAGES = (BackendUnavailable, AccessRefused)  # errors of the broker that a pool waits out once it has worked
 
@@ -216,7 +217,7 @@ class SampleThread(MasterThread):
     def __init__(self, children: Callable[[], list[tuple[int, int, bool]]], inbox: Receiver) -> None:
         super().__init__("sample", inbox)
         self._children = children
-        self._known: dict[int, psutil.Process] = {}
+        self._known: dict[int, Process] = {}
         self._round = 0
         self._failing = False
 
@@ -244,6 +245,8 @@ class SampleThread(MasterThread):
             self._inbox.put(Sampled(samples, at))
 
     def _look(self, child: int, pid: int) -> tuple[int, int, float] | None:
+        import psutil  # not at the start, which it would hold up
+
         try:
             process = self._known.get(child) or self._known.setdefault(child, psutil.Process(pid))
             with process.oneshot():

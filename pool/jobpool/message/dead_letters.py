@@ -12,17 +12,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobpool.errors import InvalidJob, JobpoolError
 from jobpool.message.capped_text import cap_text
 from jobpool.message.death import Death
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import TRACEPARENT, JobEnvelope
-from jobpool.message.lease import JobLease
 from jobpool.message.names import check_queue
 from jobpool.message.producer import Enqueues
-from jobpool.message.settlement import Abandon
+
+if TYPE_CHECKING:
+    from jobpool.message.lease import JobLease
+    from jobpool.message.settlement import Abandon
 
 METADATA = "_dlq_metadata"  # the key in a copy's payload
 NEVER_COPIED = frozenset({"rejected"})  # reasons that forward nothing: nobody has verified such a body

@@ -48,6 +48,14 @@ def test_a_progress_bar_when_asked_for(shell: Shell) -> None:
     assert " 1/1 " in done.stderr
 
 
+def test_no_code_of_the_app_runs_before_the_broker_has_answered(shell: Shell) -> None:
+    (shell.directory / "told.py").write_text("open('imported', 'w')\n")
+    done = shell.run("-A", "told", "-b", "redis://127.0.0.1:1/0", "-w", "1")
+    assert done.returncode == 1
+    assert "nothing listens there" in done.stderr.splitlines()[-1]
+    assert not (shell.directory / "imported").exists()
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "stacks"),
     [

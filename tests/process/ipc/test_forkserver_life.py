@@ -15,6 +15,7 @@ import pytest
 from nurse import LIMIT, SUPPORT, Nurse, Watch, wait_until
 
 from jobpool.ipc import packets
+from jobpool.ipc.fork_client import BegunForkServer
 from jobpool.ipc.frames import Exited, HandlerInfo, Loaded, LoadFailed
 from jobpool.ipc.linux import open_fds
 
@@ -114,6 +115,15 @@ def test_the_brokers_url_and_the_keys_are_not_in_any_environment() -> None:
         assert "JOBPOOL_BACKEND" not in of_child
         assert of_child["SECRET_KEY"] == "the app's"
         assert b"redis://:secret" not in Path(f"/proc/{nurse.server.pid}/environ").read_bytes()
+
+
+def test_one_that_was_told_nothing_ends_when_its_master_hangs_up() -> None:
+    for pause in (0.0, 0.5):  # while it starts, and while it waits
+        begun = BegunForkServer(os.environ)
+        time.sleep(pause)
+        begun.server.close()
+        assert begun.server.wait(LIMIT) == 0
+        begun.discard()
 
 
 def test_a_request_that_is_no_frame_ends_the_fork_server_and_its_children() -> None:

@@ -145,6 +145,18 @@ def test_completion(words: list[str], incomplete: str, offered: set[str]) -> Non
     assert {item.value for item in complete.get_completions(words, incomplete)} == offered
 
 
+def test_the_words_of_a_pool_load_no_other_verb_and_do_not_look_through_what_is_installed() -> None:
+    program = (
+        "import sys\nfrom jobpool.cli.main import arrange, cli\n"
+        "assert arrange(cli, ['-w', '4'], 'run') == arrange(cli, ['-w', '4', 'run'], 'run')\n"
+        "verbs = {name for name in sys.modules if name.startswith('jobpool.cli.')}\n"
+        "other = {f'jobpool.cli.{name}' for name in ('bulk', 'claims', 'cron', 'enqueue', 'messages', 'top')}\n"
+        "sys.exit(', '.join(sorted(other & verbs | {'importlib.metadata'} & set(sys.modules))) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_help_and_completion_load_neither_settings_nor_tables_nor_a_broker() -> None:
     program = (
         "import sys, jobpool.cli.main\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -30,8 +29,7 @@ Ask = Callable[..., Result]
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryBackend]:
     """What all that open `modest://` share."""
-    point = EntryPoint("modest", "support.modest:Modest", opening.GROUP)
-    monkeypatch.setattr(opening, "_entry_points", lambda: {"modest": point})
+    monkeypatch.setattr(opening, "_installed", lambda: {"modest": "support.modest:Modest"})
     backend = MemoryBackend()
     monkeypatch.setattr(Modest, "shared", backend)
     yield backend

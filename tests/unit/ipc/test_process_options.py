@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.ipc.process_options import ChildOptions, ForkServerConfig, scrubbed
+from jobpool.ipc.process_options import ChildOptions, ForkServerConfig, harmless, scrubbed
+from jobpool_backends.servicebus.namespace import CREDENTIAL_VARIABLES
 
 OPTIONS = ChildOptions(
     apps=["myapp.jobs"], kill_grace=0.5, max_jobs=100, queue_handlers={"reports": ["render"]}, sys_path=["/srv/ü"]
@@ -42,3 +43,9 @@ def test_what_only_the_master_may_know_is_scrubbed(name: str, value: str) -> Non
 )
 def test_what_is_the_apps_stays(name: str, value: str) -> None:
     assert scrubbed({name: value}) == {name: value}
+
+
+@pytest.mark.parametrize("name", [*CREDENTIAL_VARIABLES, "PGPASSWORD", "DATABASE_URL", "JOBPOOL_STATE"])
+def test_what_may_be_a_credential_is_not_there_before_the_broker_is_known(name: str) -> None:
+    kept = {"PATH": "/bin", "LD_LIBRARY_PATH": "/lib", "OMP_NUM_THREADS": "1"}
+    assert harmless({name: "x", **kept}) == kept

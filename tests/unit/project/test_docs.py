@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 import jobpool
 import jobpool.broker.backend
 import jobpool.master.slots
+from jobpool.broker.opening import GROUP
+from jobpool_backends import PLACES
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -43,6 +46,11 @@ def test_the_pictures_are_those_of_the_code(code: str | None, first: str, last: 
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 
     assert picture(page, first, last) == picture(code, first, last)
+
+
+def test_the_table_of_our_own_backends_is_that_of_the_entry_points() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["entry-points"][GROUP] == PLACES
 
 
 def test_the_version_is_one() -> None:
