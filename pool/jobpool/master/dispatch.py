@@ -17,6 +17,8 @@ from jobpool.message.settlement import Ack, Settlement
 
 LONG_RUNNING_S = 0.05  # seconds after which a running attempt gets no further frame
 STEAL_AFTER_S = 0.001  # seconds for which an attempt has run before idle children get what waits behind it
+STEAL_FROM_QUICK_AFTER_S = 0.01  # the same while jobs are quick: others have work, and to wake a child costs more
+QUICK_RUN_S = 0.0005  # of a job, on average
 STEAL_ANYWAY_AFTER_S = 0.02  # the same for one that its child has not begun: it is frozen, or far too slow
 MAX_LINGER_S = 0.01  # seconds for which an ack may wait
 LOOKAHEAD_SHARE = 4  # so great a part of the look-ahead is company enough, and two settlements at least
@@ -38,7 +40,7 @@ def dispatch(pool: Pool, now: float, actions: list[act.Action]) -> None:
         if ready and ready[0].priority == ready[-1].priority:  # else the urgent ones wait for the next free child
             _hand_ahead(pool, now, planned, actions)
     elif idle:
-        _steal(live, len(idle), now, actions)
+        _steal(pool, live, len(idle), now, actions)
 
 
 def _idle(live: Sequence[Slot]) -> list[Slot]:
@@ -54,10 +56,11 @@ def _is_misplaced(slot: Slot, priority: int, idle: Sequence[Slot]) -> bool:
     return slot.deliveries[-1].priority > priority or (bool(idle) and slot.deliveries[1].priority < priority)
 
 
-def _steal(live: Sequence[Slot], idle: int, now: float, actions: list[act.Action]) -> None:
+def _steal(pool: Pool, live: Sequence[Slot], idle: int, now: float, actions: list[act.Action]) -> None:
     """Take back for idle children what waits behind attempts that are no quick ones: the most urgent first."""
+    begun_by = now - _steal_after(pool, now)
     able = [slot for slot in live if slot.state is SlotState.BUSY and slot.waiting]
-    able = [slot for slot in able if now - max(slot.head_since, slot.looked_at) >= STEAL_AFTER_S]
+    able = [slot for slot in able if max(slot.head_since, slot.looked_at) <= begun_by]
     able.sort(key=lambda slot: (slot.deliveries[1].priority, slot.head_since))
     for slot, most in zip(able, given_back([slot.waiting for slot in able], idle), strict=True):
         if most:
@@ -79,13 +82,17 @@ def given_back(waiting: Sequence[int], idle: int) -> list[int]:
     return given
 
 
-def steal_due(pool: Pool) -> float:
+def _steal_after(pool: Pool, now: float) -> float:
+    return STEAL_AFTER_S if pool.lookahead.mean_run(now) >= QUICK_RUN_S else STEAL_FROM_QUICK_AFTER_S
+
+
+def steal_due(pool: Pool, now: float) -> float:
     """Return when an idle child may next get what waits behind a busy one; infinity while nothing is to be had."""
     live = pool.slots.live
     if pool.ready or pool.is_stopping or not _idle(live):
         return math.inf
     heads = [max(slot.head_since, slot.looked_at) for slot in live if slot.state is SlotState.BUSY and slot.waiting]
-    return min(heads, default=math.inf) + STEAL_AFTER_S
+    return min(heads, default=math.inf) + _steal_after(pool, now)
 
 
 def _hand_ahead(pool: Pool, now: float, planned: dict[int, int], actions: list[act.Action]) -> None:

@@ -107,7 +107,7 @@ class Master:
     def _due(self) -> float:
         now = time.monotonic()
         due = max(next_due(self.pool, now), self.pool.checked_at + CHECK_EVERY_S)
-        due = min(due, steal_due(self.pool))
+        due = min(due, steal_due(self.pool, now))
         if self._unpublished:
             due = min(due, self._publish_at)
         if self._stacks_due:

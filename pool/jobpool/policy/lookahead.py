@@ -13,6 +13,8 @@ A window in which nothing ends proves nothing either: after a pause behind long 
 
 from __future__ import annotations
 
+import math
+
 HELD_S = 0.02  # of the pool's work to hold
 MAX_HELD_S = 0.09  # the same, however far the broker is: what has not started 100 ms after its lease goes back
 LONG_S = 0.05  # of a job; where they last so long and the broker is near, a fetch costs less than what it delays
@@ -65,6 +67,12 @@ class LookAhead:
         if self._stale:
             self._measure()
         return 0 if now - self._last > self._quiet else min(self._allowed, self._size)
+
+    def mean_run(self, now: float) -> float:
+        """Return how long what ended in the last 100 ms ran on average, in seconds; infinity if nothing ended."""
+        self._roll(now)
+        total = sum(self._counts)
+        return sum(self._busy) / total if total else math.inf
 
     def _measure(self) -> None:
         """Measure what the pool finishes in the time to hold, by the lower of two rates, and the pause that ends it."""

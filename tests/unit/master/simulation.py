@@ -57,7 +57,7 @@ class Simulation(Stage):
         self._turn([])
         while self._events or self.pool.held:
             due = max(next_due(self.pool, self.now), self.pool.checked_at + CHECK_EVERY_S)
-            due = max(self.now, min(due, steal_due(self.pool)))
+            due = max(self.now, min(due, steal_due(self.pool, self.now)))
             at = min(due, self._events[0][0] if self._events else due)
             at = max(at, self.now)
             if at >= until:

@@ -68,7 +68,7 @@ def test_what_waits_behind_an_attempt_goes_to_an_idle_child_after_a_millisecond(
     stage = Stage(workers=2).boot()
     busy, idle = stage.idle
     ahead(stage, busy, USUAL, USUAL, USUAL)
-    assert steal_due(stage.pool) == stage.now + STEAL_AFTER_S
+    assert steal_due(stage.pool, stage.now) == stage.now + STEAL_AFTER_S
     assert not of(stage.tell(), act.TakeBack)
     [steal] = of(stage.after(STEAL_AFTER_S + 1e-6), act.Steal)
     assert (steal.slot, steal.most) == (busy, 1)
@@ -83,7 +83,7 @@ def test_an_attempt_that_has_not_begun_is_looked_at_again_and_given_up_in_time()
     ahead(stage, busy, USUAL, USUAL)
     assert of(stage.after(STEAL_AFTER_S + 1e-6), act.Steal)
     assert not of(stage.tell(ev.NotBegun(busy.child)), act.TakeBack)
-    assert steal_due(stage.pool) == stage.now + STEAL_AFTER_S
+    assert steal_due(stage.pool, stage.now) == stage.now + STEAL_AFTER_S
     [forced] = of(stage.after(STEAL_ANYWAY_AFTER_S), act.TakeBack)
     assert type(forced) is act.TakeBack, "whether it has begun or not"
 
@@ -95,7 +95,7 @@ def test_nobody_asks_again_for_what_a_child_has_read_already() -> None:
     ahead(stage, busy, USUAL, USUAL)
     assert of(stage.after(STEAL_AFTER_S + 1e-6), act.Steal)
     assert not of(stage.tell(ev.TookBack(busy.child, frozenset(), drained=True)), act.TakeBack)
-    assert steal_due(stage.pool) == math.inf
+    assert steal_due(stage.pool, stage.now) == math.inf
     assert not of(stage.after(1.0), act.TakeBack)
     assert [delivery.settling for delivery in busy.deliveries] == [False, False], "they are its own"
 
@@ -105,7 +105,7 @@ def test_a_child_that_is_leaving_gets_nothing_of_what_others_have() -> None:
     busy, leaving = stage.idle
     ahead(stage, busy, USUAL, USUAL)
     leaving.retiring = True
-    assert steal_due(stage.pool) == math.inf
+    assert steal_due(stage.pool, stage.now) == math.inf
     assert not of(stage.after(0.05), act.TakeBack)
 
 
