@@ -1,7 +1,7 @@
 """Hand-out of messages to children, how much more may be leased, and when acks leave. Decisions, no I/O.
 
-What is handed ahead to a busy child is not its own: the master takes it back as soon as another child is idle, or as a
-more urgent message comes. So what is leased and has not begun goes, by priority, to whichever child is free next.
+A message that was handed ahead to a busy child can be taken back, until it begins. That happens when another child is
+idle, or a more urgent message comes. So the next free child gets the most urgent of all that is leased.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from jobpool.master.state import Pool
 from jobpool.message.settlement import Ack, Settlement
 
 LONG_RUNNING_S = 0.05  # seconds after which a running attempt gets no further frame
-STEAL_AFTER_S = 0.001  # seconds for which an attempt has run before idle children get what waits behind it
-STEAL_FROM_QUICK_AFTER_S = 0.01  # the same while jobs are quick: others have work, and to wake a child costs more
+STEAL_AFTER_S = 0.001  # seconds for which an attempt has run before idle children get what its child's socket holds
+STEAL_FROM_QUICK_AFTER_S = 0.01  # the same while jobs are quick: then waking a child costs more than it saves
 QUICK_RUN_S = 0.0005  # of a job, on average
 STEAL_ANYWAY_AFTER_S = 0.02  # the same for one that its child has not begun: it is frozen, or far too slow
 MAX_LINGER_S = 0.01  # seconds for which an ack may wait
@@ -27,7 +27,7 @@ LOOKAHEAD_SHARE = 4  # so great a part of the look-ahead is company enough, and 
 def dispatch(pool: Pool, now: float, actions: list[act.Action]) -> None:
     """Hand to idle children first; then, as far as the look-ahead goes, after attempts that have only just begun.
 
-    What has to be taken back first is asked for, and the next turn hands out.
+    If something must be taken back first, nothing else is done: the next turn comes at once, and hands out.
     """
     ready, live = pool.ready, pool.slots.live
     idle = _idle(live)
@@ -48,8 +48,9 @@ def _idle(live: Sequence[Slot]) -> list[Slot]:
 
 
 def _is_misplaced(slot: Slot, priority: int, idle: Sequence[Slot]) -> bool:
-    """Return whether what waits in the slot's socket could begin before what is ready, of `priority` or more, and is
-    less urgent; or is more urgent, while another child is idle.
+    """Return whether the slot's socket holds something less urgent than `priority`, the first of what is ready.
+
+    Or something more urgent, while another child is idle.
     """
     if not slot.waiting or slot.state is not SlotState.BUSY:
         return False
@@ -57,7 +58,10 @@ def _is_misplaced(slot: Slot, priority: int, idle: Sequence[Slot]) -> bool:
 
 
 def _steal(pool: Pool, live: Sequence[Slot], idle: int, now: float, actions: list[act.Action]) -> None:
-    """Take back for idle children what waits behind attempts that are no quick ones: the most urgent first."""
+    """Take back for idle children what the sockets of others hold, unless their attempts are quick.
+
+    The most urgent first, and of those the child that has run its attempt for the longest.
+    """
     begun_by = now - _steal_after(pool, now)
     able = [slot for slot in live if slot.state is SlotState.BUSY and slot.waiting]
     able = [slot for slot in able if max(slot.head_since, slot.looked_at) <= begun_by]
@@ -69,9 +73,9 @@ def _steal(pool: Pool, live: Sequence[Slot], idle: int, now: float, actions: lis
 
 
 def given_back(waiting: Sequence[int], idle: int) -> list[int]:
-    """Return how many of those that wait behind each attempt go to `idle` children: an equal share for each child.
+    """Return how many messages of each socket go to `idle` children: an equal share for each child.
 
-    `waiting`: in order; the first attempts give all they have. Each idle child gets one at least, if there are so many.
+    `waiting`: how many each holds; the first give all they have. Each idle child gets one, as long as there is one.
     """
     total = sum(waiting)
     wanted = min(total, max(idle, total * idle // (idle + len(waiting)))) if waiting else 0
@@ -87,7 +91,7 @@ def _steal_after(pool: Pool, now: float) -> float:
 
 
 def steal_due(pool: Pool, now: float) -> float:
-    """Return when an idle child may next get what waits behind a busy one; infinity while nothing is to be had."""
+    """Return when an idle child may next get what a busy one's socket holds; infinity while nothing is to be had."""
     live = pool.slots.live
     if pool.ready or pool.is_stopping or not _idle(live):
         return math.inf

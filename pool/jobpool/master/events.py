@@ -196,7 +196,7 @@ class TookBack(ChildEvent):
 
 
 class NotBegun(ChildEvent):
-    """The child was to give back what waits behind an attempt that it has not begun yet: nothing was taken."""
+    """The child has not begun its head yet, so nothing was taken from its socket for idle children."""
 
 
 class Sampled(Event):
