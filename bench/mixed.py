@@ -29,6 +29,8 @@ EXECUTOR = "executor"
 NOTE = "`executor`: `ProcessPoolExecutor`, which has no broker, no lease and no priorities, and holds all jobs itself."
 
 URGENT_JOB_S = 0.1
+LENGTHS_S = 0.07, 0.13
+"""Seconds of the jobs that are not urgent, so that children do not end them in step."""
 URGENT_WORKERS = 4
 URGENT_PRIORITY = 0
 GAPS_S = 0.15, 0.35
@@ -42,15 +44,17 @@ def run(plan: Plan) -> Section:
     figures: list[Figure] = []
     with plan.scratch() as scratch, servers.redis(scratch) as server:
         brokers: dict[str, Place] = {"SQLite": plan.sqlite, "Redis": server.fresh}
-        for name, mix in MIXES.items():
+        for name in MIXES:
             for workers in WORKERS:
-                figures += _shares(plan, brokers, name, mix, workers)
+                figures += shares(plan, brokers, name, workers)
         for broker, place in brokers.items():
             figures += _urgent(plan, broker, place)
     return Section("mixed", TITLE, figures, [NOTE])
 
 
-def _shares(plan: Plan, brokers: dict[str, Place], name: str, mix: mixing.Mix, workers: int) -> list[Figure]:
+def shares(plan: Plan, brokers: dict[str, Place], name: str, workers: int) -> list[Figure]:
+    """Return the share that each uses, of a mix of this name, and the ratios."""
+    mix = MIXES[name]
     jobs = plan.jobs or max(20, round(workers * plan.pick(5, 2) * (0.02 if plan.tiny else 1) / mixing.mean(mix)))
     samples = interleaved(
         {broker: _pool(plan, place, mix, workers, jobs) for broker, place in brokers.items()}
@@ -83,7 +87,7 @@ def _executor(plan: Plan, mix: mixing.Mix, workers: int, jobs: int) -> Callable[
 def _urgent(plan: Plan, broker: str, place: Place) -> list[Figure]:
     with place() as url, live_pool(plan, URGENT_WORKERS, broker=url) as pool, _others(plan, pool):
         waits = _waits(pool, plan.pick(100, 20, 2))
-    what = f"{broker}, urgent among {URGENT_JOB_S * 1e3:.0f} ms jobs, {URGENT_WORKERS} workers: enqueue → first line"
+    what = f"{broker}, urgent among {URGENT_JOB_S * 1e3:.0f} ms, {URGENT_WORKERS} workers: enqueue → first line"
     return [percentile(what, "ms", waits, rank) for rank in (50, 95)]
 
 
@@ -92,9 +96,9 @@ def _others(plan: Plan, pool: LivePool) -> Iterator[None]:
     """Let more jobs wait than can be done while urgent ones come."""
     naps: Path = pool.notes.with_name("naps")
     seconds = plan.pick(100, 20, 2) * sum(GAPS_S) / 2 + 3
-    payload = {"path": str(naps), "seconds": URGENT_JOB_S}
-    job = JobDefinition("nap", payload, queue=QUEUE)
-    pool.jobs.enqueue_many([job] * round(seconds * 1.5 * URGENT_WORKERS / URGENT_JOB_S))
+    lengths = [random.uniform(*LENGTHS_S) for _ in range(round(seconds * 1.5 * URGENT_WORKERS / URGENT_JOB_S))]
+    payloads = [{"path": str(naps), "seconds": length} for length in lengths]
+    pool.jobs.enqueue_many([JobDefinition("nap", payload, queue=QUEUE) for payload in payloads])
     time.sleep(0.2 if plan.tiny else 1.0)
     yield
 

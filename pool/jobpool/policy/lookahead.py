@@ -17,7 +17,7 @@ import math
 
 HELD_S = 0.02  # of the pool's work to hold
 MAX_HELD_S = 0.09  # the same, however far the broker is: what has not started 100 ms after its lease goes back
-LONG_S = 0.05  # of a job; where they last so long and the broker is near, a fetch costs less than what it delays
+LONG_S = 0.08  # of a job; where they last so long and the broker is near, a fetch costs less than what it delays
 NEAR_S = 0.005  # of a fetch, which is not counted: a broker of this machine, or of this network
 WINDOW_S = 0.01  # of one observation window
 SPAN_WINDOWS = 10  # that are remembered: 100 ms
