@@ -20,6 +20,7 @@ from bench import (
     latency,
     limits,
     memory,
+    mixed,
     on_beanstalk,
     on_postgres,
     on_redis,
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, Callable[[Plan], Section]] = {
     "guards": guards.run,
     "limits": limits.run,
     "claims": claims.run,
+    "mixed": mixed.run,
     "latency": latency.run,
     "timeouts": timeouts.run,
     "restart": restart.run,
@@ -87,8 +89,8 @@ def main(
 ) -> None:
     """Run the benchmarks named, or all.
 
-    throughput, dispatch, redis, postgres, beanstalkd, servicebus, enqueue, scale, guards, limits, claims, latency,
-    timeouts, restart, start, faults, memory, efficiency.
+    throughput, dispatch, redis, postgres, beanstalkd, servicebus, enqueue, scale, guards, limits, claims, mixed,
+    latency, timeouts, restart, start, faults, memory, efficiency.
     """
     if write and (quick or no_peers):
         raise click.UsageError("--write is for what others may compare with: leave --quick and --no-peers out")

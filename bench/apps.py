@@ -7,6 +7,7 @@ import signal
 import time
 
 import jobpool
+from bench import mixing
 from bench.marks import count
 from bench.notes import note
 from bench.work import burn as burn_cpu
@@ -36,6 +37,12 @@ def stamp(ctx: jobpool.JobContext) -> None:
     """Note when it began."""
     now = time.monotonic()
     note(ctx.payload["path"], ctx.payload["number"], now)
+
+
+@jobpool.handler("nap")
+def nap(_ctx: jobpool.JobContext, path: str, seconds: float) -> None:
+    """Sleep, and note when that began."""
+    mixing.nap(path, seconds)
 
 
 @jobpool.handler("span")

@@ -6,8 +6,10 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
+from bench import mixing
 from bench.programs import answer
 
 
@@ -30,11 +32,19 @@ def _by_map(chunk: int) -> Callable[[ProcessPoolExecutor, int], None]:
     return do
 
 
-def run(workers: int, jobs: int, chunk: int = 0) -> dict[str, Any]:
+def _of_mix(mix: mixing.Mix, notes: str) -> Callable[[ProcessPoolExecutor, int], None]:
+    def do(executor: ProcessPoolExecutor, jobs: int) -> None:
+        for future in [executor.submit(mixing.nap, notes, seconds) for seconds in mixing.lengths(mix, jobs)]:
+            future.result()
+
+    return do
+
+
+def run(workers: int, jobs: int, chunk: int = 0, mix: mixing.Mix = (), notes: str = "") -> dict[str, Any]:
     """Measure `submit` and `result` of each job, or `map` with this chunk size; from the first call to the last
-    result.
+    result. With `mix` the jobs sleep, and `notes` is the file for what share of the workers' time they use.
     """
-    do = _by_map(chunk) if chunk else _by_submit
+    do = _of_mix(mix, notes) if mix else _by_map(chunk) if chunk else _by_submit
     with ProcessPoolExecutor(workers) as executor:
         _by_submit(executor, workers * 20)  # the processes are there and warm
         own, begun = time.process_time(), time.monotonic()
@@ -46,6 +56,7 @@ def run(workers: int, jobs: int, chunk: int = 0) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "rate": jobs / seconds,
+        "used": mixing.share_used(Path(notes), workers) if mix else 0.0,
         "master": own / thousands,
         "children": (children.ru_utime + children.ru_stime) / thousands,
     }

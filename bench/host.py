@@ -11,9 +11,12 @@ import secrets
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any, cast
 
-from bench import programs
+from bench import mixing, programs
 from bench.processes import family_seconds, thread_seconds, total_cpu
 from bench.programs import ROOT, answer
 from bench.watched import Watched
@@ -38,6 +41,8 @@ def run(
     broker_pids: tuple[int, ...] = (),
     keyed: bool = False,
     limits: dict[str, int] | None = None,
+    mix: mixing.Mix = (),
+    notes: str = "",
 ) -> dict[str, Any]:
     """Preload `jobs`, run the pool until they are settled, and return what that took.
 
@@ -51,12 +56,17 @@ def run(
         broker_pids: Of a broker that is a server: their CPU time, and that of all below them, is the broker's.
         keyed: Each job has an idempotency key of its own.
         limits: Setting of the pool → the queue's limit.
+        mix: The jobs sleep, instead of what `handler` does, for times of this mix.
+        notes: File for the naps of a mix.
     """
     keys = (key,) if key else ()
     queue = f"bench-{secrets.token_hex(4)}"
     backend = open_backend(url, signer=EnvelopeSigner(list(keys) or None))
     try:
-        _preload(backend, jobs, JobDefinition(handler, payload or {}, queue=queue), keyed)
+        if mix:
+            _preload(backend, _naps(mix, jobs, notes, queue))
+        else:
+            _preload(backend, _alike(JobDefinition(handler, payload or {}, queue=queue), jobs, keyed))
         watched = Watched(backend, jobs)
         observer = _Observer(watched, workers, tuple(broker_pids))
         settings = Settings(
@@ -72,13 +82,23 @@ def run(
         observer.join()
     finally:
         backend.close()
-    return observer.findings(jobs)
+    used = mixing.share_used(Path(notes), workers) if mix else 0.0
+    return observer.findings(jobs) | {"used": used}
 
 
-def _preload(backend: QueueBackend, jobs: int, job: JobDefinition, keyed: bool) -> None:
-    for begin in range(0, jobs, BATCH):
-        numbers = range(begin, min(begin + BATCH, jobs))
-        backend.enqueue_many(job.with_idempotency_key(f"key {number}") if keyed else job for number in numbers)
+def _alike(job: JobDefinition, jobs: int, keyed: bool) -> Iterator[JobDefinition]:
+    for number in range(jobs):
+        yield job.with_idempotency_key(f"key {number}") if keyed else job
+
+
+def _naps(mix: mixing.Mix, jobs: int, notes: str, queue: str) -> Iterator[JobDefinition]:
+    for seconds in mixing.lengths(mix, jobs):
+        yield JobDefinition("nap", {"path": notes, "seconds": seconds}, queue=queue)
+
+
+def _preload(backend: QueueBackend, jobs: Iterator[JobDefinition]) -> None:
+    while some := list(islice(jobs, BATCH)):
+        backend.enqueue_many(some)
 
 
 class _Observer:

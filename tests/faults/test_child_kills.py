@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
+import signal
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import apps_pool
-from support.faultmoves import Figure, gated, start_pools, stop_all
+from support.faultmoves import Figure, gated, let_pass, start_pools, stop_all
 from support.poolrig import PoolProcess, Rig, kill_child
 from support.seeds import printed_seed
 from support.stalls import Stalls
@@ -32,6 +34,8 @@ ENDED = {"result computed", "half an answer written"}
 
 FLAGS = ("--max-crashes", "0")
 KILLS = 100
+KILLS_OF_MIXED = 15
+POISON = 8
 OF_EACH = {"sqlite": 25}
 """Kills at each phase; elsewhere `FEW`, because children die the same whatever the broker is."""
 
@@ -173,3 +177,50 @@ def test_children_killed_at_random_moments(rig: Rig) -> None:
     assert not rig.dead(), "no limit, no dead letter"
     assert {line.attempt for line in rig.starts()} == {1}, "a crash is no failed attempt"
     stop_all(rig, pools)
+
+
+@pytest.mark.row(2)
+@pytest.mark.on("sqlite", "redis")
+def test_children_killed_and_frozen_while_others_take_what_waits_behind_their_long_jobs(rig: Rig) -> None:
+    """Quick jobs with long ones among them, so that the master takes back all the time; and some poison behind."""
+    rng = random.Random(printed_seed())
+    [pool] = start_pools(rig, 1, *FLAGS, workers=4)
+    poison: list[str] = []
+    for _ in range(POISON):
+        rig.enqueue_many("work", _mixed(rng, 100))
+        poison.append(rig.enqueue("die", {"how": "SIGSEGV"}))
+    kills = 0
+    while kills < KILLS_OF_MIXED:
+        let_pass(rng.uniform(0.01, 0.06))
+        if children := pool.children():
+            kills += kill_child(pool, rng.choice(children))
+        if rig.stats().waiting < 100:
+            rig.enqueue_many("work", _mixed(rng, 200))
+    pool.wait_ready(4)
+    _freeze_a_child_until_others_have_done_the_rest(rig, pool, rng)
+    rig.wait_drained(60)
+    account = rig.account()
+    account.assert_clean()
+    assert not account.overlaps
+    assert sum(account.crashes.values()) <= kills + POISON
+    assert all(rig.ends(ident) for ident in poison), "also what dies in its first delivery, if it begins that"
+    runs = Counter(line.id for line in rig.starts())
+    assert all(count <= 1 + account.crashes[ident] for ident, count in runs.items()), "nothing ran that was taken back"
+    assert {line.attempt for line in rig.starts()} == {1}
+    stop_all(rig, [pool])
+
+
+def _mixed(rng: random.Random, count: int) -> list[dict[str, float]]:
+    return [{"seconds": rng.choice((0.12, *[0.001] * 19))} for _ in range(count)]
+
+
+def _freeze_a_child_until_others_have_done_the_rest(rig: Rig, pool: PoolProcess, rng: random.Random) -> None:
+    """It keeps what it had begun, at most; and the master waits for it without spinning."""
+    rig.enqueue_many("work", _mixed(rng, 300))
+    frozen = rng.choice(pool.children())
+    os.kill(frozen, signal.SIGSTOP)
+    wait_until(lambda: rig.stats().pending <= 1, 30.0, "the others have done the rest")
+    used = pool.cpu_seconds()
+    let_pass(1.0)
+    assert pool.cpu_seconds() - used < 0.3
+    os.kill(frozen, signal.SIGCONT)

@@ -27,6 +27,7 @@ from jobpool.ipc.frames import (
 )
 from jobpool.ipc.line_budget import SAID_AT_ONCE, SAID_PER_S
 
+MAX_FRAMES_AHEAD = 64  # frames in one child's socket at most: the kernel's buffer holds some 250 small ones
 ESCAPED_FACTOR = 16  # times the output cap, for output and error as JSON: six bytes for one, and both are capped
 TRACE_BYTES = 256 * 1024  # some dumps of many threads; writes beyond fail, which a fault handler does not mind
 TRACE_TAIL_BYTES = 16 * 1024
@@ -126,20 +127,21 @@ class ChildChannel:
             with contextlib.suppress(OSError):  # or it would wait for this answer forever
                 self.channel.shutdown(socket.SHUT_RDWR)
 
-    def take_back(self) -> frozenset[int]:
-        """Return the nonces of the frames that the child had not read; it never will."""
+    def take_back(self, most: int = MAX_FRAMES_AHEAD) -> frozenset[int]:
+        """Return the nonces of the next frames that the child would read; it never will. Fewer than `most`: of all."""
         nonces: set[int] = set()
-        while True:
+        while len(nonces) < most:
             try:
                 received = packets.recv(self._work_in, flags=socket.MSG_DONTWAIT)
             except (OSError, packets.PacketTooLarge):  # the second without a descriptor for a large frame
-                return frozenset(nonces)
+                break
             if received is None:
-                return frozenset(nonces)
+                break
             frame = decode(received[0])
             if isinstance(frame, Run):
                 nonces.add(frame.nonce)
                 self._handed.remove(frame.nonce)
+        return frozenset(nonces)
 
     def receive(self) -> Frame | None:
         """Return the child's next frame; None: nothing now. Raises `BrokenChannelError`, also out of turn."""

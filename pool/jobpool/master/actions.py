@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import dataclass_transform
 
+from jobpool.ipc.child_channel import MAX_FRAMES_AHEAD
 from jobpool.ipc.frames import Ask, Reply
 from jobpool.master.slots import Delivery, Slot
 from jobpool.message.settlement import Settlement
@@ -47,7 +48,13 @@ class Hand(SlotAction):
 
 
 class TakeBack(SlotAction):
-    """Take unread frames off the child's socket."""
+    """Take unread frames off the child's socket, the next ones to be read; `most`: how many at most."""
+
+    most: int = MAX_FRAMES_AHEAD
+
+
+class Steal(TakeBack):
+    """The same for idle children, if the child has begun its head: one that waits for a processor soon goes on."""
 
 
 class RetireChild(SlotAction):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from jobpool.ipc import frames, linux, packets
-from jobpool.ipc.child_channel import BrokenChannelError, ChildChannel
+from jobpool.ipc.child_channel import MAX_FRAMES_AHEAD, BrokenChannelError, ChildChannel
 from jobpool.ipc.fork_client import BegunForkServer, ForkServerClient, OutputLines
 from jobpool.ipc.frames import Ask, Exited, Frame, Reply, Result, run_packet
 from jobpool.ipc.process_options import ForkServerConfig
@@ -302,9 +302,16 @@ class ChildProcesses:
         self._drain_soon()
         return channel.hand(delivery.nonce, frames.with_ticket(run, ticket) if ticket else run)
 
-    def take_back(self, slot: Slot) -> ev.TookBack:
+    def take_back(self, slot: Slot, most: int = MAX_FRAMES_AHEAD) -> ev.TookBack:
         channel = self._channels.get(slot.child)
-        return ev.TookBack(slot.child, channel.take_back() if channel else frozenset())
+        nonces = channel.take_back(most) if channel else frozenset()
+        return ev.TookBack(slot.child, nonces, drained=len(nonces) < most)
+
+    def steal(self, slot: Slot, most: int) -> ev.TookBack | ev.NotBegun:
+        """Take back as `take_back` does, if the child has begun the head."""
+        if slot.deliveries and self._board.slot(slot.index).child.nonce != slot.deliveries[0].nonce:
+            return ev.NotBegun(slot.child)
+        return self.take_back(slot, most)
 
     def retire(self, slot: Slot) -> None:
         if channel := self._channels.get(slot.child):

@@ -37,9 +37,9 @@ def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
                 pool.boot.failed(f"a child was {slot.ending_text}", now)
             case SlotState.DYING:
                 _watch_dying(pool, slot, now, actions)
-    while pool.ready and now - pool.ready[0].leased_at >= STALE_AFTER_S:  # no child could take it in time
-        pool.outcomes.append((pool.ready.popleft(), NotRun()))
-        pool.lookahead.restart(now)
+    for delivery in [d for d in pool.ready if now - d.leased_at >= STALE_AFTER_S]:  # no child could take it in time
+        pool.ready.remove(delivery)
+        pool.outcomes.append((delivery, NotRun()))
     limit = pool.settings.broker_refusal_timeout
     if pool.refused_since and 0 < limit <= now - pool.refused_since and not pool.is_stopping:
         error = next(error for kind, error in pool.outages.values() if kind is AccessRefused)
@@ -58,7 +58,7 @@ def next_due(pool: Pool, now: float) -> float:
         return now
     due = min([now + HEARTBEAT_S, *(_slot_due(pool, slot, now) for slot in pool.slots.live)])
     if pool.ready:
-        due = min(due, pool.ready[0].leased_at + STALE_AFTER_S)
+        due = min(due, min(d.leased_at for d in pool.ready) + STALE_AFTER_S)
     if pool.stopping is Stopping.DRAIN:
         due = min(due, pool.stop_by)
     for back_off in () if pool.is_stopping else (pool.boot, pool.schedulers):
@@ -96,8 +96,8 @@ def _watch_busy(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) -
     else:
         _watch_deadline(pool, slot, head, now, actions)
         # The child must not begin an attempt that waits too long after the head, or is lost.
-        if any(now - d.leased_at >= STALE_AFTER_S or d.lost for d in islice(slot.deliveries, 1, None)):
-            pool.lookahead.restart(now)
+        behind = islice(slot.deliveries, 1, None) if slot.waiting else ()
+        if any(now - d.leased_at >= STALE_AFTER_S or d.lost for d in behind):
             actions.append(act.TakeBack(slot))
 
 
@@ -158,6 +158,6 @@ def _busy_due(pool: Pool, slot: Slot, now: float) -> float:
         due = min(due, slot.broken_at + BROKEN_GRACE_S)
     if deadline is not None:
         due = min(due, slot.dumped_at + DUMP_BEFORE_KILL_S if slot.dumped_at else deadline + pool.settings.kill_grace)
-    if len(slot.deliveries) > 1:
+    if slot.waiting:
         due = min(due, slot.deliveries[1].leased_at + STALE_AFTER_S)
     return due

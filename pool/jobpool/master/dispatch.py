@@ -1,40 +1,110 @@
-"""Hand-out of messages to children, how much more may be leased, and when acks leave. Decisions, no I/O."""
+"""Hand-out of messages to children, how much more may be leased, and when acks leave. Decisions, no I/O.
+
+A message that was handed ahead to a busy child can be taken back, until it begins. That happens when another child is
+idle, or a more urgent message comes. So the next free child gets the most urgent of all that is leased.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from jobpool.ipc.child_channel import MAX_FRAMES_AHEAD
 from jobpool.master import actions as act
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import Pool
 from jobpool.message.settlement import Ack, Settlement
 
 LONG_RUNNING_S = 0.05  # seconds after which a running attempt gets no further frame
-MAX_FRAMES_AHEAD = 64  # frames in one child's socket at most: the kernel's buffer holds some 250 small ones
+STEAL_AFTER_S = 0.001  # seconds for which an attempt has run before idle children get what its child's socket holds
+STEAL_FROM_QUICK_AFTER_S = 0.01  # the same while jobs are quick: then waking a child costs more than it saves
+QUICK_RUN_S = 0.0005  # of a job, on average
+STEAL_ANYWAY_AFTER_S = 0.02  # the same for one that its child has not begun: it is frozen, or far too slow
 MAX_LINGER_S = 0.01  # seconds for which an ack may wait
 LOOKAHEAD_SHARE = 4  # so great a part of the look-ahead is company enough, and two settlements at least
 
 
 def dispatch(pool: Pool, now: float, actions: list[act.Action]) -> None:
-    """Hand to idle children first; then, as far as the look-ahead goes, after attempts that have only just begun."""
-    ready = pool.ready
-    if not ready:
-        return
-    planned: dict[int, int] = {}
-    for slot in pool.slots.live:
-        if slot.state is SlotState.IDLE and not slot.retiring:
-            actions.append(act.Hand(slot, ready.popleft()))
-            planned[slot.index] = 1
-            if not ready:
-                return
-    _hand_ahead(pool, now, planned, actions)
+    """Hand to idle children first; then, as far as the look-ahead goes, after attempts that have only just begun.
+
+    If something must be taken back first, nothing else is done: the next turn comes at once, and hands out.
+    """
+    ready, live = pool.ready, pool.slots.live
+    idle = _idle(live)
+    if ready:
+        if misplaced := [slot for slot in live if _is_misplaced(slot, ready[0].priority, idle)]:
+            actions += [act.TakeBack(slot) for slot in misplaced]
+            return
+        planned = {slot.index: 1 for slot in idle[: len(ready)]}
+        actions += [act.Hand(slot, ready.popleft()) for slot in idle[: len(ready)]]
+        if ready and ready[0].priority == ready[-1].priority:  # else the urgent ones wait for the next free child
+            _hand_ahead(pool, now, planned, actions)
+    elif idle:
+        _steal(pool, live, len(idle), now, actions)
+
+
+def _idle(live: Sequence[Slot]) -> list[Slot]:
+    return [slot for slot in live if slot.state is SlotState.IDLE and not slot.retiring]
+
+
+def _is_misplaced(slot: Slot, priority: int, idle: Sequence[Slot]) -> bool:
+    """Return whether the slot's socket holds something less urgent than `priority`, the first of what is ready.
+
+    Or something more urgent, while another child is idle.
+    """
+    if not slot.waiting or slot.state is not SlotState.BUSY:
+        return False
+    return slot.deliveries[-1].priority > priority or (bool(idle) and slot.deliveries[1].priority < priority)
+
+
+def _steal(pool: Pool, live: Sequence[Slot], idle: int, now: float, actions: list[act.Action]) -> None:
+    """Take back for idle children what the sockets of others hold, unless their attempts are quick.
+
+    The most urgent first, and of those the child that has run its attempt for the longest.
+    """
+    begun_by = now - _steal_after(pool, now)
+    able = [slot for slot in live if slot.state is SlotState.BUSY and slot.waiting]
+    able = [slot for slot in able if max(slot.head_since, slot.looked_at) <= begun_by]
+    able.sort(key=lambda slot: (slot.deliveries[1].priority, slot.head_since))
+    for slot, most in zip(able, given_back([slot.waiting for slot in able], idle), strict=True):
+        if most:
+            how = act.Steal if now - slot.head_since < STEAL_ANYWAY_AFTER_S else act.TakeBack
+            actions.append(how(slot, most))
+
+
+def given_back(waiting: Sequence[int], idle: int) -> list[int]:
+    """Return how many messages of each socket go to `idle` children: an equal share for each child.
+
+    `waiting`: how many each holds; the first give all they have. Each idle child gets one, as long as there is one.
+    """
+    total = sum(waiting)
+    wanted = min(total, max(idle, total * idle // (idle + len(waiting)))) if waiting else 0
+    given = []
+    for count in waiting:
+        given.append(min(count, wanted))
+        wanted -= given[-1]
+    return given
+
+
+def _steal_after(pool: Pool, now: float) -> float:
+    return STEAL_AFTER_S if pool.lookahead.mean_run(now) >= QUICK_RUN_S else STEAL_FROM_QUICK_AFTER_S
+
+
+def steal_due(pool: Pool, now: float) -> float:
+    """Return when an idle child may next get what a busy one's socket holds; infinity while nothing is to be had."""
+    live = pool.slots.live
+    if pool.ready or pool.is_stopping or not _idle(live):
+        return math.inf
+    heads = [max(slot.head_since, slot.looked_at) for slot in live if slot.state is SlotState.BUSY and slot.waiting]
+    return min(heads, default=math.inf) + _steal_after(pool, now)
 
 
 def _hand_ahead(pool: Pool, now: float, planned: dict[int, int], actions: list[act.Action]) -> None:
     """Spread what is left evenly: the shortest socket first."""
     able = [slot for slot in pool.slots.live if _takes_more(slot, now)]
-    if not able:
-        return
+    first = pool.ready[0].priority
+    if not able or any(slot.waiting and slot.deliveries[1].priority < first for slot in pool.slots.live):
+        return  # nobody can, or it might begin before what is more urgent
     depth = min(MAX_FRAMES_AHEAD, 1 + -(-pool.lookahead.size(now) // len(able)))
     lengths = {slot.index: len(slot.deliveries) + planned.get(slot.index, 0) for slot in able}
     for level in range(min(lengths.values()), depth):

@@ -189,9 +189,14 @@ class ChildDied(ChildEvent):
 
 
 class TookBack(ChildEvent):
-    """Frames that the child had not read are the master's again."""
+    """Frames that the child had not read are the master's again; `drained`: there are no more."""
 
     nonces: frozenset[int]
+    drained: bool = True
+
+
+class NotBegun(ChildEvent):
+    """The child has not begun its head yet, so nothing was taken from its socket for idle children."""
 
 
 class Sampled(Event):

@@ -18,7 +18,7 @@ from jobpool.master import events as ev
 from jobpool.master.apply import apply
 from jobpool.master.child_processes import ChildProcesses
 from jobpool.master.deadlines import next_due
-from jobpool.master.dispatch import Batch, worth_fetching
+from jobpool.master.dispatch import Batch, steal_due, worth_fetching
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
 from jobpool.master.plan import CHECK_EVERY_S, Planner
@@ -59,6 +59,8 @@ class Master:
     telemetry: Telemetry | None = None
     scheduler: SchedulerStarter | None = None
 
+    _again = False
+    """Something was taken back, which another child may begin at once: the next turn does not sleep."""
     _housekeeping_at = 0.0
     _stacks_due = 0.0
     _unpublished = True
@@ -96,7 +98,8 @@ class Master:
     def _wait(self) -> list[ev.Event]:
         """Return what has happened; sleep only if nothing has, and only then ask until when."""
         events = self.children.poll(0.0)
-        if not events:
+        again, self._again = self._again, False
+        if not (events or again):
             events = self.children.poll(self._due() - time.monotonic())
         self._unpublished = self._unpublished or bool(events)
         return events
@@ -104,6 +107,7 @@ class Master:
     def _due(self) -> float:
         now = time.monotonic()
         due = max(next_due(self.pool, now), self.pool.checked_at + CHECK_EVERY_S)
+        due = min(due, steal_due(self.pool, now))
         if self._unpublished:
             due = min(due, self._publish_at)
         if self._stacks_due:
@@ -124,8 +128,11 @@ class Master:
             case act.Settle(delivery, settlement):
                 now = time.monotonic()
                 self._batch.add(delivery, settlement, now, self.pool.lookahead.size(now))
-            case act.TakeBack(slot):
-                self._apply(self.children.take_back(slot))
+            case act.TakeBack(slot, most):
+                steals = type(action) is act.Steal
+                event = self.children.steal(slot, most) if steals else self.children.take_back(slot, most)
+                self._apply(event)
+                self._again = self._again or type(event) is ev.TookBack
             case _:
                 self._perform_rare(action)
 

@@ -312,7 +312,13 @@ def _orphaned_outcome(pool: Pool, slot: Slot, delivery: Delivery, death: Death) 
 
 def _took_back(pool: Pool, event: ev.TookBack) -> None:
     if slot := pool.slots.by_child(event.child):
+        slot.drained = event.drained
         pool.put_back(slot.take_back(set(event.nonces), pool.now))
+
+
+def _not_begun(pool: Pool, event: ev.NotBegun) -> None:
+    if slot := pool.slots.by_child(event.child):
+        slot.looked_at = pool.now
 
 
 def _sampled(pool: Pool, event: ev.Sampled) -> None:
@@ -338,5 +344,6 @@ ON_CHILDREN: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.ChildEnded: _child_ended,
     ev.ChildDied: _child_died,
     ev.TookBack: _took_back,
+    ev.NotBegun: _not_begun,
     ev.Sampled: _sampled,
 }

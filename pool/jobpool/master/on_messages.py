@@ -54,6 +54,7 @@ def _leased(pool: Pool, event: ev.Leased) -> None:
         pool.note("warning", what, ttl=pool.settings.ttl, lasts=round(event.lasts, 3), mend=mend)
     for inspected in event.leases:
         _take_in(pool, inspected)
+    pool.order_ready()
     if pool.broken:
         _lose_broken(pool)
 
@@ -78,7 +79,7 @@ def _take_in(pool: Pool, inspected: Inspected) -> None:
 def _prepare(pool: Pool, delivery: Delivery) -> Outcome | None:
     """Look for the handler. None: the delivery may be handed to a child."""
     envelope, settings = delivery.lease.envelope, pool.settings
-    delivery.handler = envelope.job
+    delivery.handler, delivery.priority = envelope.job, envelope.priority
     if pool.is_stopping:
         return NotRun()
     info = pool.handlers.get(envelope.job)

@@ -160,7 +160,7 @@ def _stop(pool: Pool, now: float, actions: list[act.Action]) -> None:
                 actions.append(act.KillChild(slot))
         elif over:
             kill_child(slot, EndReason.STOP, "the pool stops", now, actions)
-        elif len(slot.deliveries) > 1:
+        elif slot.waiting:
             actions.append(act.TakeBack(slot))
         elif slot.state is not SlotState.BUSY:
             slot.end(EndReason.RETIRE, now, "the pool stops", killed=False)

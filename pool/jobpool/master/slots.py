@@ -67,6 +67,8 @@ class Slot:
     timeouts: int = 0
     last_death: str = ""
     full: bool = False
+    drained: bool = False
+    """Its socket was seen empty, and nothing was handed to it since: all its deliveries have begun, or will."""
     broken_at: float = 0.0
     dead_at: float = 0.0
     """Its process has ended and was not collected yet."""
@@ -79,6 +81,8 @@ class Slot:
     awaits_stack: bool = False
     """The stack that was asked for at `dumped_at` was not seen yet."""
     head_since: float = 0.0
+    looked_at: float = 0.0
+    """When its child was last seen not to have begun the head."""
     retiring: bool = False
     deliveries: deque[Delivery] = field(default_factory=deque)
 
@@ -95,6 +99,7 @@ class Slot:
             self.head_since, self.dumped_at = now, 0.0
         delivery.slot = self.index
         self.deliveries.append(delivery)
+        self.drained = False
 
     def answered(self, nonce: int, now: float) -> Delivery | None:
         """Take the head off if it is attempt `nonce`; the next one starts now. None: not what runs here."""
@@ -117,6 +122,11 @@ class Slot:
         self.full = False
         if not self.deliveries and self.state is SlotState.BUSY:
             self.move(SlotState.IDLE, now)
+
+    @property
+    def waiting(self) -> int:
+        """The number of deliveries behind the head that may be taken back."""
+        return 0 if self.drained else max(0, len(self.deliveries) - 1)
 
     @property
     def is_ready(self) -> bool:
@@ -201,6 +211,7 @@ class Delivery:
     leased_at: float
     lasts: float = 0.0  # seconds for which each renewal holds; 0 = not known yet. The renew thread's alone
     slot: int = -1  # index of the slot whose socket holds it, or -1
+    priority: int = 0  # of its message; a smaller number runs sooner
     acks_itself: bool = False  # its handler may ack in a transaction of its own, and is given the ticket to do so
     settling: bool = False  # a settlement is under way: its verdict is fixed, "lost" is ignored
     refused_at: float = 0.0  # when the broker first refused its settlement; 0 = it has not

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from itertools import count
+from itertools import count, pairwise
 from typing import Any, NamedTuple
 
 from jobpool.broker.values import Capabilities, QueueStats
@@ -307,14 +307,20 @@ class Pool:
         about = {"handler": delivery.handler, "name": lease.envelope.name, "attempts": lease.attempts}
         remember(self.unsettled, lease.id, about)
 
+    def order_ready(self) -> None:
+        """Put what is ready into order: the most urgent first, and of those the one that was leased first."""
+        if any(later.priority < sooner.priority for sooner, later in pairwise(self.ready)):
+            self.ready = deque(sorted(self.ready, key=lambda delivery: (delivery.priority, delivery.leased_at)))
+
     def put_back(self, deliveries: list[Delivery]) -> None:
-        """Make what no child has read ready again, in front; at a stop give it back."""
+        """Make what no child has read ready again, in front of its like; at a stop give it back."""
         for delivery in reversed(deliveries):
             delivery.slot = -1
             if self.is_stopping and not delivery.lost:
                 self.outcomes.append((delivery, NotRun()))
             elif not delivery.lost:
                 self.ready.appendleft(delivery)
+        self.order_ready()
 
     def stop(self, why: str, number: int | None = None) -> None:
         """Begin a stop: lease nothing more, let attempts run within the grace. Asked twice: kill."""

@@ -8,12 +8,16 @@ back further: two children in step, with jobs of 25 ms, pause for 25 ms at a tim
 
 A far broker answers a fetch late, so twice that time is held on top: for what is used up meanwhile, and again when the
 answer comes. The size at most doubles from one window to the next: a few short jobs prove nothing about the next ones.
+A window in which nothing ends proves nothing either: after a pause behind long jobs, the size is what it was.
 """
 
 from __future__ import annotations
 
+import math
+
 HELD_S = 0.02  # of the pool's work to hold
 MAX_HELD_S = 0.09  # the same, however far the broker is: what has not started 100 ms after its lease goes back
+LONG_S = 0.08  # of a job; where they last so long and the broker is near, a fetch costs less than what it delays
 NEAR_S = 0.005  # of a fetch, which is not counted: a broker of this machine, or of this network
 WINDOW_S = 0.01  # of one observation window
 SPAN_WINDOWS = 10  # that are remembered: 100 ms
@@ -30,10 +34,6 @@ class LookAhead:
     def __init__(self, now: float, cap: int = MAX_LOOKAHEAD) -> None:
         self._cap = cap
         self._held = HELD_S
-        self.restart(now)
-
-    def restart(self, now: float) -> None:
-        """Begin again from nothing: something was held and not started within 100 ms, or the pool has changed."""
         self._allowed = 0
         self._counts = [0] * SPAN_WINDOWS
         self._busy = [0.0] * SPAN_WINDOWS
@@ -68,6 +68,12 @@ class LookAhead:
             self._measure()
         return 0 if now - self._last > self._quiet else min(self._allowed, self._size)
 
+    def mean_run(self, now: float) -> float:
+        """Return how long what ended in the last 100 ms ran on average, in seconds; infinity if nothing ended."""
+        self._roll(now)
+        total = sum(self._counts)
+        return sum(self._busy) / total if total else math.inf
+
     def _measure(self) -> None:
         """Measure what the pool finishes in the time to hold, by the lower of two rates, and the pause that ends it."""
         self._stale = False
@@ -78,6 +84,8 @@ class LookAhead:
             windows = SPAN_WINDOWS  # what a far broker brings comes in bursts, a round trip apart
         recent = sum([self._counts[(self._window - ago) % SPAN_WINDOWS] for ago in range(windows)])
         self._size = min(recent, round(total * self._held / max(SPAN_WINDOWS * WINDOW_S, mean)))
+        if mean >= LONG_S and self._held == HELD_S:
+            self._size = 0
         self._quiet = max(self._held, min(2 * mean, RECENT_WINDOWS_OF_LONG * WINDOW_S))
 
     def _roll(self, now: float) -> None:
@@ -95,7 +103,7 @@ class LookAhead:
             self._close()
 
     def _close(self) -> None:
-        if self._allowed or self._counts[self._window % SPAN_WINDOWS]:
+        if self._counts[self._window % SPAN_WINDOWS]:
             self._measure()
             self._allowed = min(self._cap, max(1, 2 * min(self._allowed, self._size)))
         self._window += 1

@@ -103,15 +103,17 @@ def test_one_long_job_among_a_stream_changes_little() -> None:
     assert ahead.size(now) >= 350
 
 
-def test_restart_begins_again_from_nothing() -> None:
+def test_a_pause_behind_long_jobs_is_not_a_beginning() -> None:
     ahead = LookAhead(START)
-    now = stream(ahead, 20_000, START, 0.3)
-    ahead.restart(now)
-    assert ahead.size(now) == 0
-    now = stream(ahead, 20_000, now, 0.03)
-    assert ahead.size(now) <= 4
-    now = stream(ahead, 20_000, now, 0.08)
-    assert ahead.size(now) >= 200
+    now = stream(ahead, 2_000, START, 0.3)
+    assert ahead.size(now + 0.045) == 0
+    ahead.finished(10, now + 0.045)
+    assert ahead.size(now + 0.045) == 10
+
+
+@pytest.mark.parametrize("count", [2, 16])
+def test_of_jobs_of_100_ms_none_is_held_so_that_an_urgent_one_is_next(count: int) -> None:
+    assert set(staggered(LookAhead(START), count, 0.1, START, 3.0)[count:]) == {0}
 
 
 def test_it_forgets_while_the_pool_is_idle() -> None:

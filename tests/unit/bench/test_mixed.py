@@ -1,0 +1,37 @@
+"""The benchmark of mixed lengths: its arithmetic, and a tiny run. No test looks at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bench import mixed, mixing
+from bench.plan import Plan
+
+
+@pytest.mark.parametrize(
+    ("naps", "workers", "share"),
+    [
+        pytest.param([(0.0, 1.0), (1.0, 1.0), (2.0, 9.0)], 1, 1.0, id="one after the other; the last does not count"),
+        pytest.param([(0.0, 1.0), (1.0, 1.0), (2.0, 9.0)], 2, 0.5, id="and nothing beside it"),
+        pytest.param([(3.0, 1.0), (0.0, 10.0), (4.0, 1.0)], 2, 0.625, id="a long one counts until the last begins"),
+    ],
+)
+def test_share_used(naps: list[tuple[float, float]], workers: int, share: float, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.write_text("".join(f"{begun} {seconds}\n" for begun, seconds in naps))
+    assert mixing.share_used(notes, workers) == share
+
+
+def test_all_run_the_same_jobs_in_the_same_order() -> None:
+    mix = mixed.MIXES["3 % of 120 ms among 0.5 ms"]
+    lengths = mixing.lengths(mix, 10_000)
+    assert lengths == mixing.lengths(mix, 10_000)
+    assert sum(lengths) / len(lengths) == pytest.approx(mixing.mean(mix), rel=0.1)
+
+
+def test_a_tiny_run_beside_the_executor() -> None:
+    plan = Plan(tiny=True)
+    figures = mixed.shares(plan, {"SQLite": plan.sqlite}, "3 % of 120 ms among 0.5 ms", 2)
+    assert [figure.name.rpartition(": ")[2] for figure in figures] == ["SQLite", "executor", "SQLite / executor"]
+    assert all(0 < figure.value <= 1 for figure in figures[:2])

@@ -1,0 +1,209 @@
+"""Jobs of mixed lengths, on simulated time: idle children get what waits behind others, and the urgent go first."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import pytest
+from simulation import HOP_S, Simulation
+from stage import Stage, of
+
+from jobpool.ipc.frames import Result
+from jobpool.master import actions as act
+from jobpool.master import events as ev
+from jobpool.master.apply import apply
+from jobpool.master.dispatch import STEAL_AFTER_S, STEAL_ANYWAY_AFTER_S, given_back, steal_due
+from jobpool.master.plan import CHECK_EVERY_S
+from jobpool.master.slots import Slot
+from jobpool.message.outcome import ResultKind
+from jobpool.message.settlement import Ack
+from jobpool.policy.inspection import Inspected
+
+URGENT, USUAL, LATER = 0, 100, 200
+SHORT_S, LONG_S = 0.0005, 0.12
+
+
+@pytest.mark.parametrize(
+    ("waiting", "idle", "given"),
+    [
+        pytest.param([], 3, [], id="nothing waits"),
+        pytest.param([5], 0, [0], id="nobody is idle"),
+        pytest.param([1], 3, [1], id="one for three"),
+        pytest.param([4], 1, [2], id="half of it"),
+        pytest.param([9], 2, [6], id="a third for each"),
+        pytest.param([3, 3], 1, [2, 0], id="from the first"),
+        pytest.param([1, 8], 1, [1, 2], id="all of the first, then of the next"),
+        pytest.param([1, 1, 1, 1], 2, [1, 1, 0, 0], id="one each, though the equal share is less"),
+        pytest.param([0, 2], 1, [0, 1], id="one gives nothing"),
+        pytest.param([64] * 15, 1, [60] + [0] * 14, id="one of sixteen is idle"),
+    ],
+)
+def test_idle_children_get_an_equal_share_of_what_waits(waiting: list[int], idle: int, given: list[int]) -> None:
+    assert given_back(waiting, idle) == given
+
+
+# --- single decisions -----------------------------------------------------------------------------------------------
+
+
+def ahead(stage: Stage, slot: Slot, *priorities: int) -> None:
+    """Hand these to the slot's child, one behind the other."""
+    leases = [stage.a_lease("report", priority=priority) for priority in priorities]
+    before = len(stage.pool.ready)
+    for lease in leases:
+        apply(stage.pool, ev.Leased([Inspected(lease, None)]), stage.now)
+        delivery = next(d for d in stage.pool.ready if d.lease is lease)
+        stage.pool.ready.remove(delivery)
+        slot.hand(delivery, stage.now)
+    assert len(stage.pool.ready) == before
+
+
+def taken_back(stage: Stage, action: act.TakeBack) -> list[act.Action]:
+    nonces = [delivery.nonce for delivery in action.slot.deliveries][1 : 1 + action.most]
+    return stage.tell(ev.TookBack(action.slot.child, frozenset(nonces), len(nonces) < action.most))
+
+
+def test_what_waits_behind_an_attempt_goes_to_an_idle_child_after_a_millisecond() -> None:
+    stage = Stage(workers=2).boot()
+    busy, idle = stage.idle
+    ahead(stage, busy, USUAL, USUAL, USUAL)
+    assert steal_due(stage.pool, stage.now) == stage.now + STEAL_AFTER_S
+    assert not of(stage.tell(), act.TakeBack)
+    [steal] = of(stage.after(STEAL_AFTER_S + 1e-6), act.Steal)
+    assert (steal.slot, steal.most) == (busy, 1)
+    [hand] = of(taken_back(stage, steal), act.Hand)
+    assert hand.slot is idle
+    assert [len(busy.deliveries), len(idle.deliveries)] == [2, 1]
+
+
+def test_an_attempt_that_has_not_begun_is_looked_at_again_and_given_up_in_time() -> None:
+    stage = Stage(workers=2).boot()
+    busy, _ = stage.idle
+    ahead(stage, busy, USUAL, USUAL)
+    assert of(stage.after(STEAL_AFTER_S + 1e-6), act.Steal)
+    assert not of(stage.tell(ev.NotBegun(busy.child)), act.TakeBack)
+    assert steal_due(stage.pool, stage.now) == stage.now + STEAL_AFTER_S
+    [forced] = of(stage.after(STEAL_ANYWAY_AFTER_S), act.TakeBack)
+    assert type(forced) is act.TakeBack, "whether it has begun or not"
+
+
+def test_nobody_asks_again_for_what_a_child_has_read_already() -> None:
+    """Its answer is on its way; or it is frozen, or its handler has read the socket: no turn of the loop is spent."""
+    stage = Stage(workers=2).boot()
+    busy, _ = stage.idle
+    ahead(stage, busy, USUAL, USUAL)
+    assert of(stage.after(STEAL_AFTER_S + 1e-6), act.Steal)
+    assert not of(stage.tell(ev.TookBack(busy.child, frozenset(), drained=True)), act.TakeBack)
+    assert steal_due(stage.pool, stage.now) == math.inf
+    assert not of(stage.after(1.0), act.TakeBack)
+    assert [delivery.settling for delivery in busy.deliveries] == [False, False], "they are its own"
+
+
+def test_a_child_that_is_leaving_gets_nothing_of_what_others_have() -> None:
+    stage = Stage(workers=2).boot()
+    busy, leaving = stage.idle
+    ahead(stage, busy, USUAL, USUAL)
+    leaving.retiring = True
+    assert steal_due(stage.pool, stage.now) == math.inf
+    assert not of(stage.after(0.05), act.TakeBack)
+
+
+def test_who_begins_exactly_when_asked_keeps_it() -> None:
+    """The kernel has given the next frame to the child, and the rest to the master."""
+    stage = Stage(workers=2).boot()
+    busy, idle = stage.idle
+    ahead(stage, busy, USUAL, USUAL, USUAL, USUAL)
+    head, begun, *rest = busy.deliveries
+    [steal] = of(stage.after(STEAL_AFTER_S + 1e-6), act.Steal)
+    assert steal.most == 1
+    answer = Result(head.nonce, ResultKind.SUCCEEDED, stage.now, 0.001)
+    stage.tell(ev.TookBack(busy.child, frozenset({rest[0].nonce})), ev.ChildResult(busy.child, answer))
+    assert busy.deliveries[0] is begun
+    assert list(idle.deliveries) == [rest[0]]
+    handed = Counter(action.delivery.nonce for action in of(stage.log, act.Hand))
+    assert max(handed.values()) == 1
+
+
+def test_an_urgent_message_is_begun_before_what_was_handed_ahead() -> None:
+    stage = Stage(workers=1).boot()
+    [slot] = stage.idle
+    ahead(stage, slot, USUAL, USUAL, LATER)
+    [back] = of(stage.lease("report", priority=URGENT), act.TakeBack)
+    assert back.most > 2, "all of it"
+    taken_back(stage, back)
+    waiting = [*list(slot.deliveries)[1:], *stage.pool.ready]
+    assert [delivery.priority for delivery in waiting] == [URGENT, USUAL, LATER]
+
+
+def test_an_idle_child_gets_the_urgent_one_behind_another_before_what_is_ready() -> None:
+    stage = Stage(workers=2).boot()
+    busy, idle = stage.idle
+    ahead(stage, busy, USUAL, URGENT)
+    [back] = of(stage.lease("report", priority=LATER), act.TakeBack)
+    assert back.slot is busy
+    taken_back(stage, back)
+    assert idle.deliveries[0].priority == URGENT
+
+
+# --- a pool at work -------------------------------------------------------------------------------------------------
+
+
+def mixed(workers: int, seconds: float, *, seed: int = 18) -> list[tuple[int, float]]:
+    """Return 3 % of 120 ms among 0.5 ms: as many as `workers` need `seconds` for."""
+    count = round(workers * seconds / (0.97 * SHORT_S + 0.03 * LONG_S))
+    return [(USUAL, length) for length in random.Random(seed).choices([SHORT_S, LONG_S], [97, 3], k=count)]
+
+
+@pytest.mark.parametrize("workers", [4, 16])
+def test_long_jobs_among_short_ones_leave_no_child_idle(workers: int) -> None:
+    jobs = mixed(workers, 16.0 / workers)
+    simulation = Simulation(workers, jobs)
+    simulation.run()
+    assert simulation.used() >= 0.95
+    assert Counter(job for _, job in simulation.begun) == Counter(jobs), "each has run, and none twice"
+
+
+def test_an_urgent_message_waits_for_the_next_free_child_and_nothing_else() -> None:
+    """From its lease until it is handed over no other job begins."""
+    draw = random.Random(3)
+    simulation = Simulation(4, [(USUAL, draw.uniform(0.002, 0.02)) for _ in range(800)])
+    for number in range(20):
+        simulation.run(simulation.now + draw.uniform(0.02, 0.06))
+        urgent = (URGENT, 0.005 + number * 1e-6)
+        simulation.backlog.appendleft(urgent)
+        while urgent not in simulation.leased_at:
+            simulation.run(simulation.now + 0.0005)
+        while urgent not in (job for _, job in simulation.begun):
+            simulation.run(simulation.now + 0.0005)
+        [began] = [at for at, job in simulation.begun if job == urgent]
+        # What an idle child was given just before is on its way; and so is it, once a child is free.
+        known, handed = simulation.leased_at[urgent] + HOP_S, began - HOP_S
+        before = [job for at, job in simulation.begun if known < at < handed]
+        assert not before, number
+
+
+def test_long_jobs_are_leased_one_by_one_so_that_an_urgent_one_is_next() -> None:
+    simulation = Simulation(4, [(USUAL, 0.1)] * 80)
+    simulation.run(simulation.now + 1.0)
+    assert all(len(slot.deliveries) <= 1 for slot in simulation.pool.slots.live)
+    assert not simulation.pool.ready
+    simulation.run()
+    assert simulation.used() >= 0.95
+
+
+def test_what_waits_in_a_frozen_childs_socket_is_run_by_others_once_and_the_loop_does_not_spin() -> None:
+    jobs = [(USUAL, SHORT_S + number * 1e-9) for number in range(2000)]
+    simulation = Simulation(4, jobs)
+    simulation.run(simulation.now + 0.1)
+    frozen = next(child for child in simulation.children.values() if child.socket)
+    frozen.frozen = True
+    simulation.run(simulation.now + 1.0)
+    turns = simulation.turns
+    simulation.run(simulation.now + 1.0)
+    assert simulation.turns - turns <= 1.0 / CHECK_EVERY_S + 10
+    assert not frozen.socket
+    begun = Counter(job for _, job in simulation.begun)
+    assert begun == Counter(jobs), "its head has begun; what was behind it has run elsewhere"
+    assert len(simulation.verdicts()) == len(jobs) - 1
+    assert {type(verdict) for verdict in simulation.verdicts()} == {Ack}
