@@ -29,6 +29,7 @@ from jobpool.broker.finding import Finding, cautions_of
 from jobpool.broker.key_store import KeyStore
 from jobpool.broker.packing import brought_by, ids_of, pack, pack_all, pack_once
 from jobpool.broker.parts import Bulk, Enqueue, EnqueueIn, Fetch, Inspector, Reap, Renew, Settle, Settlements, WaitAny
+from jobpool.broker.values import ENQUEUE_MEMORY as ENQUEUE_MEMORY
 from jobpool.broker.values import (
     MAX_FETCH,
     MAX_PAGE,
@@ -47,11 +48,14 @@ from jobpool.broker.values import (
     read_cursor,
     settle_delay,
 )
+from jobpool.broker.values import REMEMBER_CALLS as REMEMBER_CALLS
+from jobpool.broker.values import State as State
 from jobpool.clock import Clock, SystemClock
 from jobpool.errors import LeaseLost, Unsupported
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
-from jobpool.message.names import check_queue
+from jobpool.message.names import QUEUE_NAME as QUEUE_NAME
+from jobpool.message.names import check_queue as check_queue
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement, brings
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.message.units import check_count
