@@ -37,9 +37,10 @@ def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
                 pool.boot.failed(f"a child was {slot.ending_text}", now)
             case SlotState.DYING:
                 _watch_dying(pool, slot, now, actions)
-    for delivery in [d for d in pool.ready if now - d.leased_at >= STALE_AFTER_S]:  # no child could take it in time
-        pool.ready.remove(delivery)
-        pool.outcomes.append((delivery, NotRun()))
+    if now - pool.oldest_ready >= STALE_AFTER_S:  # no child could take it in time
+        for delivery in [d for d in pool.ready if now - d.leased_at >= STALE_AFTER_S]:
+            pool.ready.remove(delivery)
+            pool.outcomes.append((delivery, NotRun()))
     limit = pool.settings.broker_refusal_timeout
     if pool.refused_since and 0 < limit <= now - pool.refused_since and not pool.is_stopping:
         error = next(error for kind, error in pool.outages.values() if kind is AccessRefused)
@@ -57,8 +58,7 @@ def next_due(pool: Pool, now: float) -> float:
     if pool.outcomes or pool.asks or pool.replies:
         return now
     due = min([now + HEARTBEAT_S, *(_slot_due(pool, slot, now) for slot in pool.slots.live)])
-    if pool.ready:
-        due = min(due, min(d.leased_at for d in pool.ready) + STALE_AFTER_S)
+    due = min(due, pool.oldest_ready + STALE_AFTER_S)
     if pool.stopping is Stopping.DRAIN:
         due = min(due, pool.stop_by)
     for back_off in () if pool.is_stopping else (pool.boot, pool.schedulers):

@@ -31,40 +31,49 @@ def dispatch(pool: Pool, now: float, actions: list[act.Action]) -> None:
     """
     ready, live = pool.ready, pool.slots.live
     idle = _idle(live)
-    if ready:
-        if misplaced := [slot for slot in live if _is_misplaced(slot, ready[0].priority, idle)]:
-            actions += [act.TakeBack(slot) for slot in misplaced]
-            return
-        planned = {slot.index: 1 for slot in idle[: len(ready)]}
-        actions += [act.Hand(slot, ready.popleft()) for slot in idle[: len(ready)]]
-        if ready and ready[0].priority == ready[-1].priority:  # else the urgent ones wait for the next free child
-            _hand_ahead(pool, now, planned, actions)
-    elif idle:
-        _steal(pool, live, len(idle), now, actions)
+    if not (ready or idle):
+        return
+    holding = _holding(live)
+    if not ready:
+        _steal(pool, holding, len(idle), now, actions)
+        return
+    if misplaced := _misplaced(holding, ready[0].priority, bool(idle)):
+        actions += [act.TakeBack(slot) for slot in misplaced]
+        return
+    planned = {slot.index: 1 for slot in idle[: len(ready)]}
+    actions += [act.Hand(slot, ready.popleft()) for slot in idle[: len(ready)]]
+    if ready and ready[0].priority == ready[-1].priority:  # else the urgent ones wait for the next free child
+        _hand_ahead(pool, holding, now, planned, actions)
 
 
 def _idle(live: Sequence[Slot]) -> list[Slot]:
     return [slot for slot in live if slot.state is SlotState.IDLE and not slot.retiring]
 
 
-def _is_misplaced(slot: Slot, priority: int, idle: Sequence[Slot]) -> bool:
-    """Return whether the slot's socket holds something less urgent than `priority`, the first of what is ready.
+def _holding(live: Sequence[Slot]) -> list[Slot]:
+    """Return the slots whose sockets hold something behind an attempt that runs."""
+    return [slot for slot in live if slot.state is SlotState.BUSY and slot.waiting]
+
+
+def _misplaced(holding: Sequence[Slot], priority: int, anyone_idle: bool) -> list[Slot]:
+    """Return the slots whose sockets hold something less urgent than `priority`, the first of what is ready.
 
     Or something more urgent, while another child is idle.
     """
-    if not slot.waiting or slot.state is not SlotState.BUSY:
-        return False
-    return slot.deliveries[-1].priority > priority or (bool(idle) and slot.deliveries[1].priority < priority)
+    return [
+        slot
+        for slot in holding
+        if slot.deliveries[-1].priority > priority or (anyone_idle and slot.deliveries[1].priority < priority)
+    ]
 
 
-def _steal(pool: Pool, live: Sequence[Slot], idle: int, now: float, actions: list[act.Action]) -> None:
+def _steal(pool: Pool, holding: Sequence[Slot], idle: int, now: float, actions: list[act.Action]) -> None:
     """Take back for idle children what the sockets of others hold, unless their attempts are quick.
 
     The most urgent first, and of those the child that has run its attempt for the longest.
     """
     begun_by = now - _steal_after(pool, now)
-    able = [slot for slot in live if slot.state is SlotState.BUSY and slot.waiting]
-    able = [slot for slot in able if max(slot.head_since, slot.looked_at) <= begun_by]
+    able = [slot for slot in holding if max(slot.head_since, slot.looked_at) <= begun_by]
     able.sort(key=lambda slot: (slot.deliveries[1].priority, slot.head_since))
     for slot, most in zip(able, given_back([slot.waiting for slot in able], idle), strict=True):
         if most:
@@ -95,15 +104,17 @@ def steal_due(pool: Pool, now: float) -> float:
     live = pool.slots.live
     if pool.ready or pool.is_stopping or not _idle(live):
         return math.inf
-    heads = [max(slot.head_since, slot.looked_at) for slot in live if slot.state is SlotState.BUSY and slot.waiting]
-    return min(heads, default=math.inf) + _steal_after(pool, now)
+    heads = [max(slot.head_since, slot.looked_at) for slot in _holding(live)]
+    return min(heads) + _steal_after(pool, now) if heads else math.inf
 
 
-def _hand_ahead(pool: Pool, now: float, planned: dict[int, int], actions: list[act.Action]) -> None:
+def _hand_ahead(
+    pool: Pool, holding: Sequence[Slot], now: float, planned: dict[int, int], actions: list[act.Action]
+) -> None:
     """Spread what is left evenly: the shortest socket first."""
     able = [slot for slot in pool.slots.live if _takes_more(slot, now)]
     first = pool.ready[0].priority
-    if not able or any(slot.waiting and slot.deliveries[1].priority < first for slot in pool.slots.live):
+    if not able or any(slot.deliveries[1].priority < first for slot in holding):
         return  # nobody can, or it might begin before what is more urgent
     depth = min(MAX_FRAMES_AHEAD, 1 + -(-pool.lookahead.size(now) // len(able)))
     lengths = {slot.index: len(slot.deliveries) + planned.get(slot.index, 0) for slot in able}

@@ -126,7 +126,7 @@ class Slot:
     @property
     def waiting(self) -> int:
         """The number of deliveries behind the head that may be taken back."""
-        return 0 if self.drained else max(0, len(self.deliveries) - 1)
+        return 0 if self.drained or not self.deliveries else len(self.deliveries) - 1
 
     @property
     def is_ready(self) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from itertools import count, pairwise
+from itertools import count
 from typing import Any, NamedTuple
 
 from jobpool.broker.values import Capabilities, QueueStats
@@ -309,8 +310,17 @@ class Pool:
 
     def order_ready(self) -> None:
         """Put what is ready into order: the most urgent first, and of those the one that was leased first."""
-        if any(later.priority < sooner.priority for sooner, later in pairwise(self.ready)):
+        priorities = [delivery.priority for delivery in self.ready]
+        if priorities != sorted(priorities):
             self.ready = deque(sorted(self.ready, key=lambda delivery: (delivery.priority, delivery.leased_at)))
+
+    @property
+    def oldest_ready(self) -> float:
+        """When the oldest of what is ready was leased; infinity if there is none."""
+        ready = self.ready
+        if ready and ready[0].priority == ready[-1].priority:  # nearly always, and many may be ready
+            return ready[0].leased_at
+        return min([delivery.leased_at for delivery in ready], default=math.inf)
 
     def put_back(self, deliveries: list[Delivery]) -> None:
         """Make what no child has read ready again, in front of its like; at a stop give it back."""
