@@ -28,13 +28,13 @@ from jobpool_torture.processes import send, state
 def test_a_fork_server_that_is_killed_is_replaced_and_nothing_is_lost(rig: Rig, figure: Figure) -> None:
     pools = start_pools(rig, 2, "--max-crashes", "0")
     for harmed in pools:
-        rig.enqueue_many("work", [{"seconds": 0.02}] * 150)
+        rig.enqueue_many("work", [{"seconds": 0.1}] * 40)
         done = len(rig.ends())
-        wait_until(lambda d=done: len(rig.ends()) > d + 10)  # type: ignore[misc]
+        wait_until(lambda d=done: len(rig.ends()) > d + 4)  # type: ignore[misc]
         [other] = [pool for pool in pools if pool is not harmed]
         undisturbed = other.children()
         doomed = harmed.children()
-        wait_until(lambda h=harmed: fed(rig, lambda: under_way(rig, h), 0.02, 50), what="it has work")  # type: ignore[misc]
+        wait_until(lambda h=harmed: fed(rig, lambda: under_way(rig, h), 0.1, 20), what="it has work")  # type: ignore[misc]
         killed = time.monotonic()
         server = kill_fork_server(harmed)
         figure("its children dead", seconds_until_gone([server, *doomed], 1.0), "s")
