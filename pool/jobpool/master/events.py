@@ -189,7 +189,7 @@ class ChildDied(ChildEvent):
 
 
 class TookBack(ChildEvent):
-    """Frames that the child had not read are the master's again; `drained`: there are no more."""
+    """Frames that the child had not read are the master's again; `drained`: they were the last."""
 
     nonces: frozenset[int]
     drained: bool = True

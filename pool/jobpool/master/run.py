@@ -129,10 +129,7 @@ def _run(
     )
     inbox = Inbox()
     watched = make_telemetry(settings, backend, board, inbox, __version__, collector)
-    kept = [name for name in backend.credential_variables if name in os.environ]
-    if kept:
-        log.info("the app does not get the broker's credentials", extra={"fields": {"variables": kept}})
-    children = ChildProcesses(fork_server_config(settings), board, scrubbed(os.environ, kept), begun)
+    children = ChildProcesses(fork_server_config(settings), board, _environ_of_app(backend), begun)
     try:
         signals.install()
         children.watch(signals.fileno(), signals.read)
@@ -147,11 +144,24 @@ def _run(
         signals.close()
         inbox.close()
     if pool.fatal:
-        fatal = JobpoolError(pool.fatal)
-        if pool.fatal_stack:
-            fatal.add_note(pool.fatal_stack)
-        raise fatal
+        raise _fatal(pool)
     return status
+
+
+def _environ_of_app(backend: QueueBackend) -> dict[str, str]:
+    """Return the environment without the credentials of the broker and of the pool; log which of the broker's went."""
+    kept = [name for name in backend.credential_variables if name in os.environ]
+    if kept:
+        log.info("the app does not get the broker's credentials", extra={"fields": {"variables": kept}})
+    return scrubbed(os.environ, kept)
+
+
+def _fatal(pool: Pool) -> JobpoolError:
+    """Return the error that ended the pool, with the stack of the app's import as a note, if that failed."""
+    fatal = JobpoolError(pool.fatal)
+    if pool.fatal_stack:
+        fatal.add_note(pool.fatal_stack)
+    return fatal
 
 
 @contextmanager
