@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any, cast
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.parts import Settlements
 from jobpool.broker.values import Reaped, ReapPolicy
+from jobpool.clock import Clock, SystemClock
 from jobpool.errors import ConfigurationError, WriteRefused
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Move, Settled, Settlement
@@ -99,9 +99,16 @@ class Witness:
     """
 
     def __init__(
-        self, backend: QueueBackend, ledger: Path | str, points: Sequence[FailPoint] = (), pool: str = ""
+        self,
+        backend: QueueBackend,
+        ledger: Path | str,
+        points: Sequence[FailPoint] = (),
+        pool: str = "",
+        clock: Clock | None = None,
     ) -> None:
+        """Open the ledger. `clock`: the backend's, by which its leases end; None = the machine's."""
         self._backend = backend
+        self._clock = clock or SystemClock()
         self._ledger = open_ledger(ledger)
         self._points = FailPoints(points)
         self._about: dict[str, Any] = {"pool": pool, "pid": os.getpid()}
@@ -113,10 +120,10 @@ class Witness:
         self, queue: str, *, limit: int, ttl: float = 30.0, wait: float = 0.0, fetch_id: str | None = None
     ) -> list[JobLease]:
         self._points.at("before-fetch")
-        since = time.monotonic()
+        since = self._clock.mono()
         leases = self._backend.fetch_many(queue, limit=limit, ttl=ttl, wait=wait, fetch_id=fetch_id)
         if leases:
-            begun = time.clock_gettime(time.CLOCK_BOOTTIME) - (time.monotonic() - since)
+            begun = self._clock.boot() - (self._clock.mono() - since)
             holds = [max(0.0, lease.expires_at - begun) for lease in leases]
             pairs = zip(leases, holds, strict=True)
             self._write([self._of_lease("fetched", one, since=since, holds=held, tag=queue) for one, held in pairs])
@@ -125,7 +132,7 @@ class Witness:
 
     def settle_many(self, settlements: Settlements, call_id: str | None = None) -> list[Settled]:
         verbs = [type(settlement).__name__.lower() for _, settlement in settlements]
-        since = time.monotonic()
+        since = self._clock.mono()
         self._write_call("asked", settlements, [""] * len(verbs), since)
         self._points.at("before-settle", verbs)
         try:
@@ -205,7 +212,7 @@ class Witness:
         )
 
     def _line(self, event: str, ident: str, **more: Any) -> Line:
-        return Line(event, ident, at=time.monotonic(), wall=time.time(), **self._about, **more)
+        return Line(event, ident, at=self._clock.mono(), wall=self._clock.wall(), **self._about, **more)
 
     def _write(self, lines: Sequence[Line]) -> None:
         append(self._ledger, lines)

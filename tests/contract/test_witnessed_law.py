@@ -28,8 +28,8 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 @pytest.fixture
-def witnessed(backend: QueueBackend, ledger: Ledger) -> QueueBackend:
-    return cast(QueueBackend, Witness(backend, ledger.path))
+def witnessed(backend: QueueBackend, ledger: Ledger, harness: Harness) -> QueueBackend:
+    return cast(QueueBackend, Witness(backend, ledger.path, clock=getattr(harness, "clock", None)))
 
 
 def of(ledger: Ledger, event: str) -> list[Line]:
