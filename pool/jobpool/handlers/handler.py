@@ -25,6 +25,13 @@ R = TypeVar("R")
 BeforeRun = Callable[[JobContext], object]
 AfterRun = Callable[[ExecutionResult], object]
 
+CALLED_ELSEWHERE = {
+    "delay": "enqueue(…)",
+    "apply_async": "define(…).delay(seconds).dispatch()",
+    "send": "enqueue(…)",
+}
+"""How tasks are enqueued in Celery and Dramatiq: what a handler has in its place."""
+
 
 class Handler(Generic[P, R]):
     """A function that runs jobs. Calling it calls the function, with no queue between.
@@ -84,6 +91,10 @@ class Handler(Generic[P, R]):
 
         def __call__(self, *args: Any, **kwargs: Any) -> R:
             return self.function(*args, **kwargs)
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f"; use .{CALLED_ELSEWHERE[name]}" if name in CALLED_ELSEWHERE else ""
+            raise AttributeError(f"a handler has no attribute {name!r}{hint}", name=name, obj=self)
 
     def define(self, *args: P.args, **kwargs: P.kwargs) -> JobBuilder:
         """Return a builder for a job with these arguments, on the handler's queue; ends with `dispatch()`.

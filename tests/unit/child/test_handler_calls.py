@@ -3,6 +3,7 @@
 # ruff: noqa: ARG001 - a handler takes its context, whether it looks at it or not
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.client.jobs import Jobs
 from jobpool.errors import InvalidJob
-from jobpool.handlers.handler import Handler
+from jobpool.handlers.handler import CALLED_ELSEWHERE, Handler
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message import producer
 from jobpool.message.context import JobContext
@@ -180,3 +181,10 @@ def test_what_json_cannot_carry_is_named_by_its_parameter(backend: QueueBackend)
 def test_a_direct_call_keeps_the_functions_own_signature() -> None:
     assert HANDLERS["report"](None, 7, month="07") == "7 07 False"
     assert HANDLERS["add"](1, b=1) == "2"
+
+
+@pytest.mark.parametrize(("word", "instead"), CALLED_ELSEWHERE.items())
+def test_the_word_of_another_library_names_ours(word: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(f"no attribute {word!r}; use .{instead}")):
+        getattr(HANDLERS["add"], word)
+    assert not hasattr(HANDLERS["add"], "priority")
