@@ -57,9 +57,12 @@ def wait_runs(rig: Rig, ident: str, count: int, limit: float) -> None:
 
 
 def under_way(rig: Rig, pool: PoolProcess) -> set[str]:
-    """What it had been given, and was not answered to have settled."""
-    fetched = {(line.id, line.fence) for line in rig.lines("fetched") if line.pid == pool.pid}
-    settled = {(line.id, line.fence) for line in rig.lines("settled") if line.pid == pool.pid}
+    """What it had been given, and was not answered to have settled.
+
+    By the owner tokens of leases: beanstalkd may give a message twice under one number.
+    """
+    fetched = {(line.id, line.owner) for line in rig.lines("fetched") if line.pid == pool.pid}
+    settled = {(line.id, line.owner) for line in rig.lines("settled") if line.pid == pool.pid}
     return {ident for ident, _ in fetched - settled}
 
 
