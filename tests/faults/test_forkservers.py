@@ -260,7 +260,7 @@ def test_forks_that_the_kernel_refuses_leave_the_pool_alive_and_its_places_come_
     allowed = time.monotonic()
     harmed.wait_ready(2)
     figure("places filled after forks are allowed", time.monotonic() - allowed, "s")
-    assert harmed.is_healthy()
+    wait_until(harmed.is_healthy)
     rig.enqueue_many("work", [{"seconds": 0.05}] * 40)
     rig.wait_drained()
     rig.account().assert_clean()

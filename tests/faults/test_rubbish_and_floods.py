@@ -19,6 +19,7 @@ import pytest
 from support.faultmoves import Figure, begin_peak, peak, start_pools, stop_all
 from support.faultrig import broker_of_file, rig_of_file
 from support.poolrig import APP, LIMIT, PoolProcess, Rig, wait_gone
+from support.stalls import Stalls
 from support.waiting import wait_until
 
 from jobpool.broker.values import State
@@ -90,6 +91,7 @@ class Neighbourhood:
         self.descriptors = [descriptors(pool.pid) for pool in pools]
         self.children = [pool.slots() for pool in pools]
         self.busy: list[float] = []
+        self.longest_stall = 0.0
 
     def watch_beside(self, handler: str, payload: dict[str, Any]) -> str:
         """Enqueue a job, and run quick ones until it is done; its id."""
@@ -99,7 +101,9 @@ class Neighbourhood:
 
     def watch(self, go_on: Callable[[], bool]) -> None:
         """Run quick jobs as long as that."""
-        self.busy += latencies(self._rig, go_on)
+        with Stalls() as stalls:
+            self.busy += latencies(self._rig, go_on)
+        self.longest_stall = max(self.longest_stall, stalls.longest)
 
     def _is_done(self, ident: str) -> bool:
         return _is_settled(self._rig, ident)
@@ -122,7 +126,7 @@ class Neighbourhood:
             pool.wait_ready(WORKERS)
         grown = [peak(pool) - size for pool, size in zip(self._pools, self.sizes, strict=True)]
         assert max(grown) < FLAT, grown
-        assert statistics.median(self.busy) < statistics.median(self.quiet) * 3 + 0.1
+        assert statistics.median(self.busy) < statistics.median(self.quiet) * 3 + 0.1 + self.longest_stall
         for pool, before in zip(self._pools, self.children, strict=True):
             others = {slot: pid for slot, pid in before.items() if pid not in culprits}
             assert others.items() <= pool.slots().items()
@@ -166,12 +170,12 @@ def test_a_child_that_breaks_its_channel_is_replaced_and_nobody_else_notices(
         assert [(line.attempt, line.crashes) for line in runs] == [(1, 0), (1, 1)], rig.lines(ident=ident)
         assert len(rig.ends(ident)) == 1
         culprits.add(runs[0].pid)
-    wait_gone(culprits, 2.0)
+    wait_gone(culprits, LIMIT)
     around.tell(figure)
     around.assert_undisturbed(culprits)
     around.assert_no_descriptor_left()
     assert_ran_once(rig, steady)
-    assert all(pool.is_healthy() for pool in pools), "and the scoreboards can be read"
+    wait_until(lambda: all(pool.is_healthy() for pool in pools), what="and the scoreboards can be read")
 
 
 @pytest.mark.row(15)
@@ -198,7 +202,7 @@ def test_a_child_that_is_worn_when_its_job_ends_is_replaced(rig: Rig, pools: lis
     wait_until(lambda: rig.ends(ident))
     rig.wait_drained()
     first = rig.lines(ident=ident, event="start" if handler == "write_rubbish" else "end")[0]
-    wait_gone([first.pid], 2.0)
+    wait_gone([first.pid], LIMIT)
     around.watch(lambda: False)
     around.assert_undisturbed({first.pid})
 
@@ -274,7 +278,7 @@ def test_a_stray_pointer_reaches_nothing_but_the_childs_own_page(rig: Rig, pools
             json.dumps(rows, allow_nan=False)
     rig.wait_drained()
     assert {int(line.tag) for line in rig.lines("effect") if line.id in ids} == {4096}
-    assert all(pool.is_healthy() for pool in pools)
+    wait_until(lambda: all(pool.is_healthy() for pool in pools))
     around.assert_undisturbed(set())
     assert_ran_once(rig, [*ids, last, *steady])
 

@@ -1,7 +1,6 @@
 """Stops under load: by a supervisor, by a person at a terminal, twice; another pool goes on with what is given back.
 
-With POOLTEST_FULL=1 jobs take 1 s, 10 s and an hour and the grace is 5 s; else half of the seconds,
-and the short ones 0.2 s, so that a pause of the machine does not take them over the end of the grace.
+Jobs take 0.2 s, 10 s and an hour, and the grace is 5 s: no pause of the machine takes the short ones over its end.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from support.waiting import wait_until
 
 from jobpool_torture.processes import send, tree_of
 
-SCALE, SHORT = (1.0, 1.0) if os.environ.get("POOLTEST_FULL") else (0.5, 0.2)
-GRACE = 5.0 * SCALE
-LONG, HOUR = 10.0 * SCALE, 3600.0
+GRACE = 5.0
+SHORT, LONG, HOUR = 0.2, 10.0, 3600.0
 AT_ONCE = 1.0
 """Seconds."""
 

@@ -12,7 +12,7 @@ import pytest
 from support.apps_pool import HANGS, IN_C
 from support.faultmoves import Figure, start_pools, stop_all
 from support.faultrig import broker_of_file, rig_of_file
-from support.poolrig import PoolProcess, Rig, wait_gone
+from support.poolrig import LIMIT, PoolProcess, Rig, kill_child, wait_gone
 from support.stalls import Stalls
 from support.waiting import wait_until
 
@@ -130,7 +130,7 @@ def test_a_timeout_burns_an_attempt_and_no_crash(rig: Rig, pools: list[PoolProce
     first, second = rig.starts(ident)
     assert [(line.attempt, line.crashes) for line in (first, second)] == [(1, 0), (2, 0)]
     assert (rig.inspect(ident).reason, rig.inspect(ident).crashes) == ("timeout", 0)
-    wait_gone([first.pid, second.pid], 2.0)
+    wait_gone([first.pid, second.pid], LIMIT)
     wait_replaced(pools)
     rig.wait_started(rig.enqueue("work"))
 
@@ -158,12 +158,14 @@ def test_every_way_to_resist_the_alarm_ends_in_time(rig: Rig, pools: list[PoolPr
 @pytest.mark.row(10)
 @pytest.mark.on("sqlite")
 def test_a_hanging_job_makes_no_other_job_late(rig: Rig, pools: list[PoolProcess], figure: Figure) -> None:
-    hanging = rig.enqueue("hang", {"how": "hang_in_sum"}, timeout=6.0)
+    hanging = rig.enqueue("die", {"how": "SIGSTOP"})
     [start] = rig.wait_started(hanging)
     ids = rig.enqueue_many("noop", [{}] * 100) + rig.enqueue_many("work", [{"seconds": 0.005}] * 50)
-    wait_until(lambda: rig.stats().pending == 1, 5.8, "all but the hanging one are done")
+    wait_until(lambda: rig.stats().pending == 1, LIMIT, "all but the hanging one are done")
     figure(f"{len(ids)} others done beside it", time.monotonic() - start.at, "s")
     assert len([line for line in rig.ends() if line.id in ids]) == 50
+    assert len(rig.starts(hanging)) == 1, "its first attempt hangs on"
+    assert any(kill_child(pool, start.pid) for pool in pools)
     rig.wait_drained()
     wait_replaced(pools)
 
