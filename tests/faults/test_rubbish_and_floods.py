@@ -25,6 +25,7 @@ from support.waiting import wait_until
 from jobpool.broker.values import State
 from jobpool.message.death import Death
 from jobpool.ops.top import Watcher
+from jobpool_torture.ledger import Line
 from jobpool_torture.processes import descriptors
 
 pytestmark = pytest.mark.xdist_group("fault-floods")  # two pools for all of them
@@ -72,11 +73,17 @@ def latencies(rig: Rig, go_on: Callable[[], bool]) -> list[float]:
     give_up = time.monotonic() + LIMIT
     while not found or go_on():
         assert time.monotonic() < give_up, f"what they run beside has not ended within {LIMIT:g} s"
+        known = len(rig.ledger.read())
         begun = time.monotonic()
         ident = rig.enqueue("work", {"tag": "neighbour"})
-        [end] = wait_until(lambda ident=ident: rig.ends(ident))  # type: ignore[misc]
+        [end] = wait_until(lambda ident=ident, known=known: ended(rig, ident, known))  # type: ignore[misc]
         found.append(end.at - begun)
     return found
+
+
+def ended(rig: Rig, ident: str, known: int) -> list[Line]:
+    """The end of a job, among the lines of the ledger after so many."""
+    return [line for line in rig.ledger.after(known) if (line.event, line.id) == ("end", ident)]
 
 
 class Neighbourhood:
@@ -253,7 +260,8 @@ def test_follow_ups_that_are_too_much_are_refused_where_they_are_enqueued(rig: R
 def test_raw_output_takes_no_memory_and_fails_no_writer(rig: Rig, pools: list[PoolProcess], figure: Figure) -> None:
     around = Neighbourhood(rig, pools)
     ident = rig.enqueue("print_raw", {"mebibytes": 64}, timeout=6.0, max_retries=0)
-    around.watch(lambda: not _is_settled(rig, ident))
+    around.watch(lambda: not rig.lines("effect", ident))
+    rig.wait_drained()
     [line] = rig.lines("effect", ident)
     figure("memory of a child's output and trace", int(line.tag) / 2**20, "MiB")
     assert int(line.tag) <= 1 << 20
