@@ -259,16 +259,21 @@ def test_follow_ups_that_are_too_much_are_refused_where_they_are_enqueued(rig: R
 @pytest.mark.on("sqlite")
 def test_raw_output_takes_no_memory_and_fails_no_writer(rig: Rig, pools: list[PoolProcess], figure: Figure) -> None:
     around = Neighbourhood(rig, pools)
-    ident = rig.enqueue("print_raw", {"mebibytes": 64}, timeout=6.0, max_retries=0)
-    around.watch(lambda: not rig.lines("effect", ident))
-    rig.wait_drained()
+    culprits = set()
+    for timeout in (4.0, 16.0, 64.0):  # again, where a machine stands still for so long that it has no last words
+        ident = rig.enqueue("print_raw", {"mebibytes": 64}, timeout=timeout, max_retries=0)
+        around.watch(lambda ident=ident: not (rig.lines("effect", ident) or rig.is_dead(ident)))  # type: ignore[misc]
+        rig.wait_drained()
+        culprits |= {run.pid for run in rig.starts(ident)}
+        if rig.lines("effect", ident):
+            break
     [line] = rig.lines("effect", ident)
     figure("memory of a child's output and trace", int(line.tag) / 2**20, "MiB")
     assert int(line.tag) <= 1 << 20
     record = Death.from_text(rig.inspect(ident).cause or "")
     assert "the last words" in record.output
     assert "bytes of raw output dropped" in record.output
-    around.assert_undisturbed({line.pid})
+    around.assert_undisturbed(culprits)
 
 
 @pytest.mark.row(41)
