@@ -30,7 +30,7 @@ from jobpool.broker.values import State
 if TYPE_CHECKING:
     from support.poolrig_servicebus import ServiceBusBroker
 
-TTL = 3.5
+TTL = 4.5
 """Seconds: those who are not cut off must keep their leases through the pauses of a busy machine."""
 
 HOLE = 30.0 if os.environ.get("POOLTEST_FULL") else 2 * TTL
@@ -40,8 +40,8 @@ LEASES = ("--ttl", str(TTL), "--max-crashes", "0")
 NEVER_GIVEN_UP = ("--max-crashes", "0")
 REFUSED = "a settlement was refused"
 CUTS = 6
-ENDS = 2.0
-"""Seconds that leases last which end in an outage."""
+ENDS = 4.0
+"""Seconds that leases last which end in an outage: no pause of the machine ends others."""
 
 LONG_LOCK = 30.0
 COOLDOWN = 2.0
@@ -80,7 +80,7 @@ def test_a_pool_behind_a_black_hole_loses_what_it_holds_and_nobody_else_notices(
         feed(rig)
         seconds_until_gone(held[1:], TTL + 1.0)
     # It was renewed a third of it ago at most, or as late as the machine had kept its master waiting.
-    assert time.monotonic() - begun > 0.6 * TTL - stalls.longest, "not before its lease had ended"
+    assert time.monotonic() - begun > 0.6 * TTL - stalls.seconds, "not before its lease had ended"
     assert rig.ends(done)
     wait_back(lambda: len(rig.starts(running)) == len(rig.starts(done)) == 2, "redelivered", TTL + BACK)
     assert {line.pid for ident in (running, done) for line in rig.starts(ident)[1:]} <= children(*others)
@@ -149,12 +149,12 @@ def test_behind_a_black_hole_an_attempt_ends_with_its_lease_and_the_pool_goes_on
         host.proxy.black_hole()
         cut = time.monotonic()
         figure("the attempt ends after", seconds_until_gone([line.pid], broker.lasts + 1.5), "s")
-    assert time.monotonic() - cut > 0.5 * broker.lasts - stalls.longest, "not before its lease had ended"
+    assert time.monotonic() - cut > 0.5 * broker.lasts - stalls.seconds, "not before its lease had ended"
     with costing([pool]) as cost:
         wait_back(lambda: "broker" in complaints(pool), "health tells", OUTAGE + BACK)
     assert cost.cpu < IDLE_CPU * max(OUTAGE, cost.seconds), "no busy loop"
-    assert cost.lines <= 8, "and no flood of its log"
-    assert complaints(pool) <= {"broker", "reaper"}
+    assert not cost.flood(), "and no flood of its log"
+    wait_until(lambda: complaints(pool) <= {"broker", "reaper"}, what="and of nothing else")
     back_again.touch()
     host.proxy.restore()
     back = time.monotonic()

@@ -24,7 +24,7 @@ NOW_AND_THEN = 0.2
 
 LIMIT = 2
 
-TTL, LONGER = 2.0, 4.0
+TTL, LONGER = 4.0, 6.0
 """Seconds, where a lease has to run out: of the pool that is killed, and of the one that reaps."""
 
 BACK_WITHIN = TTL + LONGER / 3 * 1.2 + 1.5

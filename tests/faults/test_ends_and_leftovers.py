@@ -125,7 +125,7 @@ def test_a_fork_whose_two_sides_return_is_one_attempt(rig: Rig, pools: list[Pool
     assert own.pid == start.pid != forked.pid
     assert own.tag == f"the fork exited with {DOUBLE}"
     assert rig.lines("asked", ident)[0].at > own.at, "the fork's end was none of the job's"
-    wait_gone({forked.pid, own.pid} - {child for pool in pools for child in pool.children()}, 1.0)
+    wait_gone({forked.pid, own.pid} - {child for pool in pools for child in pool.children()}, LIMIT)
 
 
 # --- processes that are left behind -----------------------------------------------------------------

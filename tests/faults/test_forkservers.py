@@ -14,7 +14,7 @@ import pytest
 from support import ordinary_user
 from support.apps_pool import LONG
 from support.changing_app import an_app
-from support.faultmoves import Figure, fed, kill_fork_server, seconds_until_gone, start_pools, stop_all, under_way
+from support.faultmoves import Figure, gated, kill_fork_server, seconds_until_gone, start_pools, stop_all
 from support.poolrig import LIMIT, PoolProcess, Rig, kill_child, measured, wait_gone
 from support.stalls import Stalls
 from support.tiers import more
@@ -27,14 +27,14 @@ from jobpool_torture.processes import send, state
 @pytest.mark.on("sqlite", "redis")
 def test_a_fork_server_that_is_killed_is_replaced_and_nothing_is_lost(rig: Rig, figure: Figure) -> None:
     pools = start_pools(rig, 2, "--max-crashes", "0")
-    for harmed in pools:
-        rig.enqueue_many("work", [{"seconds": 0.1}] * 40)
-        done = len(rig.ends())
-        wait_until(lambda d=done: len(rig.ends()) > d + 4)  # type: ignore[misc]
+    for number, harmed in enumerate(pools):
+        gate = rig.directory / f"gate {number}"
+        held = [gated(rig, gate, gate, priority=1) for _ in range(4)]  # one for each child of both
+        runners = {line.id: line.pid for line in rig.wait_started(*held)}
+        rig.enqueue_many("work", [{"seconds": 0.01}] * 20)
         [other] = [pool for pool in pools if pool is not harmed]
         undisturbed = other.children()
         doomed = harmed.children()
-        wait_until(lambda h=harmed: fed(rig, lambda: under_way(rig, h), 0.1, 20), what="it has work")  # type: ignore[misc]
         killed = time.monotonic()
         server = kill_fork_server(harmed)
         figure("its children dead", seconds_until_gone([server, *doomed], 1.0), "s")
@@ -42,10 +42,13 @@ def test_a_fork_server_that_is_killed_is_replaced_and_nothing_is_lost(rig: Rig, 
         harmed.wait_ready(2)
         figure("children ready again", time.monotonic() - killed, "s")
         assert other.children() == undisturbed
-    rig.wait_drained()
+        gate.touch()
+        rig.wait_drained()
+        again = {ident for ident in held if len(rig.starts(ident)) == 2}
+        assert again == {ident for ident, pid in runners.items() if pid in doomed}, "and nobody else's"
+        assert len(again) == 2, "its children died while they ran a job"
     account = rig.account()
     account.assert_clean()
-    assert len(rig.starts()) > len(rig.ends()), "children died while they ran a job"
     assert set(account.crashes.values()) == {0}, "and those jobs had no part in it"
     assert {line.attempt for line in rig.starts()} == {1}, "a crash is no failed attempt"
     assert not rig.dead()
@@ -257,7 +260,7 @@ def test_forks_that_the_kernel_refuses_leave_the_pool_alive_and_its_places_come_
     allowed = time.monotonic()
     harmed.wait_ready(2)
     figure("places filled after forks are allowed", time.monotonic() - allowed, "s")
-    assert harmed.is_healthy()
+    wait_until(harmed.is_healthy)
     rig.enqueue_many("work", [{"seconds": 0.05}] * 40)
     rig.wait_drained()
     rig.account().assert_clean()

@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 from support.faultmoves import Figure, gated, let_pass, seconds_until_gone, start_pools, stop_all
 from support.faultrig import fault_rig
-from support.outages import BACK, IDLE_CPU, OUTAGE, Producer, costing, wait_back, wait_begun_after
+from support.outages import (
+    BACK,
+    IDLE_CPU,
+    NO_ANSWER,
+    OUTAGE,
+    Producer,
+    complaints,
+    costing,
+    wait_back,
+    wait_begun_after,
+)
 from support.poolrig import PoolProcess, Rig
 from support.poolrig_brokers import BeanstalkBroker, Broker, ClusterBroker, RedisBroker
 from support.servers import RedisServer
@@ -48,7 +58,8 @@ def test_a_broker_that_is_killed_under_load_and_comes_back(broker: Broker, rig: 
             told = wait_back(lambda: not any(pool.is_healthy() for pool in pools), "health tells", OUTAGE + BACK)
             figure("health tells after", told, "s")
         assert cost.cpu < IDLE_CPU * max(OUTAGE, cost.seconds), "no busy loop"
-        assert cost.lines <= 3, "and no flood of its log"
+        assert not cost.flood(), "and no flood of its log"
+        assert cost.told[NO_ANSWER] <= 1, "an outage is told once"
         figure("CPU of a master a second of outage", cost.cpu / cost.seconds * 1000, "ms")
         for pool in pools:
             assert_degraded_and_not_dead(pool)
@@ -71,8 +82,8 @@ def test_a_broker_that_is_killed_under_load_and_comes_back(broker: Broker, rig: 
 
 def assert_degraded_and_not_dead(pool: PoolProcess) -> None:
     """What is seen from outside: health names the broker and nothing else, and all but readiness goes on."""
-    [complaint] = [check for check in look(pool.note()).checks if not check.ok and check.name != "reaper"]
-    assert complaint.name == "broker"
+    wait_until(lambda: complaints(pool) - {"reaper"} == {"broker"}, what="health names the broker and nothing else")
+    [complaint] = [check for check in look(pool.note()).checks if check.name == "broker"]
     assert "127.0.0.1" in complaint.text
     assert pool.ready() == 2, "its children stay"
     status, text = get(pool, "/readyz")
@@ -191,7 +202,7 @@ def test_leases_are_lost_with_a_beanstalkd_that_is_killed_and_nothing_else_is(
     with costing(pools) as cost:
         let_pass(1.0)
     assert cost.cpu < 0.2, "no busy loop"
-    assert cost.lines <= 8, "and no flood of its log"
+    assert not cost.flood(), "and no flood of its log"
     back_again.touch()
     broker.bring_back()
     back = time.monotonic()

@@ -50,6 +50,8 @@ def test_jobs_that_are_longer_than_their_leases_run_once(tmp_path: Path, figure:
                     rig.wait_drained(60.0)
             if stalls.longest < TTL / 3 or all(_ran_once(rigs[name][0], mine) for name, mine in ids.items()):
                 break
+        else:
+            pytest.skip(f"the machine stood still for a third of a lease in each of {ROUNDS} rounds")
         for name, (rig, seconds) in rigs.items():
             _check_one_run_each(name, rig, dict(zip(ids[name], BROKERS[name], strict=True)), seconds, figure)
 

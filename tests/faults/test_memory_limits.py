@@ -15,6 +15,9 @@ MISUSE = str(APP.with_name("apps_misuse.py"))
 LIMIT = 120
 """MiB that a child may have."""
 
+GONE = 30.0
+"""Seconds for what was killed to be gone: far more than it takes."""
+
 SAMPLE = 1.0
 """Seconds between two looks at a child's memory."""
 
@@ -42,7 +45,7 @@ def test_a_job_that_grows_past_the_limit_is_killed_as_a_failed_attempt(rig: Rig,
         figure("killed and settled after it had grown", seconds, "s")
         assert seconds < SAMPLE + SLACK + stalls.seconds
     assert len(rig.starts(steady)) == len(rig.ends(steady)) == 1, "its neighbours go on"
-    wait_gone([line.pid for ident in ids for line in rig.starts(ident)], 1.0)
+    wait_gone([line.pid for ident in ids for line in rig.starts(ident)], GONE)
     rig.account().assert_once_each()
     stop_all(rig, [pool.wait_ready(2) for pool in pools])
 

@@ -67,7 +67,7 @@ def test_hup_with_broken_code_leaves_the_old_code_at_work(rig: Rig) -> None:
     wait_until(lambda: pool.log("the app does not load; what runs goes on"))
     assert runs(rig, "old")
     assert set(pool.children()) == before
-    assert pool.is_healthy()
+    wait_until(pool.is_healthy)
     assert kill_child(pool, before.pop()), "and the old fork server still fills places"
     pool.wait_ready(2)
     assert runs(rig, "old")

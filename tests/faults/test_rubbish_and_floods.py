@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.faultmoves import Figure, begin_peak, peak, start_pools, stop_all
+from support.faultmoves import Figure, begin_peak, opened_late, peak, start_pools, stop_all
 from support.faultrig import broker_of_file, rig_of_file
 from support.poolrig import APP, LIMIT, PoolProcess, Rig, wait_gone
+from support.stalls import Stalls
 from support.waiting import wait_until
 
 from jobpool.broker.values import State
 from jobpool.message.death import Death
 from jobpool.ops.top import Watcher
+from jobpool_torture.ledger import Line
 from jobpool_torture.processes import descriptors
 
 pytestmark = pytest.mark.xdist_group("fault-floods")  # two pools for all of them
@@ -71,11 +73,17 @@ def latencies(rig: Rig, go_on: Callable[[], bool]) -> list[float]:
     give_up = time.monotonic() + LIMIT
     while not found or go_on():
         assert time.monotonic() < give_up, f"what they run beside has not ended within {LIMIT:g} s"
+        known = len(rig.ledger.read())
         begun = time.monotonic()
         ident = rig.enqueue("work", {"tag": "neighbour"})
-        [end] = wait_until(lambda ident=ident: rig.ends(ident))  # type: ignore[misc]
+        [end] = wait_until(lambda ident=ident, known=known: ended(rig, ident, known))  # type: ignore[misc]
         found.append(end.at - begun)
     return found
+
+
+def ended(rig: Rig, ident: str, known: int) -> list[Line]:
+    """The end of a job, among the lines of the ledger after so many."""
+    return [line for line in rig.ledger.after(known) if (line.event, line.id) == ("end", ident)]
 
 
 class Neighbourhood:
@@ -90,6 +98,7 @@ class Neighbourhood:
         self.descriptors = [descriptors(pool.pid) for pool in pools]
         self.children = [pool.slots() for pool in pools]
         self.busy: list[float] = []
+        self.longest_stall = 0.0
 
     def watch_beside(self, handler: str, payload: dict[str, Any]) -> str:
         """Enqueue a job, and run quick ones until it is done; its id."""
@@ -99,7 +108,9 @@ class Neighbourhood:
 
     def watch(self, go_on: Callable[[], bool]) -> None:
         """Run quick jobs as long as that."""
-        self.busy += latencies(self._rig, go_on)
+        with Stalls() as stalls:
+            self.busy += latencies(self._rig, go_on)
+        self.longest_stall = max(self.longest_stall, stalls.longest)
 
     def _is_done(self, ident: str) -> bool:
         return _is_settled(self._rig, ident)
@@ -122,7 +133,7 @@ class Neighbourhood:
             pool.wait_ready(WORKERS)
         grown = [peak(pool) - size for pool, size in zip(self._pools, self.sizes, strict=True)]
         assert max(grown) < FLAT, grown
-        assert statistics.median(self.busy) < statistics.median(self.quiet) * 3 + 0.1
+        assert statistics.median(self.busy) < statistics.median(self.quiet) * 3 + 0.1 + self.longest_stall
         for pool, before in zip(self._pools, self.children, strict=True):
             others = {slot: pid for slot, pid in before.items() if pid not in culprits}
             assert others.items() <= pool.slots().items()
@@ -130,7 +141,7 @@ class Neighbourhood:
     def assert_no_descriptor_left(self) -> None:
         idle = Counter() if self._rig.url.startswith("sqlite") else Counter(socket=IDLE)
         for pool, before in zip(self._pools, self.descriptors, strict=True):
-            more = descriptors(pool.pid) - before - idle
+            more = descriptors(pool.pid) - before - idle - opened_late(pool)
             assert not more, (pool.name, more)
 
 
@@ -166,12 +177,12 @@ def test_a_child_that_breaks_its_channel_is_replaced_and_nobody_else_notices(
         assert [(line.attempt, line.crashes) for line in runs] == [(1, 0), (1, 1)], rig.lines(ident=ident)
         assert len(rig.ends(ident)) == 1
         culprits.add(runs[0].pid)
-    wait_gone(culprits, 2.0)
+    wait_gone(culprits, LIMIT)
     around.tell(figure)
     around.assert_undisturbed(culprits)
     around.assert_no_descriptor_left()
     assert_ran_once(rig, steady)
-    assert all(pool.is_healthy() for pool in pools), "and the scoreboards can be read"
+    wait_until(lambda: all(pool.is_healthy() for pool in pools), what="and the scoreboards can be read")
 
 
 @pytest.mark.row(15)
@@ -198,7 +209,7 @@ def test_a_child_that_is_worn_when_its_job_ends_is_replaced(rig: Rig, pools: lis
     wait_until(lambda: rig.ends(ident))
     rig.wait_drained()
     first = rig.lines(ident=ident, event="start" if handler == "write_rubbish" else "end")[0]
-    wait_gone([first.pid], 2.0)
+    wait_gone([first.pid], LIMIT)
     around.watch(lambda: False)
     around.assert_undisturbed({first.pid})
 
@@ -248,15 +259,21 @@ def test_follow_ups_that_are_too_much_are_refused_where_they_are_enqueued(rig: R
 @pytest.mark.on("sqlite")
 def test_raw_output_takes_no_memory_and_fails_no_writer(rig: Rig, pools: list[PoolProcess], figure: Figure) -> None:
     around = Neighbourhood(rig, pools)
-    ident = rig.enqueue("print_raw", {"mebibytes": 64}, timeout=6.0, max_retries=0)
-    around.watch(lambda: not _is_settled(rig, ident))
+    culprits = set()
+    for timeout in (4.0, 16.0, 64.0):  # again, where a machine stands still for so long that it has no last words
+        ident = rig.enqueue("print_raw", {"mebibytes": 64}, timeout=timeout, max_retries=0)
+        around.watch(lambda ident=ident: not (rig.lines("effect", ident) or rig.is_dead(ident)))  # type: ignore[misc]
+        rig.wait_drained()
+        culprits |= {run.pid for run in rig.starts(ident)}
+        if rig.lines("effect", ident):
+            break
     [line] = rig.lines("effect", ident)
     figure("memory of a child's output and trace", int(line.tag) / 2**20, "MiB")
     assert int(line.tag) <= 1 << 20
     record = Death.from_text(rig.inspect(ident).cause or "")
     assert "the last words" in record.output
     assert "bytes of raw output dropped" in record.output
-    around.assert_undisturbed({line.pid})
+    around.assert_undisturbed(culprits)
 
 
 @pytest.mark.row(41)
@@ -274,7 +291,7 @@ def test_a_stray_pointer_reaches_nothing_but_the_childs_own_page(rig: Rig, pools
             json.dumps(rows, allow_nan=False)
     rig.wait_drained()
     assert {int(line.tag) for line in rig.lines("effect") if line.id in ids} == {4096}
-    assert all(pool.is_healthy() for pool in pools)
+    wait_until(lambda: all(pool.is_healthy() for pool in pools))
     around.assert_undisturbed(set())
     assert_ran_once(rig, [*ids, last, *steady])
 

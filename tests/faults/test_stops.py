@@ -1,7 +1,6 @@
 """Stops under load: by a supervisor, by a person at a terminal, twice; another pool goes on with what is given back.
 
-With POOLTEST_FULL=1 jobs take 1 s, 10 s and an hour and the grace is 5 s; else half of the seconds,
-and the short ones 0.2 s, so that a pause of the machine does not take them over the end of the grace.
+Jobs take 0.2 s, 10 s and an hour, and the grace is 5 s: no pause of the machine takes the short ones over its end.
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.faultmoves import Figure, fed, start_pools, stop_all
-from support.poolrig import PoolProcess, Rig
+from support.faultmoves import Figure, fed, start_pools, stop_all, under_way
+from support.poolrig import Rig
 from support.stalls import Stalls
 from support.tiers import more
 from support.waiting import wait_until
 
 from jobpool_torture.processes import send, tree_of
 
-SCALE, SHORT = (1.0, 1.0) if os.environ.get("POOLTEST_FULL") else (0.5, 0.2)
-GRACE = 5.0 * SCALE
-LONG, HOUR = 10.0 * SCALE, 3600.0
+GRACE = 5.0
+SHORT, LONG, HOUR = 0.2, 10.0, 3600.0
 AT_ONCE = 1.0
 """Seconds."""
 
@@ -34,13 +32,6 @@ GOODBYE = 2.0
 def job(seconds: float, go: Path) -> dict[str, object]:
     """For `again`: its first delivery takes so long once the file is there; any other ends at once."""
     return {"first": seconds, "later": 0, "until": str(go)}
-
-
-def open_deliveries(rig: Rig, pool: PoolProcess) -> set[tuple[str, int]]:
-    """What a pool was given and has not settled."""
-    lines = [line for line in rig.lines() if line.pool == pool.name]
-    fetched, settled = ({(line.id, line.fence) for line in lines if line.event == e} for e in ("fetched", "settled"))
-    return fetched - settled
 
 
 def assert_untouched(rig: Rig, ident: str) -> None:
@@ -84,7 +75,7 @@ def test_a_stop_lets_short_jobs_end_and_another_pool_goes_on_with_the_long_ones(
         assert second.at - released.at < AT_ONCE + stalls.seconds
         figure("fetched again after", max(0.0, second.at - released.at), "s")  # lines are written behind the answers
         assert_untouched(rig, ident)
-    assert not open_deliveries(rig, leaving)
+    assert not under_way(rig, leaving)
     rig.account().assert_once_each()
     assert not rig.dead()
     stop_all(rig, [staying])
@@ -105,7 +96,7 @@ def test_stops_in_a_stream_of_short_jobs_lose_and_repeat_none(rig: Rig, figure: 
         figure("a stop in a stream", took, "s")
         # Its processes share the machine with the stream of the other pools until they have ended: 0.2 s of work each.
         assert took < AT_ONCE + 1.5 + stalls.seconds
-        assert not open_deliveries(rig, leaving)
+        assert not under_way(rig, leaving)
         if number == 1:
             pools.append(rig.start_pool())
             wait_until(lambda: streaming(rig, lambda: pools[-1].ready() == 2), 30.0, "a third pool is there")
@@ -171,7 +162,7 @@ def test_a_term_to_every_process_of_a_pool_costs_no_attempt_and_no_message(rig: 
     for pid in family:  # some may have gone with those before them
         send(pid, signal.SIGTERM, family.__contains__)
     assert leaving.wait() == 0
-    assert not open_deliveries(rig, leaving)
+    assert not under_way(rig, leaving)
     rig.wait_drained()
     rig.account().assert_clean()
     assert {line.attempt for line in rig.starts()} == {1}

@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from support.cron_driven import INLINE_EVERY, Drive
 from support.cron_oracle import Oracle, walk
-from support.cron_trouble import Consumer, Trouble, instant, pass_time, way_to
+from support.cron_trouble import LIMIT, Consumer, Trouble, instant, pass_time, way_to
 from support.cron_walk import minute_of, offset_of
 from support.harness import HARNESSES, Harness
 from support.seeds import printed_seed
@@ -44,7 +44,7 @@ def three_schedulers(
     try:
         for number in drive.numbers:
             drive.start(number)
-        wait_until(lambda: drive.behind() <= 0, 60.0, "one of them is up")
+        wait_until(lambda: drive.behind() <= 0, LIMIT, "one of them is up")
         yield harness, drive, Consumer(harness.open())
     except BaseException:
         print(harness.open().keys.list_records("cron"), drive.log())
@@ -77,7 +77,7 @@ def test_each_instant_fires_once(store: str, tmp_path: Path) -> None:
 
 def wait_run(drive: Drive, expected: set[str], kills: int) -> list[str]:
     """What has run inline, once that is all of it, but for one each of so many that may have been killed at it."""
-    wait_until(lambda: len(expected - set(drive.inline())) <= kills, 30.0, f"{len(expected)} less {kills} ran inline")
+    wait_until(lambda: len(expected - set(drive.inline())) <= kills, LIMIT, f"{len(expected)} less {kills} ran inline")
     return drive.inline()
 
 
@@ -156,8 +156,8 @@ def leap(harness: Harness, drive: Drive, to: datetime) -> None:
 
     Nobody is in the middle of a turn then: what has fired is remembered for a day, and no turn takes longer.
     """
-    wait_until(drive.all_asleep, 60.0, "they have done what was due")
+    wait_until(drive.all_asleep, LIMIT, "they have done what was due")
     seconds = to.timestamp() - harness.now()
     harness.advance(seconds)
     drive.advance(seconds)
-    wait_until(lambda: drive.behind() <= 0, 60.0, "one of them has come there")
+    wait_until(lambda: drive.behind() <= 0, LIMIT, "one of them has come there")

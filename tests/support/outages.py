@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from jobpool.broker.backend import QueueBackend
@@ -14,6 +16,7 @@ from jobpool.errors import BackendUnavailable
 from jobpool.master.settle_thread import COUNT_EVERY_S
 from jobpool.message.definition import JobDefinition
 from jobpool.ops.health import MISSED, look
+from jobpool.telemetry.logs import RateLimit
 from support.faultmoves import fed
 from support.poolrig import LIMIT, PoolProcess, Rig
 from support.poolrig_brokers import Host
@@ -88,22 +91,38 @@ class Producer:
 
 @dataclass
 class Cost:
-    """What pools did in a time: seconds of their masters' processors, and lines of their logs; the most of any."""
+    """What pools did in a time.
+
+    Attributes:
+        cpu: Seconds that a master had of a processor, the most of any.
+        told: Events of a log and how often they were told, the most of any.
+    """
 
     seconds: float = 0.0
     cpu: float = 0.0
-    lines: int = 0
+    told: Counter[str] = field(default_factory=Counter)
+
+    def flood(self) -> dict[str, int]:
+        """Events that were told more often than thinning lets through, however long a slow machine took over it."""
+        thinned = RateLimit()
+        most = thinned.burst * (1 + math.ceil(self.seconds / thinned.window))
+        return {event: times for event, times in self.told.items() if times > most}
 
 
 @contextmanager
 def costing(pools: Sequence[PoolProcess]) -> Iterator[Cost]:
     """The cost of the block, filled in at its end."""
     cost, begun = Cost(), time.monotonic()
-    before = [(pool.cpu_seconds(), len(pool.log_lines())) for pool in pools]
+    before = [(pool.cpu_seconds(), _told(pool)) for pool in pools]
     yield cost
+    for pool, (cpu, told) in zip(pools, before, strict=True):
+        cost.cpu = max(cost.cpu, pool.cpu_seconds() - cpu)
+        cost.told |= _told(pool) - told
     cost.seconds = time.monotonic() - begun
-    cost.cpu = max(pool.cpu_seconds() - cpu for pool, (cpu, _) in zip(pools, before, strict=True))
-    cost.lines = max(len(pool.log_lines()) - lines for pool, (_, lines) in zip(pools, before, strict=True))
+
+
+def _told(pool: PoolProcess) -> Counter[str]:
+    return Counter(entry["event"] for entry in pool.log())
 
 
 def part(host: Host) -> None:

@@ -31,6 +31,10 @@ from support.waiting import wait_until
 TTR = 10.0
 """Seconds that a lease lasts on beanstalkd, whatever a pool asks for: longer than a busy machine pauses."""
 
+CONNECT_TIMEOUT = 20
+"""Seconds for a connection straight to Postgres, which nothing holds up but the machine: a pool ends where its first
+one takes longer."""
+
 SHORT_TTR = 2.0
 """The same, for tests of what a lease's end brings."""
 
@@ -158,6 +162,10 @@ class PostgresBroker(Broker):
 
     def url_at(self, host: str, port: int) -> str:
         return f"postgresql://postgres@{host}:{port}/postgres?schema={self.place}"
+
+    @property
+    def url(self) -> str:
+        return f"{super().url}&connect_timeout={CONNECT_TIMEOUT}"
 
     @property
     def server_url(self) -> str:

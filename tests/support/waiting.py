@@ -13,10 +13,13 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 EVERY = 0.002
-"""Seconds between two looks."""
+"""Seconds between two looks at first."""
 
 LONGEST = 0.02
-"""The same, after a look that itself took as long: who waits must not take the processor from what is waited for."""
+"""The same, after a long look or a long wait: who waits must not take the processor from what is waited for."""
+
+SHARE = 0.05
+"""Of the time waited so far: how late a look may be."""
 
 
 def wait_until(condition: Callable[[], T], limit: float = 30.0, what: str = "") -> T:
@@ -24,15 +27,16 @@ def wait_until(condition: Callable[[], T], limit: float = 30.0, what: str = "") 
 
     Only a look that began after them says so: what came true in a pause of the machine, behind a look, still counts.
     """
-    give_up = time.monotonic() + limit
+    begun = time.monotonic()
     while True:
         looked_at = time.monotonic()
         value = condition()
         if value:
             return value
-        if looked_at >= give_up:
+        if looked_at >= begun + limit:
             raise AssertionError(f"not within {limit} s: {what or getattr(condition, '__name__', condition)}")
-        time.sleep(min(max(time.monotonic() - looked_at, EVERY), LONGEST))
+        now = time.monotonic()
+        time.sleep(min(max(EVERY, now - looked_at, SHARE * (now - begun)), LONGEST))
 
 
 def whole_lines(path: Path) -> list[str]:

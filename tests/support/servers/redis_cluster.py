@@ -170,10 +170,20 @@ class RedisCluster:
             node.ask("CLUSTER", "SET-CONFIG-EPOCH", number)
 
     def _meet(self) -> None:
+        def met(node: ClusterNode) -> bool:
+            if node is self.nodes[0]:
+                self._introduce()
+            return node.info()["cluster_known_nodes"] == str(len(self.nodes))
+
+        self._wait(met, "the nodes meet")
+
+    def _introduce(self) -> None:
+        """Tell the first node of those it does not know: after a second without an answer it forgets them again."""
         first, *others = self.nodes
+        known = first.ask("CLUSTER", "NODES").decode()
         for node in others:
-            first.ask("CLUSTER", "MEET", node.host, node.port, node.bus)
-        self._wait(lambda node: node.info()["cluster_known_nodes"] == str(len(self.nodes)), "the nodes meet")
+            if f"{node.host}:{node.port}@" not in known:
+                first.ask("CLUSTER", "MEET", node.host, node.port, node.bus)
 
     def _wait(self, condition: Callable[[ClusterNode], bool], what: str) -> None:
         def all_are() -> bool:
