@@ -10,6 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from support.tiers import more
+
+from stdlib_reports.__main__ import clear
+from stdlib_reports.shelf import Shelf
+from stdlib_reports.survey import subjects
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 120.0
@@ -50,26 +55,29 @@ def test_the_start_in_the_readme_runs_as_it_stands(tmp_path: Path, environment: 
     assert left.strip() == "[]"
 
 
-def test_the_demo_sees_what_it_promises(tmp_path: Path, environment: Mapping[str, str]) -> None:
+@pytest.mark.parametrize(("words", "reports"), [(("--reports", "20"), 20), *more(((), len(subjects())))])
+def test_the_demo_sees_what_it_promises(
+    tmp_path: Path, environment: Mapping[str, str], words: tuple[str, ...], reports: int
+) -> None:
     folder = tmp_path / "out"
-    said = run(sys.executable, "-m", "stdlib_reports", "-o", str(folder), environment=environment, folder=tmp_path)
+    demo = (sys.executable, "-m", "stdlib_reports", "--output", str(folder), *words)
+    said = run(*demo, environment=environment, folder=tmp_path)
 
     assert re.search(r"dead letters +2 ", said), said
     assert re.search(r"lost +0", said), said
     index = (folder / "reports" / "index.html").read_text("utf-8")
     links = re.findall(r"href='([^']+)'", index)
-    assert len(links) >= 190
+    assert len(links) == reports
+    assert len(subjects()) >= 190
     assert all((folder / "reports" / link).is_file() for link in links)
 
 
-def test_the_demo_can_be_run_again_over_itself(tmp_path: Path, environment: Mapping[str, str]) -> None:
+def test_the_demo_can_be_run_again_over_itself(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     (folder / "reports").mkdir(parents=True)
     (folder / "reports" / "stale.html").touch()
     (folder / "mine.txt").touch()
-    code = "import sys; from pathlib import Path; from stdlib_reports.__main__ import clear; "
-    code += "from stdlib_reports.shelf import Shelf; clear(Shelf(Path(sys.argv[1])))"
-    run(sys.executable, "-c", code, str(folder), environment=environment, folder=tmp_path)
+    clear(Shelf(folder))
 
     assert sorted(path.name for path in folder.iterdir()) == ["mine.txt", "reports"]
     assert not list((folder / "reports").iterdir())
