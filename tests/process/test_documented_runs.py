@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 from support.tiers import more
 
-from stdlib_reports.__main__ import clear
-from stdlib_reports.shelf import Shelf
 from stdlib_reports.survey import subjects
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,12 +70,14 @@ def test_the_demo_sees_what_it_promises(
     assert all((folder / "reports" / link).is_file() for link in links)
 
 
-def test_the_demo_can_be_run_again_over_itself(tmp_path: Path) -> None:
+def test_the_demo_can_be_run_again_over_itself(tmp_path: Path, environment: Mapping[str, str]) -> None:
     folder = tmp_path / "out"
     (folder / "reports").mkdir(parents=True)
     (folder / "reports" / "stale.html").touch()
     (folder / "mine.txt").touch()
-    clear(Shelf(folder))
+    code = "import sys; from pathlib import Path; from stdlib_reports.__main__ import clear; "
+    code += "from stdlib_reports.shelf import Shelf; clear(Shelf(Path(sys.argv[1])))"
+    run(sys.executable, "-c", code, str(folder), environment=environment, folder=tmp_path)
 
     assert sorted(path.name for path in folder.iterdir()) == ["mine.txt", "reports"]
     assert not list((folder / "reports").iterdir())
