@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stalls import Stopwatch
+
 from jobpool.ipc import packets
 from jobpool.ipc.fork_client import ForkServerClient
 from jobpool.ipc.frames import Exited, Frame, Ready, Result, Run, Spawned, decode
@@ -28,9 +30,9 @@ F = TypeVar("F")
 
 def wait_until(condition: Callable[[], object], limit: float = LIMIT) -> None:
     """Return once `condition()` is true; `AssertionError` after `limit` seconds."""
-    give_up = time.monotonic() + limit
+    watch = Stopwatch()
     while not condition():
-        assert time.monotonic() < give_up, f"not so within {limit} s"
+        assert watch.seconds() < limit, f"not so within {limit} s"
         time.sleep(0.002)
 
 
@@ -41,9 +43,9 @@ class Watch:
         self._left = {os.pidfd_open(pid): pid for pid in pids}
 
     def wait(self, limit: float) -> list[int]:
-        """The pids that are still alive after at most `limit` seconds."""
-        give_up = time.monotonic() + limit
-        while self._left and (left := give_up - time.monotonic()) > 0:
+        """The pids that are still alive after at most `limit` seconds, without those of the machine's own pauses."""
+        watch = Stopwatch()
+        while self._left and (left := limit - watch.seconds()) > 0:
             poll = select.poll()
             for pidfd in self._left:
                 poll.register(pidfd, select.POLLIN)
