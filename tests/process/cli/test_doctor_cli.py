@@ -287,7 +287,7 @@ def _ask(sql: str) -> None:
 
 def _url(role: str, host: str = "", port: int = 0) -> str:
     server = shared_postgres()
-    return f"postgresql://{role}@{host or server.host}:{port or server.port}/postgres?schema={role}"
+    return f"postgresql://{role}@{host or server.host}:{port or server.port}/postgres?schema={role}&connect_timeout=30"
 
 
 SHARED = ("--ignore", "postgres.fsync", "--ignore", "postgres.full_page_writes", "--ignore", "postgres.transactions")
@@ -356,7 +356,7 @@ def test_a_pooler_in_between(
     ward.environment["JOBPOOL_SIGNING_KEY"] = KEY
     behind = _url(role).partition("?")[0]
     with Pgbouncer(tmp_path / "pooler", behind, config={"pool_mode": mode}) as pooler:
-        found, code = told(ward, "-b", pooler.url(f"schema={role}"), *SHARED)
+        found, code = told(ward, "-b", pooler.url(f"schema={role}&connect_timeout=30"), *SHARED)
     assert found[check]["level"] == level
     assert text in " ".join(found[check].values())
     assert code == (1 if level == "problem" else 0)
