@@ -45,11 +45,13 @@ class Watch:
     def wait(self, limit: float) -> list[int]:
         """The pids that are still alive after at most `limit` seconds, without those of the machine's own pauses."""
         watch = Stopwatch()
-        while self._left and (left := limit - watch.seconds()) > 0:
+        left = limit
+        while self._left and left > 0:
+            left = limit - watch.seconds()  # if that is over, this look is the last
             poll = select.poll()
             for pidfd in self._left:
                 poll.register(pidfd, select.POLLIN)
-            for pidfd, _ in poll.poll(left * 1000):
+            for pidfd, _ in poll.poll(max(0.0, left) * 1000):
                 del self._left[pidfd]
                 os.close(pidfd)
         alive = list(self._left.values())
