@@ -198,8 +198,8 @@ MUTATIONS = [
     Mutation(
         "pool: a failed job is acked",
         f"{POOL}/policy/decide.py",
-        "if permanent else _failed(",
-        "if permanent else ACK or _failed(",
+        'return _failed("failed", error, lease, rules, retry, cause=_beside(lease, cause))',
+        "return ACK",
         "tests/unit/policy/test_decide.py",
     ),
     Mutation(

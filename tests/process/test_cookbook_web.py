@@ -146,7 +146,7 @@ def test_sqlalchemy_commits_orders_and_jobs_together_and_its_engine_outlives_the
     tmp_path: Path, database: str
 ) -> None:
     rig = Rig(tmp_path, "shop_sqlalchemy.py")
-    rig.url = database
+    rig.url = f"{database}?connect_timeout=30"
     own = database.replace("postgresql://", "postgresql+psycopg://")
     placed = rig.run(sys.executable, "shop_sqlalchemy.py", "1200", "350", "9900", SHOP_DATABASE=own)
     assert [line.split()[0] for line in placed.splitlines()] == ["1", "2", "3"]

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from support.tiers import more
+
+from stdlib_reports.survey import subjects
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 120.0
@@ -50,15 +53,20 @@ def test_the_start_in_the_readme_runs_as_it_stands(tmp_path: Path, environment: 
     assert left.strip() == "[]"
 
 
-def test_the_demo_sees_what_it_promises(tmp_path: Path, environment: Mapping[str, str]) -> None:
+@pytest.mark.parametrize(("words", "reports"), [(("--reports", "20"), 20), *more(((), len(subjects())))])
+def test_the_demo_sees_what_it_promises(
+    tmp_path: Path, environment: Mapping[str, str], words: tuple[str, ...], reports: int
+) -> None:
     folder = tmp_path / "out"
-    said = run(sys.executable, "-m", "stdlib_reports", "-o", str(folder), environment=environment, folder=tmp_path)
+    demo = (sys.executable, "-m", "stdlib_reports", "--output", str(folder), *words)
+    said = run(*demo, environment=environment, folder=tmp_path)
 
     assert re.search(r"dead letters +2 ", said), said
     assert re.search(r"lost +0", said), said
     index = (folder / "reports" / "index.html").read_text("utf-8")
     links = re.findall(r"href='([^']+)'", index)
-    assert len(links) >= 190
+    assert len(links) == reports
+    assert len(subjects()) >= 190
     assert all((folder / "reports" / link).is_file() for link in links)
 
 

@@ -17,7 +17,7 @@ from servicebus_peer.settings import Settings
 from servicebus_peer.store import Store
 
 HOST = "127.0.0.1"
-LIMIT = 5.0
+LIMIT = 30.0
 """Seconds for connections to end."""
 
 

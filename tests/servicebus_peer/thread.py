@@ -16,7 +16,7 @@ from servicebus_peer.settings import Settings, connection_string
 
 T = TypeVar("T")
 
-LIMIT = 10.0
+LIMIT = 30.0
 """Seconds to start, to stop, and for a call."""
 
 TRIES = 5

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stalls import Stopwatch
+
 from jobpool.ipc import packets
 from jobpool.ipc.fork_client import ForkServerClient
 from jobpool.ipc.frames import Exited, Frame, Ready, Result, Run, Spawned, decode
@@ -28,9 +30,9 @@ F = TypeVar("F")
 
 def wait_until(condition: Callable[[], object], limit: float = LIMIT) -> None:
     """Return once `condition()` is true; `AssertionError` after `limit` seconds."""
-    give_up = time.monotonic() + limit
+    watch = Stopwatch()
     while not condition():
-        assert time.monotonic() < give_up, f"not so within {limit} s"
+        assert watch.seconds() < limit, f"not so within {limit} s"
         time.sleep(0.002)
 
 
@@ -41,13 +43,15 @@ class Watch:
         self._left = {os.pidfd_open(pid): pid for pid in pids}
 
     def wait(self, limit: float) -> list[int]:
-        """The pids that are still alive after at most `limit` seconds."""
-        give_up = time.monotonic() + limit
-        while self._left and (left := give_up - time.monotonic()) > 0:
+        """The pids that are still alive after at most `limit` seconds, without those of the machine's own pauses."""
+        watch = Stopwatch()
+        left = limit
+        while self._left and left > 0:
+            left = limit - watch.seconds()  # if that is over, this look is the last
             poll = select.poll()
             for pidfd in self._left:
                 poll.register(pidfd, select.POLLIN)
-            for pidfd, _ in poll.poll(left * 1000):
+            for pidfd, _ in poll.poll(max(0.0, left) * 1000):
                 del self._left[pidfd]
                 os.close(pidfd)
         alive = list(self._left.values())

@@ -30,6 +30,9 @@ from jobpool_backends.servicebus.queue_client import QueueClient
 MOST_DELIVERIES = 1000
 """So many that the broker makes nothing a dead letter by itself, as the documentation asks for."""
 
+AT_ONCE = 8
+"""Connections that are opened at a time: of seventy together, each would wait longer than its own ten seconds."""
+
 LIMIT = 60.0
 """Seconds to open all connections."""
 
@@ -99,7 +102,7 @@ def _hub(connection_string: str, pid: int) -> Namespace:
 
 @cache
 def turned_hub() -> Namespace:
-    """The connections to the turned peer, all of them open: together that takes hardly longer than one by itself."""
+    """The connections to the turned peer, all of them open."""
     namespace = shared_hub(turned_peer().connection_string)
     clients = [namespace.queue(name) for name in QUEUES]
     namespace.call(_open(clients), LIMIT)
@@ -110,7 +113,13 @@ async def _open(clients: Iterable[QueueClient]) -> None:
     channels: list[Channel[Any]] = []
     for client in clients:
         channels += [client.sending, client.receivers[0].channel, client.management, client.dead]
-    await asyncio.gather(*(channel.run(_nothing, time.monotonic() + LIMIT) for channel in channels))
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def open_one(channel: Channel[Any]) -> None:
+        async with free:
+            await channel.run(_nothing, time.monotonic() + LIMIT)
+
+    await asyncio.gather(*map(open_one, channels))
 
 
 async def _nothing(_: object) -> None:

@@ -1,6 +1,6 @@
 """The demo: enqueue, run a pool with a progress bar, sum up. Exit 0 when all is as it should be, else 1.
 
-python -m stdlib_reports [--workers N] [--output FOLDER]
+python -m stdlib_reports [--workers N] [--output FOLDER] [--reports N]
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(highlight=False, soft_wrap=True)
     shelf = Shelf(options.output)
     clear(shelf)
-    enqueued = pool.enqueue(shelf)
+    enqueued = pool.enqueue(shelf, options.reports)
     console.print(f"{enqueued.count} jobs enqueued: {len(enqueued.reports)} reports, and three jobs that misbehave")
     console.print(f"$ {shlex.join(pool.command(shelf, options.workers))}")
     began, cpu_before = time.monotonic(), _children_cpu()
@@ -65,6 +65,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         "-w", "--workers", type=int, default=max(4, len(os.sched_getaffinity(0))), help="child processes"
     )
     parser.add_argument("-o", "--output", type=Path, default=REPOSITORY / "demo-output", help="where everything is put")
+    parser.add_argument("-r", "--reports", type=int, help="how many reports to write; as a default, all")
     return parser.parse_args(arguments)
 
 

@@ -46,11 +46,11 @@ def url_of(shelf: Shelf) -> str:
     return f"sqlite:///{(shelf.folder / 'jobs.db').resolve()}"
 
 
-def enqueue(shelf: Shelf) -> Enqueued:
-    """Enqueue everything in one round trip, the three that misbehave first."""
+def enqueue(shelf: Shelf, most: int | None = None) -> Enqueued:
+    """Enqueue everything in one round trip, the three that misbehave first; at most `most` reports."""
     folder = str(shelf.folder.resolve())
     builders = [jobs.hang.define(folder=folder), jobs.crash.define(folder=folder), jobs.flaky.define(folder=folder)]
-    builders += [jobs.report.define(subject=subject, folder=folder) for subject in subjects()]
+    builders += [jobs.report.define(subject=subject, folder=folder) for subject in subjects()[:most]]
     with closing(jobpool.Jobs(url_of(shelf))) as producer:
         hang, crash, flaky, *reports = producer.enqueue_many([builder.to_definition() for builder in builders])
     return Enqueued(tuple(reports), hang, crash, flaky)

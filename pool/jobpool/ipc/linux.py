@@ -95,7 +95,8 @@ def become_subreaper() -> None:
 def direct_children() -> set[int]:
     """Return this process's children, adopted and uncollected ones too. Raises `OSError` if /proc cannot be read."""
     pids: set[int] = set()
-    for task in os.listdir("/proc/self/task"):
+    main = str(os.getpid())  # its thread comes last: it inherits the children of a thread that ends meanwhile
+    for task in sorted(os.listdir("/proc/self/task"), key=main.__eq__):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
             pids.update(map(int, _children_file(task).read_text().split()))
     return pids

@@ -14,6 +14,7 @@ STALE_AFTER_S = 0.1  # seconds after its lease at which a message that no child 
 DUMP_BEFORE_KILL_S = 0.05  # seconds between the request for a stack and the kill
 
 MAX_DUMP_S = 0.25  # the same if no stack is written: on a busy machine a loop in C may not get a processor for so long
+MAX_DUMP_PAUSE_S = 0.1  # of it that a pause between two looks counts for: in one of the machine, no child can write
 UNDEAD_AFTER_S = 5.0  # seconds after SIGKILL at which a child that was not collected (state D) is given up
 IDLE_CPU_SHARE = 0.02  # of a core; a child that uses less waits for something
 IDLE_LOOK_S = 2.0  # seconds after the head began, from which on a sample tells of it alone: there is one a second
@@ -108,7 +109,9 @@ def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions:
     if not slot.dumped_at:  # however late this turn of the loop is: the stack is what its user will look for
         slot.dumped_at = now
         actions.append(act.DumpStack(slot))
-    elif slot.awaits_stack and DUMP_BEFORE_KILL_S <= now - slot.dumped_at < MAX_DUMP_S:
+        return
+    slot.dumped_at += max(0.0, now - max(slot.dumped_at, pool.checked_at) - MAX_DUMP_PAUSE_S)
+    if slot.awaits_stack and DUMP_BEFORE_KILL_S <= now - slot.dumped_at < MAX_DUMP_S:
         actions.append(act.LookForStack(slot))
     elif now - slot.dumped_at >= DUMP_BEFORE_KILL_S:
         name = head.lease.envelope.name or head.handler

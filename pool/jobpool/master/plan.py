@@ -64,8 +64,8 @@ class Planner:
             dispatch(pool, now, actions)
         if due:
             watch_servers(pool, now, actions)
-            pool.checked_at = now
             check_deadlines(pool, now, actions)
+            pool.checked_at = now
         self._settle(pool, now_boot, actions)
         return actions
 

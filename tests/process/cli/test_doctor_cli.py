@@ -1,8 +1,13 @@
-"""`jobpool doctor` as a program: on machines, files and servers that really are ill, with its exit code."""
+"""`jobpool doctor`: on machines, files and servers that really are ill, with its exit code.
+
+Whether it is a program is shown on the well machine; the other tests call its command in their own process.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +18,7 @@ from typing import Any
 import psycopg
 import pytest
 from cli_shell import LIMIT, Shell
+from click.testing import CliRunner, Result
 from support.servers import PostgresServer, RedisServer, fresh_name, shared_postgres
 from support.servers.pgbouncer import Pgbouncer
 from support.servers.ports import free_port
@@ -20,6 +26,7 @@ from support.servers.redis_server import DURABLE
 from support.tiers import more
 
 from jobpool.broker.opening import open_backend
+from jobpool.cli.main import cli
 
 KEY = "0123456789abcdef"
 HERE = ("--ignore", "sqlite.file-system", "--ignore", "sqlite.space")
@@ -27,30 +34,46 @@ HERE = ("--ignore", "sqlite.file-system", "--ignore", "sqlite.space")
 
 
 @pytest.fixture
-def ward(shell: Shell) -> Shell:
-    """A shell with a database, under a supervisor that waits long enough."""
+def ward(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+    """A shell with a database, under a supervisor that waits long enough; its folder is this process's own."""
     open_backend(f"sqlite:///{shell.directory / 'jobpool.db'}").close()
     shell.environment |= {"TIMEOUT_STOP_SEC": "300", "TZ": "UTC"}
-    return shell
+    for variable in os.environ.keys() - shell.environment.keys():
+        monkeypatch.delenv(variable)
+    monkeypatch.chdir(shell.directory)
+    ours = logging.getLogger("jobpool")
+    before = list(ours.handlers), ours.level, ours.propagate
+    yield shell
+    ours.handlers[:], ours.propagate = before[0], before[2]
+    ours.setLevel(before[1])
 
 
-def told(shell: Shell, *words: str) -> tuple[dict[str, dict[str, str]], int]:
+def doctor(ward: Shell, *words: str) -> Result:
+    """Call the command in this process, where nothing need be imported again."""
+    return CliRunner().invoke(cli, ["doctor", *words], env=ward.environment, catch_exceptions=False)
+
+
+def told(ward: Shell, *words: str) -> tuple[dict[str, dict[str, str]], int]:
     """The worst finding of each check, and the exit code; every bad one has its mend."""
-    done = shell.run("doctor", "--json", *words)
-    assert "fault in jobpool" not in done.stderr
+    done = doctor(ward, "--json", *words)
     document = json.loads(done.stdout)
     ranks = ["ok", "note", "warning", "problem"]
     findings = sorted(document["findings"], key=lambda found: ranks.index(found["level"]))
     assert all(found["mend"] for found in findings if found["level"] in ranks[2:])
-    assert document["well"] is (done.returncode == 0)
-    return {found["check"]: found for found in findings}, done.returncode
+    assert document["well"] is (done.exit_code == 0)
+    return {found["check"]: found for found in findings}, done.exit_code
 
 
 def test_all_is_well(ward: Shell) -> None:
+    done = ward.run("doctor", "--json", *HERE)
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert document["well"]
+    levels = {finding["check"]: finding["level"] for finding in document["findings"]}
+    assert set(levels.values()) == {"ok", "note"}
     found, code = told(ward, *HERE)
-    assert code == 0
-    assert {finding["level"] for finding in found.values()} == {"ok", "note"}
-    assert ward.run("doctor", "--strict", *HERE).returncode == 0
+    assert ({check: finding["level"] for check, finding in found.items()}, code) == (levels, 0)
+    assert doctor(ward, "--strict", *HERE).exit_code == 0
 
 
 def test_it_prints_a_line_a_check_and_a_summary(ward: Shell) -> None:
@@ -66,8 +89,8 @@ def test_it_prints_a_line_a_check_and_a_summary(ward: Shell) -> None:
 
 
 def test_what_is_to_be_ignored_is_and_a_name_that_is_none_is_told(ward: Shell) -> None:
-    done = ward.run("doctor", "--ttl", "4", "--ignore", "ttl", "--ignore", "tttl", *HERE)
-    assert done.returncode == 0
+    done = doctor(ward, "--ttl", "4", "--ignore", "ttl", "--ignore", "tttl", *HERE)
+    assert done.exit_code == 0
     assert "no check to ignore is called tttl" in done.stderr
 
 
@@ -116,7 +139,7 @@ def test_each_fault_of_the_configuration(
     assert found[check]["level"] == level
     assert text in " ".join(found[check].values())
     assert code == (1 if level == "problem" else 0)
-    assert ward.run("doctor", "--strict", *words, *HERE).returncode == 1
+    assert doctor(ward, "--strict", *words, *HERE).exit_code == 1
 
 
 def test_too_few_open_files(ward: Shell) -> None:
@@ -143,7 +166,7 @@ def test_an_empty_key_is_wrong_usage_as_everywhere(ward: Shell) -> None:
 
 @pytest.mark.parametrize("mode", ["delete", "truncate", "persist"])
 def test_a_file_that_somebody_took_out_of_its_journal_mode(ward: Shell, mode: str) -> None:
-    assert ward.run("doctor", *HERE).returncode == 0
+    assert doctor(ward, *HERE).exit_code == 0
     other = sqlite3.connect(ward.directory / "jobpool.db")
     other.execute(f"PRAGMA journal_mode = {mode}")
     other.close()
@@ -152,7 +175,7 @@ def test_a_file_that_somebody_took_out_of_its_journal_mode(ward: Shell, mode: st
     found, code = told(ward, *HERE)
     assert code == 1
     assert found["sqlite.journal"]["found"] == f"journal_mode was {mode} until now"
-    assert ward.run("doctor", *HERE).returncode == 0
+    assert doctor(ward, *HERE).exit_code == 0
 
 
 def test_a_file_that_is_no_database(ward: Shell) -> None:
@@ -264,7 +287,7 @@ def _ask(sql: str) -> None:
 
 def _url(role: str, host: str = "", port: int = 0) -> str:
     server = shared_postgres()
-    return f"postgresql://{role}@{host or server.host}:{port or server.port}/postgres?schema={role}"
+    return f"postgresql://{role}@{host or server.host}:{port or server.port}/postgres?schema={role}&connect_timeout=30"
 
 
 SHARED = ("--ignore", "postgres.fsync", "--ignore", "postgres.full_page_writes", "--ignore", "postgres.transactions")
@@ -333,7 +356,7 @@ def test_a_pooler_in_between(
     ward.environment["JOBPOOL_SIGNING_KEY"] = KEY
     behind = _url(role).partition("?")[0]
     with Pgbouncer(tmp_path / "pooler", behind, config={"pool_mode": mode}) as pooler:
-        found, code = told(ward, "-b", pooler.url(f"schema={role}"), *SHARED)
+        found, code = told(ward, "-b", pooler.url(f"schema={role}&connect_timeout=30"), *SHARED)
     assert found[check]["level"] == level
     assert text in " ".join(found[check].values())
     assert code == (1 if level == "problem" else 0)

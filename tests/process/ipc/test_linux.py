@@ -105,6 +105,21 @@ assert linux.sweep_strays((), 10.0) == 1
 """)
 
 
+def test_the_main_thread_which_inherits_the_children_of_others_is_asked_last() -> None:
+    assert passes("""
+import threading
+asked, real = [], linux._children_file
+linux._children_file = lambda task: (asked.append(int(task)), real(task))[1]
+stop = threading.Event()
+threads = [threading.Thread(target=stop.wait) for _ in range(8)]
+for thread in threads: thread.start()
+linux.direct_children()
+stop.set()
+assert len(asked) == 9
+assert asked[-1] == os.getpid()
+""")
+
+
 def test_a_sweep_ends_strangers_and_spares_those_to_keep() -> None:
     assert passes("""
 linux.become_subreaper()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -110,9 +109,7 @@ def test_it_dies_with_the_master(rig: Rig) -> None:
     companion = the_one(pool)
     pool.send(signal.SIGKILL)
     pool.wait()
-    began = time.monotonic()
     wait_until(lambda: not is_alive(companion), 5.0, "the scheduler is dead")
-    assert time.monotonic() - began < 5.0
     rig.assert_no_processes_left()
 
 

@@ -17,8 +17,11 @@ from jobpool_backends.postgres import PostgresBackend
 from support.harnesses.base import Opener, TurnedClock
 from support.servers import fresh_name, shared_postgres
 
-PATIENCE = 30.0
-"""Seconds that a live client waits for a statement: a crowd keeps all cores busy."""
+CONNECTS = {"connect_timeout": 30}
+"""Seconds: the default of 2 is as long as a pause of the machine."""
+
+PATIENT = {"timeout": 30.0, **CONNECTS}
+"""Seconds that a live client waits for a statement, too: a crowd keeps all cores busy."""
 
 TURNED = """
     CREATE TABLE {schema}.turned (moment bigint NOT NULL);
@@ -44,7 +47,7 @@ class PostgresHarness(TurnedClock):
         return _open(self._schema.name, self.clock, **options)
 
     def opener(self) -> Opener:
-        return partial(PostgresBackend.from_url, shared_postgres().url(), schema=fresh_name(), timeout=PATIENCE)
+        return partial(PostgresBackend.from_url, shared_postgres().url(), schema=fresh_name(), **PATIENT)
 
     def show(self, wall: float) -> None:
         self._schema.turn_to(wall)
@@ -94,4 +97,4 @@ def _turned_schema() -> _TurnedSchema:
 
 
 def _open(schema: str, clock: ManualClock, **options: Any) -> PostgresBackend:
-    return PostgresBackend.from_url(shared_postgres().url(), clock=clock, schema=schema, **options)
+    return PostgresBackend.from_url(shared_postgres().url(), clock=clock, schema=schema, **{**CONNECTS, **options})

@@ -31,7 +31,9 @@ class RedisHarness(TurnedClock):
         return shared_redis(turned)
 
     def connect(self, **options: Any) -> QueueBackend:
-        return self.backend.from_url(self._server.url, clock=self.clock, prefix=self._prefix, **options)
+        return self.backend.from_url(
+            self._server.url, clock=self.clock, prefix=self._prefix, **{"timeout": PATIENCE, **options}
+        )
 
     def opener(self) -> Opener:
         url = self.server(turned=False).url

@@ -15,6 +15,9 @@ from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.connection import read_address
 from jobpool_backends.postgres.database import Database
 
+CONNECT_TIMEOUT_S = 30
+"""Of connections for which a test sets no time: the default of 2 is as long as a pause of the machine."""
+
 
 class Rig:
     """One schema, and all that opens connections to it; a context manager that closes everything.
@@ -32,8 +35,13 @@ class Rig:
         self._opened: list[PostgresBackend | Database | psycopg.Connection[TupleRow]] = []
 
     def url(self, options: Mapping[str, object] | None = None, *, base: str | None = None) -> str:
-        """Of the schema, with more options in the query; `base`: through another address."""
-        found = {"schema": self.schema, **(options or {})}
+        """Of the schema, with more options in the query; `base`: through another address.
+
+        A test that sets no time of its own may pause as long as it wants while it connects.
+        """
+        options = options or {}
+        patient = {} if "timeout" in options else {"connect_timeout": CONNECT_TIMEOUT_S}
+        found = {"schema": self.schema, **patient, **options}
         query = "&".join(f"{name}={quote(str(value))}" for name, value in found.items())
         return f"{base or self.server.url()}?{query}"
 

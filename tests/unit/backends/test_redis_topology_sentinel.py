@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.servers import shared_redis
 from support.servers.redis_sentinel import SentinelGroup
+from support.stalls import Stopwatch
 from support.waiting import wait_until
 
 from jobpool.broker.finding import cautions_of
@@ -142,14 +143,14 @@ def test_a_dead_sentinel_is_passed_over(start: Group) -> None:
     group.sentinels[0].kill()
     group.sentinels[1].pause()
     with linked(group.url, connect_timeout=0.6) as link:
-        began = time.monotonic()
+        began = Stopwatch()
         link.run(ADD, ["key"], [1])
-        assert time.monotonic() - began < 0.6
-        began = time.monotonic()
+        assert began.seconds() < 0.6
+        began = Stopwatch()
         with linked(group.servers[0].url) as other:
             other.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         link.run(ADD, ["key"], [1])
-        assert time.monotonic() - began < 0.2  # the one that answered last time is asked first
+        assert began.seconds() < 0.2  # the one that answered last time is asked first
 
 
 def test_no_sentinel_answers(start: Group) -> None:

@@ -17,7 +17,7 @@ from jobpool.master.apply import apply
 from jobpool.master.deadlines import (
     DUMP_BEFORE_KILL_S,
     HEARTBEAT_S,
-    MAX_DUMP_S,
+    MAX_DUMP_PAUSE_S,
     STALE_AFTER_S,
     UNDEAD_AFTER_S,
     next_due,
@@ -511,7 +511,21 @@ class TestTimeouts:
         looked = stage.after(DUMP_BEFORE_KILL_S + 0.001)
         assert len(of(looked, act.LookForStack)) == 1
         assert not of(looked, act.KillChild)
-        assert len(of(stage.after(MAX_DUMP_S), act.KillChild)) == 1
+        for _ in range(2):
+            assert not of(stage.after(MAX_DUMP_PAUSE_S - 0.01), act.KillChild)
+        assert len(of(stage.after(MAX_DUMP_PAUSE_S), act.KillChild)) == 1
+
+    def test_a_pause_of_the_machine_hardly_shortens_the_wait_for_a_stack(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("slow")
+        [slot] = stage.busy
+        stage.after(11.01)
+        slot.awaits_stack = True
+        for _ in range(2):
+            looked = stage.after(2.0)
+            assert len(of(looked, act.LookForStack)) == 1
+            assert not of(looked, act.KillChild)
+        assert len(of(stage.after(2.0), act.KillChild)) == 1
 
     def test_the_jobs_own_timeout_wins_over_the_handlers_and_the_pools(self) -> None:
         stage = Stage(workers=1, default_timeout=99.0).boot()
