@@ -7,6 +7,7 @@ drawing.
 from __future__ import annotations
 
 import json
+import math
 import struct
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -82,8 +83,10 @@ def page(text: str, tables: Tables) -> str:
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise ValueError(f"the page has no place for charts: put the lines {BEGIN!r} and {END!r} into it")
-    sections = [_section(chart, panels, tables) for chart, panels in _measured(tables)]
-    return "\n\n".join([before + begin, *sections, end + after])
+    measured = {chart: _section(chart, panels, tables) for chart, panels in _measured(tables)}
+    missing = ", ".join(chart.title for chart in CHARTS if chart not in measured)
+    note = [_wrapped(f"Not measured yet; `scripts/bench peers` does it: {missing}.")] if missing else []
+    return "\n\n".join([before + begin, *measured.values(), *note, end + after])
 
 
 def _measured(tables: Tables) -> Iterator[tuple[Chart, list[Panel]]]:
@@ -105,7 +108,9 @@ def _drawn(bar: Bar, figures: Mapping[str, Figure]) -> dict[str, Any]:
         "label": bar.label,
         "parts": [{"value": part.value, "low": part.low, "high": part.high} for part in parts],
         "value": " + ".join(number(part.value) for part in parts),
-        "spread": f"{number(parts[0].low)} … {number(parts[0].high)}" if parts[0].count > 1 else "",
+        "spread": f"{number(parts[0].low)} … {number(parts[0].high)}"
+        if parts[0].count > 1 and math.isfinite(parts[0].low)
+        else "",
     }
 
 

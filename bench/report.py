@@ -119,7 +119,7 @@ def number(value: float) -> str:
 
 def _row(figure: Figure) -> tuple[str, ...]:
     unit = f" {figure.unit}" if figure.unit else ""
-    spread = f"{number(figure.low)} … {number(figure.high)}" if figure.count > 1 else ""
+    spread = f"{number(figure.low)} … {number(figure.high)}" if figure.count > 1 and math.isfinite(figure.low) else ""
     target = f"{figure.target.sign} {figure.target.limit:g}{unit}" if figure.target else ""
     met = {None: "", True: "yes", False: "NO"}[figure.met]
     value = number(figure.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ ROW, HEAD, TITLE, FOOT = 0.27, 0.4, 0.42, 0.15
 LEFT, ROOM = 0.27, 0.68
 """Part of the width for labels, and part of a panel that the longest whisker takes: the rest is for its figures."""
 
-COLOURS = 32
+COLOURS = 64
 
 
 def run(drawings: dict[str, Any], directory: str) -> dict[str, Any]:
@@ -91,12 +92,17 @@ def _panel(axes: Any, bars: list[dict[str, Any]]) -> None:
 
 def _reach(bars: list[dict[str, Any]]) -> float:
     """Return the highest value or whisker; one that would make all bars short does not count, and is cut."""
-    totals = [sum(part["value"] for part in bar["parts"]) for bar in bars]
-    longest: float = max(total for total in totals if math.isfinite(total))
-    highs = [
-        total - bar["parts"][-1]["value"] + bar["parts"][-1]["high"] for total, bar in zip(totals, bars, strict=True)
-    ]
-    return max(high if high < 2 * longest else 1.15 * longest for high in highs)
+    ends = [end for bar in bars for end in _ends(bar["parts"]) if math.isfinite(end[0])]
+    longest: float = max(value for value, _ in ends)
+    return max(high if high < 2 * longest else 1.15 * longest for _, high in ends)
+
+
+def _ends(parts: list[dict[str, float]]) -> Iterator[tuple[float, float]]:
+    """Yield where each part and its whisker end."""
+    at = 0.0
+    for part in parts:
+        yield at + part["value"], at + part["high"]
+        at += part["value"]
 
 
 def _bar(axes: Any, row: int, parts: list[dict[str, float]], reach: float) -> float:
