@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from bench.notes import note
@@ -52,7 +53,8 @@ def deaths(begin: Callable[[], object], path: str, turns: int, limit: float) -> 
             for pid, at, ended in hung:
                 found.append(ended.result() - at)
                 if math.isinf(found[-1]):
-                    os.kill(pid, signal.SIGKILL)  # it would go on for hours, and nobody else ends it
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)  # it would go on for hours
     return found
 
 

@@ -123,7 +123,10 @@ def _wait_for(look: Callable[[], bool], directory: Path, what: str) -> None:
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """End it, and whatever it leaves behind: a job that hangs may outlive it."""
-    everyone = [os.pidfd_open(pid) for pid in family(process.pid)]
+    everyone = []
+    for pid in family(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            everyone.append(os.pidfd_open(pid))
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_LIMIT)
