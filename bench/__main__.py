@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from bench import (
+    charts,
     claims,
     dispatch,
     efficiency,
@@ -57,14 +58,17 @@ BENCHMARKS: dict[str, Callable[[Plan], Section]] = {
     "memory": memory.run,
     "efficiency": efficiency.run,
 }
+GROUPS = {"peers": ("dispatch", "redis", "postgres", "latency", "timeouts", "memory"), "charts": ()}
+"""Names that stand for several benchmarks, or none. The charts are drawn after either."""
+
 README = Path(__file__).with_name("README.md")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)), metavar="[NAME]...")
+@click.argument("names", nargs=-1, type=click.Choice([*BENCHMARKS, *GROUPS]), metavar="[NAME]...")
 @click.option("--quick", is_flag=True, help="Few samples: a look, in some minutes; do not compare with it.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write everything to this file, as JSON.")
-@click.option("--write", is_flag=True, help="Put the tables into bench/README.md; not with --quick or --no-peers.")
+@click.option("--write", is_flag=True, help="Put the tables into bench/README.md, and draw; `peers` does so.")
 @click.option("--url", "urls", multiple=True, help="Backend for `throughput`; may be repeated. [memory and SQLite]")
 @click.option("--broker-pid", "pids", multiple=True, type=int, help="A broker's process, for its CPU time.")
 @click.option("--workers", default=16, show_default=True, type=click.IntRange(1), help="Children; peers have as many.")
@@ -91,6 +95,9 @@ def main(
 
     throughput, dispatch, redis, postgres, beanstalkd, servicebus, enqueue, scale, guards, limits, claims, mixed,
     latency, timeouts, restart, start, faults, memory, efficiency.
+
+    peers: those with other queues beside jobpool; then --write, unless --quick or --no-peers. charts: draw the charts
+    of docs/benchmarks.md again, from the tables.
     """
     if write and (quick or no_peers):
         raise click.UsageError("--write is for what others may compare with: leave --quick and --no-peers out")
@@ -106,11 +113,19 @@ def main(
         against=against,
     )
     about = report.machine()
-    sections = [_run(name, plan) for name in names or BENCHMARKS]
+    write = write or ("peers" in names and not (quick or no_peers))
+    sections = [_run(name, plan) for name in _expanded(names)]
     if json_file:
         json_file.write_text(report.as_json(sections, about) + "\n")
     if write:
         report.write_readme(README, sections, about)
+    if write or "charts" in names:
+        charts.renew()
+
+
+def _expanded(names: tuple[str, ...]) -> list[str]:
+    """Return the benchmarks that the names stand for, each once; no name stands for all."""
+    return list(dict.fromkeys(one for name in names or BENCHMARKS for one in GROUPS.get(name, (name,))))
 
 
 def _run(name: str, plan: Plan) -> Section:

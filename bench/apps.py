@@ -7,12 +7,10 @@ import signal
 import time
 
 import jobpool
-from bench import mixing
+from bench import hanging, mixing
 from bench.marks import count
 from bench.notes import note
 from bench.work import burn as burn_cpu
-
-TEST_TIMEOUT = 1.0
 
 
 @jobpool.handler("noop")
@@ -53,11 +51,10 @@ def span(_ctx: jobpool.JobContext, path: str, queue: str, seconds: float) -> Non
     note(path, queue, begun, time.monotonic())
 
 
-@jobpool.handler("hang", timeout=TEST_TIMEOUT, max_retries=0)
+@jobpool.handler("hang", timeout=hanging.TIMEOUT, max_retries=0)
 def hang(_ctx: jobpool.JobContext, path: str) -> None:
     """Make one call into C that takes hours and ignores signals."""
-    note(path, os.getpid(), time.monotonic())
-    sum(range(10**13))
+    hanging.hang(path)
 
 
 @jobpool.handler("crash")

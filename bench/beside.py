@@ -55,7 +55,7 @@ def peer(plan: Plan, server: Server, which: Peer, jobs: int) -> Contest:
 def local(plan: Plan, kind: str, jobs: int) -> Contest:
     """Return a pool of processes without a broker."""
     python = environment.program("python")
-    return lambda: sample("peers.pools", python=python, kind=kind, workers=plan.workers, jobs=jobs)
+    return lambda: sample("peers.pools", python=python, do="measure", kind=kind, workers=plan.workers, jobs=jobs)
 
 
 def loop(server: Server, batch: int, jobs: int) -> Contest:

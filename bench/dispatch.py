@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from bench.figures import Section, Target, median, ratio
+from bench.peers import environment
 from bench.plan import Plan
 from bench.programs import sample
 from bench.rounds import Samples, interleaved, rates
@@ -39,7 +40,7 @@ def run(plan: Plan) -> Section:
     figures += [figure for name, each in samples.items() for figure in cpu_split(name, each)]
     held = [found["held"] for found in samples["pool, memory://"]]
     figures.append(median("messages held by the pool, memory://", "", held))
-    return Section("dispatch", TITLE, figures)
+    return Section("dispatch", TITLE, figures, [environment.versions()])
 
 
 def _contest(contest: Contest, plan: Plan, samples: Samples) -> dict[str, Any]:

@@ -41,9 +41,9 @@ def run(plan: Plan) -> Section:
                     f"{name}, {who}": partial(_peer, plan, server, which) for who, which in PEERS[name].items()
                 }
         samples = interleaved(contestants, plan.turns(3))
-    return Section(
-        "enqueue", TITLE, [figure for name, each in samples.items() for figure in _figures(name, each)], NOTES
-    )
+    figures = [figure for name, each in samples.items() for figure in _figures(name, each)]
+    peers = [who.lower() for each in PEERS.values() for who in each] if plan.peers else []
+    return Section("enqueue", TITLE, figures, [*NOTES, environment.versions(peers)])
 
 
 def _jobpool(plan: Plan, server: servers.Server) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from bench.plan import Plan
 from bench.processes import total_cpu
 
 TITLE = "idle pools of 16: from the call of enqueue to the handler's first line"
+PEERS = ("celery", "dramatiq", "huey", "pgqueuer")
 SHORTEST_GAP = 0.02
 LONGEST_GAP = 0.2
 
@@ -45,7 +46,7 @@ def run(plan: Plan) -> Section:
         figures += _of_peer(plan, "Postgres, PgQueuer", fleet.PGQUEUER, server)
     with plan.scratch() as scratch, beanstalkd(scratch) as server:
         figures += _of_pool(plan, "beanstalkd", BEANSTALKD, server)
-    return Section("latency", TITLE, figures)
+    return Section("latency", TITLE, figures, [environment.versions(PEERS if plan.peers else ())])
 
 
 def _workers(plan: Plan) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
 import time
@@ -85,25 +84,6 @@ class LivePool:
 
 def _has_ready(board: Scoreboard, workers: int) -> bool | None:
     return board.header.read().ready == workers or None
-
-
-def death_of(pid: int) -> Callable[[], float]:
-    """Return a function that waits for the end of the process and says when it was. Call this while the process
-    lives.
-    """
-    pidfd = os.pidfd_open(pid)
-
-    def wait() -> float:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        ended = poll.poll(LIMIT * 1000)
-        now = time.monotonic()
-        os.close(pidfd)
-        if not ended:
-            raise TimeoutError(f"process {pid} did not end within {LIMIT:g} s")
-        return now
-
-    return wait
 
 
 def wait_for(look: Callable[[], T | None], what: str) -> T:

@@ -14,6 +14,7 @@ NOTES = [
     "`fsync = on`, `synchronous_commit = on`. PgQueuer does not fence: who has lost a job can still end it.",
 ]
 POOL = "pool"
+PEERS = ("procrastinate", "pgqueuer")
 LOOPS = (10, 100)
 
 RATIOS = {
@@ -32,11 +33,12 @@ def run(plan: Plan) -> Section:
     with plan.scratch() as scratch, servers.postgres(scratch) as server:
         samples = interleaved(_contestants(plan, server), plan.turns(5))
     rate = rates(samples)
+    versions = environment.versions(PEERS if plan.peers else ())
     figures: list[Figure] = [median(name, "jobs/s", each) for name, each in rate.items()]
     figures += [
         ratio(f"{POOL} / {other}", rate[POOL], rate[other], target) for other, target in RATIOS.items() if other in rate
     ]
-    return Section("postgres", TITLE, figures + costs(samples), NOTES)
+    return Section("postgres", TITLE, figures + costs(samples), [*NOTES, versions])
 
 
 def _contestants(plan: Plan, server: servers.Server) -> dict[str, Contest]:

@@ -16,6 +16,7 @@ NOTES = [
     "`every second`: `appendonly yes`, `appendfsync everysec`; elsewhere Redis keeps nothing on its disk.",
 ]
 POOL = "pool"
+PEERS = ("celery", "dramatiq", "huey", "Pebble")
 EVERY_SECOND = "every second"
 CPU_TARGET = Target("≤", 0.06)
 
@@ -42,13 +43,14 @@ def run(plan: Plan) -> Section:
     ):
         samples = interleaved(_contestants(plan, quick) | _logged(plan, logged), plan.turns(5))
     rate = rates(samples)
+    versions = environment.versions(PEERS if plan.peers else ())
     figures: list[Figure] = [median(name, "jobs/s", each) for name, each in rate.items()]
     figures += [
         ratio(f"{one} / {other}", rate[one], rate[other], target)
         for (one, other), target in RATIOS.items()
         if other in rate
     ]
-    return Section("redis", TITLE, figures + costs(samples, CPU_TARGET), NOTES)
+    return Section("redis", TITLE, figures + costs(samples, CPU_TARGET), [*NOTES, versions])
 
 
 def _contestants(plan: Plan, server: servers.Server) -> dict[str, Contest]:

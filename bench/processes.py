@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
-from collections.abc import Iterable
+import select
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +83,28 @@ def memory(pid: int) -> Memory:
 def total_cpu(pids: Iterable[int]) -> float:
     """Return the CPU seconds of several processes."""
     return sum(map(cpu_seconds, pids))
+
+
+def death_of(pid: int, limit: float = 60.0) -> Callable[[], float]:
+    """Return a function that waits for the end of the process and says when it was: infinite after `limit` seconds.
+    Call this while the process lives.
+    """
+    pidfd = os.pidfd_open(pid)
+
+    def wait() -> float:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        ended = poll.poll(limit * 1000)
+        now = time.monotonic()
+        os.close(pidfd)
+        return now if ended else math.inf
+
+    return wait
+
+
+def total_share(pids: Iterable[int]) -> int:
+    """Return the bytes that several processes share among themselves and with others."""
+    return sum(memory(pid).share for pid in pids)
 
 
 class Others:

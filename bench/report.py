@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -22,6 +23,9 @@ from bench.figures import Figure, Section
 HEADINGS = ("figure", "measured", "lowest to highest", "n", "target", "met")
 BEGIN = "<!-- tables: made by scripts/bench --write -->"
 END = "<!-- end of tables -->"
+
+NEVER = "never"
+"""Written for an infinite time."""
 
 NOISY = 0.1
 """Share of the machine in other hands above which figures say little."""
@@ -47,7 +51,7 @@ def as_json(sections: Sequence[Section], about: dict[str, Any]) -> str:
 
 
 def _section(section: Section) -> dict[str, Any]:
-    figures = [asdict(figure) | {"met": figure.met} for figure in section.figures]
+    figures = [_finite(asdict(figure)) | {"met": figure.met} for figure in section.figures]
     return {
         "name": section.name,
         "title": section.title,
@@ -55,6 +59,11 @@ def _section(section: Section) -> dict[str, Any]:
         "figures": figures,
         "notes": section.notes,
     }
+
+
+def _finite(fields: dict[str, Any]) -> dict[str, Any]:
+    """Put None, for which JSON has a word, in place of infinite."""
+    return {name: None if value == math.inf else value for name, value in fields.items()}
 
 
 def show(section: Section, console: Console) -> None:
@@ -91,11 +100,11 @@ def write_readme(path: Path, sections: Sequence[Section], about: dict[str, Any])
     old, closed, after = rest.partition(END)
     if not found or not closed:
         raise ValueError(f"{path} has no place for tables: put the lines {BEGIN!r} and {END!r} into it")
-    tables = _tables(old) | {section.name: markdown(section, about) for section in sections}
-    path.write_text("\n\n".join([f"{before}{BEGIN}", *tables.values(), f"{END}{after}"]))
+    current = tables(old) | {section.name: markdown(section, about) for section in sections}
+    path.write_text("\n\n".join([f"{before}{BEGIN}", *current.values(), f"{END}{after}"]))
 
 
-def _tables(text: str) -> dict[str, str]:
+def tables(text: str) -> dict[str, str]:
     """Return the sections in a README's tables, by name."""
     blocks = re.split("^(?=### )", text, flags=re.MULTILINE)[1:]
     return {block.removeprefix("### ").partition(":")[0]: block.rstrip() for block in blocks}
@@ -103,15 +112,18 @@ def _tables(text: str) -> dict[str, str]:
 
 def number(value: float) -> str:
     """Format with three significant digits, or all of those before the point."""
+    if math.isinf(value):
+        return NEVER
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _row(figure: Figure) -> tuple[str, ...]:
     unit = f" {figure.unit}" if figure.unit else ""
-    spread = f"{number(figure.low)} … {number(figure.high)}" if figure.count > 1 else ""
+    spread = f"{number(figure.low)} … {number(figure.high)}" if figure.count > 1 and math.isfinite(figure.low) else ""
     target = f"{figure.target.sign} {figure.target.limit:g}{unit}" if figure.target else ""
     met = {None: "", True: "yes", False: "NO"}[figure.met]
-    return figure.name, number(figure.value) + unit, spread, str(figure.count), target, met
+    value = number(figure.value)
+    return figure.name, value if value == NEVER else value + unit, spread, str(figure.count), target, met
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -13,8 +13,12 @@ import time
 
 from celery import Celery
 
+from bench import table
+from bench.hanging import TIMEOUT, hang
 from bench.marks import count
 from bench.notes import note
+
+TABLE = table.made_if_asked()
 
 app = Celery("bench", broker=os.environ["BENCH_URL"])
 app.conf.update(
@@ -43,6 +47,12 @@ def stamp(path: str, number: int) -> None:
     note(path, number, now)
 
 
+@app.task(time_limit=TIMEOUT)
+def hung(path: str) -> None:
+    """Hang in C code. The hard time limit kills its process; the soft one would not end it."""
+    hang(path)
+
+
 def open_(fresh: bool) -> None:
     """Do nothing: Celery connects and makes what it needs as it goes."""
 
@@ -62,6 +72,11 @@ def many(jobs: int) -> None:
 def stamped(path: str, number: int) -> None:
     """Enqueue a job that notes when it began."""
     stamp.delay(path, number)
+
+
+def hanging(path: str) -> None:
+    """Enqueue a job that hangs."""
+    hung.delay(path)
 
 
 def close() -> None:

@@ -9,8 +9,12 @@ import time
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 
+from bench import table
+from bench.hanging import TIMEOUT, hang
 from bench.marks import count
 from bench.notes import note
+
+TABLE = table.made_if_asked()
 
 broker = RedisBroker(url=os.environ["BENCH_URL"])
 dramatiq.set_broker(broker)
@@ -27,6 +31,12 @@ def stamp(path: str, number: int) -> None:
     """Note when it began."""
     now = time.monotonic()
     note(path, number, now)
+
+
+@dramatiq.actor(time_limit=TIMEOUT * 1000, max_retries=0)
+def hung(path: str) -> None:
+    """Hang in C code. The time limit raises an exception in its thread."""
+    hang(path)
 
 
 def open_(fresh: bool) -> None:
@@ -47,6 +57,11 @@ def many(jobs: int) -> None:
 def stamped(path: str, number: int) -> None:
     """Enqueue a job that notes when it began."""
     stamp.send(path, number)
+
+
+def hanging(path: str) -> None:
+    """Enqueue a job that hangs."""
+    hung.send(path)
 
 
 def close() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import jobpool
 from bench.programs import ROOT
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+VERSIONS = "Versions: "
 
 
 def directory() -> Path:
@@ -37,6 +41,12 @@ def ensure() -> None:
 def program(name: str) -> str:
     """Return the path of one of its programs."""
     return str(directory() / "bin" / name)
+
+
+def versions(peers: Sequence[str] = ()) -> str:
+    """Return the note about the versions of jobpool and of these peers, named as in `requirements.txt`."""
+    pinned = dict(re.findall(r"^(\w+)\S*==(\S+)", REQUIREMENTS.read_text(), re.MULTILINE))
+    return ", ".join([f"{VERSIONS}jobpool {jobpool.__version__}", *(f"{name} {pinned[name]}" for name in peers)])
 
 
 def _wanted() -> str:

@@ -8,8 +8,12 @@ import time
 
 from huey import RedisHuey
 
+from bench import table
+from bench.hanging import TIMEOUT, hang
 from bench.marks import count
 from bench.notes import note
+
+TABLE = table.made_if_asked()
 
 huey = RedisHuey("bench", url=os.environ["BENCH_URL"], results=False)
 
@@ -25,6 +29,12 @@ def stamp(path: str, number: int) -> None:
     """Note when it began."""
     now = time.monotonic()
     note(path, number, now)
+
+
+@huey.task(timeout=TIMEOUT)
+def hung(path: str) -> None:
+    """Hang in C code. The timeout raises an exception in its process."""
+    hang(path)
 
 
 def open_(fresh: bool) -> None:
@@ -45,6 +55,11 @@ def many(jobs: int) -> None:
 def stamped(path: str, number: int) -> None:
     """Enqueue a job that notes when it began."""
     stamp(path, number)
+
+
+def hanging(path: str) -> None:
+    """Enqueue a job that hangs."""
+    hung(path)
 
 
 def close() -> None:

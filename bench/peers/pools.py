@@ -13,15 +13,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench import marks
-from bench.processes import family, total_cpu
+from bench import hanging, marks, table
+from bench.processes import family, total_cpu, total_share
 from bench.programs import answer
 
 Submit = Callable[[], "Future[None]"]
 
 
-def run(kind: str, workers: int, jobs: int) -> dict[str, Any]:
-    """Hand over all jobs; then from the opening of the gate to the end of the last one.
+TABLE = table.made_if_asked()
+
+
+def run(do: str, **options: Any) -> dict[str, Any]:
+    """Do one of the things below: `measure` or `hang`."""
+    verbs: dict[str, Callable[..., dict[str, Any]]] = {"measure": _measure, "hang": _hang}
+    return verbs[do](**options)
+
+
+def _measure(kind: str, workers: int, jobs: int) -> dict[str, Any]:
+    """Hand over all jobs; then from the opening of the gate to the end of the last one, and the memory of all.
 
     Args:
         kind: `pebble` or `executor`.
@@ -43,7 +52,21 @@ def run(kind: str, workers: int, jobs: int) -> dict[str, Any]:
                 future.result()
             own = total_cpu(pids) - own
             seconds = found.done()[1] - begun
-    return {"seconds": seconds, "rate": jobs / seconds, "workers": own * 1000 / jobs}
+            share = total_share(pids)
+    return {"seconds": seconds, "rate": jobs / seconds, "workers": own * 1000 / jobs, "share": share}
+
+
+def _hang(turns: int, limit: float) -> dict[str, Any]:
+    """Begin jobs in Pebble that hang; seconds from the first line of each to the end of its process."""
+    from pebble import ProcessPool
+
+    with tempfile.TemporaryDirectory() as directory, ProcessPool(max_workers=hanging.AT_ONCE) as pool:
+        path = f"{directory}/notes"
+        return {
+            "dead": hanging.deaths(
+                lambda: pool.schedule(hanging.hang, args=[path], timeout=hanging.TIMEOUT), path, turns, limit
+            )
+        }
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from bench import hanging
 from bench.programs import answer
 
 BATCH = 1000
@@ -19,7 +20,7 @@ def run(app: str, do: str, **options: Any) -> dict[str, Any]:
 
     Args:
         app: Its name.
-        do: `preload`, `enqueue` or `stamp`.
+        do: `preload`, `enqueue`, `stamp` or `hang`.
         options: Of that.
     """
     module: Any = importlib.import_module(f"bench.peers.{app}")
@@ -63,7 +64,17 @@ def _stamp(module: Any, path: str, samples: int, gaps: tuple[float, float]) -> d
     return {"called": called, "took": took}
 
 
-_VERBS: dict[str, Callable[..., dict[str, Any]]] = {"preload": _preload, "enqueue": _enqueue, "stamp": _stamp}
+def _hang(module: Any, path: str, turns: int, limit: float) -> dict[str, Any]:
+    """Enqueue jobs that hang; seconds from the first line of each to the end of its process."""
+    return {"dead": hanging.deaths(lambda: module.hanging(path), path, turns, limit)}
+
+
+_VERBS: dict[str, Callable[..., dict[str, Any]]] = {
+    "preload": _preload,
+    "enqueue": _enqueue,
+    "stamp": _stamp,
+    "hang": _hang,
+}
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench import marks, programs
+from bench import hanging, marks, programs
 from bench.peers import environment
 from bench.peers.fleet import Peer
-from bench.processes import family, total_cpu
+from bench.processes import family, total_cpu, total_share
 from bench.servers import Server
 
 LIMIT = 60.0
@@ -40,14 +40,29 @@ def produce(peer: Peer, url: str, do: str, **options: Any) -> dict[str, Any]:
 
 
 def measure(peer: Peer, server: Server, workers: int, jobs: int, directory: Path) -> dict[str, Any]:
-    """Return jobs a second, and CPU seconds a thousand jobs of the workers and of the broker."""
+    """Return jobs a second, CPU seconds a thousand jobs of workers and broker, and the memory of the peer, in bytes."""
     with server.fresh() as url, _at_gate(peer, url, workers, jobs, directory) as (pids, found):
         own, broker, begun = total_cpu(pids), server.cpu_seconds(), found.open_gate()
         _wait_for(lambda: found.done()[0] >= jobs, directory, f"{jobs} jobs done")
         own, broker = total_cpu(pids) - own, server.cpu_seconds() - broker
         seconds = found.done()[1] - begun
+        share = total_share(pids)
     thousands = jobs / 1000
-    return {"seconds": seconds, "rate": jobs / seconds, "workers": own / thousands, "server": broker / thousands}
+    return {
+        "seconds": seconds,
+        "rate": jobs / seconds,
+        "workers": own / thousands,
+        "server": broker / thousands,
+        "share": share,
+    }
+
+
+def deaths(peer: Peer, server: Server, turns: int, limit: float, directory: Path) -> list[float]:
+    """Return seconds from the first line of jobs that hang to the ends of their processes: see `hanging.deaths`."""
+    with server.fresh() as url, _working(peer, url, hanging.AT_ONCE, directory, directory / "marks"):
+        answer = produce(peer, url, "hang", path=str(directory / "notes"), turns=turns, limit=limit)
+    found: list[float] = answer["dead"]
+    return found
 
 
 def latencies(peer: Peer, server: Server, workers: int, samples: int, directory: Path, **gaps: Any) -> list[float]:
@@ -107,12 +122,16 @@ def _wait_for(look: Callable[[], bool], directory: Path, what: str) -> None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    everyone = family(process.pid)
+    """End it, and whatever it leaves behind: a job that hangs may outlive it."""
+    everyone = []
+    for pid in family(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            everyone.append(os.pidfd_open(pid))
     process.terminate()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_LIMIT)
-    except subprocess.TimeoutExpired:
-        for pid in everyone:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
+    for pidfd in everyone:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
+    process.wait()

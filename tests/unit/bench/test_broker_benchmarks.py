@@ -14,7 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import claims, enqueue, guards, latency, limits, on_postgres, on_redis, programs, scale, servers
+from bench import (
+    claims,
+    enqueue,
+    guards,
+    latency,
+    limits,
+    memory,
+    on_postgres,
+    on_redis,
+    programs,
+    scale,
+    servers,
+    timeouts,
+)
 from bench.figures import Section
 from bench.peers import environment
 from bench.plan import Plan
@@ -112,6 +125,24 @@ def test_idle_pools_on_each_broker() -> None:
     assert (
         with_peers("Redis, Huey: enqueue → first line, p50", "Postgres, PgQueuer: enqueue → first line, p50") <= found
     )
+
+
+@pytest.mark.more
+def test_handlers_that_hang_in_c() -> None:
+    found = names(timeouts.run(PLAN))
+
+    assert {"dead, p50", "successor ready, p99"} <= found
+    assert with_peers("Celery: dead, p50", "Dramatiq: dead, p50", "Huey: dead, p50", "Pebble: dead, p50") <= found
+
+
+@pytest.mark.more
+def test_the_memory_of_idle_workers() -> None:
+    found = names(memory.run(PLAN))
+
+    everything = "everything, proportional set size, after 200 jobs"
+    assert {everything, "private memory of a child, new"} <= found
+    peers = ("Celery", "Dramatiq", "Huey", "Pebble", "executor")
+    assert with_peers(*(f"{peer}: {everything}" for peer in peers)) <= found
 
 
 @pytest.mark.more
