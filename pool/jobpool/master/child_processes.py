@@ -94,8 +94,7 @@ class ChildProcesses:
         self._drain_at = time.monotonic() + pause if runs else math.inf
 
     def _drain_soon(self) -> None:
-        if self._drain_at == math.inf:
-            self._drain_at = time.monotonic() + DRAIN_EVERY_S
+        self._drain_at = min(self._drain_at, time.monotonic() + DRAIN_EVERY_S)
 
     def start_server(self, generation: int) -> None:
         begun, self._begun = self._begun or BegunForkServer(self._environ), None
@@ -246,20 +245,27 @@ class ChildProcesses:
         at a time for it, and settlements have their turn. Nobody waits for what the dead have asked.
         """
         events: list[ev.Event] = []
+        results: list[Result] = []
         try:
             for _ in range(FRAMES_OF_THE_DEAD if to_the_end else FRAMES_AT_ONCE):
                 frame = channel.receive()
+                if type(frame) is Result:
+                    if channel.dropped:
+                        frame.output = channel.tell_dropped(frame.output)
+                    if not results:
+                        events.append(ev.ChildResults(channel.child, results))
+                    results.append(frame)
+                    if not (channel.handed or to_the_end):
+                        break
+                    continue
                 if frame is None:
                     break
                 if to_the_end and type(frame) is Ask:
                     continue
-                if channel.dropped and type(frame) is Result:
-                    frame.output = channel.tell_dropped(frame.output)
                 events.append(_child_said(channel.child, frame))
+                results = []  # what comes after this is told after it
                 if channel.is_asking and not to_the_end:
                     self.unwatch(channel.channel.fileno())
-                    break
-                if type(frame) is Result and not (channel.is_busy or to_the_end):
                     break
         except BrokenChannelError as error:
             self.unwatch(channel.channel.fileno())
@@ -299,7 +305,8 @@ class ChildProcesses:
             return False
         lease = delivery.lease
         run = run_packet(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
-        self._drain_soon()
+        if self._drain_at == math.inf:
+            self._drain_soon()
         return channel.hand(delivery.nonce, frames.with_ticket(run, ticket) if ticket else run)
 
     def take_back(self, slot: Slot, most: int = MAX_FRAMES_AHEAD) -> ev.TookBack:
@@ -365,8 +372,6 @@ def _await_end(server: ForkServerClient) -> None:
 
 def _child_said(child: int, frame: Frame) -> ev.Event:
     match frame:
-        case Result():
-            return ev.ChildResult(child, frame)
         case frames.Ready():
             return ev.ChildReady(child)
         case Ask():

@@ -113,7 +113,7 @@ def _retire_surplus(pool: Pool, live: list[Slot], now: float, actions: list[act.
 
 def _retire(slot: Slot, now: float, actions: list[act.Action]) -> None:
     """Hand nothing more to it, from this very turn on; an idle one has to be gone within its time."""
-    slot.retiring = True
+    slot.leave()
     if slot.state is SlotState.IDLE:
         slot.end(EndReason.RETIRE, now, "replaced", killed=False)
     actions.append(act.RetireChild(slot))
