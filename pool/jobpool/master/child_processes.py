@@ -59,6 +59,7 @@ class ChildProcesses:
         self._not_ours = linux.direct_children()
         self._oom_kills = linux.OomKills(linux.find_oom_kills())
         self._drain_at = math.inf
+        self._flooded: list[ChildChannel] = []  # whose output pipes were full at the last look
 
     def watch(self, fd: int, reader: Callable[[], list[ev.Event]]) -> None:
         """Call `reader` from `poll` whenever `fd` can be read."""
@@ -87,10 +88,12 @@ class ChildProcesses:
             self._drain()
         return events
 
-    def _drain(self) -> None:
-        flooded = [channel for channel in self._channels.values() if channel.drain_output()]
-        runs = flooded or any(channel.may_print for channel in self._channels.values())
-        pause = DRAIN_FLOOD_EVERY_S if flooded else DRAIN_EVERY_S
+    def _drain(self, idle_too: bool = False) -> None:
+        flooded, channels = self._flooded, self._channels.values()
+        looked = [channel for channel in channels if channel.may_print or idle_too or channel in flooded]
+        self._flooded = [channel for channel in looked if channel.drain_output()]
+        runs = self._flooded or any(channel.may_print for channel in looked)
+        pause = DRAIN_FLOOD_EVERY_S if self._flooded else DRAIN_EVERY_S
         self._drain_at = time.monotonic() + pause if runs else math.inf
 
     def _drain_soon(self) -> None:
@@ -345,7 +348,7 @@ class ChildProcesses:
     def bound_outputs(self) -> None:
         """Empty the output pipes of idle children too, where a process left behind may print; about once a second."""
         self._oom_kills.look(time.monotonic())
-        self._drain()
+        self._drain(idle_too=True)
 
     def close(self) -> None:
         """End every fork server and let go of everything. Blocks until they are dead, some milliseconds."""

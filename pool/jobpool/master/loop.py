@@ -129,7 +129,8 @@ class Master:
     def _hand(self, slot: Slot, delivery: Delivery, now: float) -> None:
         ticket = orjson.dumps(self.backend.ticket(delivery.lease)) if delivery.acks_itself else b""
         if self.children.hand(slot, delivery, ticket):
-            slot.hand(delivery, now)
+            # A head begins after it was written: were this process stopped in a turn, its time would be over too soon.
+            slot.hand(delivery, now if slot.deliveries else time.monotonic())
         else:
             slot.full = True
             self.pool.put_back([delivery])
