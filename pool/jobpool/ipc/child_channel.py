@@ -76,7 +76,7 @@ class ChildChannel:
         self._doomed = False
         self.is_asking = False  # True: its question is open, and nothing more of it is read until `reply`
         self._booted = False
-        self._handed: deque[int] = deque()
+        self.handed: deque[int] = deque()  # attempts that are neither answered nor taken back
         self._said = 0
         self._made_at = time.monotonic()
 
@@ -92,14 +92,9 @@ class ChildChannel:
         self._output_in = -1
 
     @property
-    def is_busy(self) -> bool:
-        """Return whether attempts were handed over that are neither answered nor taken back."""
-        return bool(self._handed)
-
-    @property
     def may_print(self) -> bool:
         """Return whether user code runs in it: it boots, or is busy."""
-        return bool(self._handed) or not self._booted
+        return bool(self.handed) or not self._booted
 
     def hand(self, nonce: int, run: bytes) -> bool:
         """Write attempt `nonce` (`frames.run_packet`) to the child; False: nothing was written, its socket is full."""
@@ -107,7 +102,7 @@ class ChildChannel:
             packets.send(self._work, run)
         except OSError:
             return False
-        self._handed.append(nonce)
+        self.handed.append(nonce)
         return True
 
     def retire(self) -> None:
@@ -140,7 +135,7 @@ class ChildChannel:
             frame = decode(received[0])
             if isinstance(frame, Run):
                 nonces.add(frame.nonce)
-                self._handed.remove(frame.nonce)
+                self.handed.remove(frame.nonce)
         return frozenset(nonces)
 
     def receive(self) -> Frame | None:
@@ -163,9 +158,9 @@ class ChildChannel:
         """Refuse a frame out of turn: user code has these descriptors too, and could keep the master busy."""
         kind = type(frame)
         if kind is Result:
-            if not self._handed or self._handed[0] != frame.nonce:  # type: ignore[union-attr]
+            if not self.handed or self.handed[0] != frame.nonce:  # type: ignore[union-attr]
                 raise BrokenChannelError("a child answered an attempt that it does not run")
-            self._handed.popleft()
+            self.handed.popleft()
         elif kind is Ask:
             self.is_asking = True
         elif kind is Ready or kind is BootFailed:

@@ -13,7 +13,7 @@ from jobpool.master.scheduler import ON_SCHEDULERS
 from jobpool.master.serving import ON_SERVING
 from jobpool.master.state import Pool
 
-_COMMON = {ev.ChildResult, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked}
+_COMMON = {ev.ChildResults, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked}
 _COMMON |= {ev.ChildSaid, ev.AppSaid, ev.NotBegun}
 """Events that come all the time and never call for another child."""
 

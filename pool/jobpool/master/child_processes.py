@@ -59,6 +59,7 @@ class ChildProcesses:
         self._not_ours = linux.direct_children()
         self._oom_kills = linux.OomKills(linux.find_oom_kills())
         self._drain_at = math.inf
+        self._flooded: list[ChildChannel] = []  # whose output pipes were full at the last look
 
     def watch(self, fd: int, reader: Callable[[], list[ev.Event]]) -> None:
         """Call `reader` from `poll` whenever `fd` can be read."""
@@ -87,15 +88,16 @@ class ChildProcesses:
             self._drain()
         return events
 
-    def _drain(self) -> None:
-        flooded = [channel for channel in self._channels.values() if channel.drain_output()]
-        runs = flooded or any(channel.may_print for channel in self._channels.values())
-        pause = DRAIN_FLOOD_EVERY_S if flooded else DRAIN_EVERY_S
+    def _drain(self, idle_too: bool = False) -> None:
+        flooded, channels = self._flooded, self._channels.values()
+        looked = [channel for channel in channels if channel.may_print or idle_too or channel in flooded]
+        self._flooded = [channel for channel in looked if channel.drain_output()]
+        runs = self._flooded or any(channel.may_print for channel in looked)
+        pause = DRAIN_FLOOD_EVERY_S if self._flooded else DRAIN_EVERY_S
         self._drain_at = time.monotonic() + pause if runs else math.inf
 
     def _drain_soon(self) -> None:
-        if self._drain_at == math.inf:
-            self._drain_at = time.monotonic() + DRAIN_EVERY_S
+        self._drain_at = min(self._drain_at, time.monotonic() + DRAIN_EVERY_S)
 
     def start_server(self, generation: int) -> None:
         begun, self._begun = self._begun or BegunForkServer(self._environ), None
@@ -246,20 +248,27 @@ class ChildProcesses:
         at a time for it, and settlements have their turn. Nobody waits for what the dead have asked.
         """
         events: list[ev.Event] = []
+        results: list[Result] = []
         try:
             for _ in range(FRAMES_OF_THE_DEAD if to_the_end else FRAMES_AT_ONCE):
                 frame = channel.receive()
+                if type(frame) is Result:
+                    if channel.dropped:
+                        frame.output = channel.tell_dropped(frame.output)
+                    if not results:
+                        events.append(ev.ChildResults(channel.child, results))
+                    results.append(frame)
+                    if not (channel.handed or to_the_end):
+                        break
+                    continue
                 if frame is None:
                     break
                 if to_the_end and type(frame) is Ask:
                     continue
-                if channel.dropped and type(frame) is Result:
-                    frame.output = channel.tell_dropped(frame.output)
                 events.append(_child_said(channel.child, frame))
+                results = []  # what comes after this is told after it
                 if channel.is_asking and not to_the_end:
                     self.unwatch(channel.channel.fileno())
-                    break
-                if type(frame) is Result and not (channel.is_busy or to_the_end):
                     break
         except BrokenChannelError as error:
             self.unwatch(channel.channel.fileno())
@@ -299,7 +308,8 @@ class ChildProcesses:
             return False
         lease = delivery.lease
         run = run_packet(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
-        self._drain_soon()
+        if self._drain_at == math.inf:
+            self._drain_soon()
         return channel.hand(delivery.nonce, frames.with_ticket(run, ticket) if ticket else run)
 
     def take_back(self, slot: Slot, most: int = MAX_FRAMES_AHEAD) -> ev.TookBack:
@@ -338,7 +348,7 @@ class ChildProcesses:
     def bound_outputs(self) -> None:
         """Empty the output pipes of idle children too, where a process left behind may print; about once a second."""
         self._oom_kills.look(time.monotonic())
-        self._drain()
+        self._drain(idle_too=True)
 
     def close(self) -> None:
         """End every fork server and let go of everything. Blocks until they are dead, some milliseconds."""
@@ -365,8 +375,6 @@ def _await_end(server: ForkServerClient) -> None:
 
 def _child_said(child: int, frame: Frame) -> ev.Event:
     match frame:
-        case Result():
-            return ev.ChildResult(child, frame)
         case frames.Ready():
             return ev.ChildReady(child)
         case Ask():

@@ -23,7 +23,7 @@ HEARTBEAT_S = 1.0  # seconds for which an idle loop sleeps at most
 
 def check_deadlines(pool: Pool, now: float, actions: list[act.Action]) -> None:
     """See to deadlines, limits, births and deaths that are due at `now`."""
-    for slot in pool.slots.live:
+    for slot in list(pool.slots.engaged.values()):  # nothing is due of idle ones
         if slot.dead_at:
             continue  # it is to be collected, which is its fork server's affair (spawning.watch_servers)
         match slot.state:
@@ -58,7 +58,7 @@ def next_due(pool: Pool, now: float) -> float:
     """Return when the loop must look again though nothing happens; at most `HEARTBEAT_S` away."""
     if pool.outcomes or pool.asks or pool.replies:
         return now
-    due = min([now + HEARTBEAT_S, *(_slot_due(pool, slot, now) for slot in pool.slots.live)])
+    due = min([now + HEARTBEAT_S, *[_slot_due(pool, slot, now) for slot in pool.slots.engaged.values()]])
     due = min(due, pool.oldest_ready + STALE_AFTER_S)
     if pool.stopping is Stopping.DRAIN:
         due = min(due, pool.stop_by)

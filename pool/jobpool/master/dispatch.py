@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 
 from jobpool.ipc.child_channel import MAX_FRAMES_AHEAD
 from jobpool.master import actions as act
@@ -16,9 +17,7 @@ from jobpool.master.state import Pool
 from jobpool.message.settlement import Ack, Settlement
 
 LONG_RUNNING_S = 0.05  # seconds after which a running attempt gets no further frame
-STEAL_AFTER_S = 0.001  # seconds for which an attempt has run before idle children get what its child's socket holds
-STEAL_FROM_QUICK_AFTER_S = 0.01  # the same while jobs are quick: then waking a child costs more than it saves
-QUICK_RUN_S = 0.0005  # of a job, on average
+STEAL_AFTER_S = 0.001  # seconds for which an attempt has run before other children get what its child's socket holds
 STEAL_ANYWAY_AFTER_S = 0.02  # the same for one that its child has not begun: it is frozen, or far too slow
 MAX_LINGER_S = 0.01  # seconds for which an ack may wait
 LOOKAHEAD_SHARE = 4  # so great a part of the look-ahead is company enough, and two settlements at least
@@ -27,32 +26,33 @@ LOOKAHEAD_SHARE = 4  # so great a part of the look-ahead is company enough, and 
 def dispatch(pool: Pool, now: float, actions: list[act.Action]) -> None:
     """Hand to idle children first; then, as far as the look-ahead goes, after attempts that have only just begun.
 
+    While quick jobs stream, few children get them all: those at work first, and then as many idle ones as it takes.
     If something must be taken back first, nothing else is done: the next turn comes at once, and hands out.
     """
-    ready, live = pool.ready, pool.slots.live
-    idle = _idle(live)
+    ready, idle = pool.ready, pool.slots.idle
     if not (ready or idle):
         return
-    holding = _holding(live)
+    busy = [slot for slot in pool.slots.engaged.values() if slot.state is SlotState.BUSY]
+    holding = [slot for slot in busy if len(slot.deliveries) > 1 and not slot.drained]
+    few = _few(pool, now)
+    if holding and idle and (few or not ready) and _steal(holding, 0 if few else len(idle), now, actions):
+        return
     if not ready:
-        _steal(pool, holding, len(idle), now, actions)
         return
     if misplaced := _misplaced(holding, ready[0].priority, bool(idle)):
         actions += [act.TakeBack(slot) for slot in misplaced]
         return
-    planned = {slot.index: 1 for slot in idle[: len(ready)]}
-    actions += [act.Hand(slot, ready.popleft()) for slot in idle[: len(ready)]]
-    if ready and ready[0].priority == ready[-1].priority:  # else the urgent ones wait for the next free child
-        _hand_ahead(pool, holding, now, planned, actions)
+    if ready[0].priority == ready[-1].priority and all(s.deliveries[1].priority >= ready[0].priority for s in holding):
+        _hand_evenly(pool, busy, few, now, actions)
+    else:  # the urgent ones wait for the next free child
+        count = min(len(idle), len(ready))
+        actions += [act.Hand(slot, ready.popleft()) for slot in islice(reversed(idle.values()), count)]
 
 
-def _idle(live: Sequence[Slot]) -> list[Slot]:
-    return [slot for slot in live if slot.state is SlotState.IDLE and not slot.retiring]
-
-
-def _holding(live: Sequence[Slot]) -> list[Slot]:
-    """Return the slots whose sockets hold something behind an attempt that runs."""
-    return [slot for slot in live if slot.state is SlotState.BUSY and slot.waiting]
+def _few(pool: Pool, now: float) -> int:
+    """Return how many children are to share what is ready; 0: all of them."""
+    children = pool.lookahead.children(now)
+    return int(children) if children < len(pool.slots.idle) + len(pool.slots.engaged) else 0
 
 
 def _misplaced(holding: Sequence[Slot], priority: int, anyone_idle: bool) -> list[Slot]:
@@ -67,18 +67,19 @@ def _misplaced(holding: Sequence[Slot], priority: int, anyone_idle: bool) -> lis
     ]
 
 
-def _steal(pool: Pool, holding: Sequence[Slot], idle: int, now: float, actions: list[act.Action]) -> None:
-    """Take back for idle children what the sockets of others hold, unless their attempts are quick.
+def _steal(holding: Sequence[Slot], idle: int, now: float, actions: list[act.Action]) -> bool:
+    """Take back what is behind attempts that run for long: the share of `idle` children; 0: all of it, for any child.
 
     The most urgent first, and of those the child that has run its attempt for the longest.
     """
-    begun_by = now - _steal_after(pool, now)
-    able = [slot for slot in holding if max(slot.head_since, slot.looked_at) <= begun_by]
+    able = [slot for slot in holding if max(slot.head_since, slot.looked_at) <= now - STEAL_AFTER_S]
     able.sort(key=lambda slot: (slot.deliveries[1].priority, slot.head_since))
-    for slot, most in zip(able, given_back([slot.waiting for slot in able], idle), strict=True):
+    waiting = [slot.waiting for slot in able]
+    for slot, most in zip(able, given_back(waiting, idle) if idle else waiting, strict=True):
         if most:
             how = act.Steal if now - slot.head_since < STEAL_ANYWAY_AFTER_S else act.TakeBack
             actions.append(how(slot, most))
+    return bool(able)
 
 
 def given_back(waiting: Sequence[int], idle: int) -> list[int]:
@@ -95,56 +96,43 @@ def given_back(waiting: Sequence[int], idle: int) -> list[int]:
     return given
 
 
-def _steal_after(pool: Pool, now: float) -> float:
-    return STEAL_AFTER_S if pool.lookahead.mean_run(now) >= QUICK_RUN_S else STEAL_FROM_QUICK_AFTER_S
-
-
 def steal_due(pool: Pool, now: float) -> float:
-    """Return when an idle child may next get what a busy one's socket holds; infinity while nothing is to be had."""
-    live = pool.slots.live
-    if pool.ready or pool.is_stopping or not _idle(live):
+    """Return when other children may next get what a busy one's socket holds; infinity while nothing is to be had."""
+    if pool.is_stopping or not pool.slots.idle or (pool.ready and not _few(pool, now)):
         return math.inf
-    heads = [max(slot.head_since, slot.looked_at) for slot in _holding(live)]
-    return min(heads) + _steal_after(pool, now) if heads else math.inf
+    heads = [max(slot.head_since, slot.looked_at) for slot in pool.slots.engaged.values() if slot.is_holding]
+    return min(heads) + STEAL_AFTER_S if heads else math.inf
 
 
-def _hand_ahead(
-    pool: Pool, holding: Sequence[Slot], now: float, planned: dict[int, int], actions: list[act.Action]
-) -> None:
-    """Spread what is left evenly: the shortest socket first."""
-    able = [slot for slot in pool.slots.live if _takes_more(slot, now)]
-    first = pool.ready[0].priority
-    if not able or any(slot.deliveries[1].priority < first for slot in holding):
-        return  # nobody can, or it might begin before what is more urgent
+def _hand_evenly(pool: Pool, busy: Sequence[Slot], few: int, now: float, actions: list[act.Action]) -> None:
+    """Spread what is ready evenly, the shortest socket first: over idle children and attempts that have just begun.
+
+    `few`: how many children get any, those at work first; 0: all that can.
+    """
+    ready, idle = pool.ready, pool.slots.idle
+    begun_after = now - (STEAL_AFTER_S if few else LONG_RUNNING_S)
+    able = [s for s in busy if max(s.head_since, s.looked_at) > begun_after and not (s.retiring or s.full)]
+    wakes = max(0, few - len(able)) if few else len(idle)
+    able = [*islice(reversed(idle.values()), min(wakes, len(ready))), *able[: few or None]]
+    if not able:
+        return
     depth = min(MAX_FRAMES_AHEAD, 1 + -(-pool.lookahead.size(now) // len(able)))
-    lengths = {slot.index: len(slot.deliveries) + planned.get(slot.index, 0) for slot in able}
-    for level in range(min(lengths.values()), depth):
-        for slot in able:
-            if lengths[slot.index] <= level:
-                actions.append(act.Hand(slot, pool.ready.popleft()))
-                lengths[slot.index] += 1
-                if not pool.ready:
+    lengths = [len(slot.deliveries) for slot in able]
+    for level in range(min(lengths), depth):
+        for slot, length in zip(able, lengths, strict=True):
+            if length <= level:
+                actions.append(act.Hand(slot, ready.popleft()))
+                if not ready:
                     return
-
-
-def _takes_more(slot: Slot, now: float) -> bool:
-    if slot.retiring or slot.full or slot.state not in (SlotState.IDLE, SlotState.BUSY):
-        return False
-    return not slot.deliveries or now - slot.head_since < LONG_RUNNING_S
 
 
 def room(pool: Pool, now: float) -> int:
     """Return how many messages may be leased now: idle children and look-ahead, less what is held and not begun."""
-    idle = busy = waiting = 0
-    for slot in pool.slots.live:
-        if slot.deliveries:
-            busy += 1
-            waiting += len(slot.deliveries) - 1
-        elif slot.state is SlotState.IDLE and not slot.retiring:
-            idle += 1
-    if pool.is_stopping or not (idle or busy):
+    slots = pool.slots
+    lengths = [len(slot.deliveries) for slot in slots.engaged.values() if slot.deliveries]
+    if pool.is_stopping or not (slots.idle or lengths):
         return 0
-    wanted = idle + pool.lookahead.size(now) - waiting - len(pool.ready)
+    wanted = len(slots.idle) + pool.lookahead.size(now) - (sum(lengths) - len(lengths)) - len(pool.ready)
     if pool.settings.max_total:
         wanted = min(wanted, pool.settings.max_total - pool.leased_total)
     return max(0, wanted)
@@ -153,10 +141,11 @@ def room(pool: Pool, now: float) -> int:
 def worth_fetching(pool: Pool, now: float) -> int:
     """Return `room`, or 0 while a larger fetch a little later is cheaper: each is a transaction of the broker's.
 
-    Unless a child is idle, a fetch waits until a quarter of the look-ahead is used up, two messages at least.
+    Unless a child is idle that would get some, a fetch waits until a quarter of the look-ahead is used up, two messages
+    at least.
     """
     wanted = room(pool, now)
-    if not wanted or pool.slots.count(SlotState.IDLE):
+    if not wanted or (pool.slots.idle and len(pool.slots.engaged) < (_few(pool, now) or math.inf)):
         return wanted
     ahead = pool.lookahead.size(now)
     return wanted if wanted >= min(ahead, max(2, ahead // 4)) else 0

@@ -131,8 +131,10 @@ class ChildBootFailed(ChildEvent):
     error: str
 
 
-class ChildResult(ChildEvent):
-    result: Result
+class ChildResults(ChildEvent):
+    """All answers that one look at a child has brought, in their order."""
+
+    results: list[Result]
 
 
 class ChildSaid(ChildEvent):

@@ -24,7 +24,7 @@ from jobpool.master.inbox import Inbox
 from jobpool.master.plan import CHECK_EVERY_S, Planner
 from jobpool.master.scheduler import SchedulerStarter, SignalScheduler, StartScheduler
 from jobpool.master.settle_thread import SettleThread, produce
-from jobpool.master.slots import SlotState
+from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import Pool
 from jobpool.master.telemetry import PUBLISH_EVERY_S, STACK, Publisher, Telemetry
 from jobpool.master.threads import LostLeaseThread, MasterThread, RenewThread, SampleThread
@@ -60,7 +60,7 @@ class Master:
     scheduler: SchedulerStarter | None = None
 
     _again = False
-    """Something was taken back, which another child may begin at once: the next turn does not sleep."""
+    """Something was to be taken back, for another child to begin at once: the next turn does not sleep."""
     _housekeeping_at = 0.0
     _stacks_due = 0.0
     _unpublished = True
@@ -87,11 +87,11 @@ class Master:
         leasing = True
         while leasing or not pool.finished:
             leasing = self.fetch_thread.is_leasing()  # before the wait: its last leases are events of this turn
-            for event in self._wait():
-                apply(pool, event, time.monotonic())
-            for action in self.planner.plan(pool, time.monotonic(), clock.boot()):
-                self._perform(action)
-            self._after(time.monotonic())
+            events, now = self._wait(), time.monotonic()
+            for event in events:
+                apply(pool, event, now)
+            self._perform(self.planner.plan(pool, now, clock.boot()), now)
+            self._after(now)
         counts = self._end()
         return int(bool(pool.fatal) or (pool.settings.fail_on_dead and counts.dead + counts.rejected > 0))
 
@@ -116,28 +116,31 @@ class Master:
             due = min(due, now + (LAST_LOOK_S if self.fetch_thread.is_leasing() else PUBLISH_EVERY_S))
         return min(due, self._batch.due)
 
-    def _perform(self, action: act.Action) -> None:
-        match action:
-            case act.Hand(slot, delivery):
-                ticket = orjson.dumps(self.backend.ticket(delivery.lease)) if delivery.acks_itself else b""
-                if self.children.hand(slot, delivery, ticket):
-                    slot.hand(delivery, time.monotonic())
-                else:
-                    slot.full = True
-                    self.pool.put_back([delivery])
-            case act.Settle(delivery, settlement):
-                now = time.monotonic()
-                self._batch.add(delivery, settlement, now, self.pool.lookahead.size(now))
-            case act.TakeBack(slot, most):
-                steals = type(action) is act.Steal
-                event = self.children.steal(slot, most) if steals else self.children.take_back(slot, most)
-                self._apply(event)
-                self._again = self._again or type(event) is ev.TookBack
-            case _:
+    def _perform(self, actions: list[act.Action], now: float) -> None:
+        ahead = self.pool.lookahead.size(now)
+        for action in actions:
+            if type(action) is act.Hand:
+                self._hand(action.slot, action.delivery, now)
+            elif type(action) is act.Settle:
+                self._batch.add(action.delivery, action.settlement, now, ahead)
+            else:
                 self._perform_rare(action)
+
+    def _hand(self, slot: Slot, delivery: Delivery, now: float) -> None:
+        ticket = orjson.dumps(self.backend.ticket(delivery.lease)) if delivery.acks_itself else b""
+        if self.children.hand(slot, delivery, ticket):
+            # A head begins after it was written: were this process stopped in a turn, its time would be over too soon.
+            slot.hand(delivery, now if slot.deliveries else time.monotonic())
+        else:
+            slot.full = True
+            self.pool.put_back([delivery])
 
     def _perform_rare(self, action: act.Action) -> None:
         match action:
+            case act.TakeBack(slot, most):
+                steals = type(action) is act.Steal
+                self._apply(self.children.steal(slot, most) if steals else self.children.take_back(slot, most))
+                self._again = True
             case act.SpawnChild(slot):
                 try:
                     self.children.spawn(slot)

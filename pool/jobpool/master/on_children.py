@@ -152,47 +152,51 @@ def _child_boot_failed(pool: Pool, event: ev.ChildBootFailed) -> None:
         pool.note("error", "a child could not boot", error=event.error)
 
 
-def _child_result(pool: Pool, event: ev.ChildResult) -> None:
-    result, slot = event.result, pool.slots.by_child(event.child)
+def _child_results(pool: Pool, event: ev.ChildResults) -> None:
+    slot, ended, busy = pool.slots.by_child(event.child), 0, 0.0
     if slot is None:
         return
-    delivery = slot.answered(result.nonce, pool.now)
-    if result.leaving:
-        slot.end(EndReason.RECYCLE, pool.now, result.leaving, killed=False)
-        job = {"id": delivery.lease.id, "handler": delivery.handler} if delivery else {}
-        pool.note("info", "a child is replaced", slot=slot.index, pid=slot.pid, why=result.leaving, **job)
-    if delivery is None:
-        pool.note("warning", "an answer to an attempt that is not running was ignored", slot=slot.index)
-        return
-    pool.lookahead.finished(1, pool.now, result.duration)
-    delivery.end(result.started, result.duration, result.output, result.error)
-    if delivery.lost:
-        return
-    ident = delivery.lease.id
-    if pool.never_started:
-        pool.never_started.pop(ident, None)
-    if pool.orphaned:
-        pool.orphaned.pop(ident, None)
-    seen_for = pool.unknown_for(ident) if result.kind is ResultKind.UNKNOWN_HANDLER else 0.0
-    pool.outcomes.append((delivery, _outcome_of_result(result, delivery.handler, seen_for, slot.peak_rss)))
+    for result in event.results:
+        delivery = slot.answered(result.nonce, pool.now)
+        if result.leaving:
+            _child_leaves(pool, slot, result.leaving, delivery)
+        if delivery is None:
+            pool.note("warning", "an answer to an attempt that is not running was ignored", slot=slot.index)
+            continue
+        ended, busy = ended + 1, busy + result.duration
+        delivery.end(result.started, result.duration, result.output, result.error)
+        if delivery.lost:
+            continue
+        if pool.never_started:
+            pool.never_started.pop(delivery.lease.id, None)
+        if pool.orphaned:
+            pool.orphaned.pop(delivery.lease.id, None)
+        plain = result.kind is ResultKind.SUCCEEDED and not result.follow_ups
+        pool.outcomes.append((delivery, SUCCEEDED if plain else _outcome_of_result(pool, slot, delivery, result)))
+    if ended:
+        pool.lookahead.finished(ended, pool.now, busy)
 
 
-def _outcome_of_result(result: Result, handler: str, seen_for: float, peak: int) -> Outcome:
-    if result.kind is ResultKind.SUCCEEDED and not result.follow_ups:
-        return SUCCEEDED
+def _child_leaves(pool: Pool, slot: Slot, why: str, after: Delivery | None) -> None:
+    slot.end(EndReason.RECYCLE, pool.now, why, killed=False)
+    job = {"id": after.lease.id, "handler": after.handler} if after else {}
+    pool.note("info", "a child is replaced", slot=slot.index, pid=slot.pid, why=why, **job)
+
+
+def _outcome_of_result(pool: Pool, slot: Slot, delivery: Delivery, result: Result) -> Outcome:
     try:
         follow_ups = tuple(JobDefinition.from_dict(item) for item in result.follow_ups)
     except (InvalidJob, KeyError, TypeError, ValueError) as error:
         return ended.Failed(f"a follow-up job is not valid: {error}")
     return outcome_of(
         result.kind,
-        handler=handler,
+        handler=delivery.handler,
         error=result.error,
         after=result.after,
         follow_ups=follow_ups,
-        seen_for=seen_for,
+        seen_for=pool.unknown_for(delivery.lease.id) if result.kind is ResultKind.UNKNOWN_HANDLER else 0.0,
         output=result.output,
-        peak=peak,
+        peak=slot.peak_rss,
     )
 
 
@@ -220,7 +224,8 @@ def _child_broken(pool: Pool, event: ev.ChildBroken) -> None:
     slot = pool.slots.by_child(event.child)
     if slot is None or slot.state is SlotState.DYING:
         return
-    slot.retiring, slot.broken_at = True, pool.now  # nothing more is handed to it
+    slot.leave()
+    slot.broken_at = pool.now
     if not event.closed:
         slot.broken_at -= BROKEN_GRACE_S
         pool.note("warning", "a child sent rubbish", slot=slot.index, pid=slot.pid, why=event.why)
@@ -228,7 +233,8 @@ def _child_broken(pool: Pool, event: ev.ChildBroken) -> None:
 
 def _child_ended(pool: Pool, event: ev.ChildEnded) -> None:
     if slot := pool.slots.by_child(event.child):
-        slot.retiring, slot.dead_at = True, pool.now  # nothing more is handed to it
+        slot.leave()
+        slot.dead_at = pool.now
 
 
 def _child_died(pool: Pool, event: ev.ChildDied) -> None:
@@ -336,7 +342,7 @@ ON_CHILDREN: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.SpawnRefused: _spawn_refused,
     ev.ChildReady: _child_ready,
     ev.ChildBootFailed: _child_boot_failed,
-    ev.ChildResult: _child_result,
+    ev.ChildResults: _child_results,
     ev.ChildSaid: _child_said,
     ev.AppSaid: _app_said,
     ev.ChildAsked: lambda pool, event: pool.asks.append((event.child, event.ask)),

@@ -24,7 +24,7 @@ from jobpool.message.dead_letters import ON_DEATH, copy_of_abandoned, hook_job_o
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.names import check_enqueue_to
-from jobpool.message.outcome import EndReason, NotRun
+from jobpool.message.outcome import EndReason, NotRun, Succeeded
 from jobpool.message.settlement import Abandon, Leave
 from jobpool.policy.decide import Rules, decide
 from jobpool.policy.outcomes import checked, counters_of
@@ -78,7 +78,8 @@ class Planner:
         for delivery, outcome in outcomes:
             if delivery.lost or delivery.settling:
                 continue
-            outcome = checked(outcome, self.check, pool.settings.enqueue_to)
+            if type(outcome) is Succeeded and outcome.follow_ups:
+                outcome = checked(outcome, self.check, pool.settings.enqueue_to)
             rules = self._rules.get(delivery.handler) or self._rules_for(pool, delivery.handler)
             settlement = decide(outcome, delivery.lease, rules, self.retry, now_boot)
             if isinstance(settlement, Leave):

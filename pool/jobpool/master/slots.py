@@ -85,12 +85,30 @@ class Slot:
     """When its child was last seen not to have begun the head."""
     retiring: bool = False
     deliveries: deque[Delivery] = field(default_factory=deque)
+    idle: dict[int, Slot] = field(default_factory=dict, repr=False)
+    engaged: dict[int, Slot] = field(default_factory=dict, repr=False)
+    """Its table's slots whose children may be given something, the last one to become so last; and other live ones."""
 
     def move(self, to: SlotState, now: float) -> None:
         """Go to `to`, or raise `IllegalMoveError`."""
         if to not in MOVES[self.state]:
             raise IllegalMoveError(f"slot {self.index} cannot go from {self.state.value} to {to.value}")
         self.state, self.since = to, now
+        self._sort_in()
+
+    def leave(self) -> None:
+        """Note that nothing more is to be handed to its child."""
+        self.retiring = True
+        if self.index in self.idle:
+            self._sort_in()
+
+    def _sort_in(self) -> None:
+        self.idle.pop(self.index, None)
+        self.engaged.pop(self.index, None)
+        if self.state is SlotState.IDLE and not self.retiring:
+            self.idle[self.index] = self
+        elif self.state is not SlotState.EMPTY:
+            self.engaged[self.index] = self
 
     def hand(self, delivery: Delivery, now: float) -> None:
         """Note that `delivery` was written to the child; the clock of the head starts here."""
@@ -106,8 +124,9 @@ class Slot:
         if not self.deliveries or self.deliveries[0].nonce != nonce:
             return None
         head = self.deliveries.popleft()
-        self.head_since, self.dumped_at = now, 0.0
-        self._shortened(now)
+        self.head_since, self.dumped_at, self.full = now, 0.0, False
+        if not self.deliveries:
+            self._shortened(now)
         return head
 
     def take_back(self, nonces: set[int], now: float) -> list[Delivery]:
@@ -122,6 +141,11 @@ class Slot:
         self.full = False
         if not self.deliveries and self.state is SlotState.BUSY:
             self.move(SlotState.IDLE, now)
+
+    @property
+    def is_holding(self) -> bool:
+        """Return whether its socket holds something behind an attempt that runs."""
+        return len(self.deliveries) > 1 and not self.drained and self.state is SlotState.BUSY
 
     @property
     def waiting(self) -> int:
@@ -150,7 +174,9 @@ class Slot:
 
 class Slots:
     def __init__(self, count: int) -> None:
-        self.all = [Slot(index) for index in range(count)]
+        self.idle: dict[int, Slot] = {}
+        self.engaged: dict[int, Slot] = {}
+        self.all = [Slot(index, idle=self.idle, engaged=self.engaged) for index in range(count)]
         self._by_child: dict[int, Slot] = {}
 
     def by_child(self, child: int) -> Slot | None:

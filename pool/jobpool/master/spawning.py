@@ -82,8 +82,8 @@ def keep_children(pool: Pool, now: float, actions: list[act.Action]) -> None:
     if server is None or not server.loaded or server.ending:
         return
     live = pool.slots.live
-    starting = sum(slot.state is SlotState.STARTING for slot in live)
-    has_old = any(s.generation != pool.generation for s in live if s.state is not SlotState.DYING)
+    starting = sum([slot.state is SlotState.STARTING for slot in live])
+    has_old = bool({s.generation for s in live if s.state is not SlotState.DYING} - {pool.generation})
     for _ in range(pool.target + has_old - len(live)):
         if now < pool.boot.next_at or (pool.boot.failures and starting):
             break
@@ -113,7 +113,7 @@ def _retire_surplus(pool: Pool, live: list[Slot], now: float, actions: list[act.
 
 def _retire(slot: Slot, now: float, actions: list[act.Action]) -> None:
     """Hand nothing more to it, from this very turn on; an idle one has to be gone within its time."""
-    slot.retiring = True
+    slot.leave()
     if slot.state is SlotState.IDLE:
         slot.end(EndReason.RETIRE, now, "replaced", killed=False)
     actions.append(act.RetireChild(slot))

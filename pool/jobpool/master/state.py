@@ -16,7 +16,6 @@ from jobpool.broker.values import Capabilities, QueueStats
 from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import Ask, HandlerInfo, Reply
 from jobpool.master.slots import Delivery, Slots, SlotState, nonces
-from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Counts, NotRun, Outcome
 from jobpool.message.settlement import Release, Settlement
 from jobpool.message.units import format_duration
@@ -293,12 +292,18 @@ class Pool:
         self._count(delivery, counters, settlement is not None)
 
     def _count(self, delivery: Delivery, counters: tuple[str, ...], answered: bool) -> None:
-        """Count an end. Handlers that the app does not know share a label, for anybody can enqueue any name."""
+        """Count an end. Handlers that the app does not know share a label, for anybody can enqueue any name.
+
+        Of times that cannot be, 0 is counted: user code shares the child that tells them, and clocks differ.
+        """
         lease, handler, run, wait = delivery.lease, delivery.handler, None, None
         if answered and delivery.ran is not None:
-            run = _believable(delivery.ran)
+            run = delivery.ran if 0.0 <= delivery.ran < MAX_RUN_S else 0.0
             if not (lease.attempts or lease.crashes):
-                wait = _believable(delivery.began + self.wall_ahead - _due_at(lease))
+                schedule = lease.envelope.schedule
+                due = _due_at(schedule, lease.enqueued_at) if schedule else lease.enqueued_at
+                wait = delivery.began + self.wall_ahead - due
+                wait = wait if 0.0 <= wait < MAX_RUN_S else 0.0
         label = handler if handler in self.handlers or not handler else OTHER
         self.metrics.ended(lease.queue, label, counters, run, wait)
 
@@ -355,15 +360,9 @@ class Pool:
         self.notes.append(Note(level, event, {k: v for k, v in fields.items() if v is not None}))
 
 
-def _due_at(lease: JobLease) -> float:
-    """Return the Unix time of the enqueue, or when it was due if that was later. Its schedule may be anything."""
-    due = lease.envelope.schedule
+def _due_at(schedule: str, enqueued_at: float) -> float:
+    """Return the Unix time of the enqueue, or of its schedule if that is later. The schedule may be anything."""
     try:
-        return max(lease.enqueued_at, datetime.fromisoformat(due).timestamp()) if due else lease.enqueued_at
+        return max(enqueued_at, datetime.fromisoformat(schedule).timestamp())
     except (ValueError, OverflowError, OSError):
-        return lease.enqueued_at
-
-
-def _believable(seconds: float) -> float:
-    """Return a time that a child has told, or 0 for what cannot be: user code shares its process, and clocks differ."""
-    return seconds if 0.0 <= seconds < MAX_RUN_S else 0.0
+        return enqueued_at

@@ -19,7 +19,7 @@ from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master.inbox import Inbox
 from jobpool.master.observer import Observer, Recorded, attempt_of
-from jobpool.master.slots import Slot, SlotState
+from jobpool.master.slots import Slot
 from jobpool.master.spawning import reload_under_way
 from jobpool.master.state import Pool
 from jobpool.message.masking import Masker
@@ -191,7 +191,7 @@ class Publisher:
         counted = sum(stats.waiting for stats in pool.stats.values())
         self._board.header.write(
             workers=pool.target,
-            ready=sum(slot.is_ready for slot in pool.slots.all),
+            ready=sum([slot.is_ready for slot in pool.slots.live]),
             boot_failures=pool.boot.failures,
             draining=int(pool.is_stopping),
             reloading=int(bool(reload_under_way(pool))),
@@ -204,15 +204,16 @@ class Publisher:
             **asdict(pool.counters),
         )
         for slot in pool.slots.all:
-            self._publish_slot(slot)
+            if slot.restarts >= 0:  # it has had a child
+                self._publish_slot(slot)
 
     def _publish_slot(self, slot: Slot) -> None:
         state = (slot.state, slot.pid, slot.child, slot.generation, slot.rss, slot.peak_rss, slot.restarts, slot.cpu)
-        if self._last.get(slot.index) == state or (slot.state is SlotState.EMPTY and slot.restarts < 0):
+        if self._last.get(slot.index) == state:
             return
         self._last[slot.index] = state
         same = {name: getattr(slot, name) for name in SLOT_FIELDS}
-        self._board.slot(slot.index).master.write(state=slot.state.value, restarts=max(0, slot.restarts), **same)
+        self._board.slot(slot.index).master.write(state=slot.state.value, restarts=slot.restarts, **same)
 
     def write_log(self, pool: Pool) -> None:
         """Log what handlers have said, then what has happened to them: in the order in which it came."""

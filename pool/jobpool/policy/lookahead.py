@@ -2,6 +2,10 @@
 
 No-op jobs then stream in batches, and long jobs are never hoarded. Numbers in, numbers out: no clock, no I/O.
 
+And the number of children that share it. A child that is woken finds cold caches, which costs more than a very short
+job. So few children get such jobs: as many as keep the cores busy, and some more for each handler that runs at a time.
+Jobs that wait for something have handlers that run, and so they get more children.
+
 The size is the lower of two views on what finished lately. The last 100 ms keep one burst from being taken for a
 stream. The last 20 to 30 ms let it fall as soon as jobs get longer. Where jobs last 10 ms or more, the second view goes
 back further: two children in step, with jobs of 25 ms, pause for 25 ms at a time while the stream goes on.
@@ -14,6 +18,7 @@ A window in which nothing ends proves nothing either: after a pause behind long 
 from __future__ import annotations
 
 import math
+import os
 
 HELD_S = 0.02  # of the pool's work to hold
 MAX_HELD_S = 0.09  # the same, however far the broker is: what has not started 100 ms after its lease goes back
@@ -25,14 +30,23 @@ RECENT_WINDOWS = 3  # that cover `HELD_S`, the running one included
 RECENT_WINDOWS_OF_LONG = 5  # the same, where jobs last half of `HELD_S` or more
 MAX_LOOKAHEAD = 1024
 
+QUICK_RUN_S = 0.0003  # of a job, on average; for a longer one it is worth waking a child
+CHILDREN_A_HANDLER = 4  # that get quick jobs, for each handler that runs at a time
+CORES = len(os.sched_getaffinity(0))
+
 
 class LookAhead:
     """A size, `cap` at most, that follows what the pool finishes. Times are CLOCK_MONOTONIC seconds, never back."""
 
-    __slots__ = ("_allowed", "_busy", "_cap", "_counts", "_held", "_last", "_quiet", "_size", "_stale", "_window")
+    __slots__ = (
+        *("_allowed", "_busy", "_cap", "_children", "_cores", "_counts", "_held", "_last", "_quiet", "_size", "_stale"),
+        "_window",
+    )
 
-    def __init__(self, now: float, cap: int = MAX_LOOKAHEAD) -> None:
+    def __init__(self, now: float, cap: int = MAX_LOOKAHEAD, cores: int = CORES) -> None:
         self._cap = cap
+        self._cores = cores
+        self._children: float = math.inf
         self._held = HELD_S
         self._allowed = 0
         self._counts = [0] * SPAN_WINDOWS
@@ -46,7 +60,8 @@ class LookAhead:
 
         The run time tells many long jobs that end together from a stream of short ones; 0 = not known.
         """
-        self._roll(now)
+        if int(now / WINDOW_S) != self._window:
+            self._roll(now)
         slot = self._window % SPAN_WINDOWS
         self._counts[slot] += count
         self._busy[slot] += busy
@@ -68,17 +83,15 @@ class LookAhead:
             self._measure()
         return 0 if now - self._last > self._quiet else min(self._allowed, self._size)
 
-    def mean_run(self, now: float) -> float:
-        """Return how long what ended in the last 100 ms ran on average, in seconds; infinity if nothing ended."""
-        self._roll(now)
-        total = sum(self._counts)
-        return sum(self._busy) / total if total else math.inf
+    def children(self, now: float) -> float:
+        """Return how many children are to share what is held; infinity unless quick jobs stream."""
+        return self._children if self.size(now) else math.inf
 
     def _measure(self) -> None:
         """Measure what the pool finishes in the time to hold, by the lower of two rates, and the pause that ends it."""
         self._stale = False
-        total = sum(self._counts)
-        mean = sum(self._busy) / total if total else 0.0
+        total, busy = sum(self._counts), sum(self._busy)
+        mean = busy / total if total else 0.0
         windows = RECENT_WINDOWS if mean < HELD_S / 2 else RECENT_WINDOWS_OF_LONG
         if self._held > HELD_S:
             windows = SPAN_WINDOWS  # what a far broker brings comes in bursts, a round trip apart
@@ -86,6 +99,8 @@ class LookAhead:
         self._size = min(recent, round(total * self._held / max(SPAN_WINDOWS * WINDOW_S, mean)))
         if mean >= LONG_S and self._held == HELD_S:
             self._size = 0
+        running = busy / (SPAN_WINDOWS * WINDOW_S)
+        self._children = self._cores + math.ceil(CHILDREN_A_HANDLER * running) if mean < QUICK_RUN_S else math.inf
         self._quiet = max(self._held, min(2 * mean, RECENT_WINDOWS_OF_LONG * WINDOW_S))
 
     def _roll(self, now: float) -> None:

@@ -106,7 +106,7 @@ class Simulation(Stage):
         if nonce and real.running == nonce and not real.frozen:
             seconds = self._jobs[nonce][1]
             result = Result(nonce, ResultKind.SUCCEEDED, self.now, seconds)
-            self._later(HOP_S, [ev.ChildResult(child, result)])
+            self._later(HOP_S, [ev.ChildResults(child, [result])])
             real.running = 0
         self._read(child)
 

@@ -19,10 +19,13 @@ from jobpool.message.outcome import Outcome, ResultKind
 from jobpool.message.settlement import Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import Inspected
+from jobpool.policy.lookahead import LookAhead
 from jobpool.policy.retry import RetryPolicy
 from jobpool.settings import Settings
 
 A = TypeVar("A")
+
+CORES = 2
 
 HANDLERS = [
     HandlerInfo("report"),
@@ -39,6 +42,7 @@ class Stage:
         self.now = 100.0
         defaults: dict[str, object] = {"queues": (("reports", 1.0),), "backend": "memory://", "workers": workers}
         self.pool = Pool(Settings(**(defaults | settings)), now=self.now)  # type: ignore[arg-type]
+        self.pool.lookahead = LookAhead(self.now, cores=CORES)
         self.planner = Planner(RetryPolicy(), check=lambda definition: definition.require(False, "memory"))
         self.settled: list[tuple[str, Settlement]] = []
         self.log: list[act.Action] = []
@@ -67,7 +71,7 @@ class Stage:
                 self.settled.append((delivery.lease.id, settlement))
                 apply(self.pool, ev.Answered([(delivery, settlement, Settled.OK)]), self.now)
             case act.RetireChild(slot):
-                slot.retiring = True
+                slot.leave()
             case act.EndForkServer(generation):
                 apply(self.pool, ev.ForkServerGone(generation), self.now)
             case _:
@@ -102,10 +106,12 @@ class Stage:
         owner = secrets.token_hex(16)
         return JobLease(ident, "reports", body, 1, owner, self.now + ttl, "memory", attempts=attempts)
 
-    def answer(self, slot: Slot, kind: ResultKind = ResultKind.SUCCEEDED, **fields: object) -> list[act.Action]:
+    def answer(
+        self, slot: Slot, kind: ResultKind = ResultKind.SUCCEEDED, seconds: float = 0.01, **fields: object
+    ) -> list[act.Action]:
         nonce = slot.deliveries[0].nonce
-        result = Result(nonce, kind, self.now, 0.01, **fields)  # type: ignore[arg-type]
-        return self.tell(ev.ChildResult(slot.child, result))
+        result = Result(nonce, kind, self.now, seconds, **fields)  # type: ignore[arg-type]
+        return self.tell(ev.ChildResults(slot.child, [result]))
 
     def die(
         self, slot: Slot, signal: int | None = 11, code: int | None = None, begun: bool = True, unread: int = 0

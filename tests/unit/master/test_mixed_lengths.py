@@ -104,7 +104,7 @@ def test_a_child_that_is_leaving_gets_nothing_of_what_others_have() -> None:
     stage = Stage(workers=2).boot()
     busy, leaving = stage.idle
     ahead(stage, busy, USUAL, USUAL)
-    leaving.retiring = True
+    leaving.leave()
     assert steal_due(stage.pool, stage.now) == math.inf
     assert not of(stage.after(0.05), act.TakeBack)
 
@@ -118,7 +118,7 @@ def test_who_begins_exactly_when_asked_keeps_it() -> None:
     [steal] = of(stage.after(STEAL_AFTER_S + 1e-6), act.Steal)
     assert steal.most == 1
     answer = Result(head.nonce, ResultKind.SUCCEEDED, stage.now, 0.001)
-    stage.tell(ev.TookBack(busy.child, frozenset({rest[0].nonce})), ev.ChildResult(busy.child, answer))
+    stage.tell(ev.TookBack(busy.child, frozenset({rest[0].nonce})), ev.ChildResults(busy.child, [answer]))
     assert busy.deliveries[0] is begun
     assert list(idle.deliveries) == [rest[0]]
     handed = Counter(action.delivery.nonce for action in of(stage.log, act.Hand))
@@ -144,6 +144,84 @@ def test_an_idle_child_gets_the_urgent_one_behind_another_before_what_is_ready()
     assert back.slot is busy
     taken_back(stage, back)
     assert idle.deliveries[0].priority == URGENT
+
+
+# --- few children while jobs are quick ------------------------------------------------------------------------------
+
+
+def streaming(workers: int, jobs: int = 20) -> tuple[Stage, list[Slot]]:
+    """Return a stage on which, after many others, `jobs` quick jobs were handed out; and the slots that have them."""
+    stage = Stage(workers).boot()
+    for _ in range(100):
+        stage.now += 0.001
+        stage.pool.lookahead.finished(20, stage.now, busy=20 * 0.00002)
+    stage.lease(*["report"] * jobs)
+    return stage, stage.busy
+
+
+def test_quick_jobs_go_to_few_children_and_deep() -> None:
+    stage, few = streaming(workers=16)
+    assert len(few) == stage.pool.lookahead.children(stage.now) == 4
+    assert [len(slot.deliveries) for slot in few] == [5] * 4
+
+
+def test_with_two_workers_both_get_them() -> None:
+    _, both = streaming(workers=2)
+    assert [len(slot.deliveries) for slot in both] == [10, 10]
+
+
+def test_the_same_children_get_the_next_ones_whether_they_are_at_work_or_idle() -> None:
+    stage, few = streaming(workers=16)
+    first, *rest = few
+    while first.deliveries:
+        stage.answer(first, seconds=0.0)
+    for _ in range(5):
+        stage.lease("report", "report", "report", "report")
+        assert {slot.index for slot in stage.busy} == {slot.index for slot in few}
+    assert all(len(slot.deliveries) > 5 for slot in rest)
+
+
+def test_more_children_are_woken_when_the_sockets_of_the_few_are_full() -> None:
+    stage, few = streaming(workers=16)
+    for slot in few:
+        slot.full = True
+    stage.lease("report")
+    assert len(stage.busy) == 5
+
+
+def test_all_that_waits_behind_a_head_that_turns_long_goes_to_other_children_in_a_millisecond() -> None:
+    stage, few = streaming(workers=16)
+    long, *short = few
+    stage.now += STEAL_AFTER_S * 0.6
+    for slot in short:
+        stage.answer(slot, seconds=0.0)
+    assert steal_due(stage.pool, stage.now) == pytest.approx(long.head_since + STEAL_AFTER_S)
+    [steal] = of(stage.after(STEAL_AFTER_S * 0.5), act.Steal)
+    assert (steal.slot, steal.most) == (long, 4)
+    hands = of(taken_back(stage, steal), act.Hand)
+    assert len(hands) == 4
+    assert long not in [hand.slot for hand in hands]
+    assert len(stage.busy) == 5, "another one takes its part"
+
+
+def test_a_child_that_waits_for_a_processor_keeps_its_jobs_and_no_other_is_woken() -> None:
+    stage, few = streaming(workers=16)
+    steals = of(stage.after(STEAL_AFTER_S * 1.1), act.Steal)
+    assert {steal.slot.index for steal in steals} == {slot.index for slot in few}
+    stage.tell(*(ev.NotBegun(steal.slot.child) for steal in steals))
+    stage.lease("report", "report", "report", "report")
+    assert [len(slot.deliveries) for slot in stage.busy] == [6] * 4
+
+
+def test_urgent_ones_among_quick_jobs_go_to_idle_children_at_once() -> None:
+    stage, few = streaming(workers=16)
+    urgent = [stage.a_lease("report", priority=priority) for priority in (URGENT, URGENT + 1)]
+    backs = of(stage.tell(ev.Leased([Inspected(lease, None) for lease in urgent])), act.TakeBack)
+    assert {back.slot.index for back in backs} == {slot.index for slot in few}
+    for back in backs:
+        taken_back(stage, back)
+    heads = [slot.deliveries[0].lease.id for slot in stage.busy if slot not in few]
+    assert {lease.id for lease in urgent} <= set(heads)
 
 
 # --- a pool at work -------------------------------------------------------------------------------------------------
@@ -207,3 +285,20 @@ def test_what_waits_in_a_frozen_childs_socket_is_run_by_others_once_and_the_loop
     assert begun == Counter(jobs), "its head has begun; what was behind it has run elsewhere"
     assert len(simulation.verdicts()) == len(jobs) - 1
     assert {type(verdict) for verdict in simulation.verdicts()} == {Ack}
+
+
+def test_jobs_of_30_ms_among_quick_ones_leave_no_child_idle() -> None:
+    jobs = [(USUAL, length) for length in random.Random(18).choices([0.00002, 0.03], [99, 1], k=12_000)]
+    simulation = Simulation(4, jobs)
+    simulation.run()
+    assert simulation.used() >= 0.85
+    assert Counter(job for _, job in simulation.begun) == Counter(jobs), "each has run, and none twice"
+
+
+def test_a_burst_of_long_jobs_behind_quick_ones_is_spread_within_20_ms() -> None:
+    quick = [(USUAL, 0.00002 + number * 1e-9) for number in range(6000)]
+    long = [(USUAL, 0.2 + number * 1e-6) for number in range(12)]
+    simulation = Simulation(16, quick + long)
+    simulation.run()
+    begun = [at for at, (_, seconds) in simulation.begun if seconds > 0.1]
+    assert max(begun) - min(begun) <= 0.02

@@ -71,7 +71,8 @@ class TestBoot:
         stage.load(handlers=[HandlerInfo("transfer", ack_in_transaction=True), HandlerInfo("report")])
         stage.make_ready()
         stage.lease("transfer", "report")
-        assert [slot.deliveries[0].acks_itself for slot in stage.busy] == [True, False]
+        heads = [slot.deliveries[0] for slot in stage.busy]
+        assert {head.handler: head.acks_itself for head in heads} == {"transfer": True, "report": False}
 
     def test_children_that_do_not_boot_are_tried_again_after_a_back_off(self) -> None:
         stage = Stage(workers=1)
@@ -200,7 +201,7 @@ class TestDeathsOfTheForkServer:
     def test_what_was_killed_or_crashed_before_is_that(self) -> None:
         stage = Stage(workers=2).boot()
         stage.lease("slow", "report")
-        late, crashed = stage.busy
+        crashed, late = stage.busy
         step(stage, 12.0)
         assert late.ending is EndReason.TIMEOUT
         stage.tell(ev.ForkServerGone(1))

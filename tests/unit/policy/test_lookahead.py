@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from jobpool.policy.lookahead import MAX_LOOKAHEAD, LookAhead
+from jobpool.policy.lookahead import CHILDREN_A_HANDLER, MAX_LOOKAHEAD, QUICK_RUN_S, LookAhead
 
 START = 5000.0
 
@@ -197,3 +199,40 @@ def test_a_near_broker_is_not_counted() -> None:
     stream(near, 2_000, START, 1.0)
     now = stream(plain, 2_000, START, 1.0)
     assert near.size(now) == plain.size(now)
+
+
+# --- how many children share it -------------------------------------------------------------------------------------
+
+CORES = 2
+
+
+def children_of(rate: float, run: float, seconds: float = 0.2) -> float:
+    """Return how many children get what is held, while jobs that run for `run` seconds end at `rate` a second."""
+    ahead, batch = LookAhead(START, cores=CORES), 0.001
+    now = START
+    for step in range(1, round(seconds / batch) + 1):
+        now = START + step * batch
+        ahead.finished(round(rate * batch), now, busy=rate * batch * run)
+    return ahead.children(now)
+
+
+def test_a_stream_of_quick_jobs_goes_to_as_many_children_as_keep_the_cores_busy_and_a_few_more() -> None:
+    running = 20_000 * 0.00002
+    assert children_of(20_000, 0.00002) == CORES + math.ceil(CHILDREN_A_HANDLER * running)
+
+
+def test_quick_jobs_that_wait_go_to_more_children() -> None:
+    assert children_of(20_000, 0.00002) < children_of(20_000, 0.0002) < math.inf
+
+
+@pytest.mark.parametrize("run", [QUICK_RUN_S * 1.01, 0.0004, 0.002, 0.02])
+def test_jobs_that_are_worth_a_wake_up_go_to_all_children(run: float) -> None:
+    assert children_of(5_000, run) == math.inf
+
+
+def test_nothing_is_known_of_children_before_a_stream_and_after_it() -> None:
+    ahead = LookAhead(START, cores=CORES)
+    assert ahead.children(START) == math.inf
+    now = stream(ahead, 20_000, START, 0.1)
+    assert ahead.children(now) < math.inf
+    assert ahead.children(now + 1.0) == math.inf

@@ -192,7 +192,7 @@ def test_run_time_is_what_the_child_measured(stage: Watched) -> None:
 def test_times_that_cannot_be_do_not_spoil_the_sums(stage: Watched, rubbish: float) -> None:
     stage.lease("report")
     slot = stage.busy[0]
-    stage.tell(ev.ChildResult(slot.child, Result(slot.deliveries[0].nonce, ResultKind.SUCCEEDED, rubbish, rubbish)))
+    stage.tell(ev.ChildResults(slot.child, [Result(slot.deliveries[0].nonce, ResultKind.SUCCEEDED, rubbish, rubbish)]))
     for metric in (names.RUN, names.WAIT):
         assert stage.histogram(metric, ("reports", "report")).total == 0.0
 
