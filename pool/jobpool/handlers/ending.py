@@ -21,7 +21,9 @@ import orjson
 import jobpool.errors
 from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable
 from jobpool.message.capped_text import cap_text
+from jobpool.message.masking import Masker
 from jobpool.message.outcome import ResultKind
+from jobpool.message.results import capped
 
 _OURS = os.path.dirname(os.path.abspath(jobpool.errors.__file__)) + os.sep
 _MAX_CHAIN_LINKS = 100
@@ -52,6 +54,7 @@ class Ending:
     after: float = 0.0
     suspect: bool = False
     exception: BaseException | None = None
+    kept: str = ""  # its value as the broker is to keep it (`results.capped`); "" = it is not to be kept
 
 
 SUCCEEDED = Ending(ResultKind.SUCCEEDED)
@@ -187,6 +190,26 @@ def render(value: object, cap: int) -> str:
     except Exception:  # noqa: BLE001 - the value's own code runs here
         text = _shown(value)
     return cap_text(text, cap)
+
+
+def kept(value: object, masker: Masker, cap: int) -> str:
+    """Return a returned value as the broker is to keep it: JSON, its secrets masked. Never fails an attempt."""
+    if value is None or isinstance(value, bool | int | float):
+        masked: object = value
+    elif isinstance(value, str):
+        masked = masker.text(str(value))
+    else:
+        try:
+            text = orjson.dumps(value, _plain, orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+        except Exception:  # noqa: BLE001 - the value's own code runs here
+            return kept(_shown(value), masker, cap)
+        if len(text) > cap:
+            return capped(text, cap)
+        masked = masker.value(orjson.loads(text))
+    try:
+        return capped(orjson.dumps(masked), cap)
+    except TypeError:  # an integer beyond 64 bits, or a text with lone surrogates
+        return kept(ascii(value), masker, cap)
 
 
 def join(returned: str, printed: str, cap: int) -> str:
