@@ -318,8 +318,7 @@ def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None, Masker | N
             handler.before_run(ctx)
         value = handler.bound(ctx)
         if masker is not None:
-            output, kept = ending.render(value, cap), ending.kept(value, masker, cap)
-            return Ending(ResultKind.SUCCEEDED, output=output, kept=kept)
+            return Ending(ResultKind.SUCCEEDED, *ending.rendered(value, masker, cap))
         if value is None:
             return ending.SUCCEEDED
         return Ending(ResultKind.SUCCEEDED, output=ending.render(value, cap))

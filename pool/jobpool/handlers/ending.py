@@ -50,11 +50,11 @@ class Ending:
 
     kind: ResultKind
     output: str = ""
+    kept: str = ""  # its value as the broker is to keep it (`results.capped`); "" = it is not to be kept
     error: str = ""
     after: float = 0.0
     suspect: bool = False
     exception: BaseException | None = None
-    kept: str = ""  # its value as the broker is to keep it (`results.capped`); "" = it is not to be kept
 
 
 SUCCEEDED = Ending(ResultKind.SUCCEEDED)
@@ -192,24 +192,27 @@ def render(value: object, cap: int) -> str:
     return cap_text(text, cap)
 
 
-def kept(value: object, masker: Masker, cap: int) -> str:
-    """Return a returned value as the broker is to keep it: JSON, its secrets masked. Never fails an attempt."""
-    if value is None or isinstance(value, bool | int | float):
-        masked: object = value
-    elif isinstance(value, str):
-        masked = masker.text(str(value))
-    else:
-        try:
-            text = orjson.dumps(value, _plain, orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
-        except Exception:  # noqa: BLE001 - the value's own code runs here
-            return kept(_shown(value), masker, cap)
-        if len(text) > cap:
-            return capped(text, cap)
-        masked = masker.value(orjson.loads(text))
+def rendered(value: object, masker: Masker, cap: int) -> tuple[str, str]:
+    """Return a returned value as text, and as the broker is to keep it: JSON, its secrets masked.
+
+    Never fails an attempt, as `render`.
+    """
+    if value is None or isinstance(value, str):
+        return render(value, cap), _capped_json(None if value is None else masker.text(str(value)), cap)
     try:
-        return capped(orjson.dumps(masked), cap)
-    except TypeError:  # an integer beyond 64 bits, or a text with lone surrogates
-        return kept(ascii(value), masker, cap)
+        text = orjson.dumps(value, _plain, orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    except Exception:  # noqa: BLE001 - the value's own code runs here
+        shown = _shown(value)
+        return cap_text(shown, cap), _capped_json(masker.text(shown), cap)
+    kept = _capped_json(masker.value(orjson.loads(text)), cap) if len(text) <= cap else capped(text, cap)
+    return cap_text(text.decode(), cap), kept
+
+
+def _capped_json(value: object, cap: int) -> str:
+    try:
+        return capped(orjson.dumps(value), cap)
+    except TypeError:  # lone surrogates
+        return capped(orjson.dumps(ascii(value)), cap)
 
 
 def join(returned: str, printed: str, cap: int) -> str:
