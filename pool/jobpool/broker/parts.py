@@ -37,7 +37,7 @@ class Results(Protocol):
     def wait(self, idents: Sequence[str], timeout: float, /) -> None:
         """Wait until one of these jobs may have ended; half a second at most, and no busy loop.
 
-        A settlement that keeps a result, or makes a dead letter, ends it at once. So does an end before the call.
+        A settlement that keeps a result ends it at once, and so does an end before the call.
         """
 
 

@@ -132,7 +132,6 @@ BEGIN
             UPDATE {schema}.messages SET state = 3, died_at = now, reason = why,
                 attempts = attempts + (verb = 'x')::integer, last_error = coalesce(error, last_error), cause = coalesce(new_cause, cause), {no_lease}
             WHERE ctid = lease.place;
-            PERFORM {schema}.ring_ends(ARRAY[lease.id]);
         WHEN 'f' THEN
             UPDATE {schema}.messages SET deadline = now, forfeited = why WHERE ctid = lease.place;
         WHEN 'm' THEN  -- it is added there in this transaction: not its end
