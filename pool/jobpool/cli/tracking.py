@@ -65,7 +65,10 @@ def result(session: Session, ident: str, timeout: str) -> int:
     Exit codes: 0 printed, 1 failed for good. Without a result it is 3 (unknown, not kept, too large), or 4 if the job
     has not ended in this time.
     """
-    seconds = parse_duration(timeout)
+    try:
+        seconds = parse_duration(timeout)
+    except ValueError as error:
+        raise click.UsageError(f"--timeout: {error}") from None
     with session.broker() as backend:
         try:
             answer_json(backend.result(ident, seconds))

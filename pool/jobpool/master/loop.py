@@ -127,7 +127,7 @@ class Master:
                     self.pool.put_back([delivery])
             case act.Settle(delivery, settlement):
                 now = time.monotonic()
-                self._batch.add(delivery, settlement, now, self.pool.lookahead.size(now))
+                self._batch.add(delivery, settlement, now, self.pool.lookahead.size(now), len(self.pool.held))
             case act.TakeBack(slot, most):
                 steals = type(action) is act.Steal
                 event = self.children.steal(slot, most) if steals else self.children.take_back(slot, most)
