@@ -30,9 +30,15 @@ if TYPE_CHECKING:
     from jobpool.errors import ClaimNotFound as ClaimNotFound
     from jobpool.errors import Forbidden as Forbidden
     from jobpool.errors import HardTimeout as HardTimeout
+    from jobpool.errors import JobFailed as JobFailed
     from jobpool.errors import LeaseLost as LeaseLost
+    from jobpool.errors import NoResult as NoResult
+    from jobpool.errors import ResultNotKept as ResultNotKept
+    from jobpool.errors import ResultPending as ResultPending
+    from jobpool.errors import ResultTooLarge as ResultTooLarge
     from jobpool.errors import Retry as Retry
     from jobpool.errors import Snooze as Snooze
+    from jobpool.errors import UnknownJob as UnknownJob
     from jobpool.errors import Unrecoverable as Unrecoverable
     from jobpool.handlers.registry import HandlerRegistry as HandlerRegistry
     from jobpool.handlers.registry import after_attempt as after_attempt
@@ -52,6 +58,9 @@ if TYPE_CHECKING:
     from jobpool.message.lease import JobLease as JobLease
     from jobpool.message.outcome import ExecutionResult as ExecutionResult
     from jobpool.message.outcome import WorkerResult as WorkerResult
+    from jobpool.message.results import JobHandle as JobHandle
+    from jobpool.message.results import JobState as JobState
+    from jobpool.message.results import JobStatus as JobStatus
     from jobpool.message.settlement import Settled as Settled
     from jobpool.message.signing import EnvelopeSigner as EnvelopeSigner
     from jobpool.policy.breaker import CircuitBreaker as CircuitBreaker
@@ -73,7 +82,8 @@ _HOME = {
         "client.worker": "QueueWorker",
         "cron.runner": "CronRunner",
         "cron.scheduler": "Scheduler",
-        "errors": "BackendUnavailable ClaimNotFound Forbidden HardTimeout LeaseLost Retry Snooze Unrecoverable",
+        "errors": "BackendUnavailable ClaimNotFound Forbidden HardTimeout JobFailed LeaseLost NoResult ResultNotKept"
+        " ResultPending ResultTooLarge Retry Snooze UnknownJob Unrecoverable",
         "handlers.registry": "HandlerRegistry after_attempt before_attempt builtin command handler listener on_death",
         "message.allowances": "Allowances",
         "message.builder": "JobBuilder",
@@ -83,6 +93,7 @@ _HOME = {
         "message.envelope": "JobEnvelope",
         "message.lease": "JobLease",
         "message.outcome": "ExecutionResult WorkerResult",
+        "message.results": "JobHandle JobState JobStatus",
         "message.settlement": "Settled",
         "message.signing": "EnvelopeSigner",
         "policy.breaker": "CircuitBreaker",

@@ -74,6 +74,34 @@ class AccessRefused(ConfigurationError):
     """
 
 
+class NoResult(JobpoolError):
+    """There is no result to return; the class says why."""
+
+
+class UnknownJob(NoResult):
+    """No job of this id is known: it never was, or was removed, or ended long ago and kept nothing."""
+
+
+class ResultNotKept(NoResult):
+    """The job is done, and its result was not kept, or not for so long: give `result_ttl`."""
+
+
+class ResultTooLarge(NoResult):
+    """The job is done, and its result has more bytes than are kept."""
+
+
+class JobFailed(NoResult):
+    """The job failed for good: it is dead, expired or cancelled. `status` has the rest."""
+
+    def __init__(self, text: str, status: Any) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class ResultPending(NoResult, TimeoutError):
+    """The job has not ended within the time. Ask again."""
+
+
 class Unrecoverable(JobpoolError):
     """Raised by a handler: the job can never succeed. It is abandoned at once, whatever budget is left.
 

@@ -42,7 +42,8 @@ def run(folder: Path, *words: str) -> str:
 
 
 def test_what_the_page_says_to_type_does_what_it_says(tmp_path: Path) -> None:
-    shop, *calls, ends = blocks("python")
+    shop, *calls, ends, kept, asked = blocks("python")
+    compile(kept + asked, "the last blocks", "exec")  # test_kept_results.py runs their like
     (tmp_path / "shop.py").write_text(shop)
     (tmp_path / "calls.py").write_text("".join(calls))
     (tmp_path / "ends.py").write_text(f"import jobpool\n\n{ends}{ENDS}")

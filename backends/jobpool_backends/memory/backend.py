@@ -62,6 +62,7 @@ class MemoryBackend(QueueBackend):
         self._claims = claims = MemoryClaims(turn, store)
         self._tidy = claims.tidy
         self._inspector = inspector = _Inspector(turn, store)
+        self._results = _Results(turn, store)
         self._evicted = inspector.evicted
         self._closers = (self._wake,)
         self._calls: Expiring[list[Settled]] = Expiring()
@@ -204,6 +205,25 @@ class MemoryBackend(QueueBackend):
         found, why = "memory:// keeps its messages in this process", "they end with it, and no other process sees them"
         mend = "use sqlite:///jobpool.db; memory:// is for tests"
         return [Finding("memory.place", Level.PROBLEM, found, why, mend)]
+
+
+class _Results:
+    """The part that looks for kept results."""
+
+    def __init__(self, turn: Turn, store: Store) -> None:
+        self._turn = turn
+        self._store = store
+
+    def get(self, idents: Sequence[str]) -> dict[str, bytes]:
+        with self._turn:
+            found = {ident: self._store.results.get(ident, self._turn.now) for ident in idents}
+        return {ident: record for ident, record in found.items() if record is not None}
+
+    def wait(self, idents: Sequence[str], timeout: float) -> None:
+        with self._turn:
+            live = (self._store.by_id.get(ident) for ident in idents)
+            if all(entry is not None and entry.state is not State.DEAD for entry in live):
+                self._turn.wait(min(timeout, LONGEST_SLEEP))
 
 
 class _Inspector:

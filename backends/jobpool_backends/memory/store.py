@@ -34,6 +34,7 @@ class Store:
         self.places = Places(turn)
         self.ended: Expiring[bool] = Expiring()
         self.unique: dict[tuple[str, str], Entry] = {}  # by queue and unique key: who is live or dead
+        self.results: Expiring[bytes] = Expiring()  # by id
         self.acked: Expiring[str] = Expiring()  # the same: the id of who was acked
 
     def entry(self, lease: JobLease) -> Entry | None:
@@ -249,8 +250,10 @@ class Store:
                 entry.tell(settlement.error, settlement.cause)
                 self.insert(replace(brought[0], last_error=entry.last_error, cause=entry.cause))
                 return
-            case Ack():
+            case Ack(result=result):
                 self._ack(entry, lease.guards)
+                if result is not None:
+                    self.results.put(entry.id, result.record, turn.now + micros(result.ttl))
             case Nack(delay=delay):
                 entry.attempts += 1
                 entry.tell(settlement.error, settlement.cause)

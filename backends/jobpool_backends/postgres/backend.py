@@ -24,6 +24,19 @@ from jobpool_backends.postgres.leases import Leases, holder_of, to_be_done
 from jobpool_backends.postgres.wait import Waiter
 from jobpool_backends.sql import number_of
 
+_FIND_RESULTS = "SELECT * FROM {schema}.find_results(%(ids)b::text[])"
+
+
+class Results:
+    """The part that looks for kept results."""
+
+    def __init__(self, database: Database, waiter: Waiter) -> None:
+        self._database = database
+        self.wait = waiter.wait_ended
+
+    def get(self, idents: Sequence[str]) -> dict[str, bytes]:
+        return dict(self._database.run(_FIND_RESULTS, {"ids": list(idents)}))
+
 
 class PostgresBackend(QueueBackend):
     """Messages in one schema of a Postgres database, shared by any number of processes of any number of machines.
@@ -51,6 +64,7 @@ class PostgresBackend(QueueBackend):
         self._claims = PostgresClaims(database)
         self._inspector = inspector = Inspector(database)
         self._waiter = Waiter(database, listen=address.listen)
+        self._results = Results(database, self._waiter)
         self._enqueue = enqueuer.add
         self._fetch = leases.fetch
         self._renew = leases.renew

@@ -39,6 +39,11 @@ SELECT {schema}.settle(%(call)b, %(ack_queues)s, %(ack_seqs)s, %(ack_holders)s, 
     %(verbs)b, %(delays)s, %(reasons)b::text[], %(errors)b::text[], %(causes)b::text[], %(keys)b::text[],
     %(keeps)b::bigint[], %(starts)b::text[])
 """
+# The same, and what they keep, for accepted acks, in the same step.
+_ACK_KEEP, _SETTLE_KEEP = (
+    f"SELECT {{schema}}.keep_results(({sql.strip()}), %(places)s, %(ids)b::text[], %(lasts)s, %(records)b::bytea[])"
+    for sql in (_ACK, _SETTLE)
+)
 _RENEW = "SELECT {schema}.renew(%(queues)s, %(seqs)s, %(holders)s, %(length)b::bigint)"
 _PAST = "SELECT last_error, cause FROM {schema}.messages WHERE queue = %(queue)s AND state = 2 AND seq = %(seq)s"
 
@@ -119,9 +124,13 @@ class Leases:
     def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         """Return the answers. `brought`: what each settlement adds to queues, by its place."""
         acks, rest = _sort_out(settlements)
-        sql, asked = _ACK, {"call": call_id} | lease_columns([settlements[place][0] for place in acks], "ack_")
+        kept = _kept(settlements, acks + rest)
+        sql, asked = (
+            (_ACK_KEEP if kept else _ACK),
+            kept | {"call": call_id} | lease_columns([settlements[place][0] for place in acks], "ack_"),
+        )
         if rest:
-            sql = _SETTLE
+            sql = _SETTLE_KEEP if kept else _SETTLE
             asked |= lease_columns([settlements[place][0] for place in rest])
             asked |= _columns([_term(settlements[place][1], settlements[place][0].guards) for place in rest])
 
@@ -221,6 +230,20 @@ def _sort_out(settlements: Settlements) -> tuple[list[int], list[int]]:
         plain = alone and type(settlement) is Ack and (lease.guards is None or not _says_more(lease.guards))
         (acks if plain else rest).append(place)
     return acks, rest
+
+
+def _kept(settlements: Settlements, order: list[int]) -> dict[str, Any]:
+    """Return what is to be kept, as parameters of `keep_results`; `order` has the places of the answers."""
+    found = [
+        (number, settlements[place][0].id, settlement.result)
+        for number, place in enumerate(order, 1)
+        if type(settlement := settlements[place][1]) is Ack and settlement.result is not None
+    ]
+    if not found:
+        return {}
+    places, idents, results = zip(*found, strict=True)
+    lasts, records = [micros(result.ttl) for result in results], [result.record for result in results]
+    return {"places": numbers(places), "ids": list(idents), "lasts": numbers(lasts), "records": records}
 
 
 def _term(settlement: Settlement, guards: Guards | None) -> _Term:

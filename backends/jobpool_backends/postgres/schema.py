@@ -50,7 +50,8 @@ rows may be deleted at any time.
 producers gave, for 600 s after their end (id, until). Any call sweeps both.
 
 `sleepers`: a row for each queue (queue) for whose messages somebody sleeps. A statement that makes one fetchable
-deletes the row and rings: NOTIFY on channel `jobpool:<schema>`, payload = the queue.
+deletes the row and rings: NOTIFY on channel `jobpool:<schema>`, payload = the queue. For the end of a job somebody
+sleeps in the same way, as `=` and its id.
 
 `uniques`: one row a unique key of a queue (queue, key), with the id of the message that has it. The key is known
 `until` then; NULL while the message is there, live or dead.
@@ -74,6 +75,8 @@ counts as long as a transaction that began in time has the message's row.
 
 `logs`: lines that pools keep (space, name, number, line); numbers have no gaps.
 
+`results`: what handlers of acked messages returned, for a while (id, until, record).
+
 `evictions`: how many dead letters of a queue its caps have removed (queue, count).
 
 `claims`: one row a claim, until somebody notices that it has ended. Only its row says so, and a change of what a claim
@@ -87,8 +90,8 @@ holds locks the row first; see `sql/holding.sql`. Messages name their claim.
 
 `expiries`: how many posted messages of a queue have ended with their lives, the sum of its rows (queue, count).
 
-`uniques`, `done`, `holds`, `starts` and `records` are swept like `calls`. Decisions about keys, places and rates take
-advisory locks first, see `take_turns` in `sql/guarding.sql`.
+`uniques`, `done`, `holds`, `starts`, `records` and `results` are swept like `calls`. Decisions about keys, places and
+rates take advisory locks first, see `take_turns` in `sql/guarding.sql`.
 
 `migrations` holds the versions that the schema has been through. Each of `MIGRATIONS` is done once, all in one
 transaction under a lock.
@@ -213,7 +216,7 @@ _WORDS = {
 
 _FUNCTIONS = """
     basics producing bringing fetching settling reaping looking tending guarding placing rating keeping posting claiming
-    holding deleting listing
+    holding deleting listing resulting
 """
 
 
@@ -240,7 +243,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (_read("tables_2"),),
     (_read("tables_3"),),
     (),
-    (_read("tables_5"), *map(_read, _FUNCTIONS.split())),
+    (_read("tables_5"),),
+    (_read("tables_6"), *map(_read, _FUNCTIONS.split())),
 )
 """From each version to the next: statements, to be run in one transaction; `{schema}` is the quoted name.
 

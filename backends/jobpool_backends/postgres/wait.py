@@ -53,6 +53,8 @@ _LIE_DOWN = """,
     lain AS (
         INSERT INTO {schema}.sleepers (queue) SELECT unnest(%(queues)b::text[]) FROM hasty ON CONFLICT DO NOTHING
         RETURNING queue)"""
+_AWAIT = "SELECT {schema}.await_ends(%(ids)b::text[])"
+_AWAIT_NO_MORE = "SELECT {schema}.await_no_more(%(ids)b::text[])"
 _JUST_LOOK = _LOOK.replace("{lie_down}", "").replace("{lain}", "false")
 _LIE_DOWN_AND_LOOK = _LOOK.replace("{lie_down}", _LIE_DOWN).replace("{lain}", "EXISTS (SELECT FROM lain)")
 
@@ -95,6 +97,23 @@ class Waiter:
             if self._database.closed:  # here, just before a look
                 return None
             raise
+        finally:
+            with self._turn:
+                self._sleepers.discard(sleeper)
+
+    def wait_ended(self, idents: Sequence[str], timeout: float) -> None:
+        """Wait until one of these jobs has ended, or for a while. Raises BackendUnavailable as soon as a look does."""
+        sleeper = Sleeper(f"={ident}" for ident in idents)
+        asked = {"ids": list(idents)}
+        with self._turn:
+            self._sleepers.add(sleeper)
+        try:
+            hears = self._may_listen and self._listen()
+            [(ended,)] = self._database.run(_AWAIT, asked)
+            if not ended:
+                self._sleep(sleeper, timeout if hears else min(timeout, UNNOTIFIED_LOOK_INTERVAL_S))
+                if not sleeper.woken:  # else the row is gone
+                    self._database.run(_AWAIT_NO_MORE, asked)
         finally:
             with self._turn:
                 self._sleepers.discard(sleeper)

@@ -26,6 +26,7 @@ from jobpool_backends.redis.inspect import Inspector
 from jobpool_backends.redis.keys import RedisKeyStore
 from jobpool_backends.redis.keyspace import Keyspace
 from jobpool_backends.redis.leases import Leases
+from jobpool_backends.redis.results import Results
 from jobpool_backends.redis.wait import Waiter
 from jobpool_backends.shared import DeadCaps
 
@@ -68,6 +69,7 @@ class RedisBackend(QueueBackend):
         self._enqueuer = Enqueuer(keys)
         self._leases = Leases(keys, self.clock, caps, self.scheme)
         self._inspector = inspector = Inspector(keys)
+        self._results = Results(keys, inspector)
         self._waiter = waiter = Waiter(keys)
         self._keys = RedisKeyStore(keys)
         self._claims = RedisClaimStore(keys, caps, self._enqueuer, inspector)

@@ -164,11 +164,21 @@ class Inspector:
         yield from sorted(Place(member[3:], tie, queue, member) for member in map(bytes.decode, found))
 
     def _given(self, idents: Sequence[str]) -> list[Place]:
+        return sorted(place for _, place in self.places(idents))
+
+    def places(self, idents: Sequence[str]) -> list[tuple[str, Place]]:
+        """Return the ids that there are, each with the place of its message."""
         wanted = list(dict.fromkeys(idents))
         keys = [self._keys.one(name, "ids") for name in (self.names() if self._keys.spread else [""])]
-        asked = [("HMGET", key, *piece) for key in keys for piece in pieces(wanted, MEMBERS_PER_SCRIPT)]
-        found = (text.decode().split(" ") for texts in self._keys.link.call_many(asked) for text in texts if text)
-        return sorted(Place(member[3:], tie_of(queue), queue, member) for member, queue in found)
+        asked = [(key, *piece) for key in keys for piece in pieces(wanted, MEMBERS_PER_SCRIPT)]
+        answers = self._keys.link.call_many([("HMGET", *words) for words in asked])
+        found = []
+        for (_, *piece), texts in zip(asked, answers, strict=True):
+            for ident, text in zip(piece, texts, strict=True):
+                if text:
+                    member, queue = text.decode().split(" ")
+                    found.append((ident, Place(member[3:], tie_of(queue), queue, member)))
+        return found
 
     def _queues(self, where: MessageFilter) -> list[str]:
         return self.names() if where.queue is None else [where.queue]

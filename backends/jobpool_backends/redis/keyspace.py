@@ -40,6 +40,9 @@ and `buried`, but in no other set before. From `done` on they are those of the k
 | `rate:…` | sorted set | owner tokens of starts that are counted; score: when, µs. Ends a minute after its window |
 | `unique:…` | string | the id of the message that has a unique key, and until when; expires after that one's end |
 | `keyed` | hash | by member, of live and dead messages that have one: their unique key |
+| `awaited` | string | there while somebody waits for the end of a job; expires by itself, as the next two do |
+| `await:…` | set | tokens of those who wait for the end of the job with this id |
+| `told:…` | list | ids of jobs that have ended, for the waiter with this token, who blocks on it |
 
 Keys of a space, `jobpool:{history}:…`:
 
@@ -60,6 +63,7 @@ Keys of the namespace, `jobpool:…`; on a cluster each queue has its own instea
 | `last` | string | the last sequence that was given |
 | `queues` | set | names of queues; also of some without a message. On a cluster there is one for all, too |
 | `call:…` | string | the answer of a settle call, and its end; expires by itself after a minute |
+| `result:…` | string | the result of a job that is done, by its id; expires by itself |
 
 A record is `deliveries attempts crashes available enqueued gID HANDLER`. First come three counters. Then come Unix
 times in µs, with `-` for a message that was available from its enqueue on. A `+` before the time means that it does not
@@ -119,6 +123,11 @@ class KeyNames:
         """Return the key that remembers a settle call."""
         place = f"{self.prefix}:{{{queue}}}" if self.spread else self.prefix
         return f"{place}:call:settle:{call_id}"
+
+    def result(self, queue: str, ident: str) -> str:
+        """Return the key that keeps the result of a job."""
+        place = f"{self.prefix}:{{{queue}}}" if self.spread else self.prefix
+        return f"{place}:result:{ident}"
 
 
 class QueueScript(Script):
@@ -180,12 +189,13 @@ OUTBOX_DROP = _script("outboxdrop", "", "", "outbox")
 FETCH = _script("fetch", "clock promote judge remember bodies", "ready delayed later leased record body bell", "memory")
 SETTLE = _script(
     "settle",
-    "clock judge remember bell beside unique places rates letgo add notes erase bury",
+    "clock judge remember bell beside unique places rates letgo add notes erase bury tell",
     "leased record body notes ids ended queues ready delayed later dead buried evicted bell outbox",
     "memory last",
 )
 RENEW = _script("renew", "clock judge", "leased record")
 REAP = _script("reap", f"clock {_SWEEPING} notes bury", f"{_SWEPT} leased dead buried evicted")
+AWAIT = _script("await", "beside", "record ids dead")
 LOOK = _script("look", "", "ready delayed")
 STATS = _script("stats", f"clock {_SWEEPING}", f"{_SWEPT} leased dead")
 WALK = _script("walk", f"clock {_SWEEPING}", f"{_SWEPT} buried")

@@ -9,6 +9,7 @@ and if it has a unique key. See `keyspace`.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -166,6 +167,7 @@ class Batch:
 
     def __init__(self, settlements: Settlements, places: Sequence[int], brought: Brought, reach: bool = False) -> None:
         self._rows: dict[str, list[tuple[int, str, str, Word, str, Sequence[Word]]]] = {}
+        self._kept: dict[str, list[tuple[int, int, bytes]]] = {}
         for number, place in enumerate(places, 1):
             lease, settlement = settlements[place]
             token, guards = token_of(lease), lease.guards
@@ -173,6 +175,9 @@ class Batch:
             holder = lease.owner_token[:HOLDER_CHARS] if guards is None else guarded_token(lease, guards)
             rows = self._rows.get(lease.queue) or self._rows.setdefault(lease.queue, [])
             rows.append((number, verb, token[:MEMBER_CHARS], holder, lease.id, needed))
+            if type(settlement) is Ack and settlement.result is not None:
+                result = settlement.result
+                self._kept.setdefault(lease.queue, []).append((len(rows), math.ceil(result.ttl * 1000), result.record))
         self._followers = [(number, new) for number, place in enumerate(places, 1) for new in brought.get(place, ())]
         # Moves come first: their ids are known all the time, so a follow-up of the same id is left out, not the move.
         self._followers.sort(key=lambda follower: not follower[1].deliveries)
@@ -184,9 +189,14 @@ class Batch:
         """Return ARGV: each queue's columns, their places, and the follow-ups with the settlements that bring them."""
         words: list[Word] = []
         order: list[int] = []
-        for rows in self._rows.values():
+        for queue, rows in self._rows.items():
             numbers, verbs, members, holders, ids, needed = zip(*rows, strict=True) if rows else [()] * 6
+            kept = self._kept.get(queue)
+            if kept:
+                verbs = (*verbs, "k")
             words += [len(rows), "".join(verbs), *members, *holders, *ids, *chain.from_iterable(needed)]
+            if kept:
+                words += [len(kept), *(word for one in kept for word in one)]
             order += numbers
         if len(self.queues) > 1:
             words += order

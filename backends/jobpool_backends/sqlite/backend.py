@@ -25,6 +25,7 @@ from jobpool_backends.sqlite.fetch import Fetcher
 from jobpool_backends.sqlite.inspect import Inspector
 from jobpool_backends.sqlite.keys import SqliteKeys
 from jobpool_backends.sqlite.reap import Reaper
+from jobpool_backends.sqlite.results import Results
 from jobpool_backends.sqlite.settle import Settler
 from jobpool_backends.sqlite.step import Sweeper, this_boot
 from jobpool_backends.sqlite.wait import Waiter
@@ -65,10 +66,11 @@ class SqliteBackend(QueueBackend):
         super().__init__(signer=signer, clock=clock)
         self._boot = boot = this_boot() if boot is None else boot
         caps = caps or DeadCaps()
-        sweeper = Sweeper({"calls": "id", "ended": "id"})
         of_keys = Sweeper({"done": "queue, key", "starts": "queue, name, token", "records": "number"})
         self._database = Database(path, self.clock, boot, timeout=timeout, pragmas=pragmas)
-        settler, waiter = Settler(self._database, sweeper, caps), Waiter(self._database)
+        self._results = results = Results(self._database)
+        sweeper = Sweeper({"calls": "id", "ended": "id"}, results.sweep)
+        settler, waiter = Settler(self._database, sweeper, caps, results), Waiter(self._database)
         self._fetch = Fetcher(self._database, sweeper, self.scheme).fetch
         self._wait_any = waiter.wait_any
         self._settle, self._renew = settler.settle, settler.renew
@@ -77,7 +79,7 @@ class SqliteBackend(QueueBackend):
         self._claims = SqliteClaims(self._database, sweeper, caps)
         self._inspector = inspector = Inspector(self._database)
         self._bulk, self._evicted = inspector.bulk, inspector.evicted
-        self._closers = (self._database.close, waiter.close)
+        self._closers = (self._database.close, waiter.close, results.close)
 
     @classmethod
     def missing(cls, url: str) -> str:

@@ -96,14 +96,15 @@ class Database(IdleConnections[sqlite3.Connection]):
         _create(path)
         self._prepare()
         real = os.path.realpath(path)  # SQLite puts its files beside the target of a link
-        self._files = {name: os.stat(name).st_ino for name in (path, f"{real}-wal", f"{real}-shm")}
+        self.shared = f"{real}-shm"
+        self._files = {name: os.stat(name).st_ino for name in (path, f"{real}-wal", self.shared)}
 
     @contextmanager
     def write(self) -> Iterator[Step]:
         """Yield a write transaction: committed to the disk when the block ends, undone when it raises.
 
-        Wakes the threads of all processes that wait for jobs, if it freed some. Raises `BackendUnavailable`: no turn in
-        time, or SQLite failed. Unless a commit failed, nothing was changed.
+        Wakes the threads of all processes that wait for jobs, if it freed some, or for their ends. Raises
+        `BackendUnavailable`: no turn in time, or SQLite failed. Unless a commit failed, nothing was changed.
         """
         super().check_usable()  # before the lock: after a fork it may be held by a thread that is not there
         with self._turn(), self.session() as connection, self._transaction(connection, "BEGIN IMMEDIATE"):
@@ -112,6 +113,8 @@ class Database(IdleConnections[sqlite3.Connection]):
             step.counts.write(connection)
         if step.frees_jobs:
             wake(self.path)
+        if step.ends_jobs:
+            wake(self.shared)
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:

@@ -17,6 +17,9 @@ of its own, so that the indexes of jobs do not grow with it. Claimed and dead on
 leased, and names the claim, whose row holds the end. It has no boot and no deadline of its own, so that no reap of
 leases meets it. Four more indexes: posts (claims), posts_due (promotion), claimed (messages of a claim), ending
 (lives).
+
+Version 5 brings results. Their ends have no index, which would double the cost of keeping one. A sweep goes round the
+table, and looks at more rows than have come since the last.
 """
 
 from __future__ import annotations
@@ -151,6 +154,13 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     # 1: a run of it was begun and given back, or it was raised from the dead letters
     ("ALTER TABLE messages ADD COLUMN begun INTEGER NOT NULL DEFAULT 0",),
+    (
+        """
+        CREATE TABLE results (                  -- of acked messages, by their ids
+            id TEXT PRIMARY KEY, until INTEGER NOT NULL, record BLOB NOT NULL
+        ) WITHOUT ROWID
+        """,
+    ),
 )
 
 VERSION = len(MIGRATIONS)

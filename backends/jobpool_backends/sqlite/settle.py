@@ -18,12 +18,14 @@ from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import NewMessage
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
+from jobpool.message.results import Kept
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.shared import DeadCaps, delay_micros, micros
 from jobpool_backends.sql import number_of, with_past
 from jobpool_backends.sqlite import enqueue
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.fetch import owner_token
+from jobpool_backends.sqlite.results import Results
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, EACH, LEASED, NO_LEASE, WAITING
 from jobpool_backends.sqlite.step import Moment, Step, Sweeper
 
@@ -46,6 +48,7 @@ WHERE seq = ?
 _FORFEIT = "UPDATE messages SET boot = ?, deadline = ?, deadline_wall = ?, forfeited = ? WHERE seq = ?"
 _PAST = "SELECT last_error, cause FROM messages WHERE seq = ?"
 _SPEND = "INSERT OR REPLACE INTO spent VALUES (?, ?, ?, ?)"
+_KEEP = "INSERT OR REPLACE INTO results VALUES (?, ?, ?)"
 _DONE = "INSERT OR REPLACE INTO done VALUES (?, ?, ?)"
 _LEAVE = "DELETE FROM holds WHERE seq = ?"
 _UNCOUNT = "DELETE FROM starts WHERE queue = ? AND name = ? AND token = ?"
@@ -53,19 +56,22 @@ _UNCOUNT = "DELETE FROM starts WHERE queue = ? AND name = ? AND token = ?"
 _LETTERS = {Settled.OK: "o", Settled.NOT_IN_FLIGHT: "n", Settled.EXPIRED: "e", Settled.NOT_OWNER: "w"}
 _REPEATED = {letter: answer for answer, letter in _LETTERS.items()} | {"o": Settled.ALREADY}
 
-Row = tuple[int | str | None, ...]
+Row = tuple[int | str | bytes | None, ...]
 
 
 class Settler:
-    def __init__(self, database: Database, sweeper: Sweeper, caps: DeadCaps) -> None:
+    def __init__(self, database: Database, sweeper: Sweeper, caps: DeadCaps, results: Results) -> None:
         self._database = database
         self._sweeper = sweeper
+        self._results = results
         self._caps = caps
 
     def settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         with self._database.write() as step:
             self._sweeper.sweep(step)
-            return settle_within(step, settlements, brought, call_id, self._caps)
+            answers = settle_within(step, settlements, brought, call_id, self._caps)
+            self._results.kept += step.ends_jobs
+        return answers
 
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         expires_at, length = self._database.clock.boot() + ttl, micros(ttl)
@@ -132,6 +138,8 @@ def _judge_all(changes: _Changes, settlements: Settlements, brought: Brought) ->
             continue
         if type(settlement) is Ack:
             changes.ack(fact, lease)
+            if settlement.result is not None:
+                changes.keep(lease.id, settlement.result)
         else:
             changes.add(fact.seq, fact.queue, settlement)
         if lease.guards is not None:
@@ -168,6 +176,10 @@ class _Changes:
             keep = lease.guards.keep if lease.guards else IDEMPOTENCY_TTL
             self.rows[_SPEND].append((fact.queue, fact.unique_key, lease.id, self.step.now.wall + micros(keep)))
 
+    def keep(self, ident: str, result: Kept) -> None:
+        self.rows[_KEEP].append((ident, self.step.now.wall + micros(result.ttl), result.record))
+        self.step.ends_jobs += 1
+
     def add(self, seq: int, queue: str, settlement: Settlement) -> None:
         now = self.step.now
         match settlement:
@@ -178,6 +190,7 @@ class _Changes:
             case Abandon(reason, error, cause):
                 self.rows[_ABANDON].append((reason, settlement.attempts, error, cause, now.wall, seq))
                 self.buried_in.add(queue)
+                self.step.ends_jobs += 1
                 self.step.counts.move(queue, LEASED, DEAD)
             case Forfeit(cause):
                 self.rows[_FORFEIT].append((now.boot, now.boottime, now.wall, cause, seq))

@@ -16,7 +16,7 @@ import os
 import secrets
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -102,12 +102,16 @@ class Counts:
 
 @dataclass(slots=True)
 class Step:
-    """A write transaction. Its end writes the counts. `frees_jobs`: threads that wait for jobs should look."""
+    """A write transaction. Its end writes the counts. `frees_jobs`: threads that wait for jobs should look.
+
+    `ends_jobs`: how many ends those should hear of who wait for results.
+    """
 
     connection: sqlite3.Connection
     now: Moment
     counts: Counts = field(default_factory=Counts)
     frees_jobs: bool = False
+    ends_jobs: int = 0
 
     def execute(self, sql: str, arguments: Sequence[Any] | Mapping[str, Any] = ()) -> sqlite3.Cursor:
         return self.connection.execute(sql, arguments)
@@ -177,11 +181,13 @@ def sweeping(table: str, key: str) -> str:
 class Sweeper:
     """A sweeper of outdated rows, a bounded piece at a time, within write transactions.
 
-    Shared by threads without a lock: all that a race can do is sweep once too often. `tables` → their primary keys.
+    Shared by threads without a lock: all that a race can do is sweep once too often. `tables` → their primary keys;
+    `also`: called with each sweep.
     """
 
-    def __init__(self, tables: Mapping[str, str]) -> None:
+    def __init__(self, tables: Mapping[str, str], also: Callable[[Step], None] | None = None) -> None:
         self._next = 0
+        self._also = also
         self._statements = [sweeping(table, key) for table, key in tables.items()]
 
     def sweep(self, step: Step) -> bool:
@@ -191,6 +197,8 @@ class Sweeper:
             return False
         swept = max(step.execute(sql, (now,)).rowcount for sql in self._statements)
         self._next = now if swept >= SWEEP_BATCH_ROWS else now + MICRO
+        if self._also is not None:
+            self._also(step)
         return True
 
 

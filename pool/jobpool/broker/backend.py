@@ -19,18 +19,33 @@ from __future__ import annotations
 
 import secrets
 import sys
+import time
 from abc import ABC
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Self
 
+from jobpool.broker import tracking
 from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.claim_store import ClaimStore
 from jobpool.broker.finding import Finding, cautions_of
 from jobpool.broker.key_store import KeyStore
 from jobpool.broker.packing import brought_by, ids_of, pack, pack_all, pack_once
-from jobpool.broker.parts import Bulk, Enqueue, EnqueueIn, Fetch, Inspector, Reap, Renew, Settle, Settlements, WaitAny
+from jobpool.broker.parts import (
+    Bulk,
+    Enqueue,
+    EnqueueIn,
+    Fetch,
+    Inspector,
+    Reap,
+    Renew,
+    Results,
+    Settle,
+    Settlements,
+    WaitAny,
+)
 from jobpool.broker.values import ENQUEUE_MEMORY as ENQUEUE_MEMORY
 from jobpool.broker.values import (
+    LOOK_INTERVAL_S,
     MAX_FETCH,
     MAX_PAGE,
     Capabilities,
@@ -56,6 +71,7 @@ from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.names import QUEUE_NAME as QUEUE_NAME
 from jobpool.message.names import check_queue as check_queue
+from jobpool.message.results import JobStatus
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement, brings
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.message.units import check_count
@@ -83,6 +99,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     _bulk: Bulk
     _evicted: Callable[[str], int] | None = None  # None: dead letters are not capped
     _keys: KeyStore | None = None
+    _results: Results | None = None
     _claims: ClaimStore | None = None
     _closers: Sequence[Callable[[], object]] = ()  # called in this order by `close`
 
@@ -364,6 +381,29 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     def inspect(self, ident: str) -> Message | None:
         """Return the message with this id, live or dead; None when it is gone or never was."""
         return self._inspector.inspect(ident)
+
+    def status(self, ident: str) -> JobStatus:
+        """Return the state of one job; a few round trips, O(1). See `tracking.py`."""
+        return tracking.statuses(self, [ident])[ident]
+
+    def result(self, ident: str, timeout: float | None = None) -> Any:
+        """Return what a job's handler returned, as soon as it did. See `tracking.result`."""
+        return tracking.result(self, ident, timeout)
+
+    def wait(self, idents: Iterable[str], timeout: float | None = None) -> list[JobStatus]:
+        """Wait until these jobs have ended; return their states, in order. See `tracking.wait`."""
+        return tracking.wait(self, list(idents), timeout)
+
+    def kept(self, idents: Sequence[str]) -> dict[str, bytes]:
+        """Return the kept results of those of these jobs that have one."""
+        return self._results.get(idents) if self._results and idents else {}
+
+    def wait_ended(self, idents: Sequence[str], timeout: float) -> None:
+        """Wait until one of these jobs may have ended, half a second at most. A hint, as of `wait_any`."""
+        if self._results:
+            self._results.wait(idents, min(timeout, LOOK_INTERVAL_S))
+        else:
+            time.sleep(min(timeout, LOOK_INTERVAL_S))
 
     def evicted(self, queue: str) -> int:
         """Return how many dead letters of a queue its caps (`dead_max`, `dead_max_age`) have removed, ever."""

@@ -28,6 +28,19 @@ Reap = Callable[[str, ReapPolicy, float | None], list[Reaped]]  # of a queue, by
 Bulk = Callable[[MessageFilter, Verb, int], int]  # of up to a limit of messages
 
 
+class Results(Protocol):
+    """The part that looks for kept results. An `Ack` with one keeps it in its own step; at its end it is gone."""
+
+    def get(self, idents: Sequence[str], /) -> dict[str, bytes]:
+        """Return the records that are kept, by the ids of their jobs."""
+
+    def wait(self, idents: Sequence[str], timeout: float, /) -> None:
+        """Wait until one of these jobs may have ended; half a second at most, and no busy loop.
+
+        A settlement that keeps a result ends it at once, and so does an end before the call.
+        """
+
+
 class Inspector(Protocol):
     """The part that looks at messages and changes none. See the methods of `QueueBackend`."""
 

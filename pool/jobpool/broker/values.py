@@ -19,6 +19,7 @@ REMEMBER_CALLS = 60.0  # seconds for which a settle call's or a fetch's id is re
 ENQUEUE_MEMORY = 600.0  # seconds after its end for which an id that a producer gave is still known (law 8)
 MAX_FETCH = 1_000_000  # messages, however many are asked for
 MAX_PAGE = 1000  # messages in one page of a list
+LOOK_INTERVAL_S = 0.5  # between two looks of a wait that nothing wakes
 YEAR_S = 366 * 86400.0
 
 Ticket = dict[str, str | int]  # see `QueueBackend.ticket`
@@ -64,7 +65,7 @@ class Capabilities:
     """
     key_store: bool = False
     """Idempotency records, locks, unique enqueue and shared limits (`QueueBackend.keys`), and sets of messages that are
-    checked out by hand, and posted messages (`QueueBackend.claims`).
+    checked out by hand, and posted messages (`QueueBackend.claims`). Results are kept (`result_ttl`).
     """
     transactions: bool = False
     """Jobs are enqueued (`enqueue_in`), and a handler acks its message (`ticket`), in a database transaction of the

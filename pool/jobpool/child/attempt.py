@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pkgutil import resolve_name
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import JobEnvelope
+from jobpool.message.masking import Masker
 from jobpool.message.names import check_enqueue_to
 from jobpool.message.outcome import ExecutionResult, ResultKind
 
@@ -86,6 +87,7 @@ class Attempt:
     left_open: bool = False  # the handler acked in a transaction that it neither committed nor rolled back
     suspect: bool = False  # it failed in a way that may have spoilt its process
     exception: BaseException | None = None  # until `after_attempt` hooks have seen it
+    kept: str = ""  # as `Ending.kept`
     hook_threads: int = 0  # that app-wide hooks of this process have started, in this and earlier attempts
 
     @property
@@ -127,6 +129,7 @@ class AttemptRunner:
         more_output: Asked once an attempt for text that was printed past `sys.stdout`.
         enqueue_to: The only queues that follow-ups may go to; empty = any.
         cut: Descriptors of the app's import that this process does not have, as people know them.
+        masker: For results that are kept; None = one with the keys that are secret by themselves.
     """
 
     def __init__(
@@ -138,6 +141,7 @@ class AttemptRunner:
         more_output: Callable[[], str] = str,
         enqueue_to: Collection[str] = (),
         cut: Collection[str] = (),
+        masker: Masker | None = None,
     ) -> None:
         self._registry = registry
         self._cut = cut
@@ -147,6 +151,7 @@ class AttemptRunner:
         self._cap = output_cap
         self._more_output = more_output
         self._enqueue_to = enqueue_to
+        self._masker = masker
         self._pid = os.getpid()
         watch.on_fire = loops.stop
 
@@ -182,9 +187,11 @@ class AttemptRunner:
             max_retries=job.retries(handler),
             deadline=deadline,
         )
-        end = self._call(handler, ctx)
+        end = self._call(handler, ctx, bool(handler.result_ttl or job.envelope.meta) and _keeps(handler, job.envelope))
         attempt.kind, attempt.output, attempt.error = end.kind, end.output, end.error
         attempt.after, attempt.suspect, attempt.exception = end.after, end.suspect, end.exception
+        if end.kept:
+            attempt.kept = end.kept
         if self._cut and end.error:
             attempt.error += ending.cut_hint(end.error, self._cut)
         self._end(attempt, job)
@@ -200,8 +207,9 @@ class AttemptRunner:
         if attempt.kind is ResultKind.SUCCEEDED and notes.follow_ups:
             attempt.follow_ups = notes.follow_ups
 
-    def _call(self, handler: AnyHandler, ctx: JobContext) -> Ending:
-        answer, raised = self._watch.call(_user_code, (handler, ctx, self._cap, self._hooks))
+    def _call(self, handler: AnyHandler, ctx: JobContext, keeps: bool) -> Ending:
+        masker = (self._masker or _masker()) if keeps else None
+        answer, raised = self._watch.call(_user_code, (handler, ctx, self._cap, self._hooks, masker))
         if os.getpid() != self._pid:
             os._exit(DOUBLE)
         if raised is not None:  # while the handler's own error was being put into words
@@ -291,15 +299,26 @@ class _Notes:
         return self._still_open is not None and self._still_open()
 
 
-def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None]) -> Ending:
+@cache
+def _masker() -> Masker:
+    return Masker()
+
+
+def _keeps(handler: AnyHandler, envelope: JobEnvelope) -> bool:
+    return bool(handler.result_ttl if envelope.result_ttl is None else envelope.result_ttl)
+
+
+def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None, Masker | None]) -> Ending:
     """Run user code, under the alarm only. All user code runs below this frame, and its exceptions end here."""
-    handler, ctx, cap, hooks = task
+    handler, ctx, cap, hooks, masker = task
     try:
         if hooks is not None:
             hooks.before_attempt(ctx)
         if handler.before_run is not None:
             handler.before_run(ctx)
         value = handler.bound(ctx)
+        if masker is not None:
+            return Ending(ResultKind.SUCCEEDED, *ending.rendered(value, masker, cap))
         if value is None:
             return ending.SUCCEEDED
         return Ending(ResultKind.SUCCEEDED, output=ending.render(value, cap))

@@ -47,6 +47,7 @@ from jobpool.message.capped_text import DEFAULT_CAP, cap_text
 from jobpool.message.envelope import decode_again
 from jobpool.message.masking import Masker
 from jobpool.message.outcome import ResultKind
+from jobpool.message.results import capped
 
 CANNOT_BOOT = 69
 IDLE_AFTER_S = 0.1  # without a frame, then the process title says so: not after every job of a quick series
@@ -103,7 +104,7 @@ def run(boot: ChildBoot) -> int:
     if lines.level < NO_LINES:
         log_unconfigured(capture.keep, lines)
     try:
-        return Child(boot, capture, lines).serve()
+        return Child(boot, capture, lines, masker).serve()
     except (OSError, SocketsLost) as error:
         # Through the shared page: the descriptors may be somebody else's by now.
         boot.page.printed.write(f"\njobpool: this child cannot go on: {error!r}\n".encode())
@@ -113,7 +114,7 @@ def run(boot: ChildBoot) -> int:
 class Child:
     """A booted child."""
 
-    def __init__(self, boot: ChildBoot, capture: Capture, lines: Lines) -> None:
+    def __init__(self, boot: ChildBoot, capture: Capture, lines: Lines, masker: Masker) -> None:
         options = boot.options
         DEFAULT.restrict(options.queue_handlers)
         self._producer = ChannelProducer(boot.channel)
@@ -131,7 +132,7 @@ class Child:
         self._alarm = Alarm(options.kill_grace)
         DEFAULT.hooks.mark = lambda place: boot.page.printed.write(f"jobpool: in the {place}\n".encode())
         self._runner = AttemptRunner(
-            DEFAULT, self._alarm, capture, cap, self._take_raw, options.enqueue_to, boot.inheritance.cut
+            DEFAULT, self._alarm, capture, cap, self._take_raw, options.enqueue_to, boot.inheritance.cut, masker
         )
         self._take = take
         with contextlib.suppress(OSError):
@@ -223,6 +224,7 @@ class Child:
         except packets.PacketTooLarge:  # of an output cap as large as this: its follow-ups are bounded
             attempt.output = cap_text(attempt.output, DEFAULT_CAP)
             attempt.error = cap_text(attempt.error, DEFAULT_CAP)
+            attempt.kept = attempt.kept and capped(attempt.kept.encode(), DEFAULT_CAP)
             packets.send_announced(self._channel, _packet(nonce, attempt, leaving))
 
 
@@ -256,11 +258,13 @@ class _Title:
 
 
 def _packet(nonce: int, attempt: Attempt, leaving: str) -> bytes:
-    if attempt.kind is ResultKind.SUCCEEDED and not (attempt.output or attempt.follow_ups or leaving):
+    if attempt.kind is ResultKind.SUCCEEDED and not (attempt.output or attempt.follow_ups or leaving or attempt.kept):
         return plain_success(nonce, attempt.started, attempt.duration)
     follow_ups = [definition.to_dict() for definition in attempt.follow_ups]
     times = attempt.started, attempt.duration
     result = Result(nonce, attempt.kind, *times, attempt.output, attempt.error, attempt.after, follow_ups, leaving)
+    if attempt.kept:
+        result.kept = attempt.kept
     return result.encode()
 
 

@@ -44,6 +44,7 @@ Fit = Callable[[JobDefinition], JobDefinition]
 @option("--id", metavar="ID", help="Id of the message; to enqueue a known id again changes nothing.")
 @option("--job-name", metavar="NAME", help="Name of the job, in logs and for --single-instance.  [default: HANDLER]")
 @option("--expires-in", metavar="TIME", help="Time from now after which it is not started any more, but dead.")
+@option("--result-ttl", metavar="TIME", help="Time for which the result is kept, 30 days at most.  [default: 0]")
 @option("--idempotency-key", metavar="KEY", help="Key under which one job succeeds; later ones are skipped.")
 @option("--unique", is_flag=True, default=None, help="Enqueue only if the queue knows no job with this key.")
 @option("--single-instance", is_flag=True, default=None, help="Run one job of this name at a time.")
@@ -71,8 +72,8 @@ def enqueue(
     Where an app is configured, or named by --app, it is imported: an unknown handler or wrong arguments are refused.
 
     With --file each line is one payload for HANDLER. Without HANDLER it is an object with "handler" and "payload". It
-    may have "queue", "priority", "max_retries", "timeout", "delay", "expires_in", "id", "name", "idempotency_key",
-    "unique", "single_instance" and "concurrency_key".
+    may have "queue", "priority", "max_retries", "timeout", "delay", "expires_in", "result_ttl", "id", "name",
+    "idempotency_key", "unique", "single_instance" and "concurrency_key".
     """
     defaults = {"name" if key == "job_name" else key: value for key, value in options.items() if value is not None}
     if file is not None:
@@ -204,7 +205,7 @@ def _definition(values: dict[str, Any]) -> JobDefinition:
     if "id" in fields:
         fields["identifier"] = fields.pop("id")
     try:
-        for key in ("timeout", "expires_in"):
+        for key in ("timeout", "expires_in", "result_ttl"):
             if fields.get(key) is not None:
                 fields[key] = parse_duration(fields[key])
         if "delay" in fields:

@@ -338,6 +338,8 @@ VERBS = Commands(
         "stats": "messages:stats",
         "list": "messages:list_",
         "inspect": "messages:inspect",
+        "status": "tracking:status",
+        "result": "tracking:result",
         "purge": "bulk:purge",
         "reap": "messages:reap",
         "top": "top:top",

@@ -10,24 +10,34 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import islice
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from jobpool.broker import tracking
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.config_file import find_config
 from jobpool.broker.opening import Runner, check_url, default_signer, default_url, open_backend, redact, scheme_of
 from jobpool.broker.values import QueueStats
 from jobpool.client.claims import Queue
-from jobpool.errors import ConfigurationError, Unsupported
+from jobpool.errors import ConfigurationError, ResultPending, Unsupported
 from jobpool.message import producer
 from jobpool.message.builder import JobBuilder, definition_of
 from jobpool.message.definition import JobDefinition
+from jobpool.message.results import JobHandle, JobStatus
 from jobpool.message.signing import Key
 
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
 BATCH = 1000  # jobs in one round trip of `enqueue_many`
+MAX_WAITING_CALLS = 32  # of `aresult` and `await_all` at a time; more take turns
+WAIT_SLICE_S = 0.5  # seconds of one such turn
+
+Answer = TypeVar("Answer")
 
 logger = logging.getLogger("jobpool.client")
 
@@ -75,8 +85,8 @@ class Jobs:
         """Describe a job step by step; end with `dispatch()`, which sends it here. Raises as `JobBuilder`."""
         return JobBuilder(handler, payload, producer=self)
 
-    def enqueue(self, job: JobDefinition | JobBuilder, /, *, connection: object = None) -> str:
-        """Enqueue one job and return its id.
+    def enqueue(self, job: JobDefinition | JobBuilder, /, *, connection: object = None) -> JobHandle:
+        """Enqueue one job and return its id, as a handle that can be asked for its status and result.
 
         Args:
             connection: Your own connection to the broker's database. The job is enqueued within its open transaction:
@@ -89,7 +99,7 @@ class Jobs:
         With a connection, the database driver's own errors are raised as they are: the transaction is yours. Blocks for
         one round trip; the first call also opens the backend.
         """
-        return self.enqueue_many([job], connection=connection)[0]
+        return JobHandle(self.enqueue_many([job], connection=connection)[0], self)
 
     def enqueue_many(self, jobs: Iterable[JobDefinition | JobBuilder], /, *, connection: object = None) -> list[str]:
         """Enqueue any number of jobs, 1,000 in a round trip; their ids, in order.
@@ -111,7 +121,7 @@ class Jobs:
             send = partial(self.backend.enqueue_in, connection)
         return [ident for batch in _batches(jobs) for ident in send(batch)]
 
-    async def aenqueue(self, job: JobDefinition | JobBuilder, /) -> str:
+    async def aenqueue(self, job: JobDefinition | JobBuilder, /) -> JobHandle:
         """Enqueue one job and leave the event loop free meanwhile; return its id.
 
         The blocking call runs on a thread of the loop's own executor, in the caller's context. Four go at a time for
@@ -120,7 +130,7 @@ class Jobs:
         Raises as `enqueue`. After a cancellation nothing is known, as after `BackendUnavailable`: a call that waited
         for its turn was not sent, and one under way goes on.
         """
-        return (await self.aenqueue_many([job]))[0]
+        return JobHandle((await self.aenqueue_many([job]))[0], self)
 
     async def aenqueue_many(self, jobs: Iterable[JobDefinition | JobBuilder], /) -> list[str]:
         """Enqueue any number of jobs, 1,000 in a round trip; their ids, in order. See `enqueue_many` and `aenqueue`.
@@ -131,6 +141,63 @@ class Jobs:
         for batch in _batches(jobs):
             ids += await producer.on_thread(partial(self.enqueue_many, batch))
         return ids
+
+    def status(self, ident: str) -> JobStatus:
+        """Return the state of one job; O(1) however many there are. Raises as `backend`.
+
+        A done job is known while its result is kept (`result_ttl`); without one it is `unknown`. A running one says
+        where, since when and how far, once it has run for a second.
+        """
+        return self.backend.status(ident)
+
+    def result(self, ident: str, timeout: float | None = None) -> Any:
+        """Return what a job's handler returned, as soon as it did: JSON values, with secrets masked.
+
+        Args:
+            timeout: Seconds to wait for its end; None = however long, 0 = not at all.
+
+        Raises:
+            ResultPending: It has not ended in this time.
+            JobFailed: It is dead, expired or cancelled.
+            ResultNotKept: It is done, and no result was kept: neither the job nor its handler has a `result_ttl`.
+            ResultTooLarge: It is done, and its result was above the cap (`output_cap`).
+            UnknownJob: No such job is known. One that ended before the call, and kept nothing, is not known either.
+            BackendUnavailable: The broker did not answer.
+        """
+        return self.backend.result(ident, timeout)
+
+    def wait(self, idents: Iterable[str], timeout: float | None = None) -> list[JobStatus]:
+        """Return the states of jobs, in order, when all have ended or `timeout` seconds are over. Raises as `backend`.
+
+        `has_ended` of each says which it was. The end of a job that keeps no result is noticed half a second late at
+        most.
+        """
+        return self.backend.wait(idents, timeout)
+
+    async def astatus(self, ident: str) -> JobStatus:
+        """Return the state of one job and leave the event loop free meanwhile. Raises as `status`."""
+        return await producer.on_thread(partial(self.status, ident))
+
+    async def aresult(self, ident: str, timeout: float | None = None) -> Any:
+        """Return a job's result and leave the event loop free meanwhile. Raises as `result`; may be cancelled."""
+        give_up = tracking.give_up_at(timeout)
+        while True:
+            remaining = give_up - time.monotonic()
+            try:
+                return await _waiting(partial(self.result, ident, min(WAIT_SLICE_S, max(0.0, remaining))))
+            except ResultPending:
+                if remaining <= WAIT_SLICE_S:
+                    raise
+            ident = JobHandle(ident, self)  # it is known now
+
+    async def await_all(self, idents: Iterable[str], timeout: float | None = None) -> list[JobStatus]:
+        """Wait for jobs as `wait` does, and leave the event loop free meanwhile; may be cancelled."""
+        wanted, give_up = list(idents), tracking.give_up_at(timeout)
+        while True:
+            remaining = give_up - time.monotonic()
+            found = await _waiting(partial(self.wait, wanted, min(WAIT_SLICE_S, max(0.0, remaining))))
+            if remaining <= WAIT_SLICE_S or all(status.has_ended for status in found):
+                return found
 
     def stats(self, queue: str = "default") -> QueueStats:
         """Return counts of one queue. Raises as `backend`."""
@@ -205,8 +272,23 @@ def _batches(jobs: Iterable[JobDefinition | JobBuilder]) -> Iterator[list[JobDef
         yield batch
 
 
+async def _waiting(call: Callable[[], Answer]) -> Answer:
+    """Return what a call that waits returns, made on a thread of its own kind: no enqueue has to wait for it."""
+    import asyncio  # a program without an event loop never pays for it
+
+    return await asyncio.get_running_loop().run_in_executor(_waiters(), call)
+
+
+@cache
+def _waiters() -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(MAX_WAITING_CALLS, "jobpool-wait")
+
+
 def _after_fork() -> None:
     """Forget, in a forked process, the parent's backends, and locks that its threads may have held."""
+    _waiters.cache_clear()
     for jobs in _all:
         jobs._lock = threading.Lock()
         if jobs._opened is not None:

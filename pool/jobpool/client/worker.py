@@ -43,6 +43,7 @@ from jobpool.message.outcome import (
     Succeeded,
     WorkerResult,
 )
+from jobpool.message.results import Kept, keep
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Nack, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.decide import Rules, budget, decide
@@ -177,8 +178,16 @@ class QueueWorker:
             follow_ups=tuple(attempt.follow_ups),
             seen_for=now - remember(self._unknown_since, lease.id, met) if handler is None else 0.0,
             output=attempt.output,
+            result=self._kept(attempt, lease, handler),
         )
         return checked(outcome, self._backend.pack), keeper.lease
+
+    def _kept(self, attempt: Attempt, lease: JobLease, handler: AnyHandler | None) -> Kept | None:
+        asked = lease.envelope.result_ttl
+        ttl = (handler.result_ttl if handler else None) if asked is None else asked
+        if not (attempt.kept and ttl and self._backend.capabilities.key_store):
+            return None
+        return keep(attempt.kept, ttl, lease, self._clock.wall())
 
     def _rules(self, handler: AnyHandler | None) -> Rules:
         if handler is None:

@@ -21,7 +21,9 @@ import orjson
 import jobpool.errors
 from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable
 from jobpool.message.capped_text import cap_text
+from jobpool.message.masking import Masker
 from jobpool.message.outcome import ResultKind
+from jobpool.message.results import capped
 
 _OURS = os.path.dirname(os.path.abspath(jobpool.errors.__file__)) + os.sep
 _MAX_CHAIN_LINKS = 100
@@ -48,6 +50,7 @@ class Ending:
 
     kind: ResultKind
     output: str = ""
+    kept: str = ""  # its value as the broker is to keep it (`results.capped`); "" = it is not to be kept
     error: str = ""
     after: float = 0.0
     suspect: bool = False
@@ -187,6 +190,29 @@ def render(value: object, cap: int) -> str:
     except Exception:  # noqa: BLE001 - the value's own code runs here
         text = _shown(value)
     return cap_text(text, cap)
+
+
+def rendered(value: object, masker: Masker, cap: int) -> tuple[str, str]:
+    """Return a returned value as text, and as the broker is to keep it: JSON, its secrets masked.
+
+    Never fails an attempt, as `render`.
+    """
+    if value is None or isinstance(value, str):
+        return render(value, cap), _capped_json(None if value is None else masker.text(str(value)), cap)
+    try:
+        text = orjson.dumps(value, _plain, orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    except Exception:  # noqa: BLE001 - the value's own code runs here
+        shown = _shown(value)
+        return cap_text(shown, cap), _capped_json(masker.text(shown), cap)
+    kept = _capped_json(masker.value(orjson.loads(text)), cap) if len(text) <= cap else capped(text, cap)
+    return cap_text(text.decode(), cap), kept
+
+
+def _capped_json(value: object, cap: int) -> str:
+    try:
+        return capped(orjson.dumps(value), cap)
+    except TypeError:  # lone surrogates
+        return capped(orjson.dumps(ascii(value)), cap)
 
 
 def join(returned: str, printed: str, cap: int) -> str:

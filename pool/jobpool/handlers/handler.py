@@ -15,9 +15,10 @@ from jobpool.handlers.conversion import Mismatch
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
-from jobpool.message.definition import check_seconds
+from jobpool.message.definition import check_result_ttl, check_seconds
 from jobpool.message.names import DEFAULT_QUEUE, check_name, check_queue
 from jobpool.message.outcome import ExecutionResult
+from jobpool.message.results import JobHandle
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,6 +61,7 @@ class Handler(Generic[P, R]):
         after_run: AfterRun | None = None,
         allow_daemons: bool = False,
         ack_in_transaction: bool = False,
+        result_ttl: float | None = None,
     ) -> None:
         if isinstance(function, type):
             function = _as_function(function, name or function.__name__)
@@ -81,6 +83,11 @@ class Handler(Generic[P, R]):
         self.after_run = after_run
         self.allow_daemons = allow_daemons
         self.ack_in_transaction = ack_in_transaction
+        self.result_ttl = result_ttl and check_result_ttl(result_ttl, f"result_ttl of handler {self.name!r}")
+        if self.result_ttl and ack_in_transaction:
+            raise InvalidJob(
+                f"handler {self.name!r} acks its job before it returns: no result can be kept with the ack"
+            )
         check_shape(function, self.name)
 
     if TYPE_CHECKING:
@@ -114,8 +121,8 @@ class Handler(Generic[P, R]):
             raise self._refused(mismatch) from None
         return builder.queue(self.queues[0]) if self.queues else builder
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Enqueue a job with these arguments through the process's default producer; the message's id.
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
+        """Enqueue a job with these arguments through the process's default producer; the message's id, as a handle.
 
         Raises:
             InvalidJob: The arguments do not fit the function, or JSON cannot carry them, as of `define`.
@@ -125,7 +132,7 @@ class Handler(Generic[P, R]):
         """
         return self.define(*args, **kwargs).dispatch()
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """Enqueue a job with these arguments and leave the event loop free meanwhile; the message's id.
 
         Raises as `enqueue`. A cancelled one may have been enqueued or not, as after `BackendUnavailable`.
@@ -166,7 +173,13 @@ class Handler(Generic[P, R]):
         """Return the handler's description for the master."""
         queues = list(self.queues or (DEFAULT_QUEUE,))
         return HandlerInfo(
-            self.name, self.max_retries, self.timeout, self.ack_in_transaction, backoff=self.backoff, queues=queues
+            self.name,
+            self.max_retries,
+            self.timeout,
+            self.ack_in_transaction,
+            backoff=self.backoff,
+            queues=queues,
+            result_ttl=self.result_ttl,
         )
 
     def __repr__(self) -> str:

@@ -107,6 +107,7 @@ class HandlerRegistry:
         after_run: AfterRun | None = None,
         allow_daemons: bool = False,
         ack_in_transaction: bool = False,
+        result_ttl: float | None = None,
     ) -> _Decorator: ...
 
     def handler(self, name: Any = None, /, **options: Any) -> Any:
@@ -132,6 +133,8 @@ class HandlerRegistry:
             allow_daemons: Let processes live that an attempt leaves behind.
             ack_in_transaction: Give the handler what `ctx.ack(connection)` needs. A pool refuses an app with such a
                 handler on a backend that cannot do it.
+            result_ttl: Seconds that the broker keeps what it returns, 30 days at most, for jobs that set none; None and
+                0 = it is not kept.
 
         Raises:
             ConfigurationError: The name is taken, or the function's parameters cannot be filled.

@@ -60,7 +60,7 @@ class ChildChannel:
         self.channel, self._far = packets.pair()
         self._work.setblocking(False)
         self.channel.setblocking(False)
-        largest = MAX_ENQUEUED_BYTES + ESCAPED_FACTOR * max(output_cap, packets.INLINE_BYTES)
+        largest = MAX_ENQUEUED_BYTES + ESCAPED_FACTOR * 2 * max(output_cap, packets.INLINE_BYTES)
         self._reader = packets.Reader(self.channel, min(largest, packets.MAX_PACKET_BYTES))
         self._output, self._output_in = _output_pipe()
         try:

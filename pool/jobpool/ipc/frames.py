@@ -25,7 +25,6 @@ MAX_ENQUEUED_BYTES = 8 * 1024 * 1024
 
 MAX_SECONDS = 1e12  # no clock and no run time in a frame from a child reaches this
 MAX_SAID_BYTES = 2048  # bytes of a line for the log, about: what is longer keeps its head and tail
-_RESULT_TAIL: tuple[Any, ...] = (str, str, (int, float), list, str)
 
 
 class BadFrame(ValueError):
@@ -86,13 +85,14 @@ class Result:
     after: float = 0.0  # delay in seconds that `Retry` or `Snooze` asked for
     follow_ups: list[dict[str, Any]] = field(default_factory=list)  # from `ctx.enqueue`: `JobDefinition.to_dict`
     leaving: str = ""  # why the child exits after this frame; "" = it takes the next one
+    kept: str = ""  # its value as the broker is to keep it (`results.capped`); "" = it is not to be kept
 
     def encode(self) -> bytes:
         head = RESULT_HEAD.pack(0x12, self.nonce, self.kind, self.started, self.duration)
-        if not (self.output or self.error or self.after or self.follow_ups or self.leaving):
+        if not (self.output or self.error or self.after or self.follow_ups or self.leaving or self.kept):
             return head
         after = min(self.after, MAX_SECONDS)  # a handler may ask for `inf`, which JSON does not have
-        return head + orjson.dumps([self.output, self.error, after, self.follow_ups, self.leaving])
+        return head + orjson.dumps([self.output, self.error, after, self.follow_ups, self.leaving, self.kept])
 
 
 def run_packet(nonce: int, fence: int, attempts: int, crashes: int, timeout: float, body: bytes) -> bytes:
@@ -156,6 +156,7 @@ class HandlerInfo:
     enabled: bool = True  # False: a built-in one that refuses every job, because nothing allows it any
     backoff: str | None = None  # of `policy.retry.parse_backoff`
     queues: list[str] = field(default_factory=list)  # to which its jobs go; [] = a built-in one that nothing enables
+    result_ttl: float | None = None
     schedules: list[str] = field(default_factory=list)  # names of the app's schedules that run it
 
 
@@ -260,13 +261,14 @@ def _decode(packet: bytes) -> Frame:
         if len(packet) == RESULT_HEAD.size:
             return Result(nonce, _SUCCEEDED if kind == 0 else ResultKind(kind), started, duration)
         tail = orjson.loads(memoryview(packet)[RESULT_HEAD.size :])
+        output, error, after, follow_ups, leaving, kept = tail
         # Checked, because user code shares the process that sends this.
-        if not all(isinstance(*pair) for pair in zip(tail, _RESULT_TAIL, strict=True)):
+        texts = type(output) is str is type(error) is type(leaving) is type(kept)
+        if not (texts and type(follow_ups) is list and type(after) in (int, float)):
             raise BadFrame("a Result with fields of other types")
-        output, error, after, follow_ups, leaving = tail
         if not after >= 0.0:
             raise BadFrame("a Result with an impossible delay")
-        return Result(nonce, ResultKind(kind), started, duration, output, error, after, follow_ups, leaving)
+        return Result(nonce, ResultKind(kind), started, duration, output, error, after, follow_ups, leaving, kept)
     if tag == 1:
         return _decode_run(packet)
     if tag == TICKETED:

@@ -155,7 +155,8 @@ class Batch:
     """Settlements on their way to the settle thread.
 
     Each call of that thread is a transaction of the broker's. While jobs stream, acks may therefore wait for company:
-    10 ms at most, half of what the look-ahead holds. Other settlements never wait.
+    10 ms at most, half of what the look-ahead holds. Other settlements never wait, nor does a result if no other job is
+    held: somebody may wait for it.
 
     `due`: CLOCK_MONOTONIC seconds at which `take` is to be called; infinity while there is nothing.
     """
@@ -164,13 +165,18 @@ class Batch:
         self._work: list[tuple[Delivery, Settlement]] = []
         self.due = math.inf
 
-    def add(self, delivery: Delivery, settlement: Settlement, now: float, ahead: int) -> None:
-        """Put one in. `ahead`: the look-ahead's size; 0 = jobs are long or few, and nothing is gained by waiting."""
+    def add(self, delivery: Delivery, settlement: Settlement, now: float, ahead: int, held: int = 0) -> None:
+        """Put one in. `ahead`: the look-ahead's size; 0 = jobs are long or few, and nothing is gained by waiting.
+
+        `held`: how many deliveries the pool holds, this one included.
+        """
         self._work.append((delivery, settlement))
-        if not ahead or type(settlement) is not Ack or len(self._work) >= max(2, ahead // LOOKAHEAD_SHARE):
+        count = len(self._work)
+        if not ahead or type(settlement) is not Ack or count >= max(2, ahead // LOOKAHEAD_SHARE):
             self.due = now
-        elif len(self._work) == 1:
-            self.due = now + MAX_LINGER_S
+        elif count == 1:
+            # No other job can join it if none is held.
+            self.due = now + (0.0 if held == 1 and settlement.result is not None else MAX_LINGER_S)
 
     def take(self) -> list[tuple[Delivery, Settlement]]:
         work, self._work = self._work, []

@@ -122,7 +122,7 @@ class Master:
             if type(action) is act.Hand:
                 self._hand(action.slot, action.delivery, now)
             elif type(action) is act.Settle:
-                self._batch.add(action.delivery, action.settlement, now, ahead)
+                self._batch.add(action.delivery, action.settlement, now, ahead, len(self.pool.held))
             else:
                 self._perform_rare(action)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.death import Death, innermost
 from jobpool.message.definition import JobDefinition
 from jobpool.message.outcome import EndReason, Outcome, ResultKind
+from jobpool.message.results import Kept, keep
 from jobpool.policy.outcomes import death_of, outcome_of, outcome_of_death
 from jobpool.policy.retry import remember
 
@@ -41,12 +43,10 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
     server = pool.servers.get(event.generation)
     if server is None or server.ending:
         return
-    own = [] if pool.can.transactions else [info.name for info in event.app.handlers if info.ack_in_transaction]
-    if own:
+    if asked := _not_possible(pool, event.app):
         server.refused = True
-        why = f"handler {own[0]!r} is declared with ack_in_transaction, which the pool's backend cannot do:"
-        why += " use one that can (docs/backends.md), or leave that out"
-        _app_failed(pool, ev.AppFailed(event.generation, why, ""))
+        why = f"handler {asked}, which the pool's backend cannot do: use one that can (docs/backends.md)"
+        _app_failed(pool, ev.AppFailed(event.generation, f"{why}, or leave that out", ""))
         return
     server.loaded, server.heard_at = True, pool.now
     if event.generation < pool.generation:
@@ -58,6 +58,16 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
     enabled = sorted(name for name, info in pool.handlers.items() if info.enabled)
     pool.note("info", "app loaded", handlers=enabled, queues=list(pool.queues), seconds=round(event.app.seconds, 3))
     _note_aftermath(pool, event.app)
+
+
+def _not_possible(pool: Pool, app: Loaded) -> str:
+    """Return a handler, and what it is declared with that this backend cannot do; "" = it can do all."""
+    for info in app.handlers:
+        if info.ack_in_transaction and not pool.can.transactions:
+            return f"{info.name!r} is declared with ack_in_transaction"
+        if info.result_ttl and not pool.can.key_store:
+            return f"{info.name!r} is declared with result_ttl"
+    return ""
 
 
 def _note_aftermath(pool: Pool, app: Loaded) -> None:
@@ -171,8 +181,10 @@ def _child_results(pool: Pool, event: ev.ChildResults) -> None:
             pool.never_started.pop(delivery.lease.id, None)
         if pool.orphaned:
             pool.orphaned.pop(delivery.lease.id, None)
-        plain = result.kind is ResultKind.SUCCEEDED and not result.follow_ups
-        pool.outcomes.append((delivery, SUCCEEDED if plain else _outcome_of_result(pool, slot, delivery, result)))
+        kept = _to_keep(pool, delivery, result.kept) if result.kept else None
+        plain = result.kind is ResultKind.SUCCEEDED and not (result.follow_ups or kept)
+        outcome = SUCCEEDED if plain else _outcome_of_result(pool, slot, delivery, result, kept)
+        pool.outcomes.append((delivery, outcome))
     if ended:
         pool.lookahead.finished(ended, pool.now, busy)
 
@@ -183,7 +195,13 @@ def _child_leaves(pool: Pool, slot: Slot, why: str, after: Delivery | None) -> N
     pool.note("info", "a child is replaced", slot=slot.index, pid=slot.pid, why=why, **job)
 
 
-def _outcome_of_result(pool: Pool, slot: Slot, delivery: Delivery, result: Result) -> Outcome:
+def _to_keep(pool: Pool, delivery: Delivery, text: str) -> Kept | None:
+    info, asked = pool.handlers.get(delivery.handler), delivery.lease.envelope.result_ttl
+    ttl = (info.result_ttl if info else None) if asked is None else asked
+    return keep(text, ttl, delivery.lease, time.time()) if ttl and pool.can.key_store else None
+
+
+def _outcome_of_result(pool: Pool, slot: Slot, delivery: Delivery, result: Result, kept: Kept | None) -> Outcome:
     try:
         follow_ups = tuple(JobDefinition.from_dict(item) for item in result.follow_ups)
     except (InvalidJob, KeyError, TypeError, ValueError) as error:
@@ -197,6 +215,7 @@ def _outcome_of_result(pool: Pool, slot: Slot, delivery: Delivery, result: Resul
         seen_for=pool.unknown_for(delivery.lease.id) if result.kind is ResultKind.UNKNOWN_HANDLER else 0.0,
         output=result.output,
         peak=slot.peak_rss,
+        result=kept,
     )
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.broker.key_store import KeyStore
+from jobpool.broker.tracking import RUNNING_SPACE
+from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
 from jobpool.ipc.board_layout import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
@@ -49,6 +54,10 @@ MASKED_FIELDS = {"error", "output", "said"}
 STACK = "stack of a child"
 """A line of the log that is not thinned: a person has asked for it."""
 
+TELL_RUNNING_EVERY_S = 1.0  # seconds between two looks at what runs, and the age from which on it is told
+RUNNING_TTL_S = 60.0  # seconds for which that is kept
+HOST = socket.gethostname()
+
 CALL_TIMEOUT_S = 2.0  # seconds that a thread waits: a loop that takes longer is in trouble, and says so elsewhere
 
 log = logging.getLogger("jobpool.metrics")
@@ -67,10 +76,11 @@ class Telemetry:
     server: Server | None
     rollups: RollupThread | None
     history: Writer | None
+    running: RunningThread | None = None
 
     def start(self, pool: Pool) -> None:
         self.observer.attend(pool)
-        for part in (self.server, self.rollups, self.history):
+        for part in (self.server, self.rollups, self.history, self.running):
             if part is not None:
                 part.start()
 
@@ -88,9 +98,9 @@ class Telemetry:
         self.calls.close()
         if self.server is not None:
             self.server.close()
-        for writer in (self.rollups, self.history):
-            if writer is not None:
-                writer.stop()
+        for part in (self.rollups, self.history, self.running):
+            if part is not None:
+                part.stop()
 
 
 def make_telemetry(
@@ -120,7 +130,9 @@ def make_telemetry(
         writer = _writer(settings, place, calls, feed)
         observer = Observer(backend.clock, version, feed, lambda: writer.dropped)
     server = _server(settings, board, calls, observer)
-    return Telemetry(observer, calls, server, _rollups(settings, backend, calls, observer) if rolls else None, writer)
+    running = RunningThread(backend.keys, calls, board) if backend.capabilities.key_store else None
+    rollups = _rollups(settings, backend, calls, observer) if rolls else None
+    return Telemetry(observer, calls, server, rollups, writer, running)
 
 
 def _writer(settings: Settings, place: Place, calls: LoopCalls, feed: Feed[Recorded]) -> Writer:
@@ -274,6 +286,61 @@ class LoopCalls:
             self._closed = True
             for answer in self._waiting:
                 answer.cancel()
+
+
+class RunningThread(threading.Thread):
+    """The thread that tells through the broker which jobs run, where, since when and how far (`Jobs.status`).
+
+    Only those that have run for a second: short ones cost nothing. Written when it changes, and now and then.
+    """
+
+    def __init__(self, keys: KeyStore, calls: LoopCalls, board: Scoreboard) -> None:
+        super().__init__(name="running", daemon=True)
+        self._keys, self._calls, self._board = keys, calls, board
+        self._end = threading.Event()
+        self._told: dict[str, tuple[bytes, float]] = {}  # by id: what was written, and when
+
+    def stop(self) -> None:
+        """End soon. Returns at once."""
+        self._end.set()
+
+    def run(self) -> None:
+        while not self._end.wait(TELL_RUNNING_EVERY_S):
+            with contextlib.suppress(JobpoolError):  # the next round is another try
+                self._tell(self._calls.call_in_loop(_long_running) or [])
+
+    def _tell(self, running: list[Running]) -> None:
+        now, records = time.monotonic(), dict[str, bytes]()
+        for one in running:
+            view = self._board.slot(one.slot).child.read()
+            said = {"fence": one.fence, "where": f"{HOST}:{view.pid}", "since": one.since}
+            if view.nonce == one.nonce and (view.progress or view.progress_text):
+                said |= {"progress": view.progress, "note": view.progress_text or None}
+            record = json.dumps(said).encode()
+            before, at = self._told.get(one.ident, (b"", 0.0))
+            if record != before or now - at >= RUNNING_TTL_S / 3:
+                records[one.ident] = record
+        self._keys.put_records(RUNNING_SPACE, records, RUNNING_TTL_S)
+        self._told = {one.ident: self._told.get(one.ident, (b"", 0.0)) for one in running}
+        self._told |= {ident: (record, now) for ident, record in records.items()}
+
+
+class Running(NamedTuple):
+    ident: str
+    fence: int
+    nonce: int
+    slot: int
+    since: float  # Unix time
+
+
+def _long_running(pool: Pool) -> list[Running]:
+    """Return the attempts that have run for a while."""
+    offset = time.time() - pool.now
+    return [
+        Running(head.lease.id, head.lease.deliveries, head.nonce, slot.index, round(slot.head_since + offset, 1))
+        for slot in pool.slots.live
+        if slot.deliveries and pool.now - slot.head_since >= TELL_RUNNING_EVERY_S and (head := slot.deliveries[0])
+    ]
 
 
 def _make(make: Callable[[Pool], Made], pool: Pool, answer: Future[Made | None]) -> None:

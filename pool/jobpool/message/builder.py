@@ -13,6 +13,7 @@ from jobpool.message.definition import JobDefinition, check_int, check_seconds
 from jobpool.message.names import check_name
 from jobpool.message.payload import check_payload
 from jobpool.message.producer import Enqueues
+from jobpool.message.results import JobHandle
 
 _CLOCK = SystemClock()
 _CRON_FIELDS = ("minute", "hour", "day", "month", "weekday")
@@ -111,6 +112,10 @@ class JobBuilder:
 
     def concurrency_key(self, key: str | None) -> Self:
         return self._put("concurrency_key", key)
+
+    def result_ttl(self, seconds: float | None) -> Self:
+        """Let the broker keep what the handler returns for these seconds, 30 days at most; 0 = not at all."""
+        return self._put("result_ttl", seconds)
 
     def meta(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
         """Add to what the handler finds in `ctx.meta`; a key given again takes the new value."""
@@ -211,8 +216,10 @@ class JobBuilder:
             values["scheduled_at"] = now + timedelta(seconds=self._delay)
         return JobDefinition(self._handler, self._payload, cron_expression=" ".join(self._cron.values()), **values)
 
-    def dispatch(self, backend: Enqueues | None = None) -> str:
-        """Enqueue the job and return its id. `backend`: None = the builder's producer, else the process's default.
+    def dispatch(self, backend: Enqueues | None = None) -> JobHandle:
+        """Enqueue the job and return its id, as a handle.
+
+        `backend`: None = the builder's producer, else the process's default.
 
         Raises:
             InvalidJob: A field is out of bounds.
@@ -222,15 +229,21 @@ class JobBuilder:
 
         Blocks for one round trip.
         """
-        return (backend or self._producer or producers.default()).enqueue(self.to_definition())
+        producer = backend or self._producer or producers.default()
+        return JobHandle(producer.enqueue(self.to_definition()), producer)
 
-    async def adispatch(self, backend: Enqueues | None = None) -> str:
+    async def adispatch(self, backend: Enqueues | None = None) -> JobHandle:
         """Dispatch the job and leave the event loop free meanwhile; raises as `dispatch`.
 
         A cancelled one may have been enqueued or not, as after `BackendUnavailable`.
         """
         chosen, definition = backend or self._producer, self.to_definition()
-        return await producers.on_thread(lambda: (chosen or producers.default()).enqueue(definition))
+
+        def send() -> JobHandle:
+            producer = chosen or producers.default()
+            return JobHandle(producer.enqueue(definition), producer)
+
+        return await producers.on_thread(send)
 
     def _put(self, name: str, value: Any) -> Self:
         self._fields[name] = value

@@ -14,6 +14,7 @@ from jobpool.message.payload import check_payload
 LONGEST = 100 * 366 * 86400.0
 """Seconds: the upper bound of every duration, far below what a timer or a date overflows at."""
 
+MAX_RESULT_TTL_S = 30 * 86400.0
 DEFAULT_PRIORITY = 5
 EVERY_MINUTE = "* * * * *"
 UTC_ZONE = "UTC"
@@ -48,6 +49,8 @@ class JobDefinition:
         identifier: The message's id; None = minted. Enqueueing it again changes nothing.
         expires_in: Seconds, > 0, after its enqueue; not started by then, it is a dead letter `expired`.
         concurrency_key: Jobs that share it share a limit.
+        result_ttl: Seconds that the broker keeps what the handler returned, 30 days at most; 0 = it does not. None =
+            not set, the handler's value applies.
 
     Raises `InvalidJob`: a value is out of bounds; the text names the field and the bound.
     """
@@ -73,6 +76,7 @@ class JobDefinition:
     identifier: str | None = None
     expires_in: float | None = None
     concurrency_key: str | None = None
+    result_ttl: float | None = None
 
     def __post_init__(self) -> None:
         check_name(self.handler, "handler name")
@@ -96,6 +100,8 @@ class JobDefinition:
             _set(self, "expires_in", check_seconds(self.expires_in, "expires_in"))
             if not self.expires_in:
                 raise InvalidJob("expires_in must be more than 0 seconds: leave it out for a job that never expires")
+        if self.result_ttl is not None:
+            _set(self, "result_ttl", check_result_ttl(self.result_ttl))
         if self.scheduled_at is not None:
             _set(self, "scheduled_at", _check_moment(self.scheduled_at))
         if self.cron_expression != EVERY_MINUTE or self.zone != UTC_ZONE or self.misfire != MAKE_UP_ONE:
@@ -233,11 +239,21 @@ class JobDefinition:
     def with_concurrency_key(self, concurrency_key: str | None) -> JobDefinition:
         return replace(self, concurrency_key=concurrency_key)
 
+    def with_result_ttl(self, result_ttl: float | None) -> JobDefinition:
+        return replace(self, result_ttl=result_ttl)
+
 
 def check_seconds(value: float, what: str) -> float:
     """Return `value` as a float, or raise `InvalidJob`: seconds from 0 to a hundred years."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
         raise InvalidJob(f"{what} must be 0 to {LONGEST:.0f} seconds, not {value!r}")
+    return float(value)
+
+
+def check_result_ttl(value: float, what: str = "result_ttl") -> float:
+    """Return `value` as a float, or raise `InvalidJob`: seconds from 0 to 30 days."""
+    if check_seconds(value, what) > MAX_RESULT_TTL_S:
+        raise InvalidJob(f"{what} is at most 30 days ({MAX_RESULT_TTL_S:.0f} seconds), not {value!r}")
     return float(value)
 
 
@@ -305,7 +321,7 @@ def _check_names(names: Iterable[str], what: str) -> tuple[str, ...]:
     return tuple(check_name(name, f"a name in {what}") for name in names)
 
 
-_NEEDS_KEY_STORE = ("unique", "single_instance", "concurrency_key", "idempotency_key")
+_NEEDS_KEY_STORE = ("unique", "single_instance", "concurrency_key", "idempotency_key", "result_ttl")
 _DEFAULTS: tuple[tuple[str, Any], ...] = tuple(
     (part.name, {} if part.name == "meta" else part.default)
     for part in fields(JobDefinition)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from jobpool.errors import BadSignature, InvalidJob, MalformedEnvelope
-from jobpool.message.definition import LONGEST, JobDefinition, is_reserved, rfc3339
+from jobpool.message.definition import LONGEST, MAX_RESULT_TTL_S, JobDefinition, is_reserved, rfc3339
 from jobpool.message.frozen import maker
 from jobpool.message.names import LONGEST_IDENTIFIER, LONGEST_NAME, is_name
 from jobpool.message.payload import MAX_DEPTH
@@ -72,6 +72,11 @@ class JobEnvelope:
         return self.meta.get("_concurrencyKey")
 
     @property
+    def result_ttl(self) -> float | None:
+        """Seconds for which its result is kept, 0 = not at all; None = not set by the producer."""
+        return self.meta.get("_resultTtl")
+
+    @property
     def trace_id(self) -> str | None:
         """The trace that the job belongs to, 32 hex digits; None = its meta names none."""
         found = _TRACEPARENT.match(str(self.meta.get(TRACEPARENT, "")))
@@ -112,6 +117,8 @@ def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: En
         meta["_expires"] = now + definition.expires_in
     if definition.concurrency_key is not None:
         meta["_concurrencyKey"] = definition.concurrency_key
+    if definition.result_ttl is not None:
+        meta["_resultTtl"] = definition.result_ttl
     schedule = rfc3339(definition.scheduled_at) if definition.scheduled_at else None
     wire = _wire_object(definition, definition.handler, queue, identifier, schedule, meta)
     try:
@@ -289,10 +296,11 @@ _META_RULES: dict[str, Callable[[Any], bool]] = {
     "_expires": lambda value: type(value) in (int, float) and value >= 0,
     "_singleInstance": lambda value: type(value) is bool,
     "_concurrencyKey": is_name,
+    "_resultTtl": lambda value: type(value) in (int, float) and 0 <= value <= MAX_RESULT_TTL_S,
 }
 _META_WANTED = (
     "an object whose v is a number from 1, _timeout and _expires seconds, _singleInstance true or false,"
-    " _concurrencyKey a name"
+    " _concurrencyKey a name, _resultTtl seconds of 30 days at most"
 )
 
 

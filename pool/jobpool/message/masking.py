@@ -94,6 +94,7 @@ class Masker:
         words = max(len(_WORD.findall(key)) for key in every)
         self._assigned = _assignments([key for key in every if _joined(key) not in _HEADERS], _VALUE)
         self._headers = _assignments(list(_HEADERS), _HEADER)
+        self._short_key = lru_cache(maxsize=4096)(self._plain)
         self.is_secret = lru_cache(maxsize=4096)(lambda key: _has_run(key, self._secret, max(words, LONGEST_RUN)))
 
     def value(self, value: Any, depth: int = 0) -> Any:
@@ -103,18 +104,21 @@ class Masker:
         """
         if isinstance(value, str):
             return self.text(value, depth)
-        if value is None or isinstance(value, bool | int | float):
+        if value is None or isinstance(value, (bool, int, float)):
             return value
-        if not isinstance(value, Mapping | list | tuple):
+        if not isinstance(value, (dict, list, tuple, Mapping)):
             return self.text(str(value), depth)
         if depth >= DEEPEST:
             return TOO_DEEP
-        if isinstance(value, Mapping):
-            return {self._plain(str(key)): self._under(str(key), inner, depth + 1) for key, inner in value.items()}
+        if isinstance(value, (dict, Mapping)):
+            return {self._key(str(key)): self._under(str(key), inner, depth + 1) for key, inner in value.items()}
         return [
             MASK if isinstance(inner, str) and self._is_of_option(before, inner) else self.value(inner, depth + 1)
             for before, inner in zip((None, *value), value, strict=False)
         ]
+
+    def _key(self, key: str) -> str:
+        return self._short_key(key) if len(key) <= LONGEST_KEY else self._plain(key)
 
     def _is_of_option(self, before: object, word: str) -> bool:
         """Return whether a word of an argument list is the value of a secret option: `["--password", "…"]`."""

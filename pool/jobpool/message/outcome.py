@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum, StrEnum
 
 from jobpool.message.definition import JobDefinition
+from jobpool.message.results import Kept
 
 
 class ResultKind(IntEnum):
@@ -42,6 +43,7 @@ class EndReason(Enum):
 @dataclass(frozen=True, slots=True)
 class Succeeded:
     follow_ups: tuple[JobDefinition, ...] = ()
+    result: Kept | None = None  # what the broker is to keep; None = nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from enum import Enum
 
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import storable
+from jobpool.message.results import Kept
 from jobpool.message.units import check_number
 
 FAILED_REASONS = frozenset({"failed", "unrecoverable", "timeout", "memory-limit"})  # of an abandon that ends an attempt
@@ -32,10 +33,12 @@ class _Checked:
 class Ack:
     """Done: remove the message, and mark the idempotency key of a guarded lease done.
 
-    `follow_ups` are enqueued in the same step where `Capabilities.atomic_across_queues` says so.
+    `follow_ups` are enqueued in the same step where `Capabilities.atomic_across_queues` says so. `result` is kept in
+    the same step, by a broker with a key store.
     """
 
     follow_ups: tuple[JobDefinition, ...] = ()
+    result: Kept | None = None
 
 
 @dataclass(frozen=True, slots=True)

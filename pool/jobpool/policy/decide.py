@@ -56,8 +56,8 @@ def decide(
     if now_boot >= lease.expires_at or isinstance(outcome, ended.LostLease):
         return LEASE_LOST
     match outcome:
-        case ended.Succeeded(follow_ups):
-            return Ack(follow_ups) if follow_ups else ACK
+        case ended.Succeeded(follow_ups, result):
+            return Ack(follow_ups, result) if follow_ups or result else ACK
         case ended.Failed(error, True, cause):
             return Abandon("unrecoverable", error, _beside(lease, cause))
         case ended.Failed(error, _, cause):

@@ -11,6 +11,7 @@ from jobpool.message.death import Death, Exit
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import check_enqueue_to
 from jobpool.message.outcome import EndReason, Failed, Outcome, Rejected, ResultKind, Status, Succeeded, TimedOut
+from jobpool.message.results import Kept
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
 from jobpool.policy import decide
 
@@ -25,6 +26,7 @@ def outcome_of(
     seen_for: float,
     output: str = "",
     peak: int = 0,
+    result: Kept | None = None,
 ) -> Outcome:
     """Return the outcome of an attempt that a child or `QueueWorker` has answered.
 
@@ -32,7 +34,7 @@ def outcome_of(
     """
     match kind:
         case ResultKind.SUCCEEDED:
-            return Succeeded(follow_ups)
+            return Succeeded(follow_ups, result)
         case ResultKind.FAILED:
             return Failed(error, cause=printed(output))
         case ResultKind.UNRECOVERABLE:

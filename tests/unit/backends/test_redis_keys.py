@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from threading import Thread
 
 import orjson
 import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at
+from support.waiting import wait_until
 
 from jobpool.broker.claim_store import NewPost
 from jobpool.broker.values import MessageFilter
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Guards, Hold, Rate
+from jobpool.message.results import Kept
 from jobpool.message.settlement import Abandon, Ack, Forfeit
 from jobpool_backends.redis import keyspace as keys_module
 from jobpool_backends.redis.keyspace import KeyNames
@@ -30,8 +33,14 @@ def test_every_key_of_a_full_life_is_in_the_table_with_its_type(rig: Rig) -> Non
     given = [a_job(identifier=f"order-{number}") for number in range(6)]
     backend.enqueue_many([*given, a_job(scheduled_at=at(2e9 * 2))])
     leases = take(backend, 5)
-    backend.settle_many([(leases[0], Ack()), (leases[1], Abandon("failed", "boom")), (leases[2], Abandon("failed"))])
+    waiter = Thread(target=lambda: backend.wait_ended([leases[0].id, given[5].identifier], 0.5))
+    waiter.start()
+    wait_until(lambda: rig.call("EXISTS", rig.key("awaited")))
+    kept = Ack(result=Kept(b"record", 60.0))
+    backend.settle_many([(leases[0], kept), (leases[1], Abandon("failed", "boom")), (leases[2], Abandon("failed"))])
     backend.settle_many([(leases[3], Forfeit("SIGSEGV"))])
+    waiter.join()
+    backend.wait_ended([given[5].identifier], 0.01)
     guards = Guards(key="order-17", holds=(Hold("queue"),), rates=(Rate("queue", 9),))
     assert backend.keys.begin_many([(leases[4], guards)])[0]
     backend.keys.first_run(QUEUE, "order-18")
@@ -45,7 +54,11 @@ def test_every_key_of_a_full_life_is_in_the_table_with_its_type(rig: Rig) -> Non
     found = {name: name.removeprefix(f"{rig.prefix}:").removeprefix("{reports}:").split(":")[0] for name in rig.names()}
     assert {rig.call("TYPE", name).decode() for name in found} <= set(table.values())
     assert all(rig.call("TYPE", name).decode() == table[short] for name, short in found.items())
-    assert set(table) - set(found.values()) == {"outbox", "expired"}  # a cluster's; of lives that ended
+    assert set(table) - set(found.values()) <= {
+        "outbox",
+        "expired",
+        "told",
+    }  # a cluster's; of lives that ended; a waiter takes it
 
 
 def test_keys_of_a_queue_are_in_one_slot_and_the_rest_in_the_namespace() -> None:

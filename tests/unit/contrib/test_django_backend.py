@@ -13,8 +13,11 @@ import pytest
 from django.conf import settings
 
 from jobpool.client.jobs import Jobs
+from jobpool.client.worker import QueueWorker
 from jobpool.errors import Retry, Unrecoverable
+from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.lease import JobLease
+from jobpool.policy.retry import RetryPolicy
 from jobpool.testing import context
 
 ALIASES: dict[str, dict[str, Any]] = {
@@ -22,6 +25,7 @@ ALIASES: dict[str, dict[str, Any]] = {
     "quick": {"on_commit": False},
     "other": {"on_commit": "second"},
     "tuned": {"max_retries": 4, "timeout": 9},
+    "keeping": {"on_commit": False, "result_ttl": 60, "max_retries": 1},
 }
 if not settings.configured:  # once a process; the app of jobpool stays out, whose start sets the default producer
     NAME = "jobpool.contrib.django.JobpoolBackend"
@@ -43,6 +47,7 @@ from jobpool.contrib.django import backend, running  # noqa: E402
 from jobpool.contrib.django.framework import (  # noqa: E402
     InvalidTask,
     Task,
+    TaskResultDoesNotExist,
     TaskResultStatus,
     task_enqueued,
     task_finished,
@@ -151,9 +156,46 @@ def test_an_async_program_enqueues(jobs: Jobs) -> None:
     result = asyncio.run(add.aenqueue(1))
     [lease] = fetched(jobs)
     assert lease.id == result.id
-    with pytest.raises(NotImplementedError, match="keeps no results"):
+    with pytest.raises(NotImplementedError, match=r"keeps no results: set OPTIONS\['result_ttl'\]"):
         asyncio.run(add.aget_result(result.id))
     connections.close_all()
+
+
+def test_a_task_tells_its_result_where_results_are_kept(jobs: Jobs) -> None:
+    """Through its whole life: ready, running, successful; and by its id alone."""
+    keeping = backend.open_jobs("memory://").backend
+    registry = HandlerRegistry()
+    registry.handler(running.HANDLER)(running.run_task)
+    worker = QueueWorker(keeping, registry)
+    result = add.using(backend="keeping").enqueue(1, b=2)
+    result.refresh()
+    assert (result.status, result.attempts) == (TaskResultStatus.READY, 0)
+    [lease] = fetched(jobs)
+    result.refresh()
+    assert (result.status, result.attempts) == (TaskResultStatus.RUNNING, 1)
+    jobs.backend.release(lease)
+    assert worker.process_once("default").status == "acked"
+    result.refresh()
+    assert (result.status, result.return_value, result.attempts) == (TaskResultStatus.SUCCESSFUL, 3, 1)
+    found = add.using(backend="keeping").get_result(result.id)
+    assert (found.task.func, found.args, found.kwargs, found.return_value) == (add.func, [1], {"b": 2}, 3)
+    assert found.started_at is not None
+    assert found.finished_at >= found.started_at
+
+
+def test_a_task_that_failed_for_good_tells_its_error(jobs: Jobs) -> None:
+    registry = HandlerRegistry()
+    registry.handler(running.HANDLER)(running.run_task)
+    worker = QueueWorker(jobs.backend, registry, retry=RetryPolicy(strategy="fixed", base=0.0))
+    result = ends.using(backend="keeping").enqueue("boom")
+    assert [worker.process_once("default").status for _ in range(2)] == ["requeued", "dead-lettered"]
+    result.refresh()
+    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 2)
+    [error] = result.errors
+    assert error.exception_class is ZeroDivisionError
+    assert "boom" in error.traceback
+    with pytest.raises(TaskResultDoesNotExist):
+        ends.using(backend="keeping").get_result("0123456789abcdef")
 
 
 def test_the_signal_of_an_enqueued_task_comes_when_it_is_sent(jobs: Jobs) -> None:
@@ -254,4 +296,4 @@ def test_the_system_check_names_each_wrong_option() -> None:
 
 
 def test_the_entry_default_names_the_broker() -> None:
-    assert [entry.alias for entry in backend.entries()] == ["default", "quick", "other", "tuned"]
+    assert [entry.alias for entry in backend.entries()] == ["default", "quick", "other", "tuned", "keeping"]

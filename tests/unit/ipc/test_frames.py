@@ -37,6 +37,7 @@ ONE_OF_EACH: list[Frame] = [
     Result(9, ResultKind.SUCCEEDED, 12.5, 0.25),
     Result(9, ResultKind.RETRY, 12.5, 0.25, "out", "error: ü", 30.0, [{"handler": "next"}], "max_jobs"),
     Result(9, ResultKind.SNOOZE, 0.0, 0.0, after=5),
+    Result(9, ResultKind.SUCCEEDED, 12.5, 0.25, kept='{"a":1}'),
     Ask([{"handler": "report", "payload": {"n": 1}}]),
     Ask([], pack=True),
     Reply(["id1", "id2"]),

@@ -9,6 +9,7 @@ import pytest
 from jobpool.master.dispatch import LOOKAHEAD_SHARE, MAX_LINGER_S, Batch
 from jobpool.master.slots import Delivery
 from jobpool.message.lease import JobLease
+from jobpool.message.results import Kept
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settlement
 
 NOW = 100.0
@@ -43,6 +44,13 @@ def test_when_acks_are_due(count: int, ahead: int, due: float) -> None:
 @pytest.mark.parametrize("settlement", [Nack(), Abandon(), Release(), Forfeit()], ids=lambda s: type(s).__name__)
 def test_what_is_no_ack_never_waits(settlement: Settlement) -> None:
     assert filled(1, 800, settlement).due == NOW
+
+
+@pytest.mark.parametrize(("held", "due"), [(1, NOW), (2, NOW + MAX_LINGER_S)], ids=["alone", "another runs"])
+def test_a_result_waits_only_where_others_may_join_it(held: int, due: float) -> None:
+    batch = Batch()
+    batch.add(a_delivery(), Ack(result=Kept(b"record", 60.0)), NOW, 800, held)
+    assert batch.due == due
 
 
 def test_later_ones_do_not_put_off_the_first() -> None:

@@ -42,6 +42,7 @@ CHANGED: dict[str, Any] = {
     "identifier": "order-7",
     "expires_in": 60.0,
     "concurrency_key": "printer",
+    "result_ttl": 60.0,
 }
 
 
@@ -70,6 +71,7 @@ def test_the_defaults() -> None:
         "identifier": None,
         "expires_in": None,
         "concurrency_key": None,
+        "result_ttl": None,
     }
 
 

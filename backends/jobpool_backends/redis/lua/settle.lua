@@ -15,6 +15,9 @@
 --     f      forfeit      cause
 --     m      move: follow_up says where to
 --
+-- Where results are kept, the word of the verbs ends in a further letter. The number of
+-- results then follows what the verbs need. Of each come its place among these settlements, its life in ms, and itself.
+--
 -- Answers: a letter each: o ok, n not in flight, e expired, w not the owner; before those of a repeated call, '!'.
 --
 -- Messages that claims hold are not among the leased ones. They are looked for only where a settlement is refused.
@@ -26,6 +29,7 @@ local function nothing_yet()
     return {
         ended = {}, ids = {}, given = {}, forfeited = {}, left = {}, changes = {}, ready = {}, delayed = {}, later = {},
         dead = {}, edits = {}, unique = {}, unique_ids = {}, lasts = {}, moved = {}, moved_ids = {}, guarded = {},
+        dead_ids = {},
     }
 end
 
@@ -114,20 +118,21 @@ end
 verbs.R = verbs.r
 
 -- To the dead letters, with this record.
-local function die(work, member, text, at)
+local function die(work, member, text, at, id)
     leave(work, member, text)
+    push(work.dead_ids, id)
     push(work.dead, member)
     push(work.edits, {member, 'reason', ARGV[at]})
     note_errors(work, member, ARGV[at + 1])
 end
 
-function verbs.b(work, member, text, at)
-    die(work, member, sub(text, 33), at)
+function verbs.b(work, member, text, at, id)
+    die(work, member, sub(text, 33), at, id)
 end
 
-function verbs.x(work, member, text, at)
+function verbs.x(work, member, text, at, id)
     local deliveries, attempts, rest = match(text, '^(%d+) (%d+) (.*)$', 33)
-    die(work, member, format('%s %d %s', deliveries, attempts + 1, rest), at)
+    die(work, member, format('%s %d %s', deliveries, attempts + 1, rest), at, id)
 end
 
 function verbs.f(work, member, _, at)
@@ -177,6 +182,7 @@ local function write(q, work)
     end
     if #work.dead > 0 then
         bury(q, work.dead)
+        tell(q, work.dead_ids)
         cap(q, tonumber(ARGV[2]), tonumber(ARGV[3]))
     end
 end
@@ -188,6 +194,22 @@ local function judge_claimed(q, text)
     return held and (tonumber(sub(held, 1, 16)) > now and 'w' or 'e') or 'n'
 end
 
+-- Keep the results of accepted acks. `first` answers came before those of this queue, whose ids begin after `ids`.
+-- Returns where the next words are.
+local function keep(q, at, letters, first, ids)
+    local prefix, done = sub(q.ids, 1, -4) .. 'result:', {}
+    local after = at + 1 + 3 * tonumber(ARGV[at])
+    for word = at + 1, after - 1, 3 do
+        local place = tonumber(ARGV[word])
+        if letters[first + place] == 'o' then
+            call('SET', prefix .. ARGV[ids + place], ARGV[word + 2], 'PX', ARGV[word + 1])
+            push(done, ARGV[ids + place])
+        end
+    end
+    tell(q, done)
+    return after
+end
+
 -- Settle what ARGV says from `at` on; the answers are added to `letters`. Returns where the next words are.
 local function settle_queue(q, at, letters)
     local count, word = tonumber(ARGV[at]), ARGV[at + 1]
@@ -197,7 +219,7 @@ local function settle_queue(q, at, letters)
     end
     local members = {unpack(ARGV, at + 2, at + 1 + count)}
     local deadlines, records = ask('ZMSCORE', q.leased, members), ask('HMGET', q.record, members)
-    local work, become = nothing_yet(), {}
+    local work, become, first = nothing_yet(), {}, #letters
     for i, member in ipairs(members) do
         local verb, deadline = sub(word, i, i), become[member]
         if deadline == nil then
@@ -221,7 +243,7 @@ local function settle_queue(q, at, letters)
         needed = needed + NEEDS[verb]
     end
     write(q, work)
-    return needed
+    return #word > count and keep(q, needed, letters, first, ids) or needed
 end
 
 -- Add the messages that settlements bring, of those that were accepted.

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from django.core import checks
 from django.db import connections, transaction
@@ -15,14 +15,22 @@ from django.utils import timezone
 from jobpool.broker.opening import check_url, default_url, scheme_of
 from jobpool.client.jobs import Jobs
 from jobpool.contrib.django import running
-from jobpool.contrib.django.framework import BaseTaskBackend, InvalidTask, task_backends, task_enqueued
+from jobpool.contrib.django.framework import (
+    BaseTaskBackend,
+    InvalidTask,
+    TaskResultDoesNotExist,
+    task_backends,
+    task_enqueued,
+)
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import check_queue
+from jobpool.message.results import JobState
 from jobpool.settings import nearest
 
 URL, ON_COMMIT = "backend", "on_commit"
-OF_JOBS = ("max_retries", "timeout")  # fields of each job
+RESULT_TTL = "result_ttl"
+OF_JOBS = ("max_retries", "timeout", RESULT_TTL)  # fields of each job
 OPTIONS = (URL, ON_COMMIT, *OF_JOBS)
 
 NORMAL_PRIORITY = 100
@@ -37,6 +45,7 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
         on_commit: Alias of the database with whose open transaction jobs are sent: when it commits, and never if it
             rolls back. True, which is the default, is the database `default`; False sends at once.
         max_retries, timeout: Of each job, as in `JobDefinition`.
+        result_ttl: Seconds for which results are kept, for `get_result`; without it there are none.
     """
 
     supports_defer = True
@@ -47,6 +56,7 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
     def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
         super().__init__(alias, params)
         self.url: str | None = self.options.get(URL)
+        self.supports_get_result = bool(self.options.get(RESULT_TTL))
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         """Enqueue a run of the task, now or when the transaction commits; its `TaskResult`.
@@ -72,12 +82,27 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
             self._send(job, result)
         return result
 
-    def get_result(self, result_id: str) -> NoReturn:
-        """Raise `NotImplementedError`: jobpool keeps no results."""
-        raise NotImplementedError(
-            f"jobpool keeps no results of tasks: let the task write to your database what you need of {result_id};"
-            " `manage.py jobpool history` shows what ran"
-        )
+    def get_result(self, result_id: str) -> Any:
+        """Return the `TaskResult` as it is now. Its value, and the arguments of a task that is done, have no secrets.
+
+        Raises:
+            NotImplementedError: `OPTIONS` has no `result_ttl`.
+            TaskResultDoesNotExist: Nothing is known of it: it never was, or has ended longer ago than that.
+            ResultTooLarge: It is done, and returned more than is kept.
+            BackendUnavailable: The broker does not answer.
+        """
+        if not self.supports_get_result:
+            raise NotImplementedError(
+                f"TASKS[{self.alias!r}] keeps no results: set OPTIONS['result_ttl'], in seconds, or let the task write"
+                f" to your database what you need of {result_id}"
+            )
+        jobs = open_jobs(self.url)
+        while (status := jobs.status(result_id)).state is not JobState.UNKNOWN:
+            if status.state is JobState.DONE:
+                return running.done_result(result_id, jobs.result(result_id, 0.0), status.ended_at)
+            if message := jobs.backend.inspect(result_id):  # None: it has ended just now
+                return running.live_result(message, status)
+        raise TaskResultDoesNotExist(result_id)
 
     def check(self, **_: Any) -> Iterator[Any]:
         """Yield an error for each wrong option or queue, as Django's system checks show it."""
@@ -113,6 +138,7 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
     def _define(self, result: Any) -> JobDefinition:
         task = result.task
         payload = {"task": task.module_path, "args": result.args, "kwargs": result.kwargs, "backend": self.alias}
+        payload |= {"keep": True} if self.supports_get_result else {}
         return self._job(
             task.module_path,
             payload,

@@ -8,7 +8,7 @@ try:
     from django.tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
     from django.tasks.backends.base import BaseTaskBackend
     from django.tasks.base import Task, TaskError
-    from django.tasks.exceptions import InvalidTask
+    from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
     from django.tasks.signals import task_enqueued, task_finished, task_started
 except ModuleNotFoundError as error:
     if error.name != "django.tasks":
@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
         from django_tasks.backends.base import BaseTaskBackend
         from django_tasks.base import Task, TaskError
         from django_tasks.exceptions import InvalidTaskError as InvalidTask
+        from django_tasks.exceptions import TaskResultDoesNotExist
         from django_tasks.signals import task_enqueued, task_finished, task_started
     except ModuleNotFoundError as missing:
         if missing.name != "django_tasks":
@@ -33,6 +34,7 @@ __all__ = [
     "TaskContext",
     "TaskError",
     "TaskResult",
+    "TaskResultDoesNotExist",
     "TaskResultStatus",
     "task_backends",
     "task_enqueued",

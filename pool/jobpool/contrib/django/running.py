@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from importlib import import_module
 from traceback import format_exception
 from typing import Any
@@ -16,6 +18,7 @@ from django.conf import settings
 from django.utils import timezone
 
 import jobpool
+from jobpool.broker.values import Message
 from jobpool.contrib.django.framework import (
     Task,
     TaskContext,
@@ -25,8 +28,11 @@ from jobpool.contrib.django.framework import (
     task_finished,
     task_started,
 )
+from jobpool.message.envelope import decode
+from jobpool.message.results import JobState, JobStatus
 
 HANDLER = "django.task"
+_NAMED = re.compile(r"([A-Za-z_][\w.]*(?:Error|Exception|Warning|Exit|Interrupt|Timeout|Unrecoverable))\b")
 FORMER_WORKER = "unknown"  # of attempts before this one: nobody keeps who ran them
 
 
@@ -90,8 +96,12 @@ def new_result(task: Any, identifier: str, args: Sequence[Any], kwargs: Mapping[
     )
 
 
-def run_task(ctx: jobpool.JobContext, task: str, args: list[Any], kwargs: dict[str, Any], backend: str) -> Any:
+def run_task(
+    ctx: jobpool.JobContext, task: str, args: list[Any], kwargs: dict[str, Any], backend: str, keep: bool = False
+) -> Any:
     """Run a task, and send the signals of Django's framework; the value that the task returns.
+
+    `keep`: return all that `get_result` is to know, in place of the value alone.
 
     Raises `Unrecoverable` if `task` is not a task or cannot take the arguments, else what the task raises.
     """
@@ -120,7 +130,48 @@ def run_task(ctx: jobpool.JobContext, task: str, args: list[Any], kwargs: dict[s
         raise
     _change(result, status=TaskResultStatus.SUCCESSFUL, finished_at=timezone.now(), _return_value=value)
     task_finished.send(sender, task_result=result)
-    return value
+    if not keep:
+        return value
+    asked = {"task": task, "args": args, "kwargs": kwargs, "backend": backend, "value": value}
+    return asked | {"began": now.timestamp(), "workers": result.worker_ids}
+
+
+def done_result(identifier: str, kept: Mapping[str, Any], ended_at: float | None) -> Any:
+    """Return the `TaskResult` of a task that has succeeded, from what `run_task` has returned."""
+    result = new_result(find(kept["task"]), identifier, kept["args"], kept["kwargs"], kept["backend"])
+    began, fields = _moment(kept["began"]), {"status": TaskResultStatus.SUCCESSFUL, "worker_ids": kept["workers"]}
+    times = {"started_at": began, "last_attempted_at": began, "finished_at": _moment(ended_at)}
+    _change(result, **fields, **times, _return_value=kept["value"])
+    return result
+
+
+def live_result(message: Message, status: JobStatus) -> Any:
+    """Return the `TaskResult` of a task that waits, runs or has failed for good."""
+    payload = decode(message.body, attempts=message.attempts).payload
+    result = new_result(find(payload["task"]), message.id, payload["args"], payload["kwargs"], payload["backend"])
+    state = TaskResultStatus.RUNNING if status.state is JobState.RUNNING else TaskResultStatus.READY
+    began, workers = _moment(status.since), [FORMER_WORKER] * message.attempts
+    if state is TaskResultStatus.RUNNING:
+        workers.append(status.where or FORMER_WORKER)
+    if status.has_ended:
+        state = TaskResultStatus.FAILED
+        error = status.error or status.state.value
+        result.errors.append(TaskError(exception_class_path=_class_of(error), traceback=error))
+    times = {"started_at": began, "last_attempted_at": began, "finished_at": _moment(status.ended_at)}
+    _change(result, status=state, worker_ids=workers, enqueued_at=_moment(message.enqueued_at), **times)
+    return result
+
+
+def _moment(unix_time: float | None) -> datetime | None:
+    return None if unix_time is None else datetime.fromtimestamp(unix_time, UTC)
+
+
+def _class_of(error: str) -> str:
+    """Return the path of the class of the exception that a traceback ends with; `Exception` if none can be read."""
+    lines = [line for line in error.splitlines() if line and not line[0].isspace()]
+    named = _NAMED.match(lines[-1]) if lines else None
+    name = named[1] if named else "Exception"
+    return name if "." in name else f"builtins.{name}"
 
 
 def _change(result: Any, **fields: Any) -> None:

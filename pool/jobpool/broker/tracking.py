@@ -1,0 +1,165 @@
+"""The state of jobs and their results, as their producer asks for them. Times are seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from jobpool.broker.values import MAX_PAGE, Message, MessageFilter, State, check_wait
+from jobpool.errors import JobFailed, ResultNotKept, ResultPending, ResultTooLarge, UnknownJob
+from jobpool.message.results import JobHandle, JobState, JobStatus, Record
+from jobpool.message.units import format_duration
+
+if TYPE_CHECKING:
+    from jobpool.broker.backend import QueueBackend
+
+RUNNING_SPACE = "running"
+"""The space of the key store in which pools say what runs: by the id of the job, `RunningRecord` as JSON."""
+
+_STATES = {State.WAITING: JobState.WAITING, State.DELAYED: JobState.DELAYED, State.LEASED: JobState.RUNNING}
+_REASONS = {"expired": JobState.EXPIRED, "cancelled": JobState.CANCELLED}
+
+
+def statuses(backend: QueueBackend, idents: Sequence[str]) -> dict[str, JobStatus]:
+    """Return the state of each job, by its id.
+
+    A done job is known while its result is kept, else it is `unknown`. A broker without `lists_live` knows of dead
+    letters only.
+    """
+    return _look(backend, idents)[0]
+
+
+def _look(backend: QueueBackend, idents: Sequence[str]) -> tuple[dict[str, JobStatus], dict[str, bytes]]:
+    """Return the states, and the results that are kept of jobs that are done."""
+    known = _messages(backend, idents)
+    gone = [ident for ident in idents if ident not in known]
+    kept = backend.kept(gone)
+    for ident in gone:  # one that moved while we looked
+        if ident not in kept and len(idents) > 1 and (message := backend.inspect(ident)):
+            known[ident] = message
+    found = {ident: _of_message(backend, message) for ident, message in known.items()}
+    for ident in gone:
+        if ident not in known:
+            found[ident] = _of_record(ident, kept.get(ident))
+    return found, kept
+
+
+def _messages(backend: QueueBackend, idents: Sequence[str]) -> dict[str, Message]:
+    if len(idents) == 1:
+        message = backend.inspect(idents[0])
+        return {idents[0]: message} if message else {}
+    found = {}
+    for first in range(0, len(idents), MAX_PAGE):
+        where = MessageFilter(ids=tuple(idents[first : first + MAX_PAGE]))
+        found.update({message.id: message for message in backend.list_messages(where, limit=MAX_PAGE)})
+    return found
+
+
+def _of_message(backend: QueueBackend, message: Message) -> JobStatus:
+    state = _STATES.get(message.state) or _REASONS.get(message.reason or "", JobState.DEAD)
+    return JobStatus(
+        message.id,
+        state,
+        message.queue,
+        message.handler,
+        message.attempts,
+        crashes=message.crashes,
+        due=message.available_at if state is JobState.DELAYED else None,
+        ended_at=message.died_at,
+        reason=message.reason,
+        error=message.last_error,
+        **(_of_run(backend, message) if state is JobState.RUNNING else {}),
+    )
+
+
+def _of_run(backend: QueueBackend, message: Message) -> dict[str, Any]:
+    """Return what the pool that runs it says, if it has said something of this delivery."""
+    if message.claim is not None:
+        return {"where": f"claim {message.claim}"}
+    record = backend.keys.get_record(RUNNING_SPACE, message.id) if backend.capabilities.key_store else None
+    said = orjson.loads(record) if record else {}
+    return said if said.pop("fence", None) == message.deliveries else {}
+
+
+def _of_record(ident: str, record: bytes | None) -> JobStatus:
+    if record is None:
+        return JobStatus(ident, JobState.UNKNOWN)
+    read = Record.read(record)
+    return JobStatus(ident, JobState.DONE, read.queue, read.handler, read.attempts, ended_at=read.ended_at)
+
+
+def wait(backend: QueueBackend, idents: Sequence[str], timeout: float | None) -> list[JobStatus]:
+    """Return the states of jobs, in order, when all have ended, or `timeout` seconds are over; None = however long.
+
+    A job that keeps no result is noticed half a second late at most: its ack wakes nobody.
+    """
+    give_up = give_up_at(timeout)
+    found = statuses(backend, list(dict.fromkeys(idents)))
+    while left := [ident for ident, status in found.items() if not status.has_ended]:
+        remaining = give_up - time.monotonic()
+        if remaining <= 0:
+            break
+        backend.wait_ended(left, remaining)
+        found |= statuses(backend, left)
+    return [found[ident] for ident in idents]
+
+
+def result(backend: QueueBackend, ident: str, timeout: float | None) -> Any:
+    """Return what the job's handler returned: JSON values, with secrets masked.
+
+    Waits for the end of the job, `timeout` seconds at most; None = however long, 0 = not at all. A handle says that
+    there was such a job.
+
+    Raises:
+        ResultPending: It has not ended in this time.
+        JobFailed: It is dead, expired or cancelled.
+        ResultNotKept: It is done, and no result is kept, or not any more.
+        ResultTooLarge: It is done, and its result was above the cap.
+        UnknownJob: There is no such job.
+    """
+    give_up, was_there = give_up_at(timeout), isinstance(ident, JobHandle)
+    while True:
+        found, kept = _look(backend, [ident])
+        status = found[ident]
+        if status.state is JobState.DONE:
+            return _value(ident, kept[ident])
+        if status.state is JobState.UNKNOWN:
+            raise _missing(ident, was_there)
+        if status.has_ended:
+            raise JobFailed(_failed(status), status)
+        was_there = True
+        remaining = give_up - time.monotonic()
+        if remaining <= 0:
+            raise ResultPending(f"job {ident} has not ended: it is {status.state}")
+        backend.wait_ended([ident], remaining)
+
+
+def give_up_at(timeout: float | None) -> float:
+    """Return when a wait of `timeout` seconds ends, on CLOCK_MONOTONIC; None = never."""
+    return float("inf") if timeout is None else time.monotonic() + check_wait(timeout, "timeout")
+
+
+def _value(ident: str, record: bytes) -> Any:
+    read = Record.read(record)
+    if size := read.size_too_large:
+        mend = "return less and say where the rest is, or raise output_cap"
+        raise ResultTooLarge(f"the result of job {ident} has {size} bytes, more than are kept: {mend}")
+    return orjson.loads(read.text)
+
+
+def _missing(ident: str, was_there: bool) -> Exception:
+    if was_there:
+        mend = "give the job or its handler a result_ttl, in seconds; without one none is kept"
+        return ResultNotKept(f"job {ident} has ended, and no result of it is kept: {mend}")
+    why = "it never was, was removed, or has ended and kept no result"
+    return UnknownJob(f"no job {ident} is known: {why} (result_ttl says for how long, and is 0 by itself)")
+
+
+def _failed(status: JobStatus) -> str:
+    ago = "" if status.ended_at is None else f" {format_duration(max(0.0, time.time() - status.ended_at))} ago"
+    last = (status.error or "").strip().rpartition("\n")[2]
+    why = f": {last}" if last else ""
+    return f"job {status.id} failed for good{ago} ({status.reason or status.state}){why}"

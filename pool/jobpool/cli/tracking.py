@@ -1,0 +1,80 @@
+"""`jobpool status` and `jobpool result`: what became of jobs, by their ids."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from jobpool.cli.options import Command, as_json, option
+from jobpool.cli.output import answer, answer_json, columns, note
+from jobpool.cli.session import Session
+from jobpool.errors import JobFailed, NoResult, ResultPending
+from jobpool.message.printable import headline
+from jobpool.message.results import JobState, JobStatus
+from jobpool.message.units import format_duration, parse_duration
+
+UNKNOWN, FAILED, NO_RESULT, PENDING = 1, 1, 3, 4  # exit codes
+WATCH_S = 1.0  # seconds between two looks at progress
+
+COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, ATT>, SINCE>, WHERE~, WHAT~")
+
+
+@click.command("status", cls=Command, short_help="Tell what became of jobs.")
+@click.argument("idents", nargs=-1, required=True, metavar="ID...")
+@option("--watch", is_flag=True, help="Tell it again and again, until all have ended.")
+@as_json
+def status(session: Session, idents: tuple[str, ...], watch: bool, json_: bool) -> int:
+    """Tell what became of jobs: waiting, delayed, running, done, dead, expired, cancelled or unknown.
+
+    A done job is known as long as its result is kept (result_ttl). A running one says where, since when and how far,
+    once it has run for a second.
+
+    Exit codes: 0 all are known, 1 one is not.
+    """
+    with session.broker() as backend:
+        found = backend.wait(idents, 0.0)
+        _show(found, json_)
+        while watch and not all(one.has_ended for one in found):
+            before, found = found, backend.wait(idents, WATCH_S)
+            if found != before:
+                _show(found, json_)
+    return UNKNOWN if any(one.state is JobState.UNKNOWN for one in found) else 0
+
+
+def _show(found: list[JobStatus], json_: bool) -> None:
+    answer(json_, found, JobStatus.to_dict, COLUMNS, _row)
+
+
+def _row(one: JobStatus) -> list[str]:
+    since = one.ended_at or one.since
+    texts = [one.id, one.state.value, one.queue or "-", one.handler or "-", str(one.attempts)]
+    texts += ["-" if since is None else format_duration(max(0.0, time.time() - since)), one.where or "-"]
+    what = f"{one.progress:.0%} {one.note or ''}".strip() if one.progress else headline(one.error) or one.reason
+    if one.state is JobState.DELAYED and one.due is not None:
+        what = f"in {format_duration(max(0.0, one.due - time.time()))}"
+    return [*texts, what or "-"]
+
+
+@click.command("result", cls=Command, short_help="Print what a job returned.")
+@click.argument("ident", metavar="ID")
+@option("--timeout", default="0", metavar="TIME", help="Time to wait for its end.  [default: 0]")
+def result(session: Session, ident: str, timeout: str) -> int:
+    """Print what a job's handler returned, as JSON; with --timeout, as soon as it did.
+
+    Exit codes: 0 printed, 1 failed for good. Without a result it is 3 (unknown, not kept, too large), or 4 if the job
+    has not ended in this time.
+    """
+    try:
+        seconds = parse_duration(timeout)
+    except ValueError as error:
+        raise click.UsageError(f"--timeout: {error}") from None
+    with session.broker() as backend:
+        try:
+            answer_json(backend.result(ident, seconds))
+        except NoResult as error:
+            note(f"jobpool: {error}")
+            return (
+                FAILED if isinstance(error, JobFailed) else PENDING if isinstance(error, ResultPending) else NO_RESULT
+            )
+    return 0

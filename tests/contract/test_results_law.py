@@ -1,0 +1,315 @@
+"""Results: kept in the step of the ack and in no other, for as long as was said; and states of jobs by their ids."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from support.harness import Harness
+from support.jobs import QUEUE, a_job, numbered
+from support.waiting import wait_until
+
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import MessageFilter, Verb
+from jobpool.errors import (
+    JobFailed,
+    NoResult,
+    ResultNotKept,
+    ResultPending,
+    ResultTooLarge,
+    UnknownJob,
+    Unsupported,
+)
+from jobpool.message.guards import Guards
+from jobpool.message.lease import JobLease
+from jobpool.message.results import JobHandle, JobState, capped, keep
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+
+needs_results = pytest.mark.needs("leases", "key_store")
+LIMIT_S = 30.0
+
+
+def a_lease(backend: QueueBackend, queue: str = QUEUE, ttl: float = 100_000.0, **fields: object) -> JobLease:
+    """A new message, leased."""
+    ident = backend.enqueue(a_job(queue=queue, **fields))
+    [lease] = [lease for lease in backend.fetch_many(queue, limit=10, ttl=ttl) if lease.id == ident]
+    return lease
+
+
+def of(lease: JobLease, text: str = '{"pages":7}', ttl: float = 100.0) -> Ack:
+    return Ack(result=keep(text, ttl, lease, 0.0))
+
+
+def settle(backend: QueueBackend, lease: JobLease, settlement: Settlement, call_id: str | None = None) -> Settled:
+    [answer] = backend.settle_many([(lease, settlement)], call_id)
+    return answer
+
+
+# --- kept with the ack, and with nothing else ------------------------------------------------------------
+
+
+@pytest.mark.spans
+@needs_results
+def test_a_result_is_kept_with_the_ack_for_as_long_as_was_said(harness: Harness, backend: QueueBackend) -> None:
+    lease = a_lease(backend)
+    assert settle(backend, lease, of(lease)) is Settled.OK
+    assert backend.inspect(lease.id) is None
+    assert harness.open().result(lease.id, timeout=0) == {"pages": 7}
+    status = backend.status(lease.id)
+    assert (status.state, status.queue, status.handler) == (JobState.DONE, QUEUE, lease.envelope.job)
+    harness.advance(99.0)
+    assert backend.result(lease.id, timeout=0) == {"pages": 7}
+    harness.advance(1.1)
+    assert backend.status(lease.id).state is JobState.UNKNOWN
+    with pytest.raises(ResultNotKept):
+        backend.result(JobHandle(lease.id, backend), timeout=0)
+
+
+@pytest.mark.spans
+@needs_results
+def test_each_of_a_batch_keeps_its_own(backend: QueueBackend) -> None:
+    leases = [a_lease(backend, queue) for queue in (QUEUE, "mails", QUEUE, "mails", QUEUE)]
+    batch = [(lease, of(lease, str(number)) if number % 2 else Ack()) for number, lease in enumerate(leases)]
+    assert backend.settle_many(batch) == [Settled.OK] * 5
+    assert set(backend.kept([lease.id for lease in leases])) == {leases[1].id, leases[3].id}
+    assert [backend.result(leases[number].id, timeout=0) for number in (1, 3)] == [1, 3]
+
+
+@pytest.mark.spans
+@needs_results
+def test_it_is_kept_beside_follow_ups_keys_and_other_verbs(backend: QueueBackend) -> None:
+    """All that an ack may bring along: a unique key, an id of the producer's own, a guard, jobs."""
+    unique = a_lease(backend, idempotency_key="k", unique=True)
+    given = a_lease(backend, identifier="order-7", idempotency_key="g", unique=True)
+    guarded, guards = a_lease(backend), Guards(key="order-17", keep=100.0)
+    assert backend.keys.begin_many([(guarded, guards)])
+    follow_up = a_job(numbered(9), queue="mails")
+    batch: list[tuple[JobLease, Settlement]] = [
+        (a_lease(backend), Nack(5.0, "boom")),
+        (unique, of(unique, "1")),
+        (given, replace(of(given, "2"), follow_ups=(follow_up,))),
+        (guarded.guarded(guards), of(guarded, "3")),
+        (a_lease(backend, "mails"), Abandon("hopeless")),
+    ]
+    assert backend.settle_many(batch) == [Settled.OK] * 5
+    assert [backend.result(lease.id, timeout=0) for lease in (unique, given, guarded)] == [1, 2, 3]
+    assert backend.stats("mails").waiting == 1
+    assert not backend.keys.forget(QUEUE, "never")
+    assert backend.keys.forget(QUEUE, "order-17")
+
+
+@needs_results
+def test_a_late_owner_keeps_nothing(harness: Harness, backend: QueueBackend) -> None:
+    first = a_lease(backend, ttl=10.0)
+    harness.expire_leases(10.0)
+    assert settle(backend, first, of(first, '"late"')) is Settled.EXPIRED
+    assert backend.reap_expired(QUEUE) == 1
+    [second] = backend.fetch_many(QUEUE, limit=1, ttl=10.0)
+    assert settle(backend, first, of(first, '"late"')) is Settled.NOT_OWNER
+    assert backend.kept([first.id]) == {}
+    assert settle(backend, second, of(second, '"in time"')) is Settled.OK
+    assert settle(backend, first, of(first, '"late"')) is Settled.NOT_IN_FLIGHT
+    assert backend.result(first.id, timeout=0) == "in time"
+
+
+@needs_results
+def test_a_repeated_call_keeps_what_the_first_did(backend: QueueBackend) -> None:
+    lease = a_lease(backend)
+    assert settle(backend, lease, of(lease, "1"), "call") is Settled.OK
+    assert settle(backend, lease, of(lease, "2"), "call") is Settled.ALREADY
+    assert settle(backend, lease, of(lease, "3"), "another") is Settled.NOT_IN_FLIGHT
+    assert backend.result(lease.id, timeout=0) == 1
+
+
+@needs_results
+def test_a_second_ack_in_the_same_call_keeps_nothing(backend: QueueBackend) -> None:
+    lease = a_lease(backend)
+    answers = backend.settle_many([(lease, of(lease, "1")), (lease, of(lease, "2"))])
+    assert answers == [Settled.OK, Settled.NOT_IN_FLIGHT]
+    assert backend.result(lease.id, timeout=0) == 1
+
+
+@needs_results
+def test_a_large_result_comes_back_whole(backend: QueueBackend) -> None:
+    lease = a_lease(backend)
+    assert settle(backend, lease, of(lease, '"' + "é\\u0000x" * 40_000 + '"')) is Settled.OK
+    assert backend.result(lease.id, timeout=0) == "é\0x" * 40_000
+
+
+# --- what the producer is told ------------------------------------------------------------------------------
+
+
+@needs_results
+def test_four_lacks_are_four_errors(backend: QueueBackend) -> None:
+    unkept, large, failed = (a_lease(backend) for _ in range(3))
+    assert backend.ack(unkept)
+    assert settle(backend, large, of(large, capped(b'"123456789"', 8)))
+    assert settle(backend, failed, Abandon("failed", "Traceback …\nValueError: boom"))
+    with pytest.raises(ResultNotKept, match="result_ttl"):
+        backend.result(JobHandle(unkept.id, backend))
+    with pytest.raises(ResultTooLarge, match="11 bytes"):
+        backend.result(large.id)
+    with pytest.raises(JobFailed, match=r"\(failed\): ValueError: boom") as raised:
+        backend.result(failed.id)
+    assert raised.value.status.attempts == 1
+    with pytest.raises(UnknownJob, match="no job never"):
+        backend.result("never")
+    waiting = backend.enqueue(a_job())
+    with pytest.raises(ResultPending, match="it is waiting"):
+        backend.result(waiting, timeout=0)
+    assert issubclass(ResultPending, TimeoutError)
+    assert issubclass(ResultPending, NoResult)
+
+
+@pytest.mark.needs("leases", "lists_live")
+def test_a_job_tells_its_state_through_its_life(harness: Harness, backend: QueueBackend) -> None:
+    ident = backend.enqueue(a_job())
+    assert backend.status(ident).state is JobState.WAITING
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=10.0)
+    running = backend.status(ident)
+    assert (running.state, running.queue, running.where) == (JobState.RUNNING, QUEUE, None)
+    backend.nack(lease, delay=50.0, error="boom")
+    delayed = backend.status(ident)
+    assert (delayed.state, delayed.attempts, delayed.error) == (JobState.DELAYED, 1, "boom")
+    assert delayed.due == pytest.approx(harness.now() + 50.0, abs=2.0)
+    harness.advance(harness.delayed(50.0))
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=10.0)
+    assert settle(backend, lease, Ack())
+    assert backend.status(ident).state is JobState.UNKNOWN
+
+
+@pytest.mark.needs("leases")
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [("failed", JobState.DEAD), ("expired", JobState.EXPIRED), ("cancelled", JobState.CANCELLED)],
+)
+def test_a_dead_letter_tells_how_it_ended(backend: QueueBackend, reason: str, state: JobState) -> None:
+    ident = backend.enqueue(a_job())
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=10.0)
+    assert backend.abandon(lease, reason, "boom")
+    status = backend.status(ident)
+    assert (status.state, status.reason, status.error) == (state, reason, "boom")
+    assert status.has_ended
+    assert status.ended_at is not None
+
+
+@needs_results
+def test_a_running_job_tells_what_its_pool_has_said_of_this_delivery(backend: QueueBackend) -> None:
+    lease = a_lease(backend)
+    said = b'{"fence":%d,"where":"host:7","since":5.0,"progress":0.5,"note":"half"}'
+    backend.keys.put_records("running", {lease.id: said % lease.deliveries}, 60.0)
+    status = backend.status(lease.id)
+    assert (status.where, status.since, status.progress, status.note) == ("host:7", 5.0, 0.5, "half")
+    backend.keys.put_records("running", {lease.id: said % (lease.deliveries + 1)}, 60.0)
+    assert backend.status(lease.id).where is None
+
+
+@needs_results
+def test_states_of_many_come_in_their_order(backend: QueueBackend) -> None:
+    done, dead = a_lease(backend), a_lease(backend, "mails")
+    settle(backend, done, of(done))
+    backend.abandon(dead, "failed", "boom")
+    found = backend.wait([dead.id, "never", done.id, dead.id], timeout=LIMIT_S)
+    states = [JobState.DEAD, JobState.UNKNOWN, JobState.DONE, JobState.DEAD]
+    assert [status.state for status in found] == states
+    waiting = backend.enqueue(a_job())
+    [status] = backend.wait([waiting], timeout=0)
+    assert status.state is JobState.WAITING
+    assert not status.has_ended
+
+
+# --- waiting ------------------------------------------------------------------------------------------------
+
+ENDS = [
+    pytest.param(lambda backend, lease: settle(backend, lease, of(lease)), JobState.DONE, id="with a result"),
+    pytest.param(lambda backend, lease: backend.ack(lease), JobState.UNKNOWN, id="without one"),
+    pytest.param(lambda backend, lease: backend.abandon(lease, "failed", "boom"), JobState.DEAD, id="dead"),
+    pytest.param(lambda backend, lease: backend.settle_many([(lease, Nack(0.0))]), JobState.WAITING, id="tried again"),
+    pytest.param(lambda backend, lease: _delete(backend, lease), JobState.UNKNOWN, id="removed"),
+]
+
+
+def _delete(backend: QueueBackend, lease: JobLease) -> None:
+    backend.release(lease)
+    backend.bulk(MessageFilter(ids=(lease.id,)), Verb.DELETE)
+
+
+@pytest.mark.spans
+@needs_results
+@pytest.mark.parametrize(("end", "state"), ENDS)
+def test_who_waits_learns_of_the_end(
+    harness: Harness, end: Callable[[QueueBackend, JobLease], object], state: JobState
+) -> None:
+    backend = harness.open_live()
+    lease, other = a_lease(backend), a_lease(backend, "mails")
+    found: list[JobState] = []
+    wanted = [lease.id, other.id]
+    thread = threading.Thread(target=lambda: found.extend(s.state for s in backend.wait(wanted, LIMIT_S)))
+    thread.start()
+    settle(backend, other, of(other))
+    end(backend, lease)
+    if state is JobState.WAITING:
+        assert thread.is_alive()
+        [again] = backend.fetch_many(QUEUE, limit=1, ttl=60.0, wait=LIMIT_S)
+        settle(backend, again, of(again))
+        state = JobState.DONE
+    thread.join(LIMIT_S)
+    assert found == [state, JobState.DONE]
+
+
+@needs_results
+def test_a_kept_result_wakes_who_waits_for_it(harness: Harness) -> None:
+    """The wait itself ends, before the half second after which it looks again."""
+    backend = harness.open_live()
+    quick: list[bool] = []
+
+    def is_woken() -> bool:
+        lease = a_lease(backend)
+        timer = threading.Timer(0.05, lambda: settle(backend, lease, of(lease)))
+        timer.start()
+        before = time.monotonic()
+        backend.wait_ended([lease.id], 0.5)
+        quick.append(time.monotonic() - before < 0.4)
+        timer.join()
+        return quick.count(True) >= 3
+
+    wait_until(is_woken)
+
+
+@needs_results
+def test_the_end_of_another_job_is_not_waited_for(harness: Harness) -> None:
+    backend = harness.open_live()
+    lease, other = a_lease(backend), a_lease(backend)
+    settle(backend, other, of(other))
+    with pytest.raises(ResultPending, match="it is running"):
+        backend.result(lease.id, timeout=0.2)
+
+
+# --- brokers that keep none ---------------------------------------------------------------------------------
+
+
+@pytest.mark.lacks("key_store")
+@pytest.mark.needs("leases")
+def test_a_broker_that_keeps_none_says_so_at_the_enqueue(backend: QueueBackend) -> None:
+    with pytest.raises(Unsupported, match=r"keeps no keys .* needs for result_ttl: leave result_ttl out"):
+        backend.enqueue(a_job(result_ttl=60.0))
+    ident = backend.enqueue(a_job(result_ttl=0.0))
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=10.0)
+    assert lease.id == ident
+    assert settle(backend, lease, of(lease)) is Settled.OK
+    assert backend.kept([ident]) == {}
+    assert backend.status(ident).state is JobState.UNKNOWN
+
+
+@needs_results
+@pytest.mark.parametrize(
+    "settlement", [Release(5.0), Move("mails"), Forfeit("SIGSEGV")], ids=lambda s: type(s).__name__
+)
+def test_a_job_that_goes_on_has_no_result(backend: QueueBackend, settlement: Settlement) -> None:
+    lease = a_lease(backend)
+    assert settle(backend, lease, settlement) is Settled.OK
+    with pytest.raises(ResultPending):
+        backend.result(lease.id, timeout=0)

@@ -1,0 +1,95 @@
+"""`jobpool status` and `jobpool result`: their answers and exit codes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from support.jobs import a_job
+
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
+from jobpool.message.results import capped, keep
+from jobpool.message.settlement import Ack
+
+Jobpool = Callable[..., Result]
+
+
+@pytest.fixture
+def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[QueueBackend]:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    monkeypatch.setenv("JOBPOOL_BACKEND", url)
+    backend = open_backend(url)
+    yield backend
+    backend.close()
+
+
+def done(broker: QueueBackend, text: str = '{"pages": 7}') -> str:
+    """The id of a job whose result is kept."""
+    ident = broker.enqueue(a_job())
+    [lease] = broker.fetch_many("reports", limit=1)
+    assert broker.settle_many([(lease, Ack(result=keep(text, 60.0, lease, broker.clock.wall())))])[0]
+    return ident
+
+
+def test_status_tells_each_job_in_order(jobpool: Jobpool, broker: QueueBackend) -> None:
+    ended = done(broker)
+    dead = broker.enqueue(a_job())
+    [lease] = broker.fetch_many("reports", limit=1)
+    broker.abandon(lease, "failed", "Traceback …\nValueError: boom")
+    waiting = broker.enqueue(a_job())
+    result = jobpool("status", waiting, ended, dead)
+    assert result.exit_code == 0
+    words = [line.split() for line in result.stdout.splitlines()]
+    assert [row[:2] for row in words[1:]] == [[waiting, "waiting"], [ended, "done"], [dead, "dead"]]
+    assert result.stdout.rstrip().endswith("ValueError: boom")
+    told = json.loads(jobpool("status", ended, "--json").stdout)
+    assert [(one["id"], one["state"], one["handler"]) for one in told] == [(ended, "done", "report")]
+
+
+def test_an_unknown_id_is_an_exit_code(jobpool: Jobpool, broker: QueueBackend) -> None:
+    result = jobpool("status", done(broker), "never")
+    assert result.exit_code == 1
+    assert "unknown" in result.stdout
+
+
+def test_watch_ends_when_all_have(jobpool: Jobpool, broker: QueueBackend) -> None:
+    ident = broker.enqueue(a_job())
+    [lease] = broker.fetch_many("reports", limit=1)
+    ack = Ack(result=keep("1", 60.0, lease, broker.clock.wall()))
+    ending = threading.Timer(0.1, lambda: broker.settle_many([(lease, ack)]))
+    ending.start()
+    result = jobpool("status", ident, "--watch")
+    ending.join()
+    assert result.exit_code == 0
+    assert "done" in result.stdout
+
+
+def test_result_prints_json(jobpool: Jobpool, broker: QueueBackend) -> None:
+    result = jobpool("result", done(broker))
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {"pages": 7})
+
+
+def test_each_lack_of_a_result_has_its_exit_code(jobpool: Jobpool, broker: QueueBackend) -> None:
+    large = done(broker, capped(b'"123456789"', 8))
+    dead = broker.enqueue(a_job())
+    [lease] = broker.fetch_many("reports", limit=1)
+    broker.abandon(lease, "failed", "boom")
+    waiting = broker.enqueue(a_job())
+    for words, code, said in (
+        ((dead,), 1, "failed for good"),
+        (("never",), 3, "no job never is known"),
+        ((large,), 3, "has 11 bytes"),
+        ((waiting,), 4, "has not ended: it is waiting"),
+        ((waiting, "--timeout", "0.1s"), 4, "has not ended"),
+    ):
+        result = jobpool("result", *words)
+        assert (result.exit_code, result.stdout) == (code, ""), words
+        assert said in result.stderr, words
+    result = jobpool("result", waiting, "--timeout", "soon")
+    assert result.exit_code == 2
+    assert "soon" in result.stderr

@@ -1,0 +1,138 @@
+"""Results in the caller's own process: what is kept of a value, handles, and the calls for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from jobpool.client.jobs import Jobs
+from jobpool.client.worker import QueueWorker
+from jobpool.errors import InvalidJob, JobFailed, ResultNotKept, ResultPending, Unsupported
+from jobpool.handlers import ending
+from jobpool.handlers.registry import HandlerRegistry
+from jobpool.message.definition import JobDefinition
+from jobpool.message.masking import Masker
+from jobpool.message.results import JobHandle, JobState
+
+LIMIT = 30.0
+
+
+class Shown:
+    def __repr__(self) -> str:
+        return "<shown token=abc>"
+
+
+@pytest.fixture
+def registry() -> HandlerRegistry:
+    registry = HandlerRegistry()
+
+    @registry.handler("keeps", result_ttl=60)
+    def keeps(value: list[int] | int) -> list[int] | int:
+        return value
+
+    @registry.handler("plain")
+    def plain() -> int:
+        return 7
+
+    @registry.handler("fails", result_ttl=60)
+    def fails() -> None:
+        raise ValueError("boom")
+
+    return registry
+
+
+@pytest.fixture
+def jobs() -> Iterator[Jobs]:
+    with Jobs("memory://") as jobs:
+        yield jobs
+
+
+@pytest.fixture
+def worker(jobs: Jobs, registry: HandlerRegistry) -> QueueWorker:
+    return QueueWorker(jobs.backend, registry)
+
+
+def test_what_is_kept_of_a_value() -> None:
+    masker = Masker()
+    for value, output, kept in (
+        (None, "", None),
+        (7, "7", 7),
+        (2**63, "9223372036854775808", 2**63),
+        ("text", "text", "text"),
+        ("\udc80", "\\udc80", "'\\udc80'"),
+        ({"password": "x", 1: (2, 3)}, '{"password":"x","1":[2,3]}', {"password": "***", "1": [2, 3]}),
+        (Shown(), '"<shown token=abc>"', "<shown token=***"),
+        (2**70, str(2**70), str(2**70)),
+    ):
+        told, text = ending.rendered(value, masker, 1000)
+        assert told == output, value
+        assert json.loads(text) == kept, value
+    assert ending.rendered("x" * 1000, masker, 1000)[1] == "!1002"
+    assert ending.rendered(["x" * 1000], masker, 1000)[1] == "!1004"
+
+
+def test_the_job_decides_before_its_handler(jobs: Jobs, worker: QueueWorker) -> None:
+    handles = [
+        jobs.define("keeps", {"value": [1]}).dispatch(),
+        jobs.define("plain").result_ttl(60).dispatch(),
+        jobs.define("keeps", {"value": [1]}).result_ttl(0).dispatch(),
+        jobs.define("plain").dispatch(),
+    ]
+    for _ in handles:
+        worker.process_once("default")
+    assert [handle.result() for handle in handles[:2]] == [[1], 7]
+    for handle in handles[2:]:
+        with pytest.raises(ResultNotKept):
+            handle.result()
+
+
+def test_a_handle_is_the_id(jobs: Jobs) -> None:
+    handle = jobs.enqueue(JobDefinition("plain"))
+    assert handle == str(handle)
+    assert json.loads(json.dumps({handle: handle})) == {str(handle): str(handle)}
+    assert type(pickle.loads(pickle.dumps(handle))) is str
+    assert jobs.define("plain", {"parent": handle}).payload == {"parent": str(handle)}
+    with pytest.raises(Unsupported, match="it can only enqueue"):
+        JobHandle("x", object()).status()
+
+
+def test_bounds_of_a_ttl(registry: HandlerRegistry) -> None:
+    for wrong in (-1, 30 * 86400 + 1, "x", True):
+        with pytest.raises(InvalidJob, match="result_ttl"):
+            JobDefinition("plain", result_ttl=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidJob, match="at most 30 days"):
+        registry.handler("more", result_ttl=1e7)(lambda: None)
+    with pytest.raises(InvalidJob, match="acks its job before it returns"):
+        registry.handler("own", result_ttl=1, ack_in_transaction=True)(lambda: None)
+
+
+def test_asyncio_waits_for_many_at_once_and_may_stop(jobs: Jobs, worker: QueueWorker) -> None:
+    """More waits than threads of the loop's own: no enqueue has to wait for them."""
+
+    async def main() -> None:
+        handles = [await jobs.aenqueue(jobs.define("keeps", {"value": number})) for number in range(40)]
+        asked = [asyncio.create_task(jobs.aresult(handle, LIMIT)) for handle in handles]
+        dropped = asyncio.create_task(jobs.aresult(handles[0]))
+        await asyncio.sleep(0)
+        dropped.cancel()
+        failing = await jobs.aenqueue(jobs.define("fails"))
+        assert (await jobs.astatus(failing)).state is JobState.WAITING
+        with pytest.raises(ResultPending):
+            await jobs.aresult(failing, 0)
+        running = threading.Thread(target=lambda: [worker.process_once("default") for _ in range(41)])
+        running.start()
+        assert await asyncio.gather(*asked) == list(range(40))
+        with pytest.raises(JobFailed, match="boom"):
+            await jobs.aresult(failing, LIMIT)
+        found = await jobs.await_all([*handles, failing], LIMIT)
+        assert [one.state for one in found] == [JobState.DONE] * 40 + [JobState.DEAD]
+        running.join()
+        with pytest.raises(asyncio.CancelledError):
+            await dropped
+
+    asyncio.run(main())
