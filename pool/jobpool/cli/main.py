@@ -339,6 +339,8 @@ VERBS = Commands(
         "list": "messages:list_",
         "inspect": "messages:inspect",
         "purge": "bulk:purge",
+        "pause": "control:pause",
+        "resume": "control:resume",
         "reap": "messages:reap",
         "top": "top:top",
         "health": "top:health",

@@ -12,12 +12,15 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any, Self
 
+from jobpool.broker import control
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.config_file import find_config
+from jobpool.broker.control import Pause
 from jobpool.broker.opening import Runner, check_url, default_signer, default_url, open_backend, redact, scheme_of
 from jobpool.broker.values import QueueStats
 from jobpool.client.claims import Queue
@@ -139,6 +142,22 @@ class Jobs:
     def queues(self) -> list[str]:
         """Return the names of all queues that hold a message, sorted. Raises as `backend`."""
         return self.backend.queues()
+
+    def pause(self, queue: str, reason: str = "", until: datetime | float | None = None) -> Pause:
+        """Keep all pools from fetching from a queue, within a second; what runs goes on. A second pause replaces it.
+
+        Args:
+            queue: Its name; it may be empty, or not be there yet.
+            reason: For people, who see it in `jobpool stats`.
+            until: An aware time, or seconds from now; None = until `resume`, a year at most.
+
+        Raises as `backend`, and `Unsupported` where no key store is (docs/control.md).
+        """
+        return control.pause(self.backend, queue, reason, until)
+
+    def resume(self, queue: str) -> bool:
+        """Let pools fetch from a queue again; return whether it was paused. Raises as `pause`."""
+        return control.resume(self.backend, queue)
 
     def queue(self, name: str, *, max_claims: int = 0) -> Queue:
         """Return one queue, to post messages to it and to claim its messages by hand. Raises as `Queue`.

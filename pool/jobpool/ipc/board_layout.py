@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jobpool.message.outcome import SUMS, Counts
 
-VERSION = 4  # raise it with any change of a table below
+VERSION = 5  # raise it with any change of a table below
 READ_LIMIT_S = 0.001  # seconds after which a reader gives up on a part that is being written
 PAGE = 4096
 WORD = 8
@@ -105,7 +105,7 @@ HEADER = Layout(
     "real started started_wall loop_at broker_ok_at broker_interval reaped_at reap_interval",
     " ".join(["count", *SUMS]),
     "text 64 name version",
-    "text 512 queues backend problem",
+    "text 512 queues backend problem paused",
 )
 
 # Written by the child that fills the slot, on its main thread.
@@ -212,4 +212,5 @@ class HeaderView(Counts):
     queues: str  # names, with a space between two
     backend: str  # its URL without secrets
     problem: str  # one sentence on why the pool is not well; "" = it is
+    paused: str  # those of its queues that a person has paused, with a space between two
     torn: bool

@@ -27,7 +27,7 @@ from jobpool.master.settle_thread import SettleThread, produce
 from jobpool.master.slots import SlotState
 from jobpool.master.state import Pool
 from jobpool.master.telemetry import PUBLISH_EVERY_S, STACK, Publisher, Telemetry
-from jobpool.master.threads import LostLeaseThread, MasterThread, RenewThread, SampleThread
+from jobpool.master.threads import ControlThread, LostLeaseThread, MasterThread, RenewThread, SampleThread
 from jobpool.message.outcome import Counts
 
 STACK_WAIT_S = 0.1  # seconds for the children's fault handlers to write, before their stacks are logged
@@ -73,6 +73,9 @@ class Master:
         pool, backend, inbox = self.pool, self.backend, self.inbox
         self._renew_thread = RenewThread(backend, pool.settings.ttl, lambda: list(pool.held.values()), inbox)
         self._upkeep_threads: list[MasterThread] = [self._renew_thread, SampleThread(self._living, inbox)]
+        if backend.has_control:
+            self._upkeep_threads.append(ControlThread(backend, inbox))
+            self.fetch_thread.pause(None)  # until it is known what is paused
         if backend.capabilities.leases is Leases.CONNECTION:
             self._upkeep_threads.append(LostLeaseThread(backend, inbox))
         self.children.watch(inbox.fd, inbox.take)
@@ -219,6 +222,9 @@ class Master:
             fetch_thread.serve_queues(pool.queues)
             self.settle_thread.serve_queues(pool.queues)
             self.serves(list(pool.queues))
+        if pool.control_came:
+            pool.control_came = False
+            fetch_thread.pause(pool.paused)
         if pool.app_came:
             pool.app_came = False
             self.settle_thread.tell_hooks(pool.closed_to_hooks)

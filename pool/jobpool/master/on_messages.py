@@ -128,6 +128,15 @@ def _breaker_closed(pool: Pool, event: ev.BreakerClosed) -> None:
     pool.note("warning", "the circuit breaker of a queue is closed again", queue=event.queue)
 
 
+def _control_read(pool: Pool, event: ev.ControlRead) -> None:
+    """Take in what people ask, and say what of it is new for the queues of this pool."""
+    before, pool.paused, pool.control_came = pool.paused, event.asked.paused, True
+    for queue in pool.queues.keys() & pool.paused.keys() - before.keys():
+        pool.note("warning", "a queue is paused", queue=queue, reason=pool.paused[queue].reason or None)
+    for queue in pool.queues.keys() & before.keys() - pool.paused.keys():
+        pool.note("info", "a queue is resumed", queue=queue)
+
+
 def _answered(pool: Pool, event: ev.Answered) -> None:
     pool.wall_ahead = time.time() - time.monotonic()
     for delivery, settlement, answer in event.answers:
@@ -261,7 +270,7 @@ def _counted(pool: Pool, event: ev.Counted) -> None:
             pool.fail(f"the app does not load: {pool.boot.last_error}", "the app does not load")
     elif pool.held or not event.stats.keys() >= pool.queues.keys():
         pass  # the counts are older than the queues
-    elif all(counts.pending == 0 for counts in event.stats.values()):
+    elif all(not (counts.leased if queue in pool.paused else counts.pending) for queue, counts in event.stats.items()):
         pool.stop("the queues are empty")
 
 
@@ -275,6 +284,7 @@ ON_MESSAGES: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.BrokerAnswered: _broker_answered,
     ev.BreakerOpened: _breaker_opened,
     ev.BreakerClosed: _breaker_closed,
+    ev.ControlRead: _control_read,
     ev.Answered: _answered,
     ev.GivenUp: _given_up,
     ev.Renewed: _renewed,

@@ -12,6 +12,7 @@ from enum import Enum
 from itertools import count
 from typing import Any, NamedTuple
 
+from jobpool.broker.control import Pause
 from jobpool.broker.values import Capabilities, QueueStats
 from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import Ask, HandlerInfo, Reply
@@ -184,6 +185,10 @@ class Pool:
     """When the broker began to refuse this pool; 0.0 = it does not."""
     open_breakers: set[str] = field(default_factory=set)
     """Queues from which nothing is fetched for now, because fetches from them have failed."""
+    paused: dict[str, Pause] = field(default_factory=dict)
+    """Queues from which nothing is fetched because a person has asked for it."""
+    control_came: bool = False
+    """The requests of people have changed: the loop tells the fetch thread."""
     answered_queues: set[str] = field(default_factory=set)
     """Queues of which something was answered while a breaker was open; the loop tells the fetch thread."""
     closed_to_hooks: frozenset[str] | None = None

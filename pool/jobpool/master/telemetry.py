@@ -201,6 +201,7 @@ class Publisher:
             broker_ok_at=broker_ok_at,
             reaped_at=reaped_at,
             problem=_problem(pool),
+            paused=" ".join(queue for queue in pool.queues if queue in pool.paused),
             **asdict(pool.counters),
         )
         for slot in pool.slots.all:

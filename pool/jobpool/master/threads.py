@@ -1,4 +1,7 @@
-"""The master's threads: their base, how each waits out a broker, and the small ones: renew, lost leases, samples."""
+"""The master's threads: their base, how each waits out a broker, and the small ones.
+
+These are for renewals, for what people ask (control), for lost leases and for samples.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from jobpool.broker import control
 from jobpool.broker.backend import QueueBackend
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError
-from jobpool.master.events import BrokerAnswered, BrokerSilent, Event, LeasesBroke, Renewed, Sampled, ThreadDied
+from jobpool.master.events import (
+    BrokerAnswered,
+    BrokerSilent,
+    ControlRead,
+    Event,
+    LeasesBroke,
+    Renewed,
+    Sampled,
+    ThreadDied,
+)
 from jobpool.master.slots import Delivery
 
 if TYPE_CHECKING:
@@ -27,6 +40,7 @@ MAX_REFUSED_PAUSE_S = 3.0  # after a refused password: servers count those, and 
 MAX_RENEWALS_A_CALL = 500
 ROUNDS_A_LEASE = 10  # looks at what is held, in the life of the shortest lease
 MIN_ROUND_S = 0.02  # seconds between two of them at least, however short a lease is
+CONTROL_EVERY_S = 0.5  # seconds between two reads of what people ask
 LOST_LOOK_EVERY_S = 0.25  # seconds between two looks, which cost no I/O
 SAMPLE_EVERY_S = 1.0  # seconds between two samples: a growing job may be above its limit for as long, unseen
 IDLE_SAMPLE_ROUNDS = 5  # idle children are looked at only every so many samples
@@ -189,6 +203,32 @@ class RenewThread(MasterThread):
                 delivery.lasts = lease.expires_at - asked_at
         self._inbox.put(Renewed(list(zip(deliveries, renewed, strict=True))))
         return True
+
+
+class ControlThread(MasterThread):
+    """The thread that reads twice a second what people ask of queues and pools, and tells the loop when that changes.
+
+    It runs apart from the others, which a silent broker may keep for seconds, as theirs may keep it.
+    """
+
+    def __init__(self, backend: QueueBackend, inbox: Receiver) -> None:
+        super().__init__("control", inbox)
+        self._backend = backend
+        self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
+
+    def serve(self) -> None:
+        known: control.Asked | None = None
+        while not self._halt.is_set():
+            try:
+                asked = control.read(self._backend)
+            except OUTAGES as error:
+                self._broker_retry.failed(error)
+                continue
+            self._broker_retry.over("")
+            if asked != known:
+                known = asked
+                self._inbox.put(ControlRead(asked))
+            self._halt.wait(CONTROL_EVERY_S)
 
 
 class LostLeaseThread(MasterThread):

@@ -100,6 +100,9 @@ class LastLease:
     def want(self, count: int) -> None:
         pass
 
+    def pause(self, queues: object) -> None:
+        pass
+
     def is_leasing(self) -> bool:
         if self._left:
             self._inbox.put(self._left.pop())
