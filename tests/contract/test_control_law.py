@@ -67,3 +67,42 @@ def test_more_pauses_than_a_page_are_all_read(backend: QueueBackend) -> None:
         control.ASKED, {f"{control.PAUSE}q{number}": b'{"queue":"q"}' for number in range(2 * control.PAGE_RECORDS)}, 60
     )
     assert len(paused(backend)) == 2 * control.PAGE_RECORDS
+
+
+def a_pool(ident: str, started: float = 1.0) -> control.PoolRecord:
+    facts = {"name": "pool", "host": "here", "pid": 7, "version": "1", "state": "running", "queues": [QUEUE, "mails"]}
+    return control.PoolRecord(id=ident, children=2, busy=1, lease_margin=3.5, started=started, **facts)  # type: ignore[arg-type]
+
+
+def test_a_pool_that_tells_of_itself_is_listed_until_it_forgets_itself(harness: Harness) -> None:
+    backend, other = harness.open(), harness.open()
+    control.tell(backend, a_pool("late", 2.0))
+    control.tell(backend, a_pool("early", 1.0))
+    [early, late] = control.pools(other)
+    assert (early.id, late.id, late.queues, late.lease_margin) == ("early", "late", [QUEUE, "mails"], 3.5)
+    assert control.drain(other, "late")
+    control.forget(backend, "late")
+    assert [pool.id for pool in control.pools(other)] == ["early"]
+    assert control.read(backend).drained == set()
+
+
+def test_a_pool_is_silent_after_three_periods_and_its_record_ends(harness: Harness) -> None:
+    backend = harness.open()
+    control.tell(backend, a_pool("one"))
+    harness.advance(control.SILENT_AFTER_S - 2.0)
+    assert [pool.silent for pool in control.pools(backend)] == [False]
+    harness.advance(4.0)
+    assert [pool.silent for pool in control.pools(backend)] == [True]
+    control.tell(backend, a_pool("one"))
+    assert [pool.silent for pool in control.pools(backend)] == [False]
+    harness.advance(control.KEPT_S)
+    assert control.pools(backend) == []
+
+
+def test_a_pool_is_drained_until_it_is_resumed(backend: QueueBackend) -> None:
+    assert control.drain(backend, "nobody") is False
+    control.tell(backend, a_pool("one"))
+    assert control.drain(backend, "one")
+    assert control.read(backend).drained == {"one"}
+    assert [control.undrain(backend, "one"), control.undrain(backend, "one")] == [True, False]
+    assert control.read(backend).drained == set()

@@ -64,8 +64,8 @@ class Capabilities:
     """
     key_store: bool = False
     """Idempotency records, locks, unique enqueue and shared limits (`QueueBackend.keys`), and sets of messages that are
-    checked out by hand, and posted messages (`QueueBackend.claims`). Pauses of queues, unless the option `state=URL`
-    lends another broker's key store for these.
+    checked out by hand, and posted messages (`QueueBackend.claims`). Pauses of queues and records
+    of pools, unless the option `state=URL` lends another broker's key store for these.
     """
     transactions: bool = False
     """Jobs are enqueued (`enqueue_in`), and a handler acks its message (`ticket`), in a database transaction of the

@@ -1,18 +1,24 @@
-"""`jobpool pause` and `resume`: requests of a person to all pools of a broker at once."""
+"""`jobpool pause`, `resume` and `pools`: requests of a person to all pools of a broker at once."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from jobpool.cli.messages import moment
 from jobpool.cli.options import Command, as_json, option
-from jobpool.cli.output import answer_json, note, say
+from jobpool.cli.output import answer, answer_json, columns, note, say
 from jobpool.cli.session import Session
 from jobpool.message.printable import one_line
-from jobpool.message.units import parse_duration
+from jobpool.message.units import format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from jobpool.broker.control import PoolRecord
+
+POOLS = columns("ID, NAME!, HOST~, PID>, STATE, QUEUES~, CHILDREN>, BUSY>, MARGIN>, SEEN>, VERSION")
 
 
 def _until(_ctx: click.Context, _param: click.Parameter, text: str | None) -> datetime | float | None:
@@ -38,8 +44,6 @@ def pause(session: Session, queues: tuple[str, ...], reason: str, until: Any, js
 
     It lasts until `jobpool resume`, also over restarts. A second pause replaces the first.
     """
-    from dataclasses import asdict
-
     from jobpool.broker import control
 
     with session.broker() as backend:
@@ -63,3 +67,51 @@ def resume(session: Session, queues: tuple[str, ...]) -> None:
                 say(f"{queue} is resumed")
             else:
                 note(f"{queue} was not paused")
+
+
+@click.command("list", cls=Command)
+@as_json
+def pools_list(session: Session, json_: bool) -> None:
+    """List the pools of the broker on all hosts, also those that have fallen silent: without a word for 30 s.
+
+    MARGIN: time until the first of its leases would end. A killed pool is listed for a day.
+    """
+    from jobpool.broker import control
+
+    with session.broker() as backend:
+        found, now = control.pools(backend), backend.control_time()
+    answer(json_, found, asdict, POOLS, lambda pool: _row(pool, now), "no pool has a record at this broker")
+
+
+def _row(pool: PoolRecord, now: float) -> list[str]:
+    margin = "-" if pool.lease_margin is None else format_duration(max(0.0, pool.lease_margin))
+    return [
+        *(pool.id, pool.name, pool.host, str(pool.pid), "SILENT" if pool.silent else pool.state),
+        *(",".join(pool.queues), str(pool.children), str(pool.busy), margin),
+        *(format_duration(max(0.0, now - pool.seen)), pool.version),
+    ]
+
+
+@click.command("drain", cls=Command)
+@click.argument("ident", metavar="ID")
+def pools_drain(session: Session, ident: str) -> None:
+    """Let a pool fetch nothing more, wherever it runs. Its jobs run to their end, and it waits for `pools resume`."""
+    from jobpool.broker import control
+
+    with session.broker() as backend:
+        if not control.drain(backend, ident):
+            raise click.ClickException(f"no pool {ident!r} has a record at this broker: `jobpool pools` lists them")
+    say(f"{ident} is drained")
+
+
+@click.command("resume", cls=Command)
+@click.argument("ident", metavar="ID")
+def pools_resume(session: Session, ident: str) -> None:
+    """Let a drained pool fetch again."""
+    from jobpool.broker import control
+
+    with session.broker() as backend:
+        if control.undrain(backend, ident):
+            say(f"{ident} is resumed")
+        else:
+            note(f"{ident} was not drained")

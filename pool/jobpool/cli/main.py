@@ -357,6 +357,10 @@ GROUPS = {
         "claims:create claims:show claims:renew claims:release claims:list_claims",
     ),
     "cron": ("Run the app's schedules, and show when they are due.", "cron:run cron:list_ cron:next_"),
+    "pools": (
+        "List the pools of all hosts; drain or resume one.",
+        "control:pools_list control:pools_drain control:pools_resume",
+    ),
     "message": (
         "Post, list, pop and delete messages by hand.",
         "claims:post claims:list_messages claims:delete claims:pop",

@@ -20,7 +20,7 @@ from typing import Any, Self
 from jobpool.broker import control
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.config_file import find_config
-from jobpool.broker.control import Pause
+from jobpool.broker.control import Pause, PoolRecord
 from jobpool.broker.opening import Runner, check_url, default_signer, default_url, open_backend, redact, scheme_of
 from jobpool.broker.values import QueueStats
 from jobpool.client.claims import Queue
@@ -158,6 +158,10 @@ class Jobs:
     def resume(self, queue: str) -> bool:
         """Let pools fetch from a queue again; return whether it was paused. Raises as `pause`."""
         return control.resume(self.backend, queue)
+
+    def pools(self) -> list[PoolRecord]:
+        """Return the pools of the broker on all hosts, the oldest first. Raises as `pause`."""
+        return control.pools(self.backend)
 
     def queue(self, name: str, *, max_claims: int = 0) -> Queue:
         """Return one queue, to post messages to it and to claim its messages by hand. Raises as `Queue`.

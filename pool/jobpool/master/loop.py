@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -11,6 +13,7 @@ from dataclasses import asdict, dataclass
 import orjson
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.control import PoolRecord
 from jobpool.broker.values import Leases
 from jobpool.ipc.process_options import ASKS_STACK
 from jobpool.master import actions as act
@@ -58,6 +61,7 @@ class Master:
     """Called with the queues that the pool serves, whenever an app has loaded. Quick."""
     telemetry: Telemetry | None = None
     scheduler: SchedulerStarter | None = None
+    version: str = ""
 
     _again = False
     """Something was taken back, which another child may begin at once: the next turn does not sleep."""
@@ -70,11 +74,12 @@ class Master:
     def __post_init__(self) -> None:
         self._batch = Batch()
         self._gc_at = time.monotonic() + GC_EVERY_S
+        self._started = time.time()
         pool, backend, inbox = self.pool, self.backend, self.inbox
         self._renew_thread = RenewThread(backend, pool.settings.ttl, lambda: list(pool.held.values()), inbox)
         self._upkeep_threads: list[MasterThread] = [self._renew_thread, SampleThread(self._living, inbox)]
         if backend.has_control:
-            self._upkeep_threads.append(ControlThread(backend, inbox))
+            self._upkeep_threads.append(ControlThread(backend, self._describe, inbox))
             self.fetch_thread.pause(None)  # until it is known what is paused
         if backend.capabilities.leases is Leases.CONNECTION:
             self._upkeep_threads.append(LostLeaseThread(backend, inbox))
@@ -224,7 +229,7 @@ class Master:
             self.serves(list(pool.queues))
         if pool.control_came:
             pool.control_came = False
-            fetch_thread.pause(pool.paused)
+            fetch_thread.pause(None if pool.drained else pool.paused)
         if pool.app_came:
             pool.app_came = False
             self.settle_thread.tell_hooks(pool.closed_to_hooks)
@@ -252,6 +257,24 @@ class Master:
 
     def _living(self) -> list[tuple[int, int, bool]]:
         return [(slot.child, slot.pid, slot.state is SlotState.BUSY) for slot in self.pool.slots.live]
+
+    def _describe(self) -> PoolRecord:
+        """Return the record of the pool. Called on the control thread."""
+        pool, slots = self.pool, self.pool.slots
+        now, ends = self.backend.clock.boot(), [delivery.lease.expires_at for delivery in list(pool.held.values())]
+        return PoolRecord(
+            id=pool.ident,
+            name=pool.settings.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=self.version,
+            state="stopping" if pool.is_stopping else "drained" if pool.drained else "running",
+            queues=list(pool.queues),
+            children=sum(slot.is_ready for slot in slots.all),
+            busy=slots.count(SlotState.BUSY),
+            lease_margin=round(min(ends) - now, 3) if ends else None,
+            started=self._started,
+        )
 
     def _end(self) -> Counts:
         """Let the threads finish, take in the last answers, end the fork servers, publish once more; the counts."""

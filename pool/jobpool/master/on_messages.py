@@ -135,6 +135,9 @@ def _control_read(pool: Pool, event: ev.ControlRead) -> None:
         pool.note("warning", "a queue is paused", queue=queue, reason=pool.paused[queue].reason or None)
     for queue in pool.queues.keys() & before.keys() - pool.paused.keys():
         pool.note("info", "a queue is resumed", queue=queue)
+    was_drained, pool.drained = pool.drained, pool.ident in event.asked.drained
+    if pool.drained != was_drained:
+        pool.note("warning", "the pool is drained" if pool.drained else "the pool is resumed", by="a person")
 
 
 def _answered(pool: Pool, event: ev.Answered) -> None:

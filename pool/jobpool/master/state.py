@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -187,6 +188,10 @@ class Pool:
     """Queues from which nothing is fetched for now, because fetches from them have failed."""
     paused: dict[str, Pause] = field(default_factory=dict)
     """Queues from which nothing is fetched because a person has asked for it."""
+    ident: str = field(default_factory=lambda: secrets.token_hex(4))
+    """Its id among the pools of its broker."""
+    drained: bool = False
+    """A person has asked this pool to fetch nothing."""
     control_came: bool = False
     """The requests of people have changed: the loop tells the fetch thread."""
     answered_queues: set[str] = field(default_factory=set)

@@ -193,7 +193,7 @@ class Publisher:
             workers=pool.target,
             ready=sum(slot.is_ready for slot in pool.slots.all),
             boot_failures=pool.boot.failures,
-            draining=int(pool.is_stopping),
+            draining=int(pool.is_stopping or pool.drained),
             reloading=int(bool(reload_under_way(pool))),
             generation=pool.generation,
             waiting=max(0, counted - max(0, pool.leased_total - pool.leased_at_count)),

@@ -5,6 +5,7 @@ These are for renewals, for what people ask (control), for lost leases and for s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -208,27 +209,41 @@ class RenewThread(MasterThread):
 class ControlThread(MasterThread):
     """The thread that reads twice a second what people ask of queues and pools, and tells the loop when that changes.
 
-    It runs apart from the others, which a silent broker may keep for seconds, as theirs may keep it.
+    It also keeps the pool's record, which `describe` returns, and removes it at the end. It runs apart from the others,
+    which a silent broker may keep for seconds, as theirs may keep it.
     """
 
-    def __init__(self, backend: QueueBackend, inbox: Receiver) -> None:
+    def __init__(self, backend: QueueBackend, describe: Callable[[], control.PoolRecord], inbox: Receiver) -> None:
         super().__init__("control", inbox)
         self._backend = backend
+        self._describe = describe
         self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
+        self._known: control.Asked | None = None
+        self._told: list[str] = []
+        self._tell_at = 0.0
 
     def serve(self) -> None:
-        known: control.Asked | None = None
         while not self._halt.is_set():
             try:
-                asked = control.read(self._backend)
+                self._look()
             except OUTAGES as error:
                 self._broker_retry.failed(error)
                 continue
             self._broker_retry.over("")
-            if asked != known:
-                known = asked
-                self._inbox.put(ControlRead(asked))
             self._halt.wait(CONTROL_EVERY_S)
+        with contextlib.suppress(*OUTAGES):
+            control.forget(self._backend, self._describe().id)
+
+    def _look(self) -> None:
+        asked = control.read(self._backend)
+        if asked != self._known:
+            self._known = asked
+            self._inbox.put(ControlRead(asked))
+        pool = self._describe()
+        shown = [pool.state, *pool.queues]
+        if shown != self._told or time.monotonic() >= self._tell_at:
+            control.tell(self._backend, pool)
+            self._told, self._tell_at = shown, time.monotonic() + control.TELL_EVERY_S
 
 
 class LostLeaseThread(MasterThread):

@@ -42,3 +42,25 @@ def test_a_burst_does_not_wait_for_a_paused_queue(rig: Rig) -> None:
     assert rig.run_pool("-Q", "default,other", "--until-empty").wait() == 0
     assert {line.id for line in rig.starts()} == {free}
     assert rig.inspect(kept).attempts == 0
+
+
+@pytest.mark.brokers
+def test_a_pool_tells_of_itself_and_is_drained_and_resumed_from_afar(rig: Rig) -> None:
+    pool = rig.start_pool(workers=1).wait_ready(1)
+    [record] = wait_until(lambda: [one for one in control.pools(rig.backend) if one.queues])
+    assert (record.pid, record.name, record.queues) == (pool.pid, pool.name, ["default"])
+    assert control.drain(rig.backend, record.id)
+    wait_until(lambda: pool.header().draining)
+    wait_until(lambda: [one.state for one in control.pools(rig.backend)] == ["drained"])
+    ident = rig.enqueue("work", {})
+    other = rig.start_pool(workers=1).wait_ready(1)
+    rig.wait_drained()
+    [start] = rig.starts(ident)
+    assert start.pid in other.children()
+    assert other.stop() == 0
+    kept = rig.enqueue("work", {})
+    assert control.undrain(rig.backend, record.id)
+    rig.wait_drained()
+    assert len(rig.starts(kept)) == 1
+    assert pool.stop() == 0
+    assert control.pools(rig.backend) == []

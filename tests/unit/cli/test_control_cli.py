@@ -69,3 +69,18 @@ def test_a_state_is_for_brokers_without_keys_and_has_some_itself(tmp_path: Path)
     with closing(Modest()) as backend, closing(Modest()) as other, pytest.raises(ConfigurationError, match="as state"):
         backend.lend(other)
     assert MemoryBackend().has_control
+
+
+def test_pools_are_listed_drained_and_resumed(jobpool: Jobpool, broker: QueueBackend) -> None:
+    assert "no pool has a record" in jobpool("pools").stderr
+    facts = {"host": "far", "pid": 7, "version": "1", "state": "running", "queues": ["a", "b"], "lease_margin": None}
+    control.tell(broker, control.PoolRecord(id="0a1b", name="night", children=2, busy=1, started=1.0, **facts))  # type: ignore[arg-type]
+    [pool] = json.loads(jobpool("pools", "--json").stdout)
+    assert (pool["id"], pool["host"], pool["queues"], pool["silent"]) == ("0a1b", "far", ["a", "b"], False)
+    assert "0a1b  night  far" in jobpool("pools", "list").stdout
+    assert jobpool("pools", "drain", "0a1b").stdout == "0a1b is drained\n"
+    assert control.read(broker).drained == {"0a1b"}
+    assert jobpool("pools", "resume", "0a1b").stdout == "0a1b is resumed\n"
+    assert "0a1b was not drained" in jobpool("pools", "resume", "0a1b").stderr
+    result = jobpool("pools", "drain", "nobody")
+    assert (result.exit_code, "`jobpool pools` lists them" in result.stderr) == (1, True)
