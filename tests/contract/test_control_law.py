@@ -1,19 +1,22 @@
-"""What people ask of all pools at once: pauses of queues, told by one client and read by another."""
+"""Requests of people to all pools: pauses and drains, told by one client and read by another, and cancels of jobs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.harness import Harness
+from support.jobs import QUEUE, a_job, at, numbered
 
 from jobpool.broker import control
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.claim_store import NewPost
+from jobpool.broker.control import Cancel
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import InvalidJob
 
 pytestmark = pytest.mark.needs("key_store")
-
-QUEUE = "reports"
 
 
 def paused(backend: QueueBackend) -> dict[str, control.Pause]:
@@ -106,3 +109,108 @@ def test_a_pool_is_drained_until_it_is_resumed(backend: QueueBackend) -> None:
     assert control.read(backend).drained == {"one"}
     assert [control.undrain(backend, "one"), control.undrain(backend, "one")] == [True, False]
     assert control.read(backend).drained == set()
+
+
+# --- cancels ----------------------------------------------------------------------------------------------
+
+
+def no_wait(backend: QueueBackend, *idents: str, purge: bool = False) -> dict[str, control.Cancel]:
+    return control.cancel(backend, idents, purge=purge, wait=0.0)
+
+
+def test_what_waits_or_is_delayed_becomes_a_dead_letter_in_one_step(harness: Harness) -> None:
+    backend = harness.open()
+    kept, waiting = backend.enqueue_many(numbered(2))
+    delayed = backend.enqueue(a_job(scheduled_at=at(harness.now() + 60.0)))
+    assert no_wait(backend, waiting, delayed) == dict.fromkeys((waiting, delayed), Cancel.CANCELLED)
+    for ident in (waiting, delayed):
+        message = harness.open().inspect(ident)
+        assert message is not None
+        assert (message.state, message.reason, message.attempts) == (State.DEAD, "cancelled", 0)
+    stats = backend.stats(QUEUE)
+    assert (stats.waiting, stats.delayed, stats.leased, stats.dead) == (1, 0, 0, 2)
+    assert [lease.id for lease in backend.fetch_many(QUEUE, limit=5)] == [kept]
+    assert no_wait(backend, waiting) == {waiting: Cancel.ALREADY}
+    assert control.read(backend).cancels == {}
+
+
+def test_a_cancelled_job_is_raised_again_and_runs_in_its_old_place(harness: Harness) -> None:
+    backend = harness.open()
+    first, second, third = backend.enqueue_many(numbered(3))
+    fetched = backend.fetch(QUEUE)
+    assert fetched is not None
+    assert fetched.id == first
+    no_wait(backend, second)
+    later = backend.fetch(QUEUE)
+    assert later is not None
+    assert later.id == third
+    assert backend.bulk(MessageFilter(ids=(second,)), Verb.RETRY) == 1
+    [lease] = backend.fetch_many(QUEUE, limit=5)
+    assert lease.id == second
+    assert backend.ack(lease)
+
+
+def test_a_cancel_that_purges_leaves_nothing(backend: QueueBackend) -> None:
+    [ident] = backend.enqueue_many(numbered(1))
+    assert no_wait(backend, ident, purge=True) == {ident: Cancel.CANCELLED}
+    assert backend.inspect(ident) is None
+    assert no_wait(backend, ident) == {ident: Cancel.UNKNOWN}
+
+
+def test_what_is_leased_is_only_marked_and_its_own_holder_ends_it(backend: QueueBackend) -> None:
+    [ident] = backend.enqueue_many(numbered(1))
+    lease = backend.fetch(QUEUE)
+    assert lease is not None
+    assert backend.bulk(MessageFilter(ids=(ident,)), Verb.CANCEL) == 0
+    assert no_wait(backend, ident) == {ident: Cancel.ASKED}
+    [mark] = control.read(backend).cancels.values()
+    assert mark.is_for(lease)
+    assert not mark.is_for(replace(lease, deliveries=lease.deliveries - 1))
+    assert not mark.is_for(replace(lease, enqueued_at=lease.enqueued_at + 1.0))
+    assert backend.abandon(lease, "cancelled")
+    assert no_wait(backend, ident) == {ident: Cancel.ALREADY}
+
+
+@pytest.mark.parametrize("won", ["ack", "nack", "abandon", "abandon as cancelled"])
+def test_a_cancel_says_what_won_against_it(backend: QueueBackend, won: str) -> None:
+    [ident] = backend.enqueue_many(numbered(1))
+    lease = backend.fetch(QUEUE)
+    assert lease is not None
+    cancels = control._Cancels(backend, purge=False)
+    assert cancels.step(ident) is None
+    if won == "ack":
+        assert backend.ack(lease)
+    elif won == "nack":
+        assert backend.nack(lease, 30.0)
+    else:
+        assert backend.abandon(lease, "cancelled" if won.endswith("cancelled") else "failed")
+    answers = {"ack": Cancel.ENDED, "abandon": Cancel.DEAD}
+    assert cancels.step(ident) is answers.get(won, Cancel.CANCELLED)
+
+
+def test_the_mark_goes_with_the_answer(backend: QueueBackend) -> None:
+    [ident] = backend.enqueue_many(numbered(1))
+    lease = backend.fetch(QUEUE)
+    assert lease is not None
+    assert no_wait(backend, ident) == {ident: Cancel.ASKED}
+    assert control.read(backend).cancels.keys() == {ident}
+    control.unmark(backend, [ident])
+    assert control.read(backend).cancels == {}
+
+
+def test_a_filter_cancels_all_that_match_but_no_posts(backend: QueueBackend) -> None:
+    idents = backend.enqueue_many([*numbered(3), a_job(queue="mails")])
+    lease = backend.fetch(QUEUE)
+    assert lease is not None
+    backend.claims.post(QUEUE, [NewPost("posted", True, b"{}")])
+    count = control.cancel_matching(backend, MessageFilter(queue=QUEUE), wait=0.0)
+    assert count == {Cancel.CANCELLED: 2, Cancel.ASKED: 1}
+    assert control.cancel_matching(backend, MessageFilter(queue=QUEUE, states=(State.WAITING,)), purge=True) == {}
+    assert (backend.stats(QUEUE).posted, backend.stats(QUEUE).dead, backend.stats("mails").waiting) == (1, 2, 1)
+    assert lease.id in idents
+
+
+def test_a_claimed_job_is_left_to_its_claim(backend: QueueBackend) -> None:
+    [ident] = backend.enqueue_many(numbered(1))
+    assert backend.claims.claim(QUEUE, limit=1, ttl=60.0, grace=60.0)
+    assert no_wait(backend, ident) == {ident: Cancel.CLAIMED}

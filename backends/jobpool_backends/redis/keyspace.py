@@ -192,7 +192,7 @@ WALK = _script("walk", f"clock {_SWEEPING}", f"{_SWEPT} buried")
 READ = _script("read", f"clock {_SWEEPING}", "record body notes leased delayed dead postsdelayed checkouts")
 CHANGE = _script(
     "change",
-    "clock remember bell beside unique notes erase tail",
+    "clock remember bell beside unique notes erase bury tail",
     "record body notes ids ended ready delayed later dead buried bell"
     " posts postsdelayed postslater postsclaimed claimed lives",
 )

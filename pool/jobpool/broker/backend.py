@@ -389,6 +389,9 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
         """Do `verb` to at most `limit` matching messages, oldest first; return how many changed. Call again until 0."""
+        if verb is Verb.CANCEL and not self.capabilities.lists_live:
+            why = "finds no job that waits (Capabilities.lists_live)"
+            raise Unsupported(f"{self.scheme}:// {why}: `jobpool purge` deletes all of a queue")
         return self._bulk(where, verb, check_count(limit, "limit", 1, sys.maxsize))
 
     def inspect(self, ident: str) -> Message | None:

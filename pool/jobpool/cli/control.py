@@ -1,24 +1,34 @@
-"""`jobpool pause`, `resume` and `pools`: requests of a person to all pools of a broker at once."""
+"""`jobpool pause`, `resume`, `pools` and `cancel`: requests of a person to all pools of a broker at once."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.messages import moment
-from jobpool.cli.options import Command, as_json, option
+from jobpool.cli import bulk
+from jobpool.cli.messages import moment, queue_option, terms_argument
+from jobpool.cli.options import Command, as_json, confirmed, option
 from jobpool.cli.output import answer, answer_json, columns, note, say
 from jobpool.cli.session import Session
 from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
-    from jobpool.broker.control import PoolRecord
+    from jobpool.broker.control import Cancel, PoolRecord
+
+LOST, NOT_KNOWN = 4, 5  # exit codes of `cancel`
 
 POOLS = columns("ID, NAME!, HOST~, PID>, STATE, QUEUES~, CHILDREN>, BUSY>, MARGIN>, SEEN>, VERSION")
+
+
+def _wait(_ctx: click.Context, _param: click.Parameter, text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _until(_ctx: click.Context, _param: click.Parameter, text: str | None) -> datetime | float | None:
@@ -115,3 +125,45 @@ def pools_resume(session: Session, ident: str) -> None:
             say(f"{ident} is resumed")
         else:
             note(f"{ident} was not drained")
+
+
+@click.command("cancel", cls=Command, short_help="Cancel jobs that wait, are delayed or run.")
+@terms_argument
+@queue_option
+@bulk.all_option
+@option("--purge", is_flag=True, help="Remove them, in place of dead letters with the reason cancelled.")
+@option("--wait", default="10s", callback=_wait, metavar="TIME", help="Wait for pools so long.  [default: 10s]")
+@confirmed
+@as_json
+@click.pass_context
+def cancel(
+    ctx: click.Context, /, session: Session, terms: tuple[str, ...], queue: str | None, wait: float, **asked: bool
+) -> None:
+    """Cancel jobs by id, or by a FILTER as in `jobpool list`. One that runs is ended by its pool.
+
+    Exits 0 if it is cancelled, now or before, 1 if it is unknown, 4 if it ended first, is dead or claimed. 5 means that
+    its pool was asked and has not answered. Of several codes the highest counts.
+    """
+    from jobpool.broker import control
+    from jobpool.broker.values import State, Verb
+
+    where = bulk.chosen(terms, queue, asked)
+    if State.DEAD in where.states:
+        raise click.UsageError("dead letters cannot be cancelled: `jobpool dead purge` removes them")
+    with session.broker() as backend:
+        if not where.ids or asked["dry_run"]:
+            live = replace(where, states=where.states or (State.WAITING, State.DELAYED, State.LEASED))
+            sweep = bulk.Cancels(backend, live, Verb.CANCEL, purge=asked["purge"], wait=wait)
+            bulk.confirm_and_run(sweep, asked)
+            ctx.exit(max(map(_exit_code, sweep.answers), default=0))
+        answers = control.cancel(backend, where.ids, purge=asked["purge"], wait=wait)
+    if asked["json_"]:
+        answer_json(answers)
+    else:
+        for ident, answer in answers.items():
+            say(one_line(f"{ident}  {answer.value}"))
+    ctx.exit(max(map(_exit_code, answers.values()), default=0))
+
+
+def _exit_code(answer: Cancel) -> int:
+    return {"cancelled": 0, "already cancelled": 0, "unknown": 1, "asked": NOT_KNOWN}.get(answer.value, LOST)

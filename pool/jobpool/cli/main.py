@@ -339,6 +339,7 @@ VERBS = Commands(
         "list": "messages:list_",
         "inspect": "messages:inspect",
         "purge": "bulk:purge",
+        "cancel": "control:cancel",
         "pause": "control:pause",
         "resume": "control:resume",
         "reap": "messages:reap",

@@ -20,9 +20,10 @@ from typing import Any, Self
 from jobpool.broker import control
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.config_file import find_config
-from jobpool.broker.control import Pause, PoolRecord
+from jobpool.broker.control import Cancel, Pause, PoolRecord
+from jobpool.broker.filters import parse_filter
 from jobpool.broker.opening import Runner, check_url, default_signer, default_url, open_backend, redact, scheme_of
-from jobpool.broker.values import QueueStats
+from jobpool.broker.values import MessageFilter, QueueStats
 from jobpool.client.claims import Queue
 from jobpool.errors import ConfigurationError, Unsupported
 from jobpool.message import producer
@@ -158,6 +159,28 @@ class Jobs:
     def resume(self, queue: str) -> bool:
         """Let pools fetch from a queue again; return whether it was paused. Raises as `pause`."""
         return control.resume(self.backend, queue)
+
+    def cancel(self, ident: str, *, purge: bool = False, wait: float = control.CANCEL_WAIT_S) -> Cancel:
+        """Cancel a job that waits, is delayed or runs; return the answer, which says what won (docs/control.md).
+
+        Args:
+            ident: Its id.
+            purge: Remove it, in place of a dead letter with the reason `cancelled`.
+            wait: Seconds to wait for the pool that runs it; after them the answer is `asked`.
+
+        Raises as `pause`. Blocks until the job's end is known.
+        """
+        return control.cancel(self.backend, [ident], purge=purge, wait=wait)[ident]
+
+    def cancel_matching(
+        self, where: str | MessageFilter, *, purge: bool = False, wait: float = control.CANCEL_WAIT_S
+    ) -> dict[Cancel, int]:
+        """Cancel all jobs that match a filter, such as `queue:reports age:>1h`; count them by their answers.
+
+        Raises as `cancel`, and `ValueError` for a filter that says nothing clear.
+        """
+        asked = parse_filter(where) if isinstance(where, str) else where
+        return dict(control.cancel_matching(self.backend, asked, purge=purge, wait=wait))
 
     def pools(self) -> list[PoolRecord]:
         """Return the pools of the broker on all hosts, the oldest first. Raises as `pause`."""

@@ -133,6 +133,9 @@ MASTER = Layout(
 # Written by the child, on any one of its threads; without the lock, for it is read once the child is dead.
 PRINTED = Layout(PROGRESS.end, "word nonce total", "text 2048 ring")
 
+# Written by the master: the attempt that a person has cancelled. One word, without the lock.
+CANCEL = Layout(PRINTED.end, "word nonce")
+
 
 class ChildState(IntEnum):
     """The state that a child says it is in."""

@@ -67,6 +67,7 @@ class Master:
     """Something was taken back, which another child may begin at once: the next turn does not sleep."""
     _housekeeping_at = 0.0
     _stacks_due = 0.0
+    _control_thread: ControlThread | None = None
     _unpublished = True
     _published_at = 0.0
     _publish_at = 0.0
@@ -79,7 +80,8 @@ class Master:
         self._renew_thread = RenewThread(backend, pool.settings.ttl, lambda: list(pool.held.values()), inbox)
         self._upkeep_threads: list[MasterThread] = [self._renew_thread, SampleThread(self._living, inbox)]
         if backend.has_control:
-            self._upkeep_threads.append(ControlThread(backend, self._describe, inbox))
+            self._control_thread = ControlThread(backend, self._describe, inbox)
+            self._upkeep_threads.append(self._control_thread)
             self.fetch_thread.pause(None)  # until it is known what is paused
         if backend.capabilities.leases is Leases.CONNECTION:
             self._upkeep_threads.append(LostLeaseThread(backend, inbox))
@@ -156,6 +158,8 @@ class Master:
                 self.children.retire(slot)
             case act.KillChild(slot):
                 self.children.signal(slot, signal.SIGKILL)
+            case act.CancelAttempt(slot):
+                self.children.cancel(slot)
             case act.DumpStack(slot):
                 self.children.signal(slot, ASKS_STACK)
                 slot.awaits_stack = True
@@ -230,6 +234,9 @@ class Master:
         if pool.control_came:
             pool.control_came = False
             fetch_thread.pause(None if pool.drained else pool.paused)
+        if pool.cancels_over and self._control_thread is not None:
+            self._control_thread.cancelled(pool.cancels_over)
+            pool.cancels_over = []
         if pool.app_came:
             pool.app_came = False
             self.settle_thread.tell_hooks(pool.closed_to_hooks)
@@ -279,10 +286,14 @@ class Master:
     def _end(self) -> Counts:
         """Let the threads finish, take in the last answers, end the fork servers, publish once more; the counts."""
         for thread in (self.settle_thread, *self._upkeep_threads):
-            thread.stop()
+            if thread is not self._control_thread:
+                thread.stop()
         self.settle_thread.join(JOIN_LIMIT_S)
         for event in self.inbox.take():
             self._apply(event)
+        if self._control_thread is not None:
+            self._control_thread.cancelled(self.pool.cancels_over)
+            self._control_thread.stop()
         self.children.close()
         if self.telemetry is not None:
             self.telemetry.end(self.pool)

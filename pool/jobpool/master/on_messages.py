@@ -15,7 +15,7 @@ from jobpool.message.death import cause_headline
 from jobpool.message.definition import timeout_of
 from jobpool.message.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
 from jobpool.message.printable import headline
-from jobpool.message.settlement import Abandon, Ack, Move, Nack, Release, Settled, Settlement
+from jobpool.message.settlement import CANCELLED, Abandon, Ack, Move, Nack, Release, Settled, Settlement
 from jobpool.message.units import format_duration
 from jobpool.policy.inspection import Inspected
 from jobpool.policy.outcomes import LEASE_LOST, REAPED, REAPED_DEAD, SUCCEEDED, counters_of
@@ -64,6 +64,9 @@ def _take_in(pool: Pool, inspected: Inspected) -> None:
     nonce = next(pool.nonces)
     delivery = Delivery(lease, nonce, 0.0, "", pool.now)
     pool.held[nonce] = delivery
+    if pool.cancels and (mark := pool.cancels.get(lease.id)) and mark.is_for(lease):
+        delivery.cancelled = True
+        outcome = outcome or NotRun()
     if outcome is None:
         outcome = _prepare(pool, delivery)
     elif type(outcome) is NewerWire:
@@ -135,6 +138,13 @@ def _control_read(pool: Pool, event: ev.ControlRead) -> None:
         pool.note("warning", "a queue is paused", queue=queue, reason=pool.paused[queue].reason or None)
     for queue in pool.queues.keys() & before.keys() - pool.paused.keys():
         pool.note("info", "a queue is resumed", queue=queue)
+    pool.cancels = event.asked.cancels
+    for delivery in [d for d in pool.held.values() if d.lease.id in pool.cancels] if pool.cancels else ():
+        if not delivery.cancelled and pool.cancels[delivery.lease.id].is_for(delivery.lease):
+            delivery.cancelled = True
+            if delivery in pool.ready:
+                pool.ready.remove(delivery)
+                pool.outcomes.append((delivery, NotRun()))
     was_drained, pool.drained = pool.drained, pool.ident in event.asked.drained
     if pool.drained != was_drained:
         pool.note("warning", "the pool is drained" if pool.drained else "the pool is resumed", by="a person")
@@ -154,6 +164,10 @@ def _answered(pool: Pool, event: ev.Answered) -> None:
         pool.ended(delivery, counters, settlement)
     if pool.open_breakers:
         pool.answered_queues.update(delivery.lease.queue for delivery, _, _ in event.answers)
+    if pool.cancels:
+        pool.cancels_over += [
+            delivery.lease.id for delivery, _, answer in event.answers if delivery.cancelled and answer
+        ]
 
 
 def _note_answer(pool: Pool, delivery: Delivery, settlement: Settlement, answer: Settled) -> None:
@@ -199,6 +213,9 @@ def _about(delivery: Delivery) -> dict[str, str | None]:
 
 def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
     lease = delivery.lease
+    if settlement.reason == CANCELLED:
+        pool.note("info", "a job is cancelled", **_about(delivery), queue=lease.queue)
+        return
     pool.note(
         "critical",
         # An event of its own: the log thins out each by itself, and a flood of forgeries must not hide real deaths.

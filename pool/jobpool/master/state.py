@@ -13,7 +13,7 @@ from enum import Enum
 from itertools import count
 from typing import Any, NamedTuple
 
-from jobpool.broker.control import Pause
+from jobpool.broker.control import Mark, Pause
 from jobpool.broker.values import Capabilities, QueueStats
 from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import Ask, HandlerInfo, Reply
@@ -192,6 +192,10 @@ class Pool:
     """Its id among the pools of its broker."""
     drained: bool = False
     """A person has asked this pool to fetch nothing."""
+    cancels: dict[str, Mark] = field(default_factory=dict)
+    """Messages that a person has cancelled, by id."""
+    cancels_over: list[str] = field(default_factory=list)
+    """Ids of settled ones: the loop has their marks removed."""
     control_came: bool = False
     """The requests of people have changed: the loop tells the fetch thread."""
     answered_queues: set[str] = field(default_factory=set)
@@ -336,7 +340,7 @@ class Pool:
         """Make what no child has read ready again, in front of its like; at a stop give it back."""
         for delivery in reversed(deliveries):
             delivery.slot = -1
-            if self.is_stopping and not delivery.lost:
+            if (self.is_stopping or delivery.cancelled) and not delivery.lost:
                 self.outcomes.append((delivery, NotRun()))
             elif not delivery.lost:
                 self.ready.appendleft(delivery)

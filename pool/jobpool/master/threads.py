@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -219,6 +220,7 @@ class ControlThread(MasterThread):
         self._describe = describe
         self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
         self._known: control.Asked | None = None
+        self._over: deque[str] = deque()
         self._told: list[str] = []
         self._tell_at = 0.0
 
@@ -232,9 +234,18 @@ class ControlThread(MasterThread):
             self._broker_retry.over("")
             self._halt.wait(CONTROL_EVERY_S)
         with contextlib.suppress(*OUTAGES):
+            control.unmark(self._backend, list(self._over))
             control.forget(self._backend, self._describe().id)
 
+    def cancelled(self, idents: list[str]) -> None:
+        """Remove the marks of these messages: they are settled. Returns at once."""
+        self._over.extend(idents)
+
     def _look(self) -> None:
+        if over := list(self._over):
+            control.unmark(self._backend, over)
+            for _ in over:
+                self._over.popleft()
         asked = control.read(self._backend)
         if asked != self._known:
             self._known = asked

@@ -1,12 +1,18 @@
-"""Real pools, and a person who pauses their queues."""
+"""Real pools, and a person who pauses their queues, drains them and cancels their jobs."""
 
 from __future__ import annotations
 
+import signal
+
 import pytest
-from support.poolrig import Rig
+from support.poolrig import PoolProcess, Rig
 from support.waiting import wait_until
 
 from jobpool.broker import control
+from jobpool.broker.control import Cancel
+from jobpool.broker.values import State
+from jobpool.ipc.board_layout import MasterView
+from jobpool.ipc.scoreboard import Scoreboard
 
 
 def pause(rig: Rig, queue: str) -> None:
@@ -64,3 +70,91 @@ def test_a_pool_tells_of_itself_and_is_drained_and_resumed_from_afar(rig: Rig) -
     assert len(rig.starts(kept)) == 1
     assert pool.stop() == 0
     assert control.pools(rig.backend) == []
+
+
+def cancel(rig: Rig, *idents: str) -> dict[str, Cancel]:
+    return control.cancel(rig.backend, idents, wait=60.0)
+
+
+def cancelled(pool: PoolProcess) -> tuple[int, int, int, int]:
+    """Its counters: cancelled, failed, crashed, dead."""
+    header = pool.header()
+    return header.cancelled, header.failed, header.crashed, header.dead
+
+
+@pytest.mark.brokers
+def test_a_running_job_is_cancelled_by_an_exception_and_is_not_retried(rig: Rig) -> None:
+    pool = rig.start_pool("--default-timeout", "600", workers=1).wait_ready(1)
+    ident = rig.enqueue("work", {"seconds": 600}, max_retries=5)
+    rig.wait_started(ident)
+    assert cancel(rig, ident) == {ident: Cancel.CANCELLED}
+    message = rig.inspect(ident)
+    assert (message.state, message.reason, message.attempts, message.crashes) == (State.DEAD, "cancelled", 0, 0)
+    assert "cancelled by a person" in (message.last_error or "")
+    assert "apps_pool.py" in (message.last_error or ""), "the place where it met the handler"
+    wait_until(lambda: cancelled(pool) == (1, 0, 0, 0))
+    assert cancel(rig, ident) == {ident: Cancel.ALREADY}
+    wait_until(lambda: control.read(rig.backend).cancels == {})
+    after = rig.enqueue("work", {})
+    rig.wait_drained()
+    assert len(rig.ends(after)) == 1
+    assert pool.stop() == 0
+
+
+@pytest.mark.parametrize("how", ["sum", "everything", "sleep"])
+def test_one_that_resists_is_killed_after_the_grace_and_no_crash_is_counted(rig: Rig, how: str) -> None:
+    names = {"sum": "hang_in_sum", "everything": "swallow_everything", "sleep": "hang_in_sleep"}
+    pool = rig.start_pool("--default-timeout", "600", "--kill-grace", "0.5", workers=1).wait_ready(1)
+    ident = rig.enqueue("hang", {"how": names[how]}, max_retries=5)
+    rig.wait_started(ident)
+    assert cancel(rig, ident) == {ident: Cancel.CANCELLED}
+    message = rig.inspect(ident)
+    assert (message.reason, message.attempts, message.crashes) == ("cancelled", 0, 0)
+    wait_until(lambda: cancelled(pool) == (1, 0, 0, 0))
+    assert sum(slot.crashes for slot in masters(pool)) == 0
+    assert pool.stop() == 0
+
+
+def masters(pool: PoolProcess) -> list[MasterView]:
+    with Scoreboard.open(pool.note().board) as board:
+        return [board.slot(index).master.read() for index in range(board.slots)]
+
+
+def test_what_waits_ahead_in_a_childs_socket_is_cancelled_too(rig: Rig) -> None:
+    pool = rig.start_pool("--default-timeout", "600", workers=1).wait_ready(1)
+    running = rig.enqueue("work", {"seconds": 600})
+    rig.wait_started(running)
+    waiting = rig.enqueue_many("work", [{"seconds": 600}] * 3)
+    assert set(cancel(rig, *waiting, running).values()) <= {Cancel.CANCELLED}
+    assert rig.stats().pending == 0
+    assert {line.id for line in rig.starts()} == {running}
+    assert pool.stop() == 0
+
+
+def test_a_job_that_ends_first_says_so_and_its_mark_is_gone(rig: Rig) -> None:
+    pool = rig.start_pool(workers=1).wait_ready(1)
+    pool.send(signal.SIGSTOP)
+    ident = rig.enqueue("work", {})
+    lease = rig.backend.fetch("default")
+    assert lease is not None
+    answers = control.cancel(rig.backend, [ident], wait=0.0)
+    assert answers == {ident: Cancel.ASKED}
+    assert rig.backend.ack(lease)
+    assert cancel(rig, ident) == {ident: Cancel.UNKNOWN}
+    pool.send(signal.SIGCONT)
+    assert pool.stop() == 0
+
+
+def test_a_mark_holds_for_the_next_pool_when_the_first_dies(rig: Rig) -> None:
+    first = rig.start_pool("--ttl", "2", workers=1).wait_ready(1)
+    ident = rig.enqueue("work", {"seconds": 600})
+    rig.wait_started(ident)
+    first.send(signal.SIGKILL)
+    first.wait()
+    assert control.cancel(rig.backend, [ident], wait=0.0) == {ident: Cancel.ASKED}
+    second = rig.start_pool("--ttl", "2", workers=1).wait_ready(1)
+    wait_until(lambda: rig.is_dead(ident), limit=60.0)
+    assert rig.inspect(ident).reason == "cancelled"
+    assert len(rig.starts(ident)) == 1
+    wait_until(lambda: control.read(rig.backend).cancels == {})
+    assert second.stop() == 0

@@ -49,8 +49,8 @@ def test_words_find_their_verb(words: str, arranged: str) -> None:
     [
         ("sttas", "did you mean 'stats'?"),
         ("pruge", "did you mean 'purge'?"),
-        ("prune", "the verbs are claim"),
-        ("zzzzzz", "the verbs are claim, cron, dead, doctor, enqueue"),
+        ("prge", "did you mean 'purge'?"),
+        ("zzzzzz", "the verbs are cancel, claim, cron, dead, doctor, enqueue"),
     ],
 )
 def test_an_unknown_verb_names_the_nearest_or_all(jobpool: Jobpool, word: str, hint: str) -> None:

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from support.jobs import a_job, numbered
 from support.modest import Modest
 
 from jobpool.broker import control
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.control import Cancel
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import MessageFilter, State
 from jobpool.client.jobs import Jobs
 from jobpool.errors import ConfigurationError, Unsupported
 from jobpool_backends.memory import MemoryBackend
@@ -84,3 +87,59 @@ def test_pools_are_listed_drained_and_resumed(jobpool: Jobpool, broker: QueueBac
     assert "0a1b was not drained" in jobpool("pools", "resume", "0a1b").stderr
     result = jobpool("pools", "drain", "nobody")
     assert (result.exit_code, "`jobpool pools` lists them" in result.stderr) == (1, True)
+
+
+# --- cancel -----------------------------------------------------------------------------------------------
+
+
+def test_cancel_by_id_answers_and_exits_by_what_became_of_it(jobpool: Jobpool, broker: QueueBackend) -> None:
+    waiting, dead, leased = broker.enqueue_many(numbered(3))
+    for ident in (waiting, dead):
+        assert (lease := broker.fetch("reports")) is not None
+        assert broker.release(lease) if ident == waiting else broker.abandon(lease, "failed")
+        if ident == waiting:
+            assert jobpool("cancel", waiting).stdout == f"{waiting}  cancelled\n"
+    for ident, answer, code in (
+        (waiting, "already cancelled", 0),
+        ("0" * 16, "unknown", 1),
+        (dead, "dead already", 4),
+    ):
+        result = jobpool("cancel", ident)
+        assert (result.stdout, result.exit_code) == (f"{ident}  {answer}\n", code)
+    assert (lease := broker.fetch("reports")) is not None
+    assert lease.id == leased
+    result = jobpool("cancel", leased, waiting, "--wait=0", "--json")
+    assert (json.loads(result.stdout), result.exit_code) == ({leased: "asked", waiting: "already cancelled"}, 5)
+
+
+def test_cancel_by_a_filter_asks_first_and_leaves_what_does_not_match(jobpool: Jobpool, broker: QueueBackend) -> None:
+    broker.enqueue_many([*numbered(3), a_job(queue="mails")])
+    assert "would cancel 3 messages" in jobpool("cancel", "queue:reports", "--dry-run").stdout
+    assert jobpool("cancel", "queue:reports").exit_code == 2, "there is no terminal to ask on"
+    assert broker.stats("reports").waiting == 3
+    result = jobpool("cancel", "-Q", "reports", "--yes", "--json", "--wait", "0")
+    assert (json.loads(result.stdout), result.exit_code) == ({"matched": 3, "cancelled": 3}, 0)
+    assert broker.count(MessageFilter(states=(State.DEAD,), reason="cancelled")) == 3
+    assert jobpool("cancel", "--all", "--purge", "--yes").exit_code == 0
+    assert broker.stats("mails").pending == broker.stats("mails").dead == 0
+    for words in ((), ("state:dead",), ("--all", "queue:reports")):
+        assert jobpool("cancel", *words).exit_code == 2
+
+
+def test_jobs_cancel_by_id_and_by_filter(broker: QueueBackend) -> None:
+    with Jobs(backend=broker) as jobs:
+        first, *_ = broker.enqueue_many(numbered(3))
+        assert jobs.cancel(first) is Cancel.CANCELLED
+        assert jobs.cancel_matching("queue:reports") == {Cancel.CANCELLED: 2}
+        assert jobs.cancel_matching(MessageFilter(queue="reports")) == {}
+
+
+def test_where_jobs_are_not_seen_a_lent_store_takes_the_mark_and_else_it_is_refused(tmp_path: Path) -> None:
+    with closing(Modest()) as backend:
+        with pytest.raises(Unsupported, match="state=URL"):
+            control.cancel(backend, ["0" * 16])
+        with pytest.raises(Unsupported):
+            control.cancel_matching(backend, MessageFilter(queue="reports"))
+        backend.lend(open_backend(f"sqlite:///{tmp_path}/state.db"))
+        assert control.cancel(backend, ["0" * 16], wait=0.0) == {"0" * 16: Cancel.ASKED}
+        assert control.read(backend).cancels == {"0" * 16: control.Mark()}
