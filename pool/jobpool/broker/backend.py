@@ -357,6 +357,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
             which = "keeps keys of its own" if self.capabilities.key_store else f"cannot use {state.scheme}:// as state"
             raise ConfigurationError(f"{self.scheme}:// {which}: leave the option state out, or name one with keys")
         self._lent = state
+        self.credential_variables = tuple({*self.credential_variables, *state.credential_variables})
 
     @property
     def has_control(self) -> bool:

@@ -162,7 +162,9 @@ def _redact_rest(rest: str) -> str:
 
 def _redact_option(option: str) -> str:
     """Return a piece of the query, or what stands between two; one without a value may be the rest of a password."""
-    name, equals, _ = option.partition("=")
+    name, equals, value = option.partition("=")
+    if unquote(name) == "state":  # another URL
+        return f"state={redact(unquote(value))}"
     if option in ("", "&", ";"):
         return option
     if not equals or not _OPTION.fullmatch(unquote(name)):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 from support.poolrig import PoolProcess, Rig
+from support.poolrig_brokers import BROKERS
 from support.waiting import wait_until
 
 from jobpool.broker import control
@@ -158,3 +160,26 @@ def test_a_mark_holds_for_the_next_pool_when_the_first_dies(rig: Rig) -> None:
     assert len(rig.starts(ident)) == 1
     wait_until(lambda: control.read(rig.backend).cancels == {})
     assert second.stop() == 0
+
+
+def test_beanstalkd_with_a_lent_key_store_pauses_cancels_and_tells_of_its_pools(tmp_path: Path) -> None:
+    broker = BROKERS["beanstalk"].on_shared_server()
+    rig = Rig(tmp_path, f"{broker.url}&state=sqlite:///{tmp_path}/state.db")
+    try:
+        pool = rig.start_pool("--default-timeout", "600", workers=1).wait_ready(1)
+        assert [one.pid for one in control.pools(rig.backend)] == [pool.pid]
+        ident = rig.enqueue("work", {"seconds": 600})
+        rig.wait_started(ident)
+        assert control.cancel(rig.backend, [ident], wait=0.0) == {ident: Cancel.ASKED}
+        wait_until(lambda: rig.is_dead(ident))
+        assert rig.inspect(ident).reason == "cancelled"
+        pause(rig, "default")
+        kept = rig.enqueue("work", {})
+        control.cancel(rig.backend, [kept], wait=0.0)
+        assert control.resume(rig.backend, "default")
+        wait_until(lambda: rig.is_dead(kept))
+        assert rig.starts(kept) == [], "cancelled as it was fetched"
+        assert pool.stop() == 0
+    finally:
+        rig.end()
+        broker.end()
