@@ -65,6 +65,18 @@ def test_an_end_that_is_past_or_says_no_zone_is_refused(backend: QueueBackend) -
 
 
 @pytest.mark.above
+def test_records_of_another_version_or_of_rubbish_end_no_pool(backend: QueueBackend) -> None:
+    newer = b'{"queue":"q","reason":"why","colour":"red"}'
+    rubbish = {"pause:a": b"rubbish", "pause:b": newer, "cancel:a": b"[1]", "cancel:b": b'{"colour":1}', "later:a": b""}
+    backend.keys.put_records(control.ASKED, rubbish, 60.0)
+    backend.keys.put_records(control.POOLS, {"one": b"{}", "two": b"rubbish"}, 60.0)
+    asked = control.read(backend)
+    assert (asked.paused.keys(), asked.paused["b"].reason) == ({"a", "b"}, "why")
+    assert asked.cancels.keys() == {"b"}
+    assert control.pools(backend) == []
+
+
+@pytest.mark.above
 def test_more_pauses_than_a_page_are_all_read(backend: QueueBackend) -> None:
     backend.keys.put_records(
         control.ASKED, {f"{control.PAUSE}q{number}": b'{"queue":"q"}' for number in range(2 * control.PAGE_RECORDS)}, 60

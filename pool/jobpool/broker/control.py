@@ -14,10 +14,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -45,6 +45,8 @@ MAX_REASON_CHARS = 500
 PAGE_RECORDS = 1000
 
 _WAITING = (State.WAITING, State.DELAYED)
+
+Made = TypeVar("Made", "Pause", "Mark", "PoolRecord")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +142,21 @@ def read(backend: QueueBackend) -> Asked:
     for key, value in records(backend.control_keys, ASKED):
         kind, colon, name = key.partition(":")
         if kind + colon == PAUSE:
-            asked.paused[name] = Pause(**orjson.loads(value))
+            asked.paused[name] = _made(Pause, value) or Pause(name)
         elif kind + colon == DRAIN:
             asked.drained.add(name)
-        elif kind + colon == CANCEL:
-            asked.cancels[name] = Mark(**orjson.loads(value))
+        elif kind + colon == CANCEL and (mark := _made(Mark, value)):
+            asked.cancels[name] = mark
     return asked
+
+
+def _made(kind: type[Made], value: bytes) -> Made | None:
+    """Return what a record holds, also one of a newer version, with more fields; None for what cannot be read."""
+    try:
+        found = dict(orjson.loads(value))
+        return kind(**{each.name: found[each.name] for each in fields(kind) if each.name in found})
+    except (ValueError, TypeError):
+        return None
 
 
 def cancel(
@@ -162,13 +173,14 @@ def cancel(
     answers: dict[str, Cancel] = {}
     give_up = time.monotonic() + wait
     while True:
+        begun = time.monotonic()
         for ident in list(left):
             if (answer := cancels.step(ident)) is not None:
                 answers[ident] = answer
                 del left[ident]
         if not left or time.monotonic() >= give_up:
             break
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(max(LOOK_EVERY_S, time.monotonic() - begun))
     unmark(backend, [ident for ident in cancels.marked if ident in answers])
     return answers | dict.fromkeys(left, Cancel.ASKED)
 
@@ -266,8 +278,8 @@ def tell(backend: QueueBackend, pool: PoolRecord) -> None:
 def pools(backend: QueueBackend) -> list[PoolRecord]:
     """Return all pools that have a record, the oldest first."""
     now = backend.control_time()
-    found = [PoolRecord(**orjson.loads(value)) for _, value in records(backend.control_keys, POOLS)]
-    told = [replace(pool, silent=now - pool.seen > SILENT_AFTER_S) for pool in found]
+    found = [_made(PoolRecord, value) for _, value in records(backend.control_keys, POOLS)]
+    told = [replace(pool, silent=now - pool.seen > SILENT_AFTER_S) for pool in found if pool]
     return sorted(told, key=lambda pool: (pool.started, pool.id))
 
 

@@ -242,14 +242,15 @@ class ControlThread(MasterThread):
         self._over.extend(idents)
 
     def _look(self) -> None:
-        if over := list(self._over):
-            control.unmark(self._backend, over)
-            for _ in over:
-                self._over.popleft()
         asked = control.read(self._backend)
         if asked != self._known:
             self._known = asked
             self._inbox.put(ControlRead(asked))
+        # Writes come last: a broker that refuses them is read all the same.
+        if over := list(self._over):
+            control.unmark(self._backend, over)
+            for _ in over:
+                self._over.popleft()
         pool = self._describe()
         shown = [pool.state, *pool.queues]
         if shown != self._told or time.monotonic() >= self._tell_at:
