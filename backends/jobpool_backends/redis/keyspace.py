@@ -217,6 +217,6 @@ TAKE = _script("take", "clock rates", "")
 _RECORDS = "values names ends"
 PUT = _script("put", "clock", "", _RECORDS)
 GET = _script("get", "clock", "", _RECORDS)
-LIST = _script("list", "clock", "", _RECORDS)
+LIST = _script("list", "", "", _RECORDS)
 DROP = _script("drop", "", "", _RECORDS)
 APPEND = _script("append", "", "log", "logs")

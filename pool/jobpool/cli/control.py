@@ -145,13 +145,14 @@ def cancel(
     its pool was asked and has not answered. Of several codes the highest counts.
     """
     from jobpool.broker import control
-    from jobpool.broker.values import State, Verb
+    from jobpool.broker.values import MessageFilter, State, Verb
 
     where = bulk.chosen(terms, queue, asked)
+    by_id = bool(where.ids) and replace(where, ids=()) == MessageFilter()
     if State.DEAD in where.states:
         raise click.UsageError("dead letters cannot be cancelled: `jobpool dead purge` removes them")
     with session.broker() as backend:
-        if not where.ids or asked["dry_run"]:
+        if asked["dry_run"] or not by_id:
             live = replace(where, states=where.states or (State.WAITING, State.DELAYED, State.LEASED))
             sweep = bulk.Cancels(backend, live, Verb.CANCEL, purge=asked["purge"], wait=wait)
             bulk.confirm_and_run(sweep, asked)

@@ -43,6 +43,7 @@ MAX_RENEWALS_A_CALL = 500
 ROUNDS_A_LEASE = 10  # looks at what is held, in the life of the shortest lease
 MIN_ROUND_S = 0.02  # seconds between two of them at least, however short a lease is
 CONTROL_EVERY_S = 0.5  # seconds between two reads of what people ask
+IDLE_CONTROL_EVERY_S = 0.9  # the same while the pool holds nothing that could be cancelled
 LOST_LOOK_EVERY_S = 0.25  # seconds between two looks, which cost no I/O
 SAMPLE_EVERY_S = 1.0  # seconds between two samples: a growing job may be above its limit for as long, unseen
 IDLE_SAMPLE_ROUNDS = 5  # idle children are looked at only every so many samples
@@ -227,12 +228,12 @@ class ControlThread(MasterThread):
     def serve(self) -> None:
         while not self._halt.is_set():
             try:
-                self._look()
+                pause = self._look()
             except OUTAGES as error:
                 self._broker_retry.failed(error)
                 continue
             self._broker_retry.over("")
-            self._halt.wait(CONTROL_EVERY_S)
+            self._halt.wait(pause)
         with contextlib.suppress(*OUTAGES):
             control.unmark(self._backend, list(self._over))
             control.forget(self._backend, self._describe().id)
@@ -241,7 +242,8 @@ class ControlThread(MasterThread):
         """Remove the marks of these messages: they are settled. Returns at once."""
         self._over.extend(idents)
 
-    def _look(self) -> None:
+    def _look(self) -> float:
+        """Read and write what there is; return the seconds until the next look."""
         asked = control.read(self._backend)
         if asked != self._known:
             self._known = asked
@@ -256,6 +258,7 @@ class ControlThread(MasterThread):
         if shown != self._told or time.monotonic() >= self._tell_at:
             control.tell(self._backend, pool)
             self._told, self._tell_at = shown, time.monotonic() + control.TELL_EVERY_S
+        return CONTROL_EVERY_S if pool.lease_margin is not None else IDLE_CONTROL_EVERY_S
 
 
 class LostLeaseThread(MasterThread):
