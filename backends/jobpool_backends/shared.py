@@ -23,7 +23,12 @@ MAX_LISTED_LOGS = 10_000
 KEY_PLACE = "key:"  # an idempotency key is held as the only place under this and the key (`KeyStore.holders`)
 
 _DEAD = (State.DEAD,)
-TOUCHABLE = {Verb.DELETE: (State.WAITING, State.DELAYED, State.DEAD), Verb.RETRY: _DEAD, Verb.RESUME: _DEAD}
+TOUCHABLE = {
+    Verb.DELETE: (State.WAITING, State.DELAYED, State.DEAD),
+    Verb.RETRY: _DEAD,
+    Verb.RESUME: _DEAD,
+    Verb.CANCEL: (State.WAITING, State.DELAYED),
+}
 """The states in which a verb may meet a message."""
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jobpool.cron.runner import CronRunner as CronRunner
     from jobpool.cron.scheduler import Scheduler as Scheduler
     from jobpool.errors import BackendUnavailable as BackendUnavailable
+    from jobpool.errors import Cancelled as Cancelled
     from jobpool.errors import ClaimNotFound as ClaimNotFound
     from jobpool.errors import Forbidden as Forbidden
     from jobpool.errors import HardTimeout as HardTimeout
@@ -82,8 +83,8 @@ _HOME = {
         "client.worker": "QueueWorker",
         "cron.runner": "CronRunner",
         "cron.scheduler": "Scheduler",
-        "errors": "BackendUnavailable ClaimNotFound Forbidden HardTimeout JobFailed LeaseLost NoResult ResultNotKept"
-        " ResultPending ResultTooLarge Retry Snooze UnknownJob Unrecoverable",
+        "errors": "BackendUnavailable Cancelled ClaimNotFound Forbidden HardTimeout JobFailed LeaseLost NoResult"
+        " ResultNotKept ResultPending ResultTooLarge Retry Snooze UnknownJob Unrecoverable",
         "handlers.registry": "HandlerRegistry after_attempt before_attempt builtin command handler listener on_death",
         "message.allowances": "Allowances",
         "message.builder": "JobBuilder",

@@ -133,6 +133,13 @@ class HardTimeout(BaseException):
     """
 
 
+class Cancelled(BaseException):
+    """Raised in a handler when a person cancels its job (docs/control.md).
+
+    A `BaseException`, as `HardTimeout`. Once it was raised the job is cancelled, whatever the handler does with it.
+    """
+
+
 def _delay(after: float) -> float:
     if isinstance(after, bool) or not isinstance(after, int | float) or not after >= 0:
         raise InvalidJob(f"after must be >= 0 seconds, not {after!r}")

@@ -85,6 +85,7 @@ class BeanstalkBackend(QueueBackend):
         self._waiter.close()
         self._connections.close()
         self._waiter.join()
+        super().close()
 
     def ping(self) -> None:
         """Ask the server for a sign of life. Raises BackendUnavailable. Blocks for one round trip."""

@@ -192,9 +192,20 @@ class MemoryBackend(QueueBackend):
         return reaped
 
     def _bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
-        touch = {Verb.DELETE: self._store.remove, Verb.RETRY: self._store.retry, Verb.RESUME: self._store.resume}[verb]
+        store = self._store
+        verbs = {
+            Verb.DELETE: store.remove,
+            Verb.RETRY: store.retry,
+            Verb.RESUME: store.resume,
+            Verb.CANCEL: store.cancel,
+        }
+        touch = verbs[verb]
         with self._turn:
-            matching = (entry for entry in self._store.matching(where) if entry.state in TOUCHABLE[verb])
+            matching = (
+                entry
+                for entry in self._store.matching(where)
+                if entry.state in TOUCHABLE[verb] and (entry.handler or verb is not Verb.CANCEL)
+            )
             found = list(islice(matching, limit))
             for entry in found:
                 touch(entry)

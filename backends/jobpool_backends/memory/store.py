@@ -17,7 +17,7 @@ from jobpool.broker.claim_store import POST_PRIORITY, NewPost
 from jobpool.broker.values import ENQUEUE_MEMORY, MessageFilter, NewMessage, State
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
+from jobpool.message.settlement import CANCELLED, Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
 from jobpool_backends.memory.places import Places
 from jobpool_backends.memory.values import Entry, Expiring, Line, Queue, Turn, is_meant
 from jobpool_backends.shared import DeadCaps, delay_micros, micros
@@ -194,6 +194,15 @@ class Store:
         entry.attempts = entry.crashes = entry.claims = 0
         entry.last_error = entry.cause = entry.last_crash = None
         self.resume(entry)
+
+    def cancel(self, entry: Entry) -> None:
+        """Make a dead letter of what waits or is delayed."""
+        line = self.queues[entry.queue].line(entry)
+        line.ready[entry.priority] = [seq for seq in line.ready[entry.priority] if seq != entry.seq]
+        line.delayed = [place for place in line.delayed if place[1] != entry.seq]
+        heapify(line.ready[entry.priority])
+        heapify(line.delayed)
+        self.bury(entry, CANCELLED)
 
     def resume(self, entry: Entry) -> None:
         entry.reason = entry.died_at = None

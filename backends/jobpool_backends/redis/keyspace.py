@@ -202,7 +202,7 @@ WALK = _script("walk", f"clock {_SWEEPING}", f"{_SWEPT} buried")
 READ = _script("read", f"clock {_SWEEPING}", "record body notes leased delayed dead postsdelayed checkouts")
 CHANGE = _script(
     "change",
-    "clock remember bell beside unique notes erase tail",
+    "clock remember bell beside unique notes erase bury tail",
     "record body notes ids ended ready delayed later dead buried bell"
     " posts postsdelayed postslater postsclaimed claimed lives",
 )
@@ -227,6 +227,6 @@ TAKE = _script("take", "clock rates", "")
 _RECORDS = "values names ends"
 PUT = _script("put", "clock", "", _RECORDS)
 GET = _script("get", "clock", "", _RECORDS)
-LIST = _script("list", "clock", "", _RECORDS)
+LIST = _script("list", "", "", _RECORDS)
 DROP = _script("drop", "", "", _RECORDS)
 APPEND = _script("append", "", "log", "logs")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
+from jobpool.message.settlement import CANCELLED
 from jobpool_backends.shared import MICRO, micros
 from jobpool_backends.sql import BULK_BATCH_MESSAGES, read_message, touchable
 from jobpool_backends.sqlite.database import Database
@@ -84,6 +85,7 @@ _THESE = "WHERE seq IN (SELECT value FROM json_each(:found))"
 _CHANGES = {
     Verb.RETRY: f"{_RAISE}, attempts = 0, crashes = 0, claims = 0, last_error = NULL, cause = NULL, last_crash = NULL",
     Verb.RESUME: _RAISE,
+    Verb.CANCEL: f"UPDATE messages SET state = {DEAD}, reason = '{CANCELLED}', died_at = :now",
 }
 
 
@@ -156,6 +158,7 @@ class Inspector:
         with self._database.write() as step:
             wanted = search_for(step.connection, where, step.now.wall)
             sql = f"SELECT seq, queue, state, id, given, handler FROM messages {_THESE} AND {LIVING} AND {wanted.where}"
+            sql += " AND handler <> ''" * (verb is Verb.CANCEL)
             rows = step.execute(sql, wanted.arguments | {"found": json.dumps(found)}).fetchall()
             numbers = [row[0] for row in rows]
             if verb is Verb.DELETE:
@@ -164,10 +167,12 @@ class Inspector:
             else:
                 asked = {"now": step.now.wall, "found": json.dumps(numbers)}
                 step.execute(f"{_CHANGES[verb]} {_THESE}", asked)
-                step.frees_jobs = bool(rows)
+                step.frees_jobs = bool(rows) and verb is not Verb.CANCEL
             for _, queue, state, _, _, handler in rows:
                 step.counts.add(queue, state, -1)
-                if verb is not Verb.DELETE:
+                if verb is Verb.CANCEL:
+                    step.counts.add(queue, DEAD)
+                elif verb is not Verb.DELETE:
                     step.counts.add(queue, WAITING if handler else POSTED)
         return len(rows)
 

@@ -66,7 +66,7 @@ from jobpool.broker.values import (
 from jobpool.broker.values import REMEMBER_CALLS as REMEMBER_CALLS
 from jobpool.broker.values import State as State
 from jobpool.clock import Clock, SystemClock
-from jobpool.errors import LeaseLost, Unsupported
+from jobpool.errors import ConfigurationError, LeaseLost, Unsupported
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.names import QUEUE_NAME as QUEUE_NAME
@@ -101,6 +101,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     _keys: KeyStore | None = None
     _results: Results | None = None
     _claims: ClaimStore | None = None
+    _lent: QueueBackend | None = None
     _closers: Sequence[Callable[[], object]] = ()  # called in this order by `close`
 
     def __init__(self, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:
@@ -350,6 +351,36 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
             raise self._lacks("has no claims", "that has them")
         return self._claims
 
+    @property
+    def control_keys(self) -> KeyStore:
+        """The key store for records of pauses, pools and cancels: the broker's own, or the one that was lent.
+
+        Raises `Unsupported` where there is neither.
+        """
+        if self._lent is None and self._keys is None:
+            raise self._lacks("keeps no keys", "with a key store, or lend it that of another by ?state=URL")
+        return self.keys if self._lent is None else self._lent.keys
+
+    def control_time(self) -> float:
+        """Return Unix time on the clock of `control_keys`; blocks and raises as `BrokerTime.now`."""
+        return (self._lent or self).time.now()
+
+    def lend(self, state: QueueBackend) -> None:
+        """Use the key store of `state` for `control_keys`, and close it with this backend.
+
+        Raises `ConfigurationError`: this broker keeps keys of its own, or `state` keeps none.
+        """
+        if self.capabilities.key_store or not state.capabilities.key_store:
+            which = "keeps keys of its own" if self.capabilities.key_store else f"cannot use {state.scheme}:// as state"
+            raise ConfigurationError(f"{self.scheme}:// {which}: leave the option state out, or name one with keys")
+        self._lent = state
+        self.credential_variables = tuple({*self.credential_variables, *state.credential_variables})
+
+    @property
+    def has_control(self) -> bool:
+        """Return whether there are `control_keys`."""
+        return self._keys is not None or self._lent is not None
+
     def _lacks(self, lack: str, choice: str) -> Unsupported:
         return Unsupported(f"{self.scheme}:// {lack} (Capabilities.key_store): choose a backend {choice}")
 
@@ -376,6 +407,9 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
         """Do `verb` to at most `limit` matching messages, oldest first; return how many changed. Call again until 0."""
+        if verb is Verb.CANCEL and not self.capabilities.lists_live:
+            why = "finds no job that waits (Capabilities.lists_live)"
+            raise Unsupported(f"{self.scheme}:// {why}: `jobpool purge` deletes all of a queue")
         return self._bulk(where, verb, check_count(limit, "limit", 1, sys.maxsize))
 
     def inspect(self, ident: str) -> Message | None:
@@ -436,3 +470,5 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         """Close every connection; safe to call twice. Leases are left to expire; waits end within half a second."""
         for close in self._closers:
             close()
+        if self._lent is not None:
+            self._lent.close()

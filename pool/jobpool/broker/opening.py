@@ -41,6 +41,7 @@ _AZURE = re.compile(r"\s*Endpoint\s*=\s*sb://", re.IGNORECASE)
 _WORDS = re.compile(r"[A-Za-z0-9_./\\ -]*([:=]|$)")
 _HOST = re.compile(r"(?:[^:@?#]*|\[[0-9A-Fa-f:.%\w]*\])(?::\d*)?")
 _OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,60}")
+_STATE = re.compile(r"(?:(?<=\?)|[&;])state=([^&;]*)")  # also a part of an Azure connection string
 _SECRET = re.compile(r"pass|pwd|secret|token|key(?!name)|sig|sas|cred|auth", re.IGNORECASE)
 _OF_AZURE = frozenset({"endpoint", "sharedaccesskeyname", "entitypath", "usedevelopmentemulator"})
 """Parts of a connection string that are not secret."""
@@ -58,7 +59,8 @@ def open_backend(
     """Find and open the backend for `url`. Blocks as long as the backend takes for that.
 
     Args:
-        url: `scheme://…`, or an Azure connection string `Endpoint=sb://…`.
+        url: `scheme://…`, or an Azure connection string `Endpoint=sb://…`. The option `state=URL` lends a broker
+            without a key store that of another, for pauses, pools and cancels (docs/control.md).
         signer: Signs what is enqueued; None = unsigned.
         runner: The runner of `sync://`; other backends ignore it.
         clock: For backends that keep time themselves; None = the machine's.
@@ -70,11 +72,26 @@ def open_backend(
             what the backend takes. The text names the mend, and never a password.
         BackendUnavailable: The broker does not answer.
     """
+    url, state = _split_state(url)
     backend_class = _backend_class(url)
     if timeout is not None:
         options["timeout"] = timeout
     backend: QueueBackend = backend_class.from_url(url, signer=signer, clock=clock, runner=runner, **options)
+    if state:
+        try:
+            backend.lend(open_backend(state, clock=clock))
+        except BaseException:
+            backend.close()
+            raise
     return backend
+
+
+def _split_state(url: str) -> tuple[str, str]:
+    """Return the URL without its option `state`, and the URL that this names; "" = it has none."""
+    found = _STATE.search(url)
+    if found is None:
+        return url, ""
+    return url[: found.start()] + url[found.end() :], unquote(found[1])
 
 
 def missing_database(url: str) -> str:
@@ -145,7 +162,9 @@ def _redact_rest(rest: str) -> str:
 
 def _redact_option(option: str) -> str:
     """Return a piece of the query, or what stands between two; one without a value may be the rest of a password."""
-    name, equals, _ = option.partition("=")
+    name, equals, value = option.partition("=")
+    if unquote(name) == "state":  # another URL
+        return f"state={redact(unquote(value))}"
     if option in ("", "&", ";"):
         return option
     if not equals or not _OPTION.fullmatch(unquote(name)):

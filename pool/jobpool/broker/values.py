@@ -65,7 +65,8 @@ class Capabilities:
     """
     key_store: bool = False
     """Idempotency records, locks, unique enqueue and shared limits (`QueueBackend.keys`), and sets of messages that are
-    checked out by hand, and posted messages (`QueueBackend.claims`). Results are kept (`result_ttl`).
+    checked out by hand, and posted messages (`QueueBackend.claims`). Results are kept (`result_ttl`). Pauses of queues,
+    records of pools and cancels of jobs, unless the option `state=URL` lends another broker's key store for these.
     """
     transactions: bool = False
     """Jobs are enqueued (`enqueue_in`), and a handler acks its message (`ticket`), in a database transaction of the
@@ -220,13 +221,15 @@ class MessageFilter:
 
 
 class Verb(StrEnum):
-    """A deed of `bulk` on what the filter finds. Leased messages are never touched."""
+    """A deed of `bulk` on what the filter finds. Leased messages are never touched."""  # cancels: control.py
 
     DELETE = "delete"
     RETRY = "retry"
     """Dead only: waiting again under its id; attempts, crashes, last error, reason and cause cleared, expiry lifted."""
     RESUME = "resume"
     """Dead only: waiting again under its id, expiry lifted; attempts, crashes, last error and cause as they were."""
+    CANCEL = "cancel"
+    """Jobs that wait or are delayed: a dead letter, reason `cancelled`. Only where `Capabilities.lists_live`."""
 
 
 @dataclass(frozen=True, slots=True)

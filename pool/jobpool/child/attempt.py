@@ -224,7 +224,11 @@ class AttemptRunner:
         hook = ""
         if self._hooks is not None:
             hook, self._hooks.running = self._hooks.running, ""
-        if attempt.kind is not ResultKind.TIMEOUT and self._watch.expired(now):
+        if self._watch.cancelled:
+            if attempt.kind is not ResultKind.CANCELLED:
+                attempt.kind = ResultKind.CANCELLED
+                attempt.error = ending.where_met("cancelled by a person", self._watch.stack, self._cap, hook)
+        elif attempt.kind is not ResultKind.TIMEOUT and self._watch.expired(now):
             attempt.kind = ResultKind.TIMEOUT
             name = job.envelope.name or job.envelope.job
             attempt.error = ending.timeout_text(name, job.timeout, self._watch.stack, self._cap, hook)

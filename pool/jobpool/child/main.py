@@ -130,6 +130,8 @@ class Child:
         take = OutputPipe(boot.output_fd, cap).take
         self._lines = lines
         self._alarm = Alarm(options.kill_grace)
+        self._alarm.is_cancelled = boot.page.is_cancelled
+        self._alarm.arm(0.0)  # one that is sent between two attempts, or before the first, changes nothing
         DEFAULT.hooks.mark = lambda place: boot.page.printed.write(f"jobpool: in the {place}\n".encode())
         self._runner = AttemptRunner(
             DEFAULT, self._alarm, capture, cap, self._take_raw, options.enqueue_to, boot.inheritance.cut, masker

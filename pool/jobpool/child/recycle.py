@@ -20,6 +20,7 @@ from jobpool.message.outcome import ResultKind
 
 DESCRIPTORS = "descriptors"
 FAILURE = "a failure that may have spoilt it"
+_INTERRUPTED = (ResultKind.TIMEOUT, ResultKind.CANCELLED)
 _FAILURES = (ResultKind.FAILED, ResultKind.UNRECOVERABLE, ResultKind.RETRY)
 
 LAST_WORDS_S = 0.05  # that threads which an attempt left behind get to end by themselves
@@ -57,8 +58,8 @@ class Wear:
         self._left -= 1
         # Swept in any case: a left-over process must not go on because the child leaves for another reason.
         swept = linux.has_children() and self._sweep(attempt)
-        if attempt.kind is ResultKind.TIMEOUT:
-            return "timeout"
+        if attempt.kind in _INTERRUPTED:
+            return attempt.kind.name.lower()
         if attempt.left_open:
             return "a transaction was left open"
         if attempt.suspect and self._after_failure == "suspect":
@@ -78,7 +79,7 @@ class Wear:
 
     def _sweep(self, attempt: Attempt) -> bool:
         """Return whether anything had to be killed. Processes that had ended by themselves are only collected."""
-        if attempt.daemons and attempt.kind is not ResultKind.TIMEOUT:
+        if attempt.daemons and attempt.kind not in _INTERRUPTED:
             self._daemons |= linux.direct_children()
             return False
         with contextlib.suppress(ChildProcessError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
+    from jobpool.broker.control import Cancel
     from jobpool.broker.values import MessageFilter, Verb
 
 EXAMPLES = 5
@@ -63,7 +65,7 @@ def dead_retry(session: Session, terms: tuple[str, ...], queue: str | None, rate
     """
     from jobpool.broker.values import Verb
 
-    where = _dead(_chosen(terms, queue, asked))
+    where = _dead(chosen(terms, queue, asked))
     _carry_out(session, where, Verb.RESUME if asked["keep_counters"] else Verb.RETRY, asked, rate=rate)
 
 
@@ -82,7 +84,7 @@ def dead_purge(
     from jobpool.broker.values import Verb
 
     older = () if older_than is None else (f"age:>{older_than}",)
-    where = _dead(_chosen(terms, queue, asked, *older, is_bounded=bool(keep or older)))
+    where = _dead(chosen(terms, queue, asked, *older, is_bounded=bool(keep or older)))
     _carry_out(session, where, Verb.DELETE, asked, keep=keep)
 
 
@@ -96,14 +98,14 @@ def purge(session: Session, terms: tuple[str, ...], queue: str | None, **asked: 
     """Delete waiting, delayed and dead messages, not leased ones. FILTER as in `jobpool list`."""
     from jobpool.broker.values import State, Verb
 
-    where = _chosen(terms, queue, asked)
+    where = chosen(terms, queue, asked)
     if State.LEASED in where.states:
         raise click.UsageError("leased messages cannot be purged: they are being worked on")
     anywhere = (State.DEAD,) if where.reason is not None else (State.WAITING, State.DELAYED, State.DEAD)
     _carry_out(session, replace(where, states=where.states or anywhere), Verb.DELETE, asked)
 
 
-def _chosen(
+def chosen(
     terms: tuple[str, ...], queue: str | None, asked: dict[str, bool], *more: str, is_bounded: bool = False
 ) -> MessageFilter:
     """Return the filter. Refuse a verb without one, unless `is_bounded` by another option."""
@@ -144,16 +146,17 @@ def _carry_out(session: Session, where: MessageFilter, verb: Verb, asked: dict[s
         queues = [] if backend.capabilities.makes_queues else meet_queues(session, backend, where.queue)
         if _goes_whole(backend, where):
             queues = queues or meet_queues(session, backend, where.queue)
-            _confirm_and_run(WholeQueues(backend, where, verb, queues=queues), asked)
+            confirm_and_run(WholeQueues(backend, where, verb, queues=queues), asked)
         else:
-            _confirm_and_run(Sweep(backend, where, verb, **limits), asked)
+            confirm_and_run(Sweep(backend, where, verb, **limits), asked)
 
 
-def _confirm_and_run(sweep: Sweep, asked: dict[str, bool]) -> None:
+def confirm_and_run(sweep: Sweep, asked: dict[str, bool]) -> None:
     """Do it once it is confirmed. `matched`, in JSON: messages by the look before, at most `CAP` of them counted."""
     from jobpool.broker.values import Verb
 
-    word, done = ("purge", "purged") if sweep.verb is Verb.DELETE else ("retry", "retried")
+    words = {Verb.DELETE: ("purge", "purged"), Verb.CANCEL: ("cancel", "cancelled")}
+    word, done = words.get(sweep.verb, ("retry", "retried"))
     count = sweep.count()
     _check_ids(sweep, count)
     if asked["json_"] and (asked["dry_run"] or not count):
@@ -327,3 +330,23 @@ class WholeQueues(Sweep):
                 if self.done >= most and not self.is_capped:
                     return False
         return False
+
+
+@dataclass(slots=True)
+class Cancels(Sweep):
+    """Cancels what waits or is delayed, and has pools end what runs. `answers`: how many there were of each."""
+
+    purge: bool = False
+    wait: float = 0.0
+    answers: Counter[Cancel] = field(default_factory=Counter)
+
+    def run(self, count: int, word: str) -> int:
+        """Do it; return how many were cancelled, and tell of the others."""
+        from jobpool.broker.control import Cancel, cancel_matching
+
+        del count, word
+        self.answers = cancel_matching(self.backend, self._still_there(), purge=self.purge, wait=self.wait)
+        for answer, number in self.answers.items():
+            if answer is not Cancel.CANCELLED:
+                note(f"{plural(number, 'message')}: {answer.value}")
+        return self.answers[Cancel.CANCELLED]

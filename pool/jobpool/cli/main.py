@@ -9,7 +9,7 @@ Words only move; click parses them after their verb. Which word is the verb depe
 take a value (`-Q stats` is a queue), so that is asked of the commands themselves.
 
 A failure is one sentence on stderr, with a traceback only by -vv or JOBPOOL_DEBUG. Exit codes: 0 done, 1 failed,
-2 wrong usage or configuration, 3 no pool (`health` only), 130 interrupted.
+2 wrong usage or configuration, 3 no pool (`health` only), 4 and 5 not cancelled (`cancel` only), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ FOR_THE_GROUP = frozenset({"-h", "--help", "-V", "--version"})
 EPILOG = """\b
 All options: jobpool run --help
 Shell completion: eval "$(_JOBPOOL_COMPLETE=bash_source jobpool)" (or zsh_source, fish_source).
-Exit codes: 0 done, 1 failed, 2 wrong usage or configuration; `health`: 1 degraded, 3 no pool."""
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration; `health`: 1 degraded, 3 no pool;
+`cancel`: 4 ended otherwise, 5 not known yet."""
 
 OFTEN_USED = (
     *("workers", "queues", "apps", "backend", "default_timeout", "retry", "stop_grace", "cron", "until_empty"),
@@ -341,6 +342,9 @@ VERBS = Commands(
         "status": "tracking:status",
         "result": "tracking:result",
         "purge": "bulk:purge",
+        "cancel": "control:cancel",
+        "pause": "control:pause",
+        "resume": "control:resume",
         "reap": "messages:reap",
         "top": "top:top",
         "health": "top:health",
@@ -357,6 +361,10 @@ GROUPS = {
         "claims:create claims:show claims:renew claims:release claims:list_claims",
     ),
     "cron": ("Run the app's schedules, and show when they are due.", "cron:run cron:list_ cron:next_"),
+    "pools": (
+        "List the pools of all hosts; drain or resume one.",
+        "control:pools_list control:pools_drain control:pools_resume",
+    ),
     "message": (
         "Post, list, pop and delete messages by hand.",
         "claims:post claims:list_messages claims:delete claims:pop",

@@ -25,12 +25,14 @@ from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
+    from jobpool.broker.control import Pause
     from jobpool.broker.values import Message, MessageFilter, QueueStats
 
 FULL_REAP = 1000  # messages that one reap returns at most; a full answer means that there may be more
 
 QUEUES = columns("QUEUE!, WAITING>, DELAYED>, LEASED>, DEAD>, OLDEST>, POOLS>")
 POSTED = columns("POSTED>")  # shown where there is one: most people post nothing
+PAUSED = columns("PAUSED~")  # the same
 
 PAGE_MESSAGES = 500
 MORE = "there are more than {}; --limit 0 lists all"
@@ -243,19 +245,40 @@ def _describe(message: Message) -> None:
 def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
     """Count waiting, delayed, leased, dead and posted messages, in these queues or in all.
 
-    POOLS, in JSON "pools": pools of this user on this machine that serve the queue; others are not seen from here.
+    POOLS, in JSON "pools": pools of this user on this machine that serve the queue; `jobpool pools` lists those of all.
+    PAUSED, in JSON "paused": why and until when a queue is paused, if it is.
     """
+    from jobpool.broker import control
+
     with session.broker() as backend:
-        found = {queue: backend.stats(queue) for queue in _named(session, backend, names + more)}
+        paused = control.read(backend).paused if backend.has_control else {}
+        named = _named(session, backend, names + more)
+        if backend.capabilities.makes_queues and not names + more:
+            named = sorted({*named, *paused})
+        found = {queue: backend.stats(queue) for queue in named}
         serving = session.queues_served()
         if not backend.capabilities.exact_counts:
             note(f"{backend.scheme}:// counts messages that others have leased as waiting (Capabilities.exact_counts)")
     if json_:
-        answer_json([{"queue": name, **asdict(counts), "pools": serving[name]} for name, counts in found.items()])
+        shown = {name: asdict(pause) for name, pause in paused.items()}
+        answer_json(
+            [
+                {"queue": name, **asdict(counts), "pools": serving[name], "paused": shown.get(name)}
+                for name, counts in found.items()
+            ]
+        )
     elif found:
         posts = any(counts.posted for counts in found.values())
-        rows = [[*_counts(*one, serving[one[0]]), *[f"{one[1].posted:,}"] * posts] for one in found.items()]
-        table(QUEUES + POSTED * posts, rows)
+        is_paused = any(name in paused for name in found)
+        rows = [
+            [
+                *_counts(*one, serving[one[0]]),
+                *[f"{one[1].posted:,}"] * posts,
+                *[_paused(paused.get(one[0]))] * is_paused,
+            ]
+            for one in found.items()
+        ]
+        table(QUEUES + POSTED * posts + PAUSED * is_paused, rows)
     else:
         note("every queue is empty")
     served = {*+serving, session.settings().dead_letter_queue}
@@ -300,6 +323,18 @@ def _counts(queue: str, counts: QueueStats, pools: int) -> list[str]:
     numbers = (counts.waiting, counts.delayed, counts.leased, counts.dead)
     shown = [f"{number:,}+" if counts.cap and number >= counts.cap else f"{number:,}" for number in numbers]
     return [queue, *shown, "-" if counts.oldest is None else format_duration(counts.oldest), str(pools)]
+
+
+def _paused(pause: Pause | None) -> str:
+    if pause is None:
+        return "-"
+    until = "" if pause.until is None else f"until {moment(pause.until)}"
+    return " ".join(filter(None, ("yes", until, pause.reason)))
+
+
+def moment(unix: float) -> str:
+    """Return a time in UTC, to the second."""
+    return datetime.fromtimestamp(unix, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def meet_queues(session: Session, backend: QueueBackend, queue: str | None = None) -> list[str]:

@@ -174,6 +174,8 @@ def headline(sample: PoolSample) -> str:
         worries.append(f"the master has not turned its loop for {format_duration(sample.silent)}")
     if header.draining:
         worries.append("draining: it leases nothing new")
+    if header.paused:
+        worries.append(f"paused by a person: {', '.join(header.paused.split())}")
     if header.problem:
         worries.append(one_line(header.problem))
     return "\n".join([who, "  ".join((state, counts, *more)), *worries])

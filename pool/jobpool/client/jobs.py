@@ -13,15 +13,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from functools import cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from jobpool.broker import tracking
+from jobpool.broker import control, tracking
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.config_file import find_config
+from jobpool.broker.control import Cancel, Pause, PoolRecord
+from jobpool.broker.filters import parse_filter
 from jobpool.broker.opening import Runner, check_url, default_signer, default_url, open_backend, redact, scheme_of
-from jobpool.broker.values import QueueStats
+from jobpool.broker.values import MessageFilter, QueueStats
 from jobpool.client.claims import Queue
 from jobpool.errors import ConfigurationError, ResultPending, Unsupported
 from jobpool.message import producer
@@ -206,6 +209,48 @@ class Jobs:
     def queues(self) -> list[str]:
         """Return the names of all queues that hold a message, sorted. Raises as `backend`."""
         return self.backend.queues()
+
+    def pause(self, queue: str, reason: str = "", until: datetime | float | None = None) -> Pause:
+        """Keep all pools from fetching from a queue, within a second; what runs goes on. A second pause replaces it.
+
+        Args:
+            queue: Its name; it may be empty, or not be there yet.
+            reason: For people, who see it in `jobpool stats`.
+            until: An aware time, or seconds from now; None = until `resume`, a year at most.
+
+        Raises as `backend`, and `Unsupported` where no key store is (docs/control.md).
+        """
+        return control.pause(self.backend, queue, reason, until)
+
+    def resume(self, queue: str) -> bool:
+        """Let pools fetch from a queue again; return whether it was paused. Raises as `pause`."""
+        return control.resume(self.backend, queue)
+
+    def cancel(self, ident: str, *, purge: bool = False, wait: float = control.CANCEL_WAIT_S) -> Cancel:
+        """Cancel a job that waits, is delayed or runs; return the answer, which says what won (docs/control.md).
+
+        Args:
+            ident: Its id.
+            purge: Remove it, in place of a dead letter with the reason `cancelled`.
+            wait: Seconds to wait for the pool that runs it; after them the answer is `asked`.
+
+        Raises as `pause`. Blocks until the job's end is known.
+        """
+        return control.cancel(self.backend, [ident], purge=purge, wait=wait)[ident]
+
+    def cancel_matching(
+        self, where: str | MessageFilter, *, purge: bool = False, wait: float = control.CANCEL_WAIT_S
+    ) -> dict[Cancel, int]:
+        """Cancel all jobs that match a filter, such as `queue:reports age:>1h`; count them by their answers.
+
+        Raises as `cancel`, and `ValueError` for a filter that says nothing clear.
+        """
+        asked = parse_filter(where) if isinstance(where, str) else where
+        return dict(control.cancel_matching(self.backend, asked, purge=purge, wait=wait))
+
+    def pools(self) -> list[PoolRecord]:
+        """Return the pools of the broker on all hosts, the oldest first. Raises as `pause`."""
+        return control.pools(self.backend)
 
     def queue(self, name: str, *, max_claims: int = 0) -> Queue:
         """Return one queue, to post messages to it and to claim its messages by hand. Raises as `Queue`.

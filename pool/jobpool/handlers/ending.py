@@ -163,7 +163,11 @@ def below_ours(trace: TracebackType | None) -> TracebackType | None:
 def timeout_text(name: str, seconds: float, stack: StackSummary | None, cap: int, hook: str = "") -> str:
     """Return the text of a timeout: the sentence, and the place where the alarm met the handler, or `hook`."""
     number = f"{seconds:.6f}".rstrip("0").rstrip(".")
-    text = f"Job '{name}' exceeded maximum execution time of {number} seconds."
+    return where_met(f"Job '{name}' exceeded maximum execution time of {number} seconds.", stack, cap, hook)
+
+
+def where_met(text: str, stack: StackSummary | None, cap: int, hook: str = "") -> str:
+    """Return the text, and the place where the alarm met the handler, or `hook`."""
     if hook:
         text += f"\nIt was in the {hook}."
     if not stack:

@@ -1,12 +1,14 @@
 """The hard timeout, stage 1: SIGALRM raises `HardTimeout` in user code.
 
-A Python signal handler runs between two bytecodes of the main thread, anywhere. So four rules say where it may raise:
+A Python signal handler runs between two bytecodes of the main thread, anywhere. So five rules say where it may raise:
 
 * Only inside `call`, in a frame below `call`'s own. If Python has interrupted `call` itself, user code has not begun or
   has returned. So no `HardTimeout` ever escapes from `call`, however the alarm races the return.
 * Only at or after the deadline of the attempt that is running: an alarm of the attempt before changes nothing.
 * After the first time it is quiet until `deadline + kill_grace / 2`, so that `finally` blocks can work. From then on it
   raises every 100 ms: `except BaseException`, `__del__`, weakref, gc and ctypes callbacks swallow it.
+* The master sends one when a person cancels the job, and again every 100 ms. Then `Cancelled` is raised instead, and
+  the deadline is that moment.
 * Before every attempt the handler, the timer and the signal mask are set anew: the one before may have changed them.
 
 C code that does not return to the interpreter is out of its reach; the master's kill (stages 2 and 3) is not.
@@ -24,7 +26,7 @@ from traceback import StackSummary
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from jobpool.errors import HardTimeout
+from jobpool.errors import Cancelled, HardTimeout
 
 ALARM_EVERY_S = 0.1  # between two alarms, once the first has fired
 STACK_DEPTH = 100  # innermost frames that are kept of the stack that the alarm met
@@ -59,13 +61,15 @@ class Alarm:
         self._inside = False
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ()) - {signal.SIGALRM}
         self._handler = self._on_alarm  # one bound method: arming allocates nothing
+        self.is_cancelled: Callable[[], bool] = bool  # asked by an alarm before its time; of the running attempt
+        self.cancelled = False  # True: what it has raised since `arm` is `Cancelled`
         self.fired = False  # True: it has raised since `arm`, and the attempt has timed out, whatever it returns
         self.stack: StackSummary | None = None  # where it raised first, innermost frame last
         self.on_fire: Callable[[], object] | None = None  # called before each raise; never blocks or raises
 
     def arm(self, seconds: float) -> None:
         """Start the clock: `seconds` > 0 until the first alarm, 0 for never. `ValueError` off the main thread."""
-        self.fired = False
+        self.fired = self.cancelled = False
         self.stack = None
         raw_signal(_SIGALRM, self._handler)
         # A masked alarm of the attempt before is delivered here, while nothing is inside `call`.
@@ -97,7 +101,12 @@ class Alarm:
         return value, None
 
     def _on_alarm(self, _signum: int, frame: FrameType | None) -> None:
-        if not self._inside or frame is None or frame.f_code is _CALL or monotonic() < self._due:
+        if not self._inside or frame is None or frame.f_code is _CALL:
+            return
+        now = monotonic()
+        if not self.fired and self.is_cancelled():
+            self.cancelled, self._deadline, self._due = True, now, now
+        if now < self._due:
             return
         if not self.fired:
             self.fired = True
@@ -105,7 +114,7 @@ class Alarm:
         self._due = self._deadline + self._quiet
         if self.on_fire is not None:
             self.on_fire()
-        raise HardTimeout
+        raise Cancelled if self.cancelled else HardTimeout
 
 
 _CALL: CodeType = Alarm.call.__code__

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jobpool.message.outcome import SUMS, Counts
 
-VERSION = 4  # raise it with any change of a table below
+VERSION = 5  # raise it with any change of a table below
 READ_LIMIT_S = 0.001  # seconds after which a reader gives up on a part that is being written
 PAGE = 4096
 WORD = 8
@@ -105,7 +105,7 @@ HEADER = Layout(
     "real started started_wall loop_at broker_ok_at broker_interval reaped_at reap_interval",
     " ".join(["count", *SUMS]),
     "text 64 name version",
-    "text 512 queues backend problem",
+    "text 512 queues backend problem paused",
 )
 
 # Written by the child that fills the slot, on its main thread.
@@ -132,6 +132,9 @@ MASTER = Layout(
 
 # Written by the child, on any one of its threads; without the lock, for it is read once the child is dead.
 PRINTED = Layout(PROGRESS.end, "word nonce total", "text 2048 ring")
+
+# Written by the master: the attempt that a person has cancelled. One word, without the lock.
+CANCEL = Layout(PRINTED.end, "word nonce")
 
 
 class ChildState(IntEnum):
@@ -196,7 +199,7 @@ class HeaderView(Counts):
     workers: int  # children that are wanted
     ready: int  # children that are ready now
     boot_failures: int  # children in a row that could not boot
-    draining: int  # 1 once it was told to stop
+    draining: int  # 1 once it was told to stop, or to fetch nothing more
     reloading: int  # 1 while a reload is under way
     generation: int  # of the newest fork server
     waiting: int  # messages that wait in the pool's queues, as counted last
@@ -212,4 +215,5 @@ class HeaderView(Counts):
     queues: str  # names, with a space between two
     backend: str  # its URL without secrets
     problem: str  # one sentence on why the pool is not well; "" = it is
+    paused: str  # those of its queues that a person has paused, with a space between two
     torn: bool

@@ -23,7 +23,18 @@ import os
 import struct
 from collections.abc import Iterator
 
-from jobpool.ipc.board_layout import CHILD, HEADER, MASTER, PAGE, PRINTED, PROGRESS, VERSION, HeaderView, MasterView
+from jobpool.ipc.board_layout import (
+    CANCEL,
+    CHILD,
+    HEADER,
+    MASTER,
+    PAGE,
+    PRINTED,
+    PROGRESS,
+    VERSION,
+    HeaderView,
+    MasterView,
+)
 from jobpool.ipc.board_parts import ChildPart, NamedPart, PrintedPart
 
 _MAGIC = int.from_bytes(b"JOBPOOL\0", "little")
@@ -41,11 +52,21 @@ class ChildPage:
         child = CHILD.of(page)
         self.printed = PrintedPart(PRINTED.of(page), child)
         self.child = ChildPart(child, PROGRESS.of(page))
+        self._cancel = CANCEL.of(page)
+
+    def cancel(self, nonce: int) -> None:
+        """Note that a person has cancelled this attempt. Called by the master."""
+        self._cancel.words[1] = nonce
+
+    def is_cancelled(self) -> bool:
+        """Return whether that is the attempt which the child has begun last."""
+        return self._cancel.words[1] == self.child.nonce
 
     def release(self) -> None:
         """Let the memory go, so that it can be unmapped."""
         self.printed.release()
         self.child.release()
+        self._cancel.release()
 
 
 class Slot(ChildPage):

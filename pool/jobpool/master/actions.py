@@ -73,6 +73,10 @@ class KillChild(SlotAction):
     pass
 
 
+class CancelAttempt(SlotAction):
+    """Raise `Cancelled` in the handler of the head."""
+
+
 class ForgetChild(SlotAction):
     """A killed child was not collected in time: close what we hold of it."""
 

@@ -331,6 +331,11 @@ class ChildProcesses:
         if channel := self._channels.get(slot.child):
             channel.signal(number)
 
+    def cancel(self, slot: Slot) -> None:
+        """Let the child's alarm raise `Cancelled`, if it has begun the head."""
+        self._board.slot(slot.index).cancel(slot.deliveries[0].nonce)
+        self.signal(slot, signal.SIGALRM)
+
     def reply(self, child: int, reply: Reply) -> None:
         if (channel := self._channels.get(child)) and channel.is_asking:
             channel.reply(reply)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from jobpool.errors import AccessRefused
+from jobpool.ipc.alarm import ALARM_EVERY_S
 from jobpool.master import actions as act
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import BROKEN_GRACE_S, Pool, Stopping
@@ -91,6 +92,8 @@ def _watch_busy(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) -
     head, limit = slot.deliveries[0], pool.settings.memory_limit
     if head.lost and pool.settings.on_lease_lost == "kill":
         kill_child(slot, EndReason.LOST, "the lease was lost", now, actions)
+    elif head.cancelled and not head.lost:
+        _watch_cancelled(pool, slot, now, actions)
     elif 0 < limit < slot.rss and slot.sampled_at >= slot.head_since:  # an earlier sample tells of another job
         text = f"used {slot.rss / 2**20:.0f} MiB; its limit is {limit / 2**20:.0f} MiB"
         kill_child(slot, EndReason.MEMORY, text, now, actions)
@@ -98,8 +101,20 @@ def _watch_busy(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) -
         _watch_deadline(pool, slot, head, now, actions)
         # The child must not begin an attempt that waits too long after the head, or is lost.
         behind = islice(slot.deliveries, 1, None) if slot.waiting else ()
-        if any(now - d.leased_at >= STALE_AFTER_S or d.lost for d in behind):
+        if any(now - d.leased_at >= STALE_AFTER_S or d.lost or d.cancelled for d in behind):
             actions.append(act.TakeBack(slot))
+
+
+def _watch_cancelled(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) -> None:
+    """Have `Cancelled` raised in the handler, again for one that had not begun, and kill the child after the grace."""
+    slot.cancelled_at = slot.cancelled_at or now
+    if now >= slot.cancelled_at + pool.settings.kill_grace:
+        kill_child(slot, EndReason.CANCEL, "cancelled by a person; it did not end within the grace", now, actions)
+    elif now >= slot.alarmed_at + ALARM_EVERY_S:
+        slot.alarmed_at = now
+        actions.append(act.CancelAttempt(slot))
+    if slot.waiting:
+        actions.append(act.TakeBack(slot))  # nothing more for a child that is replaced
 
 
 def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions: list[act.Action]) -> None:
@@ -153,6 +168,8 @@ def _busy_due(pool: Pool, slot: Slot, now: float) -> float:
     head = slot.deliveries[0]
     if head.lost and pool.settings.on_lease_lost == "kill":
         return now
+    if head.cancelled and not head.lost:
+        return min(slot.alarmed_at + ALARM_EVERY_S, slot.cancelled_at + pool.settings.kill_grace)
     due = now + HEARTBEAT_S
     if not (head.lost or head.settling):
         due = min(due, head.lease.expires_at - pool.boot_ahead)  # whoever takes it then should not run beside it

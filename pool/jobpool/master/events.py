@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, dataclass_transform
 
+from jobpool.broker import control
 from jobpool.broker.values import QueueStats, Reaped
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.ipc.frames import Ask, Exited, Loaded, Result, Said
@@ -88,6 +89,12 @@ class LeasesBroke(Event):
 
 class ReapDone(Event):
     reaped: list[Reaped]
+
+
+class ControlRead(Event):
+    """A change in the requests of people to queues and pools, or the first look at them."""
+
+    asked: control.Asked
 
 
 class Counted(Event):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases
@@ -64,6 +64,7 @@ class FetchThread(MasterThread):
             closed=lambda queue: inbox.put(BreakerClosed(queue)),
         )
         self._turn = threading.Condition()
+        self._paused: Collection[str] | None = ()
         self._want = 0
         self._unseen = False
         self._nudged = False
@@ -104,6 +105,14 @@ class FetchThread(MasterThread):
         self._queues = dict(queues)
         self._nudge()
 
+    def pause(self, queues: Collection[str] | None) -> None:
+        """Fetch nothing from these queues, and from all others again; None = from no queue at all."""
+        self._paused = queues
+        self._nudge()
+
+    def _is_paused(self, queue: str) -> bool:
+        return self._paused is None or queue in self._paused
+
     def _nudge(self) -> None:
         with self._turn:
             self._nudged = True
@@ -143,6 +152,8 @@ class FetchThread(MasterThread):
         for queue in sorted(self._weights.order(), key=lambda queue: queue not in self._unanswered):
             if self._halt.is_set():
                 return False  # each fetch from a silent broker would hold up the stop
+            if self._is_paused(queue):
+                continue
             now = self._clock.mono()
             room = self._limits.room(queue, self._weights.share(queue, count), now)  # 0: its limit is shut
             got = self._fetch_from(queue, room) if room and self._breakers.allow(queue, now) else 0
@@ -193,7 +204,10 @@ class FetchThread(MasterThread):
     def _hinted(self) -> bool:
         now = self._clock.mono()
         waits = {
-            queue: max(self._limits.wait(queue, now), self._breakers.wait(queue, now)) for queue in self._weights.names
+            queue: MAX_WAIT_S
+            if self._is_paused(queue)
+            else max(self._limits.wait(queue, now), self._breakers.wait(queue, now))
+            for queue in self._weights.names
         }
         if any(not waits.get(queue) for queue in self._unanswered):
             return True  # the pause after its failure is over

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -11,6 +13,7 @@ from dataclasses import asdict, dataclass
 import orjson
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.control import PoolRecord
 from jobpool.broker.values import Leases
 from jobpool.ipc.process_options import ASKS_STACK
 from jobpool.master import actions as act
@@ -27,7 +30,7 @@ from jobpool.master.settle_thread import SettleThread, produce
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import Pool
 from jobpool.master.telemetry import PUBLISH_EVERY_S, STACK, Publisher, Telemetry
-from jobpool.master.threads import LostLeaseThread, MasterThread, RenewThread, SampleThread
+from jobpool.master.threads import ControlThread, LostLeaseThread, MasterThread, RenewThread, SampleThread
 from jobpool.message.outcome import Counts
 
 STACK_WAIT_S = 0.1  # seconds for the children's fault handlers to write, before their stacks are logged
@@ -58,11 +61,13 @@ class Master:
     """Called with the queues that the pool serves, whenever an app has loaded. Quick."""
     telemetry: Telemetry | None = None
     scheduler: SchedulerStarter | None = None
+    version: str = ""
 
     _again = False
     """Something was to be taken back, for another child to begin at once: the next turn does not sleep."""
     _housekeeping_at = 0.0
     _stacks_due = 0.0
+    _control_thread: ControlThread | None = None
     _unpublished = True
     _published_at = 0.0
     _publish_at = 0.0
@@ -70,9 +75,14 @@ class Master:
     def __post_init__(self) -> None:
         self._batch = Batch()
         self._gc_at = time.monotonic() + GC_EVERY_S
+        self._started = time.time()
         pool, backend, inbox = self.pool, self.backend, self.inbox
         self._renew_thread = RenewThread(backend, pool.settings.ttl, lambda: list(pool.held.values()), inbox)
         self._upkeep_threads: list[MasterThread] = [self._renew_thread, SampleThread(self._living, inbox)]
+        if backend.has_control:
+            self._control_thread = ControlThread(backend, self._describe, inbox)
+            self._upkeep_threads.append(self._control_thread)
+            self.fetch_thread.pause(None)  # until it is known what is paused
         if backend.capabilities.leases is Leases.CONNECTION:
             self._upkeep_threads.append(LostLeaseThread(backend, inbox))
         self.children.watch(inbox.fd, inbox.take)
@@ -151,6 +161,8 @@ class Master:
                 self.children.retire(slot)
             case act.KillChild(slot):
                 self.children.signal(slot, signal.SIGKILL)
+            case act.CancelAttempt(slot):
+                self.children.cancel(slot)
             case act.DumpStack(slot):
                 self.children.signal(slot, ASKS_STACK)
                 slot.awaits_stack = True
@@ -222,6 +234,12 @@ class Master:
             fetch_thread.serve_queues(pool.queues)
             self.settle_thread.serve_queues(pool.queues)
             self.serves(list(pool.queues))
+        if pool.control_came:
+            pool.control_came = False
+            fetch_thread.pause(None if pool.drained else pool.paused)
+        if pool.cancels_over and self._control_thread is not None:
+            self._control_thread.cancelled(pool.cancels_over)
+            pool.cancels_over = []
         if pool.app_came:
             pool.app_came = False
             self.settle_thread.tell_hooks(pool.closed_to_hooks)
@@ -250,13 +268,35 @@ class Master:
     def _living(self) -> list[tuple[int, int, bool]]:
         return [(slot.child, slot.pid, slot.state is SlotState.BUSY) for slot in self.pool.slots.live]
 
+    def _describe(self) -> PoolRecord:
+        """Return the record of the pool. Called on the control thread."""
+        pool, slots = self.pool, self.pool.slots
+        now, ends = self.backend.clock.boot(), [delivery.lease.expires_at for delivery in list(pool.held.values())]
+        return PoolRecord(
+            id=pool.ident,
+            name=pool.settings.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=self.version,
+            state="stopping" if pool.is_stopping else "drained" if pool.drained else "running",
+            queues=list(pool.queues),
+            children=sum(slot.is_ready for slot in slots.all),
+            busy=slots.count(SlotState.BUSY),
+            lease_margin=round(min(ends) - now, 3) if ends else None,
+            started=self._started,
+        )
+
     def _end(self) -> Counts:
         """Let the threads finish, take in the last answers, end the fork servers, publish once more; the counts."""
         for thread in (self.settle_thread, *self._upkeep_threads):
-            thread.stop()
+            if thread is not self._control_thread:
+                thread.stop()
         self.settle_thread.join(JOIN_LIMIT_S)
         for event in self.inbox.take():
             self._apply(event)
+        if self._control_thread is not None:
+            self._control_thread.cancelled(self.pool.cancels_over)
+            self._control_thread.stop()
         self.children.close()
         if self.telemetry is not None:
             self.telemetry.end(self.pool)

@@ -104,6 +104,7 @@ class Observer:
             gauge(names.SLOTS, pool.slots.count(slot_state), (slot_state.value,))
         for queue in pool.queues:
             gauge(names.BREAKER, float(queue in pool.open_breakers), (queue,))
+            gauge(names.PAUSED, float(queue in pool.paused), (queue,))
         while self._dead and now - self._dead[0][0] > REMEMBER_DEAD_S:
             self._dead.popleft()
         peaks = [*(slot.peak_rss for slot in pool.slots.live), *(peak for _, peak in self._dead)]

@@ -36,6 +36,8 @@ ALONE = "nothing else ran"
 _OF_CRASHES = "Fatal Python error: ", "Current thread 0x", "Thread 0x", '  File "'
 """How lines begin of the stack that Python's fault handler prints when an import crashes."""
 
+_BY_ORDER = (EndReason.RECYCLE, EndReason.RETIRE, EndReason.STOP, EndReason.SERVER, EndReason.CANCEL)
+
 SUCCEEDED = ended.Succeeded()  # shared: most jobs end with it
 
 
@@ -181,6 +183,10 @@ def _child_results(pool: Pool, event: ev.ChildResults) -> None:
             pool.never_started.pop(delivery.lease.id, None)
         if pool.orphaned:
             pool.orphaned.pop(delivery.lease.id, None)
+        if (
+            result.kind is ResultKind.CANCELLED and not delivery.cancelled
+        ):  # its page is full of rubbish; the alarm fired
+            result = replace(result, kind=ResultKind.TIMEOUT)
         kept = _to_keep(pool, delivery, result.kept) if result.kept else None
         plain = result.kind is ResultKind.SUCCEEDED and not (result.follow_ups or kept)
         outcome = SUCCEEDED if plain else _outcome_of_result(pool, slot, delivery, result, kept)
@@ -275,7 +281,7 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
     if was is SlotState.STARTING:
         pool.boot.failed(death.headline, pool.now)
     in_order = not rest and event.exited.code == 0  # told to leave while it was busy, and it did
-    if ending not in (EndReason.RECYCLE, EndReason.RETIRE, EndReason.STOP, EndReason.SERVER) and not in_order:
+    if ending not in _BY_ORDER and not in_order:
         running = next((delivery for delivery in rest if delivery.nonce == event.started), None)
         slot.timeouts += ending is EndReason.TIMEOUT
         slot.crashes += ending is not EndReason.TIMEOUT
@@ -308,7 +314,7 @@ def _attempt_died(pool: Pool, slot: Slot, delivery: Delivery, event: ev.ChildDie
         death = replace(death, output="")  # what is there was printed by the attempt before
     if slot.ending is EndReason.SERVER:
         outcome = _orphaned_outcome(pool, slot, delivery, death) if started else ended.NotRun()
-    elif started or slot.ending in (EndReason.TIMEOUT, EndReason.STOP, EndReason.LOST):
+    elif started or slot.ending in (EndReason.TIMEOUT, EndReason.STOP, EndReason.LOST, EndReason.CANCEL):
         outcome = outcome_of_death(slot.ending, slot.ending_text, death)
     elif pool.is_stopping:
         outcome = ended.Stopped()

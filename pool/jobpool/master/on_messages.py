@@ -15,7 +15,7 @@ from jobpool.message.death import cause_headline
 from jobpool.message.definition import timeout_of
 from jobpool.message.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
 from jobpool.message.printable import headline
-from jobpool.message.settlement import Abandon, Ack, Move, Nack, Release, Settled, Settlement
+from jobpool.message.settlement import CANCELLED, Abandon, Ack, Move, Nack, Release, Settled, Settlement
 from jobpool.message.units import format_duration
 from jobpool.policy.inspection import Inspected
 from jobpool.policy.outcomes import LEASE_LOST, REAPED, REAPED_DEAD, SUCCEEDED, counters_of
@@ -64,6 +64,9 @@ def _take_in(pool: Pool, inspected: Inspected) -> None:
     nonce = next(pool.nonces)
     delivery = Delivery(lease, nonce, 0.0, "", pool.now)
     pool.held[nonce] = delivery
+    if pool.cancels and (mark := pool.cancels.get(lease.id)) and mark.is_for(lease):
+        delivery.cancelled = True
+        outcome = outcome or NotRun()
     if outcome is None:
         outcome = _prepare(pool, delivery)
     elif type(outcome) is NewerWire:
@@ -128,6 +131,25 @@ def _breaker_closed(pool: Pool, event: ev.BreakerClosed) -> None:
     pool.note("warning", "the circuit breaker of a queue is closed again", queue=event.queue)
 
 
+def _control_read(pool: Pool, event: ev.ControlRead) -> None:
+    """Take in what people ask, and say what of it is new for the queues of this pool."""
+    before, pool.paused, pool.control_came = pool.paused, event.asked.paused, True
+    for queue in pool.queues.keys() & pool.paused.keys() - before.keys():
+        pool.note("warning", "a queue is paused", queue=queue, reason=pool.paused[queue].reason or None)
+    for queue in pool.queues.keys() & before.keys() - pool.paused.keys():
+        pool.note("info", "a queue is resumed", queue=queue)
+    pool.cancels = event.asked.cancels
+    for delivery in [d for d in pool.held.values() if d.lease.id in pool.cancels] if pool.cancels else ():
+        if not delivery.cancelled and pool.cancels[delivery.lease.id].is_for(delivery.lease):
+            delivery.cancelled = True
+            if delivery in pool.ready:
+                pool.ready.remove(delivery)
+                pool.outcomes.append((delivery, NotRun()))
+    was_drained, pool.drained = pool.drained, pool.ident in event.asked.drained
+    if pool.drained != was_drained:
+        pool.note("warning", "the pool is drained" if pool.drained else "the pool is resumed", by="a person")
+
+
 def _answered(pool: Pool, event: ev.Answered) -> None:
     pool.wall_ahead = time.time() - time.monotonic()
     for delivery, settlement, answer in event.answers:
@@ -142,6 +164,10 @@ def _answered(pool: Pool, event: ev.Answered) -> None:
         pool.ended(delivery, counters, settlement)
     if pool.open_breakers:
         pool.answered_queues.update(delivery.lease.queue for delivery, _, _ in event.answers)
+    if pool.cancels:
+        pool.cancels_over += [
+            delivery.lease.id for delivery, _, answer in event.answers if delivery.cancelled and answer
+        ]
 
 
 def _note_answer(pool: Pool, delivery: Delivery, settlement: Settlement, answer: Settled) -> None:
@@ -187,6 +213,9 @@ def _about(delivery: Delivery) -> dict[str, str | None]:
 
 def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
     lease = delivery.lease
+    if settlement.reason == CANCELLED:
+        pool.note("info", "a job is cancelled", **_about(delivery), queue=lease.queue)
+        return
     pool.note(
         "critical",
         # An event of its own: the log thins out each by itself, and a flood of forgeries must not hide real deaths.
@@ -261,7 +290,7 @@ def _counted(pool: Pool, event: ev.Counted) -> None:
             pool.fail(f"the app does not load: {pool.boot.last_error}", "the app does not load")
     elif pool.held or not event.stats.keys() >= pool.queues.keys():
         pass  # the counts are older than the queues
-    elif all(counts.pending == 0 for counts in event.stats.values()):
+    elif all(not (counts.leased if queue in pool.paused else counts.pending) for queue, counts in event.stats.items()):
         pool.stop("the queues are empty")
 
 
@@ -275,6 +304,7 @@ ON_MESSAGES: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.BrokerAnswered: _broker_answered,
     ev.BreakerOpened: _breaker_opened,
     ev.BreakerClosed: _breaker_closed,
+    ev.ControlRead: _control_read,
     ev.Answered: _answered,
     ev.GivenUp: _given_up,
     ev.Renewed: _renewed,

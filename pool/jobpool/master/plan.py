@@ -27,7 +27,7 @@ from jobpool.message.names import check_enqueue_to
 from jobpool.message.outcome import EndReason, NotRun, Succeeded
 from jobpool.message.settlement import Abandon, Leave
 from jobpool.policy.decide import Rules, decide
-from jobpool.policy.outcomes import checked, counters_of
+from jobpool.policy.outcomes import cancelled, checked, counters_of
 from jobpool.policy.retry import RetryPolicy, parse_backoff
 
 CHECK_EVERY_S = 0.01  # seconds between two looks at everything that is due by the clock, while the loop is busy
@@ -78,6 +78,8 @@ class Planner:
         for delivery, outcome in outcomes:
             if delivery.lost or delivery.settling:
                 continue
+            if delivery.cancelled:
+                outcome = cancelled(outcome)
             if type(outcome) is Succeeded and outcome.follow_ups:
                 outcome = checked(outcome, self.check, pool.settings.enqueue_to)
             rules = self._rules.get(delivery.handler) or self._rules_for(pool, delivery.handler)

@@ -216,6 +216,7 @@ def _master(
         serves=partial(_tell_queues, settings, board, neighbourhood),
         telemetry=watched,
         scheduler=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
+        version=__version__,
     )
 
 

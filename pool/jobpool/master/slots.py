@@ -81,6 +81,9 @@ class Slot:
     awaits_stack: bool = False
     """The stack that was asked for at `dumped_at` was not seen yet."""
     head_since: float = 0.0
+    cancelled_at: float = 0.0
+    """When the head was first found to be cancelled; `alarmed_at`: when its child was last told."""
+    alarmed_at: float = 0.0
     looked_at: float = 0.0
     """When its child was last seen not to have begun the head."""
     retiring: bool = False
@@ -114,7 +117,7 @@ class Slot:
         """Note that `delivery` was written to the child; the clock of the head starts here."""
         if not self.deliveries:
             self.move(SlotState.BUSY, now)
-            self.head_since, self.dumped_at = now, 0.0
+            self.head_since, self.dumped_at, self.cancelled_at = now, 0.0, 0.0
         delivery.slot = self.index
         self.deliveries.append(delivery)
         self.drained = False
@@ -124,7 +127,7 @@ class Slot:
         if not self.deliveries or self.deliveries[0].nonce != nonce:
             return None
         head = self.deliveries.popleft()
-        self.head_since, self.dumped_at, self.full = now, 0.0, False
+        self.head_since, self.dumped_at, self.cancelled_at, self.full = now, 0.0, 0.0, False
         if not self.deliveries:
             self._shortened(now)
         return head
@@ -241,6 +244,7 @@ class Delivery:
     acks_itself: bool = False  # its handler may ack in a transaction of its own, and is given the ticket to do so
     settling: bool = False  # a settlement is under way: its verdict is fixed, "lost" is ignored
     refused_at: float = 0.0  # when the broker first refused its settlement; 0 = it has not
+    cancelled: bool = False  # a person has asked for its end
     lost: bool = False  # its lease has ended: whatever comes of it, nothing is settled
     outcome: Outcome | None = None
     began: float = 0.0  # when its handler began, once `ran` is known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from enum import Enum
 from itertools import count
 from typing import Any, NamedTuple
 
+from jobpool.broker.control import Mark, Pause
 from jobpool.broker.values import Capabilities, QueueStats
 from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import Ask, HandlerInfo, Reply
@@ -183,6 +185,18 @@ class Pool:
     """When the broker began to refuse this pool; 0.0 = it does not."""
     open_breakers: set[str] = field(default_factory=set)
     """Queues from which nothing is fetched for now, because fetches from them have failed."""
+    paused: dict[str, Pause] = field(default_factory=dict)
+    """Queues from which nothing is fetched because a person has asked for it."""
+    ident: str = field(default_factory=lambda: secrets.token_hex(4))
+    """Its id among the pools of its broker."""
+    drained: bool = False
+    """A person has asked this pool to fetch nothing."""
+    cancels: dict[str, Mark] = field(default_factory=dict)
+    """Messages that a person has cancelled, by id."""
+    cancels_over: list[str] = field(default_factory=list)
+    """Ids of settled ones: the loop has their marks removed."""
+    control_came: bool = False
+    """The requests of people have changed: the loop tells the fetch thread."""
     answered_queues: set[str] = field(default_factory=set)
     """Queues of which something was answered while a breaker was open; the loop tells the fetch thread."""
     closed_to_hooks: frozenset[str] | None = None
@@ -331,7 +345,7 @@ class Pool:
         """Make what no child has read ready again, in front of its like; at a stop give it back."""
         for delivery in reversed(deliveries):
             delivery.slot = -1
-            if self.is_stopping and not delivery.lost:
+            if (self.is_stopping or delivery.cancelled) and not delivery.lost:
                 self.outcomes.append((delivery, NotRun()))
             elif not delivery.lost:
                 self.ready.appendleft(delivery)

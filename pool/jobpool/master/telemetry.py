@@ -205,7 +205,7 @@ class Publisher:
             workers=pool.target,
             ready=sum([slot.is_ready for slot in pool.slots.live]),
             boot_failures=pool.boot.failures,
-            draining=int(pool.is_stopping),
+            draining=int(pool.is_stopping or pool.drained),
             reloading=int(bool(reload_under_way(pool))),
             generation=pool.generation,
             waiting=max(0, counted - max(0, pool.leased_total - pool.leased_at_count)),
@@ -213,6 +213,7 @@ class Publisher:
             broker_ok_at=broker_ok_at,
             reaped_at=reaped_at,
             problem=_problem(pool),
+            paused=" ".join(queue for queue in pool.queues if queue in pool.paused),
             **asdict(pool.counters),
         )
         for slot in pool.slots.all:

@@ -1,18 +1,33 @@
-"""The master's threads: their base, how each waits out a broker, and the small ones: renew, lost leases, samples."""
+"""The master's threads: their base, how each waits out a broker, and the small ones.
+
+These are for renewals, for what people ask (control), for lost leases and for samples.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from jobpool.broker import control
 from jobpool.broker.backend import QueueBackend
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError
-from jobpool.master.events import BrokerAnswered, BrokerSilent, Event, LeasesBroke, Renewed, Sampled, ThreadDied
+from jobpool.master.events import (
+    BrokerAnswered,
+    BrokerSilent,
+    ControlRead,
+    Event,
+    LeasesBroke,
+    Renewed,
+    Sampled,
+    ThreadDied,
+)
 from jobpool.master.slots import Delivery
 
 if TYPE_CHECKING:
@@ -27,6 +42,8 @@ MAX_REFUSED_PAUSE_S = 3.0  # after a refused password: servers count those, and 
 MAX_RENEWALS_A_CALL = 500
 ROUNDS_A_LEASE = 10  # looks at what is held, in the life of the shortest lease
 MIN_ROUND_S = 0.02  # seconds between two of them at least, however short a lease is
+CONTROL_EVERY_S = 0.5  # seconds between two reads of what people ask
+IDLE_CONTROL_EVERY_S = 0.9  # the same while the pool holds nothing that could be cancelled
 LOST_LOOK_EVERY_S = 0.25  # seconds between two looks, which cost no I/O
 SAMPLE_EVERY_S = 1.0  # seconds between two samples: a growing job may be above its limit for as long, unseen
 IDLE_SAMPLE_ROUNDS = 5  # idle children are looked at only every so many samples
@@ -189,6 +206,59 @@ class RenewThread(MasterThread):
                 delivery.lasts = lease.expires_at - asked_at
         self._inbox.put(Renewed(list(zip(deliveries, renewed, strict=True))))
         return True
+
+
+class ControlThread(MasterThread):
+    """The thread that reads twice a second what people ask of queues and pools, and tells the loop when that changes.
+
+    It also keeps the pool's record, which `describe` returns, and removes it at the end. It runs apart from the others,
+    which a silent broker may keep for seconds, as theirs may keep it.
+    """
+
+    def __init__(self, backend: QueueBackend, describe: Callable[[], control.PoolRecord], inbox: Receiver) -> None:
+        super().__init__("control", inbox)
+        self._backend = backend
+        self._describe = describe
+        self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
+        self._known: control.Asked | None = None
+        self._over: deque[str] = deque()
+        self._told: list[str] = []
+        self._tell_at = 0.0
+
+    def serve(self) -> None:
+        while not self._halt.is_set():
+            try:
+                pause = self._look()
+            except OUTAGES as error:
+                self._broker_retry.failed(error)
+                continue
+            self._broker_retry.over("")
+            self._halt.wait(pause)
+        with contextlib.suppress(*OUTAGES):
+            control.unmark(self._backend, list(self._over))
+            control.forget(self._backend, self._describe().id)
+
+    def cancelled(self, idents: list[str]) -> None:
+        """Remove the marks of these messages: they are settled. Returns at once."""
+        self._over.extend(idents)
+
+    def _look(self) -> float:
+        """Read and write what there is; return the seconds until the next look."""
+        asked = control.read(self._backend)
+        if asked != self._known:
+            self._known = asked
+            self._inbox.put(ControlRead(asked))
+        # Writes come last: a broker that refuses them is read all the same.
+        if over := list(self._over):
+            control.unmark(self._backend, over)
+            for _ in over:
+                self._over.popleft()
+        pool = self._describe()
+        shown = [pool.state, *pool.queues]
+        if shown != self._told or time.monotonic() >= self._tell_at:
+            control.tell(self._backend, pool)
+            self._told, self._tell_at = shown, time.monotonic() + control.TELL_EVERY_S
+        return CONTROL_EVERY_S if pool.lease_margin is not None else IDLE_CONTROL_EVERY_S
 
 
 class LostLeaseThread(MasterThread):

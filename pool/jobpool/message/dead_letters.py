@@ -21,13 +21,15 @@ from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import TRACEPARENT, JobEnvelope
 from jobpool.message.names import check_queue
 from jobpool.message.producer import Enqueues
+from jobpool.message.settlement import CANCELLED
 
 if TYPE_CHECKING:
     from jobpool.message.lease import JobLease
     from jobpool.message.settlement import Abandon
 
 METADATA = "_dlq_metadata"  # the key in a copy's payload
-NEVER_COPIED = frozenset({"rejected"})  # reasons that forward nothing: nobody has verified such a body
+NEVER_COPIED = frozenset({"rejected", CANCELLED})
+"""Reasons that forward nothing and run no hooks: nobody has verified such a body; a person knows of it."""
 ON_DEATH = "jobpool.on_death"  # the handler of jobs that bring a `DeadJob` to an app's hooks
 MAX_ERROR_BYTES = 64 * 1024  # of the error in a `DeadJob`
 

@@ -23,6 +23,7 @@ class ResultKind(IntEnum):
     TIMEOUT = 5
     UNKNOWN_HANDLER = 6
     NOT_ALLOWED = 7
+    CANCELLED = 8
 
 
 class EndReason(Enum):
@@ -33,6 +34,7 @@ class EndReason(Enum):
     MEMORY = "memory-limit"
     STOP = "stop"
     LOST = "lease lost"
+    CANCEL = "cancelled"
     RECYCLE = "recycle"
     RETIRE = "retire"
     PROTOCOL = "broken channel"
@@ -140,7 +142,13 @@ class Expired:
     """`expires_in` ran out before the job was started."""
 
 
-Ended = Succeeded | Failed | RetryAsked | Snoozed | TimedOut | MemoryExceeded | Crashed
+@dataclass(frozen=True, slots=True)
+class Cancelled:  # a person asked for it, before the job ended otherwise
+    error: str = "cancelled by a person"
+    cause: str | None = None
+
+
+Ended = Succeeded | Failed | RetryAsked | Snoozed | TimedOut | MemoryExceeded | Crashed | Cancelled
 GivenBack = Stopped | NeverStarted | NotRun | LostLease | NewerWire | Contended
 Refused = Rejected | UnknownHandler | HandlerNotAllowed | AlreadyDone | Expired
 Outcome = Ended | GivenBack | Refused
@@ -158,6 +166,7 @@ class Status(StrEnum):
     RELEASED = "released"  # given back unharmed
     LOST = "lost"  # the lease ended before the settlement: nothing was settled
     CRASHED = "crashed"  # no verdict: the lease was forfeited, or left to expire
+    CANCELLED = "cancelled"  # by a person
     MOVED = "moved"  # crashed or outgrew its memory limit, and goes on in the queue that is set for this
 
 
@@ -218,6 +227,7 @@ class Counts:
     lost: int = _counter("lease_lost")
     reaped: int = _counter("reaped")
     moved: int = _counter("moved")
+    cancelled: int = _counter("cancelled")
 
 
 # Counter → the outcomes that it sums up; and all values of the label `outcome`.

@@ -10,6 +10,7 @@ from jobpool.message.names import storable
 from jobpool.message.results import Kept
 from jobpool.message.units import check_number
 
+CANCELLED = "cancelled"  # the reason of an abandon that a person asked for
 FAILED_REASONS = frozenset({"failed", "unrecoverable", "timeout", "memory-limit"})  # of an abandon that ends an attempt
 
 

@@ -88,6 +88,8 @@ def decide(
             return Abandon("rejected", why)
         case ended.HandlerNotAllowed(handler):
             return Abandon("handler-not-allowed", f"handler {handler!r} is not allowed on this queue")
+        case ended.Cancelled(error, cause):
+            return Abandon("cancelled", error, _beside(lease, cause))
         case ended.Expired():
             return Abandon("expired", "not started before it expired")
 

@@ -45,10 +45,20 @@ def outcome_of(
             return outcomes.Snoozed(after)
         case ResultKind.TIMEOUT:
             return TimedOut(error, by_alarm(error, peak, output).to_text())
+        case ResultKind.CANCELLED:
+            return outcomes.Cancelled(error, printed(output))
         case ResultKind.UNKNOWN_HANDLER:
             return outcomes.UnknownHandler(handler, seen_for)
         case ResultKind.NOT_ALLOWED:
             return outcomes.HandlerNotAllowed(handler)
+
+
+def cancelled(outcome: Outcome) -> Outcome:
+    """Return the outcome of a delivery that a person has cancelled: a success or a rejection that came first stays."""
+    if isinstance(outcome, Succeeded | outcomes.AlreadyDone | Rejected | outcomes.LostLease | outcomes.Cancelled):
+        return outcome
+    told = getattr(outcome, "error", "")
+    return outcomes.Cancelled(told or outcomes.Cancelled().error, getattr(outcome, "cause", None))
 
 
 def checked(outcome: Outcome, check: Callable[[JobDefinition], object], enqueue_to: Collection[str] = ()) -> Outcome:
@@ -75,6 +85,8 @@ def outcome_of_death(ending: EndReason, ending_text: str, death: Death) -> Outco
             return TimedOut(text, death.to_text())
         case EndReason.MEMORY:
             return outcomes.MemoryExceeded(text, death.to_text())
+        case EndReason.CANCEL:
+            return outcomes.Cancelled(text, death.to_text())
         case EndReason.STOP:
             return outcomes.Stopped()
         case EndReason.LOST:
@@ -128,7 +140,7 @@ def sender_of(exited: Exit, ending: EndReason, killer: str) -> str:
     return killer or "outside, or the kernel" if number == signal.SIGKILL else "outside"
 
 
-_OWN_WORDS = {EndReason.TIMEOUT: "timeout", EndReason.MEMORY: "memory limit"}
+_OWN_WORDS = {EndReason.TIMEOUT: "timeout", EndReason.MEMORY: "memory limit", EndReason.CANCEL: "cancelled"}
 _FAULTS = {getattr(signal, f"SIG{name}") for name in ("SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS")}
 _LIMITS = {signal.SIGXCPU, signal.SIGXFSZ}
 
@@ -171,6 +183,8 @@ def status_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled
             return Status.SKIPPED_IDEMPOTENT
         case Abandon(), Rejected():
             return Status.REJECTED
+        case Abandon(), outcomes.Cancelled():
+            return Status.CANCELLED
         case Leave(), outcomes.Crashed() | outcomes.NeverStarted() if settlement is not decide.LEASE_LOST:
             return Status.CRASHED
         case _:
@@ -206,6 +220,7 @@ def counters_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settl
 _PLAIN_COUNTERS: dict[Status, tuple[str, ...]] = {
     Status.SKIPPED_IDEMPOTENT: ("skipped_idempotent",),
     Status.RELEASED: ("released",),
+    Status.CANCELLED: ("cancelled",),
     Status.LOST: LEASE_LOST,
     Status.CRASHED: ("crashed",),
 }

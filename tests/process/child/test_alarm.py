@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobpool.errors import HardTimeout
+from jobpool.errors import Cancelled, HardTimeout
 from jobpool.ipc.alarm import Alarm, borrowed
 
 RACES = 5000
@@ -60,6 +60,36 @@ def test_a_completion_that_races_the_alarm_is_one_or_the_other(alarm: Alarm, wor
         alarm.disarm()
     assert seen["timeout"] > 0
     assert seen["success"] > 0
+
+
+def test_a_cancel_is_raised_at_once_and_again_after_half_the_grace(alarm: Alarm) -> None:
+    met = []
+
+    def resist(_: float) -> str:
+        for _ in range(2):
+            try:
+                nap(30.0)
+            except BaseException as error:  # noqa: BLE001 - as a handler may
+                met.append(type(error))
+            signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)  # as the master: again and again
+        return "returned"
+
+    marks = [False]
+    alarm.is_cancelled = lambda: marks[0]
+    alarm.arm(0.0)
+    os.kill(os.getpid(), signal.SIGALRM)
+    assert alarm.call(nap, 0.0) == ("returned", None), "one that nobody asked for changes nothing"
+    marks[0] = True
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    assert alarm.call(resist, 0.0) == ("returned", None)
+    assert met == [Cancelled, Cancelled]
+    assert (alarm.cancelled, alarm.fired) == (True, True)
+    alarm.disarm()
+    marks[0] = False
+    alarm.arm(10.0)
+    assert alarm.call(nap, 0.0) == ("returned", None)
+    assert (alarm.cancelled, alarm.fired) == (False, False)
+    alarm.disarm()
 
 
 def test_nothing_escapes_though_the_alarm_comes_again_and_again(alarm: Alarm) -> None:

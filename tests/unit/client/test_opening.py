@@ -16,7 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobpool.broker.config_file import ConfigFile
-from jobpool.broker.opening import default_signer, default_url, known_schemes, open_backend, redact, scheme_of
+from jobpool.broker.opening import (
+    _split_state,
+    default_signer,
+    default_url,
+    known_schemes,
+    open_backend,
+    redact,
+    scheme_of,
+)
 from jobpool.client.jobs import Jobs
 from jobpool.clock import ManualClock
 from jobpool.errors import ConfigurationError
@@ -342,3 +350,18 @@ def test_a_key_that_cannot_be_used_is_an_error_and_not_signing_off(text: str, me
     (tmp_path / "jobpool.toml").write_text(text)
     with pytest.raises(ConfigurationError, match=message):
         default_signer()
+
+
+def test_the_option_state_is_taken_out_of_a_url_and_shows_no_password() -> None:
+    state = "redis://:hidden@h/1"
+    for url, rest, found in (
+        ("beanstalk://h", "beanstalk://h", ""),
+        ("beanstalk://h?state=sqlite:///s.db", "beanstalk://h?", "sqlite:///s.db"),
+        ("beanstalk://h?ttr=10&state=sqlite:///s.db&timeout=3", "beanstalk://h?ttr=10&timeout=3", "sqlite:///s.db"),
+        ("beanstalk://h?state=sqlite:///s.db&ttr=10", "beanstalk://h?&ttr=10", "sqlite:///s.db"),
+        (f"beanstalk://h?state={quote(state)}", "beanstalk://h?", state),
+        (f"Endpoint=sb://h/;SharedAccessKeyName=n;state={state}", "Endpoint=sb://h/;SharedAccessKeyName=n", state),
+        ("sqlite:///upstate=1.db", "sqlite:///upstate=1.db", ""),
+    ):
+        assert _split_state(url) == (rest, found)
+        assert "hidden" not in redact(url)

@@ -100,6 +100,16 @@ def test_a_board_is_handed_on_by_descriptor(board: Scoreboard) -> None:
     assert [board.slot(index).child.nonce for index in range(4)] == [0, 0, 0, 5]
 
 
+def test_an_attempt_is_cancelled_by_its_nonce(board: Scoreboard) -> None:
+    with ChildPages(board.fd).mapped(3) as page:
+        page.child.took(5, 1.0)
+        assert not page.is_cancelled()
+        board.slot(3).cancel(5)
+        assert page.is_cancelled()
+        page.child.took(6, 2.0)
+        assert not page.is_cancelled(), "the next attempt is another"
+
+
 def test_closing_leaves_no_descriptor_and_may_be_repeated(tmp_path: Path) -> None:
     before = open_fds()
     board = Scoreboard.create(tmp_path / "board", 3)

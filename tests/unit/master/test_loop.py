@@ -72,6 +72,11 @@ class Sleepy(MemoryBackend):
         super().__init__()
         self.asleep, self.woken = threading.Event(), threading.Event()
 
+    @property
+    def has_control(self) -> bool:
+        """Say that nothing can be paused: the fetch thread need not wait to know what is."""
+        return False
+
     def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         del queues, timeout
         self.asleep.set()
@@ -98,6 +103,9 @@ class LastLease:
         pass
 
     def want(self, count: int) -> None:
+        pass
+
+    def pause(self, queues: object) -> None:
         pass
 
     def is_leasing(self) -> bool:

@@ -20,6 +20,7 @@ def test_the_words_of_the_pipeline() -> None:
         "released",
         "lost",
         "crashed",
+        "cancelled",
         "moved",
     ]
     assert f"{Status.DEAD_LETTERED}" == "dead-lettered"

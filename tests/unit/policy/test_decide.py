@@ -13,6 +13,7 @@ from jobpool.message.envelope import MAX_BODY_BYTES, encode
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import (
     AlreadyDone,
+    Cancelled,
     Contended,
     Crashed,
     Expired,
@@ -36,7 +37,7 @@ from jobpool.message.outcome import (
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.decide import MAX_EXTRA_MOVES, Rules, decide
-from jobpool.policy.outcomes import counters_of, status_of
+from jobpool.policy.outcomes import cancelled, counters_of, status_of
 from jobpool.policy.retry import RetryPolicy
 
 NOW = 1000.0
@@ -142,6 +143,9 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
         ),
         pytest.param(AlreadyDone(), FIRST, Rules(), Ack(), id="idempotency key done"),
         pytest.param(Contended(1.5), LAST, Rules(), Release(1.5, begun=False), id="held elsewhere"),
+        pytest.param(
+            Cancelled("stack", KILLED), LAST, Rules(), Abandon("cancelled", "stack", KILLED), id="cancelled by a person"
+        ),
         pytest.param(Expired(), FIRST, Rules(), Abandon("expired", "not started before it expired"), id="expired"),
         pytest.param(
             TimedOut("stack", KILLED), FIRST, Rules(), Nack(5.0, "stack", KILLED), id="timeout with its record"
@@ -263,6 +267,7 @@ ONE_OF_EACH: list[Outcome] = [
     AlreadyDone(),
     Contended(1.0),
     Expired(),
+    Cancelled(),
 ]
 
 
@@ -277,6 +282,15 @@ def test_too_late_whatever_happened(outcome: Outcome, now: float) -> None:
     assert settlement == Leave("lease lost")
     assert status_of(settlement, outcome) is Status.LOST
     assert counters_of(settlement, outcome) == ("lease_lost",)
+
+
+def test_of_a_cancelled_delivery_only_what_came_first_stays() -> None:
+    for outcome in ONE_OF_EACH:
+        first = isinstance(outcome, Succeeded | AlreadyDone | Rejected | LostLease)
+        assert (cancelled(outcome) == outcome) is (first or isinstance(outcome, Cancelled))
+        assert first or isinstance(cancelled(outcome), Cancelled)
+    assert cancelled(Crashed("SIGSEGV")) == Cancelled("cancelled by a person", "SIGSEGV")
+    assert cancelled(Failed("ValueError", cause="said")) == Cancelled("ValueError", "said")
 
 
 def test_just_in_time() -> None:
@@ -367,6 +381,7 @@ def test_a_no_op_job_costs_no_new_object() -> None:
         (AlreadyDone(), FIRST, Status.SKIPPED_IDEMPOTENT, ["skipped_idempotent"]),
         (Contended(1.0), FIRST, Status.RELEASED, ["released"]),
         (Expired(), FIRST, Status.DEAD_LETTERED, ["failed_permanently"]),
+        (Cancelled(), FIRST, Status.CANCELLED, ["cancelled"]),
     ],
     ids=lambda value: repr(value) if isinstance(value, get_args(Outcome)) else "",
 )

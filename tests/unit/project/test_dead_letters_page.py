@@ -10,6 +10,7 @@ from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import encode
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import (
+    Cancelled,
     Expired,
     Failed,
     HandlerNotAllowed,
@@ -41,6 +42,7 @@ FATAL: list[Outcome] = [
     UnknownHandler("gone", 700.0),
     HandlerNotAllowed("shell"),
     Rejected("no JSON"),
+    Cancelled(),
 ]
 """All that can end a message for good: each with no budget left."""
 

@@ -1,4 +1,4 @@
--- Change many messages for a person. ARGV: 'delete', 'retry' or 'resume'; then member and record of each, as they were seen:
+-- Change many messages for a person. ARGV: 'delete', 'retry', 'resume' or 'cancel'; then member and record of each, as they were seen:
 -- one that has changed since is left alone. Leased ones never have a record as it was seen of others.
 -- Answers: how many were changed
 
@@ -10,7 +10,11 @@ end
 local records, dead = ask('HMGET', q.record, members), ask('ZMSCORE', q.dead, members)
 local wanted, texts = {}, {}
 for i, member in ipairs(members) do
-    if records[i] == seen[i] and (ARGV[1] == 'delete' or dead[i]) then
+    local wants = dead[i]
+    if ARGV[1] == 'cancel' then
+        wants = not dead[i] and records[i] and not is_post(records[i])
+    end
+    if records[i] == seen[i] and (ARGV[1] == 'delete' or wants) then
         wanted[#wanted + 1], texts[#texts + 1] = member, records[i]
     end
 end
@@ -27,6 +31,13 @@ for _, text in ipairs(texts) do
 end
 if ARGV[1] == 'delete' then
     erase_recorded(q, wanted, texts)
+elseif ARGV[1] == 'cancel' then
+    local edits = {}
+    for i, member in ipairs(wanted) do
+        edits[i] = {member, 'reason', 'cancelled'}
+    end
+    annotate(q, edits)
+    bury(q, wanted)
 elseif #wanted > 0 then
     local afresh, changes, edits, jobs, posts = ARGV[1] == 'retry', {}, {}, {}, {}
     if afresh then

@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
+from jobpool.broker import control
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding, Level
 from jobpool.broker.opening import missing_database, open_backend, redact
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.master.run import queues_of, unmet
+from jobpool.message.units import format_duration
 from jobpool.settings import Settings
 
 FIT = "broker.fit"
@@ -49,6 +51,7 @@ def _ask(backend: QueueBackend, settings: Settings) -> Iterator[Finding]:
     fits = Finding(FIT, Level.OK, f"{backend.scheme}:// can do what the settings ask of it")
     yield from list(_lacking(settings, backend)) or [fits]
     yield from _worth_knowing(settings, backend)
+    yield from _paused(backend)
     yield from backend.diagnose()
     before = time.time()
     there = backend.broker_time()
@@ -83,6 +86,14 @@ def _worth_knowing(pool: Settings, backend: QueueBackend) -> Iterator[Finding]:
     if 0 < pool.retry.delay(1) < can.delay_resolution:
         rounded = f"{can.delay_resolution:g} s"
         yield Finding(FIT, Level.NOTE, f"delays of retries are rounded up to {rounded} at {backend.scheme}://")
+
+
+def _paused(backend: QueueBackend) -> Iterator[Finding]:
+    """Yield the queues that somebody has paused, and may have forgotten."""
+    for queue, found in control.read(backend).paused.items() if backend.has_control else ():
+        since = format_duration(max(0.0, backend.control_time() - found.since))
+        told = f"queue {queue!r} is paused, for {since} now" + (f": {found.reason}" if found.reason else "")
+        yield Finding("broker.paused", Level.WARNING, told, "no pool fetches its jobs", f"jobpool resume {queue}")
 
 
 def judge_skew(ahead: float | None, blur: float) -> Finding:

@@ -65,6 +65,7 @@ WAIT = _histogram(
 SETTLE = _histogram("settle_seconds", "", "Seconds that the broker took for a call that settles.", SETTLE_BUCKETS)
 MESSAGES = _gauge("queue_messages", "queue state", "Messages by state, as the broker last counted them.")
 OLDEST = _gauge("queue_oldest_age_seconds", "queue", "Seconds since the enqueue of the oldest message that waits.")
+PAUSED = _gauge("queue_paused", "queue", "1 while a person has paused the queue for all pools, else 0.")
 SLOTS = _gauge("slots", "state", "Children, by the state of their slots.")
 EXITS = _counter("child_exits", "cause", "Ended children, by what ended them.")
 PEAK_RSS = _gauge(

@@ -1,0 +1,325 @@
+"""Control by people: pauses of queues, drains of pools and cancels of jobs, and the records of pools.
+
+Requests are records in a key store, which every pool reads twice a second. A job that waits is cancelled in one step of
+its broker (`Verb.CANCEL`). For one that is leased a mark is left, and its pool abandons it: a step that is fenced by
+the lease. The mark holds for this message and for later deliveries too, until one of them is settled.
+
+The key store is the broker's own, or one that `?state=URL` lends it (`QueueBackend.control_keys`). Records outlive
+pools and, where messages do, the broker. Each function blocks for a round trip or two. It raises `Unsupported` where
+there is no key store, and `BackendUnavailable`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import orjson
+
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.key_store import KeyStore
+from jobpool.broker.values import Message, MessageFilter, State, Verb
+from jobpool.errors import InvalidJob, Unsupported
+from jobpool.message.guards import LONGEST_KEPT
+from jobpool.message.lease import JobLease
+from jobpool.message.names import check_queue, storable
+from jobpool.message.settlement import CANCELLED
+from jobpool.message.units import check_number
+
+ASKED = "jobpool.control"  # the space of what people ask: a key is a kind, a colon and a name
+PAUSE, DRAIN, CANCEL = "pause:", "drain:", "cancel:"
+MARKED_S = 86400.0  # seconds for which a mark is kept that nobody removes
+CANCEL_WAIT_S = 10.0  # seconds for which a cancel waits for the pools' answers, unless something else is said
+LOOK_EVERY_S = 0.05  # seconds between two looks meanwhile
+SAME_TIME_S = 0.001  # two times of an enqueue that differ by less are the same
+POOLS = "jobpool.pools"  # the space of the pools' own records, by their ids
+TELL_EVERY_S = 10.0  # seconds between two writes of a pool's record
+SILENT_AFTER_S = 3 * TELL_EVERY_S
+KEPT_S = 86400.0  # seconds for which the record of a killed pool is kept
+MAX_REASON_CHARS = 500
+PAGE_RECORDS = 1000
+
+_WAITING = (State.WAITING, State.DELAYED)
+
+Made = TypeVar("Made", "Pause", "Mark", "PoolRecord")
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A queue from which no pool fetches. Times are Unix seconds on the broker's clock."""
+
+    queue: str
+    reason: str = ""
+    since: float = 0.0
+    until: float | None = None  # None = until a person resumes it, a year at most
+
+
+class Cancel(StrEnum):
+    """The answer to the cancel of a job."""
+
+    CANCELLED = "cancelled"
+    ALREADY = "already cancelled"
+    ENDED = "ended first"
+    """It was running, and it succeeded or was removed before it could be cancelled."""
+    DEAD = "dead already"
+    """It is a dead letter for another reason, perhaps only since it was asked for."""
+    UNKNOWN = "unknown"
+    """It is done and gone, or never was."""
+    CLAIMED = "claimed"
+    """A claim holds it, or it was posted: it is not a job that a pool could run."""
+    ASKED = "asked"
+    """Its pool has not answered in time: it is cancelled as soon as a pool reads this, if it does not succeed first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A request to cancel one message at its deliveries from this one on."""
+
+    enqueued_at: float = 0.0  # Unix time, which tells it from a later message with its id; 0 = of any
+    deliveries: int = 0
+
+    def is_for(self, lease: JobLease) -> bool:
+        is_same = not self.enqueued_at or abs(lease.enqueued_at - self.enqueued_at) < SAME_TIME_S
+        return is_same and lease.deliveries >= self.deliveries
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """All that people ask of pools now."""
+
+    paused: dict[str, Pause] = field(default_factory=dict)
+    drained: set[str] = field(default_factory=set)  # ids of pools
+    cancels: dict[str, Mark] = field(default_factory=dict)  # by the ids of messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRecord:
+    """A pool, as it told of itself last. Times are Unix seconds on the broker's clock."""
+
+    id: str  # minted at its start
+    name: str
+    host: str
+    pid: int
+    version: str
+    state: str  # running, drained (by a person) or stopping
+    queues: list[str]
+    children: int
+    busy: int
+    lease_margin: float | None  # seconds until the first of its leases would end; None = it holds none
+    started: float
+    seen: float = 0.0
+    silent: bool = False  # it has not told of itself for three periods
+
+
+def pause(backend: QueueBackend, queue: str, reason: str = "", until: datetime | float | None = None) -> Pause:
+    """Keep all pools from fetching from a queue; another pause of it takes the place of this one.
+
+    `until`: an aware time, or seconds from now, a year at most; None = until `resume`. Raises `InvalidJob` for others.
+    """
+    now = backend.control_time()
+    seconds = LONGEST_KEPT if until is None else _seconds(until, now)
+    made = Pause(check_queue(queue), storable(reason)[:MAX_REASON_CHARS], now, None if until is None else now + seconds)
+    backend.control_keys.put_records(ASKED, {PAUSE + queue: orjson.dumps(asdict(made))}, seconds)
+    return made
+
+
+def resume(backend: QueueBackend, queue: str) -> bool:
+    """Let pools fetch from a queue again; return whether it was paused."""
+    keys, key = backend.control_keys, PAUSE + check_queue(queue)
+    was_paused = keys.get_record(ASKED, key) is not None
+    keys.delete_records(ASKED, [key])
+    return was_paused
+
+
+def read(backend: QueueBackend) -> Asked:
+    """Return all that is asked of pools now. One round trip for each thousand of records."""
+    asked = Asked()
+    for key, value in records(backend.control_keys, ASKED):
+        kind, colon, name = key.partition(":")
+        if kind + colon == PAUSE:
+            asked.paused[name] = _made(Pause, value) or Pause(name)
+        elif kind + colon == DRAIN:
+            asked.drained.add(name)
+        elif kind + colon == CANCEL and (mark := _made(Mark, value)):
+            asked.cancels[name] = mark
+    return asked
+
+
+def _made(kind: type[Made], value: bytes) -> Made | None:
+    """Return what a record holds, also one of a newer version, with more fields; None for what cannot be read."""
+    try:
+        found = dict(orjson.loads(value))
+        return kind(**{each.name: found[each.name] for each in fields(kind) if each.name in found})
+    except (ValueError, TypeError):
+        return None
+
+
+def cancel(
+    backend: QueueBackend, idents: Iterable[str], *, purge: bool = False, wait: float = CANCEL_WAIT_S
+) -> dict[str, Cancel]:
+    """Cancel jobs; return an answer each. Blocks until all are known, `wait` seconds (>= 0) at most.
+
+    One that waits or is delayed becomes a dead letter, reason `cancelled`; with `purge` it is removed. One that runs is
+    ended by its pool: see `Cancelled`. Safe to call again.
+    """
+    _check(backend, purge)
+    cancels = _Cancels(backend, purge)
+    left = dict.fromkeys(idents)
+    answers: dict[str, Cancel] = {}
+    give_up = time.monotonic() + wait
+    while True:
+        begun = time.monotonic()
+        for ident in list(left):
+            if (answer := cancels.step(ident)) is not None:
+                answers[ident] = answer
+                del left[ident]
+        if not left or time.monotonic() >= give_up:
+            break
+        time.sleep(max(LOOK_EVERY_S, time.monotonic() - begun))
+    unmark(backend, [ident for ident in cancels.marked if ident in answers])
+    return answers | dict.fromkeys(left, Cancel.ASKED)
+
+
+def cancel_matching(
+    backend: QueueBackend, where: MessageFilter, *, purge: bool = False, wait: float = CANCEL_WAIT_S
+) -> Counter[Cancel]:
+    """Cancel all jobs that match and are not dead; count them by their answers. Blocks as `cancel`, and a round trip a
+    thousand of them.
+    """
+    _check(backend, True)
+    count: Counter[Cancel] = Counter()
+    states = tuple(state for state in _WAITING if not where.states or state in where.states)
+    for idents in _jobs(backend, replace(where, states=states)) if states else ():
+        changed = backend.bulk(MessageFilter(ids=idents, states=_WAITING), _verb(purge), limit=len(idents))
+        count[Cancel.CANCELLED] += changed
+    if where.states and State.LEASED not in where.states:
+        return count
+    running = [ident for idents in _jobs(backend, replace(where, states=(State.LEASED,))) for ident in idents]
+    return count + Counter(cancel(backend, running, purge=purge, wait=wait).values())
+
+
+def _check(backend: QueueBackend, sees: bool) -> None:
+    """Raise `Unsupported` for a request that has to see jobs, where the broker shows none that are not dead."""
+    if sees and not backend.capabilities.lists_live:
+        cannot = "shows no job that waits or runs (Capabilities.lists_live)"
+        raise Unsupported(f"{backend.scheme}:// {cannot}: cancel by id, without --purge, and with the option state=URL")
+
+
+def _jobs(backend: QueueBackend, where: MessageFilter) -> Iterator[tuple[str, ...]]:
+    """Yield the ids of the jobs that match, page by page; posted messages are left out."""
+    after = None
+    while page := backend.list_messages(where, after=after, limit=PAGE_RECORDS):
+        if idents := tuple(message.id for message in page if message.handler):
+            yield idents
+        after = page[-1].cursor
+
+
+class _Cancels:
+    """One call's view of the jobs that it cancels. `marked`: those for which a mark was left."""
+
+    def __init__(self, backend: QueueBackend, purge: bool) -> None:
+        self._backend, self._purge = backend, purge
+        self.marked: set[str] = set()
+
+    def step(self, ident: str) -> Cancel | None:
+        """Do what can be done for it now; return the answer, or None: look again."""
+        backend = self._backend
+        if not backend.capabilities.lists_live:  # nobody can tell whether it is there
+            if ident not in self.marked:
+                self._mark(ident, Mark())
+            return None
+        message = backend.inspect(ident)
+        if message is None:
+            return Cancel.ENDED if ident in self.marked else Cancel.UNKNOWN
+        if message.state is State.DEAD:
+            return self._dead(message)
+        if message.claim is not None or not message.handler:
+            return Cancel.CLAIMED
+        if message.state is not State.LEASED:
+            where = MessageFilter(ids=(ident,), states=_WAITING)
+            return Cancel.CANCELLED if backend.bulk(where, _verb(self._purge), limit=1) else None
+        if ident not in self.marked:
+            self._mark(ident, Mark(message.enqueued_at, message.deliveries))
+        return None
+
+    def _mark(self, ident: str, mark: Mark) -> None:
+        self._backend.control_keys.put_records(ASKED, {CANCEL + ident: orjson.dumps(asdict(mark))}, MARKED_S)
+        self.marked.add(ident)
+
+    def _dead(self, message: Message) -> Cancel:
+        if message.reason != CANCELLED:
+            return Cancel.DEAD
+        if self._purge:
+            where = MessageFilter(ids=(message.id,), states=(State.DEAD,), reason=CANCELLED)
+            self._backend.bulk(where, Verb.DELETE, limit=1)
+        return Cancel.CANCELLED if message.id in self.marked else Cancel.ALREADY
+
+
+def _verb(purge: bool) -> Verb:
+    return Verb.DELETE if purge else Verb.CANCEL
+
+
+def unmark(backend: QueueBackend, idents: Iterable[str]) -> None:
+    """Remove the marks of messages that need them no more."""
+    backend.control_keys.delete_records(ASKED, [CANCEL + ident for ident in idents])
+
+
+def tell(backend: QueueBackend, pool: PoolRecord) -> None:
+    """Write the record of a pool, in place of the one before."""
+    told = asdict(replace(pool, seen=backend.control_time()))
+    backend.control_keys.put_records(POOLS, {pool.id: orjson.dumps(told)}, KEPT_S)
+
+
+def pools(backend: QueueBackend) -> list[PoolRecord]:
+    """Return all pools that have a record, the oldest first."""
+    now = backend.control_time()
+    found = [_made(PoolRecord, value) for _, value in records(backend.control_keys, POOLS)]
+    told = [replace(pool, silent=now - pool.seen > SILENT_AFTER_S) for pool in found if pool]
+    return sorted(told, key=lambda pool: (pool.started, pool.id))
+
+
+def forget(backend: QueueBackend, pool: str) -> None:
+    """Remove the record of a pool that ends, and a request to drain it."""
+    backend.control_keys.delete_records(POOLS, [pool])
+    backend.control_keys.delete_records(ASKED, [DRAIN + pool])
+
+
+def drain(backend: QueueBackend, pool: str) -> bool:
+    """Let a pool fetch nothing more until `undrain`, or its end; return False for an unknown id."""
+    if backend.control_keys.get_record(POOLS, pool) is None:
+        return False
+    backend.control_keys.put_records(ASKED, {DRAIN + pool: b""}, LONGEST_KEPT)
+    return True
+
+
+def undrain(backend: QueueBackend, pool: str) -> bool:
+    """Let a pool fetch again; return whether it was drained."""
+    keys = backend.control_keys
+    was_drained = keys.get_record(ASKED, DRAIN + pool) is not None
+    keys.delete_records(ASKED, [DRAIN + pool])
+    return was_drained
+
+
+def records(keys: KeyStore, space: str) -> Iterator[tuple[str, bytes]]:
+    """Yield all records of a space, by key."""
+    after = ""
+    while page := keys.list_records(space, after=after, limit=PAGE_RECORDS):
+        yield from page
+        if len(page) < PAGE_RECORDS:
+            return
+        after = page[-1][0]
+
+
+def _seconds(until: Any, now: float) -> float:
+    if isinstance(until, datetime):
+        if until.tzinfo is None:
+            raise InvalidJob("the end of a pause needs a time zone: write 2026-07-01T08:00+02:00")
+        until = until.timestamp() - now
+    if not 0 < check_number(until, "until") <= LONGEST_KEPT:
+        raise InvalidJob("a pause ends in the future, a year from now at most")
+    return float(until)

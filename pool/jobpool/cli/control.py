@@ -1,0 +1,170 @@
+"""`jobpool pause`, `resume`, `pools` and `cancel`: requests of a person to all pools of a broker at once."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobpool.cli import bulk
+from jobpool.cli.messages import moment, queue_option, terms_argument
+from jobpool.cli.options import Command, as_json, confirmed, option
+from jobpool.cli.output import answer, answer_json, columns, note, say
+from jobpool.cli.session import Session
+from jobpool.message.printable import one_line
+from jobpool.message.units import format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from jobpool.broker.control import Cancel, PoolRecord
+
+LOST, NOT_KNOWN = 4, 5  # exit codes of `cancel`
+
+POOLS = columns("ID, NAME!, HOST~, PID>, STATE, QUEUES~, CHILDREN>, BUSY>, MARGIN>, SEEN>, VERSION")
+
+
+def _wait(_ctx: click.Context, _param: click.Parameter, text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _until(_ctx: click.Context, _param: click.Parameter, text: str | None) -> datetime | float | None:
+    """Read a duration, or a time in RFC 3339."""
+    if text is None:
+        return None
+    try:
+        return parse_duration(text)
+    except ValueError:
+        try:
+            return datetime.fromisoformat(text)
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is no time: write 2h, or 2026-07-01T08:00+02:00") from None
+
+
+@click.command("pause", cls=Command, short_help="Pause queues for all pools.")
+@click.argument("queues", nargs=-1, required=True, metavar="QUEUE...")
+@option("--reason", default="", metavar="TEXT", help="Reason, which `jobpool stats` shows.")
+@option("--until", callback=_until, metavar="TIME", help="Resume by itself then: 2h, or 2026-07-01T08:00+02:00.")
+@as_json
+def pause(session: Session, queues: tuple[str, ...], reason: str, until: Any, json_: bool) -> None:
+    """Keep all pools, on all hosts, from fetching from these queues. Running jobs go on; jobs are enqueued as before.
+
+    It lasts until `jobpool resume`, also over restarts. A second pause replaces the first.
+    """
+    from jobpool.broker import control
+
+    with session.broker() as backend:
+        made = [control.pause(backend, queue, reason, until) for queue in queues]
+    if json_:
+        answer_json([asdict(one) for one in made])
+        return
+    for one in made:
+        say(one_line(f"{one.queue} is paused" + (f" until {moment(one.until)}" if one.until else "")))
+
+
+@click.command("resume", cls=Command, short_help="Resume paused queues.")
+@click.argument("queues", nargs=-1, required=True, metavar="QUEUE...")
+def resume(session: Session, queues: tuple[str, ...]) -> None:
+    """Let pools fetch from these queues again."""
+    from jobpool.broker import control
+
+    with session.broker() as backend:
+        for queue in queues:
+            if control.resume(backend, queue):
+                say(f"{queue} is resumed")
+            else:
+                note(f"{queue} was not paused")
+
+
+@click.command("list", cls=Command)
+@as_json
+def pools_list(session: Session, json_: bool) -> None:
+    """List the pools of the broker on all hosts, also those that have fallen silent: without a word for 30 s.
+
+    MARGIN: time until the first of its leases would end. A killed pool is listed for a day.
+    """
+    from jobpool.broker import control
+
+    with session.broker() as backend:
+        found, now = control.pools(backend), backend.control_time()
+    answer(json_, found, asdict, POOLS, lambda pool: _row(pool, now), "no pool has a record at this broker")
+
+
+def _row(pool: PoolRecord, now: float) -> list[str]:
+    margin = "-" if pool.lease_margin is None else format_duration(max(0.0, pool.lease_margin))
+    return [
+        *(pool.id, pool.name, pool.host, str(pool.pid), "SILENT" if pool.silent else pool.state),
+        *(",".join(pool.queues), str(pool.children), str(pool.busy), margin),
+        *(format_duration(max(0.0, now - pool.seen)), pool.version),
+    ]
+
+
+@click.command("drain", cls=Command)
+@click.argument("ident", metavar="ID")
+def pools_drain(session: Session, ident: str) -> None:
+    """Let a pool fetch nothing more, wherever it runs. Its jobs run to their end, and it waits for `pools resume`."""
+    from jobpool.broker import control
+
+    with session.broker() as backend:
+        if not control.drain(backend, ident):
+            raise click.ClickException(f"no pool {ident!r} has a record at this broker: `jobpool pools` lists them")
+    say(f"{ident} is drained")
+
+
+@click.command("resume", cls=Command)
+@click.argument("ident", metavar="ID")
+def pools_resume(session: Session, ident: str) -> None:
+    """Let a drained pool fetch again."""
+    from jobpool.broker import control
+
+    with session.broker() as backend:
+        if control.undrain(backend, ident):
+            say(f"{ident} is resumed")
+        else:
+            note(f"{ident} was not drained")
+
+
+@click.command("cancel", cls=Command, short_help="Cancel jobs that wait, are delayed or run.")
+@terms_argument
+@queue_option
+@bulk.all_option
+@option("--purge", is_flag=True, help="Remove them, in place of dead letters with the reason cancelled.")
+@option("--wait", default="10s", callback=_wait, metavar="TIME", help="Wait for pools so long.  [default: 10s]")
+@confirmed
+@as_json
+@click.pass_context
+def cancel(
+    ctx: click.Context, /, session: Session, terms: tuple[str, ...], queue: str | None, wait: float, **asked: bool
+) -> None:
+    """Cancel jobs by id, or by a FILTER as in `jobpool list`. One that runs is ended by its pool.
+
+    Exits 0 if it is cancelled, now or before, 1 if it is unknown, 4 if it ended first, is dead or claimed. 5 means that
+    its pool was asked and has not answered. Of several codes the highest counts.
+    """
+    from jobpool.broker import control
+    from jobpool.broker.values import MessageFilter, State, Verb
+
+    where = bulk.chosen(terms, queue, asked)
+    by_id = bool(where.ids) and replace(where, ids=()) == MessageFilter()
+    if State.DEAD in where.states:
+        raise click.UsageError("dead letters cannot be cancelled: `jobpool dead purge` removes them")
+    with session.broker() as backend:
+        if asked["dry_run"] or not by_id:
+            live = replace(where, states=where.states or (State.WAITING, State.DELAYED, State.LEASED))
+            sweep = bulk.Cancels(backend, live, Verb.CANCEL, purge=asked["purge"], wait=wait)
+            bulk.confirm_and_run(sweep, asked)
+            ctx.exit(max(map(_exit_code, sweep.answers), default=0))
+        answers = control.cancel(backend, where.ids, purge=asked["purge"], wait=wait)
+    if asked["json_"]:
+        answer_json(answers)
+    else:
+        for ident, answer in answers.items():
+            say(one_line(f"{ident}  {answer.value}"))
+    ctx.exit(max(map(_exit_code, answers.values()), default=0))
+
+
+def _exit_code(answer: Cancel) -> int:
+    return {"cancelled": 0, "already cancelled": 0, "unknown": 1, "asked": NOT_KNOWN}.get(answer.value, LOST)

@@ -1,0 +1,185 @@
+"""Real pools, and a person who pauses their queues, drains them and cancels their jobs."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from support.poolrig import PoolProcess, Rig
+from support.poolrig_brokers import BROKERS
+from support.waiting import wait_until
+
+from jobpool.broker import control
+from jobpool.broker.control import Cancel
+from jobpool.broker.values import State
+from jobpool.ipc.board_layout import MasterView
+from jobpool.ipc.scoreboard import Scoreboard
+
+
+def pause(rig: Rig, queue: str) -> None:
+    """Pause it, and wait until the running pools show that they know."""
+    control.pause(rig.backend, queue, "by the test")
+    for pool in rig.pools:
+        if pool.process.poll() is None:
+            wait_until(lambda pool=pool: queue in pool.header().paused.split())  # type: ignore[misc]
+
+
+@pytest.mark.brokers
+def test_a_paused_queue_is_fetched_by_no_pool_also_not_by_one_that_starts_later(rig: Rig) -> None:
+    flags = ("-Q", "default,other")
+    first = rig.start_pool(*flags, workers=1).wait_ready(1)
+    pause(rig, "default")
+    second = rig.start_pool(*flags, workers=1).wait_ready(1)
+    kept = rig.enqueue_many("work", [{}] * 5)
+    free = rig.enqueue_many("work", [{}] * 20, queue="other")
+    rig.wait_drained(queue="other")
+    assert {line.id for line in rig.starts()} == set(free)
+    assert rig.stats().waiting == 5
+    assert control.resume(rig.backend, "default")
+    rig.wait_drained()
+    assert {line.id for line in rig.starts()} == {*kept, *free}
+    assert [first.stop(), second.stop()] == [0, 0]
+    rig.account().assert_once_each()
+
+
+def test_a_burst_does_not_wait_for_a_paused_queue(rig: Rig) -> None:
+    control.pause(rig.backend, "default")
+    kept = rig.enqueue("work", {})
+    free = rig.enqueue("work", {}, queue="other")
+    assert rig.run_pool("-Q", "default,other", "--until-empty").wait() == 0
+    assert {line.id for line in rig.starts()} == {free}
+    assert rig.inspect(kept).attempts == 0
+
+
+@pytest.mark.brokers
+def test_a_pool_tells_of_itself_and_is_drained_and_resumed_from_afar(rig: Rig) -> None:
+    pool = rig.start_pool(workers=1).wait_ready(1)
+    [record] = wait_until(lambda: [one for one in control.pools(rig.backend) if one.queues])
+    assert (record.pid, record.name, record.queues) == (pool.pid, pool.name, ["default"])
+    assert control.drain(rig.backend, record.id)
+    wait_until(lambda: pool.header().draining)
+    wait_until(lambda: [one.state for one in control.pools(rig.backend)] == ["drained"])
+    ident = rig.enqueue("work", {})
+    other = rig.start_pool(workers=1).wait_ready(1)
+    rig.wait_drained()
+    [start] = rig.starts(ident)
+    assert start.pid in other.children()
+    assert other.stop() == 0
+    kept = rig.enqueue("work", {})
+    assert control.undrain(rig.backend, record.id)
+    rig.wait_drained()
+    assert len(rig.starts(kept)) == 1
+    assert pool.stop() == 0
+    assert control.pools(rig.backend) == []
+
+
+def cancel(rig: Rig, *idents: str) -> dict[str, Cancel]:
+    return control.cancel(rig.backend, idents, wait=60.0)
+
+
+def cancelled(pool: PoolProcess) -> tuple[int, int, int, int]:
+    """Its counters: cancelled, failed, crashed, dead."""
+    header = pool.header()
+    return header.cancelled, header.failed, header.crashed, header.dead
+
+
+@pytest.mark.brokers
+def test_a_running_job_is_cancelled_by_an_exception_and_is_not_retried(rig: Rig) -> None:
+    pool = rig.start_pool("--default-timeout", "600", workers=1).wait_ready(1)
+    ident = rig.enqueue("work", {"seconds": 600}, max_retries=5)
+    rig.wait_started(ident)
+    assert cancel(rig, ident) == {ident: Cancel.CANCELLED}
+    message = rig.inspect(ident)
+    assert (message.state, message.reason, message.attempts, message.crashes) == (State.DEAD, "cancelled", 0, 0)
+    assert "cancelled by a person" in (message.last_error or "")
+    assert "apps_pool.py" in (message.last_error or ""), "the place where it met the handler"
+    wait_until(lambda: cancelled(pool) == (1, 0, 0, 0))
+    assert cancel(rig, ident) == {ident: Cancel.ALREADY}
+    wait_until(lambda: control.read(rig.backend).cancels == {})
+    after = rig.enqueue("work", {})
+    rig.wait_drained()
+    assert len(rig.ends(after)) == 1
+    assert pool.stop() == 0
+
+
+@pytest.mark.parametrize("how", ["sum", "everything", "sleep"])
+def test_one_that_resists_is_killed_after_the_grace_and_no_crash_is_counted(rig: Rig, how: str) -> None:
+    names = {"sum": "hang_in_sum", "everything": "swallow_everything", "sleep": "hang_in_sleep"}
+    pool = rig.start_pool("--default-timeout", "600", "--kill-grace", "0.5", workers=1).wait_ready(1)
+    ident = rig.enqueue("hang", {"how": names[how]}, max_retries=5)
+    rig.wait_started(ident)
+    assert cancel(rig, ident) == {ident: Cancel.CANCELLED}
+    message = rig.inspect(ident)
+    assert (message.reason, message.attempts, message.crashes) == ("cancelled", 0, 0)
+    wait_until(lambda: cancelled(pool) == (1, 0, 0, 0))
+    assert sum(slot.crashes for slot in masters(pool)) == 0
+    assert pool.stop() == 0
+
+
+def masters(pool: PoolProcess) -> list[MasterView]:
+    with Scoreboard.open(pool.note().board) as board:
+        return [board.slot(index).master.read() for index in range(board.slots)]
+
+
+def test_what_waits_ahead_in_a_childs_socket_is_cancelled_too(rig: Rig) -> None:
+    pool = rig.start_pool("--default-timeout", "600", workers=1).wait_ready(1)
+    running = rig.enqueue("work", {"seconds": 600})
+    rig.wait_started(running)
+    waiting = rig.enqueue_many("work", [{"seconds": 600}] * 3)
+    assert set(cancel(rig, *waiting, running).values()) <= {Cancel.CANCELLED}
+    assert rig.stats().pending == 0
+    assert {line.id for line in rig.starts()} == {running}
+    assert pool.stop() == 0
+
+
+def test_a_job_that_ends_first_says_so_and_its_mark_is_gone(rig: Rig) -> None:
+    pool = rig.start_pool(workers=1).wait_ready(1)
+    pool.send(signal.SIGSTOP)
+    ident = rig.enqueue("work", {})
+    lease = rig.backend.fetch("default")
+    assert lease is not None
+    answers = control.cancel(rig.backend, [ident], wait=0.0)
+    assert answers == {ident: Cancel.ASKED}
+    assert rig.backend.ack(lease)
+    assert cancel(rig, ident) == {ident: Cancel.UNKNOWN}
+    pool.send(signal.SIGCONT)
+    assert pool.stop() == 0
+
+
+def test_a_mark_holds_for_the_next_pool_when_the_first_dies(rig: Rig) -> None:
+    first = rig.start_pool("--ttl", "2", workers=1).wait_ready(1)
+    ident = rig.enqueue("work", {"seconds": 600})
+    rig.wait_started(ident)
+    first.send(signal.SIGKILL)
+    first.wait()
+    assert control.cancel(rig.backend, [ident], wait=0.0) == {ident: Cancel.ASKED}
+    second = rig.start_pool("--ttl", "2", workers=1).wait_ready(1)
+    wait_until(lambda: rig.is_dead(ident), limit=60.0)
+    assert rig.inspect(ident).reason == "cancelled"
+    assert len(rig.starts(ident)) == 1
+    wait_until(lambda: control.read(rig.backend).cancels == {})
+    assert second.stop() == 0
+
+
+def test_beanstalkd_with_a_lent_key_store_pauses_cancels_and_tells_of_its_pools(tmp_path: Path) -> None:
+    broker = BROKERS["beanstalk"].on_shared_server()
+    rig = Rig(tmp_path, f"{broker.url}&state=sqlite:///{tmp_path}/state.db")
+    try:
+        pool = rig.start_pool("--default-timeout", "600", workers=1).wait_ready(1)
+        assert [one.pid for one in control.pools(rig.backend)] == [pool.pid]
+        ident = rig.enqueue("work", {"seconds": 600})
+        rig.wait_started(ident)
+        assert control.cancel(rig.backend, [ident], wait=0.0) == {ident: Cancel.ASKED}
+        wait_until(lambda: rig.is_dead(ident))
+        assert rig.inspect(ident).reason == "cancelled"
+        pause(rig, "default")
+        kept = rig.enqueue("work", {})
+        control.cancel(rig.backend, [kept], wait=0.0)
+        assert control.resume(rig.backend, "default")
+        wait_until(lambda: rig.is_dead(kept))
+        assert rig.starts(kept) == [], "cancelled as it was fetched"
+        assert pool.stop() == 0
+    finally:
+        rig.end()
+        broker.end()

@@ -1,0 +1,145 @@
+"""The verbs by which a person controls queues and pools, on a SQLite file or with a lent key store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from support.jobs import a_job, numbered
+from support.modest import Modest
+
+from jobpool.broker import control
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.control import Cancel
+from jobpool.broker.opening import open_backend
+from jobpool.broker.values import MessageFilter, State
+from jobpool.client.jobs import Jobs
+from jobpool.errors import ConfigurationError, Unsupported
+from jobpool_backends.memory import MemoryBackend
+
+Jobpool = Callable[..., Result]
+
+
+def test_a_pause_shows_in_stats_and_doctor_until_it_is_resumed(jobpool: Jobpool, broker: QueueBackend) -> None:
+    result = jobpool("pause", "reports", "mails", "--reason", "disk full", "--until", "2h")
+    assert result.exit_code == 0
+    assert "reports is paused until 20" in result.stdout
+    [mails, reports] = json.loads(jobpool("stats", "--json").stdout)
+    assert (mails["queue"], reports["queue"], reports["paused"]["reason"]) == ("mails", "reports", "disk full")
+    assert reports["paused"]["until"] - reports["paused"]["since"] == pytest.approx(7200.0)
+    assert "disk full" in jobpool("stats").stdout
+    found = json.loads(jobpool("doctor", "--json").stdout)["findings"]
+    assert [one["mend"] for one in found if one["check"] == "broker.paused"] == [
+        "jobpool resume mails",
+        "jobpool resume reports",
+    ]
+    result = jobpool("resume", "reports", "mails", "nothing")
+    assert (result.exit_code, result.stdout) == (0, "reports is resumed\nmails is resumed\n")
+    assert "nothing was not paused" in result.stderr
+    assert control.read(broker).paused == {}
+
+
+@pytest.mark.parametrize("until", ["tomorrow", "2026-07-01T08:00", "-5", "2020-01-01T00:00Z"])
+def test_an_end_that_says_nothing_is_wrong_usage(jobpool: Jobpool, broker: QueueBackend, until: str) -> None:
+    assert jobpool("pause", "reports", f"--until={until}").exit_code == 2 or broker is None
+    assert control.read(broker).paused == {}
+
+
+def test_jobs_pause_and_resume(broker: QueueBackend) -> None:
+    with Jobs(backend=broker) as jobs:
+        assert jobs.pause("reports", "later", until=60).reason == "later"
+        assert control.read(broker).paused.keys() == {"reports"}
+        assert (jobs.resume("reports"), jobs.resume("reports")) == (True, False)
+
+
+def test_a_broker_without_keys_is_refused_and_a_lent_store_helps(tmp_path: Path) -> None:
+    with closing(Modest()) as backend:
+        with pytest.raises(Unsupported, match="state=URL"):
+            control.pause(backend, "reports")
+        assert not backend.has_control
+        backend.lend(open_backend(f"sqlite:///{tmp_path}/state.db"))
+        control.pause(backend, "reports")
+        assert control.read(backend).paused.keys() == {"reports"}
+
+
+def test_a_state_is_for_brokers_without_keys_and_has_some_itself(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="keeps keys of its own"):
+        open_backend(f"sqlite:///{tmp_path}/jobs.db?state=memory://")
+    with closing(Modest()) as backend, closing(Modest()) as other, pytest.raises(ConfigurationError, match="as state"):
+        backend.lend(other)
+    assert MemoryBackend().has_control
+
+
+def test_pools_are_listed_drained_and_resumed(jobpool: Jobpool, broker: QueueBackend) -> None:
+    assert "no pool has a record" in jobpool("pools").stderr
+    facts = {"host": "far", "pid": 7, "version": "1", "state": "running", "queues": ["a", "b"], "lease_margin": None}
+    control.tell(broker, control.PoolRecord(id="0a1b", name="night", children=2, busy=1, started=1.0, **facts))  # type: ignore[arg-type]
+    [pool] = json.loads(jobpool("pools", "--json").stdout)
+    assert (pool["id"], pool["host"], pool["queues"], pool["silent"]) == ("0a1b", "far", ["a", "b"], False)
+    assert "0a1b  night  far" in jobpool("pools", "list").stdout
+    assert jobpool("pools", "drain", "0a1b").stdout == "0a1b is drained\n"
+    assert control.read(broker).drained == {"0a1b"}
+    assert jobpool("pools", "resume", "0a1b").stdout == "0a1b is resumed\n"
+    assert "0a1b was not drained" in jobpool("pools", "resume", "0a1b").stderr
+    result = jobpool("pools", "drain", "nobody")
+    assert (result.exit_code, "`jobpool pools` lists them" in result.stderr) == (1, True)
+
+
+# --- cancel -----------------------------------------------------------------------------------------------
+
+
+def test_cancel_by_id_answers_and_exits_by_what_became_of_it(jobpool: Jobpool, broker: QueueBackend) -> None:
+    waiting, dead, leased = broker.enqueue_many(numbered(3))
+    for ident in (waiting, dead):
+        assert (lease := broker.fetch("reports")) is not None
+        assert broker.release(lease) if ident == waiting else broker.abandon(lease, "failed")
+        if ident == waiting:
+            assert jobpool("cancel", waiting).stdout == f"{waiting}  cancelled\n"
+    for ident, answer, code in (
+        (waiting, "already cancelled", 0),
+        ("0" * 16, "unknown", 1),
+        (dead, "dead already", 4),
+    ):
+        result = jobpool("cancel", ident)
+        assert (result.stdout, result.exit_code) == (f"{ident}  {answer}\n", code)
+    assert (lease := broker.fetch("reports")) is not None
+    assert lease.id == leased
+    result = jobpool("cancel", leased, waiting, "--wait=0", "--json")
+    assert (json.loads(result.stdout), result.exit_code) == ({leased: "asked", waiting: "already cancelled"}, 5)
+
+
+def test_cancel_by_a_filter_asks_first_and_leaves_what_does_not_match(jobpool: Jobpool, broker: QueueBackend) -> None:
+    broker.enqueue_many([*numbered(3), a_job(queue="mails")])
+    assert "would cancel 3 messages" in jobpool("cancel", "queue:reports", "--dry-run").stdout
+    assert jobpool("cancel", "queue:reports").exit_code == 2, "there is no terminal to ask on"
+    assert broker.stats("reports").waiting == 3
+    result = jobpool("cancel", "-Q", "reports", "--yes", "--json", "--wait", "0")
+    assert (json.loads(result.stdout), result.exit_code) == ({"matched": 3, "cancelled": 3}, 0)
+    assert broker.count(MessageFilter(states=(State.DEAD,), reason="cancelled")) == 3
+    assert jobpool("cancel", "--all", "--purge", "--yes").exit_code == 0
+    assert broker.stats("mails").pending == broker.stats("mails").dead == 0
+    for words in ((), ("state:dead",), ("--all", "queue:reports")):
+        assert jobpool("cancel", *words).exit_code == 2
+
+
+def test_jobs_cancel_by_id_and_by_filter(broker: QueueBackend) -> None:
+    with Jobs(backend=broker) as jobs:
+        first, *_ = broker.enqueue_many(numbered(3))
+        assert jobs.cancel(first) is Cancel.CANCELLED
+        assert jobs.cancel_matching("queue:reports") == {Cancel.CANCELLED: 2}
+        assert jobs.cancel_matching(MessageFilter(queue="reports")) == {}
+
+
+def test_where_jobs_are_not_seen_a_lent_store_takes_the_mark_and_else_it_is_refused(tmp_path: Path) -> None:
+    with closing(Modest()) as backend:
+        with pytest.raises(Unsupported, match="state=URL"):
+            control.cancel(backend, ["0" * 16])
+        with pytest.raises(Unsupported):
+            control.cancel_matching(backend, MessageFilter(queue="reports"))
+        backend.lend(open_backend(f"sqlite:///{tmp_path}/state.db"))
+        assert control.cancel(backend, ["0" * 16], wait=0.0) == {"0" * 16: Cancel.ASKED}
+        assert control.read(backend).cancels == {"0" * 16: control.Mark()}
