@@ -313,3 +313,15 @@ def test_a_job_that_goes_on_has_no_result(backend: QueueBackend, settlement: Set
     assert settle(backend, lease, settlement) is Settled.OK
     with pytest.raises(ResultPending):
         backend.result(lease.id, timeout=0)
+
+
+@needs_results
+def test_a_handle_cancels_its_job_unless_it_has_ended(backend: QueueBackend) -> None:
+    handle = JobHandle(backend.enqueue(a_job()), backend)
+    assert handle.cancel() == "cancelled"
+    assert handle.status().state is JobState.CANCELLED
+    with pytest.raises(JobFailed):
+        handle.result(timeout=0)
+    lease = a_lease(backend)
+    settle(backend, lease, of(lease))
+    assert JobHandle(lease.id, backend).cancel() == "ended first"

@@ -24,7 +24,7 @@ from abc import ABC
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Self
 
-from jobpool.broker import tracking
+from jobpool.broker import control, tracking
 from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.claim_store import ClaimStore
 from jobpool.broker.finding import Finding, cautions_of
@@ -427,6 +427,10 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     def wait(self, idents: Iterable[str], timeout: float | None = None) -> list[JobStatus]:
         """Wait until these jobs have ended; return their states, in order. See `tracking.wait`."""
         return tracking.wait(self, list(idents), timeout)
+
+    def cancel(self, ident: str) -> control.Cancel:
+        """Cancel a job that waits, is delayed or runs; return the answer. See `control.cancel`."""
+        return control.cancel(self, [ident])[ident]
 
     def kept(self, idents: Sequence[str]) -> dict[str, bytes]:
         """Return the kept results of those of these jobs that have one."""

@@ -17,11 +17,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
-from jobpool.broker.backend import QueueBackend
 from jobpool.broker.key_store import KeyStore
 from jobpool.broker.values import Message, MessageFilter, State, Verb
 from jobpool.errors import InvalidJob, Unsupported
@@ -30,6 +29,9 @@ from jobpool.message.lease import JobLease
 from jobpool.message.names import check_queue, storable
 from jobpool.message.settlement import CANCELLED
 from jobpool.message.units import check_number
+
+if TYPE_CHECKING:
+    from jobpool.broker.backend import QueueBackend
 
 ASKED = "jobpool.control"  # the space of what people ask: a key is a kind, a colon and a name
 PAUSE, DRAIN, CANCEL = "pause:", "drain:", "cancel:"
@@ -65,7 +67,7 @@ class Cancel(StrEnum):
     CANCELLED = "cancelled"
     ALREADY = "already cancelled"
     ENDED = "ended first"
-    """It was running, and it succeeded or was removed before it could be cancelled."""
+    """It succeeded or was removed before it could be cancelled."""
     DEAD = "dead already"
     """It is a dead letter for another reason, perhaps only since it was asked for."""
     UNKNOWN = "unknown"
@@ -235,7 +237,7 @@ class _Cancels:
             return None
         message = backend.inspect(ident)
         if message is None:
-            return Cancel.ENDED if ident in self.marked else Cancel.UNKNOWN
+            return Cancel.ENDED if ident in self.marked or backend.kept([ident]) else Cancel.UNKNOWN
         if message.state is State.DEAD:
             return self._dead(message)
         if message.claim is not None or not message.handler:

@@ -110,9 +110,11 @@ class Tracks(Protocol):
 
     def result(self, ident: str, /, timeout: float | None = None) -> Any: ...
 
+    def cancel(self, ident: str, /) -> str: ...
+
 
 class JobHandle(str):
-    """The id of a job, which can be asked for its status and result."""
+    """The id of a job, with its status and its result, and a way to cancel it."""
 
     __slots__ = ("_producer",)
     _producer: object
@@ -132,6 +134,10 @@ class JobHandle(str):
     def result(self, timeout: float | None = None) -> Any:
         """Return what the handler returned, as soon as it did. Raises and blocks as `Jobs.result`."""
         return self._tracks().result(self, timeout=timeout)
+
+    def cancel(self) -> str:
+        """Cancel the job; return a word that says what became of it. Raises and blocks as `Jobs.cancel`."""
+        return self._tracks().cancel(self)
 
     def _tracks(self) -> Tracks:
         if not hasattr(self._producer, "status"):
