@@ -177,6 +177,11 @@ class Master:
                 self.settle_thread.produce(child, ask)
             case act.Answer(child, reply):
                 self.children.reply(child, reply)
+            case _:
+                self._perform_on_servers(action)
+
+    def _perform_on_servers(self, action: act.Action) -> None:
+        match action:
             case act.StartForkServer(generation):
                 self._start_server(generation)
             case act.EndForkServer(generation, kill):
