@@ -15,7 +15,6 @@ from itertools import islice
 from typing import Any
 
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
-from jobpool.message.settlement import CANCELLED
 from jobpool_backends.postgres import schema
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.leases import numbers
@@ -48,16 +47,7 @@ _UP, _UP_WHOLE = (
 )
 
 _CHANGE = "SELECT {schema}.VERB(%(places)b::text[]::tid[], %(seqs)s)"
-_CHANGES = {Verb.DELETE: "discard", Verb.RETRY: "retry", Verb.RESUME: "resume"}
-# Not fresh any more: raised again, its number may be below its queue's floor (`heads`).
-_CANCEL = f"""
-WITH changed AS (
-    UPDATE {{schema}}.messages m
-    SET state = {schema.DEAD}, died_at = {{schema}}.moment(), reason = '{CANCELLED}', fresh = false
-    WHERE m.ctid = ANY ((SELECT {{schema}}.lock_seen(%(places)b::text[]::tid[], %(seqs)s))::tid[])
-        AND m.state IN ({schema.WAITING}, {schema.DELAYED}) AND m.handler <> '' RETURNING 1)
-SELECT count(*) FROM changed
-"""
+_CHANGES = {Verb.DELETE: "discard", Verb.RETRY: "retry", Verb.RESUME: "resume", Verb.CANCEL: "cancel"}
 
 _STORED = {
     State.WAITING: (schema.WAITING, schema.POSTED, schema.POSTED_AGAIN),
@@ -155,8 +145,7 @@ class Inspector:
     def _change(self, verb: Verb, rows: list[Row]) -> int:
         asked = {"places": [row[-1] for row in rows], "seqs": numbers([row[0] for row in rows])}
         changed: int
-        sql = _CANCEL if verb is Verb.CANCEL else _CHANGE.replace("VERB", _CHANGES[verb])
-        [(changed,)] = self._database.run(sql, asked)
+        [(changed,)] = self._database.run(_CHANGE.replace("VERB", _CHANGES[verb]), asked)
         return changed
 
 

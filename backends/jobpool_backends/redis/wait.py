@@ -62,6 +62,9 @@ class Waiter:
         """Return a queue that has something now, or None and the seconds until a message falls due."""
         soonest = LOOK_INTERVAL_S
         for group in [[queue] for queue in queues] if self._keys.spread else [queues]:
+            places = [self._keys.one(queue, name) for queue in group for name in ("ready", "delayed")]
+            if not self._keys.link.call("EXISTS", *places):
+                continue  # every idle pool asks often; the script would be two commands
             number, until_due = self._keys.run(LOOK, group, ())
             if number:
                 return group[number - 1], 0.0

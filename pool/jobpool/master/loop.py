@@ -234,6 +234,9 @@ class Master:
 
     def _tell_threads(self, now: float) -> None:
         pool, fetch_thread = self.pool, self.fetch_thread
+        if pool.app_came:  # first: a look for deaths comes before the count that may end the pool
+            pool.app_came = False
+            self.settle_thread.tell_hooks(pool.closed_to_hooks)
         if pool.queues_came:
             pool.queues_came = False
             fetch_thread.serve_queues(pool.queues)
@@ -245,9 +248,6 @@ class Master:
         if pool.cancels_over and self._control_thread is not None:
             self._control_thread.cancelled(pool.cancels_over)
             pool.cancels_over = []
-        if pool.app_came:
-            pool.app_came = False
-            self.settle_thread.tell_hooks(pool.closed_to_hooks)
         if pool.fetch_came:
             pool.fetch_came = False
             fetch_thread.seen()

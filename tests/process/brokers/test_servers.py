@@ -16,7 +16,7 @@ from support.waiting import wait_until
 IDLE = 3.0
 """Seconds."""
 
-MOST_COMMANDS = 10
+MOST_COMMANDS = 12
 """A second, of an idle pool."""
 
 TRIES = 3

@@ -55,6 +55,22 @@ BEGIN
     RETURN back;
 END $$;
 
+-- Make dead letters of jobs that wait or are delayed. Not fresh any more: raised again, the number of one may be below
+-- its queue's floor (`heads`).
+CREATE OR REPLACE FUNCTION {schema}.cancel(places tid[], seqs bigint[])
+RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
+DECLARE
+    locked tid[] := {schema}.lock_seen(places, seqs);
+    cancelled integer;
+BEGIN
+    WITH changed AS (
+        UPDATE {schema}.messages m
+        SET state = 3, died_at = {schema}.moment(), reason = 'cancelled', fresh = false
+        WHERE m.ctid = ANY (locked) AND m.state IN (0, 1) AND m.handler <> '' RETURNING 1)
+    SELECT count(*) INTO cancelled FROM changed;
+    RETURN cancelled;
+END $$;
+
 -- Remove the dead letters of a queue that died `age` microseconds ago or before, and all but the newest `kept`; NULL: no
 -- such cap. At most `most` of either; how many it was.
 CREATE OR REPLACE FUNCTION {schema}.evict(name text, kept bigint, age bigint, most integer)

@@ -8,7 +8,7 @@ local from, to, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local answers, bytes, keys, now = {0}, 0
 repeat
     keys = call('ZRANGE', LEAD.names, from, to, 'BYLEX', 'LIMIT', 0, PIECE)
-    if #keys > 0 and not now then -- every pool asks often, and mostly there is nothing
+    if #keys > 0 and not now then
         local clock = call('TIME')
         now = clock[1] * 1000000 + clock[2]
     end

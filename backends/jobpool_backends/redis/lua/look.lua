@@ -1,5 +1,5 @@
 -- Answers: the number of the first queue that has something, 0 for none; µs until a message falls due, -1 for none.
--- Asked again and again by every idle pool, so it asks for the time only when there is something to compare it with.
+-- It asks for the time only when there is something to compare it with.
 
 local soonest = -1
 local now
