@@ -9,15 +9,13 @@ from __future__ import annotations
 import compileall
 import gc
 import os
-from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-TESTS = Path(__file__).parent
-ROOT = TESTS.parent
+ROOT = Path(__file__).parents[1]
 IMPORTED = ("pool", "backends", "tests/support", "tests/servicebus_peer")
 
 # On a busy machine both are about the machine.
@@ -45,21 +43,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("more")]
-    if hasattr(config, "workerinput"):
-        _mix(items)
-
-
-def _mix(items: list[pytest.Item]) -> None:
-    """Mix the folders, each in its order, module by module; tests of faults one by one.
-
-    Some mostly wait and others mostly compute: workers that have both at a time use the processors better.
-    """
-    folders = [item.path.relative_to(TESTS).parts[0] for item in items]
-    sizes, seen, places = Counter(folders), Counter[str](), dict[object, float]()
-    for item, folder in zip(items, folders, strict=True):
-        places.setdefault(item if folder == "faults" else item.path, seen[folder] / sizes[folder])
-        seen[folder] += 1
-    items.sort(key=lambda item: places.get(item, places.get(item.path, 0.0)))
 
 
 @pytest.hookimpl(wrapper=True)
