@@ -119,7 +119,13 @@ def type_it(line: str, url: str, ident: str) -> str:
 
 def asked(*command: str, **variables: str) -> str:
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT, check=False, env={**os.environ, **variables}
+        command,
+        capture_output=True,
+        timeout=LIMIT,
+        check=False,
+        env={**os.environ, **variables},
+        text=True,
+        errors="replace",  # a log of slow commands has their bytes
     )
     assert done.returncode == 0, f"{shlex.join(command)}: {done.stdout}{done.stderr}"
     return done.stdout.strip()

@@ -30,7 +30,7 @@ from jobpool_backends.servicebus.queue_client import QueueClient
 MOST_DELIVERIES = 1000
 """So many that the broker makes nothing a dead letter by itself, as the documentation asks for."""
 
-AT_ONCE = 8
+AT_ONCE = 24
 """Connections that are opened at a time: of seventy together, each would wait longer than its own ten seconds."""
 
 LIMIT = 60.0

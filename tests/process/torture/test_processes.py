@@ -21,7 +21,7 @@ SLEEPER = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600
 @pytest.fixture
 def sleeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a folder of its own, with a mark in its environment."""
-    env = os.environ | {"SLEEPERS_MARK": "here"}
+    env = os.environ | {"SLEEPERS_MARK": tmp_path.name}  # another test may have a sleeper meanwhile
     with subprocess.Popen(SLEEPER, cwd=tmp_path, env=env, stdout=subprocess.PIPE) as process:
         assert process.stdout
         process.stdout.readline()
@@ -63,7 +63,7 @@ def test_a_later_process_began_later(sleeper: subprocess.Popen[bytes]) -> None:
 
 
 def test_processes_are_found_by_their_mark_or_folder(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    assert list(processes.marked("SLEEPERS_MARK=here")) == [sleeper.pid]
+    assert list(processes.marked(f"SLEEPERS_MARK={tmp_path.name}")) == [sleeper.pid]
     assert list(processes.marked("SLEEPERS_MARK=nobody's", tmp_path)) == [sleeper.pid]
     assert processes.marked("SLEEPERS_MARK=nobody's", tmp_path / "elsewhere") == {}
 
