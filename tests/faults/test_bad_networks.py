@@ -80,7 +80,7 @@ def test_a_pool_behind_a_black_hole_loses_what_it_holds_and_nobody_else_notices(
         feed(rig)
         seconds_until_gone(held[1:], TTL + 1.0)
     # It was renewed a third of it ago at most, or as late as the machine had kept its master waiting.
-    assert time.monotonic() - begun > 0.6 * TTL - stalls.seconds, "not before its lease had ended"
+    assert time.monotonic() - begun > 0.4 * TTL - stalls.seconds, "not before its lease had ended"
     assert rig.ends(done)
     wait_back(lambda: len(rig.starts(running)) == len(rig.starts(done)) == 2, "redelivered", TTL + BACK)
     assert {line.pid for ident in (running, done) for line in rig.starts(ident)[1:]} <= children(*others)

@@ -36,12 +36,16 @@ class Waiter:
         self._database = database
         self._listeners = IdleConnections[Listener](database.path)
         self.close = self._listeners.close  # a listener in use is closed when its user is done
+        self._is_first = True
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         give_up = time.monotonic() + timeout
         listener = self._listeners.take() or self._listen()
         try:
             with self._database.session() as connection:
+                if self._is_first:  # a wait keeps its connection; others need one, also when no more can be opened
+                    with self._database.session():
+                        self._is_first = False
                 return self._wait(connection, listener, queues, give_up)
         except BackendUnavailable:
             if self._database.closed:  # here, just before the session

@@ -16,7 +16,7 @@ _KINDS = ("SELECT", "UPDATE", "DELETE", "INSERT", "WITH")
 def traced(backend: SqliteBackend, work: Callable[[], object]) -> set[str]:
     """The statements that this executes."""
     statements: set[str] = set()
-    [connection] = backend._database._idle
+    connection = backend._database._idle[-1]  # the next to be used
     connection.set_trace_callback(statements.add)
     work()
     connection.set_trace_callback(None)
@@ -27,7 +27,7 @@ def traced(backend: SqliteBackend, work: Callable[[], object]) -> set[str]:
 def tracing(backend: SqliteBackend) -> Iterator[list[str]]:
     """The statements that this thread executes meanwhile, in order, each on one line."""
     statements: list[str] = []
-    [connection] = backend._database._idle
+    connection = backend._database._idle[-1]  # the next to be used
     connection.set_trace_callback(lambda sql: statements.append(" ".join(sql.split())))
     yield statements
     connection.set_trace_callback(None)
@@ -35,7 +35,7 @@ def tracing(backend: SqliteBackend) -> Iterator[list[str]]:
 
 def explained(backend: SqliteBackend, statements: Iterable[str]) -> dict[str, str]:
     """The plans of those that have one."""
-    [connection] = backend._database._idle
+    connection = backend._database._idle[-1]  # the next to be used
     return {
         sql: "\n".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}"))
         for sql in statements
@@ -52,7 +52,7 @@ def instructions(backend: SqliteBackend, work: Callable[[], object]) -> int:
         calls += 1
         return 0
 
-    [connection] = backend._database._idle
+    connection = backend._database._idle[-1]  # the next to be used
     connection.set_progress_handler(count, OPCODES)
     work()
     connection.set_progress_handler(None, OPCODES)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.descriptors import no_more_descriptors
 from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
 
@@ -378,3 +379,11 @@ def test_a_file_that_somebody_else_prepares_between_two_looks_is_ours(tmp_path: 
 
     with closing(sqlite3.connect(path, factory=Interrupted)) as connection:
         assert is_current(connection, path)
+
+
+def test_who_waits_leaves_a_connection_for_others_when_no_more_can_be_opened(open_sqlite: Open) -> None:
+    backend = open_sqlite()
+    assert backend.wait_any([QUEUE], 0.0) is None
+    with no_more_descriptors(), backend._database.session():  # as a wait keeps one
+        backend.enqueue(a_job())
+    assert backend.stats(QUEUE).waiting == 1
