@@ -74,6 +74,10 @@ def _descriptors(run: Run) -> str:
     return ", ".join(f"{number:+} {kind}" for kind, number in more.items() if number) or "as before"
 
 
+def _tracked(run: Run) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in run["tracked"].items()) or "none"
+
+
 def _late(run: Run) -> str:
     late = run["late"]
     return f"{late['p50']:.2f} … {late['p99']:.2f} s" if late["n"] else "none"
@@ -96,6 +100,8 @@ ROWS: dict[str, Callable[[Run], str]] = {
     "ATT": _count("ATT"),
     "CR": _count("CR"),
     "BLAMED": _count("BLAMED"),
+    "RESULT, CANCEL, BATCH": _count("RESULT", "CANCEL", "BATCH"),
+    "results, answers to cancels, and batches, judged by": _tracked,
     "STALLED": _count("STALLED"),
     "FENCE, KEY, POISON, LATE, STUCK, DIED, EXIT": _count(*["FENCE", "KEY", "POISON", "LATE", "STUCK", "DIED", "EXIT"]),
     "ORPHANS": _count("ORPHANS"),

@@ -58,6 +58,7 @@ SWITCH = Kind(setting_types.parse_switch, "", is_switch=True)
 QUEUE = Kind(check_queue, "QUEUE")
 NAMES = Kind(setting_types.parse_names, "NAME,…", empty=(), repeats=True)
 LIMITS = Kind(setting_types.parse_limits, "QUEUE=N", empty={}, repeats=True)
+RESULT_TTLS = Kind(setting_types.parse_result_ttls, "QUEUE=TIME", empty={}, repeats=True)
 
 
 def one_of(*words: str) -> Kind:
@@ -268,6 +269,9 @@ class Settings:
         Kind(setting_types.parse_history, "WHERE"),
         "History of attempts: `off`, `table` (in the broker) or `file:PATH`, with keep=N of each name, mask=KEY,….",
         "off",
+    )
+    result_ttl: dict[str, float] = _watch(
+        RESULT_TTLS, "Time that results of a queue's jobs are kept, if neither job nor handler says; none if not set."
     )
     log_output: bool = _watch(SWITCH, "Write what handlers print and log to the pool's log, line by line.", "true")
 

@@ -13,15 +13,13 @@ from jobpool_torture.result import Result
 
 MEMORY = "/memfd:"  # how a piece of shared memory is named among descriptors
 FILE = "file"  # files of all names together; and a connection to a database that is one
-MAX_MORE_CONNECTIONS = {SOCKET: 8, UNIX_SOCKET: 8, FILE: 4}
+MAX_MORE_FILES = 2  # files that a master may have more than before, such as its board, which a reload maps once more
+MAX_MORE_CONNECTIONS = {SOCKET: 8, UNIX_SOCKET: 8, FILE: 4 + MAX_MORE_FILES}
 """Kind of the connections to the broker → how many more a master may have.
 
 It opens a connection when a call finds all others in use, and keeps a few of them. (One to a database in a file takes
 two.) A leak with every fault soon is more than that. Of all other kinds none is allowed, except files.
 """
-
-MAX_MORE_FILES = 2  # files that a master may have more than before, if its connections are not files
-
 
 _PID = re.compile(r"(?<=[._])\d+(?=[. ]|$)")
 """In the name of a file that each master has one of: its board, and the memory of its clock."""

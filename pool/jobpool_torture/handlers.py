@@ -22,6 +22,7 @@ from jobpool.message.definition import JobDefinition
 from jobpool_torture import spoiling
 from jobpool_torture.ledger import LASTS, LEDGER, Line, append
 
+COUNTS = ("total", "succeeded", "failed", "cancelled")  # of a batch, in the order in which its callback writes them
 PLAIN_DEPTH = 100
 PLAIN_BYTES = 1 << 20
 """Calls and bytes that a plain job needs."""
@@ -37,8 +38,14 @@ def note(ctx: jobpool.JobContext, event: str, tag: str = "") -> None:
     append(os.environ[LEDGER], [line])
 
 
+def receipt(ctx: jobpool.JobContext) -> dict[str, Any]:
+    """Write `end`, and return the result by which this run is told from every other."""
+    note(ctx, "end")
+    return {"job": ctx.id, "fence": ctx.fence, "attempt": ctx.attempt}
+
+
 @jobpool.handler("torture.work")
-def work(ctx: jobpool.JobContext, seconds: float) -> None:
+def work(ctx: jobpool.JobContext, seconds: float) -> dict[str, Any]:
     """Do things that many jobs do and a process must allow after others; then sleep."""
     note(ctx, "start")
     importlib.util.find_spec("this")
@@ -46,8 +53,9 @@ def work(ctx: jobpool.JobContext, seconds: float) -> None:
     bytearray(PLAIN_BYTES)
     with open(os.devnull, "rb"):
         time.sleep(seconds)
-    note(ctx, "end")
+    result = receipt(ctx)
     _obey(ctx)
+    return result
 
 
 def _go_down(calls: int) -> None:
@@ -105,22 +113,31 @@ def shout(ctx: jobpool.JobContext, kilobytes: int) -> None:
 
 @jobpool.handler("torture.follow")
 def follow(ctx: jobpool.JobContext, jobs: int) -> None:
-    """Enqueue `jobs` jobs with its ack."""
+    """Enqueue `jobs` jobs with its ack, as members of its batch if it has one."""
     note(ctx, "start")
+    add = ctx.batch.add if ctx.batch else ctx.enqueue
     for _ in range(jobs):
-        note(ctx, "follow", ctx.enqueue(JobDefinition("torture.work", {"seconds": 0.01}, queue=ctx.queue)))
+        note(ctx, "follow", add(JobDefinition("torture.work", {"seconds": 0.01}, queue=ctx.queue)))
+    note(ctx, "end")
+
+
+@jobpool.handler("torture.tally")
+def tally(ctx: jobpool.JobContext, batch: dict[str, Any]) -> None:
+    """Write the counts of the batch whose callback it is."""
+    note(ctx, "start")
+    note(ctx, "told", " ".join(str(batch[name]) for name in COUNTS))
     note(ctx, "end")
 
 
 @jobpool.handler("torture.fail")
-def fail(ctx: jobpool.JobContext, times: int) -> None:
+def fail(ctx: jobpool.JobContext, times: int) -> dict[str, Any]:
     """Fail in its first `times` attempts."""
     note(ctx, "start")
     if ctx.attempt <= times:
         note(ctx, "fail")
         _obey(ctx)
         raise ValueError("no such customer")
-    note(ctx, "end")
+    return receipt(ctx)
 
 
 @jobpool.handler("torture.ask")
@@ -136,7 +153,7 @@ def ask(ctx: jobpool.JobContext, what: str) -> None:
 
 
 @jobpool.handler("torture.crash")
-def crash(ctx: jobpool.JobContext, how: str, times: int) -> None:
+def crash(ctx: jobpool.JobContext, how: str, times: int) -> dict[str, Any]:
     """Die, by a signal or as if nothing was wrong, until it is told of `times` crashes."""
     note(ctx, "start")
     if ctx.crashes < times:
@@ -144,7 +161,7 @@ def crash(ctx: jobpool.JobContext, how: str, times: int) -> None:
             os.kill(os.getpid(), signal.Signals[how])
             time.sleep(FOREVER_S)
         os._exit(0)
-    note(ctx, "end")
+    return receipt(ctx)
 
 
 @jobpool.handler("torture.hang")

@@ -7,20 +7,17 @@ lease of the delivery it was granted to. If a delivery was settled in the end, i
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jobpool.broker.values import Capabilities, Message, State
-from jobpool_torture import leftovers, oracle, tolerated
+from jobpool_torture import leftovers, oracle, tolerated, tracking
 from jobpool_torture.ledger import Line
-from jobpool_torture.message_history import ACCEPTED, Delivery, History
+from jobpool_torture.message_history import ACCEPTED, Delivery, histories_of
 from jobpool_torture.result import Result
 from jobpool_torture.tolerated import Window
 from jobpool_torture.workload import DIES_OF, HANG_TIMEOUT_S, Item
-
-DOUBTFUL = Capabilities(keeps_records=False)
-"""A call that was not answered may have been carried out, whatever later ones were answered."""
 
 Run = tuple[str, str, Delivery]  # A run: its shared key, its job's id, and the delivery
 
@@ -29,7 +26,7 @@ CRASH_LIMIT = "crash-limit"
 KILLING = ("child.kill", "forkserver.", "master.", "group.", "pool.")
 """Faults by which a child may die, whatever its job does."""
 
-DYING = ("crash", "poison", "hang")  # kinds of job that end without a word of their own
+DYING = ("crash", "poison", "hang", "cancelled")  # kinds of job that end without a word of their own
 DEATH_SEEN_S = 2.0  # time after such a fault within which the death of a child is seen to
 MAX_CRASHES = 5
 
@@ -42,15 +39,6 @@ def broken(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:
     keyed = [run for run in runs if key_of(items[run[1]])]
     second = _second_of_unique(history, items)
     return _skipped_for_nothing(keyed) | _beside_another(runs) | _begun_after_done(keyed) | second
-
-
-def histories_of(lines: Iterable[Line], items: Mapping[str, Item]) -> Iterator[History]:
-    """Yield the history of each of these jobs of which there is a line."""
-    by_id: dict[str, list[Line]] = defaultdict(list)
-    for line in lines:
-        if line.id in items:
-            by_id[line.id].append(line)
-    return (History(ident, told, DOUBTFUL) for ident, told in by_id.items())
 
 
 def key_of(item: Item | None) -> str:
@@ -195,6 +183,8 @@ def _undeserved(message: Message, item: Item | None, max_crashes: int, exact: bo
     kind = item.kind if item else "follow-up"
     if item is None or DIES_OF.get(kind) != reason:
         return f"it is dead ({reason}), which no job of the kind {kind} may be"
+    if kind == "cancelled":
+        return ""
     retries = item.options["max_retries"] if reason != "unrecoverable" else 0
     if message.attempts <= retries:
         return f"it is dead ({reason}) after {message.attempts} of {retries + 1} attempts"
@@ -239,9 +229,10 @@ def reach(
     windows: Sequence[tolerated.Window],
     can: Capabilities,
     kill_grace: float,
+    results: Mapping[str, Any],
 ) -> None:
-    """Fill in the findings of the whole ledger, and of the messages that the broker still has (`kept`)."""
-    result.dead = leftovers.reasons(kept)
+    """Fill in the findings of the whole ledger, of the messages that the broker still has (`kept`), and of results."""
+    result.dead, result.tracked = leftovers.reasons(kept), tracking.figures(lines, results)
     account = oracle.count(tolerated.heard(lines, windows), kept=kept, can=can, witnessed=True)
     if not can.lists_live:
         account.lost -= _not_listed(lines, account.lost, result.left)
@@ -259,6 +250,9 @@ def reach(
         ("BLAMED", blamed(lines, items, windows)),
         ("KEY", broken(lines, items)),
         ("POISON", unpoisoned(lines, items, MAX_CRASHES) if counted else {}),
+        ("RESULT", tracking.results(lines, items, results)),
+        ("CANCEL", tracking.cancels(lines, items, kept)),
+        ("BATCH", tracking.batches(lines, items, kept)),
     ]
     for name, ids in found:
         result.add(name, [f"{ident}: {why}" for ident, why in ids.items()])

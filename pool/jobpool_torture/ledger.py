@@ -7,7 +7,9 @@ Events:
 
 * Handlers write `start`; `end` (about to return); `fail` (about to raise); `effect`; `left` (a process that it leaves
   behind); `follow` (a follow-up: its id in `tag`); `spoilt` (about to spoil its process, in the way `tag`).
-* The producer writes `try` (before an enqueue) and `enq` (it was answered).
+  The callback of a batch writes `told` (its counts in `tag`).
+* The producer writes `try` (before an enqueue) and `enq` (it was answered). `enq` of the callback of a batch says that
+  the batch was closed. It writes `cancel` when a cancel has its answer.
 * The witness (witness.py) writes what the broker answered to a pool: `fetched`; `asked` (before a settle call) and then
   `settled` or `unknown` (it raised: nobody knows); `lost` (a lease that was not renewed, or broke); `reaped`.
 """

@@ -6,10 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, replace
+from itertools import islice
 from typing import Any
+
+import orjson
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
+from jobpool.message.results import Record
 from jobpool_torture.ledger import Line
 
 PAGE_MESSAGES = 500
@@ -28,6 +32,15 @@ def kept(backend: QueueBackend, queue: str) -> list[Message]:
     """Return all messages that the broker shows of the queue: dead ones, and live ones where it can list them."""
     states = () if backend.capabilities.lists_live else (State.DEAD,)
     return list(pages(backend, MessageFilter(queue=queue, states=states)))
+
+
+def results(backend: QueueBackend, idents: Iterable[str]) -> dict[str, Any]:
+    """Return the results that the broker keeps of these jobs. Raises `BackendUnavailable`."""
+    found: dict[str, Any] = {}
+    rest = iter(idents)
+    while some := list(islice(rest, PAGE_MESSAGES)):
+        found |= {ident: orjson.loads(Record.read(record).text) for ident, record in backend.kept(some).items()}
+    return found
 
 
 def pages(backend: QueueBackend, where: MessageFilter) -> Iterator[Message]:

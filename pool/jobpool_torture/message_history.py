@@ -8,18 +8,22 @@ clocks. A call that began after another was answered came after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from jobpool.broker.values import Capabilities, Message, State
 from jobpool.message.settlement import Settled
 from jobpool_torture.ledger import Line
 
-HANDLERS = ("start", "end", "fail", "effect", "left", "follow")  # events that a run of the handler writes
+HANDLERS = ("start", "end", "fail", "effect", "left", "follow", "told")  # events that a run of the handler writes
 ACCEPTED = (Settled.OK.value, Settled.ALREADY.value)  # answers of a broker to a settlement that is in force
 CALL_REMEMBERED_S = 50.0  # time for which a broker surely knows a call again; less than the contract's 60, for clocks
 
 Step = tuple[int, int]  # attempts and crashes that a delivery adds
+
+DOUBTFUL = Capabilities(keeps_records=False)
+"""A call that was not answered may have been carried out, whatever later ones were answered."""
 
 CRASHED: Step = (0, 1)
 STEPS: dict[str, Step] = {"nack": (1, 0), "release": (0, 0), "forfeit": CRASHED}
@@ -145,6 +149,15 @@ class History:
         """Return how many settlements may be half done, if a broker copies: unanswered, or refused after the copy."""
         calls = (call for delivery in self.deliveries for call in (*delivery.known.unanswered, *delivery.refused()))
         return sum(call.verb != "ack" for call in calls)
+
+
+def histories_of(lines: Iterable[Line], idents: Container[str]) -> Iterator[History]:
+    """Yield the history of each of these jobs of which there is a line."""
+    by_id: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        if line.id in idents:
+            by_id[line.id].append(line)
+    return (History(ident, told, DOUBTFUL) for ident, told in by_id.items())
 
 
 def steps_of(known: Known) -> set[Step]:

@@ -21,6 +21,9 @@ MEANINGS = {
     "BLAMED": "was failed or killed in a process that another job had spoilt",
     "FENCE": "was delivered with a fence that did not grow",
     "KEY": "ran, or was enqueued, though its key was done or taken",
+    "RESULT": "has no result though it was acked, or another run's",
+    "CANCEL": "began after its cancel was answered",
+    "BATCH": "a batch whose callback is missing, came twice or was told wrong counts",
     "POISON": "crashed whenever it ran, and ran too often",
     "LATE": "hung, and was ended far too late",
     "STUCK": "was not done when nothing became less any more",
@@ -95,6 +98,7 @@ class Result:
     excused: int = 0  # jobs whose counters were not judged, for the broker may have left a copy
     late: list[float] = field(default_factory=list)  # seconds from a timeout to its verdict, in pools not held up
     dead: dict[str, int] = field(default_factory=dict)
+    tracked: dict[str, int] = field(default_factory=dict)  # what RESULT, CANCEL and BATCH were judged by → how many
     descriptors: dict[str, dict[str, int]] = field(
         default_factory=dict
     )  # by pool and kind, more (< 0: less) than before
@@ -147,7 +151,7 @@ class Result:
             "jobs": asdict(self.tally),
             **{name: getattr(self, name) for name in ("duplicates", "overlaps", "excused")},
             "late": quantiles(self.late),
-            **{name: getattr(self, name) for name in ("dead", "descriptors")},
+            **{name: getattr(self, name) for name in ("dead", "tracked", "descriptors")},
             "faults": {"struck": sum(self.struck.values()), "missed": self.missed, "by_kind": self.struck},
             **{name: getattr(self, name) for name in ("left_out", "problems")},
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.seconds.items()},

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 
 from jobpool.broker.values import Capabilities, Leases, Message, State
+from jobpool.message.settlement import CANCELLED
 from jobpool_torture.message_history import CounterStep, Delivery, History, counter_steps
 
 CLOCK_TOLERANCE_S = 0.1  # time by which a broker's clock may run ahead of this machine's within one lease
@@ -46,8 +47,8 @@ def lost(case: Case) -> Iterator[str]:
     if case.promised and not case.kept and not _may_be_acked(case):
         died = any(delivery.known.verb == "abandon" for delivery in deliveries) or deaths
         yield "it became a dead letter, and that is gone" if died else "it was never acked, and the broker has it not"
-    # After a nack or a release a reaper must leave a message alone.
-    dead = [message for message in case.kept if message.state is State.DEAD]
+    # After a nack or a release a reaper must leave a message alone; a person may cancel it.
+    dead = [message for message in case.kept if message.state is State.DEAD and message.reason != CANCELLED]
     if deliveries and dead and case.can.keeps_records and not deaths:
         last = deliveries[-1]
         if last.known.verb in ("nack", "release") and dead[0].deliveries == last.fence:

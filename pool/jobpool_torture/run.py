@@ -205,9 +205,10 @@ class Run:
             self.result.problems += [f"{text}{f', {n} times' if n > 1 else ''}" for text, n in problems.items()]
             lines, can, grace = self._ledger.read(), backend.capabilities, self._place.kill_grace
             kept = self._ask(lambda: leftovers.kept(backend, self._options.queue))
-            if kept is not None:
+            results = self._ask(lambda: leftovers.results(backend, producer.items))
+            if kept is not None and results is not None:
                 judge.dump(kept, self._folder / "left.jsonl")
-                judge.reach(self.result, lines, kept, producer.items, self._disturbed(), can, grace)
+                judge.reach(self.result, lines, kept, producer.items, self._disturbed(), can, grace, results)
         if not self._options.keep:
             self._empty(backend, leftovers.own_ids(lines))
 

@@ -145,6 +145,8 @@ def _figures(plan: Plan, result: Result) -> Iterator[str]:
         f"{f', {result.excused:,} not judged by their counters' if result.excused else ''}"
     )
     yield f"dead letters: {', '.join(f'{count} {reason}' for reason, count in result.dead.items()) or 'none'}"
+    if result.tracked:
+        yield f"tracked: {', '.join(f'{count:,} {name}' for name, count in result.tracked.items())}"
     struck = ", ".join(f"{count} {kind}" for kind, count in sorted(result.struck.items()))
     missed = f"; {result.missed} found nothing to strike" if result.missed else ""
     yield f"faults: {sum(result.struck.values())} ({struck or 'none'}){missed}"

@@ -6,7 +6,7 @@ impossible kinds are missing.
 
 The producer repeats every job until the broker has answered. The ledger gets `try` before each call, with the requested
 id, and `enq` once it is answered, with the id of the answer. A job whose enqueue was
-interrupted between the two counts neither as lost nor as out of nowhere.
+interrupted between the two counts neither as lost nor as out of nowhere. `cancel` is the answer to a cancel.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import jobpool
+from jobpool.broker import control
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Capabilities
 from jobpool.errors import BackendUnavailable, InvalidJob
@@ -40,8 +44,9 @@ KEY_SPAN_JOBS = 300
 """Of this many jobs in a row, those that have a key have one of `KEYS`: about four share one."""
 
 KEYED = ("idempotency_key", "name")  # options that are names shared by jobs of one run, and by no others on the broker
+RESULT_TTL_S = 3 * 3600.0  # seconds for which the results of jobs are kept that have one
 MAX_BATCH_JOBS = 50  # jobs in one call, at most, where one call is all or none and may be repeated
-RETRY_PAUSE_S = 0.2
+RETRY_PAUSE_S = 0.2  # also between two looks at what became of a cancel
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,8 @@ class Item:
     payload: dict[str, Any]
     delay: float = 0.0  # seconds from its enqueue until it may run; 0 = at once
     options: dict[str, Any] = field(default_factory=dict)  # other fields of its definition
+    cancel_after: float | None = None  # seconds from its enqueue until it is cancelled
+    members: tuple[Item, ...] = ()  # it is the callback of a batch of these
 
     def definition(self, queue: str, ident: str, now: datetime | None = None) -> JobDefinition:
         """Return the job, under this id. `now`: the time that a delay counts from; None = now."""
@@ -122,11 +129,12 @@ def _item(rng: random.Random, number: int, at: float, name: str, ttl: float) -> 
     kind = KINDS[name]
     made = kind.make(rng, number, ttl)
     payload = made.pop("payload")
-    return Item(number, at, name, made.pop("handler", kind.handler), payload, made.pop("delay", 0.0), made)
+    told = {name: made.pop(name) for name in ("handler", "delay", "cancel_after", "members") if name in made}
+    return Item(number, at, name, payload=payload, options=made, **{"handler": kind.handler, **told})
 
 
 Make = Callable[[random.Random, int, float], dict[str, Any]]
-"""A random generator, the job's number, the lease's seconds → payload, options, and a handler if it is another."""
+"""A random generator, the job's number, the lease's seconds → payload, options, and other fields of its item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +170,28 @@ def _crashing(times: int) -> Make:
     return lambda rng, _number, _ttl: {"payload": {"how": rng.choice(DEATHS), "times": times}}
 
 
+def _kept(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
+    made = KINDS[rng.choice(("work", "flaky", "crash"))]
+    return {**made.make(rng, number, ttl), "handler": made.handler, "result_ttl": RESULT_TTL_S}
+
+
+def _cancelled(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
+    """Draw a job that is cancelled while it waits, is delayed, runs or has failed; or when it is done."""
+    made = KINDS[rng.choice(("delayed", "flaky", "work"))]
+    job = {**made.make(rng, number, ttl), "handler": made.handler, "cancel_after": round(rng.uniform(0.0, 2.0), 3)}
+    return job if made.handler != WORK else {**job, "payload": {"seconds": round(rng.uniform(0.0, 3.0), 2)}}
+
+
+def _batch(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
+    kinds = [kind for kind in MEMBERS if number >= 0 or kind not in SLOW]
+    members = tuple(_item(rng, number, 0.0, rng.choice(kinds), ttl) for _ in range(rng.randint(1, 5)))
+    return {"payload": {}, "members": members}
+
+
 WORK = "torture.work"
 FAIL = "torture.fail"
 KINDS: dict[str, Kind] = {
-    "work": Kind(40, WORK, _work),
+    "work": Kind(45, WORK, _work),
     "spin": Kind(6, "torture.spin", _seconds(0.03)),
     "asleep": Kind(5, "torture.asleep", _seconds(0.05)),
     "delayed": Kind(6, WORK, lambda rng, n, ttl: {**_work(rng, n, ttl), "delay": round(rng.uniform(0.1, 2.0), 3)}),
@@ -207,12 +233,18 @@ KINDS: dict[str, Kind] = {
         lambda rng, _n, _ttl: {"payload": {"filling": rng.randbytes(BIG_BYTES // 2).hex(), "size": BIG_BYTES}},
     ),
     "loud": Kind(1.5, "torture.shout", lambda rng, _n, _ttl: {"payload": {"kilobytes": rng.choice((10, 100, 1000))}}),
+    "kept": Kind(4, WORK, _kept, ("key_store",)),
+    "cancelled": Kind(2, WORK, _cancelled, ("key_store", "lists_live")),
+    "batch": Kind(1.5, "torture.tally", _batch, ("key_store", "lists_live", "atomic_across_queues")),
     "long": Kind(0.6, WORK, lambda rng, _n, ttl: {"payload": {"seconds": round(ttl * rng.uniform(1.5, 3.0), 2)}}),
 }
 """The kinds of jobs: 40 of a hundred only sleep for up to 50 ms."""
 
 SLOW = ("long", "poison")  # kinds that take longer than a warm-up should
-DIES_OF = {"doomed": "failed", "hang": "timeout", "unrecoverable": "unrecoverable"}
+MEMBERS = ("work", "work", "work", "flaky", "doomed", "unrecoverable", "crash", "poison", "follow", "cancelled")
+"""Kinds of which a batch has members."""
+
+DIES_OF = {"doomed": "failed", "hang": "timeout", "unrecoverable": "unrecoverable", "cancelled": "cancelled"}
 """Kinds that become dead letters, when their retries are spent → the reason. Any job may die of too many crashes."""
 
 
@@ -233,6 +265,7 @@ class Producer:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._give_up = float("inf")
+        self._cancels: dict[str, float] = {}  # ids of jobs to cancel → when, on CLOCK_MONOTONIC
         self.items: dict[str, Item] = {}  # every id that was tried → what it was for
         self.enqueued = 0  # calls answered, by jobs
         self.error: Exception | None = None  # the error that ended the thread before it was told to
@@ -272,13 +305,15 @@ class Producer:
     def _run(self, items: Sequence[Item]) -> None:
         begun, place = time.monotonic(), 0
         try:
-            while place < len(items) and not self._stop.is_set():
+            while (place < len(items) or self._cancels) and not self._stop.is_set():
+                self._cancel(time.monotonic())
                 passed = time.monotonic() - begun
                 due = [item for item in items[place : place + MAX_BATCH_JOBS] if item.at <= passed]
                 if due:
                     place += self._send(due)
                 else:
-                    self._stop.wait(items[place].at - passed)
+                    left = [*self._cancels.values(), *(begun + item.at for item in items[place : place + 1])]
+                    self._stop.wait(max(0.0, min(left, default=0.0) - time.monotonic()))
         except Exception as error:  # noqa: BLE001 -- it belongs to the run, which looks for it
             self.error = error
 
@@ -301,16 +336,49 @@ class Producer:
     def _call(self, backend: QueueBackend, due: list[Item], tried: int) -> int:
         """Make one call. If a known id may not be tried again, each try has another one: it may be a second message."""
         can = backend.capabilities
-        chosen = due if can.keeps_records else due[:1]
+        if due[0].members:
+            return self._call_batch(backend, due[0])
+        chosen = list(takewhile(lambda item: not item.members, due)) if can.keeps_records else due[:1]
         again = "" if tried == 1 or can.keeps_records else f"r{tried}"
         idents = [f"{self._prefix}-{_number(item)}{again}" for item in chosen]
-        self.items.update(zip(idents, chosen, strict=True))
-        jobs = [item.definition(self._queue, ident) for item, ident in zip(chosen, idents, strict=True)]
-        self._note("try", idents, jobs)
-        answers = backend.enqueue_many(jobs)
-        self._note("enq", answers, jobs)
-        self.enqueued += len(chosen)
+        self._enqueue(backend.enqueue_many, self._tried(idents, chosen))
         return len(chosen)
+
+    def _tried(self, idents: Sequence[str], items: Sequence[Item]) -> list[JobDefinition]:
+        self.items.update(zip(idents, items, strict=True))
+        jobs = [item.definition(self._queue, ident) for item, ident in zip(items, idents, strict=True)]
+        self._note("try", idents, jobs)
+        return jobs
+
+    def _enqueue(self, send: Callable[[list[JobDefinition]], Sequence[str]], jobs: list[JobDefinition]) -> None:
+        self._note("enq", send(jobs), jobs)
+        self.enqueued += len(jobs)
+        now = time.monotonic()
+        for job in jobs:
+            if (after := self.items[str(job.identifier)].cancel_after) is not None:
+                self._cancels[str(job.identifier)] = now + after
+
+    def _call_batch(self, backend: QueueBackend, item: Item) -> int:
+        """Open it, add its members and close it; each of the three may be repeated."""
+        ident = f"{self._prefix}-{_number(item)}"
+        callbacks = self._tried([success_of(ident), done_of(ident)], [item, item])
+        batch = jobpool.Jobs(backend=backend).batch(*callbacks, identifier=ident)
+        self._enqueue(batch.add_many, self._tried(member_ids(ident, item), item.members))
+        batch.close()
+        self._note("enq", [done_of(ident)], callbacks[1:])
+        return 1
+
+    def _cancel(self, now: float) -> None:
+        """Cancel what is due, or look again what became of it. Blocks for a few round trips each."""
+        due = [ident for ident, at in self._cancels.items() if at <= now]
+        answers: dict[str, control.Cancel] = {}
+        with suppress(BackendUnavailable):
+            answers = control.cancel(self._backend, due, wait=0.0) if due and self._backend else {}
+        for ident in due:
+            self._cancels[ident] = now + RETRY_PAUSE_S
+            if (answer := answers.get(ident, control.Cancel.ASKED)) is not control.Cancel.ASKED:
+                del self._cancels[ident]
+                append(self._ledger, [Line("cancel", ident, at=time.monotonic(), since=now, answer=answer.value)])
 
     def _note(self, event: str, idents: Sequence[str], jobs: Sequence[JobDefinition]) -> None:
         at, wall = time.monotonic(), time.time()
@@ -319,6 +387,19 @@ class Producer:
             for ident, job in zip(idents, jobs, strict=True)
         ]
         append(self._ledger, lines)
+
+
+def done_of(batch: str) -> str:
+    return f"{batch}:on_done"
+
+
+def success_of(batch: str) -> str:
+    return f"{batch}:on_success"
+
+
+def member_ids(batch: str, item: Item) -> list[str]:
+    """Return the ids of the members that the producer gives it, in their order."""
+    return [f"{batch}m{place}" for place in range(len(item.members))]
 
 
 def _number(item: Item) -> str:

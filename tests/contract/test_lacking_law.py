@@ -9,6 +9,7 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.editing import read_changes
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import ConfigurationError, Unsupported
 from jobpool.message.settlement import Move, Settled
@@ -23,6 +24,16 @@ MISSING = "no-such-queue"
 def test_caps_on_dead_letters_are_refused(harness: Harness, option: str, value: object) -> None:
     with pytest.raises(ConfigurationError, match=option):
         harness.connect(**{option: value})
+
+
+@pytest.mark.lacks("edits")
+def test_an_edit_of_what_waits_is_refused(backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    for changes in ({"at": 0}, {"priority": 1}, {"queue": QUEUE}):
+        with pytest.raises(Unsupported, match="keeps_records"):
+            read_changes(backend, **changes)
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    assert backend.ack(lease)
 
 
 CALLS = [

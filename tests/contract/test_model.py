@@ -18,7 +18,8 @@ from support.jobs import a_job, at
 from support.side_by_side import Pair, SideBySide, compare
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
+from jobpool.broker.editing import edit, read_changes
+from jobpool.broker.values import Edited, MessageFilter, ReapPolicy, State, Verb
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Move, Nack, Release, Settlement
@@ -267,6 +268,26 @@ class Comparison(SideBySide):
     @rule(where=filters, verb=st.sampled_from(Verb), limit=st.integers(1, 3))
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> None:
         self.both(lambda backend: backend.bulk(where, verb, limit=limit))
+
+    @rule(
+        number=st.integers(0, 9),
+        delay=st.none() | steps,
+        priority=st.none() | priorities,
+        queue=st.none() | queues,
+    )
+    def edit(self, number: int, delay: int | None, priority: int | None, queue: str | None) -> None:
+        """Of one of the messages that there are."""
+        known = [message.id for message in self.model.list_messages(limit=1000)]
+        if not known or (delay, priority, queue) == (None, None, None):
+            return
+        ident = known[number % len(known)]
+
+        def answer(backend: QueueBackend, now: float) -> Edited:
+            when = None if delay is None else at(now + self.seconds(delay)) if delay else 0
+            told = edit(backend, read_changes(backend, when, priority, queue), [ident])[ident]
+            return Edited.EDITED if told is Edited.UNCHANGED else told  # the times of the two are not the very same
+
+        assert answer(self.ours, self.harness.now()) is answer(self.model, self.clock.wall())
 
     @rule(where=filters, limit=st.integers(1, 3))
     def look(self, where: MessageFilter, limit: int) -> None:

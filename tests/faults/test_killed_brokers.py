@@ -26,6 +26,7 @@ from support.poolrig_brokers import BeanstalkBroker, Broker, ClusterBroker, Redi
 from support.servers import RedisServer
 from support.waiting import wait_until
 
+from jobpool.broker import control
 from jobpool.master.settle_thread import COUNT_EVERY_S
 from jobpool.ops.health import look
 from jobpool.telemetry.history.places import HistoryFile
@@ -109,6 +110,33 @@ def assert_all_is_counted(rig: Rig) -> None:
     assert sum(row.outcomes.get("succeeded", 0) for row in rows) == ended
     files = [HistoryFile(rig.directory / f"history{number}", 10_000) for number in (1, 2)]
     assert sum(len(file.read("work", 10_000)) for file in files) == ended
+
+
+@pytest.mark.row(8)
+@pytest.mark.on("redis", "postgres", "redis-cluster", "sqlite")
+@pytest.mark.own_server
+def test_a_pause_outlasts_a_broker_that_is_killed(broker: Broker | None, rig: Rig) -> None:
+    """For a pool that is up then, and for one that starts later; on SQLite, which has no server, for the second."""
+    words = ("-Q", "default,other")
+    pools = start_pools(rig, 1, *words, timeout=1)
+    paused = control.pause(rig.backend, "default", "by the test", until=3600.0)
+    wait_until(lambda: pools[0].header().paused, what="its pool knows")
+    kept = rig.enqueue_many("work", [{}] * 5)
+    if broker is not None:
+        broker.server.kill()
+        broker.bring_back()
+    else:
+        pools.pop().stop()
+    pools += start_pools(rig, 1, *words, timeout=1)
+    free = rig.enqueue_many("work", [{}] * 20, queue="other")
+    rig.wait_drained(queue="other")
+    assert {line.id for line in rig.starts()} == set(free)
+    assert control.read(rig.backend).paused == {"default": paused}
+    assert control.resume(rig.backend, "default")
+    rig.wait_drained()
+    assert {line.id for line in rig.starts()} == {*kept, *free}
+    rig.account().assert_once_each()
+    stop_all(rig, pools)
 
 
 # --- one that may not ---------------------------------------------------------------------------------------

@@ -37,3 +37,5 @@ def test_two_jobs_run_and_the_delayed_one_waits(page: str, tmp_path: Path) -> No
     run(jobpool, "--app", name[1], "--workers", "1", "--max", "2", "--fail-on-dead")
     [left] = json.loads(run(jobpool, "list", "--json"))
     assert left["state"] == "delayed"
+    if "Scheduler(" in app:
+        assert "inline" not in run(jobpool, "cron", "list", "--app", name[1]), "a pool's children run it, as workers do"

@@ -43,6 +43,8 @@ PROMISES: dict[str, Callable[[Capabilities], bool]] = {
     "keeps_place": _keeps_records,
     "deletes_live": _keeps_records,
     "dead_caps": _keeps_records,
+    "edits": _remembers_leases,
+    "moving_edits": lambda can: _remembers_leases(can) and can.atomic_across_queues,
     "key_store": lambda can: can.key_store,
     "claims": lambda can: can.key_store,
     "enqueue_in_transaction": lambda can: can.transactions,

@@ -16,6 +16,8 @@ from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import (
     REMEMBER_CALLS,
     Capabilities,
+    Edit,
+    Edited,
     Existing,
     Message,
     MessageFilter,
@@ -63,9 +65,11 @@ class MemoryBackend(QueueBackend):
         self._tidy = claims.tidy
         self._inspector = inspector = _Inspector(turn, store)
         self._results = _Results(turn, store)
+        self._batches = store.batches
         self._evicted = inspector.evicted
         self._closers = (self._wake,)
         self._calls: Expiring[list[Settled]] = Expiring()
+        self._edit_calls: Expiring[list[Edited]] = Expiring()
         self._fetches: Expiring[list[int]] = Expiring()
         self._random = random.SystemRandom()
         self._closings = 0
@@ -210,6 +214,14 @@ class MemoryBackend(QueueBackend):
             for entry in found:
                 touch(entry)
             return len(found)
+
+    def _edits(self, edits: Sequence[Edit], call_id: str) -> list[Edited]:
+        with self._turn:
+            answers = self._edit_calls.get(call_id, self._turn.now)
+            if answers is None:
+                answers = [self._store.edit(edit) for edit in edits]
+                self._edit_calls.put(call_id, answers, self._turn.now + micros(REMEMBER_CALLS))
+            return answers
 
     def diagnose(self) -> list[Finding]:
         """Report that nothing is kept."""

@@ -14,10 +14,11 @@ from heapq import heapify, heappop, heappush
 from itertools import count, islice
 
 from jobpool.broker.claim_store import POST_PRIORITY, NewPost
-from jobpool.broker.values import ENQUEUE_MEMORY, MessageFilter, NewMessage, State
+from jobpool.broker.values import ENQUEUE_MEMORY, Edit, Edited, MessageFilter, NewMessage, State
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import CANCELLED, Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
+from jobpool_backends.memory.batches import End, MemoryBatches
 from jobpool_backends.memory.places import Places
 from jobpool_backends.memory.values import Entry, Expiring, Line, Queue, Turn, is_meant
 from jobpool_backends.shared import DeadCaps, delay_micros, micros
@@ -36,21 +37,34 @@ class Store:
         self.unique: dict[tuple[str, str], Entry] = {}  # by queue and unique key: who is live or dead
         self.results: Expiring[bytes] = Expiring()  # by id
         self.acked: Expiring[str] = Expiring()  # the same: the id of who was acked
+        self.batches = MemoryBatches(turn, self)
+        turn.at_end = self.batches.finish
 
     def entry(self, lease: JobLease) -> Entry | None:
         return self.entries.get(lease.token)  # type: ignore[call-overload, no-any-return]
 
-    def add(self, messages: Sequence[NewMessage]) -> dict[str, str]:
-        """Add those that are not known; the id of each whose unique key is known → the id that has it."""
+    def add(self, messages: Sequence[NewMessage], brought: bool = False) -> dict[str, str]:
+        """Add those that are not known; the id of each whose unique key is known → the id that has it.
+
+        `brought`: by a settlement. Raises `InvalidJob`: the batch of one is not open.
+        """
         existing: dict[str, str] = {}
+        fresh: dict[str, NewMessage] = {}
+        taken: dict[tuple[str, str], str] = {}  # the unique keys of these
         for new in messages:
-            if new.id in existing or self._is_known(new):
+            if new.id in fresh or new.id in existing or self._is_known(new):
                 continue
-            holder = None if new.unique_key is None else self._holder(new.queue, new.unique_key)
-            if holder is None:
-                self.insert(new)
-            else:
-                existing[new.id] = holder
+            if new.unique_key is not None:
+                key = new.queue, new.unique_key
+                holder = taken.get(key) or self._holder(*key)
+                if holder is not None:
+                    existing[new.id] = holder
+                    continue
+                taken[key] = new.id
+            fresh[new.id] = new
+        for new in self.batches.joining(list(fresh.values()), brought):
+            self.insert(new)
+            self.batches.joined(new)
         return existing
 
     def _holder(self, queue: str, key: str) -> str | None:
@@ -72,6 +86,7 @@ class Store:
         entry.attempts, entry.crashes, entry.deliveries = new.attempts, new.crashes, new.deliveries
         entry.last_error, entry.cause = new.last_error, new.cause
         entry.last_crash = now if new.crashes else None  # crashes that came with it count from here on
+        entry.batch = new.batch
         if new.unique_key is not None:
             entry.unique_key = new.unique_key
             self.unique[new.queue, new.unique_key] = entry
@@ -94,6 +109,8 @@ class Store:
 
     def remove(self, entry: Entry, at: int | None = None) -> None:
         """Remove a message, which ended `at` or now; an id that its producer gave stays known for a while."""
+        if entry.batch is not None:
+            self.batches.ended(entry, entry.batch, End.CANCELLED)
         self._take_out(entry)
         if entry.given:
             self.ended.put(entry.id, True, (self._turn.now if at is None else at) + micros(ENQUEUE_MEMORY))
@@ -164,6 +181,8 @@ class Store:
         """Move it to the dead letters, after those that died before."""
         self.move(entry, State.DEAD)
         self.live_until(entry, None)
+        if entry.batch is not None:
+            self.batches.ended(entry, entry.batch, End.CANCELLED if reason == CANCELLED else End.FAILED)
         entry.reason, entry.died_at = reason, self._turn.now
         entry.tell(error, None)
         if self._caps:
@@ -197,12 +216,38 @@ class Store:
 
     def cancel(self, entry: Entry) -> None:
         """Make a dead letter of what waits or is delayed."""
+        self._leave_heaps(entry)
+        self.bury(entry, CANCELLED)
+
+    def edit(self, edit: Edit) -> Edited:
+        """Change a job that waits or is delayed, if it is as it was seen."""
+        seen = edit.seen
+        self.tend(self.queues[seen.queue])
+        entry = self.entries.get(int(seen.cursor))
+        if (
+            entry is None
+            or (entry.id, entry.queue, entry.priority) != (seen.id, seen.queue, seen.priority)
+            or entry.state not in (State.WAITING, State.DELAYED)
+        ):
+            return Edited.CHANGED
+        if edit.queue != entry.queue and entry.unique_key is not None:
+            if self._holder(edit.queue, entry.unique_key) is not None:
+                return Edited.DUPLICATE
+            del self.unique[entry.queue, entry.unique_key]
+            self.unique[edit.queue, entry.unique_key] = entry
+        self._leave_heaps(entry)
+        self.queues[entry.queue].line(entry).counts[entry.state] -= 1
+        entry.queue, entry.priority, entry.body = edit.queue, edit.priority, edit.body or entry.body
+        self.queues[entry.queue].line(entry).counts[entry.state] += 1
+        self.place(entry, entry.available_at if edit.due is None else max(self._turn.now, micros(edit.due)))
+        return Edited.EDITED
+
+    def _leave_heaps(self, entry: Entry) -> None:
         line = self.queues[entry.queue].line(entry)
         line.ready[entry.priority] = [seq for seq in line.ready[entry.priority] if seq != entry.seq]
         line.delayed = [place for place in line.delayed if place[1] != entry.seq]
         heapify(line.ready[entry.priority])
         heapify(line.delayed)
-        self.bury(entry, CANCELLED)
 
     def resume(self, entry: Entry) -> None:
         entry.reason = entry.died_at = None
@@ -257,7 +302,7 @@ class Store:
             case Move():
                 self._take_out(entry)
                 entry.tell(settlement.error, settlement.cause)
-                self.insert(replace(brought[0], last_error=entry.last_error, cause=entry.cause))
+                self.insert(replace(brought[0], last_error=entry.last_error, cause=entry.cause, batch=entry.batch))
                 return
             case Ack(result=result):
                 self._ack(entry, lease.guards)
@@ -278,7 +323,8 @@ class Store:
                 self.place(entry, turn.now + delay_micros(delay))
             case Forfeit(cause=cause):
                 entry.deadline, entry.deadline_wall, entry.forfeited = turn.boot, turn.now, cause
-        self.add(brought)
+        if brought:
+            self.add(brought, brought=True)
 
     def _ack(self, entry: Entry, guards: Guards | None) -> None:
         until = self._turn.now + micros(guards.keep if guards else IDEMPOTENCY_TTL)
@@ -286,4 +332,6 @@ class Store:
             self.places.done.put((entry.queue, guards.key), True, until)
         if entry.unique_key is not None:
             self.acked.put((entry.queue, entry.unique_key), entry.id, until)
+        if entry.batch is not None:
+            self.batches.ended(entry, entry.batch, End.SUCCEEDED)
         self.remove(entry)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from threading import Condition, Lock
@@ -31,6 +31,7 @@ class Turn:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._changed = Condition(Lock())
+        self.at_end: Callable[[], object] = lambda: None  # called at the end of each step
         self.now = self.boot = 0
 
     def __enter__(self) -> None:
@@ -38,6 +39,7 @@ class Turn:
         self._read_clock()
 
     def __exit__(self, *_: object) -> None:
+        self.at_end()
         self._changed.notify_all()
         self._changed.release()
 
@@ -147,6 +149,7 @@ class Entry:
     ends_at: int | None = None  # when the life of a posted message ends
     claims: int = 0
     claim: Claim | None = None  # that holds it
+    batch: str | None = None  # of which it is a member
 
     def tell(self, error: str | None, cause: str | None) -> None:
         """Keep another last error and cause; None = the one it has."""

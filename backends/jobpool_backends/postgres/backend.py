@@ -14,9 +14,11 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.postgres import checks, in_transaction
+from jobpool_backends.postgres.batches import PostgresBatches
 from jobpool_backends.postgres.claims import PostgresClaims
 from jobpool_backends.postgres.connection import Address, read_address
 from jobpool_backends.postgres.database import Database
+from jobpool_backends.postgres.edit import Editor
 from jobpool_backends.postgres.enqueue import Enqueuer
 from jobpool_backends.postgres.inspect import Inspector
 from jobpool_backends.postgres.keys import PostgresKeys
@@ -65,12 +67,14 @@ class PostgresBackend(QueueBackend):
         self._inspector = inspector = Inspector(database)
         self._waiter = Waiter(database, listen=address.listen)
         self._results = Results(database, self._waiter)
+        self._batches = PostgresBatches(database)
         self._enqueue = enqueuer.add
         self._fetch = leases.fetch
         self._renew = leases.renew
         self._reap = leases.reap
         self._wait_any = self._waiter.wait_any
         self._bulk = inspector.bulk
+        self._edits = Editor(database).edit
         self._evicted = inspector.evicted
         self._closers = (database.close, self._waiter.close)
 

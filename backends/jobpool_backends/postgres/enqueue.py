@@ -56,14 +56,17 @@ class Enqueuer:
             self._add_many(messages)
         return None
 
-    def add_on(self, connection: psycopg.Connection[Any], messages: Sequence[NewMessage]) -> Existing:
+    def add_on(
+        self, connection: psycopg.Connection[Any], messages: Sequence[NewMessage], brought: bool = False
+    ) -> Existing:
         """Return the same within a transaction that is open on this connection, a few in a statement."""
         known: dict[str, str] = {}
         for piece in in_pieces(messages):
             if all(map(is_plain, piece)):
                 connection.execute(self._database.fill(_FEW), columns(piece))
             else:
-                known.update(connection.execute(self._database.fill(_BRING), all_columns(piece)).fetchall())
+                asked = all_columns(piece, brought)
+                known.update(connection.execute(self._database.fill(_BRING), asked).fetchall())
         return known
 
     def _add_many(self, messages: Sequence[NewMessage]) -> None:

@@ -13,6 +13,7 @@ import psycopg
 from jobpool.errors import JobpoolError
 from jobpool_backends.errors import Meaning, mend, take_no_writes, wait
 from jobpool_backends.postgres.connection import Address, AnswerTimeout
+from jobpool_backends.postgres.in_transaction import BATCH_NOT_OPEN, not_open
 
 HIDDEN_POOLER = frozenset({"26000", "42P05"})
 """A prepared statement is not there, or is there already: somebody lends sessions, and did not show it."""
@@ -117,6 +118,8 @@ def is_stale(error: psycopg.Error) -> bool:
 def raise_explained(error: psycopg.Error, address: Address) -> NoReturn:
     """Raise what the error of a statement means. One that is not in the tables is a fault in jobpool, and stays."""
     meaning = _BY_CODE.get(error.sqlstate or "")
+    if error.sqlstate == BATCH_NOT_OPEN:
+        raise not_open(error) from None
     if isinstance(error, AnswerTimeout):
         meaning = _SILENT
     elif meaning is None and "statement pooling mode" in str(error):

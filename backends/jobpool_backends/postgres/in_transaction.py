@@ -15,7 +15,8 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from jobpool.broker.values import NewMessage, Ticket
-from jobpool.errors import ConfigurationError, LeaseLost
+from jobpool.errors import ConfigurationError, InvalidJob, LeaseLost
+from jobpool.message.batches import NOT_OPEN
 from jobpool.message.names import storable
 from jobpool_backends.shared import micros
 
@@ -27,7 +28,7 @@ BRING = """
 SELECT * FROM {schema}.bring(%(ids)b::text[], %(given)b::boolean[], %(queues)b::text[], %(handlers)b::text[],
     %(priorities)b::smallint[], %(dues)b::bigint[], %(bodies)b::bytea[], %(unique_keys)b::text[],
     %(attempts)b::integer[], %(crashes)b::integer[], %(deliveries)b::bigint[], %(errors)b::text[],
-    %(causes)b::text[]{eager})
+    %(causes)b::text[]{eager}, batches => %(batches)b::text[], brought => %(brought)b)
 """
 _ACK = """
 SELECT {schema}.settle(%(call)b::text, ARRAY[%(queue)b::text], ARRAY[%(seq)b::bigint], ARRAY[%(holder)b::bigint])
@@ -37,8 +38,8 @@ SELECT {schema}.settle(%(call)b::text, '{}', '{}', '{}', ARRAY[%(queue)b::text],
     ARRAY[%(holder)b::bigint], 'a', ARRAY[-1], keys => ARRAY[%(key)b::text], keeps => ARRAY[%(keep)b::bigint])
 """
 _SNAPSHOT = (
-    "jobpool: the lease was renewed after this transaction had taken its snapshot. Ack in a transaction with isolation"
-    " level READ COMMITTED, or ack first"
+    "jobpool: the lease was renewed, or a member of its batch ended, after this transaction had taken its snapshot. Ack"
+    " in a transaction with isolation level READ COMMITTED, or ack first"
 )
 _FIELDS = {"ids": "id", "queues": "queue", "handlers": "handler", "priorities": "priority", "bodies": "body"}
 _MENDS = {
@@ -51,28 +52,34 @@ _MENDS = {
         "open one with psycopg.connect(), and do in its transaction what must go together",
     ),
 }
+BATCH_NOT_OPEN = "JP002"
+"""The server's word for it when a message's batch is not open, whose id it tells."""
+
 _ANSWERS = {"n": "not in flight", "e": "expired", "w": "not the owner"}
 
 
-def enqueue(connection: object, schema: str, messages: Sequence[NewMessage]) -> dict[str, str]:
+def enqueue(connection: object, schema: str, messages: Sequence[NewMessage], brought: bool = False) -> dict[str, str]:
     """Add messages on the caller's connection; return the ids left out because of a unique key → the ids that have it.
 
-    The commit wakes waiters. Waits for another transaction that has claimed such a key, as with any unique index.
-    Raises `ConfigurationError`, or what psycopg raises.
+    `brought`: by a settlement. The commit wakes waiters. Waits for another transaction that has claimed such a key, as
+    with any unique index, or that counts a member of the same batch. Raises `ConfigurationError`, or what psycopg
+    raises; `InvalidJob` for a batch that is not open. After that the transaction can only be rolled back.
     """
     if all(map(is_plain, messages)):
         _ask(connection, schema, ENQUEUE.replace("{eager}", ", eager => true"), columns(messages))
         return {}
-    return dict(_ask(connection, schema, BRING.replace("{eager}", ", eager => true"), all_columns(messages)))
+    return dict(_ask(connection, schema, BRING.replace("{eager}", ", eager => true"), all_columns(messages, brought)))
 
 
 def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ()) -> Callable[[], bool]:
     """Ack the ticket's message on the handler's connection, and enqueue its follow-ups; see `QueueBackend.ticket`.
 
-    From here to its end the transaction locks the message: renewals and reaps pass it by.
+    From here to its end the transaction locks the message: renewals and reaps pass it by. It also locks the message's
+    batch: a settlement or an enqueue of another member waits.
 
     Raises `LeaseLost`, `ConfigurationError` for a connection that leads elsewhere, or what psycopg raises. Above READ
-    COMMITTED that is a `SerializationFailure` when the lease was renewed since the transaction began.
+    COMMITTED that is a `SerializationFailure` when the lease was renewed since the transaction began. So it is when
+    another member of the batch was added or has ended.
     """
     schema = str(ticket["schema"])
     lease = {"call": f"ack:{ticket['owner']}", "key": None, **ticket}
@@ -86,7 +93,7 @@ def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ())
             f"the lease of message {ticket['id']} in queue {ticket['queue']!r} has ended: {_ANSWERS[answer]}"
         )
     if messages and answer == "o":  # else this is the second time within the transaction
-        enqueue(connection, schema, messages)
+        enqueue(connection, schema, messages, brought=True)
     # A lost connection's status is unknown: its transaction is over, too.
     over = (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
     return lambda: _check(connection).info.transaction_status not in over
@@ -100,19 +107,20 @@ def columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
 
 
 def is_plain(message: NewMessage) -> bool:
-    """Return whether `columns` says all there is to say: it claims no key, and does not come from another queue."""
-    return message.unique_key is None and message.deliveries == message.attempts == message.crashes == 0
+    """Return whether `columns` says all there is to say: no key, no batch, and it does not come from another queue."""
+    counters = message.deliveries == message.attempts == message.crashes == 0
+    return counters and message.unique_key is None and message.batch is None
 
 
-def all_columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
+def all_columns(messages: Sequence[NewMessage], brought: bool = False) -> dict[str, Any]:
     """Return the parameters of the function `bring`."""
-    found = columns(messages)
+    found: dict[str, Any] = columns(messages)
     for name in ("attempts", "crashes", "deliveries"):
         found[name] = [getattr(message, name) for message in messages]
     for name, field in {"unique_keys": "unique_key", "errors": "last_error", "causes": "cause"}.items():
         texts = [getattr(message, field) for message in messages]
         found[name] = [None if text is None else storable(text) for text in texts]
-    return found
+    return found | {"batches": [message.batch for message in messages], "brought": brought}
 
 
 def _ask(connection: object, schema: str, sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -127,6 +135,15 @@ def _ask(connection: object, schema: str, sql: str, parameters: dict[str, Any]) 
             f"the connection leads to database {own.info.dbname!r} on {own.info.host}:{own.info.port}, which has no"
             f" current schema {schema!r} of jobpool's: connect to the queue's database, or run `jobpool init` on it"
         ) from error
+    except psycopg.Error as error:
+        if error.sqlstate == BATCH_NOT_OPEN:
+            raise not_open(error) from error
+        raise
+
+
+def not_open(error: psycopg.Error) -> InvalidJob:
+    """Return the meaning of an error with the state `BATCH_NOT_OPEN`."""
+    return InvalidJob(NOT_OPEN.format(error.diag.message_primary))
 
 
 def _check(connection: object) -> psycopg.Connection[Any]:

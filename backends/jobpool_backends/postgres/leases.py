@@ -45,7 +45,7 @@ _ACK_KEEP, _SETTLE_KEEP = (
     for sql in (_ACK, _SETTLE)
 )
 _RENEW = "SELECT {schema}.renew(%(queues)s, %(seqs)s, %(holders)s, %(length)b::bigint)"
-_PAST = "SELECT last_error, cause FROM {schema}.messages WHERE queue = %(queue)s AND state = 2 AND seq = %(seq)s"
+_PAST = "SELECT last_error, cause, batch FROM {schema}.messages WHERE queue = %(queue)s AND state = 2 AND seq = %(seq)s"
 
 _ANSWERS = {
     "o": Settled.OK,
@@ -140,7 +140,7 @@ class Leases:
             answers = _in_order(rows, acks + rest)
             new = [message for place, messages in whole.items() if answers[place] is Settled.OK for message in messages]
             if new:
-                self._enqueuer.add_on(connection, new)
+                self._enqueuer.add_on(connection, new, brought=True)
             return answers
 
         if brought:
@@ -153,14 +153,15 @@ class Leases:
         return answers
 
     def _with_pasts(self, connection: Connection, settlements: Settlements, brought: Brought) -> Brought:
-        """Return `brought`, with the last error and cause of messages that move without new ones."""
+        """Return `brought`, with the batches of messages that move, and the last error and cause without new ones."""
         whole = dict(brought)
         for place, messages in brought.items():
             lease, settlement = settlements[place]
-            if isinstance(settlement, Move) and (settlement.error is None or settlement.cause is None):
+            if isinstance(settlement, Move):
                 asked = {"queue": lease.queue, "seq": number_of(lease)}
                 past = connection.execute(self._database.fill(_PAST), asked).fetchone()
-                whole[place] = [with_past(message, past or (None, None)) for message in messages]  # None: it is refused
+                *told, batch = past or (None, None, None)  # None: it is refused
+                whole[place] = [replace(with_past(message, told), batch=batch) for message in messages]
         return whole
 
     def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:

@@ -24,6 +24,7 @@ do not grow with them: 4 free and never claimed, 5 delayed, 6 claimed, 7 free ag
     reason, died_at    dead: why and when
     claim, claims      leased by it, or claimed: its id; how often it was claimed
     begun              a run of it was begun and given back, or it was raised: it does not expire any more
+    batch              of which it is a member; NULL for most, and for the dead
     ends_at            of a posted message with a life; NULL for all others, and for the dead
 
 Its indexes, each for one question, partial where only one state asks it:
@@ -37,6 +38,7 @@ Its indexes, each for one question, partial where only one state asks it:
     messages_dead    (queue, died_at, seq), dead            eviction
     messages_posted  (queue, ends_at), posted, not dead     ends of lives; how many there are
     messages_later   (queue, available_at), posted delayed  when the next one falls due
+    messages_batch   (batch, seq), members                  the members of a batch
 
 `heads`: one row for each queue and priority that was ever fetched: where fetch begins to read `messages_fresh`. See
 `step_floor` in `sql/fetching.sql`. Priority -1: where a claim begins to read what was posted and never claimed. All
@@ -90,8 +92,15 @@ holds locks the row first; see `sql/holding.sql`. Messages name their claim.
 
 `expiries`: how many posted messages of a queue have ended with their lives, the sum of its rows (queue, count).
 
-`uniques`, `done`, `holds`, `starts`, `records` and `results` are swept like `calls`. Decisions about keys, places and
-rates take advisory locks first, see `take_turns` in `sql/guarding.sql`.
+`batches`: one row a batch, in which the transactions that add and end its members count them; see `sql/batching.sql`. A
+constraint trigger ends it, and adds its callbacks, at the commit after which none is left.
+
+    id, parent, open, total, succeeded, failed, cancelled, failed_ids, created_at, ended_at: as `BatchStatus` says
+    until         bigint    when it can go, NULL before its end
+    callbacks     jsonb     messages, with the names of the columns above; bodies in hex; only_success
+
+`uniques`, `done`, `holds`, `starts`, `records`, `results` and `batches` are swept like `calls`. Decisions about keys,
+places and rates take advisory locks first, see `take_turns` in `sql/guarding.sql`.
 
 `migrations` holds the versions that the schema has been through. Each of `MIGRATIONS` is done once, all in one
 transaction under a lock.
@@ -112,9 +121,11 @@ import psycopg
 from jobpool.broker.claim_store import CLAIM_LIMIT, MOST_LIFE, POST_PRIORITY
 from jobpool.broker.values import ENQUEUE_MEMORY, REMEMBER_CALLS
 from jobpool.errors import ConfigurationError
+from jobpool.message.batches import BATCH_MEMORY_S, MAX_FAILED_IDS
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.guards import IDEMPOTENCY_TTL
 from jobpool_backends.postgres.connection import Connection
+from jobpool_backends.postgres.in_transaction import BATCH_NOT_OPEN
 from jobpool_backends.shared import MICRO, micros
 
 WAITING, DELAYED, LEASED, DEAD = range(4)
@@ -210,13 +221,16 @@ _WORDS = {
     # Locks that stand for the names of all keys, places and rates; a power of 2. A server has some thousands for all.
     "{turns}": "256",
     "{wrong_isolation}": WRONG_ISOLATION,
+    "{batch_not_open}": BATCH_NOT_OPEN,
+    "{batch_memory}": str(micros(BATCH_MEMORY_S)),
+    "{max_failed_ids}": str(MAX_FAILED_IDS),
     # After which a place whose lease goes on is looked at again, whether it can be forgotten.
     "{look_again}": str(60 * MICRO),
 }
 
 _FUNCTIONS = """
     basics producing bringing fetching settling reaping looking tending guarding placing rating keeping posting claiming
-    holding deleting listing resulting
+    holding deleting listing resulting editing batching
 """
 
 
@@ -244,7 +258,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (_read("tables_3"),),
     (),
     (_read("tables_5"),),
-    (_read("tables_6"), *map(_read, _FUNCTIONS.split())),
+    (_read("tables_6"),),
+    (_read("tables_7"), *map(_read, _FUNCTIONS.split())),
 )
 """From each version to the next: statements, to be run in one transaction; `{schema}` is the quoted name.
 

@@ -7,6 +7,9 @@ looked there just before we lay down, and commits just after we looked, notifies
 after each other, and then ever more seldom.
 
 One connection a process listens, read by a thread that sleeps anyway; it tells the others.
+
+A sleeper that is notified after a quiet time does not look again: the fetch that follows does. That saves a round trip.
+Soon after that it looks, for others may have taken what it was woken for.
 """
 
 from __future__ import annotations
@@ -65,11 +68,12 @@ def channel(schema: str) -> str:
 
 
 class Sleeper:
-    """One thread that waits for some queues, and whether it was notified of one of them."""
+    """One thread that waits for some queues, and whether it was woken; `named`: the queue that it was notified of."""
 
     def __init__(self, queues: Iterable[str]) -> None:
         self.queues = frozenset(queues)
         self.woken = False
+        self.named: str | None = None
 
 
 class Waiter:
@@ -84,6 +88,7 @@ class Waiter:
         self._connection: Connection | None = None
         self._attended = False
         self._listen_next = 0.0
+        self._trust_next = 0.0
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """See `QueueBackend.wait_any`. Raises BackendUnavailable as soon as a look does."""
@@ -133,7 +138,7 @@ class Waiter:
         hopeful = self._quiet_for(names) < _HOPEFUL_S or (self._may_listen and self._would_connect())
         while not self._database.closed:
             hears = not hopeful and self._may_listen and self._listen()
-            sleeper.woken = False
+            sleeper.woken, sleeper.named = False, None
             ready, due = self._look(names, asleep=hears)
             remaining = give_up - time.monotonic()
             if ready is not None or remaining <= 0:
@@ -145,6 +150,10 @@ class Waiter:
             quiet = max(self._quiet_for(names), _FIRST_LOOK_S)  # the longer, the less often a look
             pause = min(quiet, LOOK_INTERVAL_S if hears else UNNOTIFIED_LOOK_INTERVAL_S)
             hopeful = self._sleep(sleeper, min(remaining, due, pause))
+            if sleeper.named is not None and time.monotonic() >= self._trust_next:
+                self._quiet[names] = time.monotonic()
+                self._trust_next = self._quiet[names] + _HOPEFUL_S
+                return sleeper.named
             rest = min(_MAX_REST_S, rest * 2 or _MIN_REST_S) if hopeful else 0.0
             if not hopeful and time.monotonic() >= give_up:
                 break
@@ -240,7 +249,8 @@ class Waiter:
             self._attended = False
             self._connection = connection
             for sleeper in self._sleepers:
-                sleeper.woken = sleeper.woken or names is None or not names.isdisjoint(sleeper.queues)
+                sleeper.named = next(iter(sleeper.queues.intersection(names or ())), sleeper.named)
+                sleeper.woken = sleeper.woken or names is None or sleeper.named is not None
             self._turn.notify_all()
         if self._database.closed:
             self.close()

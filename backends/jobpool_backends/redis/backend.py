@@ -17,10 +17,12 @@ from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.redis import checks
 from jobpool_backends.redis.address import DEFAULT_PREFIX, Address, Kind, read_address
+from jobpool_backends.redis.batches import Batches
 from jobpool_backends.redis.claims import RedisClaimStore
 from jobpool_backends.redis.cluster_connections import ClusterLink
 from jobpool_backends.redis.connection import Sentinels
 from jobpool_backends.redis.connections import Link, ServerLink
+from jobpool_backends.redis.edit import Editor
 from jobpool_backends.redis.enqueue import Enqueuer
 from jobpool_backends.redis.inspect import Inspector
 from jobpool_backends.redis.keys import RedisKeyStore
@@ -70,6 +72,7 @@ class RedisBackend(QueueBackend):
         self._leases = Leases(keys, self.clock, caps, self.scheme)
         self._inspector = inspector = Inspector(keys)
         self._results = Results(keys, inspector)
+        self._batches = None if self.spread else Batches(keys)
         self._waiter = waiter = Waiter(keys)
         self._keys = RedisKeyStore(keys)
         self._claims = RedisClaimStore(keys, caps, self._enqueuer, inspector)
@@ -80,6 +83,7 @@ class RedisBackend(QueueBackend):
         self._reap = self._leases.reap
         self._wait_any = waiter.wait_any
         self._bulk = inspector.bulk
+        self._edits = Editor(keys).edit
         self._evicted = inspector.evicted
         self._closers = (waiter.close, link.close)
 

@@ -13,9 +13,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 from jobpool.broker.values import NewMessage
 from jobpool.errors import InvalidJob
+from jobpool.message.batches import NOT_OPEN
 from jobpool_backends.redis.connection import Word
-from jobpool_backends.redis.keyspace import ENQUEUE, OUTBOX_DROP, OUTBOX_PEEK, Keyspace
-from jobpool_backends.redis.records import PRIORITIES, due_of, places_by, read_entry, tail_of
+from jobpool_backends.redis.keyspace import ENQUEUE, ENQUEUE_ONE, OUTBOX_DROP, OUTBOX_PEEK, Keyspace
+from jobpool_backends.redis.records import PRIORITIES, due_word, places_by, read_entry, tail_of
 
 MAX_MESSAGES_PER_CALL = 100_000  # one script adds them, and the server does nothing else meanwhile: 10 µs for each
 ENTRIES_PER_SCRIPT = 100
@@ -34,7 +35,7 @@ class Enqueuer:
         """Add those whose id is not known yet, in their order: in one step, or where keys are spread, queue by queue.
 
         Returns what was left out because another message has its unique key: its id → the other's. Raises `InvalidJob`:
-        there are more than `MAX_MESSAGES_PER_CALL`.
+        there are more than `MAX_MESSAGES_PER_CALL`, or the batch of one is not open.
         """
         if len(messages) > MAX_MESSAGES_PER_CALL:
             raise InvalidJob(f"{len(messages)} jobs in one call are too many: at most {MAX_MESSAGES_PER_CALL}")
@@ -45,13 +46,23 @@ class Enqueuer:
             self.list_queues(places)
             groups = [[messages[place] for place in some] for some in places.values()]
         for group in groups:
+            if len(group) == 1 and _is_plain(group[0]):
+                self._add_one(group[0])
+                continue
             queues = list(dict.fromkeys([message.queue for message in group]))
             words = [*queues, *messages_words(group, queues)]
             told = self._keys.run(ENQUEUE, queues, words, self._keys.one(queues[0], "last"))
+            if isinstance(told, bytes):
+                raise InvalidJob(NOT_OPEN.format(told.decode()))
             if told:
                 idents = [ident.decode() for ident in told]
                 existing |= zip(idents[::2], idents[1::2], strict=True)
         return existing
+
+    def _add_one(self, message: NewMessage) -> None:
+        queue = message.queue
+        words = (queue, message.id, PRIORITIES[message.priority], tail_of(message), message.body)
+        self._keys.run(ENQUEUE_ONE, [queue], words, self._keys.one(queue, "last"))
 
     def list_queues(self, queues: Iterable[str]) -> None:
         """Note the names where all queues are listed, if keys are spread. First, so that each message is found."""
@@ -76,6 +87,12 @@ class Enqueuer:
                 self._keys.run(OUTBOX_DROP, [queue], (head, len(entries)))
 
 
+def _is_plain(message: NewMessage) -> bool:
+    """Return whether `enqueueone.lua` can add it: due now, its id minted, and nothing to be noted of it."""
+    more = message.unique_key, message.batch
+    return message.due is None and not (message.given or message.deliveries) and more == (None, None)
+
+
 def messages_words(messages: Sequence[NewMessage], queues: Sequence[str]) -> list[Word]:
     """Return messages as `add.lua` takes them: how many, their ids, then five words each.
 
@@ -86,5 +103,5 @@ def messages_words(messages: Sequence[NewMessage], queues: Sequence[str]) -> lis
     words += [message.id for message in messages]
     for message in messages:
         number = numbers.get(message.queue, 0)
-        words += (number, PRIORITIES[message.priority], due_of(message), tail_of(message), message.body)
+        words += (number, PRIORITIES[message.priority], due_word(message.due), tail_of(message), message.body)
     return words

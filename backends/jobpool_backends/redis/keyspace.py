@@ -21,7 +21,7 @@ and `buried`, but in no other set before. From `done` on they are those of the k
 | `notes` | hash | by member, of those that failed: JSON with `error`, `reason`, `cause`, `forfeited`, `crashed` (µs) |
 | `bell` | list | one element at most; there when something may be ready: waiters block on it |
 | `evicted` | string | how many dead letters the caps `dead_max` and `dead_max_age` have removed |
-| `call:…` | string | the answer of a fetch, and its end; expires by itself after a minute |
+| `call:…` | string | the answer of a fetch or an edit, and its end; expires by itself after a minute |
 | `outbox` | list | on a cluster: messages that settlements bring to other queues, on their way there |
 | `posts` | sorted set | members of posted messages that are free, score 0 |
 | `postsdelayed` | sorted set | members of posted messages that are not due; score: when, Unix time in µs |
@@ -40,6 +40,7 @@ and `buried`, but in no other set before. From `done` on they are those of the k
 | `rate:…` | sorted set | owner tokens of starts that are counted; score: when, µs. Ends a minute after its window |
 | `unique:…` | string | the id of the message that has a unique key, and until when; expires after that one's end |
 | `keyed` | hash | by member, of live and dead messages that have one: their unique key |
+| `batched` | hash | by member, of live messages that are members of batches: the id, a space, its batch |
 | `awaited` | string | there while somebody waits for the end of a job; expires by itself, as the next two do |
 | `await:…` | set | tokens of those who wait for the end of the job with this id |
 | `told:…` | list | ids of jobs that have ended, for the waiter with this token, who blocks on it |
@@ -64,6 +65,9 @@ Keys of the namespace, `jobpool:…`; on a cluster each queue has its own instea
 | `queues` | set | names of queues; also of some without a message. On a cluster there is one for all, too |
 | `call:…` | string | the answer of a settle call, and its end; expires by itself after a minute |
 | `result:…` | string | the result of a job that is done, by its id; expires by itself |
+| `batch:…` | hash | a batch, by its id: its counts, its parent, and until its end its callbacks |
+| `members:…` | sorted set | ids of the messages that are its members and have not ended; score: their sequence |
+| `nested:…` | list | ids of the batches that are its members. All three expire seven days after its end |
 
 A record is `deliveries attempts crashes available enqueued gID HANDLER`. First come three counters. Then come Unix
 times in µs, with `-` for a message that was available from its enqueue on. A `+` before the time means that it does not
@@ -74,7 +78,8 @@ owner token (the second is the sequence), and the length of the lease in µs, 14
 claimed, or has a life, is followed by a line `CLAIMS LIFE CLAIM`. It says how often the message was claimed, when its
 life ends, in µs, and the claim that holds it (`-` for none).
 
-There is one script for each verb, put together from the pieces in `lua/`. The first KEYS (`lead`) belong to the call.
+There is one script for each verb, put together from the pieces in `lua/`. Plain acks and a single plain message, which
+are most calls, have shorter ones. The first KEYS (`lead`) belong to the call.
 Then come the keys of each queue, always the same names in the same order. A header turns them into names, so that the
 Lua says `q.ready` and never counts. Only the keys of `beside.lua` are not declared: they are in the slot of declared
 ones.
@@ -129,6 +134,10 @@ class KeyNames:
         place = f"{self.prefix}:{{{queue}}}" if self.spread else self.prefix
         return f"{place}:result:{ident}"
 
+    def batch(self, name: str, ident: str) -> str:
+        """Return one key of a batch."""
+        return f"{self.prefix}:{name}:{ident}"
+
 
 class QueueScript(Script):
     """A script, and the names of the keys that it wants of each queue, or of the one space or queue that it is for."""
@@ -181,20 +190,25 @@ _SWEPT = (
 )
 """The pieces, and the keys, of scripts that free what ended claims hold, and remove posts that have ended."""
 
+_BATCHES = "batches add finish"
+"""The pieces of scripts that end members of batches."""
+
 _ENQUEUED = "ids ended queues ready delayed later record body bell"
 
-ENQUEUE = _script("enqueue", "clock bell remember beside unique add", _ENQUEUED, "last")
+ENQUEUE = _script("enqueue", "clock bell remember beside unique batches add", _ENQUEUED, "last")
+ENQUEUE_ONE = _script("enqueueone", "clock bell", "ids queues ready record body bell", "last")
 OUTBOX_PEEK = _script("outboxpeek", "", "", "outbox")
 OUTBOX_DROP = _script("outboxdrop", "", "", "outbox")
 FETCH = _script("fetch", "clock promote judge remember bodies", "ready delayed later leased record body bell", "memory")
 SETTLE = _script(
     "settle",
-    "clock judge remember bell beside unique places rates letgo add notes erase bury tell",
+    f"clock judge remember bell beside unique places rates letgo {_BATCHES} notes erase bury tell",
     "leased record body notes ids ended queues ready delayed later dead buried evicted bell outbox",
     "memory last",
 )
+ACK = _script("ack", "clock judge remember beside erase", "leased record body notes ids ended", "memory")
 RENEW = _script("renew", "clock judge", "leased record")
-REAP = _script("reap", f"clock {_SWEEPING} notes bury", f"{_SWEPT} leased dead buried evicted")
+REAP = _script("reap", f"clock {_SWEEPING} {_BATCHES} notes bury", f"{_SWEPT} leased dead buried evicted")
 AWAIT = _script("await", "beside", "record ids dead")
 LOOK = _script("look", "", "ready delayed")
 STATS = _script("stats", f"clock {_SWEEPING}", f"{_SWEPT} leased dead")
@@ -202,21 +216,25 @@ WALK = _script("walk", f"clock {_SWEEPING}", f"{_SWEPT} buried")
 READ = _script("read", f"clock {_SWEEPING}", "record body notes leased delayed dead postsdelayed checkouts")
 CHANGE = _script(
     "change",
-    "clock remember bell beside unique notes erase bury tail",
+    f"clock remember bell beside unique {_BATCHES} notes erase bury tail",
     "record body notes ids ended ready delayed later dead buried bell"
     " posts postsdelayed postslater postsclaimed claimed lives",
 )
+EDIT = _script("edit", f"clock {_SWEEPING}", f"{_SWEPT} queues", "memory")
 
-POST = _script("post", f"clock {_SWEEPING} add", f"{_SWEPT} queues", "last")
-CLAIM = _script("claim", f"clock {_SWEEPING} notes bury prolong choose", f"{_SWEPT} dead buried evicted")
+POST = _script("post", f"clock {_SWEEPING} batches add", f"{_SWEPT} queues", "last")
+CLAIM = _script("claim", f"clock {_SWEEPING} {_BATCHES} notes bury prolong choose", f"{_SWEPT} dead buried evicted")
 CLAIM_SHOW = _script("claimshow", f"clock {_SWEEPING}", "record body checkouts")
 CLAIM_RENEW = _script("claimrenew", f"clock {_SWEEPING} prolong", "record body claims lives checkouts")
 CLAIM_RELEASE = _script(
     "claimrelease", f"clock {_SWEEPING}", "record ready bell posts postsclaimed claimed claims claimids checkouts"
 )
-CLAIM_DELETE = _script("claimdelete", f"clock {_SWEEPING}", f"{_SWEPT} leased dead")
-CLAIM_POP = _script("claimpop", f"clock {_SWEEPING} choose", _SWEPT)
+CLAIM_DELETE = _script("claimdelete", f"clock {_SWEEPING} {_BATCHES}", f"{_SWEPT} leased dead")
+CLAIM_POP = _script("claimpop", f"clock {_SWEEPING} {_BATCHES} choose", _SWEPT)
 CLAIM_LIST = _script("claimlist", f"clock {_SWEEPING}", "claimids checkouts")
+
+BATCH_OPEN = _script("batchopen", f"clock bell remember beside unique {_BATCHES}", "ids")
+BATCH_CLOSE = _script("batchclose", f"clock bell remember beside unique {_BATCHES}", "ids")
 
 BEGIN = _script("begin", "clock judge remember beside places rates", "leased record")
 HOLDERS = _script("holders", "clock judge places", "leased record", "places")

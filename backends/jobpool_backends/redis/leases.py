@@ -27,7 +27,7 @@ from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Releas
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.enqueue import messages_words
 from jobpool_backends.redis.keys import guarded_token, token_of
-from jobpool_backends.redis.keyspace import FETCH, REAP, RENEW, SETTLE, Keyspace
+from jobpool_backends.redis.keyspace import ACK, FETCH, REAP, RENEW, SETTLE, Keyspace
 from jobpool_backends.redis.records import (
     HOLDER_CHARS,
     MEMBER_CHARS,
@@ -123,14 +123,30 @@ class Leases:
             groups = places_by(lease.queue for lease, _ in settlements).values()
         for group in groups:
             for number, places in enumerate(pieces(group, MAX_LEASES_PER_SCRIPT)):
+                call = f"{call_id}+{number}" if number else call_id
+                if self._ack(settlements, places, brought, call):
+                    for place in places:
+                        answers[place] = Settled.OK
+                    continue
                 batch = Batch(settlements, places, brought, reach=not self._keys.spread)
                 words = [_CALL_TTL_US, self._caps.most, self._caps.age, *batch.words()]
-                lead = self._keys.settle_call(batch.queues[0], f"{call_id}+{number}" if number else call_id)
+                lead = self._keys.settle_call(batch.queues[0], call)
                 last = self._keys.one(batch.queues[0], "last")
                 told = _read_answers(self._keys.run(SETTLE, batch.queues, words, lead, last))
                 for place, answer in zip(places, told, strict=False):  # an id used for another batch is a mistake
                     answers[place] = answer
         return answers
+
+    def _ack(self, settlements: Settlements, places: Sequence[int], brought: Brought, call: str) -> bool:
+        """Settle these by `ack.lua`, if all are plain acks of live leases; return whether it did."""
+        leases = [lease for lease, settlement in map(settlements.__getitem__, places) if _is_plain(lease, settlement)]
+        tokens = dict.fromkeys(map(token_of, leases))
+        if brought or len(tokens) < len(places) or len({lease.queue for lease in leases}) > 1:
+            return False
+        words: list[Word] = [_CALL_TTL_US, *tokens, *[lease.owner_token[:HOLDER_CHARS] for lease in leases]]
+        words += [lease.id for lease in leases]
+        queue = leases[0].queue
+        return bool(self._keys.run(ACK, [queue], words, self._keys.settle_call(queue, call)))
 
     def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         """Take back up to `MAX_REAPED_PER_CALL` messages; those of ended claims, and ended posts, count too.
@@ -157,6 +173,12 @@ class Leases:
             if looked + ended < most:
                 break
         return reaped
+
+
+def _is_plain(lease: JobLease, settlement: Settlement) -> bool:
+    """Return whether it is an ack that keeps nothing, of a message with a minted id, no unique key and no guards."""
+    plain = type(settlement) is Ack and settlement.result is None and lease.guards is None
+    return plain and len(token_of(lease)) == MEMBER_CHARS
 
 
 class Batch:

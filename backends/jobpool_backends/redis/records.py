@@ -100,6 +100,11 @@ def cursor_of(queue: str, member: str) -> str:
     return f"{member[3:]}{tie_of(queue):03d}"
 
 
+def member_of(message: Message) -> str:
+    """Return the member of a message that was listed."""
+    return PRIORITIES[message.priority] + message.cursor[: MEMBER_CHARS - 3]
+
+
 def read_tail(rest: str) -> tuple[str, int, int | None, str]:
     """Parse the end of a record: handler, number of claims, end of life in µs, claim ('-' for none)."""
     handler, has_more, more = rest.partition("\n")
@@ -122,20 +127,21 @@ def pieces(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
     return (items[first : first + size] for first in range(0, len(items), size))
 
 
-def due_of(message: NewMessage) -> int | str:
-    """Return when it is due, Unix time in µs; "" for now."""
-    return "" if message.due is None else min(max(micros(message.due), 0), _MAX_DUE_US)
+def due_word(due: float | None) -> int | str:
+    """Return a Unix time in µs; "" for None."""
+    return "" if due is None else min(max(micros(due), 0), _MAX_DUE_US)
 
 
 def tail_of(message: NewMessage) -> str | bytes:
     """Return the end of its record, which never changes; or JSON where `add.lua` is to know more."""
-    if message.unique_key is None and not message.deliveries:
+    if message.unique_key is None and not message.deliveries and message.batch is None:
         return f"{'g' if message.given else 'm'}{message.id} {message.handler}"
     letter = ("g" if message.given else "m") if message.unique_key is None else ("w" if message.given else "u")
     more = {
         "tail": f"{letter}{message.id} {message.handler}",
         "counters": f"{message.deliveries} {message.attempts} {message.crashes}",
         "unique": message.unique_key,
+        "batch": message.batch,
         "error": message.last_error,
         "cause": message.cause,
     }

@@ -18,8 +18,10 @@ from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.options import DEAD_CAPS, read_options, seconds, split_query, take_caps
 from jobpool_backends.shared import DeadCaps
 from jobpool_backends.sqlite import checks, in_transaction
+from jobpool_backends.sqlite.batches import SqliteBatches
 from jobpool_backends.sqlite.claims import SqliteClaims
 from jobpool_backends.sqlite.database import PRAGMAS, Database, check_place
+from jobpool_backends.sqlite.edit import Editor
 from jobpool_backends.sqlite.enqueue import add
 from jobpool_backends.sqlite.fetch import Fetcher
 from jobpool_backends.sqlite.inspect import Inspector
@@ -69,6 +71,7 @@ class SqliteBackend(QueueBackend):
         of_keys = Sweeper({"done": "queue, key", "starts": "queue, name, token", "records": "number"})
         self._database = Database(path, self.clock, boot, timeout=timeout, pragmas=pragmas)
         self._results = results = Results(self._database)
+        self._batches = SqliteBatches(self._database)
         sweeper = Sweeper({"calls": "id", "ended": "id"}, results.sweep)
         settler, waiter = Settler(self._database, sweeper, caps, results), Waiter(self._database)
         self._fetch = Fetcher(self._database, sweeper, self.scheme).fetch
@@ -79,6 +82,7 @@ class SqliteBackend(QueueBackend):
         self._claims = SqliteClaims(self._database, sweeper, caps)
         self._inspector = inspector = Inspector(self._database)
         self._bulk, self._evicted = inspector.bulk, inspector.evicted
+        self._edits = Editor(self._database, sweeper).edit
         self._closers = (self._database.close, waiter.close, results.close)
 
     @classmethod

@@ -24,7 +24,7 @@ from jobpool.broker.claim_store import (
 )
 from jobpool.broker.values import MessageFilter, State
 from jobpool_backends.shared import DeadCaps, micros
-from jobpool_backends.sqlite import claim_rows
+from jobpool_backends.sqlite import batches, claim_rows
 from jobpool_backends.sqlite.claim_rows import COLUMNS, LIVING, Claim, read_live
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.enqueue import post
@@ -63,7 +63,7 @@ _HOLD_LONGER = f"""
 UPDATE messages INDEXED BY messages_claimed SET {_LEASE}
 WHERE queue = :queue AND claim = :claim AND {LIVING} RETURNING {COLUMNS}
 """
-_FACTS = "id, seq, state, handler, given, claim"
+_FACTS = "id, seq, state, handler, given, claim, batch"
 _NAMED = f"""
 SELECT {_FACTS} FROM messages INDEXED BY messages_by_id
 WHERE id IN (SELECT value FROM json_each(:ids)) AND queue = :queue AND state <> 3 AND {LIVING}
@@ -178,6 +178,7 @@ class SqliteClaims(ClaimStore):
         _promote_all(step, queue)
         taken, over = _choose(step, queue, limit, max_claims)
         if over:
+            batches.end_members(step, [message.seq for message in over], batches.FAILED)
             step.execute(_BURY, (step.now.wall, _numbers(over)))
             for message in over:
                 step.counts.move(queue, message.state, DEAD)
@@ -284,6 +285,7 @@ class _Fact(NamedTuple):
     handler: str
     given: int
     claim: str | None
+    batch: str | None
 
 
 _WIDTH = len(_Fact._fields)
@@ -302,6 +304,9 @@ def _remove(step: Step, queue: str, gone: list[_Fact]) -> None:
     if not gone:
         return
     step.delete([fact.seq for fact in gone])
+    for fact in gone:
+        if fact.batch is not None:
+            batches.end(step, fact.batch, fact.id, batches.CANCELLED)
     step.remember_ended([fact.id for fact in gone if fact.given])
     for fact in gone:
         step.counts.add(queue, counted_as(fact.state, fact.handler), -1)

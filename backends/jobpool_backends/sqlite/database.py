@@ -110,7 +110,7 @@ class Database(IdleConnections[sqlite3.Connection]):
         with self._turn(), self.session() as connection, self._transaction(connection, "BEGIN IMMEDIATE"):
             step = Step(connection, self.moment())
             yield step
-            step.counts.write(connection)
+            step.finish()
         if step.frees_jobs:
             wake(self.path)
         if step.ends_jobs:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from jobpool.broker.claim_store import POST_PRIORITY, NewPost
 from jobpool.broker.values import NewMessage
+from jobpool.errors import InvalidJob
+from jobpool.message.batches import NOT_OPEN
 from jobpool_backends.shared import delay_micros, micros
 from jobpool_backends.sqlite.claim_rows import EndedPost, remove_posts
 from jobpool_backends.sqlite.schema import DELAYED, EACH, POST_DELAYED, POSTED, WAITING
@@ -17,7 +21,7 @@ _LIVE_OR_DEAD = f"SELECT seq, queue, state, id, given, ends_at FROM messages WHE
 _ENDED = f"SELECT id FROM ended WHERE id IN {EACH} AND until > ?"
 _LAST_SEQ = "SELECT seq FROM sqlite_sequence WHERE name = 'messages'"
 _COLUMNS = "seq, id, given, queue, handler, priority, state, enqueued_at, available_at"
-_INSERT = f"INSERT INTO messages ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT = f"INSERT INTO messages ({_COLUMNS}, batch) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_POST = f"INSERT INTO messages ({_COLUMNS}, ends_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_BODY = "INSERT INTO bodies (seq, body) VALUES (?, ?)"
 _ENDOW = """
@@ -33,6 +37,7 @@ UNION ALL
 SELECT asked.key, spent.id FROM {_ASKED} spent
     ON queue = json_extract(asked.value, '$[0]') AND spent.key = json_extract(asked.value, '$[1]') AND until > :now
 """
+_JOIN = "UPDATE batches SET total = total + ? WHERE id = ? AND"
 # A call with such keys also drops those that need not be remembered any longer, a piece at a time.
 _SWEEP = sweeping("spent", "queue, key")
 
@@ -40,11 +45,14 @@ New = TypeVar("New", NewMessage, NewPost)
 Row = tuple[Any, ...]
 
 
-def add(step: Step, messages: Sequence[NewMessage]) -> dict[str, str]:
-    """Insert those that are not known yet, in their order; the id of each whose unique key is known → who has it."""
+def add(step: Step, messages: Sequence[NewMessage], brought: bool = False) -> dict[str, str]:
+    """Insert those that are not known yet, in their order; the id of each whose unique key is known → who has it.
+
+    `brought`: by a settlement. Raises `InvalidJob`: the batch of one is not open.
+    """
     fresh = _leave_out_known(step, messages)
     existing = _leave_out_unique(step, fresh)
-    insert(step, list(fresh.values()))
+    insert(step, _join(step, list(fresh.values()), brought))
     return existing
 
 
@@ -88,7 +96,8 @@ def _next_seq(step: Step) -> int:
 def _row(seq: int, message: NewMessage, now: int) -> Row:
     due = micros(message.due) if message.due is not None else now
     state, available_at = (DELAYED, due) if due > now else (WAITING, now)
-    return seq, message.id, message.given, message.queue, message.handler, message.priority, state, now, available_at
+    facts = message.id, message.given, message.queue, message.handler, message.priority
+    return seq, *facts, state, now, available_at, message.batch
 
 
 def _is_endowed(message: NewMessage) -> bool:
@@ -138,3 +147,19 @@ def _leave_out_unique(step: Step, fresh: dict[str, NewMessage]) -> dict[str, str
         else:
             known[key] = message.id
     return existing
+
+
+def _join(step: Step, messages: Sequence[NewMessage], brought: bool) -> Sequence[NewMessage]:
+    """Count messages that are about to be added; return them, without batches that they join too late.
+
+    `brought`: by a settlement, which nothing may hold up. Raises `InvalidJob`: the batch of one is not open.
+    """
+    counts = Counter(new.batch for new in messages if new.batch is not None)
+    late = set()
+    for batch, count in counts.items():
+        condition = "ended_at IS NULL" if brought else "open"
+        if not step.execute(f"{_JOIN} {condition}", (count, batch)).rowcount:
+            if not brought:
+                raise InvalidJob(NOT_OPEN.format(batch))
+            late.add(batch)
+    return [replace(new, batch=None) if new.batch in late else new for new in messages] if late else messages

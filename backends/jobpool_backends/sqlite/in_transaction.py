@@ -89,7 +89,7 @@ def _ours(connection: object, path: str, clock: Clock, boot: int = 0) -> Iterato
         _begin(connection)
         step = Step(connection, read_moment(clock, boot))
         yield step
-        step.counts.write(connection)
+        step.finish()
     finally:
         connection.row_factory, connection.text_factory = rows, texts
 

@@ -19,6 +19,8 @@ from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Ver
 from jobpool.message.settlement import CANCELLED
 from jobpool_backends.shared import MICRO, micros
 from jobpool_backends.sql import BULK_BATCH_MESSAGES, read_message, touchable
+from jobpool_backends.sqlite.batches import CANCELLED as BATCH_CANCELLED
+from jobpool_backends.sqlite.batches import end_members
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, POST_DELAYED, POSTED, WAITING
 
@@ -161,6 +163,8 @@ class Inspector:
             sql += " AND handler <> ''" * (verb is Verb.CANCEL)
             rows = step.execute(sql, wanted.arguments | {"found": json.dumps(found)}).fetchall()
             numbers = [row[0] for row in rows]
+            if verb in (Verb.DELETE, Verb.CANCEL):
+                end_members(step, numbers, BATCH_CANCELLED)
             if verb is Verb.DELETE:
                 step.delete(numbers)
                 step.remember_ended([ident for _, _, _, ident, given, _ in rows if given])

@@ -12,6 +12,7 @@ from typing import Any
 
 from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool_backends.shared import DeadCaps, delay_micros, micros, more_than
+from jobpool_backends.sqlite.batches import FAILED, end_members
 from jobpool_backends.sqlite.claim_rows import ANY_ENDED, clear
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, EACH, LEASED, NO_LEASE, WAITING
@@ -87,6 +88,7 @@ class Reaper:
         crashes = 1 if is_long_ago else crashes + 1
         dead = policy.is_over(crashes)
         if dead:
+            end_members(step, [seq], FAILED)
             step.execute(_BURY, (now, crashes, now, cause, seq))
             step.counts.move(queue, LEASED, DEAD)
         else:

@@ -19,7 +19,7 @@ leases meets it. Four more indexes: posts (claims), posts_due (promotion), claim
 (lives).
 
 Version 5 brings results. Their ends have no index, which would double the cost of keeping one. A sweep goes round the
-table, and looks at more rows than have come since the last.
+table, and looks at more rows than have come since the last. Version 6 brings batches, which their members name.
 """
 
 from __future__ import annotations
@@ -160,6 +160,22 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             id TEXT PRIMARY KEY, until INTEGER NOT NULL, record BLOB NOT NULL
         ) WITHOUT ROWID
         """,
+    ),
+    (
+        "ALTER TABLE messages ADD COLUMN batch TEXT",  # of which it is a member; NULL once it is dead
+        "CREATE INDEX messages_of_batch ON messages (batch) WHERE batch IS NOT NULL",
+        """
+        CREATE TABLE batches (
+            id TEXT PRIMARY KEY, open INTEGER NOT NULL DEFAULT 1,
+            total INTEGER NOT NULL DEFAULT 0,   -- members so far; a batch may be one
+            succeeded INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0,
+            cancelled INTEGER NOT NULL DEFAULT 0,
+            failed_ids TEXT NOT NULL DEFAULT '[]', nested TEXT NOT NULL DEFAULT '[]',  -- JSON
+            parent TEXT, created_at INTEGER NOT NULL, ended_at INTEGER, until INTEGER,
+            callbacks TEXT NOT NULL             -- JSON: the messages that its end adds
+        ) WITHOUT ROWID
+        """,
+        "CREATE INDEX batches_until ON batches (until) WHERE until IS NOT NULL",
     ),
 )
 

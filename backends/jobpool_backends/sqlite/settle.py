@@ -19,10 +19,10 @@ from jobpool.broker.values import NewMessage
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.results import Kept
-from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.message.settlement import CANCELLED, Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.shared import DeadCaps, delay_micros, micros
 from jobpool_backends.sql import number_of, with_past
-from jobpool_backends.sqlite import enqueue
+from jobpool_backends.sqlite import batches, enqueue
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.fetch import owner_token
 from jobpool_backends.sqlite.results import Results
@@ -30,7 +30,7 @@ from jobpool_backends.sqlite.schema import DEAD, DELAYED, EACH, LEASED, NO_LEASE
 from jobpool_backends.sqlite.step import Moment, Step, Sweeper
 
 _RENEW = "UPDATE messages SET boot = ?, deadline = ?, deadline_wall = ?, ttl = ? WHERE seq = ?"
-_FACTS = "seq, state, holder, boot, deadline, deadline_wall, given, queue, unique_key"
+_FACTS = "seq, state, holder, boot, deadline, deadline_wall, given, queue, unique_key, batch"
 _READ = f"SELECT {_FACTS} FROM messages WHERE seq IN {EACH}"
 _NACK = f"""
 UPDATE messages
@@ -42,11 +42,11 @@ _RELEASE = f"UPDATE messages SET state = ?, available_at = ?, begun = begun OR ?
 _ABANDON = f"""
 UPDATE messages
 SET state = 3, reason = ?, attempts = attempts + ?, last_error = coalesce(?, last_error), cause = coalesce(?, cause),
-    died_at = ?, {NO_LEASE}
+    died_at = ?, batch = NULL, {NO_LEASE}
 WHERE seq = ?
 """
 _FORFEIT = "UPDATE messages SET boot = ?, deadline = ?, deadline_wall = ?, forfeited = ? WHERE seq = ?"
-_PAST = "SELECT last_error, cause FROM messages WHERE seq = ?"
+_PAST = "SELECT last_error, cause, batch FROM messages WHERE seq = ?"
 _SPEND = "INSERT OR REPLACE INTO spent VALUES (?, ?, ?, ?)"
 _KEEP = "INSERT OR REPLACE INTO results VALUES (?, ?, ?)"
 _DONE = "INSERT OR REPLACE INTO done VALUES (?, ?, ?)"
@@ -110,6 +110,7 @@ class Fact(NamedTuple):
     given: int
     queue: str
     unique_key: str | None
+    batch: str | None
 
 
 def read_facts(step: Step, leases: Sequence[JobLease]) -> dict[int, Fact | None]:
@@ -141,7 +142,7 @@ def _judge_all(changes: _Changes, settlements: Settlements, brought: Brought) ->
             if settlement.result is not None:
                 changes.keep(lease.id, settlement.result)
         else:
-            changes.add(fact.seq, fact.queue, settlement)
+            changes.add(fact, lease.id, settlement)
         if lease.guards is not None:
             changes.unguard(fact, lease.guards, lease.owner_token, settlement)
         if type(settlement) is Move:
@@ -170,6 +171,8 @@ class _Changes:
     def ack(self, fact: Fact, lease: JobLease) -> None:
         self.acked.append(fact.seq)
         self.step.counts.add(fact.queue, LEASED, -1)
+        if fact.batch is not None:
+            batches.end(self.step, fact.batch, lease.id, batches.SUCCEEDED)
         if fact.given:
             self.ended.append(lease.id)
         if fact.unique_key is not None:
@@ -180,8 +183,8 @@ class _Changes:
         self.rows[_KEEP].append((ident, self.step.now.wall + micros(result.ttl), result.record))
         self.step.ends_jobs += 1
 
-    def add(self, seq: int, queue: str, settlement: Settlement) -> None:
-        now = self.step.now
+    def add(self, fact: Fact, ident: str, settlement: Settlement) -> None:
+        now, seq, queue = self.step.now, fact.seq, fact.queue
         match settlement:
             case Nack(delay, error, cause):
                 self.rows[_NACK].append((*self._place(queue, delay), error, cause, seq))
@@ -190,6 +193,9 @@ class _Changes:
             case Abandon(reason, error, cause):
                 self.rows[_ABANDON].append((reason, settlement.attempts, error, cause, now.wall, seq))
                 self.buried_in.add(queue)
+                if fact.batch is not None:
+                    how = batches.CANCELLED if reason == CANCELLED else batches.FAILED
+                    batches.end(self.step, fact.batch, ident, how)
                 self.step.ends_jobs += 1
                 self.step.counts.move(queue, LEASED, DEAD)
             case Forfeit(cause):
@@ -221,10 +227,14 @@ class _Changes:
         for sql, rows in self.rows.items():
             step.connection.executemany(sql, rows)
         if self.moved:  # even under known ids: a message that moves is never lost
-            moved = [with_past(new, step.execute(_PAST, (seq,)).fetchone()) for seq, new in self.moved]
+            pasts = [step.execute(_PAST, (seq,)).fetchone() for seq, _ in self.moved]
+            moved = [
+                replace(with_past(new, past[:2]), batch=past[2])
+                for (_, new), past in zip(self.moved, pasts, strict=True)
+            ]
             step.delete([seq for seq, _ in self.moved])
             enqueue.insert(step, moved)
         if self.buried_in:
             step.evict(sorted(self.buried_in), caps)
         if self.new:
-            enqueue.add(step, self.new)
+            enqueue.add(step, self.new, brought=True)

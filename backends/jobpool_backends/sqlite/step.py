@@ -104,7 +104,8 @@ class Counts:
 class Step:
     """A write transaction. Its end writes the counts. `frees_jobs`: threads that wait for jobs should look.
 
-    `ends_jobs`: how many ends those should hear of who wait for results.
+    `ends_jobs`: how many ends those should hear of who wait for results. `ended_members`: by batch, its members that
+    ended and how, until `at_end` counts them (batches.py).
     """
 
     connection: sqlite3.Connection
@@ -112,6 +113,14 @@ class Step:
     counts: Counts = field(default_factory=Counts)
     frees_jobs: bool = False
     ends_jobs: int = 0
+    ended_members: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    at_end: Callable[[Step], None] | None = None
+
+    def finish(self) -> None:
+        """Write what was gathered. Call it last."""
+        if self.at_end is not None:
+            self.at_end(self)
+        self.counts.write(self.connection)
 
     def execute(self, sql: str, arguments: Sequence[Any] | Mapping[str, Any] = ()) -> sqlite3.Cursor:
         return self.connection.execute(sql, arguments)

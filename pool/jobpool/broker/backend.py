@@ -29,9 +29,11 @@ from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.claim_store import ClaimStore
 from jobpool.broker.finding import Finding, cautions_of
 from jobpool.broker.key_store import KeyStore
-from jobpool.broker.packing import brought_by, ids_of, pack, pack_all, pack_once
+from jobpool.broker.packing import brought_by, ids_of, in_batches, pack, pack_all, pack_once
 from jobpool.broker.parts import (
+    Batches,
     Bulk,
+    Edits,
     Enqueue,
     EnqueueIn,
     Fetch,
@@ -49,6 +51,8 @@ from jobpool.broker.values import (
     MAX_FETCH,
     MAX_PAGE,
     Capabilities,
+    Edit,
+    Edited,
     Message,
     MessageFilter,
     NewMessage,
@@ -67,6 +71,7 @@ from jobpool.broker.values import REMEMBER_CALLS as REMEMBER_CALLS
 from jobpool.broker.values import State as State
 from jobpool.clock import Clock, SystemClock
 from jobpool.errors import ConfigurationError, LeaseLost, Unsupported
+from jobpool.message.batches import NO_BATCHES, BatchStatus
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.names import QUEUE_NAME as QUEUE_NAME
@@ -97,9 +102,11 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     _reap: Reap
     _inspector: Inspector
     _bulk: Bulk
+    _edits: Edits | None = None  # None: nothing that waits can be edited
     _evicted: Callable[[str], int] | None = None  # None: dead letters are not capped
     _keys: KeyStore | None = None
     _results: Results | None = None
+    _batches: Batches | None = None
     _claims: ClaimStore | None = None
     _lent: QueueBackend | None = None
     _closers: Sequence[Callable[[], object]] = ()  # called in this order by `close`
@@ -412,6 +419,30 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
             raise Unsupported(f"{self.scheme}:// {why}: `jobpool purge` deletes all of a queue")
         return self._bulk(where, verb, check_count(limit, "limit", 1, sys.maxsize))
 
+    def edit_many(self, edits: Sequence[Edit], call_id: str | None = None) -> list[Edited]:
+        """Edit messages that wait or are delayed, each in one atomic conditional step; return an answer each, in order.
+
+        CHANGED: the message is not as it was seen, and is left as it is. DUPLICATE: the same, because the new queue
+        knows its unique key. A move takes the key along. Repeating a call with the same id within 60 s answers as the
+        first time did, and changes nothing. Waiters of the new queue are woken.
+
+        Raises as `check_edits`.
+        """
+        make = self.check_edits(moves=any(edit.queue != edit.seen.queue for edit in edits))
+        call = call_id or secrets.token_hex(8)
+        batches = enumerate(in_batches(edits))
+        return [answer for number, batch in batches for answer in make(batch, f"{call}+{number}")]
+
+    def check_edits(self, *, moves: bool) -> Edits:
+        """Return the part that edits. Raises `Unsupported`: the broker has none, or cannot move what waits."""
+        if self._edits is None or not self.capabilities.keeps_records:
+            why = "changes no job that waits (Capabilities.keeps_records)"
+            raise Unsupported(f"{self.scheme}:// {why}: enqueue it again as it should be")
+        if moves and not self.capabilities.atomic_across_queues:
+            why = "moves no job that waits to another queue (Capabilities.atomic_across_queues)"
+            raise Unsupported(f"{self.scheme}:// {why}: cancel it, and enqueue it there")
+        return self._edits
+
     def inspect(self, ident: str) -> Message | None:
         """Return the message with this id, live or dead; None when it is gone or never was."""
         return self._inspector.inspect(ident)
@@ -431,6 +462,17 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     def cancel(self, ident: str) -> control.Cancel:
         """Cancel a job that waits, is delayed or runs; return the answer. See `control.cancel`."""
         return control.cancel(self, [ident])[ident]
+
+    @property
+    def batches(self) -> Batches:
+        """The part that counts members of batches. Raises `Unsupported` where the broker has none."""
+        if self._batches is None:
+            raise Unsupported(NO_BATCHES.format(self.scheme))
+        return self._batches
+
+    def find_batch(self, ident: str) -> BatchStatus | None:
+        """Return the counts of a batch; None: there is none, or none any more."""
+        return self._batches.get(ident) if self._batches else None
 
     def kept(self, idents: Sequence[str]) -> dict[str, bytes]:
         """Return the kept results of those of these jobs that have one."""

@@ -24,6 +24,7 @@ import orjson
 from jobpool.broker.key_store import KeyStore
 from jobpool.broker.values import Message, MessageFilter, State, Verb
 from jobpool.errors import InvalidJob, Unsupported
+from jobpool.message.batches import BatchStatus
 from jobpool.message.guards import LONGEST_KEPT
 from jobpool.message.lease import JobLease
 from jobpool.message.names import check_queue, storable
@@ -167,8 +168,36 @@ def cancel(
     """Cancel jobs; return an answer each. Blocks until all are known, `wait` seconds (>= 0) at most.
 
     One that waits or is delayed becomes a dead letter, reason `cancelled`; with `purge` it is removed. One that runs is
-    ended by its pool: see `Cancelled`. Safe to call again.
+    ended by its pool: see `Cancelled`. The id of a batch stands for all its members that have not ended. Its answer is
+    `asked` while a pool has not answered for one of them. Safe to call again.
     """
+    answers = _cancel_jobs(backend, idents, purge, wait)
+    for ident, answer in answers.items():
+        if answer is Cancel.UNKNOWN and (batch := backend.find_batch(ident)):
+            answers[ident] = _cancel_batch(backend, batch, purge, wait)
+    return answers
+
+
+def _cancel_batch(backend: QueueBackend, batch: BatchStatus, purge: bool, wait: float) -> Cancel:
+    """Close it, and cancel its members, those of nested batches first, until no more have joined."""
+    if batch.has_ended:
+        return Cancel.ENDED
+    backend.batches.close(batch.id)
+    found = set()
+    for ident in batch.nested:
+        if nested := backend.find_batch(ident):
+            found.add(_cancel_batch(backend, nested, purge, wait))
+    seen: set[str] = set()
+    while members := set(backend.batches.members(batch.id, len(seen) + PAGE_RECORDS)) - seen:
+        seen |= members
+        waiting = MessageFilter(ids=tuple(members), states=_WAITING)
+        backend.bulk(waiting, _verb(purge), limit=len(members))
+        left = members.intersection(backend.batches.members(batch.id, len(seen) + PAGE_RECORDS))
+        found.update(_cancel_jobs(backend, left, purge, wait).values())
+    return Cancel.ASKED if Cancel.ASKED in found else Cancel.CANCELLED
+
+
+def _cancel_jobs(backend: QueueBackend, idents: Iterable[str], purge: bool, wait: float) -> dict[str, Cancel]:
     _check(backend, purge)
     cancels = _Cancels(backend, purge)
     left = dict.fromkeys(idents)

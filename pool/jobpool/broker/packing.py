@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from jobpool.broker.broker_time import BrokerTime
-from jobpool.broker.values import Capabilities, Existing, NewMessage, make_message, once_id
-from jobpool.errors import InvalidJob
+from jobpool.broker.values import Capabilities, Edit, Existing, NewMessage, make_message, once_id
+from jobpool.errors import InvalidJob, Unsupported
+from jobpool.message.batches import NO_BATCHES
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, encode, sign_again
 from jobpool.message.lease import JobLease
 from jobpool.message.names import check_queue
 from jobpool.message.settlement import Abandon, Ack, Move, Settlement
 from jobpool.message.signing import EnvelopeSigner
+
+EDITS_IN_A_STEP = 250
+EDITED_BYTES_IN_A_STEP = 4 * 2**20  # of bodies: nobody else is to wait for long meanwhile
 
 
 class Destination(Protocol):
@@ -34,6 +38,8 @@ class Destination(Protocol):
 def pack(to: Destination, definition: JobDefinition, ident: str) -> NewMessage:
     """Return the wire form of `definition` under this id. See `QueueBackend.pack`."""
     definition.require(to.capabilities.key_store, to.scheme)
+    if definition.batch is not None and not to.capabilities.atomic_across_queues:
+        raise Unsupported(NO_BATCHES.format(to.scheme))
     queue = check_queue(definition.queue or "default")
     now = 0.0 if definition.expires_in is None else to.time.now()
     body = encode(definition, identifier=ident, queue=queue, signer=to.signer, now=now)
@@ -42,7 +48,8 @@ def pack(to: Destination, definition: JobDefinition, ident: str) -> NewMessage:
     due = definition.scheduled_at.timestamp() if definition.scheduled_at else None
     given = definition.identifier is not None
     unique_key = definition.idempotency_key if definition.unique else None
-    return make_message(ident, given, queue, definition.handler, definition.priority, due, body, unique_key)
+    fields = ident, given, queue, definition.handler, definition.priority, due, body, unique_key
+    return make_message(*fields, batch=definition.batch)
 
 
 def pack_all(to: Destination, definitions: Iterable[JobDefinition]) -> list[NewMessage]:
@@ -82,6 +89,21 @@ def _moved(lease: JobLease, move: Move, signer: EnvelopeSigner) -> NewMessage:
         last_error=move.error,
         cause=move.cause,
     )
+
+
+def in_batches(edits: Iterable[Edit]) -> Iterator[list[Edit]]:
+    """Yield the edits in order, as many together as go into one step of a broker."""
+    batch: list[Edit] = []
+    size = 0
+    for edit in edits:
+        length = len(edit.body or b"")
+        if batch and (len(batch) >= EDITS_IN_A_STEP or size + length > EDITED_BYTES_IN_A_STEP):
+            yield batch
+            batch, size = [], 0
+        batch.append(edit)
+        size += length
+    if batch:
+        yield batch
 
 
 def ids_of(messages: Sequence[NewMessage], existing: Existing | None) -> list[str]:

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from jobpool.broker.values import Existing, Message, MessageFilter, NewMessage, QueueStats, Reaped, ReapPolicy, Verb
+from jobpool.broker.values import (
+    Edit,
+    Edited,
+    Existing,
+    Message,
+    MessageFilter,
+    NewBatch,
+    NewMessage,
+    QueueStats,
+    Reaped,
+    ReapPolicy,
+    Verb,
+)
+from jobpool.message.batches import BatchStatus
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled, Settlement
 
@@ -27,6 +40,9 @@ Renew = Callable[[Sequence[JobLease], float], list[JobLease | None]]
 Reap = Callable[[str, ReapPolicy, float | None], list[Reaped]]  # of a queue, by a policy and a visibility timeout
 Bulk = Callable[[MessageFilter, Verb, int], int]  # of up to a limit of messages
 
+Edits = Callable[[Sequence[Edit], str], list[Edited]]
+"""Make edits under a call id, each if its message is as it was seen: EDITED, CHANGED or DUPLICATE."""
+
 
 class Results(Protocol):
     """The part that looks for kept results. An `Ack` with one keeps it in its own step; at its end it is gone."""
@@ -39,6 +55,36 @@ class Results(Protocol):
 
         A settlement that keeps a result ends it at once, and so does an end before the call.
         """
+
+
+class Batches(Protocol):
+    """The part that counts members of batches.
+
+    `Enqueue` counts the messages that it adds. One whose batch is not open is an `InvalidJob`, with nothing added. A
+    message that a settlement brings joins until the batch ends. After that it is added without one.
+
+    A member ends once, in the step of its ack (succeeded), its death or its deletion. A death is counted as failed, or
+    as cancelled by its reason, and a deletion as cancelled. A dead letter is not a member any more, so raising it
+    changes nothing. A move is not an end.
+
+    The step that ends the last member of a closed batch adds the callbacks. `message.batches.with_end` completes their
+    bodies. The same step ends the batch as a member of its parent.
+    """
+
+    def open(self, batch: NewBatch, /) -> None:
+        """Add an open batch, and count it as a member of its parent; one whose id is known is left as it is.
+
+        Raises `InvalidJob`: its parent is not open.
+        """
+
+    def close(self, ident: str, /) -> None:
+        """Let it end when its last member has; again, or of an unknown one, nothing."""
+
+    def get(self, ident: str, /) -> BatchStatus | None:
+        """Return its counts; None: it never was, or ended more than `BATCH_MEMORY_S` ago."""
+
+    def members(self, ident: str, limit: int, /) -> list[str]:
+        """Return the ids of up to `limit` messages of it that have not ended."""
 
 
 class Inspector(Protocol):

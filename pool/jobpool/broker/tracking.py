@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 RUNNING_SPACE = "running"
 """The space of the key store in which pools say what runs: by the id of the job, `RunningRecord` as JSON."""
 
+BATCH_LOOK_S = 0.1  # seconds between two looks at batches that somebody waits for
+BATCH = "(batch)"  # in the place of a handler's name
+
 _STATES = {State.WAITING: JobState.WAITING, State.DELAYED: JobState.DELAYED, State.LEASED: JobState.RUNNING}
 _REASONS = {"expired": JobState.EXPIRED, "cancelled": JobState.CANCELLED}
 
@@ -43,7 +46,7 @@ def _look(backend: QueueBackend, idents: Sequence[str]) -> tuple[dict[str, JobSt
     found = {ident: _of_message(backend, message) for ident, message in known.items()}
     for ident in gone:
         if ident not in known:
-            found[ident] = _of_record(ident, kept.get(ident))
+            found[ident] = _of_record(ident, kept[ident]) if ident in kept else _of_batch(ident, backend)
     return found, kept
 
 
@@ -84,9 +87,25 @@ def _of_run(backend: QueueBackend, message: Message) -> dict[str, Any]:
     return said if said.pop("fence", None) == message.deliveries else {}
 
 
-def _of_record(ident: str, record: bytes | None) -> JobStatus:
-    if record is None:
+def _of_batch(ident: str, backend: QueueBackend) -> JobStatus:
+    """Return the state of a batch as if it were a job: running until it has ended."""
+    batch = backend.find_batch(ident)
+    if batch is None:
         return JobStatus(ident, JobState.UNKNOWN)
+    told = [f"{batch.total - batch.left} of {batch.total} jobs have ended"]
+    told += [f"{batch.failed} failed"] * bool(batch.failed) + [f"{batch.cancelled} cancelled"] * bool(batch.cancelled)
+    return JobStatus(
+        ident,
+        JobState.DONE if batch.has_ended else JobState.RUNNING,
+        handler=BATCH,
+        since=batch.created_at,
+        progress=batch.progress,
+        note=", ".join(told + ["more may come"] * batch.open),
+        ended_at=batch.ended_at,
+    )
+
+
+def _of_record(ident: str, record: bytes) -> JobStatus:
     read = Record.read(record)
     return JobStatus(ident, JobState.DONE, read.queue, read.handler, read.attempts, ended_at=read.ended_at)
 
@@ -102,7 +121,10 @@ def wait(backend: QueueBackend, idents: Sequence[str], timeout: float | None) ->
         remaining = give_up - time.monotonic()
         if remaining <= 0:
             break
-        backend.wait_ended(left, remaining)
+        if any(found[ident].handler == BATCH for ident in left):  # whose end wakes nobody
+            time.sleep(min(remaining, BATCH_LOOK_S))
+        else:
+            backend.wait_ended(left, remaining)
         found |= statuses(backend, left)
     return [found[ident] for ident in idents]
 
@@ -124,8 +146,10 @@ def result(backend: QueueBackend, ident: str, timeout: float | None) -> Any:
     while True:
         found, kept = _look(backend, [ident])
         status = found[ident]
-        if status.state is JobState.DONE:
+        if ident in kept:
             return _value(ident, kept[ident])
+        if status.handler == BATCH:
+            raise ResultNotKept(f"{ident} is a batch, which has counts and no result: ask for its status")
         if status.state is JobState.UNKNOWN:
             raise _missing(ident, was_there)
         if status.has_ended:

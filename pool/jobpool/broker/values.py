@@ -61,7 +61,7 @@ class Capabilities:
     they change nothing. A message keeps its place, is deleted by any filter, and dead letters can be capped (options
     `dead_max`, `dead_max_age`). Else a change puts a copy first, and a crash between the two leaves a duplicate. A lost
     connection can leave the first jobs of one enqueue. A message returns to the end of its queue. A refusal of a
-    settlement may stand for another, and live messages are deleted by whole queues only.
+    settlement may stand for another, live messages are deleted by whole queues only, and none is edited.
     """
     key_store: bool = False
     """Idempotency records, locks, unique enqueue and shared limits (`QueueBackend.keys`), and sets of messages that are
@@ -74,7 +74,7 @@ class Capabilities:
     """
     atomic_across_queues: bool = True
     """One call over several queues is one step: an enqueue, an ack with follow-ups, a message that moves. A given id is
-    known in all of them. Else it goes queue by queue.
+    known in all of them. Else it goes queue by queue, and no edit moves a message.
     """
     exact_counts: bool = True
     """Each expired lease is charged exactly once, and `stats` tells waiting and leased messages apart, for all clients.
@@ -232,6 +232,41 @@ class Verb(StrEnum):
     """Jobs that wait or are delayed: a dead letter, reason `cancelled`. Only where `Capabilities.lists_live`."""
 
 
+class Edited(StrEnum):
+    """The answer to the edit of a job."""
+
+    EDITED = "edited"
+    UNCHANGED = "unchanged"
+    """It is so already."""
+    UNKNOWN = "unknown"
+    """It is done and gone, or never was."""
+    RUNNING = "running"
+    DEAD = "dead"
+    """It is a dead letter, which can only be retried or purged."""
+    CLAIMED = "claimed"
+    """A claim holds it, or it was posted: it is not a job that a pool could run."""
+    DUPLICATE = "duplicate"
+    """It is unique, and the queue that it was to move to knows a job with its key."""
+    NOT_SIGNED = "not signed"
+    """Its body cannot be signed anew: it is malformed, of a newer version, or not signed by a key of this program."""
+    CHANGED = "changed meanwhile"
+    """It is no longer as it was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A change of one job that waits or is delayed, made only while its queue and priority are those that were seen.
+
+    Its id, place in the order, counters and last error stay, and so does its expiry.
+    """
+
+    seen: Message
+    queue: str
+    priority: int
+    due: float | None = None  # Unix time; None = as it is
+    body: bytes | None = None  # signed for this queue and priority; None = as it is
+
+
 @dataclass(frozen=True, slots=True)
 class NewMessage:
     """One message on its way in."""
@@ -249,6 +284,7 @@ class NewMessage:
     deliveries: int = 0
     last_error: str | None = None
     cause: str | None = None
+    batch: str | None = None  # of which it is a member; of one that is closed or has ended it is refused
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "body": self.body.decode()}
@@ -256,6 +292,20 @@ class NewMessage:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> NewMessage:
         return cls(**{**fields, "body": fields["body"].encode()})
+
+
+@dataclass(frozen=True, slots=True)
+class NewBatch:
+    """A batch on its way in, open. Its callbacks are added in the step in which it ends."""
+
+    id: str
+    parent: str | None = None  # a batch of which it is a member
+    on_success: NewMessage | None = None  # added if all members succeeded
+    on_done: NewMessage | None = None  # added in any case
+
+    def callbacks(self, failed: bool) -> list[NewMessage]:
+        """Return the messages that its end adds; `failed`: some of its members have not succeeded."""
+        return [new for new in (None if failed else self.on_success, self.on_done) if new is not None]
 
 
 Existing = Mapping[str, str]  # id that was asked for → id of the message that has its unique key already

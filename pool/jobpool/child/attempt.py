@@ -10,11 +10,12 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pkgutil import resolve_name
 from time import monotonic
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import orjson
@@ -30,8 +31,8 @@ from jobpool.handlers.registry import HandlerNotAllowed, HandlerRegistry, Unknow
 from jobpool.ipc.alarm import Alarm, borrowed
 from jobpool.ipc.frames import MAX_ENQUEUED_BYTES
 from jobpool.message.capped_text import DEFAULT_CAP
-from jobpool.message.context import JobContext
-from jobpool.message.definition import JobDefinition
+from jobpool.message.context import JobContext, go_on
+from jobpool.message.definition import JobDefinition, result_ttl_of
 from jobpool.message.envelope import JobEnvelope
 from jobpool.message.masking import Masker
 from jobpool.message.names import check_enqueue_to
@@ -130,6 +131,7 @@ class AttemptRunner:
         enqueue_to: The only queues that follow-ups may go to; empty = any.
         cut: Descriptors of the app's import that this process does not have, as people know them.
         masker: For results that are kept; None = one with the keys that are secret by themselves.
+        result_ttls: By queue, the seconds that results are kept of jobs for which neither job nor handler says.
     """
 
     def __init__(
@@ -142,6 +144,7 @@ class AttemptRunner:
         enqueue_to: Collection[str] = (),
         cut: Collection[str] = (),
         masker: Masker | None = None,
+        result_ttls: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._registry = registry
         self._cut = cut
@@ -152,6 +155,7 @@ class AttemptRunner:
         self._more_output = more_output
         self._enqueue_to = enqueue_to
         self._masker = masker
+        self._result_ttls = result_ttls
         self._pid = os.getpid()
         watch.on_fire = loops.stop
 
@@ -187,7 +191,8 @@ class AttemptRunner:
             max_retries=job.retries(handler),
             deadline=deadline,
         )
-        end = self._call(handler, ctx, bool(handler.result_ttl or job.envelope.meta) and _keeps(handler, job.envelope))
+        may_keep = handler.result_ttl or job.envelope.meta or self._result_ttls
+        end = self._call(handler, ctx, bool(may_keep) and self._keeps(handler, job))
         attempt.kind, attempt.output, attempt.error = end.kind, end.output, end.error
         attempt.after, attempt.suspect, attempt.exception = end.after, end.suspect, end.exception
         if end.kept:
@@ -206,6 +211,11 @@ class AttemptRunner:
             attempt.exception, attempt.hook_threads = None, self._hooks.threads
         if attempt.kind is ResultKind.SUCCEEDED and notes.follow_ups:
             attempt.follow_ups = notes.follow_ups
+
+    def _keeps(self, handler: AnyHandler, job: JobToRun) -> bool:
+        if handler.ack_in_transaction:
+            return False
+        return result_ttl_of(job.envelope.result_ttl, handler.result_ttl, self._result_ttls.get(job.queue)) > 0
 
     def _call(self, handler: AnyHandler, ctx: JobContext, keeps: bool) -> Ending:
         masker = (self._masker or _masker()) if keeps else None
@@ -308,10 +318,6 @@ def _masker() -> Masker:
     return Masker()
 
 
-def _keeps(handler: AnyHandler, envelope: JobEnvelope) -> bool:
-    return bool(handler.result_ttl if envelope.result_ttl is None else envelope.result_ttl)
-
-
 def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None, Masker | None]) -> Ending:
     """Run user code, under the alarm only. All user code runs below this frame, and its exceptions end here."""
     handler, ctx, cap, hooks, masker = task
@@ -321,6 +327,7 @@ def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None, Masker | N
         if handler.before_run is not None:
             handler.before_run(ctx)
         value = handler.bound(ctx)
+        go_on(ctx, value, ending.plain)
         if masker is not None:
             return Ending(ResultKind.SUCCEEDED, *ending.rendered(value, masker, cap))
         if value is None:

@@ -134,7 +134,15 @@ class Child:
         self._alarm.arm(0.0)  # one that is sent between two attempts, or before the first, changes nothing
         DEFAULT.hooks.mark = lambda place: boot.page.printed.write(f"jobpool: in the {place}\n".encode())
         self._runner = AttemptRunner(
-            DEFAULT, self._alarm, capture, cap, self._take_raw, options.enqueue_to, boot.inheritance.cut, masker
+            DEFAULT,
+            self._alarm,
+            capture,
+            cap,
+            self._take_raw,
+            options.enqueue_to,
+            boot.inheritance.cut,
+            masker,
+            options.result_ttl,
         )
         self._take = take
         with contextlib.suppress(OSError):

@@ -27,13 +27,13 @@ from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
-    from jobpool.broker.control import Cancel
     from jobpool.broker.values import MessageFilter, Verb
 
 EXAMPLES = 5
 MOST_KEPT = 1_000_000  # the largest --keep: what is kept is counted
 CAP = 100_000  # counting stops here, so that a look costs little however long the queue is
 BATCH = 1000
+WORDS = {"delete": ("purge", "purged"), "cancel": ("cancel", "cancelled"), "edit": ("edit", "edited")}
 TICK = 0.25  # seconds between two calls when a rate is asked for that is above one message in this time
 
 all_option = option("--all", "all_", is_flag=True, help="Select every message, in place of a FILTER.")
@@ -152,13 +152,12 @@ def _carry_out(session: Session, where: MessageFilter, verb: Verb, asked: dict[s
 
 
 def confirm_and_run(sweep: Sweep, asked: dict[str, bool]) -> None:
-    """Do it once it is confirmed. `matched`, in JSON: messages by the look before, at most `CAP` of them counted."""
-    from jobpool.broker.values import Verb
-
-    words = {Verb.DELETE: ("purge", "purged"), Verb.CANCEL: ("cancel", "cancelled")}
-    word, done = words.get(sweep.verb, ("retry", "retried"))
+    """Do it once it is confirmed. `matched`, in JSON: messages by the look before; beyond `CAP`, what was changed."""
+    word, done = WORDS.get(sweep.verb, ("retry", "retried"))
     count = sweep.count()
     _check_ids(sweep, count)
+    if not count:
+        _check_words(sweep.where)
     if asked["json_"] and (asked["dry_run"] or not count):
         answer_json({"matched": count, done: 0})
         return
@@ -179,7 +178,7 @@ def confirm_and_run(sweep: Sweep, asked: dict[str, bool]) -> None:
             raise click.exceptions.Exit(1)
     changed = sweep.run(count, done)
     if asked["json_"]:
-        answer_json({"matched": count, done: changed})
+        answer_json({"matched": max(count, changed), done: changed})
     else:
         say(f"{plural(changed, 'message')} {done}")
 
@@ -193,6 +192,13 @@ def _check_ids(sweep: Sweep, count: int) -> None:
     wrong = [f"{ident}: {said}" for ident, said in found.items() if said]
     if wrong:
         raise click.ClickException("nothing was changed: " + "; ".join(wrong))
+
+
+def _check_words(where: MessageFilter) -> None:
+    """Refuse a lone word that was meant as an id, and that no message has in its text either."""
+    if where.text and " " not in where.text and replace(where, states=()) == type(where)(text=where.text):
+        what = "neither an id, which has 16 hex digits, nor a filter such as queue:reports or id:mine"
+        raise click.ClickException(f"{where.text!r} is {what}, and no message has it in its text")
 
 
 def _why_not(backend: QueueBackend, ident: str, where: MessageFilter) -> str:
@@ -234,7 +240,7 @@ class Sweep:
 
     backend: QueueBackend
     where: MessageFilter
-    verb: Verb
+    verb: Verb | str
     rate: float | None = None  # messages a minute, > 0; None = as quickly as it goes
     keep: int = 0
     done: int = 0
@@ -269,12 +275,14 @@ class Sweep:
 
     def _round(self, most: int, bar: Any) -> bool:
         """Do up to `most` messages, and return True if there were that many."""
+        from jobpool.broker.values import Verb
+
         size = BATCH if self.rate is None else max(1, int(self.rate / 60 * TICK))
         left = most
         while left > 0:
             begun = time.monotonic()
             asked = min(size, left)
-            changed = self.backend.bulk(self._still_there(), self.verb, limit=asked)
+            changed = self.backend.bulk(self._still_there(), Verb(self.verb), limit=asked)
             self.done += changed
             left -= changed
             if bar is not None:
@@ -316,13 +324,13 @@ class WholeQueues(Sweep):
 
     def _round(self, most: int, bar: Any) -> bool:
         """Carry out all in one round: there is no other after it."""
-        from jobpool.broker.values import MessageFilter, State
+        from jobpool.broker.values import MessageFilter, State, Verb
 
         all_states = {State.WAITING, State.DELAYED, State.DEAD} <= set(self.where.states)
         for queue in self.queues:
             whole = MessageFilter(queue=queue, states=() if all_states else self.where.states)
             while changed := self.backend.bulk(
-                whole, self.verb, limit=BATCH if self.is_capped else min(BATCH, most - self.done)
+                whole, Verb(self.verb), limit=BATCH if self.is_capped else min(BATCH, most - self.done)
             ):
                 self.done += changed
                 if bar is not None:
@@ -333,20 +341,20 @@ class WholeQueues(Sweep):
 
 
 @dataclass(slots=True)
-class Cancels(Sweep):
-    """Cancels what waits or is delayed, and has pools end what runs. `answers`: how many there were of each."""
+class Answered(Sweep):
+    """A cancel or an edit, which answers for each message: all went well if the answer is the second of its `WORDS`.
 
-    purge: bool = False
-    wait: float = 0.0
-    answers: Counter[Cancel] = field(default_factory=Counter)
+    `answers`: how many there were of each.
+    """
+
+    act: Callable[[MessageFilter], Counter[Any]] = lambda _: Counter()
+    answers: Counter[Any] = field(default_factory=Counter)
 
     def run(self, count: int, word: str) -> int:
-        """Do it; return how many were cancelled, and tell of the others."""
-        from jobpool.broker.control import Cancel, cancel_matching
-
-        del count, word
-        self.answers = cancel_matching(self.backend, self._still_there(), purge=self.purge, wait=self.wait)
+        """Do it; return for how many all went well, and tell of the others."""
+        del count
+        self.answers = self.act(self._still_there())
         for answer, number in self.answers.items():
-            if answer is not Cancel.CANCELLED:
-                note(f"{plural(number, 'message')}: {answer.value}")
-        return self.answers[Cancel.CANCELLED]
+            if answer != word:
+                note(f"{plural(number, 'message')}: {answer}")
+        return self.answers[word]

@@ -1,10 +1,13 @@
-"""`jobpool pause`, `resume`, `pools` and `cancel`: requests of a person to all pools of a broker at once."""
+"""`jobpool pause`, `resume`, `pools`, `cancel` and `edit`: requests of a person to all pools of a broker at once."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -17,9 +20,10 @@ from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
-    from jobpool.broker.control import Cancel, PoolRecord
+    from jobpool.broker.control import PoolRecord
+    from jobpool.broker.values import MessageFilter
 
-LOST, NOT_KNOWN = 4, 5  # exit codes of `cancel`
+LOST, NOT_KNOWN = 4, 5  # exit codes of `cancel` and `edit`
 
 POOLS = columns("ID, NAME!, HOST~, PID>, STATE, QUEUES~, CHILDREN>, BUSY>, MARGIN>, SEEN>, VERSION")
 
@@ -145,26 +149,82 @@ def cancel(
     its pool was asked and has not answered. Of several codes the highest counts.
     """
     from jobpool.broker import control
-    from jobpool.broker.values import MessageFilter, State, Verb
+    from jobpool.broker.values import State
 
     where = bulk.chosen(terms, queue, asked)
-    by_id = bool(where.ids) and replace(where, ids=()) == MessageFilter()
     if State.DEAD in where.states:
         raise click.UsageError("dead letters cannot be cancelled: `jobpool dead purge` removes them")
     with session.broker() as backend:
-        if asked["dry_run"] or not by_id:
-            live = replace(where, states=where.states or (State.WAITING, State.DELAYED, State.LEASED))
-            sweep = bulk.Cancels(backend, live, Verb.CANCEL, purge=asked["purge"], wait=wait)
-            bulk.confirm_and_run(sweep, asked)
-            ctx.exit(max(map(_exit_code, sweep.answers), default=0))
-        answers = control.cancel(backend, where.ids, purge=asked["purge"], wait=wait)
+        live = replace(where, states=where.states or (State.WAITING, State.DELAYED, State.LEASED))
+        matching = partial(control.cancel_matching, backend, purge=asked["purge"], wait=wait)
+        by_id = partial(control.cancel, backend, where.ids, purge=asked["purge"], wait=wait)
+        _carry_out(ctx, where, bulk.Answered(backend, live, "cancel", act=matching), by_id, asked)
+
+
+@click.command("edit", cls=Command, short_help="Change when waiting jobs run, their priority or queue.")
+@terms_argument
+@queue_option
+@bulk.all_option
+@option("--at", callback=_until, metavar="TIME", help="Run then: 2h from now, or 2026-07-01T08:00+02:00.")
+@option("--now", is_flag=True, help="Run now.")
+@option("-p", "--priority", type=click.IntRange(0, 255), metavar="N", help="Set the priority; smaller runs sooner.")
+@option("--move", metavar="QUEUE", help="Move to this queue, signed for it.")
+@confirmed
+@as_json
+@click.pass_context
+def edit(
+    ctx: click.Context,
+    /,
+    session: Session,
+    terms: tuple[str, ...],
+    queue: str | None,
+    at: datetime | float | None,
+    priority: int | None,
+    move: str | None,
+    **asked: bool,
+) -> None:
+    """Edit jobs that wait or are delayed, by id or by a FILTER as in `jobpool list`. Others are left as they are.
+
+    Exits 0 if it is edited or was so already, 1 if it is unknown. 4 means that it runs, is dead or claimed, is a
+    duplicate where it was to go, or cannot be signed. Of several codes the highest counts.
+    """
+    from jobpool.broker import editing
+    from jobpool.broker.values import State
+
+    if at is None and priority is None and move is None and not asked["now"]:
+        raise click.UsageError("say what to change: --at or --now, --priority, --move")
+    if at is not None and asked["now"]:
+        raise click.UsageError("--at and --now exclude each other")
+    where = bulk.chosen(terms, queue, asked)
+    if not set(where.states) <= {State.WAITING, State.DELAYED}:
+        raise click.UsageError("only jobs that wait or are delayed can be edited; `jobpool dead retry` is for the dead")
+    with session.broker() as backend:
+        changes = editing.read_changes(backend, 0 if asked["now"] else at, priority, move)
+        live = replace(where, states=where.states or editing.EDITABLE)
+        sweep = bulk.Answered(backend, live, "edit", act=partial(editing.edit_matching, backend, changes))
+        _carry_out(ctx, where, sweep, partial(editing.edit, backend, changes, where.ids), asked)
+
+
+def _carry_out(
+    ctx: click.Context,
+    where: MessageFilter,
+    sweep: bulk.Answered,
+    by_id: Callable[[], Mapping[str, StrEnum]],
+    asked: dict[str, bool],
+) -> NoReturn:
+    """Do it by ids at once, or to what matches once it is confirmed; leave with the exit code."""
+    if asked["dry_run"] or not where.ids or replace(where, ids=()) != type(where)():
+        bulk.confirm_and_run(sweep, asked)
+        ctx.exit(max(map(_exit_code, sweep.answers), default=0))
+    answers = by_id()
     if asked["json_"]:
         answer_json(answers)
     else:
         for ident, answer in answers.items():
-            say(one_line(f"{ident}  {answer.value}"))
+            say(one_line(f"{ident}  {answer}"))
     ctx.exit(max(map(_exit_code, answers.values()), default=0))
 
 
-def _exit_code(answer: Cancel) -> int:
-    return {"cancelled": 0, "already cancelled": 0, "unknown": 1, "asked": NOT_KNOWN}.get(answer.value, LOST)
+def _exit_code(answer: StrEnum) -> int:
+    codes = {"cancelled": 0, "already cancelled": 0, "edited": 0, "unchanged": 0, "unknown": 1, "asked": NOT_KNOWN}
+    return codes.get(answer, LOST)

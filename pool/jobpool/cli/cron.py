@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from jobpool.cli.options import Function
     from jobpool.cron.firing import Firing
     from jobpool.cron.records import Record
-    from jobpool.cron.scheduler import Planned
+    from jobpool.cron.scheduler import Planned, Scheduler
     from jobpool.ipc.scheduler_process import CronStart
 
 LISTED = columns("NAME!~, EXPRESSION, ZONE, QUEUE, LAST, NEXT, FIRES~, OWNER~")
@@ -56,7 +58,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
     Without --once or --test-time it runs until SIGTERM or SIGINT; a second one ends an inline job, too. The broker must
     answer at the start; a later outage is waited out. --test-time really enqueues and runs the jobs.
     """
-    from jobpool.cron.service import opened, runner_of, schedules_of, serve
+    from jobpool.cron.service import opened, runner_of, serve
 
     at = None if test_time is None else _parse_time(test_time)
     start = _start(session, flags)
@@ -64,7 +66,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
         configure(start.log_level, start.log_format).write_in_background()
         serve(start)
         return
-    schedulers = schedules_of(start.options)
+    schedulers = _schedulers(start)
     with opened(start) as backend:
         runner = runner_of(start, backend, schedulers)
         firings = runner.run() if at is None else runner.try_out(at)
@@ -131,11 +133,18 @@ def _start(session: Session, flags: dict[str, Any]) -> CronStart:
     return replace(cron_start(pool), only=only)
 
 
-def _plan(start: CronStart) -> list[Planned]:
-    from jobpool.cron.scheduler import plan
+def _schedulers(start: CronStart) -> list[Scheduler]:
+    """Import the app, whose output goes to stderr: stdout is for answers."""
     from jobpool.cron.service import schedules_of
 
-    return plan(schedules_of(start.options))
+    with contextlib.redirect_stdout(sys.stderr):
+        return schedules_of(start.options)
+
+
+def _plan(start: CronStart) -> list[Planned]:
+    from jobpool.cron.scheduler import plan
+
+    return plan(_schedulers(start))
 
 
 def _asked(start: CronStart, plan: list[Planned]) -> tuple[datetime, dict[str, Record]]:

@@ -75,6 +75,7 @@ def enqueue(
     may have "queue", "priority", "max_retries", "timeout", "delay", "expires_in", "result_ttl", "id", "name",
     "idempotency_key", "unique", "single_instance" and "concurrency_key".
     """
+    single: JobDefinition | None = None
     defaults = {"name" if key == "job_name" else key: value for key, value in options.items() if value is not None}
     if file is not None:
         if payload:
@@ -86,12 +87,22 @@ def enqueue(
         raise click.UsageError("the name of a handler is missing: jobpool enqueue HANDLER [PAYLOAD]")
     else:
         definition = _definition({**defaults, "handler": handler, "payload": read_payload(payload)})
-        definitions = iter([_fitting(session, apps, no_check)(definition)])
+        single = _fitting(session, apps, no_check)(definition)
+        definitions = iter([single])
     counts = file is not None and not json_ and sys.stdout.isatty()
     with session.broker(makes=True) as backend:
         batches = _enqueue(backend, definitions)
         told = "are enqueued" if counts else "are enqueued; their ids are printed above"
         answer_ids(json_, batches if file is None else _counted(batches), "job", told, "enqueued" if counts else "")
+    if single:
+        _note_unserved(session, single.queue or DEFAULT_QUEUE)
+
+
+def _note_unserved(session: Session, queue: str) -> None:
+    """Say that the pools of this machine serve other queues. Says nothing if there are none: one may come."""
+    served = +session.queues_served()
+    if served and queue not in served:
+        note(f"the job waits in queue {queue!r}; the pools on this machine serve {', '.join(sorted(served))}")
 
 
 def _counted(batches: Iterator[list[str]]) -> Iterator[list[str]]:

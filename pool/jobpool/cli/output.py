@@ -111,7 +111,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
 def aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | None, *, gap: int) -> list[list[str]]:
     """Return titles and rows, each cell on one line and as wide as its column; cut to `room` with `gap` between."""
     cells = [[column.title for column in columns], *([one_line(cell) for cell in row] for row in rows)]
-    widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(text_width, column)) for column in zip(*cells, strict=True)]
     if room is not None:
         widths = fit(columns, widths, room - gap * (len(columns) - 1))
     return [
@@ -138,15 +138,15 @@ def fit(columns: Sequence[Column], widths: list[int], room: int) -> list[int]:
 
 
 def _padded(text: str, width: int, right: bool) -> str:
-    if _width(text) > width:
+    if text_width(text) > width:
         text = f"{text[: width - 1]}…"
-        while _width(text) > width:
+        while text_width(text) > width:
             text = f"{text[:-2]}…"
-    room = " " * (width - _width(text))
+    room = " " * (width - text_width(text))
     return room + text if right else text + room
 
 
-def _width(text: str) -> int:
+def text_width(text: str) -> int:
     """Return the places that a text takes on a terminal: East Asian characters take two, marks on others none."""
     if text.isascii():
         return len(text)

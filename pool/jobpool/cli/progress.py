@@ -105,16 +105,17 @@ def live_summary(note: PoolFile, lines: LineHandler) -> Iterator[None]:
 @contextmanager
 def logged_summary(note: PoolFile, pause: float = LOG_PAUSE_S) -> Iterator[None]:
     """Log a summary every `pause` seconds, while jobs run."""
-    before = 0
+    before, since = 0, time.monotonic()
 
     def tell(sample: PoolSample) -> None:
-        nonlocal before
+        nonlocal before, since
         assert sample.header is not None
-        if sample.busy or done(sample.header) != before:
-            before = done(sample.header)
-            rate = f"{sample.rate or 0.0:.1f}"
-            fields = {"busy": sample.busy, "waiting": sample.header.waiting, "done": before, "jobs_per_second": rate}
+        now, ended = time.monotonic(), done(sample.header)
+        if sample.busy or ended != before:
+            rate = f"{(ended - before) / max(0.001, now - since):.1f}"
+            fields = {"busy": sample.busy, "waiting": sample.header.waiting, "done": ended, "jobs_per_second": rate}
             log.info("at work", extra={"fields": fields | _troubles(sample.header)})
+        before, since = ended, now
 
     with progress(note, tell, pause):
         yield

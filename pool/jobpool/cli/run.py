@@ -21,7 +21,7 @@ from jobpool import __version__
 from jobpool.cli import options
 from jobpool.cli.options import Command, option
 from jobpool.cli.session import Session, warn_of_keys
-from jobpool.errors import ConfigurationError
+from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.telemetry.logs import LineHandler, configure
 
 if TYPE_CHECKING:
@@ -85,9 +85,21 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
         from jobpool.cli import watch as watcher
 
         watcher.watch(pool.apps, pool.sys_path)
-    with _published(pool) as (published, note), _notifying(note), _begun() as begun:
+    with _stack_as_json(pool), _published(pool) as (published, note), _notifying(note), _begun() as begun:
         status = _run(published, note, lines if progress else None, ctx.obj, begun)
     _leave(status)
+
+
+@contextlib.contextmanager
+def _stack_as_json(pool: Settings) -> Iterator[None]:
+    """Log the stack of the app's import, if that failed, where the log is JSON. Its sentence stays the last word."""
+    try:
+        yield
+    except JobpoolError as error:
+        if pool.log_format == "json" and (stacks := getattr(error, "__notes__", None)):
+            log.critical("the app does not load", extra={"fields": {"error": str(error), "trace": "\n".join(stacks)}})
+            stacks.clear()
+        raise
 
 
 def _leave(status: int) -> NoReturn:

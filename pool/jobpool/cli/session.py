@@ -121,6 +121,8 @@ class Session:
 
     def queues_served(self) -> Counter[str]:
         """Count the pools of this user on this machine that serve each queue of the configured broker."""
+        if sys.platform != "linux":  # no pool runs here
+            return Counter()
         from jobpool.ops.runtime_dir import serving
 
         with contextlib.suppress(ConfigurationError):  # no pool runs without such a directory unseen
@@ -160,6 +162,9 @@ def check_apps(pool: Settings) -> Settings:
 def find_app(app: str, sys_path: tuple[str, ...]) -> str:
     """Return `app`, a file as an absolute path; raise `ConfigurationError` if it is in none of these directories."""
     looked = " or ".join(sys_path)
+    name, colon, _ = app.partition(":")
+    if colon:  # as other tools write it
+        raise ConfigurationError(f"app {app!r} cannot be found: name the module or file alone, {name!r}")
     if app.endswith(".py") or os.sep in app:
         for directory in sys_path:
             path = Path(directory, app)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,11 +16,10 @@ from jobpool.cli.output import Column, aligned, answer_json, columns, note, say,
 from jobpool.cli.session import Session
 from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration, format_size
-from jobpool.telemetry.logs import is_colourful
 
 if TYPE_CHECKING:
     from jobpool.ops.health import Health
-    from jobpool.ops.top import PoolSample, SlotRow, Watcher
+    from jobpool.ops.top import PoolSample, QueueRow, SlotRow
 
 FAILED = DEGRADED = 1
 NO_POOL = 3
@@ -79,84 +75,55 @@ def _values(health: Health) -> dict[str, object]:
 
 @click.command("top", cls=Command, short_help="Watch the pools of this machine, slot by slot.")
 @option("--once", is_flag=True, help="Print once and exit.  [default when stdout is not a terminal]")
-@option("-d", "--interval", type=click.FloatRange(min=0.1), default=0.5, show_default=True, help="Pause in seconds.")
+@option(
+    "-d",
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=0.5,
+    show_default=True,
+    help="Pause in seconds; rates of --once are over it.",
+)
 @as_json
 @click.pass_context
 def top(ctx: click.Context, session: Session, once: bool, interval: float, json_: bool) -> None:
     """Watch every slot of the pools on this machine: what it runs, for how long, with how much memory.
 
-    It reads shared memory only, so it answers while a pool or its broker hangs. q or Ctrl-C leaves.
+    It reads shared memory only, so it answers while a pool or its broker hangs. The last line of the screen names the
+    keys: sort, filter, choose a slot; see its child's stack, cancel its job, replace the child. q or Ctrl-C leaves.
     """
     from jobpool.ops.runtime_dir import discover
-    from jobpool.ops.top import Watcher
+    from jobpool.ops.top import Watcher, order
 
     directory = session.runtime_dir()
     nobody = _no_pool(session.flags["name"], str(directory))
     with Watcher(partial(discover, directory, session.flags["name"])) as watcher:
-        if json_:
-            answer_json([asdict(sample) for sample in watcher.sample()])
-        elif once or not sys.stdout.isatty():
-            ctx.exit(_print(watcher.sample(), nobody))
+        if json_ or once or not sys.stdout.isatty():
+            if watcher.sample():
+                time.sleep(interval)
+            ctx.exit(_print_json(watcher.sample()) if json_ else _print(watcher.sample(), nobody))
         else:
-            _live(watcher, interval, nobody)
+            from jobpool.cli.top_screen import View, show
+
+            show(watcher, View(order, nobody), interval)
+
+
+def _print_json(samples: list[PoolSample]) -> int:
+    found = [asdict(sample) for sample in samples]
+    for pool in found:
+        (pool["header"] or {}).pop("depths", None)  # `queues` has them
+    answer_json(found)
+    return 0
 
 
 def _print(samples: list[PoolSample], nobody: str) -> int:
     for number, sample in enumerate(samples):
-        say(("\n" if number else "") + headline(sample))
+        queues = f"\n{queues_line(sample.queues)}" if sample.queues else ""
+        say(("\n" if number else "") + headline(sample) + queues)
         if sample.rows:
             table([Column(column.title, column.right) for column in COLUMNS], [cells(row) for row in sample.rows])
     if not samples:
         note(nobody)
     return 0 if samples else FAILED
-
-
-def _live(watcher: Watcher, interval: float, nobody: str) -> None:
-    with _keys() as keys, contextlib.suppress(KeyboardInterrupt), _window():
-        while True:
-            text = "\x1b[K\n".join(screen(watcher.sample(), *shutil.get_terminal_size(), nobody))
-            sys.stdout.write(f"\x1b[H{text if is_colourful(sys.stdout) else click.unstyle(text)}\x1b[K\x1b[J")
-            sys.stdout.flush()
-            if _left(keys, interval):
-                return
-
-
-@contextlib.contextmanager
-def _window() -> Iterator[None]:
-    """Show the terminal's other screen, without a cursor; long lines are cut, not wrapped."""
-    sys.stdout.write("\x1b[?1049h\x1b[?25l\x1b[?7l")
-    try:
-        yield
-    finally:
-        sys.stdout.write("\x1b[?7h\x1b[?25h\x1b[?1049l")
-        sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def _keys() -> Iterator[int | None]:
-    """Yield the keyboard, key by key and without echo; None when stdin is not a terminal."""
-    if not sys.stdin.isatty():
-        yield None
-        return
-    import termios
-    import tty
-
-    keyboard = sys.stdin.fileno()
-    before = termios.tcgetattr(keyboard)
-    try:
-        tty.setcbreak(keyboard)
-        yield keyboard
-    finally:
-        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
-
-
-def _left(keyboard: int | None, interval: float) -> bool:
-    """Wait, and return True if the person wants to leave. Another key only looks again at once."""
-    ready, _, _ = select.select([] if keyboard is None else [keyboard], [], [], interval)
-    if not ready or keyboard is None:
-        return False
-    pressed = os.read(keyboard, 32)
-    return not pressed or pressed[:1] in b"qQ\x03\x04"
 
 
 def headline(sample: PoolSample) -> str:
@@ -201,32 +168,62 @@ def _progress(row: SlotRow) -> str:
     return f"{row.progress:.0%} {row.progress_text}".rstrip()
 
 
-def screen(samples: list[PoolSample], width: int, height: int, nobody: str) -> list[str]:
-    """Return the lines of everything that fits in the window, in colours; each pool gets its share of them."""
-    if not samples:
-        return [click.style(nobody, fg="yellow")]
-    return [line for sample in samples for line in _pool(sample, width, height // len(samples))]
+def pool_lines(sample: PoolSample, width: int, height: int, chosen: int | None = None) -> list[str]:
+    """Return at most `height` lines in colours, and three at least of a pool with slots; of less room, the first line.
 
-
-def _pool(sample: PoolSample, width: int, height: int) -> list[str]:
-    """Return at most `height` lines: headline, head of the table, rows, and how many rows there was no room for."""
-    first, *rest = (line if len(line) <= width else f"{line[: width - 1]}…" for line in headline(sample).splitlines())
-    room = max(1, height - len(rest) - 2)
-    share = room if len(sample.rows) <= room else max(1, room - 1)
+    They are headline, queues, the table with the slot `chosen` in sight, and how many slots there was no room for.
+    """
+    first, *rest = (cut(line, width) for line in headline(sample).splitlines())
     lines = [click.style(first, bold=True), *rest[:1], *(click.style(line, fg="yellow") for line in rest[1:])]
-    if sample.rows:
-        lines += _table(sample.rows[:share], width)
+    if sample.queues:
+        lines.insert(2, cut(queues_line(sample.queues), width))
+    if not sample.rows:
+        return lines[:height]
+    lines = lines[: max(1, height - 2)]
+    room = max(1, height - len(lines) - 1)
+    share = room if len(sample.rows) <= room else max(1, room - 1)
+    at = next((at for at, row in enumerate(sample.rows) if row.slot == chosen), 0)
+    start = max(0, min(at - share // 2, len(sample.rows) - share))
+    lines += _table(sample.rows[start : start + share], width, chosen)
     if len(sample.rows) > share:
-        lines.append(click.style(f"… {len(sample.rows) - share} more slots: make the window taller", dim=True))
+        more = f"… {len(sample.rows) - share} more slots: make the window taller"
+        lines.append(click.style(cut(more, width), dim=True))
     return lines
 
 
-def _table(rows: tuple[SlotRow, ...], width: int) -> list[str]:
+def lines_wanted(sample: PoolSample) -> int:
+    """Return the lines that `pool_lines` fills if it may."""
+    return len(headline(sample).splitlines()) + bool(sample.queues) + (1 + len(sample.rows) if sample.rows else 0)
+
+
+def cut(line: str, width: int) -> str:
+    """Return as much of a plain line as fits."""
+    return line if len(line) <= width else f"{line[: max(0, width - 1)]}…"
+
+
+def queues_line(queues: Sequence[QueueRow]) -> str:
+    """Return the depths and rates of a pool's queues, the deepest first."""
+    return one_line("   ".join(map(_queue, queues)))
+
+
+def _queue(row: QueueRow) -> str:
+    parts = [f"{row.queue}: {row.waiting:,} waiting"]
+    if row.oldest is not None:
+        parts.append(f"oldest {format_duration(row.oldest)}")
+    parts += [f"{count:,} {what}" for count, what in ((row.delayed, "delayed"), (row.dead, "dead")) if count]
+    if row.rate:
+        parts.append(f"{row.rate:,.1f}/s")
+    return ", ".join(parts)
+
+
+def _table(rows: tuple[SlotRow, ...], width: int, chosen: int | None) -> list[str]:
     filled = [cells(row) for row in rows]
     kept = fitting(width, filled)
     shown = [COLUMNS[index] for index in kept]
     head, *lines = aligned(shown, [[row[index] for index in kept] for row in filled], width, gap=1)
     for row, line in zip(rows, lines, strict=True):
+        if row.slot == chosen:
+            line[0] = click.style(f">{line[0][1:]}", bold=True)
         for at, column in enumerate(shown):
             if column.title == "STATE":
                 line[at] = click.style(line[at], fg=COLOURS.get(row.state), dim=True if row.state == "idle" else None)

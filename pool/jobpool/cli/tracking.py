@@ -50,7 +50,8 @@ def _row(one: JobStatus) -> list[str]:
     since = one.ended_at or one.since
     texts = [one.id, one.state.value, one.queue or "-", one.handler or "-", str(one.attempts)]
     texts += ["-" if since is None else format_duration(max(0.0, time.time() - since)), one.where or "-"]
-    what = f"{one.progress:.0%} {one.note or ''}".strip() if one.progress else headline(one.error) or one.reason
+    told = one.progress or one.note
+    what = f"{one.progress or 0:.0%} {one.note or ''}".strip() if told else headline(one.error) or one.reason
     if one.state is JobState.DELAYED and one.due is not None:
         what = f"in {format_duration(max(0.0, one.due - time.time()))}"
     return [*texts, what or "-"]

@@ -18,13 +18,14 @@ from functools import cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from jobpool.broker import control, tracking
+from jobpool.broker import control, editing, tracking
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.config_file import find_config
 from jobpool.broker.control import Cancel, Pause, PoolRecord
 from jobpool.broker.filters import parse_filter
 from jobpool.broker.opening import Runner, check_url, default_signer, default_url, open_backend, redact, scheme_of
-from jobpool.broker.values import MessageFilter, QueueStats
+from jobpool.broker.values import Edited, MessageFilter, QueueStats
+from jobpool.client.batch import Batch, open_batch
 from jobpool.client.claims import Queue
 from jobpool.errors import ConfigurationError, ResultPending, Unsupported
 from jobpool.message import producer
@@ -35,6 +36,8 @@ from jobpool.message.signing import Key
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
+
+    from jobpool.client.batch import Callback
 
 BATCH = 1000  # jobs in one round trip of `enqueue_many`
 MAX_WAITING_CALLS = 32  # of `aresult` and `await_all` at a time; more take turns
@@ -202,6 +205,31 @@ class Jobs:
             if remaining <= WAIT_SLICE_S or all(status.has_ended for status in found):
                 return found
 
+    def batch(
+        self,
+        on_success: Callback | None = None,
+        on_done: Callback | None = None,
+        *,
+        parent: Batch | str | None = None,
+        identifier: str | None = None,
+    ) -> Batch:
+        """Open a batch: `with jobs.batch(on_done=finish) as batch: batch.add(…)`. The block's end closes it.
+
+        When all members have ended, the callbacks are enqueued, exactly once, in the step that ends the last of them.
+        They find `batch` in their payload: its `id`, the counts `total`, `succeeded`, `failed` and `cancelled`, and
+        up to 100 `failed_ids`.
+
+        Args:
+            on_success: A job for when all members succeeded: a handler, a builder or a definition.
+            on_done: A job for its end in any case.
+            parent: A batch of which this one is a member.
+            identifier: An id of your own; one that is known is taken up again, with its callbacks.
+
+        Raises as `backend`, `Unsupported` where batches cannot be counted, and `InvalidJob` for a callback that cannot
+        be enqueued, or a parent that is not open. Blocks for one round trip.
+        """
+        return open_batch(self, on_success, on_done, parent, identifier)
+
     def stats(self, queue: str = "default") -> QueueStats:
         """Return counts of one queue. Raises as `backend`."""
         return self.backend.stats(queue)
@@ -247,6 +275,46 @@ class Jobs:
         """
         asked = parse_filter(where) if isinstance(where, str) else where
         return dict(control.cancel_matching(self.backend, asked, purge=purge, wait=wait))
+
+    def edit(
+        self,
+        ident: str,
+        *,
+        at: datetime | float | None = None,
+        priority: int | None = None,
+        queue: str | None = None,
+    ) -> Edited:
+        """Change when a job runs that waits or is delayed, its priority or its queue; return the answer.
+
+        Args:
+            ident: Its id.
+            at: An aware time, or seconds from now; 0 = run now.
+            priority: 0 to 255; a smaller number runs sooner.
+            queue: The queue to move to.
+
+        Its id, counters, age, expiry and unique key stay (docs/control.md). A change of priority or queue needs the
+        key that the job was signed with.
+
+        Raises as `backend`, `InvalidJob` for changes out of bounds, and `Unsupported` where the broker cannot do it.
+        """
+        changes = editing.read_changes(self.backend, at, priority, queue)
+        return editing.edit(self.backend, changes, [ident])[ident]
+
+    def edit_matching(
+        self,
+        where: str | MessageFilter,
+        *,
+        at: datetime | float | None = None,
+        priority: int | None = None,
+        queue: str | None = None,
+    ) -> dict[Edited, int]:
+        """Edit all jobs that match a filter, such as `queue:reports age:>1h`; count them by their answers.
+
+        Raises as `edit`, and `ValueError` for a filter that says nothing clear.
+        """
+        asked = parse_filter(where) if isinstance(where, str) else where
+        changes = editing.read_changes(self.backend, at, priority, queue)
+        return dict(editing.edit_matching(self.backend, changes, asked))
 
     def pools(self) -> list[PoolRecord]:
         """Return the pools of the broker on all hosts, the oldest first. Raises as `pause`."""

@@ -30,7 +30,7 @@ from jobpool.master.slots import Delivery
 from jobpool.master.threads import LostLeaseThread, MasterThread, RenewThread
 from jobpool.message.allowances import Allowances
 from jobpool.message.dead_letters import ON_DEATH, hook_job_of_abandoned
-from jobpool.message.definition import JobDefinition, check_seconds, timeout_of
+from jobpool.message.definition import JobDefinition, check_seconds, result_ttl_of, timeout_of
 from jobpool.message.envelope import JobEnvelope, decode, encode
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import (
@@ -183,8 +183,7 @@ class QueueWorker:
         return checked(outcome, self._backend.pack), keeper.lease
 
     def _kept(self, attempt: Attempt, lease: JobLease, handler: AnyHandler | None) -> Kept | None:
-        asked = lease.envelope.result_ttl
-        ttl = (handler.result_ttl if handler else None) if asked is None else asked
+        ttl = result_ttl_of(lease.envelope.result_ttl, handler.result_ttl if handler else None)
         if not (attempt.kept and ttl and self._backend.capabilities.key_store):
             return None
         return keep(attempt.kept, ttl, lease, self._clock.wall())

@@ -196,6 +196,14 @@ def render(value: object, cap: int) -> str:
     return cap_text(text, cap)
 
 
+def plain(value: object) -> Any:
+    """Return a returned value as JSON values alone, as `rendered` writes it; what JSON does not know as its text."""
+    try:
+        return orjson.loads(orjson.dumps(value, _plain, orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY))
+    except Exception:  # noqa: BLE001 - the value's own code runs here
+        return _shown(value)
+
+
 def rendered(value: object, masker: Masker, cap: int) -> tuple[str, str]:
     """Return a returned value as text, and as the broker is to keep it: JSON, its secrets masked.
 

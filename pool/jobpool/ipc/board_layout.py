@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jobpool.message.outcome import SUMS, Counts
 
-VERSION = 5  # raise it with any change of a table below
+VERSION = 6  # raise it with any change of a table below
 READ_LIMIT_S = 0.001  # seconds after which a reader gives up on a part that is being written
 PAGE = 4096
 WORD = 8
@@ -106,6 +107,7 @@ HEADER = Layout(
     " ".join(["count", *SUMS]),
     "text 64 name version",
     "text 512 queues backend problem paused",
+    "text 1280 depths",
 )
 
 # Written by the child that fills the slot, on its main thread.
@@ -135,6 +137,31 @@ PRINTED = Layout(PROGRESS.end, "word nonce total", "text 2048 ring")
 
 # Written by the master: the attempt that a person has cancelled. One word, without the lock.
 CANCEL = Layout(PRINTED.end, "word nonce")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """A line of `depths`: one queue, as the broker counted it last."""
+
+    queue: str
+    waiting: int
+    delayed: int
+    dead: int
+    oldest: float | None  # CLOCK_MONOTONIC at the enqueue of the oldest that waits; None = none waits
+    ran: int  # attempts of this pool that had a verdict, since its start
+
+    def line(self) -> str:
+        oldest = "-" if self.oldest is None else f"{self.oldest:.1f}"
+        return f"{self.queue} {self.waiting} {self.delayed} {self.dead} {oldest} {self.ran}\n"
+
+    @classmethod
+    def read(cls, text: str) -> Iterator[QueueDepth]:
+        """Yield those of whole lines; a torn text may hold anything."""
+        for line in text.splitlines():
+            with contextlib.suppress(ValueError):
+                queue, waiting, delayed, dead, oldest, ran = line.split(" ")
+                since = None if oldest == "-" else float(oldest)
+                yield cls(queue, int(waiting), int(delayed), int(dead), since, int(ran))
 
 
 class ChildState(IntEnum):
@@ -216,4 +243,5 @@ class HeaderView(Counts):
     backend: str  # its URL without secrets
     problem: str  # one sentence on why the pool is not well; "" = it is
     paused: str  # those of its queues that a person has paused, with a space between two
+    depths: str  # of its queues, for those that fit: see `QueueDepth`
     torn: bool

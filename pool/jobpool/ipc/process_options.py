@@ -43,6 +43,7 @@ class ChildOptions:
     sys_path: list[str] = field(default_factory=list)  # put in front of `sys.path` before anything is imported
     queue_handlers: dict[str, list[str]] = field(default_factory=dict)  # queue → its only handlers; absent = free
     enqueue_to: list[str] = field(default_factory=list)  # the only queues for handlers; empty = any. Also in the master
+    result_ttl: dict[str, float] = field(default_factory=dict)  # queue → seconds that results of its jobs are kept
     allowances: dict[str, Any] = field(default_factory=dict)  # what built-in handlers may do; {} = nothing
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from typing import dataclass_transform
 
@@ -97,3 +98,16 @@ class Answer(Action):
 
 class WriteStacks(Action):
     """Log the stack of every child (QUIT)."""
+
+
+class TellStack(SlotAction):
+    """Answer a person with the stack of a child."""
+
+    answer: socket.socket
+
+
+class Tell(Action):
+    """Answer a person."""
+
+    answer: socket.socket
+    text: str

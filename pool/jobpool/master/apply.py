@@ -62,6 +62,7 @@ _APPLY: dict[type[Any], Callable[[Pool, Any], None]] = {
     **ON_SCHEDULERS,
     **ON_SERVING,
     ev.Asked: lambda pool, event: event.make(pool),
+    ev.Requested: lambda pool, event: pool.requests.append((event.request, event.answer)),
     ev.SignalCame: _signal,
     ev.ThreadDied: _thread_died,
 }

@@ -19,8 +19,7 @@ from jobpool.message.settlement import Ack, Settlement
 LONG_RUNNING_S = 0.05  # seconds after which a running attempt gets no further frame
 STEAL_AFTER_S = 0.001  # seconds for which an attempt has run before other children get what its child's socket holds
 STEAL_ANYWAY_AFTER_S = 0.02  # the same for one that its child has not begun: it is frozen, or far too slow
-MAX_LINGER_S = 0.01  # seconds for which an ack may wait
-LOOKAHEAD_SHARE = 4  # so great a part of the look-ahead is company enough, and two settlements at least
+LOOKAHEAD_SHARE = 2  # so great a part of the look-ahead, and two at least, is enough for a fetch, or company for an ack
 
 
 def dispatch(pool: Pool, now: float, actions: list[act.Action]) -> None:
@@ -141,22 +140,22 @@ def room(pool: Pool, now: float) -> int:
 def worth_fetching(pool: Pool, now: float) -> int:
     """Return `room`, or 0 while a larger fetch a little later is cheaper: each is a transaction of the broker's.
 
-    Unless a child is idle that would get some, a fetch waits until a quarter of the look-ahead is used up, two messages
-    at least.
+    Unless a child is idle that would get some, a fetch waits until half of the look-ahead is used up, two messages at
+    least.
     """
     wanted = room(pool, now)
     if not wanted or (pool.slots.idle and len(pool.slots.engaged) < (_few(pool, now) or math.inf)):
         return wanted
     ahead = pool.lookahead.size(now)
-    return wanted if wanted >= min(ahead, max(2, ahead // 4)) else 0
+    return wanted if wanted >= min(ahead, max(2, -(-ahead // LOOKAHEAD_SHARE))) else 0
 
 
 class Batch:
     """Settlements on their way to the settle thread.
 
     Each call of that thread is a transaction of the broker's. While jobs stream, acks may therefore wait for company:
-    10 ms at most, half of what the look-ahead holds. Other settlements never wait, nor does a result if no other job is
-    held: somebody may wait for it.
+    for half of what the look-ahead holds, 10 to 30 ms. Other settlements never wait, nor does a result if no other job
+    is held: somebody may wait for it.
 
     `due`: CLOCK_MONOTONIC seconds at which `take` is to be called; infinity while there is nothing.
     """
@@ -165,18 +164,20 @@ class Batch:
         self._work: list[tuple[Delivery, Settlement]] = []
         self.due = math.inf
 
-    def add(self, delivery: Delivery, settlement: Settlement, now: float, ahead: int, held: int = 0) -> None:
+    def add(
+        self, delivery: Delivery, settlement: Settlement, now: float, ahead: int, linger: float, held: int = 0
+    ) -> None:
         """Put one in. `ahead`: the look-ahead's size; 0 = jobs are long or few, and nothing is gained by waiting.
 
-        `held`: how many deliveries the pool holds, this one included.
+        `linger`: seconds for which an ack may wait. `held`: how many deliveries the pool holds, this one included.
         """
         self._work.append((delivery, settlement))
         count = len(self._work)
-        if not ahead or type(settlement) is not Ack or count >= max(2, ahead // LOOKAHEAD_SHARE):
+        if not ahead or type(settlement) is not Ack or count >= max(2, -(-ahead // LOOKAHEAD_SHARE)):
             self.due = now
         elif count == 1:
             # No other job can join it if none is held.
-            self.due = now + (0.0 if held == 1 and settlement.result is not None else MAX_LINGER_S)
+            self.due = now + (0.0 if held == 1 and settlement.result is not None else linger)
 
     def take(self) -> list[tuple[Delivery, Settlement]]:
         work, self._work = self._work, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, dataclass_transform
@@ -10,6 +11,7 @@ from jobpool.broker import control
 from jobpool.broker.values import QueueStats, Reaped
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.ipc.frames import Ask, Exited, Loaded, Result, Said
+from jobpool.ipc.requests import Request
 from jobpool.master.slots import Delivery
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled, Settlement
@@ -219,6 +221,13 @@ class Asked(Event):
     """Another thread wants something made of the pool's state, on the loop's thread. Quick, and changes nothing."""
 
     make: Callable[[Any], object]
+
+
+class Requested(Event):
+    """A person on this machine asks something about a child; `answer` is where the loop replies."""
+
+    request: Request
+    answer: socket.socket
 
 
 class SignalCame(Event):

@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import orjson
 
@@ -16,6 +16,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.control import PoolRecord
 from jobpool.broker.values import Leases
 from jobpool.ipc.process_options import ASKS_STACK
+from jobpool.ipc.requests import reply
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -32,8 +33,11 @@ from jobpool.master.state import Pool
 from jobpool.master.telemetry import PUBLISH_EVERY_S, STACK, Publisher, Telemetry
 from jobpool.master.threads import ControlThread, LostLeaseThread, MasterThread, RenewThread, SampleThread
 from jobpool.message.outcome import Counts
+from jobpool.policy.outcomes import users_stack
 
 STACK_WAIT_S = 0.1  # seconds for the children's fault handlers to write, before their stacks are logged
+MAX_STACK_WAIT_S = 2.0  # seconds after which one who asked for a child's stack is told that there is none
+NO_STACK = "no stack came: the child is stopped, or the kernel holds it"
 READY_PUBLISH_EVERY_S = 0.05  # seconds between two writes while children become ready: who starts a pool waits for that
 HOUSEKEEPING_EVERY_S = 1.0  # seconds between two looks for output that nobody reads
 
@@ -67,6 +71,8 @@ class Master:
     """Something was to be taken back, for another child to begin at once: the next turn does not sleep."""
     _housekeeping_at = 0.0
     _stacks_due = 0.0
+    _stack_asks: list[tuple[act.TellStack, int, float]] = field(default_factory=list)
+    """Requests for stacks, the child of each, and when they came."""
     _control_thread: ControlThread | None = None
     _unpublished = True
     _published_at = 0.0
@@ -122,17 +128,19 @@ class Master:
             due = min(due, self._publish_at)
         if self._stacks_due:
             due = min(due, self._stacks_due)
+        if self._stack_asks:
+            due = min(due, now + STACK_WAIT_S)
         if self.pool.is_stopping:
             due = min(due, now + (LAST_LOOK_S if self.fetch_thread.is_leasing() else PUBLISH_EVERY_S))
         return min(due, self._batch.due)
 
     def _perform(self, actions: list[act.Action], now: float) -> None:
-        ahead = self.pool.lookahead.size(now)
+        ahead, linger = self.pool.lookahead.size(now), self.pool.lookahead.linger
         for action in actions:
             if type(action) is act.Hand:
                 self._hand(action.slot, action.delivery, now)
             elif type(action) is act.Settle:
-                self._batch.add(action.delivery, action.settlement, now, ahead, len(self.pool.held))
+                self._batch.add(action.delivery, action.settlement, now, ahead, linger, len(self.pool.held))
             else:
                 self._perform_rare(action)
 
@@ -191,6 +199,11 @@ class Master:
                 for slot in self.pool.slots.live:
                     self.children.signal(slot, ASKS_STACK)
                 self._stacks_due = time.monotonic() + STACK_WAIT_S
+            case act.TellStack(slot):
+                self.children.signal(slot, ASKS_STACK)
+                self._stack_asks.append((action, slot.child, time.monotonic()))
+            case act.Tell(answer, text):
+                reply(answer, text)
             case StartScheduler() if self.scheduler is not None:
                 self._apply(self.scheduler.start())
             case SignalScheduler(pid, number) if self.scheduler is not None:
@@ -218,12 +231,8 @@ class Master:
         if now >= self._gc_at:
             self._gc_at = now + GC_EVERY_S
             gc.collect()
-        if self._stacks_due and now >= self._stacks_due:
-            self._stacks_due = 0.0
-            for slot in pool.slots.live:
-                head = slot.deliveries[0] if slot.deliveries else None
-                job = {"id": head.lease.id, "handler": head.handler} if head else {}
-                pool.note("warning", STACK, slot=slot.index, pid=slot.pid, **job, stack=self.children.stack(slot))
+        if self._stacks_due or self._stack_asks:
+            self._tell_stacks(now)
         if pool.child_came:
             pool.child_came = False
             self._publish_at = min(self._publish_at, self._published_at + READY_PUBLISH_EVERY_S)
@@ -231,6 +240,26 @@ class Master:
             self._publish(now)
         if pool.notes or pool.lines:
             self.publisher.write_log(pool)
+
+    def _tell_stacks(self, now: float) -> None:
+        pool = self.pool
+        if self._stacks_due and now >= self._stacks_due:
+            self._stacks_due = 0.0
+            for slot in pool.slots.live:
+                head = slot.deliveries[0] if slot.deliveries else None
+                job = {"id": head.lease.id, "handler": head.handler} if head else {}
+                pool.note("warning", STACK, slot=slot.index, pid=slot.pid, **job, stack=self.children.stack(slot))
+        asks, self._stack_asks = self._stack_asks, []
+        for ask in asks:
+            (action, child, since) = ask
+            gone = action.slot.child != child
+            if gone or now >= since + MAX_STACK_WAIT_S:
+                reply(action.answer, f"child {child} has ended" if gone else NO_STACK)
+            elif now >= since + STACK_WAIT_S and self.children.has_stack(action.slot):
+                stack = self.children.stack(action.slot)
+                reply(action.answer, (users_stack(stack) if action.slot.deliveries else stack) or NO_STACK)
+            else:
+                self._stack_asks.append(ask)
 
     def _tell_threads(self, now: float) -> None:
         pool, fetch_thread = self.pool, self.fetch_thread

@@ -19,7 +19,7 @@ from jobpool.master.state import BROKEN_GRACE_S, Line, Pool
 from jobpool.message import outcome as ended
 from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.death import Death, innermost
-from jobpool.message.definition import JobDefinition
+from jobpool.message.definition import JobDefinition, result_ttl_of
 from jobpool.message.outcome import EndReason, Outcome, ResultKind
 from jobpool.message.results import Kept, keep
 from jobpool.policy.outcomes import death_of, outcome_of, outcome_of_death
@@ -123,8 +123,9 @@ def _fork_server_gone(pool: Pool, event: ev.ForkServerGone) -> None:
         slot.end(EndReason.SERVER, pool.now, ALONE if len(running) == 1 else "")
     if not (server.ending or pool.is_stopping):
         what = "the fork server died" if server.loaded else "the process died that was importing the app"
-        pool.note("error", f"{what}; another is started", generation=event.generation)
-        pool.boot.failed(what, pool.now)
+        again_in = f"{pool.boot.failed(what, pool.now):.1f}s"
+        why = {} if server.loaded else {"mend": "`jobpool doctor`, with the same --app, tells how it dies"}
+        pool.note("error", f"{what}; another is started", generation=event.generation, again_in=again_in, **why)
 
 
 def _app_said(pool: Pool, event: ev.AppSaid) -> None:
@@ -202,9 +203,10 @@ def _child_leaves(pool: Pool, slot: Slot, why: str, after: Delivery | None) -> N
 
 
 def _to_keep(pool: Pool, delivery: Delivery, text: str) -> Kept | None:
-    info, asked = pool.handlers.get(delivery.handler), delivery.lease.envelope.result_ttl
-    ttl = (info.result_ttl if info else None) if asked is None else asked
-    return keep(text, ttl, delivery.lease, time.time()) if ttl and pool.can.key_store else None
+    info, lease = pool.handlers.get(delivery.handler), delivery.lease
+    by_queue = pool.settings.result_ttl.get(lease.queue)
+    ttl = result_ttl_of(lease.envelope.result_ttl, info.result_ttl if info else None, by_queue)
+    return keep(text, ttl, lease, time.time()) if ttl and pool.can.key_store else None
 
 
 def _outcome_of_result(pool: Pool, slot: Slot, delivery: Delivery, result: Result, kept: Kept | None) -> Outcome:

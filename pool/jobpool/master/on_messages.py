@@ -279,7 +279,7 @@ def _reap_done(pool: Pool, event: ev.ReapDone) -> None:
 
 
 def _counted(pool: Pool, event: ev.Counted) -> None:
-    pool.stats, pool.leased_at_count = event.stats, pool.leased_total
+    pool.stats, pool.leased_at_count, pool.counted_at = event.stats, pool.leased_total, pool.now
     if pool.open_breakers:
         pool.answered_queues.update(event.stats)
     if not pool.settings.until_empty or pool.is_stopping:

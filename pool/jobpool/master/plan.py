@@ -7,18 +7,19 @@ ready, then whatever is due by the clock. Marking a slot busy, or a child killed
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.errors import ConfigurationError, JobpoolError, MalformedEnvelope
 from jobpool.ipc.frames import Reply
 from jobpool.master import actions as act
 from jobpool.master.deadlines import check_deadlines, kill_child, lose_expired
 from jobpool.master.dispatch import dispatch
 from jobpool.master.scheduler import end_scheduler, keep_scheduler
 from jobpool.master.slots import SlotState
-from jobpool.master.spawning import keep_children, keep_servers, watch_servers
+from jobpool.master.spawning import answer_requests, keep_children, keep_servers, watch_servers
 from jobpool.master.state import Pool, Stopping
 from jobpool.message.dead_letters import ON_DEATH, copy_of_abandoned, hook_job_of_abandoned
 from jobpool.message.definition import JobDefinition
@@ -49,6 +50,8 @@ class Planner:
         actions: list[act.Action] = []
         self._settle(pool, now_boot, actions)
         _talk(pool, actions)
+        if pool.requests:
+            answer_requests(pool, now, actions)
         due = now - pool.checked_at >= CHECK_EVERY_S
         if due:
             lose_expired(pool, now_boot)  # before the hand-out: the loop may have slept past the end of what is ready
@@ -91,6 +94,7 @@ class Planner:
             else:
                 if type(settlement) is Abandon:
                     settlement = self._with_jobs(pool, delivery.lease, settlement)
+                    _tell_of_chain(pool, delivery.lease)
                 delivery.settling, delivery.outcome = True, outcome
                 actions.append(act.Settle(delivery, settlement))
 
@@ -128,6 +132,14 @@ class Planner:
             except JobpoolError as error:
                 pool.note("warning", "a dead letter is not forwarded", id=lease.id, to=to, error=str(error))
         return replace(settlement, follow_ups=tuple(jobs)) if jobs else settlement
+
+
+def _tell_of_chain(pool: Pool, lease: JobLease) -> None:
+    """Say that a death ends a chain: what comes after it does not run, unless a person raises the dead letter."""
+    with suppress(MalformedEnvelope):
+        if jobs := lease.envelope.then:
+            next_jobs = ", ".join(str(job.get("handler")) for job in jobs)
+            pool.note("warning", "a chain ends with a dead letter", id=lease.id, not_run=next_jobs)
 
 
 def _talk(pool: Pool, actions: list[act.Action]) -> None:

@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -20,8 +20,10 @@ from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc import linux
 from jobpool.ipc.fork_client import BegunForkServer
 from jobpool.ipc.process_options import NO_LINES, ChildOptions, ForkServerConfig, scrubbed
+from jobpool.ipc.requests import RequestSocket
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.ipc.scoreboard import Scoreboard
+from jobpool.master import events as ev
 from jobpool.master.acquire import check_key_store
 from jobpool.master.child_processes import ChildProcesses
 from jobpool.master.fetch_thread import FetchThread
@@ -136,7 +138,7 @@ def _run(
         master = _master(settings, pool, backend, signer, board, children, inbox, watched, neighbourhood)
         if on_start:
             on_start(board)
-        with _rare_collections():
+        with _rare_collections(), _hearing_requests(settings, children):
             status = master.run()
     finally:
         if watched is not None:
@@ -146,6 +148,22 @@ def _run(
     if pool.fatal:
         raise _fatal(pool)
     return status
+
+
+@contextmanager
+def _hearing_requests(settings: Settings, children: ChildProcesses) -> Iterator[None]:
+    """Hear the requests of `jobpool top`. Without its socket the pool works all the same."""
+    try:
+        requests = RequestSocket(settings.board_path) if settings.board_path else None
+    except OSError as error:
+        log.warning("`jobpool top` can only look at this pool", extra={"fields": {"error": str(error)}})
+        requests = None
+    if requests is None:
+        yield
+        return
+    with closing(requests):
+        children.watch(requests.fileno(), lambda: [ev.Requested(*one) for one in requests.read()])
+        yield
 
 
 def _environ_of_app(backend: QueueBackend) -> dict[str, str]:
@@ -278,6 +296,7 @@ def fork_server_config(settings: Settings) -> ForkServerConfig:
         sys_path=list(settings.sys_path) or [os.getcwd()],
         queue_handlers={queue: list(names) for queue, names in settings.queue_handlers.items()},
         enqueue_to=list(settings.enqueue_to),
+        result_ttl=settings.result_ttl,
         allowances=asdict(settings.allowances),
     )
     return ForkServerConfig(
@@ -340,6 +359,8 @@ def unmet(settings: Settings, backend: QueueBackend) -> Iterator[str]:
     lacking = f"a broker that keeps keys, and {backend.scheme}:// keeps none (Capabilities.key_store)"
     if settings.cron:
         yield f"a scheduler beside the pool needs {lacking}: leave --cron out, or choose another backend"
+    if settings.result_ttl:
+        yield f"result_ttl needs {lacking}: leave it out, or choose another backend"
     if settings.history.table:
         yield f"history = 'table' needs {lacking}: use history = 'file:PATH', or another backend"
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from jobpool.ipc.requests import CANCEL, RESTART, STACK, Request
 from jobpool.master import actions as act
 from jobpool.master.slots import Slot, SlotState
 from jobpool.master.state import Pool, Server
 from jobpool.message.outcome import EndReason
+from jobpool.message.units import format_duration
 
 ANSWER_LIMIT_S = 10.0
 """Seconds in which a fork server forks a child that was asked for, or collects one that is dead; then it is killed.
@@ -43,8 +45,9 @@ def _keep_server(pool: Pool, server: Server, now: float, actions: list[act.Actio
     late = not server.loaded and now - server.started_at >= pool.settings.boot_timeout
     if late:
         error = f"the app was not imported after {pool.settings.boot_timeout:g} s"
-        pool.boot.failed(error, now)
-        pool.note("error", "the fork server is killed", error=error)
+        again_in = f"{pool.boot.failed(error, now):.1f}s"
+        mend = "set a longer boot_timeout if it needs one; else see by hand where the import hangs"
+        pool.note("error", "the fork server is killed", error=error, again_in=again_in, mend=mend)
     is_spent = server.generation < pool.generation and not pool.slots.of(server.generation)
     if late or server.refused or is_spent:
         server.ending = True
@@ -109,6 +112,44 @@ def _retire_surplus(pool: Pool, live: list[Slot], now: float, actions: list[act.
             _retire(slot, now, actions)
     elif len(staying) > pool.target:
         _retire(min(old or staying, key=lambda slot: slot.state is not SlotState.IDLE), now, actions)
+
+
+def answer_requests(pool: Pool, now: float, actions: list[act.Action]) -> None:
+    """Do what people on this machine ask about single children, and tell them."""
+    for request, answer in pool.requests:
+        slot = pool.slots.all[request.slot] if 0 <= request.slot < len(pool.slots.all) else None
+        if slot is None or not slot.pid or slot.pid != request.pid or slot.dead_at:
+            actions.append(act.Tell(answer, f"refused: child {request.pid} is not in slot {request.slot} any more"))
+        elif request.verb == STACK and not slot.dumped_at:
+            actions.append(act.TellStack(slot, answer))
+        else:
+            actions.append(act.Tell(answer, _done(pool, slot, request, now, actions)))
+    pool.requests.clear()
+
+
+def _done(pool: Pool, slot: Slot, request: Request, now: float, actions: list[act.Action]) -> str:
+    """Do it; return the answer."""
+    head = slot.deliveries[0] if slot.deliveries else None
+    about = {"slot": slot.index, "pid": slot.pid, "id": head.lease.id if head else None, "by": "a person, in top"}
+    match request.verb:
+        case _ if pool.is_stopping or slot.state is SlotState.DYING:
+            return "refused: the child is ending"
+        case verb if verb == CANCEL:
+            if head is None or head.lease.id != request.job or head.settling or head.lost:
+                return f"too late: job {request.job} does not run there any more"
+            head.cancelled = True
+            pool.note("warning", "a job is to be cancelled", **about)
+            return f"job {request.job} is told to end; after {format_duration(pool.settings.kill_grace)} it is killed"
+        case verb if verb == RESTART:
+            if slot.state is SlotState.STARTING or slot.retiring:
+                return "refused: the child " + ("leaves already" if slot.retiring else "is starting")
+            pool.note("warning", "a child is to be replaced", **about)
+            _retire(slot, now, actions)
+            return f"child {slot.pid} is replaced" + (f" after job {head.lease.id}" if head else "")
+        case verb if verb == STACK:
+            return "refused: its time is up, and its stack is on the way to the log"
+        case verb:
+            return f"refused: this jobpool does not know {verb!r}"
 
 
 def _retire(slot: Slot, now: float, actions: list[act.Action]) -> None:

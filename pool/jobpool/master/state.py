@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import signal
+import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from jobpool.broker.control import Mark, Pause
 from jobpool.broker.values import Capabilities, QueueStats
 from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import Ask, HandlerInfo, Reply
+from jobpool.ipc.requests import Request
 from jobpool.master.slots import Delivery, Slots, SlotState, nonces
 from jobpool.message.outcome import Counts, NotRun, Outcome
 from jobpool.message.settlement import Release, Settlement
@@ -175,6 +177,8 @@ class Pool:
     stop_by: float = 0.0
     reload_asked: bool = False
     stacks_asked: bool = False
+    requests: list[tuple[Request, socket.socket]] = field(default_factory=list)
+    """Of people on this machine, and where they are answered."""
     fatal: str = ""
     fatal_stack: str = ""
     outages: dict[str, tuple[type[JobpoolError], str]] = field(default_factory=dict)
@@ -216,6 +220,8 @@ class Pool:
     leased_total: int = 0
     leased_at_count: int = 0
     """The same when messages were last counted."""
+    counted_at: float = 0.0
+    """When that was."""
     ended_total: int = 0
     checked_at: float = 0.0
     wall_ahead: float = 0.0

@@ -19,7 +19,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.key_store import KeyStore
 from jobpool.broker.tracking import RUNNING_SPACE
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
-from jobpool.ipc.board_layout import HeaderView
+from jobpool.ipc.board_layout import HEADER, HeaderView, QueueDepth
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master.inbox import Inbox
@@ -214,6 +214,7 @@ class Publisher:
             reaped_at=reaped_at,
             problem=_problem(pool),
             paused=" ".join(queue for queue in pool.queues if queue in pool.paused),
+            depths=_depths(pool),
             **asdict(pool.counters),
         )
         for slot in pool.slots.all:
@@ -240,6 +241,20 @@ class Publisher:
             for key in MASKED_FIELDS & fields.keys():
                 fields[key] = self._mask(fields[key])
             getattr(pool_log, level)(event, extra={"fields": fields, "limit": limit})
+
+
+def _depths(pool: Pool) -> str:
+    """Return the depths of the pool's queues, the deepest first, as far as the scoreboard has room for whole lines."""
+    room, lines = HEADER.fields["depths"].room, []
+    for queue, stats in sorted(pool.stats.items(), key=lambda item: -item[1].waiting):
+        oldest = None if stats.oldest is None else pool.counted_at - stats.oldest
+        depth = QueueDepth(queue, stats.waiting, stats.delayed, stats.dead, oldest, pool.metrics.ran(queue))
+        line = depth.line()
+        room -= len(line.encode())
+        if room < 0:
+            break
+        lines.append(line)
+    return "".join(lines)
 
 
 def _problem(pool: Pool) -> str:

@@ -117,6 +117,16 @@ class JobBuilder:
         """Let the broker keep what the handler returns for these seconds, 30 days at most; 0 = not at all."""
         return self._put("result_ttl", seconds)
 
+    def then(self, job: JobDefinition | JobBuilder, *, previous: bool = False) -> Self:
+        """Make a chain: this job comes after it, and after those of earlier calls.
+
+        Each is enqueued with the ack of the one before, so one that dies ends the chain. `previous`: it finds what the
+        one before returned in `ctx.previous`.
+        """
+        definition = definition_of(job)
+        asked = definition.with_previous([]) if previous else definition
+        return self._put("then", (*self._fields.get("then", ()), asked))
+
     def meta(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
         """Add to what the handler finds in `ctx.meta`; a key given again takes the new value."""
         merged: Any = {**self._fields.get("meta", {}), **(values or {}), **more}

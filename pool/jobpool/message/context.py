@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
 from typing import Any, Protocol
 
-from jobpool.errors import InvalidJob
+from jobpool.errors import InvalidJob, Unsupported
 from jobpool.message.builder import JobBuilder, definition_of
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, TRACEPARENT, JobEnvelope, encode
 from jobpool.message.signing import SIGNATURE_LENGTH, EnvelopeSigner
 
 _UNSIGNED = EnvelopeSigner()
+NO_RESULT = object()  # of a handler that acks itself
 
 
 class Reporter(Protocol):
@@ -24,6 +28,21 @@ class Reporter(Protocol):
     def ack(self, connection: object, /) -> None: ...
 
 
+class BatchMembership:
+    """A batch, seen from a job that is a member of it."""
+
+    def __init__(self, ident: str, enqueue: Callable[[JobDefinition], str]) -> None:
+        self.id = ident
+        self._enqueue = enqueue
+
+    def add(self, job: JobDefinition | JobBuilder) -> str:
+        """Enqueue another member together with this job's ack, as `JobContext.enqueue`; return its id.
+
+        It joins a closed batch too. If this job was raised after the batch's end, it is enqueued without it.
+        """
+        return self._enqueue(definition_of(job).with_batch(self.id))
+
+
 class JobContext:
     """One attempt, seen from its handler. Made once a job, so it only holds on to the envelope.
 
@@ -33,7 +52,7 @@ class JobContext:
         deadline: CLOCK_MONOTONIC seconds at which the alarm fires; None = unlimited.
     """
 
-    __slots__ = ("_envelope", "_max_retries", "_reporter", "crashes", "deadline", "fence")
+    __slots__ = ("_envelope", "_max_retries", "_reporter", "_went_on", "crashes", "deadline", "fence")
 
     def __init__(
         self,
@@ -48,6 +67,7 @@ class JobContext:
         self._envelope = envelope
         self._reporter = reporter
         self._max_retries = max_retries
+        self._went_on = False
         self.fence = fence
         self.crashes = crashes
         self.deadline = deadline
@@ -68,7 +88,11 @@ class JobContext:
 
     @property
     def payload(self) -> Any:
-        return self._envelope.payload
+        """The value that the producer gave. For the callback of a batch it has the end of that too, as `batch`."""
+        envelope = self._envelope
+        if envelope.ended is None or not isinstance(envelope.payload, dict):
+            return envelope.payload
+        return {**envelope.payload, "batch": envelope.ended}
 
     @property
     def queue(self) -> str:
@@ -88,6 +112,17 @@ class JobContext:
     def meta(self) -> dict[str, Any]:
         """A new dict of what the producer sent along."""
         return self._envelope.user_meta
+
+    @property
+    def previous(self) -> Any:
+        """The result of the job before it in a chain, if it was asked for (`JobBuilder.then`); else None."""
+        previous = self._envelope.previous
+        return previous[0] if previous else None
+
+    @property
+    def batch(self) -> BatchMembership | None:
+        """The batch of which the job is a member; None = of none."""
+        return None if self._envelope.batch is None else BatchMembership(self._envelope.batch, self.enqueue)
 
     def progress(self, fraction: float, text: str = "") -> None:
         """Show how far the job is, in `jobpool top`, with one short line of text. Never blocks.
@@ -150,7 +185,28 @@ class JobContext:
 
         Errors of the database are raised as its driver raises them. Blocks for one or two round trips.
         """
+        go_on(self, NO_RESULT)
         self._reporter.ack(connection)
 
     def __repr__(self) -> str:
         return f"<JobContext {self.id} {self.handler!r} attempt {self.attempt}>"
+
+
+def go_on(ctx: JobContext, returned: object, plain: Callable[[object], Any] = lambda returned: returned) -> None:
+    """Enqueue the next job of a chain together with this job's ack. The pool calls this when the handler has returned.
+
+    `plain`: makes JSON values of what it returned. Raises `InvalidJob`: the next job is too large, and `Unsupported`:
+    it asks for a result, and the handler has acked before there is one.
+    """
+    envelope = ctx._envelope
+    if not (envelope.meta and envelope.then) or ctx._went_on:
+        return
+    ctx._went_on = True
+    first, *rest = (JobDefinition.from_dict(job) for job in envelope.then)
+    if first.previous is not None and returned is NO_RESULT:
+        raise Unsupported("the next job of the chain asks for the result, and ctx.ack comes before there is one")
+    # The same id after a lost ack, so that the repeat makes no duplicate.
+    identifier = first.identifier or sha256(f"{ctx.id} then {len(rest)}".encode()).hexdigest()[:16]
+    previous = None if first.previous is None else [plain(returned)]
+    batch = first.batch or envelope.batch
+    ctx.enqueue(replace(first, then=tuple(rest), previous=previous, identifier=identifier, batch=batch))

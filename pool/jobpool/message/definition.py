@@ -51,6 +51,9 @@ class JobDefinition:
         concurrency_key: Jobs that share it share a limit.
         result_ttl: Seconds that the broker keeps what the handler returned, 30 days at most; 0 = it does not. None =
             not set, the handler's value applies.
+        batch: Id of the batch of which it is a member.
+        then: Jobs that come after it, one after the other, each enqueued with the ack of the one before.
+        previous: The result of the job before it in a chain, in a list; [] = it is asked for, None = it is not.
 
     Raises `InvalidJob`: a value is out of bounds; the text names the field and the bound.
     """
@@ -77,6 +80,9 @@ class JobDefinition:
     expires_in: float | None = None
     concurrency_key: str | None = None
     result_ttl: float | None = None
+    batch: str | None = None
+    then: tuple[JobDefinition, ...] = ()
+    previous: list[Any] | None = None
 
     def __post_init__(self) -> None:
         check_name(self.handler, "handler name")
@@ -114,6 +120,15 @@ class JobDefinition:
             self._refuse_flags()
         if self.meta or type(self.meta) is not dict:
             _set(self, "meta", _check_meta(self.meta))
+        if self.batch is not None or self.then != () or self.previous is not None:
+            self._check_company()
+
+    def _check_company(self) -> None:
+        if self.batch is not None:
+            check_name(self.batch, "batch")
+        _set(self, "then", _check_chain(self.then))
+        if self.previous is not None:
+            _set(self, "previous", check_payload(self.previous, "previous"))
 
     def _refuse_flags(self) -> None:
         for flag in ("single_instance", "enabled", "unique"):
@@ -154,6 +169,8 @@ class JobDefinition:
         values |= {name: value for name, default in _DEFAULTS if (value := getattr(self, name)) != default}
         if self.scheduled_at is not None:
             values["scheduled_at"] = rfc3339(self.scheduled_at)
+        if self.then:
+            values["then"] = [job.to_dict() for job in self.then]
         return values
 
     @classmethod
@@ -172,6 +189,8 @@ class JobDefinition:
                 known["scheduled_at"] = datetime.fromisoformat(str(known["scheduled_at"]))
             except ValueError:
                 raise InvalidJob(f"scheduled_at {known['scheduled_at']!r} is no RFC 3339 date and time") from None
+        if known.get("then"):
+            known["then"] = tuple(map(cls.from_dict, known["then"]))
         return cls(**known)
 
     # Copies with one field changed; each checks as the constructor does.
@@ -242,6 +261,19 @@ class JobDefinition:
     def with_result_ttl(self, result_ttl: float | None) -> JobDefinition:
         return replace(self, result_ttl=result_ttl)
 
+    def with_batch(self, batch: str | None) -> JobDefinition:
+        made = object.__new__(JobDefinition)  # checked already, and each member of a batch is such a copy
+        for name in self.__slots__:
+            _set(made, name, getattr(self, name))
+        _set(made, "batch", None if batch is None else check_name(batch, "batch"))
+        return made
+
+    def with_then(self, then: Iterable[JobDefinition]) -> JobDefinition:
+        return replace(self, then=tuple(then))
+
+    def with_previous(self, previous: list[Any] | None) -> JobDefinition:
+        return replace(self, previous=previous)
+
 
 def check_seconds(value: float, what: str) -> float:
     """Return `value` as a float, or raise `InvalidJob`: seconds from 0 to a hundred years."""
@@ -262,6 +294,11 @@ def check_int(value: int, what: str, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
         raise InvalidJob(f"{what} must be a whole number from {least} to {most}, not {value!r}")
     return value
+
+
+def result_ttl_of(job: float | None, handler: float | None, queue: float | None = None) -> float:
+    """Return for how many seconds a result is kept: the job's, else its handler's, else its queue's; 0 = it is not."""
+    return next((seconds for seconds in (job, handler, queue) if seconds is not None), 0.0)
 
 
 def timeout_of(job: float | None, handler: float | None, default: float, most: float) -> float:
@@ -310,6 +347,15 @@ def _check_meta(meta: dict[str, Any]) -> dict[str, Any]:
     return copy
 
 
+def _check_chain(jobs: Iterable[JobDefinition]) -> tuple[JobDefinition, ...]:
+    """Return the jobs with those that come after each of them, in one row."""
+    known = tuple(jobs) if isinstance(jobs, Iterable) else (jobs,)
+    for job in known:
+        if not isinstance(job, JobDefinition):
+            raise InvalidJob(f"then is a list of definitions: {job!r} is none")
+    return tuple(each for job in known for each in (replace(job, then=()), *job.then))
+
+
 def is_reserved(key: str) -> bool:
     """Return whether a meta key belongs to the wire and not to the producer."""
     return key == "v" or key.startswith("_")
@@ -321,7 +367,7 @@ def _check_names(names: Iterable[str], what: str) -> tuple[str, ...]:
     return tuple(check_name(name, f"a name in {what}") for name in names)
 
 
-_NEEDS_KEY_STORE = ("unique", "single_instance", "concurrency_key", "idempotency_key", "result_ttl")
+_NEEDS_KEY_STORE = ("unique", "single_instance", "concurrency_key", "idempotency_key", "result_ttl", "batch")
 _DEFAULTS: tuple[tuple[str, Any], ...] = tuple(
     (part.name, {} if part.name == "meta" else part.default)
     for part in fields(JobDefinition)

@@ -1,8 +1,8 @@
 """The wire form of a message: one JSON object, the same on every broker.
 
 The signature is over a canonical form of the values (fixed order of the fields, nested keys sorted). So the order and
-spacing of the body do not matter, and the signed values cannot differ from those that are read. `attempts`, `schedule`
-and unknown fields are not signed.
+spacing of the body do not matter, and the signed values cannot differ from those that are read. `attempts`, `schedule`,
+`ended` (which a broker adds to the callback of a batch) and unknown fields are not signed.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class JobEnvelope:
     schedule: str | None = None  # RFC 3339 in UTC, as it was enqueued
     meta: dict[str, Any] = field(default_factory=dict)  # reserved keys included; `user_meta` has the producer's part
     sig: str = field(default="", repr=False)  # "" when missing or no text
+    ended: dict[str, Any] | None = None  # the end of the batch whose callback it is, as the broker counted it
 
     @property
     def timeout(self) -> float | None:
@@ -77,6 +78,21 @@ class JobEnvelope:
         return self.meta.get("_resultTtl")
 
     @property
+    def batch(self) -> str | None:
+        """The id of the batch of which it was enqueued as a member."""
+        return self.meta.get("_batch")
+
+    @property
+    def then(self) -> list[dict[str, Any]]:
+        """The jobs of a chain that come after it, as `JobDefinition.to_dict` describes them."""
+        return self.meta.get("_then") or []
+
+    @property
+    def previous(self) -> list[Any] | None:
+        """The result of the job before it in a chain, in a list; None = it did not ask for one."""
+        return self.meta.get("_previous")
+
+    @property
     def trace_id(self) -> str | None:
         """The trace that the job belongs to, 32 hex digits; None = its meta names none."""
         found = _TRACEPARENT.match(str(self.meta.get(TRACEPARENT, "")))
@@ -96,6 +112,8 @@ class JobEnvelope:
         """Return the wire object, its fields in their order."""
         wire = _wire_object(self, self.job, self.queue, self.identifier, self.schedule, self.meta)
         wire["_sig"] = self.sig
+        if self.ended is not None:
+            wire["ended"] = self.ended
         return wire
 
 
@@ -119,6 +137,12 @@ def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: En
         meta["_concurrencyKey"] = definition.concurrency_key
     if definition.result_ttl is not None:
         meta["_resultTtl"] = definition.result_ttl
+    if definition.batch is not None:
+        meta["_batch"] = definition.batch
+    if definition.then:
+        meta["_then"] = [job.to_dict() for job in definition.then]
+    if definition.previous is not None:
+        meta["_previous"] = definition.previous
     schedule = rfc3339(definition.scheduled_at) if definition.scheduled_at else None
     wire = _wire_object(definition, definition.handler, queue, identifier, schedule, meta)
     try:
@@ -127,12 +151,13 @@ def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: En
         raise InvalidJob(f"the payload of job {definition.handler!r} is no JSON any more: {error}") from error
 
 
-def sign_again(envelope: JobEnvelope, queue: str, signer: EnvelopeSigner) -> bytes:
-    """Return the body of the same message for another queue, signed anew.
+def sign_again(envelope: JobEnvelope, queue: str, signer: EnvelopeSigner, priority: int | None = None) -> bytes:
+    """Return the body of the same message for another queue, or with another priority, signed anew.
 
     Only of an envelope that `verify` has passed: what this signs is believed.
     """
-    return _signed(replace(envelope, queue=queue).to_wire(), signer)
+    priority = envelope.priority if priority is None else priority
+    return _signed(replace(envelope, queue=queue, priority=priority).to_wire(), signer)
 
 
 def _wire_object(
@@ -187,8 +212,8 @@ def decode_again(body: bytes, *, attempts: int) -> JobEnvelope:
         sig = wire["_sig"]
     except (KeyError, TypeError):
         return decode(body, attempts=attempts)
-    meta = wire.get("meta") or {}
-    return _make(job, payload, queue, priority, retries, attempts, name, identifier, key, schedule, meta, sig)
+    meta, end = wire.get("meta") or {}, wire.get("ended")
+    return _make(job, payload, queue, priority, retries, attempts, name, identifier, key, schedule, meta, sig, end)
 
 
 def verify(body: bytes, envelope: JobEnvelope, signer: EnvelopeSigner, queue: str) -> None:
@@ -247,7 +272,11 @@ def _read(wire: dict[str, Any], attempts: int) -> JobEnvelope:
         raise MalformedEnvelope(complaint(wire))
     if type(sig) is not str:
         sig = ""
-    return _make(job, payload, queue, priority, retries, attempts, name, identifier, key, schedule, meta or {}, sig)
+    end = wire.get("ended")
+    if type(end) is not dict:
+        end = None
+    meta = meta or {}
+    return _make(job, payload, queue, priority, retries, attempts, name, identifier, key, schedule, meta, sig, end)
 
 
 class Rule(NamedTuple):
@@ -297,10 +326,14 @@ _META_RULES: dict[str, Callable[[Any], bool]] = {
     "_singleInstance": lambda value: type(value) is bool,
     "_concurrencyKey": is_name,
     "_resultTtl": lambda value: type(value) in (int, float) and 0 <= value <= MAX_RESULT_TTL_S,
+    "_batch": is_name,
+    "_then": lambda value: type(value) is list and all(type(item) is dict for item in value),
+    "_previous": lambda value: type(value) is list and len(value) <= 1,
 }
 _META_WANTED = (
     "an object whose v is a number from 1, _timeout and _expires seconds, _singleInstance true or false,"
-    " _concurrencyKey a name, _resultTtl seconds of 30 days at most"
+    " _concurrencyKey a name, _resultTtl seconds of 30 days at most, _batch a name, _then a list of objects,"
+    " _previous a list of one value"
 )
 
 

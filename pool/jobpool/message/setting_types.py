@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from jobpool.message.allowances import LARGEST_BODY, LONGEST_CALL
+from jobpool.message.definition import check_result_ttl
 from jobpool.message.guards import MOST_LINES, MOST_PLACES
 from jobpool.message.names import QUEUE_NAME, check_queue
 from jobpool.message.units import parse_duration, parse_size
@@ -198,6 +199,17 @@ def parse_limits(value: object) -> dict[str, int]:
 
     limits = _by_queue(value if isinstance(value, Mapping) else parse_names(value), read)
     return {queue: most for queue, most in limits.items() if most}
+
+
+def parse_result_ttls(value: object) -> dict[str, float]:
+    """Read for how long results of queues are kept: a table `{reports = "1h"}`, or texts such as `reports=1h`."""
+
+    def read(queue: str, given: object) -> float:
+        if given is None:
+            raise ValueError(f"{queue!r} names no time: write QUEUE=TIME, such as reports=1h")
+        return check_result_ttl(parse_duration(given), f"the time for results of queue {queue!r}")
+
+    return _by_queue(value if isinstance(value, Mapping) else parse_names(value), read)
 
 
 def parse_keys(value: object) -> tuple[str, ...]:

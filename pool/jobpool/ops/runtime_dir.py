@@ -92,8 +92,8 @@ def register(directory: Path, pool: PoolFile) -> Path:
 
 
 def unregister(path: Path) -> None:
-    """Remove a note and its scoreboard; fine when they are gone already."""
-    for leftover in (path, path.with_suffix(".board")):
+    """Remove a note, its scoreboard and its socket; fine when they are gone already."""
+    for leftover in (path, path.with_suffix(".board"), path.with_suffix(".sock")):
         with contextlib.suppress(OSError):
             leftover.unlink()
 

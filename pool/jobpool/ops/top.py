@@ -1,20 +1,23 @@
 """The content of `jobpool top`, as values: samples of the scoreboards, read from outside.
 
-Nothing here asks a master or a broker, so it works while the master is busy, stopped, or waits for a dead broker.
+No sample asks a master or a broker, so it works while the master is busy, stopped, or waits for a dead broker. Only
+what a person orders (`order`) is asked of the pool's master, through the socket beside its scoreboard.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from jobpool.ipc.board_layout import ChildState, ChildView, HeaderView, MasterView
+from jobpool.ipc import requests
+from jobpool.ipc.board_layout import ChildState, ChildView, HeaderView, MasterView, QueueDepth
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.ops.runtime_dir import PoolFile
 
 RATE_SPAN = 5.0  # seconds over which jobs/s is averaged
+ORDER_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,18 @@ class SlotRow:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueRow:
+    """One queue of a pool, as the broker counted it last."""
+
+    queue: str
+    waiting: int
+    delayed: int
+    dead: int
+    oldest: float | None  # seconds that the oldest has waited; None = none waits
+    rate: float | None  # attempts of this pool that ended a second, lately; None until there are two samples
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSample:
     """One pool, at one moment."""
 
@@ -53,6 +68,7 @@ class PoolSample:
     uptime: float
     silent: float  # seconds since the master's loop last turned
     problem: str = ""  # why there are no rows; "" = there are
+    queues: tuple[QueueRow, ...] = ()  # the deepest first; those that the scoreboard has room for
 
     @property
     def busy(self) -> int:
@@ -69,7 +85,7 @@ class Watcher:
         self._find = find
         self._now = now
         self._boards: dict[tuple[int, str], Scoreboard] = {}
-        self._counts: dict[tuple[int, str], list[tuple[float, int]]] = {}
+        self._counts: dict[tuple[int, str], dict[str, list[tuple[float, int]]]] = {}
 
     def sample(self) -> list[PoolSample]:
         """Return all pools now, oldest first. Does not block."""
@@ -95,14 +111,22 @@ class Watcher:
         views = [(slot.child.read(), slot.master.read()) for slot in map(board.slot, range(board.slots))]
         # A board has room for children to be added by a signal: slots never filled are not shown.
         rows = tuple(slot_row(index, *view, now) for index, view in enumerate(views) if view[1].state)
-        rate = self._rate(key, now, sum(row.done + row.failed for row in rows))
+        rate = self._rate(key, "", now, sum(row.done + row.failed for row in rows))
         uptime = now - header.started if header.started else 0.0
-        return PoolSample(pool, header, rows, rate, uptime, max(0.0, now - (header.loop_at or header.started or now)))
+        silent = max(0.0, now - (header.loop_at or header.started or now))
+        return PoolSample(pool, header, rows, rate, uptime, silent, queues=tuple(self._queues(key, header, now)))
 
-    def _rate(self, key: tuple[int, str], now: float, count: int) -> float | None:
-        """Return the counter's growth a second over the last `RATE_SPAN`."""
-        seen = [(at, old) for at, old in self._counts.get(key, ()) if now - at <= RATE_SPAN]
-        self._counts[key] = seen = [*seen, (now, count)]
+    def _queues(self, key: tuple[int, str], header: HeaderView, now: float) -> Iterator[QueueRow]:
+        for one in QueueDepth.read(header.depths):
+            oldest = None if one.oldest is None else max(0.0, now - one.oldest)
+            rate = self._rate(key, one.queue, now, one.ran)
+            yield QueueRow(one.queue, one.waiting, one.delayed, one.dead, oldest, rate)
+
+    def _rate(self, key: tuple[int, str], queue: str, now: float, count: int) -> float | None:
+        """Return the counter's growth a second over the last `RATE_SPAN`, or since the last sample if that is older."""
+        counts = self._counts.setdefault(key, {})
+        known = counts.get(queue, [])
+        counts[queue] = seen = [*([one for one in known if now - one[0] <= RATE_SPAN] or known[-1:]), (now, count)]
         (first, before), (last, after) = seen[0], seen[-1]
         return (after - before) / (last - first) if last > first else None
 
@@ -111,6 +135,19 @@ class Watcher:
             with contextlib.suppress(OSError):
                 self._boards.pop(key).close()
             self._counts.pop(key, None)
+
+
+def order(pool: PoolFile, verb: str, row: SlotRow) -> str:
+    """Have the pool's master do something with the child of a slot; return what it says. Blocks for seconds at most.
+
+    `verb`: `stack`, `cancel` (its job) or `restart`. It is refused when another child or job is there by then.
+    """
+    try:
+        return requests.ask(pool.board, requests.Request(verb, row.slot, row.pid, row.job), ORDER_TIMEOUT_S)
+    except TimeoutError:
+        return f"the master has not answered for {ORDER_TIMEOUT_S:g} s: it may still do it"
+    except OSError as error:
+        return f"the pool cannot be asked: {error.strerror or error}"
 
 
 def slot_row(index: int, child: ChildView, master: MasterView, now: float) -> SlotRow:

@@ -84,6 +84,15 @@ def decide(
             return Release(LOOK_AGAIN_AFTER_S, begun=False)
         case ended.UnknownHandler(handler, seen_for):
             return _unknown(handler, seen_for, rules)
+        case ended.Rejected() | ended.HandlerNotAllowed() | ended.Cancelled() | ended.Expired():
+            return _given_up(outcome, lease)
+
+
+def _given_up(
+    outcome: ended.Rejected | ended.HandlerNotAllowed | ended.Cancelled | ended.Expired, lease: JobLease
+) -> Abandon:
+    """Make a dead letter of what must not run, or no more."""
+    match outcome:
         case ended.Rejected(why):
             return Abandon("rejected", why)
         case ended.HandlerNotAllowed(handler):

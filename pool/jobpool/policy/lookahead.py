@@ -1,14 +1,16 @@
-"""The number of messages to lease beyond the idle children, so that about 20 ms of the pool's work is held.
+"""The number of messages to lease beyond the idle children, so that 20 to 60 ms of the pool's work is held.
 
-No-op jobs then stream in batches, and long jobs are never hoarded. Numbers in, numbers out: no clock, no I/O.
+It is 20 ms of very short jobs, and 60 ms where they last 15 ms or more. Each fetch and each settlement is a transaction
+of the broker's, which costs as much for one job as for ten. So no-op jobs stream in batches, those of 20 ms come by
+threes, and long jobs are never hoarded. Numbers in, numbers out: no clock, no I/O.
 
 And the number of children that share it. A child that is woken finds cold caches, which costs more than a very short
 job. So few children get such jobs: as many as keep the cores busy, and some more for each handler that runs at a time.
 Jobs that wait for something have handlers that run, and so they get more children.
 
 The size is the lower of two views on what finished lately. The last 100 ms keep one burst from being taken for a
-stream. The last 20 to 30 ms let it fall as soon as jobs get longer. Where jobs last 10 ms or more, the second view goes
-back further: two children in step, with jobs of 25 ms, pause for 25 ms at a time while the stream goes on.
+stream. The last 20 to 30 ms let it fall as soon as jobs get longer. The longer jobs last, the further back this second
+view goes: two children in step, with jobs of 25 ms, pause for 25 ms at a time while the stream goes on.
 
 A far broker answers a fetch late, so twice that time is held on top: for what is used up meanwhile, and again when the
 answer comes. The size at most doubles from one window to the next: a few short jobs prove nothing about the next ones.
@@ -20,14 +22,17 @@ from __future__ import annotations
 import math
 import os
 
-HELD_S = 0.02  # of the pool's work to hold
+from jobpool.message.definition import LONGEST
+
+HELD_S = 0.02  # of the pool's work to hold, while jobs are very short
+HELD_OF_LONGER_S = 0.06  # the same, at most, of longer jobs
+HELD_JOBS = 4  # of each child's, where that is between the two
 MAX_HELD_S = 0.09  # the same, however far the broker is: what has not started 100 ms after its lease goes back
 LONG_S = 0.08  # of a job; where they last so long and the broker is near, a fetch costs less than what it delays
 NEAR_S = 0.005  # of a fetch, which is not counted: a broker of this machine, or of this network
 WINDOW_S = 0.01  # of one observation window
 SPAN_WINDOWS = 10  # that are remembered: 100 ms
-RECENT_WINDOWS = 3  # that cover `HELD_S`, the running one included
-RECENT_WINDOWS_OF_LONG = 5  # the same, where jobs last half of `HELD_S` or more
+MAX_QUIET_S = 0.05  # without an end, after which a stream is over that held no more than `HELD_S`
 MAX_LOOKAHEAD = 1024
 
 QUICK_RUN_S = 0.0003  # of a job, on average; for a longer one it is worth waking a child
@@ -36,11 +41,14 @@ CORES = len(os.sched_getaffinity(0))
 
 
 class LookAhead:
-    """A size, `cap` at most, that follows what the pool finishes. Times are CLOCK_MONOTONIC seconds, never back."""
+    """A size, `cap` at most, that follows what the pool finishes. Times are CLOCK_MONOTONIC seconds, never back.
+
+    `linger`: how long an ack may wait for others while there is a size, in seconds: half of what is held.
+    """
 
     __slots__ = (
         *("_allowed", "_busy", "_cap", "_children", "_cores", "_counts", "_held", "_last", "_quiet", "_size", "_stale"),
-        "_window",
+        *("_window", "linger"),
     )
 
     def __init__(self, now: float, cap: int = MAX_LOOKAHEAD, cores: int = CORES) -> None:
@@ -48,6 +56,7 @@ class LookAhead:
         self._cores = cores
         self._children: float = math.inf
         self._held = HELD_S
+        self.linger = HELD_S / 2
         self._allowed = 0
         self._counts = [0] * SPAN_WINDOWS
         self._busy = [0.0] * SPAN_WINDOWS
@@ -64,7 +73,8 @@ class LookAhead:
             self._roll(now)
         slot = self._window % SPAN_WINDOWS
         self._counts[slot] += count
-        self._busy[slot] += busy
+        if 0.0 < busy < LONGEST:  # a child whose page is full of rubbish may say anything
+            self._busy[slot] += busy
         self._last = now
         self._stale = True
 
@@ -92,16 +102,19 @@ class LookAhead:
         self._stale = False
         total, busy = sum(self._counts), sum(self._busy)
         mean = busy / total if total else 0.0
-        windows = RECENT_WINDOWS if mean < HELD_S / 2 else RECENT_WINDOWS_OF_LONG
+        held = max(HELD_S, min(HELD_JOBS * mean, HELD_OF_LONGER_S))
+        self.linger = held / 2
+        windows = 1 + round((held + mean) / WINDOW_S)  # that cover it, the running one included
         if self._held > HELD_S:
+            held = max(held, self._held)
             windows = SPAN_WINDOWS  # what a far broker brings comes in bursts, a round trip apart
-        recent = sum([self._counts[(self._window - ago) % SPAN_WINDOWS] for ago in range(windows)])
-        self._size = min(recent, round(total * self._held / max(SPAN_WINDOWS * WINDOW_S, mean)))
+        recent = sum([self._counts[(self._window - ago) % SPAN_WINDOWS] for ago in range(min(windows, SPAN_WINDOWS))])
+        self._size = min(recent, round(total * held / max(SPAN_WINDOWS * WINDOW_S, mean)))
         if mean >= LONG_S and self._held == HELD_S:
             self._size = 0
         running = busy / (SPAN_WINDOWS * WINDOW_S)
         self._children = self._cores + math.ceil(CHILDREN_A_HANDLER * running) if mean < QUICK_RUN_S else math.inf
-        self._quiet = max(self._held, min(2 * mean, RECENT_WINDOWS_OF_LONG * WINDOW_S))
+        self._quiet = max(held, min(2 * mean, MAX_QUIET_S))
 
     def _roll(self, now: float) -> None:
         """Close the windows that have ended, and let the size double once for each."""

@@ -100,7 +100,7 @@ def death_of(exited: Exit, ending: EndReason, killer: str = "", stack: str = "",
     return Death(
         _OWN_WORDS.get(ending) or _how_it_ended(exited),
         sent_by=sender_of(exited, ending, killer),
-        stack=_users_stack(stack),
+        stack=users_stack(stack),
         peak_memory=exited.peak_rss,
         cpu_seconds=round(exited.cpu_seconds, 3),
         output=output.strip(),
@@ -157,7 +157,7 @@ _OURS = ("/jobpool/ipc/", "/jobpool/child/", "/jobpool/handlers/", "<frozen runp
 _HOOKS = "/jobpool/handlers/hooks.py"  # shown: its functions say which kind of hook it was
 
 
-def _users_stack(stack: str) -> str:
+def users_stack(stack: str) -> str:
     """Return a fault handler's dump without the frames that lead from the interpreter's start to the handler."""
     lines = stack.strip().splitlines()
     return "\n".join(line for line in lines if _HOOKS in line or not any(ours in line for ours in _OURS))

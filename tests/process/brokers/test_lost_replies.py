@@ -32,8 +32,11 @@ def client(host: Host) -> Iterator[QueueBackend]:
     """A backend whose network can fail, and which has made every call before."""
     backend = open_backend(host.url)
     backend.enqueue(JobDefinition("work", {}))
-    [lease] = backend.fetch_many("default", limit=1)
-    backend.ack(lease)
+    backend.enqueue_many([JobDefinition("work", {})] * 2)
+    leases = backend.fetch_many("default", limit=3)
+    backend.release(leases[0])
+    leases[0] = backend.fetch_many("default", limit=1)[0]
+    backend.settle_many([(lease, Ack()) for lease in leases])
     yield backend
     backend.close()
 

@@ -49,6 +49,8 @@ def test_the_command_line_enqueues_and_looks_and_says_what_needs_linux(system: s
     listed = jobpool("list")
     assert (enqueued.returncode, listed.returncode) == (0, 0), enqueued.stderr + listed.stderr
     assert enqueued.stdout.strip() in listed.stdout
+    counted = jobpool("stats")
+    assert (counted.returncode, counted.stdout.split()[7:9]) == (0, ["reports", "1"]), counted.stderr
     refused = jobpool("--queue", "reports")
     assert (refused.returncode, "`jobpool run` needs Linux" in refused.stderr) == (2, True), refused.stderr
     assert jobpool("--help").returncode == 0

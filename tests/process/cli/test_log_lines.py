@@ -94,6 +94,19 @@ def test_the_example_of_the_page_prints_what_the_page_shows(shell: Shell) -> Non
         assert found, f"{line}\n--- not in\n{done.stderr}"
 
 
+def test_an_app_that_does_not_import_is_an_object_of_json_with_its_stack(shell: Shell) -> None:
+    (shell.directory / "helper.py").write_text("def need(name):\n    return {}[name]\n")
+    (shell.directory / "app.py").write_text("import helper\nhelper.need('SHOP_URL')\n")
+    done = shell.run("--app", "app", "--log-format", "json")
+    assert done.returncode == 1
+    *entries, sentence = done.stderr.splitlines()
+    last = json.loads(entries[-1])
+    assert (last["level"], last["event"]) == ("critical", "the app does not load")
+    assert sentence == f"jobpool: {last['error']}"
+    assert sentence.startswith("jobpool: the app app does not import: KeyError: 'SHOP_URL'")
+    assert "helper.need" in last["trace"]
+
+
 def test_handlers_lines_in_json_are_objects_with_job_level_and_logger(app: Shell) -> None:
     trace = "4b" * 16
     job = {"handler": "talk", "meta": {"traceparent": f"00-{trace}-{'a1' * 8}-01"}}

@@ -64,6 +64,8 @@ def test_a_pool_serves_the_queues_that_its_app_names(shell: Shell) -> None:
     wait_until(lambda: "the pool serves more queues" in shell.log(), "the new code is there")
     enqueued(shell, "--app", "jobs.py", "extra", "--delay", "1h")
     assert stats(shell)["extra"]["pools"] == 1, "its note has the new queue"
+    astray = shell.run("enqueue", "report", "customer=8", "-Q", "report", "--delay", "1h")
+    assert "the job waits in queue 'report'; the pools on this machine serve" in astray.stderr
     pool.send_signal(signal.SIGTERM)
     assert pool.wait(30) == 0
     alone = shell.run("--app", "jobs.py", "-w", "1", "-Q", "big", "--until-empty")

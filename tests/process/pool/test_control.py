@@ -1,20 +1,25 @@
-"""Real pools, and a person who pauses their queues, drains them and cancels their jobs."""
+"""Real pools, and a person who pauses their queues, drains them, and cancels and edits their jobs."""
 
 from __future__ import annotations
 
 import signal
+from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.poolrig import PoolProcess, Rig
 from support.poolrig_brokers import BROKERS
 from support.waiting import wait_until
 
-from jobpool.broker import control
+from jobpool.broker import control, editing
 from jobpool.broker.control import Cancel
-from jobpool.broker.values import State
+from jobpool.broker.values import Edited, MessageFilter, State
 from jobpool.ipc.board_layout import MasterView
 from jobpool.ipc.scoreboard import Scoreboard
+
+KEY = "a key of sixteen or more"
 
 
 def pause(rig: Rig, queue: str) -> None:
@@ -183,3 +188,68 @@ def test_beanstalkd_with_a_lent_key_store_pauses_cancels_and_tells_of_its_pools(
     finally:
         rig.end()
         broker.end()
+
+
+# --- edits ------------------------------------------------------------------------------------------------
+
+
+def edit(rig: Rig, *idents: str, **changes: Any) -> set[Edited]:
+    return set(editing.edit(rig.backend, editing.read_changes(rig.backend, **changes), idents).values())
+
+
+@pytest.mark.brokers
+def test_a_job_that_is_delayed_an_hour_is_run_now_by_an_idle_pool(rig: Rig) -> None:
+    pool = rig.start_pool(workers=1).wait_ready(1)
+    ident = rig.enqueue("work", {}, scheduled_at=in_an_hour(rig))
+    assert rig.stats().delayed == 1
+    assert edit(rig, ident, at=0) == {Edited.EDITED}
+    rig.wait_drained()
+    assert len(rig.ends(ident)) == 1
+    assert edit(rig, ident, at=0) == {Edited.UNKNOWN}
+    assert pool.stop() == 0
+
+
+@pytest.mark.brokers
+def test_a_job_that_is_moved_runs_there_signed(rig: Rig) -> None:
+    rig.sign_with(KEY)
+    pool = rig.start_pool("-Q", "other", workers=1, JOBPOOL_SIGNING_KEY=KEY).wait_ready(1)
+    moved = rig.enqueue("work", {})
+    late = rig.enqueue("work", {}, scheduled_at=in_an_hour(rig), priority=9)
+    assert edit(rig, moved, queue="other") == {Edited.EDITED}
+    assert edit(rig, late, queue="other", priority=1, at=0) == {Edited.EDITED}
+    rig.wait_drained(queue="other")
+    assert [len(rig.ends(ident)) for ident in (moved, late)] == [1, 1]
+    assert (rig.stats().pending, rig.stats().dead) == (0, 0)
+    running = rig.enqueue("work", {"seconds": 600}, queue="other")
+    rig.wait_started(running)
+    assert edit(rig, running, queue="default", priority=0, at=60) == {Edited.RUNNING}
+    assert cancel(rig, running) == {running: Cancel.CANCELLED}
+    assert edit(rig, running, at=0) == {Edited.DEAD}
+    assert pool.stop() == 0
+
+
+@pytest.mark.brokers
+def test_jobs_that_are_moved_to_and_fro_between_pools_run_once_each(rig: Rig) -> None:
+    queues = ("default", "other")
+    idents = [ident for queue in queues for ident in rig.enqueue_many("work", [{}] * 150, queue=queue)]
+    for queue in queues:
+        rig.start_pool("-Q", queue, workers=1)
+    answers: Counter[Edited] = Counter()
+
+    def move_until_all_have_ended() -> bool:
+        for here, there in (queues, queues[::-1]):
+            changes = editing.read_changes(rig.backend, 0, 3, there)
+            answers.update(editing.edit_matching(rig.backend, changes, MessageFilter(queue=here)))
+        return not any(rig.stats(queue).pending for queue in queues)
+
+    wait_until(move_until_all_have_ended, limit=120.0)
+    assert answers[Edited.EDITED]
+    for queue in queues:
+        rig.wait_drained(queue=queue)
+    assert len({line.id for line in rig.starts()}) == len(idents)
+    assert [pool.stop() for pool in rig.pools] == [0, 0]
+    rig.account().assert_once_each()
+
+
+def in_an_hour(rig: Rig) -> datetime:
+    return datetime.fromtimestamp(rig.backend.time.now() + 3600.0, UTC)

@@ -63,6 +63,21 @@ def test_who_waits_gets_what_the_handler_returned(jobs: Jobs) -> None:
 
 
 @pytest.mark.brokers
+def test_a_queue_keeps_the_results_of_jobs_that_do_not_say(rig: Rig, tmp_path: Path) -> None:
+    (tmp_path / "apps_results.py").write_text(APP)
+    flags = ("--queue", "kept", "--queue", "other", "--result-ttl", "kept=10m")
+    rig.start_pool(*flags, workers=2, app=tmp_path / "apps_results.py").wait_ready(2)
+    jobs = Jobs(backend=rig.backend)
+    kept = jobs.define("plain").queue("kept").dispatch()
+    said = jobs.define("plain").queue("kept").result_ttl(0).dispatch()
+    other = jobs.define("plain").queue("other").dispatch()
+    assert kept.result(LIMIT) == 7
+    for handle in (said, other):
+        with pytest.raises(ResultNotKept):
+            handle.result(LIMIT)
+
+
+@pytest.mark.brokers
 def test_what_has_no_result_says_why(jobs: Jobs) -> None:
     large, fails = jobs.define("large").dispatch(), jobs.define("fails").dispatch()
     with pytest.raises(ResultTooLarge, match="100002 bytes"):

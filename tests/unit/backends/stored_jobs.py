@@ -1,26 +1,32 @@
 """Queues with messages in every state, written once by an older jobpool: what `test_stored_queues.py` opens.
 
-The files in `stored/` were written by the code of commit 1c838de:
+The files in `stored/` were written by the code of commit dffae2e, the last before SQLite's schema 5 and Postgres's 6:
 
-    git worktree add --detach OLD 1c838de && (cd OLD && scripts/setup)
+    git worktree add --detach OLD dffae2e && (cd OLD && scripts/setup)
     PYTHONPATH=OLD/tests OLD/.venv/bin/python tests/unit/backends/stored_jobs.py tests/unit/backends/stored
+
+Write them anew with the last commit of a release, before the first change of a schema after it.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
+import itertools
 import json
+import secrets
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import psycopg
 import redis
 from support.harnesses.postgres import PostgresHarness
 from support.harnesses.redis import RedisHarness
@@ -28,21 +34,16 @@ from support.jobs import QUEUE, a_job, at
 from support.servers import BeanstalkServer, shared_postgres
 
 from jobpool import JobLease, QueueBackend
+from jobpool.broker.broker_time import BrokerTime
+from jobpool.broker.claim_store import NewPost
+from jobpool.broker.values import ReapPolicy
 from jobpool.clock import ManualClock
+from jobpool.message.guards import Guards, Hold, Rate
+from jobpool.message.settlement import Abandon, Ack, Nack, Release
+from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.beanstalk import BeanstalkBackend
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.sqlite import SqliteBackend
-
-try:
-    from jobpool.broker.claim_store import NewPost
-    from jobpool.broker.values import ReapPolicy
-    from jobpool.message.guards import Guards, Hold, Rate
-    from jobpool.message.settlement import Abandon, Ack, Nack
-except ModuleNotFoundError:  # the code that wrote the files
-    from jobpool.backend import ReapPolicy
-    from jobpool.claimstore import NewPost
-    from jobpool.guards import Guards, Hold, Rate
-    from jobpool.settlement import Abandon, Ack, Nack
 
 POSTS = "posts"
 CLAIM = "0123456789abcdef" * 2
@@ -52,7 +53,21 @@ START = ManualClock().wall()
 BOOT = 7
 """The boot in which the SQLite file was written."""
 
+SIGNER = EnvelopeSigner("secret-key")
 RECORDS = {"one": b"1", "bytes": bytes(range(256))}
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Draw 1, 2, 3, … in place of random numbers, and let jobs expire by the clock that stands: runs write the same."""
+    count = itertools.count(1)
+    with (
+        mock.patch.object(secrets, "token_hex", lambda size: f"{next(count):0{2 * size}x}"),
+        mock.patch.object(secrets, "randbelow", side_effect=count),
+        mock.patch.object(secrets, "randbits", side_effect=count),
+        mock.patch.object(BrokerTime, "now", return_value=START),
+    ):
+        yield
 
 
 def fill(backend: QueueBackend) -> dict[str, JobLease]:
@@ -70,6 +85,7 @@ def fill(backend: QueueBackend) -> dict[str, JobLease]:
     assert len(backend.reap(QUEUE, ReapPolicy(back_off=0.0))) == 1
     backend.enqueue(a_job({"text": "Grüße"}, identifier="waiting", priority=9, meta={"trace": "abc"}))
     backend.enqueue(a_job(identifier="delayed", scheduled_at=at(START + 60)))
+    backend.settle_many([(take("begun", priority=8, expires_in=30.0), Release())])
     if not backend.capabilities.key_store:
         return {}
     backend.settle_many([(take("acked", unique=True, idempotency_key="order-1"), Ack())])
@@ -78,6 +94,8 @@ def fill(backend: QueueBackend) -> dict[str, JobLease]:
     guarded = take("guarded").guarded(GUARDS)
     backend.keys.begin_many([(guarded, GUARDS)])
     held |= {"guarded": guarded, "leased": take("leased"), "refetched": take("refetched"), "lost": take("lost", 10.0)}
+    whole = {"name": "the report", "max_retries": 3, "timeout": 60.5, "single_instance": True, "expires_in": 3600.0}
+    backend.enqueue(a_job([{"y": 1.5, "x": None}], identifier="whole", priority=7, **whole, meta={"trace": "abc"}))
     backend.enqueue(a_job(identifier="unique", priority=10, unique=True, idempotency_key="order-2"))
     assert backend.keys.first_run(QUEUE, "seen", 3600.0)
     backend.keys.put_records("pool", RECORDS, 3600.0)
@@ -132,7 +150,8 @@ def _encoded(value: Any) -> Any:
 
 
 def _described(backend: QueueBackend) -> str:
-    held = fill(backend)
+    with repeatable():
+        held = fill(backend)
     names = [field.name for field in fields(JobLease) if field.name not in ("_envelope", "guards")]
     stored = {ident: {name: getattr(lease, name) for name in names} for ident, lease in held.items()}
     return json.dumps({"leases": stored, "seen": snapshot(backend)}, default=_encoded, indent=1) + "\n"
@@ -141,15 +160,27 @@ def _described(backend: QueueBackend) -> str:
 def _write_sqlite(folder: Path) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch, "jobs.db")
-        with closing(SqliteBackend(str(path), clock=ManualClock(), boot=BOOT)) as backend:
+        with closing(SqliteBackend(str(path), clock=ManualClock(), boot=BOOT, signer=SIGNER)) as backend:
             found = _described(backend)
         (folder / "sqlite.db.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
     return found
 
 
+def functions(schema: str) -> list[list[str]]:
+    """Return name, parameters and result of each function of a Postgres schema."""
+    with psycopg.connect(shared_postgres().url()) as connection:
+        found = connection.execute(
+            "SELECT proname::text, pg_get_function_identity_arguments(oid), pg_get_function_result(oid) FROM pg_proc"
+            " WHERE pronamespace = %s::regnamespace ORDER BY 1, 2",
+            [schema],
+        )
+        return [[text.replace(schema, "{schema}") for text in row] for row in found]
+
+
 def _write_postgres(folder: Path) -> str:
     with tempfile.TemporaryDirectory() as scratch, closing(PostgresHarness(Path(scratch))) as harness:
-        found = _described(harness.open())
+        found = _described(harness.open(signer=SIGNER))
+        (folder / "postgres.functions.json").write_text(json.dumps(functions(harness._schema.name), indent=1) + "\n")
         schema = harness._schema.name
         command = ["pg_dump", "--no-owner", "--no-privileges", "--rows-per-insert=100", "-t", f"{schema}.*"]
         dump = subprocess.run([*command, shared_postgres().url()], check=True, capture_output=True, text=True).stdout
@@ -166,7 +197,7 @@ def _statements(dump: str) -> Iterator[str]:
 def _write_redis(folder: Path) -> str:
     with tempfile.TemporaryDirectory() as scratch, closing(RedisHarness(Path(scratch))) as harness:
         server = harness._server
-        with closing(RedisBackend.from_url(server.url, clock=harness.clock, prefix="stored")) as backend:
+        with closing(RedisBackend.from_url(server.url, clock=harness.clock, prefix="stored", signer=SIGNER)) as backend:
             found = _described(backend)
         with closing(redis.Redis.from_url(server.url)) as client:
             keys = sorted(client.keys("*stored*"))
@@ -178,7 +209,7 @@ def _write_redis(folder: Path) -> str:
 def _write_beanstalk(folder: Path) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         with BeanstalkServer(Path(scratch), turned=True, binlog=True) as server:
-            with closing(BeanstalkBackend.from_url(server.url, clock=ManualClock())) as backend:
+            with closing(BeanstalkBackend.from_url(server.url, clock=ManualClock(), signer=SIGNER)) as backend:
                 found = _described(backend)
             server.kill()
         binlog = Path(scratch, "binlog", "binlog.1").read_bytes()

@@ -22,6 +22,7 @@ from support.waiting import wait_until
 from jobpool.broker.claim_store import CLAIM_LIMIT, Deleted, HeldClaim
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import BackendUnavailable, ClaimNotFound, LeaseLost
+from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Nack, Release
 from jobpool_backends.postgres import PostgresBackend, claims, in_transaction
 from jobpool_backends.postgres.schema import PAGE_BYTES, TIDY_LIMIT
@@ -176,23 +177,29 @@ def test_a_renewal_that_waits_for_the_end_is_too_late(
     assert found(backend, ident).state is State.WAITING
 
 
-def claimed_behind_a_late_handler(backend: PostgresBackend, connection: Connection) -> tuple[HeldClaim, str, str]:
-    """A claim with a job and a post; a handler that lost the job's lease has its row, and does not end."""
+def a_claimed_job_and_post(backend: PostgresBackend) -> tuple[HeldClaim, str, str, JobLease]:
+    """A claim with both, and the lost lease of the job."""
     job = backend.enqueue(a_job())
     [lease] = backend.fetch_many(QUEUE, limit=1, ttl=0.001)
     wait_until(lambda: bool(backend.reap(QUEUE, AT_ONCE)), what="the lease ends")
     [posted] = post(backend)
-    held = claim(backend, ttl=60.0)
+    return claim(backend, ttl=60.0), job, posted, lease
+
+
+def test_a_handler_that_acks_too_late_locks_nothing(backend: PostgresBackend, connection: Connection) -> None:
+    held, job, posted, lease = a_claimed_job_and_post(backend)
     with pytest.raises(LeaseLost):
         in_transaction.ack(connection, backend.ticket(lease))
-    return held, job, posted
+    assert backend.claims.delete_many(QUEUE, [posted, job], held.id) == [Deleted.DONE] * 2
+    connection.rollback()
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_handler_that_acks_too_late_keeps_nobody_from_renewing(
+def test_who_has_locked_a_claimed_job_keeps_nobody_from_renewing(
     rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
-    held, job, posted = claimed_behind_a_late_handler(backend, connection)
+    held, job, posted, _ = a_claimed_job_and_post(backend)
+    lock(rig, connection, job)
     assert ids(backend.claims.renew(QUEUE, held.id, ttl=600.0).messages) == [job, posted]
     turn(rig, 120.0)
     assert backend.reap(QUEUE) == []
@@ -206,8 +213,11 @@ def test_a_handler_that_acks_too_late_keeps_nobody_from_renewing(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_what_a_release_cannot_free_is_free_as_soon_as_it_can(backend: PostgresBackend, connection: Connection) -> None:
-    held, job, posted = claimed_behind_a_late_handler(backend, connection)
+def test_what_a_release_cannot_free_is_free_as_soon_as_it_can(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    held, job, posted, _ = a_claimed_job_and_post(backend)
+    lock(rig, connection, job)
     assert backend.claims.release(QUEUE, held.id) == 1
     assert backend.claims.list_claims(QUEUE) == []
     assert ids(claim(backend).messages) == [posted]

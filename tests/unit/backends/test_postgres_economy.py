@@ -20,6 +20,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settlement
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.connection import Connection
+from jobpool_backends.postgres.leases import lease_columns
 
 Call = Callable[[PostgresBackend, Iterator[JobLease]], object]
 
@@ -68,6 +69,27 @@ def test_a_call_that_asks_for_nothing_runs_no_more_statements_than_ever(
     found.plans.clear()
     call(found.backend, leases)
     assert len(found.plans) <= statements
+
+
+_LOGGED = """
+EXPLAIN (ANALYZE, WAL, FORMAT JSON)
+SELECT {schema}.settle(%(call)s, %(ack_queues)s, %(ack_seqs)s, %(ack_holders)s)
+"""
+
+
+def logged(found: Explained, call: str, count: int) -> int:
+    """How many records of the write-ahead log that many acks are."""
+    backend = found.backend
+    backend.enqueue_many(numbered(count))
+    leases = backend.renew_many(backend.fetch_many(QUEUE, limit=count), 60.0)
+    asked = {"call": call} | lease_columns([lease for lease in leases if lease], "ack_")
+    [(plan,)] = backend._database.run(_LOGGED, asked)
+    records: int = plan[0]["Plan"]["WAL Records"]
+    return records
+
+
+def test_an_ack_is_one_record_of_the_log_without_one_for_a_lock(found: Explained) -> None:
+    assert logged(found, "many", 120) - logged(found, "few", 20) <= 120
 
 
 def trips(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> int:

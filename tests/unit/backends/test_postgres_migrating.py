@@ -11,7 +11,7 @@ import pytest
 from postgres_rig import Rig, together
 from support.jobs import QUEUE, a_job
 
-from jobpool.broker.values import MessageFilter, Verb
+from jobpool.broker.values import MessageFilter, NewBatch, Verb
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Guards
 from jobpool.message.settlement import Settled
@@ -220,6 +220,52 @@ def test_a_pool_of_version_1_that_is_connected_goes_on_with_the_current_schema(r
     assert rig.ask("SELECT {schema}.settle('c3', '{reports}', '{1}', '{7}')") == [("o",)]
     states = {message.id: message.state.value for message in rig.open().list_messages()}
     assert states == {"failed": "dead", "waits": "waiting"}
+
+
+_BACK_TO_VERSION_6 = (
+    "DROP TABLE {schema}.batches CASCADE",
+    "ALTER TABLE {schema}.messages DROP COLUMN batch",
+    "DELETE FROM {schema}.migrations WHERE version > 6",
+)
+_SENT_BY_VERSION_6 = """
+SELECT * FROM {schema}.lease('reports', 9, 300000000, 'c1', 7);
+SELECT {schema}.settle('c2', '{reports}', '{1}', '{7}', '{reports}', '{2}', '{7}', 'b', '{-1}', '{timeout}', '{NULL}',
+    '{NULL}', '{NULL}', '{NULL}', '{NULL}');
+SELECT * FROM {schema}.bring('{new}', '{true}', '{reports}', '{report}', '{5}', '{NULL}',
+    ARRAY[convert_to('{"job":"report","payload":{},"queue":"reports"}', 'UTF8')], '{key}', '{0}', '{0}', '{0}',
+    '{NULL}', '{NULL}', eager => true);
+"""
+
+
+def test_a_pool_of_version_6_that_is_connected_ends_members_of_batches(rig: Rig) -> None:
+    """It knows nothing of them: its calls are those that it always sent."""
+    backend = rig.open()
+    done = backend.pack(a_job(queue="done"))
+    backend.batches.open(NewBatch("batch", on_done=done))
+    backend.enqueue_many([a_job(batch="batch"), a_job(batch="batch")])
+    backend.batches.close("batch")
+    rig.ask(_SENT_BY_VERSION_6)
+    found = backend.batches.get("batch")
+    assert found is not None
+    assert (found.total, found.succeeded, found.failed, found.has_ended) == (2, 1, 1, True)
+    assert backend.stats("done").waiting == 1
+    assert backend.inspect("new") is not None
+
+
+def test_jobs_of_version_6_are_members_of_nothing(rig: Rig) -> None:
+    rig.open().prepare()
+    rig.ask(_USED_BY_VERSION_1)
+    for statement in _BACK_TO_VERSION_6:
+        rig.ask(statement)
+    backend = rig.open()
+    assert backend.list_messages(MessageFilter(queue=QUEUE))
+    backend.batches.open(NewBatch("batch"))
+    backend.enqueue(a_job(batch="batch"))
+    assert len(backend.batches.members("batch", 5)) == 1
+    assert backend.bulk(MessageFilter(queue=QUEUE), Verb.DELETE) == 3
+    found = backend.batches.get("batch")
+    assert found is not None
+    assert (found.total, found.cancelled) == (1, 1)
 
 
 def test_a_migration_that_fails_leaves_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,9 @@ def test_bulk_verbs_read_what_they_change(million: tuple[Rig, Explained]) -> Non
     _, found = million
     dead = MessageFilter(queue=QUEUE, states=(State.DEAD,))
     given = MessageFilter(ids=("0-1", "0-2"))
-    for where, verb in ((dead, Verb.RETRY), (dead, Verb.RESUME), (dead, Verb.DELETE), (given, Verb.DELETE)):
+    waiting = MessageFilter(queue=QUEUE, states=(State.WAITING,))
+    cases = [(waiting, Verb.CANCEL), (dead, Verb.RETRY), (dead, Verb.RESUME), (dead, Verb.DELETE), (given, Verb.DELETE)]
+    for where, verb in cases:
         found.backend.bulk(where, verb, limit=2)  # the first time looks at the catalogue
         assert found.pages(lambda where=where, verb=verb: found.backend.bulk(where, verb, limit=2)) < 100
         check_plans(found, "bulk")

@@ -282,7 +282,15 @@ def test_a_look_costs_little_though_its_first_were_at_empty_tables(rig: Rig) -> 
 def test_bells_that_bring_nothing_are_answered_with_patience(rig: Rig, threads: ThreadPoolExecutor) -> None:
     """Others take every message: this one must not look, and ring, a thousand times a second."""
     backend = rig.open()
-    found = asleep(rig, backend, threads)
+    backend.prepare()
+
+    def fetched() -> bool:
+        while not backend.fetch_many(QUEUE, limit=1):
+            backend.wait_any([QUEUE], 30.0)
+        return True
+
+    found = threads.submit(fetched)
+    wait_until(lambda: bool(rig.ask("SELECT queue FROM {schema}.sleepers")))
     bell = rig.connect(autocommit=True)
     rung, give_up = 0, time.monotonic() + 0.5
     while time.monotonic() < give_up:
@@ -293,6 +301,16 @@ def test_bells_that_bring_nothing_are_answered_with_patience(rig: Rig, threads: 
         )
     assert rung < 200
     assert not found.done()
+    rig.open().enqueue(a_job())
+    assert found.result(10.0)
+
+
+def test_who_is_notified_in_a_quiet_time_does_not_look_again(
+    rig: Rig, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = rig.open()
+    found = asleep(rig, backend, threads, "mails", QUEUE)
+    monkeypatch.setattr(backend._waiter, "_look", lambda *_, **__: (None, 30.0))  # no look finds anything
     rig.open().enqueue(a_job())
     assert found.result(10.0) == QUEUE
 

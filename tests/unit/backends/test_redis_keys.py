@@ -12,7 +12,7 @@ from support.jobs import QUEUE, a_job, at
 from support.waiting import wait_until
 
 from jobpool.broker.claim_store import NewPost
-from jobpool.broker.values import MessageFilter
+from jobpool.broker.values import MessageFilter, NewBatch
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.results import Kept
@@ -50,6 +50,9 @@ def test_every_key_of_a_full_life_is_in_the_table_with_its_type(rig: Rig) -> Non
     backend.enqueue(a_job(unique=True, idempotency_key="order-19"))
     backend.keys.put_records(QUEUE, {"pool-1": b"{}"}, 60.0)
     backend.keys.append_log(QUEUE, [("report", b"line")], 10)
+    backend.batches.open(NewBatch("outer"))
+    backend.batches.open(NewBatch("inner", "outer"))
+    backend.enqueue(a_job(batch="outer"))
     table = documented()
     found = {name: name.removeprefix(f"{rig.prefix}:").removeprefix("{reports}:").split(":")[0] for name in rig.names()}
     assert {rig.call("TYPE", name).decode() for name in found} <= set(table.values())

@@ -28,7 +28,7 @@ class Certificates:
     @classmethod
     def make(cls, folder: Path) -> Certificates:
         made = cls(folder)
-        made._openssl("req -x509 -subj /CN=authority -keyout ca.key -out ca.crt")
+        made._openssl("req -x509 -subj /CN=authority -addext keyUsage=critical,keyCertSign -keyout ca.key -out ca.crt")
         for name in ("server", "client"):
             made._openssl(
                 f"req -x509 -CA ca.crt -CAkey ca.key -subj /CN={name} -keyout {name}.key -out {name}.crt"

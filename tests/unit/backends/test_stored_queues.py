@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,7 +17,21 @@ from typing import Any
 import psycopg
 import pytest
 import redis
-from stored_jobs import BOOT, CALL, CLAIM, FETCH, GUARDS, POSTS, START, leases, snapshot
+from stored_jobs import (
+    BOOT,
+    CALL,
+    CLAIM,
+    FETCH,
+    GUARDS,
+    POSTS,
+    SIGNER,
+    START,
+    fill,
+    functions,
+    leases,
+    repeatable,
+    snapshot,
+)
 from support.harnesses.postgres import TURNED
 from support.harnesses.redis import RedisHarness
 from support.jobs import QUEUE, a_job
@@ -27,6 +42,7 @@ from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.clock import ManualClock
 from jobpool.message.guards import Begin
 from jobpool.message.settlement import Ack, Settled
+from jobpool.policy.inspection import Inspector
 from jobpool_backends.beanstalk import BeanstalkBackend
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.redis import RedisBackend
@@ -38,10 +54,26 @@ Advance = Callable[[float], None]
 Opened = tuple[QueueBackend, Advance]
 
 
+def write_sqlite(path: Path) -> None:
+    path.write_bytes(gzip.decompress((STORED / "sqlite.db.gz").read_bytes()))
+
+
+def write_postgres(schema: str) -> None:
+    with psycopg.connect(shared_postgres().url(), autocommit=True) as connection:
+        for text in ("CREATE SCHEMA {schema}", (STORED / "postgres.sql").read_text()):
+            connection.execute(text.replace("{schema}", schema).encode())
+
+
+def write_redis(url: str) -> None:
+    with closing(redis.Redis.from_url(url)) as client:
+        for key, milliseconds, value in json.loads((STORED / "redis.json").read_text()):
+            client.restore(key, max(0, milliseconds), base64.b64decode(value))
+
+
 @contextmanager
 def open_sqlite(folder: Path) -> Iterator[Opened]:
     path, clock = folder / "jobs.db", ManualClock()
-    path.write_bytes(gzip.decompress((STORED / "sqlite.db.gz").read_bytes()))
+    write_sqlite(path)
     with closing(SqliteBackend(str(path), clock=clock, boot=BOOT)) as backend:
         yield backend, clock.advance
 
@@ -60,9 +92,7 @@ def open_postgres(folder: Path) -> Iterator[Opened]:
             clock.advance(seconds)
             do(f"UPDATE {{schema}}.turned SET moment = {round(clock.wall() * 1e6)}")
 
-        do("CREATE SCHEMA {schema}")
-        do((STORED / "postgres.sql").read_text())
-        do("DELETE FROM {schema}.migrations WHERE version = (SELECT max(version) FROM {schema}.migrations)")
+        write_postgres(schema)
         with closing(PostgresBackend.from_url(shared_postgres().url(), clock=clock, schema=schema)) as backend:
             backend.prepare()
             do("DROP TABLE {schema}.turned")
@@ -75,9 +105,7 @@ def open_postgres(folder: Path) -> Iterator[Opened]:
 def open_redis(folder: Path) -> Iterator[Opened]:
     with closing(RedisHarness(folder)) as harness:
         url = harness._server.url
-        with closing(redis.Redis.from_url(url)) as client:
-            for key, milliseconds, value in json.loads((STORED / "redis.json").read_text()):
-                client.restore(key, max(0, milliseconds), base64.b64decode(value))
+        write_redis(url)
         with closing(RedisBackend.from_url(url, clock=harness.clock, prefix="stored")) as backend:
             yield backend, harness.advance
 
@@ -185,11 +213,107 @@ def test_all_jobs_are_run_and_the_dead_raised(stored: dict[str, Any], opened: Op
     assert backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.RETRY) == 1
     advance(60.0)
     found = {lease.id: lease for lease in backend.fetch_many(QUEUE, limit=100)}
-    others = {"unique"} if held else set()
-    assert set(found) == {"dead", "retried", "crashed", "waiting", "delayed"} | held | others
+    others = {"unique", "whole"} if held else set()
+    assert set(found) == {"dead", "retried", "crashed", "waiting", "delayed", "begun"} | held | others
     assert (found["retried"].attempts, found["retried"].deliveries, found["crashed"].crashes) == (1, 2, 1)
     assert {found[name].deliveries for name in held} <= {2}
     assert found["waiting"].envelope.payload == {"text": "Grüße"}
     assert found["waiting"].enqueued_at == START
+    inspector = Inspector(SIGNER, {})
+    ended = {name: inspector.inspect(lease, lambda: START + 660.0).outcome for name, lease in found.items()}
+    assert ended == dict.fromkeys(found), "their signatures are right, and what has begun does not expire"
     assert backend.settle_many([(lease, Ack()) for lease in found.values()]) == [Settled.OK] * len(found)
     assert (backend.stats(QUEUE).waiting, backend.stats(QUEUE).leased, backend.stats(QUEUE).dead) == (0, 0, 0)
+
+
+Table = tuple[list[str], list[tuple[Any, ...]]]
+"""Names of the columns, and the rows."""
+
+
+def sqlite_tables(path: Path) -> dict[str, Table]:
+    with closing(sqlite3.connect(path)) as connection:
+        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        return {name: a_table(connection.execute(f"SELECT * FROM {name}")) for name in names}
+
+
+def postgres_tables(schema: str) -> dict[str, Table]:
+    with psycopg.connect(shared_postgres().url()) as connection:
+        found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", [schema])
+        names = {name for (name,) in found} - {"migrations", "turned"}
+        return {name: a_table(connection.execute(f"SELECT * FROM {schema}.{name}".encode())) for name in names}
+
+
+def a_table(cursor: Any) -> Table:
+    return [column[0] for column in cursor.description], list(cursor)
+
+
+def of_columns(table: Table, names: list[str]) -> list[str]:
+    at = [table[0].index(name) for name in names]
+    return sorted(repr([row[index] for index in at]) for row in table[1])
+
+
+def redis_keys(url: str) -> dict[bytes, Any]:
+    with closing(redis.Redis.from_url(url)) as client:
+        read: dict[bytes, Callable[[Any], Any]] = {
+            b"string": client.get,
+            b"hash": client.hgetall,
+            b"set": client.smembers,
+            b"list": lambda key: client.lrange(key, 0, -1),
+            b"zset": lambda key: client.zrange(key, 0, -1, withscores=True),
+        }
+        return {key: read[client.type(key)](key) for key in client.scan_iter()}
+
+
+def assert_read_by_that_code(new: dict[str, Table], old: dict[str, Table]) -> None:
+    for name, (columns, rows) in old.items():
+        assert of_columns(new[name], columns) == of_columns((columns, rows), columns), name
+
+
+class TestTodaysCodeWritesWhatThatCodeReads:
+    """So a pool of that version goes on beside a new one."""
+
+    def test_sqlite(self, tmp_path: Path) -> None:
+        write_sqlite(tmp_path / "old.db")
+        new = tmp_path / "new.db"
+        with closing(SqliteBackend(str(new), clock=ManualClock(), boot=BOOT, signer=SIGNER)) as backend, repeatable():
+            fill(backend)
+        assert_read_by_that_code(sqlite_tables(new), sqlite_tables(tmp_path / "old.db"))
+
+    def test_postgres(self) -> None:
+        old, new = fresh_name(), fresh_name()
+        write_postgres(old)
+        url, clock = shared_postgres().url(), ManualClock()
+        with closing(PostgresBackend.from_url(url, clock=clock, schema=new, signer=SIGNER)) as backend, repeatable():
+            backend.prepare()
+            with psycopg.connect(url, autocommit=True) as connection:
+                connection.execute(TURNED.replace("{schema}", new).encode())
+                connection.execute(f"UPDATE {new}.turned SET moment = {round(START * 1e6)}".encode())
+            fill(backend)
+        assert_read_by_that_code(postgres_tables(new), postgres_tables(old))
+
+    def test_postgres_has_the_functions_that_a_connected_pool_calls(self) -> None:
+        new = fresh_name()
+        with closing(PostgresBackend.from_url(shared_postgres().url(), schema=new)) as backend:
+            backend.prepare()
+        there = functions(new)
+        within = ("settle_acks", "settle_one")  # of `settle`, which alone calls them
+
+        def is_there(name: str, parameters: str, result: str) -> bool:
+            """More parameters than then have defaults: Postgres refuses a call that leaves out others."""
+            same = [(each[1], each[2]) for each in there if each[0] == name]
+            return any(new.startswith(parameters) and returned == result for new, returned in same)
+
+        missing = [each for each in json.loads((STORED / "postgres.functions.json").read_text()) if not is_there(*each)]
+        assert {name for name, *_ in missing} <= set(within), missing
+
+    def test_redis(self, tmp_path: Path) -> None:
+        with closing(RedisHarness(tmp_path)) as harness:
+            url = harness._server.url
+            write_redis(url)
+            old = redis_keys(url)
+            harness._server.flush()
+            backend = RedisBackend.from_url(url, clock=harness.clock, prefix="stored", signer=SIGNER)
+            with closing(backend), repeatable():
+                fill(backend)
+            new = redis_keys(url)
+        assert {key: new.get(key) for key in old} == old

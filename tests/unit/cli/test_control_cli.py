@@ -16,9 +16,9 @@ from jobpool.broker import control
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.control import Cancel
 from jobpool.broker.opening import open_backend
-from jobpool.broker.values import MessageFilter, State
+from jobpool.broker.values import Edited, MessageFilter, State
 from jobpool.client.jobs import Jobs
-from jobpool.errors import ConfigurationError, Unsupported
+from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
 from jobpool_backends.memory import MemoryBackend
 
 Jobpool = Callable[..., Result]
@@ -143,3 +143,95 @@ def test_where_jobs_are_not_seen_a_lent_store_takes_the_mark_and_else_it_is_refu
         backend.lend(open_backend(f"sqlite:///{tmp_path}/state.db"))
         assert control.cancel(backend, ["0" * 16], wait=0.0) == {"0" * 16: Cancel.ASKED}
         assert control.read(backend).cancels == {"0" * 16: control.Mark()}
+
+
+# --- edit -------------------------------------------------------------------------------------------------
+
+
+def test_edit_by_id_answers_and_exits_by_what_became_of_it(jobpool: Jobpool, broker: QueueBackend) -> None:
+    dead, leased, waiting = broker.enqueue_many(numbered(3))
+    [to_die, _] = broker.fetch_many("reports", limit=2)
+    assert broker.abandon(to_die, "failed")
+    assert jobpool("edit", waiting, "--at", "2h").stdout == f"{waiting}  edited\n"
+    assert broker.stats("reports").delayed == 1
+    for ident, answer, code in (
+        (waiting, "edited", 0),
+        (waiting, "unchanged", 0),
+        ("0" * 16, "unknown", 1),
+        (dead, "dead", 4),
+        (leased, "running", 4),
+    ):
+        result = jobpool("edit", ident, "--now")
+        assert (result.stdout, result.exit_code) == (f"{ident}  {answer}\n", code)
+    result = jobpool("edit", waiting, leased, "-p", "1", "--move", "mails", "--json")
+    assert (json.loads(result.stdout), result.exit_code) == ({waiting: "edited", leased: "running"}, 4)
+    message = broker.inspect(waiting)
+    assert message is not None
+    assert (message.queue, message.priority) == ("mails", 1)
+
+
+def test_edit_by_a_filter_asks_first_and_leaves_what_does_not_match(jobpool: Jobpool, broker: QueueBackend) -> None:
+    broker.enqueue_many([*numbered(3), a_job(queue="mails")])
+    result = jobpool("edit", "queue:reports", "--move", "big", "--dry-run")
+    assert ("would edit 3 messages" in result.stdout, result.exit_code) == (True, 0)
+    assert jobpool("edit", "queue:reports", "--move", "big").exit_code == 2, "there is no terminal to ask on"
+    assert broker.stats("reports").waiting == 3
+    result = jobpool("edit", "-Q", "reports", "--move", "big", "-p", "0", "--yes", "--json")
+    assert (json.loads(result.stdout), result.exit_code) == ({"matched": 3, "edited": 3}, 0)
+    assert broker.stats("big").waiting == 3
+    result = jobpool("edit", "--all", "-p", "0", "--yes")
+    assert (result.stdout, "3 messages: unchanged" in result.stderr) == ("1 message edited\n", True)
+    result = jobpool("edit", "queue:big", "id:nobody", "--now")
+    assert (result.exit_code, "id:nobody" not in result.stdout) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("queue:reports",),
+        ("--now",),
+        ("queue:reports", "--now", "--at", "2h"),
+        ("queue:reports", "--at", "tomorrow"),
+        ("queue:reports", "--at", "2026-07-01T08:00", "--yes"),
+        ("queue:reports", "--priority", "256"),
+        ("queue:reports", "--move", "no such name!", "--yes"),
+        ("state:dead", "--now"),
+        ("state:leased", "--now"),
+        ("--all", "queue:reports", "--now"),
+    ],
+)
+def test_an_edit_that_says_nothing_clear_is_wrong_usage(
+    jobpool: Jobpool, broker: QueueBackend, words: tuple[str, ...]
+) -> None:
+    broker.enqueue_many(numbered(1))
+    assert jobpool("edit", *words).exit_code == 2
+    assert broker.stats("reports").waiting == 1
+
+
+@pytest.mark.parametrize("verb", [("cancel",), ("edit", "--now"), ("purge",), ("dead", "retry")])
+def test_a_lone_word_that_is_no_id_and_no_filter_is_said_to_be_neither(
+    jobpool: Jobpool, broker: QueueBackend, verb: tuple[str, ...]
+) -> None:
+    broker.enqueue_many(numbered(1))
+    for more in ((), ("--json",), ("--dry-run",)):
+        result = jobpool(*verb, "nosuchid", "--yes", *more)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "'nosuchid' is neither an id" in result.stderr
+    assert jobpool(*verb, "queue:nothing", "--yes").exit_code == 0
+
+
+def test_jobs_edit_by_id_and_by_filter(broker: QueueBackend) -> None:
+    with Jobs(backend=broker) as jobs:
+        first, *_ = broker.enqueue_many(numbered(3))
+        assert jobs.edit(first, at=60.0) is Edited.EDITED
+        assert jobs.edit(first, at=0, priority=1, queue="mails") is Edited.EDITED
+        assert jobs.edit("nobody", at=0) is Edited.UNKNOWN
+        assert jobs.edit_matching("queue:reports", queue="mails") == {Edited.EDITED: 2}
+        assert jobs.edit_matching(MessageFilter(queue="mails"), at=0) == {Edited.UNCHANGED: 3}
+        with pytest.raises(InvalidJob):
+            jobs.edit(first)
+
+
+def test_an_edit_where_nothing_is_changed_in_place_is_refused() -> None:
+    with closing(Modest()) as backend, Jobs(backend=backend) as jobs, pytest.raises(Unsupported, match="keeps_records"):
+        jobs.edit("0" * 16, at=0)

@@ -75,6 +75,13 @@ def test_the_schedules_are_listed_with_what_is_known_of_them(
     assert rows["nightly"]["declared"].endswith("cron_cli_app.py:14")
 
 
+def test_what_the_app_prints_at_its_import_is_not_in_the_answer(jobpool: Jobpool, app: Callable[..., str]) -> None:
+    flag = app(APP + 'print("made by hand")')
+    result = jobpool("cron", "next", flag, "--json")
+    assert len(json.loads(result.stdout)) == 5
+    assert "made by hand" in result.stderr
+
+
 def test_the_next_instants_of_all_and_of_one(jobpool: Jobpool, app: Callable[..., str]) -> None:
     flag = app()
     rows = json.loads(jobpool("cron", "next", flag, "--json").stdout)

@@ -240,7 +240,9 @@ def test_purge_keeps_the_newest_of_those_that_match(jobpool: Jobpool, broker: Qu
     assert [broker.inspect(ident) is None for ident in idents] == [False, True, False, False]
 
 
-def test_more_than_the_cap_goes_in_rounds(broker: QueueBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_the_cap_goes_in_rounds(
+    jobpool: Jobpool, broker: QueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bulk, "CAP", 4)
     monkeypatch.setattr(bulk, "BATCH", 3)
     for _ in range(11):
@@ -249,6 +251,9 @@ def test_more_than_the_cap_goes_in_rounds(broker: QueueBackend, monkeypatch: pyt
     assert purge.count() == 4, "at least"
     assert purge.run(purge.count(), "purged") == 9
     assert broker.stats("default").dead == 2
+    for _ in range(5):
+        kill_off(broker)
+    assert json.loads(jobpool("dead", "purge", "--all", "-y", "--json").stdout) == {"matched": 7, "purged": 7}
 
 
 def test_purge_leaves_what_lives(jobpool: Jobpool, broker: QueueBackend) -> None:

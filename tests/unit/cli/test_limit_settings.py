@@ -83,6 +83,9 @@ def test_nothing_is_limited_unless_it_is_said() -> None:
         ("rate_per_key", ("default=1", "default=2"), "--rate-per-key: queue 'default' is named twice"),
         ("concurrency_per_key", ("my queue=1",), "--concurrency-per-key: queue name 'my queue' is refused"),
         ("concurrency_per_key", 4, "--concurrency-per-key: 4 is neither a text nor a list of texts"),
+        ("result_ttl", ("1h",), "--result-ttl: '1h' names no time: write QUEUE=TIME, such as reports=1h"),
+        ("result_ttl", ("default=31d",), "--result-ttl: the time for results of queue 'default' is at most 30 days"),
+        ("result_ttl", ("default=soon",), "--result-ttl"),
         ("idempotency_ttl", "0", "--idempotency-ttl must be greater than 0"),
         ("idempotency_ttl", "367d", "--idempotency-ttl must be less than or equal to 31622400"),
     ],
@@ -91,6 +94,12 @@ def test_a_value_out_of_bounds_is_refused_with_the_bound(key: str, value: object
     with pytest.raises(ConfigurationError) as refused:
         load({key: value})
     assert sentence in str(refused.value)
+
+
+def test_times_for_results_are_read_by_queue() -> None:
+    assert load().result_ttl == {}
+    assert load({"result_ttl": ("reports=1h", "mails=90")}).result_ttl == {"reports": 3600.0, "mails": 90.0}
+    assert load({"result_ttl": {"reports": 0}}).result_ttl == {"reports": 0.0}
 
 
 def test_a_limit_of_0_is_none() -> None:

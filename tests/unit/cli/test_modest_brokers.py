@@ -250,6 +250,7 @@ def settings(**more: object) -> Settings:
         ({"concurrency_limits": {"reports": 1}}, "limits of concurrency and rate need a broker that keeps keys"),
         ({"idempotency_ttl": 60.0}, "idempotency_ttl needs a broker that keeps keys, .*: leave it out, or choose"),
         ({"cron": True}, "leave --cron out, or choose another backend"),
+        ({"result_ttl": {"reports": 60.0}}, "result_ttl needs a broker that keeps keys, .*: leave it out, or choose"),
         ({"history": History(table=True)}, "use history = 'file:PATH', or another backend"),
         ({"queues": (("mistyped", 1.0),)}, "there is no queue 'mistyped'"),
         ({"dead_letter_queue": "failures"}, "there is no queue 'failures'"),
@@ -289,3 +290,12 @@ def test_a_lonely_scheduler_is_told_that_a_restart_can_fire_twice(caplog: pytest
     assert "a firing can be enqueued twice, after a restart" in caplog.text
     with pytest.raises(ConfigurationError, match="--only-scheduler"):
         CronRunner(Scheduler(), Modest())
+
+
+def test_an_edit_is_refused_in_a_sentence_and_changes_nothing(ask: Ask, broker: MemoryBackend) -> None:
+    [ident] = put(broker)
+    for words in ((ident, "--now"), ("queue:reports", "-p", "1", "--yes"), ("--all", "--move", "default", "--dry-run")):
+        result = ask("edit", *words)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "modest:// changes no job that waits (Capabilities.keeps_records)" in result.stderr
+    assert broker.stats("reports").waiting == 1

@@ -13,6 +13,7 @@ from support.jobs import a_job
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import NewBatch
 from jobpool.message.results import capped, keep
 from jobpool.message.settlement import Ack
 
@@ -93,3 +94,14 @@ def test_each_lack_of_a_result_has_its_exit_code(jobpool: Jobpool, broker: Queue
     result = jobpool("result", waiting, "--timeout", "soon")
     assert result.exit_code == 2
     assert "soon" in result.stderr
+
+
+def test_the_id_of_a_batch_is_told_cancelled_and_has_no_result(jobpool: Jobpool, broker: QueueBackend) -> None:
+    broker.batches.open(NewBatch("june"))
+    broker.enqueue_many([a_job(batch="june"), a_job(batch="june")])
+    broker.batches.close("june")
+    assert jobpool("status", "june").stdout.splitlines()[1].split(maxsplit=2)[:2] == ["june", "running"]
+    assert jobpool("status", "june").stdout.rstrip().endswith("0% 0 of 2 jobs have ended")
+    assert jobpool("result", "june").exit_code == 3
+    assert [jobpool("cancel", "id:june").exit_code for _ in range(2)] == [0, 4]
+    assert jobpool("status", "june").stdout.rstrip().endswith("100% 2 of 2 jobs have ended, 2 cancelled")

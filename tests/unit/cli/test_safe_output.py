@@ -17,13 +17,14 @@ from click.testing import Result
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.cli.output import columns, table
-from jobpool.cli.top import cells, headline, screen
+from jobpool.cli.top import cells, headline
 from jobpool.cli.top import tell as tell_health
+from jobpool.cli.top_screen import View
 from jobpool.message.masking import Masker
 from jobpool.message.printable import json_text, one_line, printable
 from jobpool.ops.health import Check, Health
 from jobpool.ops.runtime_dir import PoolFile
-from jobpool.ops.top import PoolSample, SlotRow
+from jobpool.ops.top import PoolSample, QueueRow, SlotRow
 from jobpool.telemetry.history.places import HistoryFile
 from jobpool.telemetry.history.row import Attempt, encode, row_of
 from jobpool.telemetry.logs import configure
@@ -119,11 +120,12 @@ def test_top_and_health_are_safe(capsys: pytest.CaptureFixture[str]) -> None:
     row = SlotRow(
         0, 1, "busy", HOSTILE, HOSTILE, HOSTILE, 1, 1.0, None, 0.5, HOSTILE, 1, 0.1, 1, 1, 1, False, HOSTILE, HOSTILE
     )
-    sample = PoolSample(pool, None, (row,), None, 0.0, 0.0, HOSTILE)
+    queue = QueueRow(HOSTILE, 1, 1, 1, 1.0, 1.0)
+    sample = PoolSample(pool, None, (row,), None, 0.0, 0.0, HOSTILE, (queue,))
     assert is_safe(headline(sample))
     for shown in (row, replace(row, state="idle", progress=0.0, progress_text="")):
         assert all(is_safe(cell) and "\n" not in cell for cell in cells(shown))
-    assert is_safe(re.sub("\x1b\\[[0-9;]*m", "", "\n".join(screen([sample], 300, 40, ""))))
+    assert is_safe(re.sub("\x1b\\[[0-9;]*m", "", "\n".join(View(lambda *_: "", "").lines([sample], 300, 40))))
     tell_health(Health(pool, (Check("boot", False, HOSTILE),)))
     assert is_safe(capsys.readouterr().out)
 

@@ -6,13 +6,14 @@ import math
 
 import pytest
 
-from jobpool.master.dispatch import LOOKAHEAD_SHARE, MAX_LINGER_S, Batch
+from jobpool.master.dispatch import LOOKAHEAD_SHARE, Batch
 from jobpool.master.slots import Delivery
 from jobpool.message.lease import JobLease
 from jobpool.message.results import Kept
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settlement
 
 NOW = 100.0
+LINGER_S = 0.02
 
 
 def a_delivery() -> Delivery:
@@ -22,7 +23,7 @@ def a_delivery() -> Delivery:
 def filled(count: int, ahead: int, settlement: Settlement | None = None) -> Batch:
     batch = Batch()
     for _ in range(count):
-        batch.add(a_delivery(), settlement or Ack(), NOW, ahead)
+        batch.add(a_delivery(), settlement or Ack(), NOW, ahead, LINGER_S)
     return batch
 
 
@@ -31,10 +32,12 @@ def filled(count: int, ahead: int, settlement: Settlement | None = None) -> Batc
     [
         pytest.param(0, 0, math.inf, id="nothing"),
         pytest.param(1, 0, NOW, id="no stream: at once"),
-        pytest.param(1, 2, NOW + MAX_LINGER_S, id="a slow stream: waits for a second one"),
+        pytest.param(1, 2, NOW + LINGER_S, id="a slow stream: waits for a second one"),
         pytest.param(2, 2, NOW, id="two are company"),
-        pytest.param(10, 800, NOW + MAX_LINGER_S, id="a quick stream waits for more"),
-        pytest.param(800 // LOOKAHEAD_SHARE, 800, NOW, id="an 8th of the look-ahead is enough"),
+        pytest.param(2, 5, NOW + LINGER_S, id="two of five are not half of them"),
+        pytest.param(3, 5, NOW, id="three are"),
+        pytest.param(10, 800, NOW + LINGER_S, id="a quick stream waits for more"),
+        pytest.param(800 // LOOKAHEAD_SHARE, 800, NOW, id="half of the look-ahead is enough"),
     ],
 )
 def test_when_acks_are_due(count: int, ahead: int, due: float) -> None:
@@ -46,24 +49,24 @@ def test_what_is_no_ack_never_waits(settlement: Settlement) -> None:
     assert filled(1, 800, settlement).due == NOW
 
 
-@pytest.mark.parametrize(("held", "due"), [(1, NOW), (2, NOW + MAX_LINGER_S)], ids=["alone", "another runs"])
+@pytest.mark.parametrize(("held", "due"), [(1, NOW), (2, NOW + LINGER_S)], ids=["alone", "another runs"])
 def test_a_result_waits_only_where_others_may_join_it(held: int, due: float) -> None:
     batch = Batch()
-    batch.add(a_delivery(), Ack(result=Kept(b"record", 60.0)), NOW, 800, held)
+    batch.add(a_delivery(), Ack(result=Kept(b"record", 60.0)), NOW, 800, LINGER_S, held)
     assert batch.due == due
 
 
 def test_later_ones_do_not_put_off_the_first() -> None:
     batch = filled(1, 800)
-    batch.add(a_delivery(), Ack(), NOW + 0.009, 800)
-    assert batch.due == NOW + MAX_LINGER_S
+    batch.add(a_delivery(), Ack(), NOW + 0.009, 800, LINGER_S)
+    assert batch.due == NOW + LINGER_S
 
 
 def test_taking_empties_it_and_keeps_the_order() -> None:
     batch = Batch()
     first, second = a_delivery(), a_delivery()
-    batch.add(first, Ack(), NOW, 0)
-    batch.add(second, Nack(), NOW, 0)
+    batch.add(first, Ack(), NOW, 0, LINGER_S)
+    batch.add(second, Nack(), NOW, 0, LINGER_S)
     assert [delivery for delivery, _ in batch.take()] == [first, second]
     assert batch.take() == []
     assert batch.due == math.inf

@@ -703,6 +703,8 @@ class TestStopping:
             stage.tell(*crash, ev.ForkServerGone(start.generation), ev.Counted({"reports": QueueStats()}))
         assert stage.pool.fatal == "the app does not load: the process died that was importing the app"
         assert {line.level for line in stage.pool.lines} == {logging.ERROR}, "also shown with -q"
+        died = [note for note in stage.pool.notes if note.event.startswith("the process died")]
+        assert "jobpool doctor" in died[0].fields["mend"]
 
     def test_the_pool_stops_after_so_many_jobs_and_leases_no_more_than_that(self) -> None:
         stage = Stage(workers=4, max_total=2).boot()

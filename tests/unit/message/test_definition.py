@@ -43,6 +43,9 @@ CHANGED: dict[str, Any] = {
     "expires_in": 60.0,
     "concurrency_key": "printer",
     "result_ttl": 60.0,
+    "batch": "june",
+    "then": (JobDefinition("next"),),
+    "previous": [7],
 }
 
 
@@ -72,6 +75,9 @@ def test_the_defaults() -> None:
         "expires_in": None,
         "concurrency_key": None,
         "result_ttl": None,
+        "batch": None,
+        "then": (),
+        "previous": None,
     }
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from jobpool.policy.lookahead import CHILDREN_A_HANDLER, MAX_LOOKAHEAD, QUICK_RUN_S, LookAhead
+from jobpool.policy.lookahead import CHILDREN_A_HANDLER, HELD_S, MAX_LOOKAHEAD, QUICK_RUN_S, LookAhead
 
 START = 5000.0
 
@@ -70,11 +70,22 @@ def test_it_at_most_doubles_from_window_to_window() -> None:
 
 
 @pytest.mark.parametrize("run", [lambda *a: workers(*a)[1], staggered], ids=["in step", "taking turns"])
-def test_20_ms_jobs_on_2_workers_settle_at_2(run: object) -> None:
+@pytest.mark.parametrize(("job", "size"), [(0.005, 8), (0.01, 8), (0.02, 6), (0.05, 2)])
+def test_2_workers_hold_60_ms_of_longer_jobs_but_of_shorter_ones_no_more_than_a_few(
+    run: object, job: float, size: int
+) -> None:
     ahead = LookAhead(START)
-    sizes = run(ahead, 2, 0.02, START, 2.0)  # type: ignore[operator]
-    assert set(sizes[20:]) <= {1, 2, 3}
-    assert sum(sizes[20:]) / len(sizes[20:]) == pytest.approx(2, abs=0.5)
+    sizes = run(ahead, 2, job, START, 4.0)  # type: ignore[operator]
+    assert sum(sizes[40:]) / len(sizes[40:]) == pytest.approx(size, abs=1.0)
+    assert max(sizes[40:]) <= size + 2
+
+
+@pytest.mark.parametrize(("job", "linger"), [(0.0001, 0.01), (0.005, 0.01), (0.01, 0.02), (0.02, 0.03), (0.07, 0.03)])
+def test_an_ack_may_wait_for_half_of_what_is_held(job: float, linger: float) -> None:
+    ahead = LookAhead(START)
+    assert ahead.linger == HELD_S / 2
+    workers(ahead, 2, job, START, 2.0)
+    assert ahead.linger == pytest.approx(linger)
 
 
 @pytest.mark.parametrize("count", [1, 2, 16])

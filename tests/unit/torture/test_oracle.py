@@ -87,6 +87,7 @@ CLEAN = [
         [*failed(1), *cut_short(2, 1), reaped(1, "dead")], [kept(State.DEAD, 2, 1, 1)], id="failed, then died"
     ),
     pytest.param(cut_short(1, verb="release"), [kept(State.DEAD, 2, 0, 1)], id="died in a delivery that nobody saw"),
+    pytest.param(failed(1), [replace(kept(State.DEAD, 1, 1), reason="cancelled")], id="cancelled after a failure"),
     pytest.param(
         [fetched(1), run("start"), run("end"), *unknown(1, "ack"), *settled(1, "ack", "already")],
         [],

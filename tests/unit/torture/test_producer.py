@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from support.waiting import wait_until
 
+from jobpool.broker import control
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.broker.values import Capabilities
@@ -163,3 +164,52 @@ def test_after_an_abort_nothing_is_tried_again(backend: QueueBackend, tmp_path: 
     assert made.is_busy
     made.abort()
     wait_until(lambda: not made.is_busy, LIMIT, "the thread has ended")
+
+
+# --- cancels and batches -----------------------------------------------------------------------------------------
+
+
+def told(ledger: Path, event: str) -> list[tuple[str, str]]:
+    return [(line.id, line.answer or line.tag) for line in Ledger(ledger).read() if line.event == event]
+
+
+def test_a_job_is_cancelled_at_its_time_and_the_answer_written(backend: QueueBackend, tmp_path: Path) -> None:
+    [chosen] = items(0.0)
+    produce(LosesAnswers(backend, 1, backend.capabilities), [replace(chosen, cancel_after=0.0)], tmp_path / "ledger")
+    assert told(tmp_path / "ledger", "cancel") == [("ab12-000000", "cancelled")]
+    assert backend.stats(QUEUE).dead == 1
+
+
+def test_one_that_runs_is_asked_for_until_its_pool_has_answered(backend: QueueBackend, tmp_path: Path) -> None:
+    [chosen] = items(0.0)
+    made = Producer(lambda: backend, QUEUE, "ab12", tmp_path / "ledger")
+    made.start([replace(chosen, cancel_after=0.2)])
+    wait_until(lambda: backend.stats(QUEUE).waiting, LIMIT, "it is there")
+    lease = backend.fetch(QUEUE)
+    wait_until(lambda: list(control.read(backend).cancels) == ["ab12-000000"], LIMIT, "it is asked for")
+    assert told(tmp_path / "ledger", "cancel") == []
+    assert lease is not None
+    backend.abandon(lease, "cancelled")
+    wait_until(lambda: not made.is_busy, LIMIT, "it is done")
+    assert told(tmp_path / "ledger", "cancel") == [("ab12-000000", "already cancelled")]
+
+
+def test_a_batch_is_opened_filled_and_closed_however_often_an_answer_is_lost(
+    backend: QueueBackend, tmp_path: Path
+) -> None:
+    single, batch = items(0.0, 0.0)
+    batch = replace(batch, kind="batch", handler="torture.tally", payload={}, members=tuple(items(0.0, 0.0)))
+    made = produce(LosesAnswers(backend, 2, backend.capabilities), [single, batch], tmp_path / "ledger")
+    members = ["ab12-000001m0", "ab12-000001m1"]
+    enqueued = ["ab12-000000", *members, "ab12-000001:on_done"]
+    assert [ident for ident, _ in told(tmp_path / "ledger", "enq")] == enqueued
+    assert set(made.items) == {*enqueued, "ab12-000001:on_success"}
+    found = backend.batches.get("ab12-000001")
+    assert found is not None
+    assert (found.total, found.open) == (2, False)
+    for lease in backend.fetch_many(QUEUE, limit=5, ttl=30.0):
+        backend.ack(lease)
+    assert sorted(lease.id for lease in backend.fetch_many(QUEUE, limit=5, ttl=30.0)) == [
+        "ab12-000001:on_done",
+        "ab12-000001:on_success",
+    ]

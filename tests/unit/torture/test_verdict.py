@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from stories import ID, cut_short, enq, failed, fetched, kept, reaped, settled
+from stories import ID, cut_short, enq, failed, fetched, kept, ran, reaped, settled
 
 from jobpool.broker.values import Capabilities, Message, State
 from jobpool_torture.judge import MAX_CRASHES, reach
@@ -18,7 +18,7 @@ MUTE = Capabilities(lists_live=False)
 
 def lost(lines: list[Line], left: int, can: Capabilities) -> int:
     result = Result(left=left)
-    reach(result, lines, [], {}, [], can, kill_grace=1.0)
+    reach(result, lines, [], {}, [], can, kill_grace=1.0, results={})
     return len(result.counts.get("LOST", ()))
 
 
@@ -79,6 +79,8 @@ FATAL = replace(kept(State.DEAD, 1, 1), reason="timeout")
             item("work"),
             {"LOST": "answered as another"},
         ),
+        (ran(1), None, item("kept", result_ttl=60.0), {"RESULT": "its result is not kept"}),
+        ([*ran(1), Line("cancel", ID, answer="cancelled")], None, item("cancelled"), {"CANCEL": "began after its"}),
     ],
     ids=[
         "KEY",
@@ -90,6 +92,8 @@ FATAL = replace(kept(State.DEAD, 1, 1), reason="timeout")
         "LOST: too early",
         "LOST: buried",
         "LOST: swallowed",
+        "RESULT",
+        "CANCEL",
     ],
 )
 def test_each_of_its_own_judgements_arrives_in_the_result(
@@ -97,13 +101,24 @@ def test_each_of_its_own_judgements_arrives_in_the_result(
 ) -> None:
     result = Result()
     promised = [] if any(line.event == "enq" for line in lines) else [enq()]
-    reach(result, [*promised, *lines], [left] if left else [], {ID: what}, [], Capabilities(), kill_grace=1.0)
+    reach(result, [*promised, *lines], [left] if left else [], {ID: what}, [], Capabilities(), 1.0, results={})
     told = {count: "; ".join(sentences) for count, sentences in result.counts.items()}
     assert told.keys() == found.keys(), told
     assert all(why in told[count] for count, why in found.items()), told
 
 
+def test_a_batch_without_its_callback_arrives_in_the_result_and_so_does_what_there_was_to_judge_by() -> None:
+    result = Result()
+    batch, lines = replace(item("batch"), members=(item("work"),)), [enq("b:on_done"), enq("bm0"), *ran(1)]
+    lines = [replace(line, id="bm0") if line.id == ID else line for line in lines]
+    lines.append(Line("cancel", "c", answer="ended first"))
+    items = {"b:on_done": batch, "b:on_success": batch, "bm0": item("work")}
+    reach(result, lines, [], items, [], Capabilities(), 1.0, results={"r": {}})
+    assert result.counts["BATCH"] == ["b: all of its members have ended, and b:on_done never ran"]
+    assert result.tracked == {"results": 1, "not cancelled": 1, "batches": 1}
+
+
 def test_a_strangers_dead_letter_is_a_ghost_and_no_job_that_was_lost() -> None:
     result = Result()
-    reach(result, [], [replace(kept(State.DEAD, 1), reason="rejected")], {}, [], Capabilities(), kill_grace=1.0)
+    reach(result, [], [replace(kept(State.DEAD, 1), reason="rejected")], {}, [], Capabilities(), 1.0, results={})
     assert result.counts == {"GHOST": [f"{ID}: nobody has enqueued it"]}

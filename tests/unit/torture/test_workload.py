@@ -12,7 +12,19 @@ import pytest
 from jobpool.broker.values import Capabilities
 from jobpool.handlers.registry import DEFAULT
 from jobpool_torture import handlers
-from jobpool_torture.workload import DIES_OF, KEY_SPAN_JOBS, KEYS, KINDS, SLOW, Item, taste, workload
+from jobpool_torture.workload import (
+    DIES_OF,
+    FAIL,
+    KEY_SPAN_JOBS,
+    KEYS,
+    KINDS,
+    MEMBERS,
+    SLOW,
+    WORK,
+    Item,
+    taste,
+    workload,
+)
 
 ALL = Capabilities(key_store=True)
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -54,10 +66,11 @@ def test_a_long_run_has_every_kind_in_its_share() -> None:
 @pytest.mark.parametrize(
     ("can", "without"),
     [
-        (Capabilities(key_store=False), {"keyed", "unique", "single"}),
+        (Capabilities(key_store=False), {"keyed", "unique", "single", "kept", "cancelled", "batch"}),
         (Capabilities(key_store=True, priorities=False), {"ranked"}),
+        (Capabilities(key_store=True, atomic_across_queues=False), {"batch"}),
     ],
-    ids=["no key store", "no priorities"],
+    ids=["no key store", "no priorities", "no step over several queues"],
 )
 def test_what_a_broker_cannot_do_is_plain_work_there_and_the_rest_is_the_same(
     can: Capabilities, without: set[str]
@@ -72,12 +85,14 @@ def test_what_a_broker_cannot_do_is_plain_work_there_and_the_rest_is_the_same(
 
 def test_every_job_is_a_valid_one_for_a_handler_that_takes_its_payload() -> None:
     assert handlers.work.name == "torture.work"
-    for item in [*made(), *taste(1, ttl=5.0, capabilities=ALL)]:
+    chosen = [*made(), *taste(1, ttl=5.0, capabilities=ALL)]
+    for item in [*chosen, *(member for each in chosen for member in each.members)]:
         job = item.definition("torture-1", "a1", NOW)
         handler = DEFAULT.resolve(job.handler, "torture-1")
-        assert set(job.payload) == set(signature(handler.function).parameters) - {"ctx"}, item
+        assert set(job.payload) == set(signature(handler.function).parameters) - {"ctx", "batch"}, item
+        assert (item.kind == "batch") is bool(item.members) is (handler is handlers.tally)
         assert (job.queue, job.identifier) == ("torture-1", "a1")
-        assert (job.scheduled_at is not None) == (item.kind == "delayed")
+        assert (job.scheduled_at is not None) == bool(item.delay)
 
 
 def test_the_taste_has_each_quick_kind_so_often_and_no_number_of_the_workload() -> None:
@@ -107,10 +122,21 @@ def test_who_fails_sometimes_has_the_retries_for_it_and_who_is_to_die_has_not() 
     """By that a dead letter is told from one that should not be."""
     items = made()
     failing = [item for item in items if item.handler == "torture.fail"]
-    assert {item.kind for item in failing} == {"flaky", "doomed"}
+    assert {item.kind for item in failing} == {"flaky", "doomed", "kept", "cancelled"}
     for item in failing:
-        assert (item.payload["times"] > item.options["max_retries"]) is (item.kind in DIES_OF), item
-    assert all("max_retries" in item.options for item in items if item.kind in DIES_OF)
+        assert (item.payload["times"] > item.options["max_retries"]) is (item.kind == "doomed"), item
+    assert all("max_retries" in item.options for item in items if item.kind in {*DIES_OF} - {"cancelled"})
+
+
+def test_some_jobs_keep_results_some_are_cancelled_and_batches_have_members_of_all_ends() -> None:
+    items = made(seconds=300.0)
+    assert {item.handler for item in items if "result_ttl" in item.options} == {WORK, FAIL, "torture.crash"}
+    assert {item.handler for item in items if item.cancel_after is not None} == {WORK, FAIL}
+    batches = [item for item in items if item.members]
+    assert {member.kind for item in batches for member in item.members} == set(MEMBERS)
+    assert {len(item.members) for item in batches} == {1, 2, 3, 4, 5}
+    warm_up = [item for item in taste(1, ttl=5.0, capabilities=ALL, times=20) if item.members]
+    assert not any(member.kind in SLOW for item in warm_up for member in item.members)
 
 
 def test_an_item_does_not_change_when_it_is_enqueued() -> None:

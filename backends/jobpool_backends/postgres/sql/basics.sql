@@ -51,7 +51,7 @@ DECLARE
     kind text;
     found_now integer;
 BEGIN
-    FOREACH kind IN ARRAY '{calls, ended, uniques, done, starts, records, results}'::text[] LOOP
+    FOREACH kind IN ARRAY '{calls, ended, uniques, done, starts, records, results, batches}'::text[] LOOP
         EXECUTE format(
             'DELETE FROM {schema}.%1$I WHERE ctid = ANY (ARRAY(
                 SELECT x.ctid FROM {schema}.%1$I x WHERE x.until <= $1 ORDER BY x.until LIMIT $2

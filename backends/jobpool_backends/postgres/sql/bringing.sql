@@ -1,16 +1,18 @@
--- Add messages as `enqueue` does, which may claim unique keys, and may come from another queue with their counters.
+-- Add messages as `enqueue` does, which may claim unique keys, join batches, and come from another queue with their
+-- counters. `brought`: by a settlement; see `join_batches`.
 -- Crashes that came with it count as if the last were of this moment. Returns, for each that is left out because its key
 -- is known, its id and that of the message which has the key.
 CREATE OR REPLACE FUNCTION {schema}.bring(
     ids text[], given boolean[], queues text[], handlers text[], priorities smallint[], dues bigint[], bodies bytea[],
     unique_keys text[], attempts integer[], crashes integer[], deliveries bigint[], errors text[], causes text[],
-    eager boolean DEFAULT false
+    eager boolean DEFAULT false, batches text[] DEFAULT '{}', brought boolean DEFAULT false
 ) RETURNS TABLE (asked text, known text) LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     now bigint := {schema}.begin_enqueue();
     left_out bigint[] := '{}';
     chosen text[];
     ready text[];
+    members text[];
     one record;
     claim record;
     claimed_name text;  -- the last that was claimed in this call, and for whom; in this order, others are adjacent
@@ -39,21 +41,25 @@ BEGIN
     WITH added AS (
         INSERT INTO {schema}.messages AS m
             (enqueued_at, available_at, priority, state, given, fresh, id, queue, handler, body, unique_key, attempts,
-            crashes, deliveries, last_error, cause, last_crash)
+            crashes, deliveries, last_error, cause, last_crash, batch)
         SELECT now, greatest(n.due, now), n.priority, CASE WHEN n.due > now THEN 1 ELSE 0 END, n.given,
             n.due IS NULL OR n.due <= now, n.id, n.queue, n.handler, n.body, n.key, n.attempts, n.crashes,
-            n.deliveries, n.error, n.cause, CASE WHEN n.crashes > 0 THEN now END
+            n.deliveries, n.error, n.cause, CASE WHEN n.crashes > 0 THEN now END, n.batch
         FROM unnest(ids, given, queues, handlers, priorities, dues, bodies, unique_keys, bring.attempts, bring.crashes,
-            bring.deliveries, errors, causes) WITH ORDINALITY
+            bring.deliveries, errors, causes, batches) WITH ORDINALITY
             AS n (id, given, queue, handler, priority, due, body, key, attempts, crashes, deliveries, error, cause,
-                place)
+                batch, place)
         WHERE n.place <> ALL (left_out) ORDER BY n.place
         ON CONFLICT (id) DO NOTHING
-        RETURNING m.id, m.given, m.queue, m.fresh)
-    SELECT array_agg(a.id) FILTER (WHERE a.given), array_agg(DISTINCT a.queue) FILTER (WHERE a.fresh)
-    INTO chosen, ready FROM added a;
+        RETURNING m.id, m.given, m.queue, m.fresh, m.batch)
+    SELECT array_agg(a.id) FILTER (WHERE a.given), array_agg(DISTINCT a.queue) FILTER (WHERE a.fresh),
+        array_agg(a.id) FILTER (WHERE a.batch IS NOT NULL)
+    INTO chosen, ready, members FROM added a;
     PERFORM {schema}.finish_enqueue(chosen, ready, now, eager);
     PERFORM {schema}.drop_claims(ids, queues, unique_keys);
+    IF members IS NOT NULL THEN
+        PERFORM {schema}.join_batches(members, brought);
+    END IF;
 END $$;
 
 -- Claim a unique key for a message that is about to be added; or the id of the message that has it, if there is one.

@@ -66,6 +66,7 @@ DECLARE
     wide integer := most;
     taken tid[];
     worn tid[];
+    ends text[];
 BEGIN
     killed := 0;
     LOOP
@@ -94,13 +95,18 @@ BEGIN
                 FROM {schema}.messages m WHERE m.ctid = ANY (taken) ORDER BY m.priority, m.seq LIMIT wide) f
             ORDER BY f.priority, f.seq) x;
         EXIT WHEN worn IS NULL;
-        UPDATE {schema}.messages SET state = 3, died_at = now, reason = '{claim_limit}', fresh = false, ends_at = NULL
+        ends := ends || {schema}.members_at(worn, 'f');
+        UPDATE {schema}.messages
+        SET state = 3, died_at = now, reason = '{claim_limit}', fresh = false, ends_at = NULL, batch = NULL
         WHERE ctid = ANY (worn);
         killed := killed + cardinality(worn);
         EXIT WHEN killed >= {tidy_limit};
         wide := greatest(most, least({worn_limit}, {tidy_limit} - killed));
         may_step := false;
     END LOOP;
+    IF ends IS NOT NULL THEN
+        PERFORM {schema}.end_members(ends);
+    END IF;
     IF places IS NULL AND killed = 0 THEN
         -- As in `fetch`: a floor would hide forever a message made free by hand.
         UPDATE {schema}.heads h SET floor = 0, candidate = NULL, settled_before = NULL, reset_at = now

@@ -56,14 +56,20 @@ RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     ended text[];
     gone integer;
+    ends text[];
 BEGIN
     IF keyed THEN
         PERFORM {schema}.end_claims(places, NULL);
     END IF;
-    WITH deleted AS (DELETE FROM {schema}.messages m WHERE m.ctid = ANY (places) RETURNING m.id, m.given)
-    SELECT count(*), array_agg(d.id) FILTER (WHERE d.given) INTO gone, ended FROM deleted d;
+    WITH deleted AS (DELETE FROM {schema}.messages m WHERE m.ctid = ANY (places) RETURNING m.id, m.given, m.batch)
+    SELECT count(*), array_agg(d.id) FILTER (WHERE d.given),
+        array_agg(ARRAY[d.batch, d.id, 'c']) FILTER (WHERE d.batch IS NOT NULL)
+    INTO gone, ended, ends FROM deleted d;
     IF ended IS NOT NULL THEN
         PERFORM {schema}.remember_ended(ended, now);
+    END IF;
+    IF ends IS NOT NULL THEN
+        PERFORM {schema}.end_members(ends);
     END IF;
     RETURN gone;
 END $$;

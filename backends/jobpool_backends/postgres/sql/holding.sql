@@ -23,9 +23,9 @@ BEGIN
     RETURN QUERY SELECT * FROM {schema}.held_by(name, ident, {schema}.moment());
 END $$;
 
--- Hold what is still in a claim for `length` microseconds from now. A job of it whose row somebody has for long, such
--- as a handler that acks a lease it has lost, keeps its deadline there, but only the claim's own counts. A posted
--- message is not to end before its time: then nothing is renewed.
+-- Hold what is still in a claim for `length` microseconds from now. A job of it whose row somebody has for long keeps
+-- its deadline there, but only the claim's own counts. A posted message is not to end before its time: then nothing is
+-- renewed.
 CREATE OR REPLACE FUNCTION {schema}.prolong_claim(name text, ident text, length bigint, new_grace bigint)
 RETURNS TABLE ({held_columns}) LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE

@@ -9,6 +9,8 @@ CREATE OR REPLACE FUNCTION {schema}.reap(
 DECLARE
     now bigint := {schema}.moment();
     expired tid[];
+    one record;
+    ends text[];
     claims boolean := true;
     lives boolean := true;
 BEGIN
@@ -39,9 +41,9 @@ BEGIN
     IF cardinality(expired) = 0 THEN
         RETURN;
     END IF;
-    RETURN QUERY
+    FOR one IN
     WITH charged AS MATERIALIZED (
-        SELECT m.ctid AS place, m.deadline, m.seq, c.crashes,
+        SELECT m.ctid AS place, m.deadline, m.seq, m.batch, c.crashes,
             coalesce(nullif(m.forfeited, ''), '{unknown_cause}') AS cause,
             max_crashes > 0 AND c.crashes > max_crashes AS dead,
             CASE WHEN c.crashes <= 1 THEN 0 ELSE round(
@@ -55,9 +57,23 @@ BEGIN
         SET state = CASE WHEN c.dead THEN 3 WHEN c.delay > 0 THEN 1 ELSE 0 END,
             available_at = CASE WHEN c.dead THEN m.available_at ELSE now + c.delay END,
             died_at = CASE WHEN c.dead THEN now END, reason = CASE WHEN c.dead THEN 'crash-limit' ELSE m.reason END,
-            crashes = c.crashes, last_crash = now, cause = c.cause, {no_lease}
+            batch = CASE WHEN NOT c.dead THEN m.batch END, crashes = c.crashes, last_crash = now, cause = c.cause,
+            {no_lease}
         FROM charged c WHERE m.ctid = c.place
-        RETURNING m.id, c.crashes, c.cause, c.dead, c.deadline, c.seq)
-    SELECT d.id, d.crashes, d.cause, d.dead FROM changed d ORDER BY d.deadline, d.seq;
+        RETURNING m.id, c.crashes, c.cause, c.dead, c.deadline, c.seq, c.batch)
+    SELECT d.id, d.crashes, d.cause, d.dead, d.batch FROM changed d ORDER BY d.deadline, d.seq
+    LOOP
+        id := one.id;
+        crashes := one.crashes;
+        cause := one.cause;
+        dead := one.dead;
+        RETURN NEXT;
+        IF one.dead AND one.batch IS NOT NULL THEN
+            ends := ends || ARRAY[ARRAY[one.batch, one.id, 'f']];
+        END IF;
+    END LOOP;
+    IF ends IS NOT NULL THEN
+        PERFORM {schema}.end_members(ends);
+    END IF;
     PERFORM {schema}.ring(ARRAY[name]);
 END $$;

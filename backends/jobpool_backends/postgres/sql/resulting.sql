@@ -27,12 +27,15 @@ BEGIN
     END IF;
 END $$;
 
--- Lie down until one of these jobs ends; whether one has ended already. Waits for no disk: after a crash nobody sleeps.
+-- Lie down until one of these jobs or batches ends; whether one has ended already. Waits for no disk: after a crash
+-- nobody sleeps.
 CREATE OR REPLACE FUNCTION {schema}.await_ends(ids text[]) RETURNS boolean LANGUAGE plpgsql VOLATILE {planner} AS $$
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     INSERT INTO {schema}.sleepers (queue) SELECT '=' || ident FROM unnest(ids) ident ON CONFLICT DO NOTHING;
-    RETURN (SELECT count(*) FROM {schema}.messages m WHERE m.id = ANY (ids) AND m.state <> 3) < cardinality(ids);
+    RETURN (
+        (SELECT count(*) FROM {schema}.messages m WHERE m.id = ANY (ids) AND m.state <> 3)
+        + (SELECT count(*) FROM {schema}.batches b WHERE b.id = ANY (ids) AND b.ended_at IS NULL)) < cardinality(ids);
 END $$;
 
 -- Get up again. Others who wait for the same lie down anew with their next look.
@@ -49,5 +52,6 @@ RETURNS TABLE (id text, record bytea) LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     now bigint := {schema}.moment();
 BEGIN
-    RETURN QUERY SELECT r.id, r.record FROM {schema}.results r WHERE r.id = ANY (ids) AND r.until > now;
+    -- `+ 0`, so that only the index of ids can be read: that of ends would bring all results.
+    RETURN QUERY SELECT r.id, r.record FROM {schema}.results r WHERE r.id = ANY (ids) AND r.until + 0 > now;
 END $$;

@@ -2,8 +2,8 @@
 -- o OK, n NOT_IN_FLIGHT, e EXPIRED, w NOT_OWNER; when this call was answered within the last minute, the same again
 -- with a, ALREADY, for o. `verbs`: a letter each, a ack, n nack, b abandon, x the same after a failed attempt, r release,
 -- s the same of what was begun, f forfeit, m moved elsewhere.
--- `delays`: microseconds, below 0 for what does not come back. Nothing here waits for a message, so there are no
--- dead-locks.
+-- `delays`: microseconds, below 0 for what does not come back. Nothing here waits for a message that was locked before,
+-- and one that is locked in the same instant has one owner only, so pools make no dead-locks.
 -- `keys`: of an ack, to be marked done for `keeps` microseconds, which is also how long a unique key stays known.
 -- `starts`: of a release, the names of rates, a line each, that get this start back.
 CREATE OR REPLACE FUNCTION {schema}.settle(
@@ -17,22 +17,32 @@ DECLARE
     give_up timestamptz := clock_timestamp() + interval '{row_lock_timeout}';
     known_as text := 'settle:' || call;
     answers text := (SELECT CASE WHEN c.until > now THEN c.answer END FROM {schema}.calls c WHERE c.id = known_as);
-    answer text;
+    acks record;
+    one text[];
+    ends text[];
     ready text[] := '{}';
 BEGIN
     IF answers IS NOT NULL THEN
         RETURN translate(answers, 'o', 'a');
     END IF;
-    answers := {schema}.settle_acks(ack_queues, ack_seqs, ack_holders, now, give_up);
+    acks := {schema}.settle_acks(ack_queues, ack_seqs, ack_holders, now, give_up);
+    answers := acks.answers;
+    ends := acks.ends;
     FOR number IN 1 .. cardinality(seqs) LOOP
-        answer := {schema}.settle_one(
+        one := {schema}.settle_one(
             queues[number], seqs[number], holders[number], substr(verbs, number, 1), delays[number], reasons[number],
             errors[number], causes[number], keys[number], keeps[number], starts[number], now, give_up);
-        answers := answers || answer;
-        IF answer = 'o' AND delays[number] >= 0 THEN
+        answers := answers || one[1];
+        IF cardinality(one) > 1 THEN
+            ends := ends || ARRAY[one[2:]];
+        END IF;
+        IF one[1] = 'o' AND delays[number] >= 0 THEN
             ready := ready || queues[number];
         END IF;
     END LOOP;
+    IF ends IS NOT NULL THEN
+        PERFORM {schema}.end_members(ends);
+    END IF;
     PERFORM {schema}.remember(known_as, answers, now);
     IF cardinality(ready) > 0 THEN
         PERFORM {schema}.ring(ARRAY(SELECT DISTINCT unnest(ready)));
@@ -40,55 +50,77 @@ BEGIN
     RETURN answers;
 END $$;
 
+-- Nearly all acks are of messages that nobody else has touched since the fetch: these go at once, without a lock of
+-- their own. The rest, marked by a question mark, goes one by one.
 CREATE OR REPLACE FUNCTION {schema}.settle_acks(
-    queues text[], seqs bigint[], holders bigint[], now bigint, give_up timestamptz
-) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+    queues text[], seqs bigint[], holders bigint[], now bigint, give_up timestamptz, OUT answers text, OUT ends text[]
+) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     leased smallint := 2;  -- as a number it would invite the planner to use another index
-    answers text;
-    places tid[];
+    rows_at tid[];
+    places bigint[];
+    gone bigint[];
     ended text[];
-    claims boolean;
+    one text[];
 BEGIN
-    SELECT string_agg(j.answer, '' ORDER BY j.place), array_agg(j.ctid) FILTER (WHERE j.answer = 'o'),
-        array_agg(j.id) FILTER (WHERE j.answer = 'o' AND j.given), count(j.unique_key) > 0
-    INTO answers, places, ended, claims FROM (
-        SELECT w.place, l.ctid, l.id, l.given, l.unique_key, CASE
-            WHEN l.ctid IS NULL THEN '?' WHEN l.deadline <= now THEN 'e' WHEN l.holder <> w.holder THEN 'w' ELSE 'o'
-            END AS answer
-        FROM unnest(queues, seqs, holders) WITH ORDINALITY AS w (queue, seq, holder, place)
-        LEFT JOIN LATERAL (
-            SELECT m.ctid, m.deadline, m.holder, m.id, m.given, m.unique_key FROM {schema}.messages m
-            WHERE m.queue = w.queue AND m.state = leased AND m.seq = w.seq FOR UPDATE SKIP LOCKED) l ON true) j;
-    IF claims THEN
-        PERFORM {schema}.end_claims(places, now + {unique_memory});
+    answers := '';
+    IF cardinality(seqs) = 0 THEN
+        RETURN;
     END IF;
-    DELETE FROM {schema}.messages WHERE ctid = ANY (places);
+    SELECT array_agg(l.ctid), array_agg(w.place) INTO rows_at, places
+    FROM unnest(queues, seqs, holders) WITH ORDINALITY AS w (queue, seq, holder, place), LATERAL (
+        SELECT m.ctid FROM {schema}.messages m
+        WHERE m.queue = w.queue AND m.state = leased AND m.seq = w.seq AND m.holder = w.holder AND m.deadline > now
+        OFFSET 0) l;
+    WITH gone AS (
+        DELETE FROM {schema}.messages m
+        WHERE m.ctid = ANY (rows_at) AND m.state + 0 = leased AND m.seq + 0 = ANY (seqs)  -- + 0: by no index
+            AND m.deadline > now
+            AND (m.xmax = m.xmin OR m.xmax = 0)  -- only the fetch or the renewal that wrote it has locked it
+        RETURNING m.seq, m.id, m.given, m.queue, m.unique_key, m.batch
+    ), freed AS (
+        UPDATE {schema}.uniques u SET until = now + {unique_memory} FROM gone g
+        WHERE u.queue = g.queue AND u.key = g.unique_key AND u.id = g.id)
+    SELECT array_agg(g.seq), array_agg(g.id) FILTER (WHERE g.given),
+        array_agg(ARRAY[g.batch, g.id, 's']) FILTER (WHERE g.batch IS NOT NULL)
+    INTO gone, ended, ends FROM gone g;
+    IF cardinality(gone) IS DISTINCT FROM cardinality(places) THEN
+        places := ARRAY(SELECT min(p) FROM unnest(places) p WHERE seqs[p] = ANY (gone) GROUP BY seqs[p]);
+    END IF;
     IF ended IS NOT NULL THEN
         PERFORM {schema}.remember_ended(ended, now);
     END IF;
+    IF cardinality(places) = cardinality(seqs) THEN
+        answers := repeat('o', cardinality(seqs));
+        RETURN;
+    END IF;
+    answers := (
+        SELECT string_agg(CASE WHEN number = ANY (places) THEN 'o' ELSE '?' END, '' ORDER BY number)
+        FROM generate_series(1, cardinality(seqs)) AS number);
     FOR number IN 1 .. cardinality(seqs) LOOP
-        EXIT WHEN strpos(answers, '?') = 0;
         IF substr(answers, number, 1) = '?' THEN
-            answers := overlay(answers PLACING {schema}.settle_one(
+            one := {schema}.settle_one(
                 queues[number], seqs[number], holders[number], 'a', -1, NULL, NULL, NULL, NULL, NULL, NULL, now,
-                give_up) FROM number FOR 1);
+                give_up);
+            answers := overlay(answers PLACING one[1] FROM number FOR 1);
+            IF cardinality(one) > 1 THEN
+                ends := ends || ARRAY[one[2:]];
+            END IF;
         END IF;
     END LOOP;
-    RETURN coalesce(answers, '');
 END $$;
 
+-- One letter; after that of a member, which has ended, its row for `end_members`.
 CREATE OR REPLACE FUNCTION {schema}.settle_one(
     name text, number bigint, owner bigint, verb text, delay bigint, why text, error text, new_cause text,
     done_key text, keep bigint, rates text, now bigint, give_up timestamptz
-) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+) RETURNS text[] LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     leased smallint := 2;
     lease record;
-    ours boolean;
 BEGIN
     LOOP
-        SELECT m.ctid AS place, m.id, m.given, m.unique_key INTO lease FROM {schema}.messages m
+        SELECT m.ctid AS place, m.id, m.given, m.unique_key, m.batch INTO lease FROM {schema}.messages m
         WHERE m.queue = name AND m.state = leased AND m.seq = number AND m.deadline > now AND m.holder = owner
         FOR UPDATE SKIP LOCKED;
         EXIT WHEN FOUND;
@@ -96,11 +128,11 @@ BEGIN
         SELECT CASE WHEN m.deadline <= now THEN 'e' WHEN m.holder <> owner THEN 'w' END AS refusal INTO lease
         FROM {schema}.messages m WHERE m.queue = name AND m.state = leased AND m.seq = number;
         IF NOT FOUND THEN
-            RETURN 'n';
+            RETURN ARRAY['n'];
         ELSIF lease.refusal IS NOT NULL THEN
-            RETURN lease.refusal;
+            RETURN ARRAY[lease.refusal];
         ELSIF clock_timestamp() >= give_up THEN
-            RETURN 'w';  -- a transaction that hangs has it, such as that of a handler that was killed
+            RETURN ARRAY['w'];  -- a transaction that hangs has it, such as that of a handler that was killed
         END IF;
         PERFORM pg_sleep(0.002);  -- it is being renewed, or settled by an earlier try of this call
     END LOOP;
@@ -129,8 +161,9 @@ BEGIN
                 PERFORM {schema}.give_back_starts(name, string_to_array(rates, E'\n'), number, owner);
             END IF;
         WHEN 'b', 'x' THEN
-            UPDATE {schema}.messages SET state = 3, died_at = now, reason = why,
-                attempts = attempts + (verb = 'x')::integer, last_error = coalesce(error, last_error), cause = coalesce(new_cause, cause), {no_lease}
+            UPDATE {schema}.messages SET state = 3, died_at = now, reason = why, batch = NULL,
+                attempts = attempts + (verb = 'x')::integer, last_error = coalesce(error, last_error),
+                cause = coalesce(new_cause, cause), {no_lease}
             WHERE ctid = lease.place;
         WHEN 'f' THEN
             UPDATE {schema}.messages SET deadline = now, forfeited = why WHERE ctid = lease.place;
@@ -140,7 +173,11 @@ BEGIN
             END IF;
             DELETE FROM {schema}.messages WHERE ctid = lease.place;
     END CASE;
-    RETURN 'o';
+    IF lease.batch IS NULL OR verb NOT IN ('a', 'b', 'x', 'm') THEN
+        RETURN ARRAY['o'];
+    END IF;
+    RETURN ARRAY['o', lease.batch, lease.id, CASE
+        WHEN verb = 'a' THEN 's' WHEN verb = 'm' THEN 'm' WHEN why = 'cancelled' THEN 'c' ELSE 'f' END];
 END $$;
 
 -- Hold these leases for `length` microseconds from now. A letter each: r renewed, k kept: another transaction has the

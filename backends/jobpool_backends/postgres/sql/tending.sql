@@ -61,13 +61,19 @@ CREATE OR REPLACE FUNCTION {schema}.cancel(places tid[], seqs bigint[])
 RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     locked tid[] := {schema}.lock_seen(places, seqs);
+    ends text[] := {schema}.members_at(locked, 'c');
     cancelled integer;
 BEGIN
+    -- CASE: a plan made for an empty table would go through all that wait, by their states.
     WITH changed AS (
         UPDATE {schema}.messages m
-        SET state = 3, died_at = {schema}.moment(), reason = 'cancelled', fresh = false
-        WHERE m.ctid = ANY (locked) AND m.state IN (0, 1) AND m.handler <> '' RETURNING 1)
+        SET state = 3, died_at = {schema}.moment(), reason = 'cancelled', fresh = false, batch = NULL
+        WHERE m.ctid = ANY (locked) AND CASE WHEN m.state IN (0, 1) THEN m.handler <> '' END
+        RETURNING 1)
     SELECT count(*) INTO cancelled FROM changed;
+    IF ends IS NOT NULL THEN
+        PERFORM {schema}.end_members(ends);
+    END IF;
     RETURN cancelled;
 END $$;
 

@@ -1,12 +1,12 @@
 -- Messages on their way in, to one queue or several. Needs LEAD.last, the key of the last sequence that was given.
 --
 -- Most messages are new, and have nothing but the end of a record. Of one that has more, that word is '+' and JSON: the
--- end of the record as `tail`, its `counters`, and where there are any its `unique` key, `error` and `cause`.
+-- end of the record as `tail`, its `counters`, and where there are any `unique` (its key), `batch`, `error`, `cause`.
 
 local stamp = digits(now)
 
--- Error and cause of messages that come from another queue, by id.
-local carried = {}
+-- Error and cause of messages that come from another queue, by id; and the field in `batched` of those that have one.
+local carried, carried_batched = {}, {}
 
 -- Which of `ids` are not to be added: live, dead, or ended not long ago.
 local function known_among(q, ids, given)
@@ -25,15 +25,15 @@ local function put(list, name, value)
     list[size + 1], list[size + 2] = name, value
 end
 
--- Note one message for its queue; the words of ARGV begin at `at`.
-local function note_new(news, names, id, seq, at, more)
-    local number, due, available = tonumber(ARGV[at]), ARGV[at + 2], '-'
+-- Note one message for its queue; its `words` begin at `at`.
+local function note_new(news, names, id, seq, words, at, more)
+    local number, due, available = tonumber(words[at]), words[at + 2], '-'
     local new = news[number]
     if not new then
-        new = {ids = {}, records = {}, bodies = {}, ready = {}, delayed = {}, later = {}, more = {}}
+        new = {ids = {}, records = {}, bodies = {}, ready = {}, delayed = {}, later = {}, more = {}, batched = {}}
         news[number] = new
     end
-    local member = ARGV[at + 1] .. format('%016.0f', seq)
+    local member = words[at + 1] .. format('%016.0f', seq)
     if due ~= '' and tonumber(due) > now then
         available = due
         put(new.delayed, due, member)
@@ -45,10 +45,14 @@ local function note_new(news, names, id, seq, at, more)
     if more then
         put(new.records, member, more.counters .. ' ' .. available .. ' ' .. stamp .. ' ' .. more.tail)
         new.more[#new.more + 1] = {member, id, more}
+        local batched = more.batch and id .. ' ' .. more.batch or carried_batched[id]
+        if batched then
+            put(new.batched, member, batched)
+        end
     else
-        put(new.records, member, '0 0 0 ' .. available .. ' ' .. stamp .. ' ' .. ARGV[at + 3])
+        put(new.records, member, '0 0 0 ' .. available .. ' ' .. stamp .. ' ' .. words[at + 3])
     end
-    put(new.bodies, member, ARGV[at + 4])
+    put(new.bodies, member, words[at + 4])
 end
 
 -- Crashes that it brings along count from now on.
@@ -80,6 +84,9 @@ local function write_new(q, name, new)
     for _, each in ipairs(new.more) do
         write_more(q, unpack(each))
     end
+    if #new.batched > 0 then
+        many('HSET', beside(q, 'batched'), new.batched)
+    end
 end
 
 -- An entry of an outbox, with what is noted of the message where it comes from.
@@ -106,16 +113,32 @@ local function obstacle(q, number, key, id, taken)
     return other
 end
 
+-- Note that a message that is to be added joins its batch; false when it may not.
+local function join(q, more, id, seq, joined, brought)
+    local batch = more.batch
+    if may_join(q, batch, brought) then
+        joined[batch] = joined[batch] or {}
+        put(joined[batch], digits(seq), id)
+    elseif brought then
+        more.batch = nil
+    else
+        return false
+    end
+    return true
+end
+
 -- Add those whose id is not known. `queues` are the keys, by the number that messages name their queue with, `names` the
--- queues' names. ARGV from `at` on: `count` ids; then for each message the number of its queue, priority, when it is due
--- ('' = now), the end of its record, its body. Number 0 is a queue that is out of reach: the body, which then is the
--- whole message, goes to the outbox of the first queue. Messages that `refused` says are left out.
--- Returns the ids of those whose unique key is another's, each with the id of that one; nil when there are none.
-local function add(queues, names, at, count, refused)
-    local ids, given, news, mores, taken, existing = {}, {}, {}, {}, {}, {}
+-- queues' names. `words` from `at` on: `count` ids; then for each message the number of its queue, priority, when it is
+-- due ('' = now), the end of its record, its body. Number 0 is a queue that is out of reach: the body, which then is the
+-- whole message, goes to the outbox of the first queue. Messages that `refused` says are left out. `brought`: by a
+-- settlement or a batch, so that a message that is too late for its batch is added without one.
+-- Returns the ids of those whose unique key is another's, each with the id of that one; nil when there are none. Or the
+-- batch of one that is not open: then nothing was added.
+local function add(queues, names, words, at, count, refused, brought)
+    local ids, given, news, mores, taken, existing, joined = {}, {}, {}, {}, {}, {}, {}
     for i = 1, count do
-        ids[i] = ARGV[at + i - 1]
-        local tail = ARGV[at + count + 5 * i - 2]
+        ids[i] = words[at + i - 1]
+        local tail = words[at + count + 5 * i - 2]
         local who = byte(tail)
         if who == 43 then -- +
             mores[i] = cjson.decode(sub(tail, 2))
@@ -130,24 +153,31 @@ local function add(queues, names, at, count, refused)
     for i, id in ipairs(ids) do
         local from = at + count + 5 * (i - 1)
         local left_out = refused and refused[i]
-        if ARGV[from] == '0' then
+        if words[from] == '0' then
             if not left_out then
-                call('RPUSH', queues[1].outbox, with_notes(ARGV[from + 4], carried[id]))
+                call('RPUSH', queues[1].outbox, with_notes(words[from + 4], carried[id]))
             end
         elseif not (left_out or known[id]) then
             local more = mores[i]
-            local other = more and obstacle(queues[tonumber(ARGV[from])], ARGV[from], more.unique, id, taken)
+            local other = more and obstacle(queues[tonumber(words[from])], words[from], more.unique, id, taken)
             if other then
                 put(existing, id, other)
             else
+                if more and more.batch and not join(queues[1], more, id, seq + 1, joined, brought) then
+                    return more.batch
+                end
                 known[id] = true -- the same id again is the same message
                 seq = seq + 1
-                note_new(news, names, id, seq, from, more)
+                note_new(news, names, id, seq, words, from, more)
             end
         end
     end
     for number, new in pairs(news) do
         write_new(queues[number], names[number], new)
+    end
+    for batch, pairs_of in pairs(joined) do
+        call('HINCRBY', shared(queues[1], 'batch:' .. batch), 'total', #pairs_of / 2)
+        many('ZADD', shared(queues[1], 'members:' .. batch), pairs_of)
     end
     call('SET', LEAD.last, digits(seq))
     return existing[1] and existing

@@ -61,4 +61,8 @@ elseif #wanted > 0 then
         ring(q)
     end
 end
+if ARGV[1] == 'delete' or ARGV[1] == 'cancel' then
+    end_members(q, wanted, 'cancelled')
+    finish(q)
+end
 return #wanted

@@ -15,6 +15,8 @@ local function give_up(members, records)
     many('HSET', q.record, changes)
     annotate(q, edits)
     bury(q, members)
+    end_members(q, members, 'failed')
+    finish(q)
     cap(q, tonumber(ARGV[6]), tonumber(ARGV[7]))
 end
 

@@ -59,6 +59,8 @@ if #jobs > 0 then
         many('ZREM', key, jobs)
     end
     erase_recorded(q, jobs, job_records)
+    end_members(q, jobs, 'cancelled')
+    finish(q)
 end
 if #posts > 0 then
     remove_posts(q, posts, post_records)

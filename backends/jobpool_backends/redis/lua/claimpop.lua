@@ -9,4 +9,6 @@ if #found.members == 0 then
 end
 many('ZREM', q.lives, found.members)
 erase_recorded(q, found.members, found.records)
+end_members(q, found.members, 'cancelled')
+finish(q)
 return {found.members, found.records, found.bodies}

@@ -5,4 +5,4 @@ local queues, names = {}, {}
 for number = 1, COUNT do
     queues[number], names[number] = keys_of(number), ARGV[number]
 end
-return add(queues, names, COUNT + 2, tonumber(ARGV[COUNT + 1]))
+return add(queues, names, ARGV, COUNT + 2, tonumber(ARGV[COUNT + 1]))

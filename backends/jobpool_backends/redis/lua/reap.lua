@@ -97,6 +97,8 @@ if #work.ready > 0 then
     ring(q)
 end
 bury(q, work.dead)
+end_members(q, work.dead, 'failed')
+finish(q)
 cap(q, tonumber(ARGV[9]), tonumber(ARGV[10]))
 sweep(q, 1000)
 local room, freed, ended = tonumber(ARGV[1]) - #members, 0, 0

@@ -29,7 +29,7 @@ local function nothing_yet()
     return {
         ended = {}, ids = {}, given = {}, forfeited = {}, left = {}, changes = {}, ready = {}, delayed = {}, later = {},
         dead = {}, edits = {}, unique = {}, unique_ids = {}, lasts = {}, moved = {}, moved_ids = {}, guarded = {},
-        dead_ids = {},
+        dead_ids = {}, cancelled = {},
     }
 end
 
@@ -120,6 +120,9 @@ verbs.R = verbs.r
 -- To the dead letters, with this record.
 local function die(work, member, text, at, id)
     leave(work, member, text)
+    if ARGV[at] == 'cancelled' then
+        push(work.cancelled, member)
+    end
     push(work.dead_ids, id)
     push(work.dead, member)
     push(work.edits, {member, 'reason', ARGV[at]})
@@ -151,10 +154,13 @@ function verbs.m(work, member, text, _, id)
     end
 end
 
--- Take the notes of messages that move along with them.
+-- Take the notes of messages that move along with them, and their batches.
 local function carry(q, work)
     for i, text in ipairs(ask('HMGET', q.notes, work.moved)) do
         carried[work.moved_ids[i]] = text and cjson.decode(text) or nil
+    end
+    for i, text in ipairs(take_batched(q, work.moved) or {}) do
+        carried_batched[work.moved_ids[i]] = text or nil
     end
 end
 
@@ -185,6 +191,9 @@ local function write(q, work)
         tell(q, work.dead_ids)
         cap(q, tonumber(ARGV[2]), tonumber(ARGV[3]))
     end
+    end_members(q, work.ended, 'succeeded') -- carry has taken out those that moved
+    end_members(q, work.cancelled, 'cancelled')
+    end_members(q, work.dead, 'failed')
 end
 
 -- The refusal when nobody leases a message that there is: a claim may hold it.
@@ -255,7 +264,7 @@ local function follow_up(queues, at, letters)
     for i = 1, count do
         refused[i] = letters[tonumber(ARGV[places + i - 1])] ~= 'o'
     end
-    add(queues, names, places + count + 1, count, refused)
+    add(queues, names, ARGV, places + count + 1, count, refused, true)
 end
 
 -- From the order of the queues to that of the call.
@@ -282,6 +291,7 @@ end
 if ARGV[at] then
     follow_up(queues, at, letters)
 end
+finish(queues[1])
 local answers = table.concat(letters)
 remember(LEAD.memory, ARGV[1], answers)
 return answers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -132,6 +133,12 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(names[:_MANY]) + (f" and {more} more" if more > 0 else "")
 
 
+def _exit_of(code: int) -> str:
+    if code < 0:
+        return f"was killed by signal {-code} ({signal.strsignal(-code)})"
+    return f"ended its process with status {code}"
+
+
 def load(settings: Settings, sys_path: Sequence[str]) -> Loaded | Finding | None:
     """Return what `settings.apps` bring, or the finding why that is not known; None = no app is named.
 
@@ -156,7 +163,7 @@ def load(settings: Settings, sys_path: Sequence[str]) -> Loaded | Finding | None
         found = f"the handlers were not looked at: the app took more than {PATIENCE:g} s to import"
         return Finding("handlers", Level.NOTE, found)
     except ValueError:
-        told = {"error": f"the app ended its process with status {done.returncode} while it was imported"}
+        told = {"error": f"while it was imported, the app {_exit_of(done.returncode)}"}
     if "error" in told:
         mend = "correct the app, or the setting `apps`"
         return Finding("handlers", Level.PROBLEM, told["error"], "no pool starts with it", mend)

@@ -1,0 +1,67 @@
+"""Batches: opened, closed and looked at. Their members are counted by the scripts that add and end messages.
+
+A batch is a hash of the namespace. See `lua/batches.lua` and `lua/finish.lua`.
+"""
+
+from __future__ import annotations
+
+import orjson
+
+from jobpool.broker.values import NewBatch, NewMessage
+from jobpool.errors import InvalidJob
+from jobpool.message.batches import NOT_OPEN, BatchStatus
+from jobpool_backends.redis.keyspace import BATCH_CLOSE, BATCH_OPEN, Keyspace
+from jobpool_backends.redis.records import PRIORITIES, due_word, tail_of
+from jobpool_backends.shared import MICRO
+
+_FIELDS = ("open", "total", "succeeded", "failed", "cancelled", "failed_ids", "created", "ended", "parent")
+
+
+class Batches:
+    """The batches of one prefix, whose keys are on one server."""
+
+    def __init__(self, keys: Keyspace) -> None:
+        self._keys = keys
+
+    def open(self, batch: NewBatch) -> None:
+        callbacks = map(_callback_entry, (batch.on_success, batch.on_done))
+        if self._keys.run(BATCH_OPEN, [""], [batch.id, batch.parent or "", *callbacks]):
+            raise InvalidJob(NOT_OPEN.format(batch.parent))
+
+    def close(self, ident: str) -> None:
+        self._keys.run(BATCH_CLOSE, [""], [ident])
+
+    def get(self, ident: str) -> BatchStatus | None:
+        counts = ("HMGET", self._keys.batch("batch", ident), *_FIELDS)
+        found, nested = self._keys.link.call_many([counts, ("LRANGE", self._keys.batch("nested", ident), 0, -1)])
+        opened, total, succeeded, failed, cancelled, failed_ids, created, ended, parent = found
+        if opened is None:
+            return None
+        return BatchStatus(
+            ident,
+            opened == b"1",
+            int(total),
+            int(succeeded),
+            int(failed),
+            int(cancelled),
+            tuple(failed_ids.decode().splitlines()),
+            int(created) / MICRO,
+            None if ended is None else int(ended) / MICRO,
+            parent and parent.decode(),
+            tuple(each.decode() for each in nested),
+        )
+
+    def members(self, ident: str, limit: int) -> list[str]:
+        key = self._keys.batch("members", ident)
+        some = self._keys.link.call("ZRANGE", key, "-inf", "+inf", "BYSCORE", "LIMIT", 0, limit)
+        return [each.decode() for each in some]
+
+
+def _callback_entry(message: NewMessage | None) -> bytes:
+    """Return a callback as `finish.lua` adds it: a line of facts, then the body; b"" for none."""
+    if message is None:
+        return b""
+    tail = tail_of(message)
+    end = tail if isinstance(tail, str) else tail.decode()
+    facts = (message.queue, message.id, PRIORITIES[message.priority], str(due_word(message.due)), end)
+    return orjson.dumps(facts) + b"\n" + message.body

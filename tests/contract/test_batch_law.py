@@ -1,0 +1,534 @@
+"""Batches: each end of a member is counted once, in its own step, and the last one brings the callbacks, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.harness import Harness
+from support.jobs import QUEUE, a_job, at, numbered
+
+from jobpool.broker import editing
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import MessageFilter, NewBatch, ReapPolicy, State, Verb
+from jobpool.errors import InvalidJob
+from jobpool.message.batches import BATCH_MEMORY_S, MAX_FAILED_IDS, BatchStatus
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import verify
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+
+pytestmark = pytest.mark.needs("leases", "key_store", "atomic_across_queues")
+
+BATCH = "batch-1"
+DONE, SUCCESS = "done", "success"  # queues of the callbacks
+
+
+def opened(backend: QueueBackend, ident: str = BATCH, parent: str | None = None) -> str:
+    """An open batch whose callbacks go to queues of their own."""
+    on_done = backend.pack(JobDefinition("finish", {"of": ident}, queue=DONE, identifier=f"{ident}:done"))
+    on_success = backend.pack(JobDefinition("celebrate", queue=SUCCESS, identifier=f"{ident}:success"))
+    backend.batches.open(NewBatch(ident, parent, on_success, on_done))
+    return ident
+
+
+def leased(backend: QueueBackend, count: int, queue: str = QUEUE, batch: str | None = BATCH) -> list[JobLease]:
+    """New members, leased; no other message waits in their queue."""
+    backend.enqueue_many(numbered(count, queue=queue, batch=batch))
+    leases = backend.fetch_many(queue, limit=count, ttl=100.0)
+    assert len(leases) == count
+    return leases
+
+
+def settle(backend: QueueBackend, lease: JobLease, settlement: Settlement, call_id: str | None = None) -> Settled:
+    [answer] = backend.settle_many([(lease, settlement)], call_id)
+    return answer
+
+
+def counts(backend: QueueBackend, ident: str = BATCH) -> tuple[int, int, int, int]:
+    """Total, succeeded, failed, cancelled."""
+    found = known(backend, ident)
+    return found.total, found.succeeded, found.failed, found.cancelled
+
+
+def known(backend: QueueBackend, ident: str = BATCH) -> BatchStatus:
+    found = backend.batches.get(ident)
+    assert found is not None
+    return found
+
+
+def callbacks(backend: QueueBackend) -> list[tuple[str, str]]:
+    """The handler and id of each callback that waits, by queue."""
+    found = backend.list_messages(MessageFilter(states=(State.WAITING,)), limit=100)
+    return sorted((message.handler, message.id) for message in found if message.queue in (DONE, SUCCESS))
+
+
+def told(backend: QueueBackend, queue: str = DONE) -> dict[str, Any]:
+    """The end of the batch as its callback in this queue finds it, verified."""
+    lease = backend.fetch(queue)
+    assert lease is not None
+    verify(lease.body, lease.envelope, backend.signer, queue)
+    backend.release(lease)
+    assert lease.envelope.ended is not None
+    return lease.envelope.ended
+
+
+BOTH = [("celebrate", f"{BATCH}:success"), ("finish", f"{BATCH}:done")]
+ONLY_DONE = BOTH[1:]
+
+# --- how it ends -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.spans
+def test_the_last_member_of_a_closed_batch_brings_the_callbacks(backend: QueueBackend) -> None:
+    opened(backend)
+    leases = leased(backend, 2) + leased(backend, 1, "mails")
+    assert counts(backend) == (3, 0, 0, 0)
+    assert known(backend).open
+    backend.batches.close(BATCH)
+    for number, lease in enumerate(leases):
+        assert callbacks(backend) == []
+        assert not known(backend).has_ended
+        assert counts(backend) == (3, number, 0, 0)
+        assert backend.ack(lease) is Settled.OK
+    assert callbacks(backend) == BOTH
+    assert told(backend) == told(backend, SUCCESS)
+    assert told(backend) == {
+        "id": BATCH,
+        "total": 3,
+        "succeeded": 3,
+        "failed": 0,
+        "cancelled": 0,
+        "failed_ids": [],
+    }
+    found = known(backend)
+    assert found.has_ended
+    assert not found.open
+    assert found.left == 0
+
+
+def test_an_open_batch_does_not_end(backend: QueueBackend) -> None:
+    opened(backend)
+    for lease in leased(backend, 2):
+        backend.ack(lease)
+    assert callbacks(backend) == []
+    [late] = leased(backend, 1)
+    backend.batches.close(BATCH)
+    assert callbacks(backend) == []
+    backend.ack(late)
+    assert callbacks(backend) == BOTH
+    assert counts(backend) == (3, 3, 0, 0)
+
+
+def test_one_without_members_ends_when_it_is_closed(backend: QueueBackend) -> None:
+    opened(backend)
+    backend.batches.close(BATCH)
+    assert callbacks(backend) == BOTH
+    backend.batches.close(BATCH)
+    backend.batches.open(NewBatch(BATCH))
+    backend.batches.close("unknown")
+    assert callbacks(backend) == BOTH
+    assert known(backend).total == 0
+    assert known(backend).has_ended
+
+
+def test_one_that_has_no_callbacks_ends_all_the_same(backend: QueueBackend) -> None:
+    backend.batches.open(NewBatch(BATCH))
+    [lease] = leased(backend, 1)
+    backend.batches.close(BATCH)
+    backend.ack(lease)
+    assert known(backend).has_ended
+
+
+ENDS: list[tuple[Settlement, tuple[int, int, int]]] = [
+    (Ack(), (1, 0, 0)),
+    (Abandon("failed", "boom"), (0, 1, 0)),
+    (Abandon("expired"), (0, 1, 0)),
+    (Abandon("rejected"), (0, 1, 0)),
+    (Abandon("cancelled"), (0, 0, 1)),
+]
+NO_ENDS: list[Settlement] = [Nack(0.0, "boom"), Nack(50.0), Release(0.0), Release(50.0, begun=False), Forfeit("oom")]
+
+
+@pytest.mark.parametrize(("settlement", "ends"), ENDS, ids=str)
+def test_each_end_is_counted(backend: QueueBackend, settlement: Settlement, ends: tuple[int, int, int]) -> None:
+    opened(backend)
+    first, second = leased(backend, 2)
+    backend.batches.close(BATCH)
+    assert settle(backend, first, settlement) is Settled.OK
+    assert counts(backend) == (2, *ends)
+    assert callbacks(backend) == []
+    assert settle(backend, second, Ack()) is Settled.OK
+    is_failed = ends[0] == 0
+    assert callbacks(backend) == (ONLY_DONE if is_failed else BOTH)
+    assert told(backend)["failed_ids"] == ([first.id] if is_failed else [])
+
+
+@pytest.mark.parametrize("settlement", NO_ENDS, ids=str)
+def test_what_comes_back_has_not_ended(harness: Harness, backend: QueueBackend, settlement: Settlement) -> None:
+    opened(backend)
+    [lease] = leased(backend, 1)
+    backend.batches.close(BATCH)
+    assert settle(backend, lease, settlement) is Settled.OK
+    assert counts(backend) == (1, 0, 0, 0)
+    harness.advance(60.0)
+    backend.reap(QUEUE)
+    [again] = backend.fetch_many(QUEUE, limit=5, ttl=100.0)
+    assert backend.ack(again) is Settled.OK
+    assert callbacks(backend) == BOTH
+
+
+@pytest.mark.spans
+def test_a_move_is_no_end(backend: QueueBackend) -> None:
+    opened(backend)
+    [lease] = leased(backend, 1)
+    backend.batches.close(BATCH)
+    assert settle(backend, lease, Move("slow")) is Settled.OK
+    assert counts(backend) == (1, 0, 0, 0)
+    assert backend.batches.members(BATCH, 10) == [lease.id]
+    moved = backend.fetch("slow")
+    assert moved is not None
+    assert backend.ack(moved) is Settled.OK
+    assert callbacks(backend) == BOTH
+
+
+@pytest.mark.spans
+def test_an_edited_member_is_one_still(backend: QueueBackend) -> None:
+    opened(backend)
+    ids = backend.enqueue_many(numbered(2, batch=BATCH))
+    backend.batches.close(BATCH)
+    editing.edit(backend, editing.read_changes(backend, priority=1, at=0), ids[:1])
+    editing.edit(backend, editing.read_changes(backend, queue="slow"), ids)
+    assert sorted(backend.batches.members(BATCH, 5)) == sorted(ids)
+    leases = backend.fetch_many("slow", limit=5, ttl=100.0)
+    assert backend.settle_many([(lease, Ack()) for lease in leases]) == [Settled.OK] * 2
+    assert counts(backend) == (2, 2, 0, 0)
+    assert callbacks(backend) == BOTH
+
+
+def test_the_crash_limit_is_an_end(harness: Harness, backend: QueueBackend) -> None:
+    opened(backend)
+    [lease] = leased(backend, 1)
+    backend.batches.close(BATCH)
+    for crash in (1, 2):
+        assert counts(backend) == (1, 0, 0, 0)
+        harness.expire_leases(100.0)
+        [reaped] = backend.reap(QUEUE, ReapPolicy(max_crashes=1))
+        if crash == 1:
+            assert backend.fetch_many(QUEUE, limit=1, ttl=100.0)
+    assert reaped.dead
+    assert counts(backend) == (1, 0, 1, 0)
+    assert callbacks(backend) == ONLY_DONE
+    assert told(backend)["failed_ids"] == [lease.id]
+
+
+@pytest.mark.parametrize("verb", [Verb.CANCEL, Verb.DELETE])
+@pytest.mark.parametrize("delay", [None, 50.0])
+def test_cancelled_and_deleted_members_end(
+    harness: Harness, backend: QueueBackend, verb: Verb, delay: float | None
+) -> None:
+    opened(backend)
+    due = None if delay is None else at(harness.now() + delay)
+    ids = backend.enqueue_many(numbered(3, batch=BATCH, scheduled_at=due))
+    backend.batches.close(BATCH)
+    assert backend.bulk(MessageFilter(ids=tuple(ids[:2])), verb) == 2
+    assert counts(backend) == (3, 0, 0, 2)
+    assert backend.batches.members(BATCH, 10) == ids[2:]
+    assert callbacks(backend) == []
+    assert backend.bulk(MessageFilter(queue=QUEUE, states=(State.WAITING, State.DELAYED)), verb) == 1
+    assert counts(backend) == (3, 0, 0, 3)
+    assert callbacks(backend) == ONLY_DONE
+    assert told(backend)["failed_ids"] == ids
+
+
+def test_what_is_deleted_under_a_claim_has_ended(backend: QueueBackend) -> None:
+    opened(backend)
+    ids = backend.enqueue_many(numbered(3, batch=BATCH))
+    backend.batches.close(BATCH)
+    claim = backend.claims.claim(QUEUE, limit=2, ttl=100.0, grace=100.0)
+    assert claim is not None
+    assert counts(backend) == (3, 0, 0, 0)
+    backend.claims.delete_many(QUEUE, ids[:2], claim.id)
+    assert counts(backend) == (3, 0, 0, 2)
+    assert [popped.id for popped in backend.claims.pop(QUEUE, 5)] == ids[2:]
+    assert callbacks(backend) == ONLY_DONE
+
+
+def test_the_claim_limit_is_an_end(backend: QueueBackend) -> None:
+    opened(backend)
+    [ident] = backend.enqueue_many(numbered(1, batch=BATCH))
+    backend.batches.close(BATCH)
+    claim = backend.claims.claim(QUEUE, limit=2, ttl=100.0, grace=100.0, max_claims=1)
+    assert claim is not None
+    backend.claims.release(QUEUE, claim.id)
+    assert backend.claims.claim(QUEUE, limit=2, ttl=100.0, grace=100.0, max_claims=1) is None
+    assert counts(backend) == (1, 0, 1, 0)
+    assert callbacks(backend) == ONLY_DONE
+    assert told(backend)["failed_ids"] == [ident]
+
+
+# --- once --------------------------------------------------------------------------------------------------
+
+
+def test_a_repeated_call_counts_nothing(backend: QueueBackend) -> None:
+    opened(backend)
+    first, second = leased(backend, 2)
+    backend.batches.close(BATCH)
+    assert settle(backend, first, Ack(), "call-1") is Settled.OK
+    assert settle(backend, first, Ack(), "call-1") is Settled.ALREADY
+    assert settle(backend, first, Abandon("failed"), "call-2") is Settled.NOT_IN_FLIGHT
+    assert counts(backend) == (2, 1, 0, 0)
+    assert settle(backend, second, Ack(), "call-3") is Settled.OK
+    assert settle(backend, second, Ack(), "call-3") is Settled.ALREADY
+    assert callbacks(backend) == BOTH
+
+
+def test_a_late_owner_ends_nothing(harness: Harness, backend: QueueBackend) -> None:
+    opened(backend)
+    [lease] = leased(backend, 1)
+    backend.batches.close(BATCH)
+    harness.expire_leases(100.0)
+    assert backend.ack(lease) is Settled.EXPIRED
+    assert backend.reap_expired(QUEUE) == 1
+    assert settle(backend, lease, Abandon("failed")) is Settled.NOT_IN_FLIGHT
+    assert counts(backend) == (1, 0, 0, 0)
+
+
+def test_a_dead_member_that_is_raised_again_does_not_reopen_it(backend: QueueBackend) -> None:
+    opened(backend)
+    [lease] = leased(backend, 1)
+    backend.batches.close(BATCH)
+    assert backend.abandon(lease, "failed") is Settled.OK
+    assert callbacks(backend) == ONLY_DONE
+    assert backend.bulk(MessageFilter(ids=(lease.id,)), Verb.RETRY) == 1
+    [again] = backend.fetch_many(QUEUE, limit=1, ttl=100.0)
+    assert backend.batches.members(BATCH, 10) == []
+    assert backend.ack(again) is Settled.OK
+    assert counts(backend) == (1, 0, 1, 0)
+    assert callbacks(backend) == ONLY_DONE
+
+
+def test_a_dead_member_that_is_deleted_is_not_counted_again(backend: QueueBackend) -> None:
+    opened(backend)
+    first, _ = leased(backend, 2)
+    backend.abandon(first, "failed")
+    assert backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.DELETE) == 1
+    assert counts(backend) == (2, 0, 1, 0)
+
+
+def test_the_same_id_is_one_member(backend: QueueBackend) -> None:
+    opened(backend)
+    job = a_job(identifier="order-7", batch=BATCH)
+    assert backend.enqueue(job) == backend.enqueue(job) == "order-7"
+    backend.enqueue_many([job, job])
+    assert counts(backend) == (1, 0, 0, 0)
+    backend.batches.close(BATCH)
+    assert backend.enqueue(job) == "order-7"  # a repeat after a lost answer is no new member
+    [lease] = backend.fetch_many(QUEUE, limit=5, ttl=100.0)
+    backend.ack(lease)
+    assert backend.enqueue(job) == "order-7"
+    assert counts(backend) == (1, 1, 0, 0)
+
+
+def test_a_unique_job_that_is_there_already_is_no_member(backend: QueueBackend) -> None:
+    backend.enqueue(a_job(idempotency_key="k", unique=True))
+    opened(backend)
+    backend.enqueue(a_job(idempotency_key="k", unique=True, batch=BATCH))
+    assert counts(backend) == (0, 0, 0, 0)
+
+
+@pytest.mark.spans
+def test_many_in_one_call_and_batches_beside_each_other(backend: QueueBackend) -> None:
+    """Batches, no batch, two queues and several verbs in one settle call."""
+    opened(backend, "one")
+    opened(backend, "two")
+    one = leased(backend, 3, batch="one") + leased(backend, 2, "mails", batch="one")
+    two = leased(backend, 2, batch="two")
+    none = leased(backend, 2, batch=None)
+    backend.batches.close("one")
+    backend.batches.close("two")
+    work: list[tuple[JobLease, Settlement]] = [
+        *((lease, Ack()) for lease in one),
+        (two[0], Abandon("failed")),
+        (none[0], Abandon("failed")),
+        (two[1], Ack()),
+        (none[1], Ack()),
+    ]
+    assert backend.settle_many(work) == [Settled.OK] * len(work)
+    assert counts(backend, "one") == (5, 5, 0, 0)
+    assert counts(backend, "two") == (2, 1, 1, 0)
+    assert callbacks(backend) == [("celebrate", "one:success"), ("finish", "one:done"), ("finish", "two:done")]
+
+
+def test_only_the_first_failed_ids_are_kept(backend: QueueBackend) -> None:
+    opened(backend)
+    leases = leased(backend, MAX_FAILED_IDS + 5)
+    backend.batches.close(BATCH)
+    backend.settle_many([(lease, Abandon("failed")) for lease in leases])
+    end = told(backend)
+    assert end["failed"] == MAX_FAILED_IDS + 5
+    assert len(end["failed_ids"]) == MAX_FAILED_IDS
+    assert set(end["failed_ids"]) < {lease.id for lease in leases}
+
+
+# --- joining -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spans
+def test_nobody_joins_a_batch_that_is_not_open(backend: QueueBackend) -> None:
+    opened(backend)
+    backend.batches.close(BATCH)
+    for batch in (BATCH, "unknown"):
+        with pytest.raises(InvalidJob, match=f"batch {batch} is not open"):
+            backend.enqueue_many([a_job(), a_job(queue="mails", batch=batch)])
+    assert backend.stats(QUEUE).waiting == backend.stats("mails").waiting == 0
+    assert counts(backend) == (0, 0, 0, 0)
+
+
+@pytest.mark.spans
+@pytest.mark.parametrize("settlement", [Ack(), Abandon("failed")], ids=str)
+def test_a_member_brings_another_until_it_ends(backend: QueueBackend, settlement: Ack | Abandon) -> None:
+    """What a settlement brings joins before it ends the member: a closed batch with one left goes on."""
+    opened(backend)
+    [lease] = leased(backend, 1)
+    backend.batches.close(BATCH)
+    follow_ups = (a_job(identifier="f1", batch=BATCH), a_job(identifier="f2", queue="mails", batch=BATCH))
+    assert settle(backend, lease, replace(settlement, follow_ups=follow_ups)) is Settled.OK
+    assert callbacks(backend) == []
+    assert known(backend).total == 3
+    assert known(backend).left == 2
+    for queue in (QUEUE, "mails"):
+        [member] = backend.fetch_many(queue, limit=5, ttl=100.0)
+        backend.ack(member)
+    assert callbacks(backend) == (BOTH if isinstance(settlement, Ack) else ONLY_DONE)
+
+
+def test_one_that_comes_too_late_with_a_settlement_is_added_without_a_batch(backend: QueueBackend) -> None:
+    opened(backend)
+    backend.batches.close(BATCH)
+    [lease] = leased(backend, 1, batch=None)
+    late = (a_job(batch=BATCH, identifier="late"), a_job(batch="unknown", identifier="lost"))
+    assert settle(backend, lease, Ack(follow_ups=late)) is Settled.OK
+    leases = backend.fetch_many(QUEUE, limit=5, ttl=100.0)
+    assert [each.id for each in leases] == ["late", "lost"]
+    assert backend.settle_many([(each, Ack()) for each in leases]) == [Settled.OK] * 2
+    assert counts(backend) == (0, 0, 0, 0)
+
+
+# --- nested ------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_a_member_of_another(backend: QueueBackend) -> None:
+    opened(backend, "outer")
+    opened(backend, "inner", parent="outer")
+    opened(backend, "inner", parent="outer")
+    [outer] = leased(backend, 1, batch="outer")
+    [inner] = leased(backend, 1, batch="inner")
+    backend.batches.close("outer")
+    backend.ack(outer)
+    assert counts(backend, "outer") == (2, 1, 0, 0)
+    assert known(backend, "outer").nested == ("inner",)
+    assert known(backend, "inner").parent == "outer"
+    backend.batches.close("inner")
+    backend.ack(inner)
+    assert callbacks(backend) == sorted(
+        [("finish", f"{name}:done") for name in ("inner", "outer")]
+        + [("celebrate", f"{name}:success") for name in ("inner", "outer")]
+    )
+
+
+def test_one_that_fails_fails_in_its_parent(backend: QueueBackend) -> None:
+    opened(backend, "outer")
+    opened(backend, "inner", parent="outer")
+    [inner] = leased(backend, 1, batch="inner")
+    backend.batches.close("inner")
+    backend.batches.close("outer")
+    backend.abandon(inner, "failed")
+    assert counts(backend, "outer") == (1, 0, 1, 0)
+    assert known(backend, "outer").failed_ids == ("inner",)
+    assert callbacks(backend) == [("finish", "inner:done"), ("finish", "outer:done")]
+
+
+def test_no_batch_joins_one_that_is_not_open(backend: QueueBackend) -> None:
+    opened(backend, "outer")
+    backend.batches.close("outer")
+    for parent in ("outer", "unknown"):
+        with pytest.raises(InvalidJob, match="is not open"):
+            opened(backend, "inner", parent=parent)
+    assert backend.batches.get("inner") is None
+
+
+def test_a_callback_may_be_a_member_of_another_batch(backend: QueueBackend) -> None:
+    opened(backend, "next")
+    callback = backend.pack(JobDefinition("finish", queue=DONE, identifier="callback", batch="next"))
+    backend.batches.open(NewBatch(BATCH, on_done=callback))
+    backend.batches.close(BATCH)
+    assert counts(backend, "next") == (1, 0, 0, 0)
+    assert backend.batches.members("next", 10) == ["callback"]
+
+
+# --- memory ------------------------------------------------------------------------------------------------
+
+
+def test_it_is_known_for_a_while_after_its_end(harness: Harness, backend: QueueBackend) -> None:
+    opened(backend, "old")
+    opened(backend, "live")
+    backend.batches.close("old")
+    harness.advance(BATCH_MEMORY_S - 10.0)
+    assert known(backend, "old").has_ended
+    harness.advance(20.0)
+    backend.enqueue_many(numbered(1))  # gives a sweep an occasion
+    assert backend.batches.get("old") is None
+    assert not known(backend, "live").has_ended
+
+
+@pytest.mark.spans
+def test_its_members_are_told_while_they_live(backend: QueueBackend) -> None:
+    opened(backend)
+    ids = backend.enqueue_many([*numbered(2, batch=BATCH), *numbered(2, queue="mails", batch=BATCH), a_job()])
+    assert sorted(backend.batches.members(BATCH, 10)) == sorted(ids[:4])
+    assert len(backend.batches.members(BATCH, 3)) == 3
+    assert backend.batches.members("unknown", 3) == []
+
+
+@pytest.mark.spans
+def test_clients_share_a_batch(harness: Harness, backend: QueueBackend) -> None:
+    other = harness.open()
+    opened(backend)
+    ids: Sequence[str] = other.enqueue_many(numbered(2, batch=BATCH))
+    other.batches.close(BATCH)
+    for _ in ids:
+        lease = backend.fetch(QUEUE, ttl=100.0)
+        assert lease is not None
+        other.ack(lease)
+    assert callbacks(backend) == BOTH
+
+
+def test_only_one_that_would_be_added_is_refused(backend: QueueBackend) -> None:
+    """One whose unique key is another's is not added, so it does not matter that its batch is closed."""
+    opened(backend)
+    backend.batches.close(BATCH)
+    jobs = [a_job(idempotency_key="k", unique=True, batch=batch) for batch in (None, BATCH)]
+    one, other = backend.enqueue_many(jobs)
+    assert one == other
+    assert backend.enqueue(jobs[1]) == one
+
+
+@pytest.mark.spans
+def test_members_are_told_in_one_order(backend: QueueBackend) -> None:
+    """The first of them stay the first while others end and join: who cancels them relies on it."""
+    opened(backend)
+    ids = backend.enqueue_many([a_job(number, queue=f"q{number % 2}", batch=BATCH) for number in range(12)])
+    first = backend.batches.members(BATCH, 8)
+    assert set(first) < set(ids)
+    backend.bulk(MessageFilter(ids=tuple(first[:5])), Verb.CANCEL)
+    backend.enqueue_many(numbered(12, batch=BATCH))
+    assert backend.batches.members(BATCH, 8)[:3] == first[5:]
+
+
+def test_no_batch_is_a_member_of_itself(backend: QueueBackend) -> None:
+    with pytest.raises(InvalidJob, match="is not open"):
+        opened(backend, "inner", parent="inner")
+    assert backend.batches.get("inner") is None

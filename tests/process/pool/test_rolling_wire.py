@@ -1,0 +1,48 @@
+"""A deploy that rolls: a pool of today beside one that knows the next wire version, on one queue."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.poolrig import Rig
+from support.waiting import wait_until
+
+from jobpool.broker.values import NewMessage
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import WIRE_VERSION
+
+NEXT = f"""
+import jobpool.message.envelope as envelope
+envelope.WIRE_VERSION = {WIRE_VERSION + 1}
+"""
+"""What makes a pool of a process's today's one that knows the next version too."""
+
+
+@pytest.mark.brokers
+def test_what_only_the_newer_pool_can_read_waits_for_it_and_is_run_once(rig: Rig) -> None:
+    later = rig.directory / "later"
+    later.mkdir()
+    (later / "sitecustomize.py").write_text(NEXT)
+    old = rig.start_pool(workers=2).wait_ready(2)
+    newer = [enqueue_newer(rig, f"newer-{number}") for number in range(4)]
+    wait_until(lambda: len(old.log("a message is of a newer version")) >= len(newer))
+    assert rig.starts() == []
+    new = rig.start_pool(workers=2, PYTHONPATH=str(later)).wait_ready(2)
+    plain = rig.enqueue_many("work", [{}] * 40)
+    wait_until(lambda: {line.id for line in rig.ends()} >= set(plain))
+    assert old.stop() == 0
+    rig.wait_drained()
+    assert {line.pid for ident in newer for line in rig.starts(ident)} <= set(new.children())
+    assert (new.header().succeeded >= len(newer), new.log("a message is of a newer version")) == (True, [])
+    assert new.stop() == 0
+    rig.account().assert_once_each()
+
+
+def enqueue_newer(rig: Rig, ident: str) -> str:
+    """A message of the next version; this process knows none."""
+    body = json.loads(rig.backend.pack(JobDefinition("work", identifier=ident)).body)
+    body["meta"] = {"v": WIRE_VERSION + 1}
+    rig.backend._enqueue([NewMessage(ident, True, "default", "work", 5, None, json.dumps(body).encode())])
+    rig.enqueued.add(ident)
+    return ident

@@ -1,0 +1,239 @@
+"""Batches and chains in the caller's own process: what `Jobs.batch` refuses, what handlers and callbacks find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from jobpool.broker.control import Cancel
+from jobpool.broker.values import MessageFilter, State
+from jobpool.client.batch import MAX_CALLBACK_BYTES, Batch
+from jobpool.client.jobs import Jobs
+from jobpool.client.worker import QueueWorker
+from jobpool.errors import InvalidJob, ResultNotKept, UnknownJob, Unrecoverable, Unsupported
+from jobpool.handlers.handler import AnyHandler
+from jobpool.handlers.registry import HandlerRegistry
+from jobpool.message.builder import JobBuilder
+from jobpool.message.context import JobContext
+from jobpool.message.definition import JobDefinition
+from jobpool.message.outcome import Status
+from jobpool.message.results import JobState
+
+Said = list[tuple[str, Any]]
+
+
+@pytest.fixture
+def said() -> Said:
+    return []
+
+
+@pytest.fixture
+def registry(said: Said) -> HandlerRegistry:
+    registry = HandlerRegistry()
+
+    @registry.handler("double")
+    def double(n: int) -> int:
+        if n == 3:
+            raise Unrecoverable("no 3")
+        return 2 * n
+
+    @registry.handler("told")
+    def told(ctx: JobContext, name: str = "", batch: dict[str, Any] | None = None) -> str:
+        said.append((name, batch or ctx.previous))
+        return f"{name}!"
+
+    @registry.handler("grow")
+    def grow(ctx: JobContext, n: int) -> None:
+        assert ctx.batch is not None
+        said.append(("grow", ctx.batch.id))
+        if n:
+            ctx.batch.add(JobDefinition("grow", {"n": n - 1}))
+
+    @registry.handler("odd")
+    def odd() -> object:
+        return {"set": {1}, "complex": 1j}
+
+    return registry
+
+
+@pytest.fixture
+def jobs() -> Iterator[Jobs]:
+    with Jobs("memory://", signing_key="secret") as jobs:
+        yield jobs
+
+
+@pytest.fixture
+def run(jobs: Jobs, registry: HandlerRegistry) -> Callable[[], None]:
+    worker = QueueWorker(jobs.backend, registry)
+
+    def run() -> None:
+        while worker.process_once("default").status is not Status.EMPTY:
+            pass
+
+    return run
+
+
+def double(n: int) -> JobDefinition:
+    return JobDefinition("double", {"n": n})
+
+
+def told(name: str) -> JobDefinition:
+    return JobDefinition("told", {"name": name})
+
+
+def test_the_callbacks_find_the_end_in_their_payload(jobs: Jobs, run: Callable[[], None], said: Said) -> None:
+    with jobs.batch(told("success"), told("done")) as batch:
+        ids = batch.add_many([double(1), double(3)])
+        ids.append(batch.add(JobBuilder("double", {"n": 2})))
+    assert batch.status().total == 3
+    run()
+    end = {"id": batch.id, "total": 3, "succeeded": 2, "failed": 1, "cancelled": 0, "failed_ids": [ids[1]]}
+    assert said == [("done", end)]
+    assert (batch.wait(0).has_ended, batch.status().progress) == (True, 1.0)
+    with pytest.raises(ResultNotKept, match="is a batch"):
+        jobs.result(batch.id)
+
+
+def test_all_of_it_succeeds(jobs: Jobs, run: Callable[[], None], said: Said) -> None:
+    with jobs.batch(told("success"), told("done")) as batch:
+        batch.add(double(1))
+    run()
+    assert [name for name, _ in said] == ["success", "done"]
+
+
+def test_a_handler_may_be_a_callback(
+    jobs: Jobs, registry: HandlerRegistry, said: Said, run: Callable[[], None]
+) -> None:
+    handler: AnyHandler = registry.resolve("told", "default")
+    with jobs.batch(on_done=handler):
+        pass
+    run()
+    [(_, end)] = said
+    assert end["total"] == 0
+
+
+def test_what_is_no_callback_is_refused_and_nothing_is_opened(jobs: Jobs) -> None:
+    with pytest.raises(InvalidJob, match="a callback is a handler"):
+        jobs.batch(on_done=len, identifier="b")  # type: ignore[arg-type]
+    with pytest.raises(InvalidJob, match="the payload of on_done is an object"):
+        jobs.batch(on_done=JobDefinition("told", [1]), identifier="b")
+    with pytest.raises(InvalidJob, match="at most"):
+        jobs.batch(on_success=JobDefinition("told", {"name": "x" * MAX_CALLBACK_BYTES}), identifier="b")
+    with pytest.raises(InvalidJob, match="batch unknown is not open"):
+        jobs.batch(parent="unknown", identifier="b")
+    assert jobs.backend.find_batch("b") is None
+    assert jobs.status("b").state is JobState.UNKNOWN
+    with pytest.raises(UnknownJob, match="no batch b is known"):
+        Batch(jobs, "b").status()
+
+
+def test_a_block_that_raises_cancels_its_batch(jobs: Jobs, run: Callable[[], None], said: Said) -> None:
+    batch = jobs.batch(on_done=told("done"), on_success=told("success"))
+
+    def fill() -> None:
+        with batch:
+            batch.add_many([double(1), double(2)])
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fill()
+    run()
+    assert [(name, end["cancelled"]) for name, end in said] == [("done", 2)]
+    [first, second] = jobs.backend.list_messages(MessageFilter(states=(State.DEAD,)))
+    assert first.reason == second.reason == "cancelled"
+    with pytest.raises(InvalidJob, match=f"batch {batch.id} is not open"):
+        batch.add(double(1))
+
+
+def test_an_id_of_ones_own_is_the_same_batch_again(jobs: Jobs, run: Callable[[], None], said: Said) -> None:
+    for _ in range(2):
+        with jobs.batch(on_done=told("done"), identifier="june") as batch:
+            if batch.status().open:
+                batch.add(double(1).with_identifier("one"))
+    run()
+    assert [end["total"] for _, end in said] == [1]
+
+
+def test_nested_batches_and_their_cancel(jobs: Jobs, run: Callable[[], None], said: Said) -> None:
+    with jobs.batch(on_done=told("outer")) as outer:
+        with jobs.batch(on_done=told("inner"), parent=outer) as inner:
+            inner.add(double(1))
+        outer.add(double(2))
+    assert jobs.status(outer.id).state is JobState.RUNNING
+    assert jobs.status(outer.id).note == "0 of 2 jobs have ended"
+    assert jobs.cancel(outer.id) is Cancel.CANCELLED
+    assert jobs.cancel(outer.id) is Cancel.ENDED
+    assert jobs.status(outer.id).note == "2 of 2 jobs have ended, 1 failed, 1 cancelled"
+    run()
+    assert [(name, end["failed"], end["cancelled"]) for name, end in said] == [("inner", 0, 1), ("outer", 1, 1)]
+
+
+def test_members_add_members(jobs: Jobs, run: Callable[[], None], said: Said) -> None:
+    with jobs.batch(on_done=told("done")) as batch:
+        batch.add(JobDefinition("grow", {"n": 3}))
+    run()
+    assert said[:4] == [("grow", batch.id)] * 4
+    assert said[4][1]["succeeded"] == 4
+
+
+def test_a_chain_hands_its_results_on(jobs: Jobs, run: Callable[[], None], said: Said) -> None:
+    first = jobs.define("double", {"n": 4}).then(told("a"), previous=True).then(told("b"))
+    first.then(jobs.define("told", {"name": "c"}), previous=True).dispatch()
+    run()
+    assert said == [("a", 8), ("b", None), ("c", "b!")]
+
+
+def test_a_chain_of_chains_is_one_row() -> None:
+    inner = JobBuilder("b").then(JobDefinition("c"))
+    made = JobBuilder("a").then(inner).then(JobDefinition("d"), previous=True).to_definition()
+    assert [job.handler for job in made.then] == ["b", "c", "d"]
+    assert [job.previous for job in made.then] == [None, None, []]
+    assert not any(job.then for job in made.then)
+    assert JobDefinition.from_dict(made.to_dict()) == made
+
+
+def test_a_chain_ends_with_a_death(jobs: Jobs, run: Callable[[], None], said: Said) -> None:
+    ident = jobs.define("double", {"n": 3}).then(told("after")).dispatch()
+    run()
+    assert said == []
+    assert jobs.status(ident).state is JobState.DEAD
+
+
+def test_a_chain_within_a_batch_belongs_to_it(jobs: Jobs, run: Callable[[], None], said: Said) -> None:
+    with jobs.batch(on_done=told("done")) as batch:
+        batch.add(JobBuilder("double", {"n": 1}).then(told("next")))
+    run()
+    assert [name for name, _ in said] == ["next", "done"]
+    assert said[1][1]["total"] == 2
+
+
+def test_results_that_json_does_not_know_are_handed_on_as_text(jobs: Jobs, run: Callable[[], None], said: Said) -> None:
+    jobs.define("odd").then(told("after"), previous=True).dispatch()
+    run()
+    assert said == [("after", {"set": [1], "complex": "1j"})]
+
+
+def test_what_is_no_job_cannot_come_after_one() -> None:
+    with pytest.raises(InvalidJob, match="not a job"):
+        JobBuilder("a").then("b")  # type: ignore[arg-type]
+    with pytest.raises(InvalidJob, match="then is a list of definitions"):
+        JobDefinition("a", then=("b",))  # type: ignore[arg-type]
+
+
+def test_a_broker_that_cannot_count_refuses() -> None:
+    with Jobs("sync://") as jobs, pytest.raises(Unsupported, match="cannot count the jobs of a batch"):
+        jobs.batch()
+    with Jobs("sync://") as jobs, pytest.raises(Unsupported, match="batch"):
+        jobs.enqueue(JobDefinition("double", {"n": 1}, batch="b"))
+
+
+def test_who_waits_for_a_batch_sleeps_meanwhile(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    find = jobs.backend.find_batch
+    monkeypatch.setattr(jobs.backend, "find_batch", lambda ident: looks.append(ident) or find(ident))
+    with jobs.batch() as batch:
+        batch.add(double(1))
+    assert not batch.wait(0.5).has_ended
+    assert len(looks) < 12
