@@ -115,7 +115,7 @@ class MemoryBatches:
             self._batches[new.batch].total += 1
 
     def ended(self, entry: Entry, batch: str, end: End) -> None:
-        """Count the end of a message of this batch, which is no member any more."""
+        """Count the end of a message of this batch, which is not a member any more."""
         self._count(batch, entry.id, end)
         entry.batch = None
 

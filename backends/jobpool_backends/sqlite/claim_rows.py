@@ -19,8 +19,7 @@ from jobpool.broker.claim_store import MOST_MESSAGES, ClaimStats, HeldClaim, Que
 from jobpool_backends.shared import MICRO, stand_in
 from jobpool_backends.sql import read_queue_message
 from jobpool_backends.sqlite.fetch import BODY
-from jobpool_backends.sqlite.inspect import STATS_CAP, living
-from jobpool_backends.sqlite.schema import EACH, LEASED, NO_LEASE, POSTED, WAITING
+from jobpool_backends.sqlite.schema import EACH, LEASED, NO_LEASE, POSTED, STATS_CAP, WAITING, living
 from jobpool_backends.sqlite.step import EXPIRED, POST_CLAIMED, Moment, Step, counted_as
 
 CLEAR_LIMIT = 1000  # messages freed, posts removed, and empty claims dropped, in one call

@@ -37,7 +37,8 @@ UNION ALL
 SELECT asked.key, spent.id FROM {_ASKED} spent
     ON queue = json_extract(asked.value, '$[0]') AND spent.key = json_extract(asked.value, '$[1]') AND until > :now
 """
-_JOIN = "UPDATE batches SET total = total + ? WHERE id = ? AND"
+_CAN_JOIN = "SELECT 1 FROM batches WHERE id = ? AND"
+_JOIN = "UPDATE batches SET total = total + ? WHERE id = ?"
 # A call with such keys also drops those that need not be remembered any longer, a piece at a time.
 _SWEEP = sweeping("spent", "queue, key")
 
@@ -155,11 +156,9 @@ def _join(step: Step, messages: Sequence[NewMessage], brought: bool) -> Sequence
     `brought`: by a settlement, which nothing may hold up. Raises `InvalidJob`: the batch of one is not open.
     """
     counts = Counter(new.batch for new in messages if new.batch is not None)
-    late = set()
-    for batch, count in counts.items():
-        condition = "ended_at IS NULL" if brought else "open"
-        if not step.execute(f"{_JOIN} {condition}", (count, batch)).rowcount:
-            if not brought:
-                raise InvalidJob(NOT_OPEN.format(batch))
-            late.add(batch)
+    asked = f"{_CAN_JOIN} {'ended_at IS NULL' if brought else 'open'}"
+    late = {batch for batch in counts if not step.execute(asked, (batch,)).fetchone()}
+    if late and not brought:
+        raise InvalidJob(NOT_OPEN.format(min(late)))
+    step.connection.executemany(_JOIN, [(count, batch) for batch, count in counts.items() if batch not in late])
     return [replace(new, batch=None) if new.batch in late else new for new in messages] if late else messages

@@ -22,9 +22,16 @@ from jobpool_backends.sql import BULK_BATCH_MESSAGES, read_message, touchable
 from jobpool_backends.sqlite.batches import CANCELLED as BATCH_CANCELLED
 from jobpool_backends.sqlite.batches import end_members
 from jobpool_backends.sqlite.database import Database
-from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, POST_DELAYED, POSTED, WAITING
-
-STATS_CAP = 10_000  # delayed messages counted one by one that fell due while nobody fetched
+from jobpool_backends.sqlite.schema import (
+    DEAD,
+    DELAYED,
+    LEASED,
+    POST_DELAYED,
+    POSTED,
+    STATS_CAP,
+    WAITING,
+    living,
+)
 
 _COUNTS = "SELECT waiting, delayed, leased, dead, posts + posts_delayed + posts_claimed FROM queues WHERE name = ?"
 _EVICTED = "SELECT evicted FROM queues WHERE name = ?"
@@ -50,12 +57,6 @@ _ENDED = f"""
 SELECT count(*) FROM (SELECT 1 FROM messages INDEXED BY messages_ending WHERE queue = ? AND ends_at <= ?
                       LIMIT {STATS_CAP})
 """
-
-
-def living(now: str) -> str:
-    """Return SQL that holds for messages without an end, or not yet at it."""
-    return f"(ends_at IS NULL OR ends_at > {now})"
-
 
 LIVING = living(":now")
 """Left out where only jobs or dead letters can be met, so that these are counted without a look at each."""

@@ -36,6 +36,14 @@ EACH = "(SELECT value FROM json_each(?))"
 NO_LEASE = "holder = NULL, boot = NULL, deadline = NULL, deadline_wall = NULL, ttl = NULL, forfeited = NULL"
 """Columns that a message loses with its lease, for an UPDATE."""
 
+STATS_CAP = 10_000  # delayed messages counted one by one that fell due while nobody fetched
+
+
+def living(now: str) -> str:
+    """Return SQL that holds for messages without an end, or not yet at it."""
+    return f"(ends_at IS NULL OR ends_at > {now})"
+
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """

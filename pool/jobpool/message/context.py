@@ -174,6 +174,7 @@ class JobContext:
         When that transaction commits, the job is done, and its other writes were made exactly once; when it rolls back,
         neither is so. Jobs that `enqueue` has collected so far are enqueued in it too. Call this last, just before the
         commit: until then the message is locked, and a handler that fails after the commit is not run again.
+        From here to the commit the job's batch is locked: acks of its other members wait.
 
         For handlers declared with `ack_in_transaction=True`, on backends that can (`Capabilities.transactions`). The
         connection is to the database that holds the queue, of the kind that the backend documents.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,6 +202,17 @@ def test_a_chain_ends_with_a_death(jobs: Jobs, run: Callable[[], None], said: Sa
     run()
     assert said == []
     assert jobs.status(ident).state is JobState.DEAD
+
+
+def test_a_refused_member_leaves_no_count_in_a_transaction_that_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.db"
+    with Jobs(f"sqlite:///{file}") as jobs, closing(sqlite3.connect(file, isolation_level=None)) as own:
+        batch = jobs.batch()
+        own.execute("BEGIN IMMEDIATE")
+        with pytest.raises(InvalidJob, match="not open"):
+            jobs.enqueue_many([double(1).with_batch(batch.id), double(2).with_batch("unknown")], connection=own)
+        own.execute("COMMIT")
+        assert batch.status().total == 0
 
 
 def test_a_chain_within_a_batch_belongs_to_it(jobs: Jobs, run: Callable[[], None], said: Said) -> None:
