@@ -11,8 +11,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from jobpool.message import producer
-
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend as QueueBackend
     from jobpool.broker.opening import open_backend as open_backend
@@ -149,13 +147,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def _open_default() -> producer.Producer:
-    from jobpool.client.jobs import Jobs
-
-    return Jobs()
-
-
-# Here and not in client/jobs.py, so that `handler.enqueue()` finds it in a program that never names `Jobs`.
-producer.set_factory(_open_default)

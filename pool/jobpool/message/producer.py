@@ -46,7 +46,14 @@ class _Default:
         self.in_child = False
 
 
+def _open_jobs() -> Producer:
+    import jobpool  # here: it would be half imported at this module's top, and `Jobs` stays for programs that enqueue
+
+    return jobpool.Jobs()
+
+
 _default = _Default()
+_default.factory = _open_jobs
 
 if hasattr(os, "register_at_fork"):  # Windows cannot fork
     # A lock that another thread holds at a fork would stay locked in the child forever.

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import jobpool
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.client.jobs import Jobs
@@ -231,7 +230,7 @@ def test_a_child_cannot_look_into_the_broker(master: Recorder) -> None:
 
 def test_the_default_producer_opens_jobs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = producer._Default()
-    fresh.factory = jobpool._open_default
+    fresh.factory = producer._open_jobs
     monkeypatch.setattr(producer, "_default", fresh)
     jobs = producer.default()
     assert isinstance(jobs, Jobs)

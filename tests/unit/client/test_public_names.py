@@ -12,13 +12,25 @@ import pytest
 
 import jobpool
 
-HEAVY = ("click", "rich", "pydantic", "psutil", "sqlite3", "asyncio", "importlib.metadata", "tomllib")
+HEAVY = ("click", "rich", "pydantic", "psutil", "asyncio", "importlib.metadata", "tomllib", "croniter", "zoneinfo")
+FOR_PRODUCERS = ("dataclasses", "datetime", "logging", "orjson", "threading", "sqlite3", "jobpool.message")
+FOR_POOLS = ("jobpool.cli", "jobpool.handlers", "jobpool.master", "jobpool.ipc", "jobpool.settings", "multiprocessing")
 
 
-def test_importing_jobpool_is_light() -> None:
-    program = f"import sys, jobpool; print(*[name for name in {HEAVY!r} if name in sys.modules])"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert ran.stdout.split() == []
+def test_importing_jobpool_is_light(tmp_path: Path) -> None:
+    assert _imported_by("import jobpool", tmp_path, (*HEAVY, *FOR_PRODUCERS, *FOR_POOLS)) == []
+
+
+def test_a_producer_imports_nothing_of_a_pool_and_reads_no_table_of_what_is_installed(tmp_path: Path) -> None:
+    program = "import jobpool; jobpool.Jobs('sqlite:///jobs.db').define('mail').dispatch()"
+    assert _imported_by(program, tmp_path, (*HEAVY, *FOR_POOLS)) == []
+
+
+def _imported_by(program: str, directory: Path, names: tuple[str, ...]) -> list[str]:
+    """Return those of `names` that a program imports, run in a directory without a configuration file."""
+    words = [sys.executable, "-c", f"{program}; import sys; print(*{{*{names!r}}} & {{*sys.modules}})"]
+    ran = subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=60, check=True)
+    return sorted(ran.stdout.split())
 
 
 @pytest.mark.parametrize("name", jobpool.__all__)

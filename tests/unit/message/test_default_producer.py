@@ -111,3 +111,9 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 def test_a_lock_held_at_a_fork_does_not_stop_the_child() -> None:
     # In a process of its own: from Python 3.12 on, a fork beside the test runner's threads is a warning.
     assert subprocess.run([sys.executable, "-c", FORK_WHILE_LOCKED], timeout=30, check=False).returncode == 0
+
+
+def test_a_program_that_never_names_jobs_has_them_as_its_default() -> None:
+    program = "from jobpool.message.producer import default; print(type(default()))"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.strip() == "<class 'jobpool.client.jobs.Jobs'>"
