@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +153,8 @@ def from_directory(url: str, directory: Path) -> str:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """Return the settings in a file; None where a `pyproject.toml` has none."""
+    import tomllib  # a program whose URL comes from elsewhere has no file, and never pays for its regular expressions
+
     try:
         with path.open("rb") as file:
             values = tomllib.load(file)
