@@ -88,6 +88,7 @@ ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -165,8 +166,12 @@ class Keyspace(KeyNames):
 def _script(name: str, pieces: str, names: str, lead: str = "") -> QueueScript:
     wanted, first = tuple(names.split()), lead.split()
     files = ("base", *pieces.split(), name)
-    parts = [_header(first, wanted), *((_FOLDER / f"{file}.lua").read_text("utf-8") for file in files)]
-    return QueueScript("\n".join(parts), wanted or tuple(first))
+    return QueueScript("\n".join([_header(first, wanted), *map(_read, files)]), wanted or tuple(first))
+
+
+@cache  # the same few pieces are in most scripts. All are read at once: an upgrade may put others in their place
+def _read(file: str) -> str:
+    return (_FOLDER / f"{file}.lua").read_text("utf-8")
 
 
 def _header(lead: Sequence[str], names: Sequence[str]) -> str:

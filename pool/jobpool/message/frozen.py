@@ -21,7 +21,9 @@ def maker(kind: Callable[P, Frozen]) -> Callable[P, Frozen]:
 
     It must be a frozen dataclass with slots, without `__post_init__` and without a base of its own.
     """
-    twin = make_dataclass("Twin", [(each.name, Any, copy(each)) for each in fields(cast(Any, kind))], slots=True)
+    parts = [(each.name, Any, copy(each)) for each in fields(cast(Any, kind))]
+    # Nobody compares or shows a twin, and each method that a dataclass writes is compiled at every start.
+    twin = make_dataclass("Twin", parts, slots=True, eq=False, repr=False)
 
     def make(*args: P.args, **kwargs: P.kwargs) -> Frozen:
         made: Any = twin(*args, **kwargs)
