@@ -221,6 +221,7 @@ def _master(
         count_every,
         settings.dead_letter_queue,
         partial(_survey, backend, neighbourhood, settings.dead_letter_queue),
+        until_empty=settings.until_empty,
     )
     return Master(
         pool=pool,

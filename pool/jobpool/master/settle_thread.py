@@ -56,6 +56,8 @@ class SettleThread(MasterThread):
         count_every: float,
         dead_letter_queue: str | None = None,
         survey: Callable[[Sequence[str]], Event] | None = None,
+        *,
+        until_empty: bool = False,
     ) -> None:
         super().__init__("settle", inbox)
         self._backend = backend
@@ -72,6 +74,7 @@ class SettleThread(MasterThread):
         self._dead_letters = DeadLetterJobs(backend, dead_letter_queue)
         self._ttl, self.reap_every, self._count_every = ttl, ttl / 3, count_every
         self._reap_at = self._count_at = 0.0
+        self._until_empty, self._left = until_empty, math.inf  # of the jobs that the last count saw
         self.answered_at = self.reaped_at = self._clock.mono()
 
     def settle(self, work: list[Work]) -> None:
@@ -172,6 +175,9 @@ class SettleThread(MasterThread):
         self._broker_retry.over(SETTLE)
         took = self.answered_at - asked_at
         self._inbox.put(Answered([(d, s, a) for (d, s), a in zip(batch, answers, strict=True)], took))
+        self._left -= len(batch)
+        if self._until_empty and self._left <= 0:
+            self._count_at = 0.0  # nothing may be left: the pool need not wait for the next turn to hear of it
         for queue in {d.lease.queue for d, s in batch if isinstance(s, Forfeit)}:
             self._try(lambda queue=queue: self._reap(queue), REAP)  # type: ignore[misc]
 
@@ -294,6 +300,7 @@ class SettleThread(MasterThread):
     def _count(self) -> None:
         queues = self._queues
         stats = {queue: self._backend.stats(queue) for queue in queues}
+        self._left = sum(counts.pending for counts in stats.values())
         if not queues:  # the app is being imported, and there is nothing to reap
             self._backend.ping()
             self.reaped_at = self._clock.mono()
