@@ -45,6 +45,8 @@ GC_EVERY_S = 10.0
 """Seconds between two garbage collections, rare otherwise (run.py): nothing of a job is in a circle. But a broker's
 connection that has broken is, with its read buffer of 64 KiB. Each collection takes about a millisecond."""
 
+STREAM_WAIT_S = 0.001  # seconds: when a wait was shorter, the next turn finds something without a wait, most times
+
 LAST_LOOK_S = 0.02  # seconds between two looks whether the fetch thread has ended, which it does without an event
 JOIN_LIMIT_S = 2.0
 
@@ -69,6 +71,8 @@ class Master:
 
     _again = False
     """Something was to be taken back, for another child to begin at once: the next turn does not sleep."""
+    _streams = False
+    """The last wait was short: to ask until when to sleep may cost more than the sleep."""
     _housekeeping_at = 0.0
     _stacks_due = 0.0
     _stack_asks: list[tuple[act.TellStack, int, float]] = field(default_factory=list)
@@ -112,11 +116,13 @@ class Master:
         return int(bool(pool.fatal) or (pool.settings.fail_on_dead and counts.dead + counts.rejected > 0))
 
     def _wait(self) -> list[ev.Event]:
-        """Return what has happened; sleep only if nothing has, and only then ask until when."""
-        events = self.children.poll(0.0)
+        """Return what has happened; in a stream sleep only if nothing has, and only then ask until when."""
         again, self._again = self._again, False
+        events = self.children.poll(0.0) if again or self._streams else []
         if not (events or again):
-            events = self.children.poll(self._due() - time.monotonic())
+            begun = time.monotonic()
+            events = self.children.poll(self._due() - begun)
+            self._streams = time.monotonic() - begun < STREAM_WAIT_S
         self._unpublished = self._unpublished or bool(events)
         return events
 
