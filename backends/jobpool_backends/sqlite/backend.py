@@ -73,8 +73,10 @@ class SqliteBackend(QueueBackend):
         self._results = results = Results(self._database)
         self._batches = SqliteBatches(self._database)
         sweeper = Sweeper({"calls": "id", "ended": "id"}, results.sweep)
-        settler, waiter = Settler(self._database, sweeper, caps, results), Waiter(self._database)
-        self._fetch = Fetcher(self._database, sweeper, self.scheme).fetch
+        settler = Settler(self._database, sweeper, caps, results)
+        fetcher = Fetcher(self._database, sweeper, self.scheme)
+        waiter = Waiter(self._database, fetcher.expect)
+        self._fetch = fetcher.fetch
         self._wait_any = waiter.wait_any
         self._settle, self._renew = settler.settle, settler.renew
         self._reap = Reaper(self._database, caps).reap

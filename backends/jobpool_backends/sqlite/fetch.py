@@ -61,7 +61,12 @@ class Fetcher:
         self._database = database
         self._sweeper = sweeper
         self._scheme = scheme
-        self._flowing: set[str] = set()  # queues whose last fetch brought all that it asked for: do not look first
+        self._flowing: set[str] = set()
+        """Queues to fetch from without a look first: the last fetch brought all it asked for, or a wait saw a job."""
+
+    def expect(self, queue: str) -> None:
+        """Note that the queue has something now."""
+        self._flowing.add(queue)
 
     def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         call = f"fetch:{queue}:{fetch_id}"

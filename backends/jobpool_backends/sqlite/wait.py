@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.inotify import Listener
@@ -30,10 +30,11 @@ SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_ready WHERE queue = :q
 
 
 class Waiter:
-    """The wait on one database; any number of threads at once."""
+    """The wait on one database; any number of threads at once. `saw` is called with the queue that has something."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, saw: Callable[[str], object]) -> None:
         self._database = database
+        self._saw = saw
         self._listeners = IdleConnections[Listener](database.path)
         self.close = self._listeners.close  # a listener in use is closed when its user is done
         self._is_first = True
@@ -61,12 +62,15 @@ class Waiter:
         seen = due = None
         rest = 0.0
         while not self._database.closed:
-            # It changes whenever another connection, of any process, has committed.
-            (version,) = self._database.first(connection, "PRAGMA data_version")
-            if version != seen or (due is not None and due <= self._database.wall()):
-                seen = version
+            is_changed = rest > 0  # woken, which comes after a commit: the counter tells nothing more
+            if not is_changed:
+                # It changes whenever another connection, of any process, has committed.
+                (version,) = self._database.first(connection, "PRAGMA data_version")
+                is_changed, seen = version != seen, version
+            if is_changed or (due is not None and due <= self._database.wall()):
                 ready, due = self._look(connection, queues)
                 if ready:
+                    self._saw(ready)
                     return ready
             remaining = give_up - time.monotonic()
             if remaining <= 0:

@@ -54,6 +54,20 @@ def test_plain_jobs_execute_not_one_statement_for_keys(backend: SqliteBackend) -
     assert not [sql for sql in statements for table in KEY_TABLES if f" {table} " in sql]
 
 
+def test_after_a_wait_that_saw_a_job_the_fetch_looks_no_second_time(backend: SqliteBackend) -> None:
+    assert backend.fetch_many(QUEUE, limit=4) == []
+    backend.enqueue(a_job())
+    with tracing(backend) as statements:
+        assert backend.wait_any(["other", QUEUE], 5.0) == QUEUE
+    assert len(statements) == 3  # the counter of changes, and a look at each queue
+    with tracing(backend) as statements:
+        assert len(backend.fetch_many(QUEUE, limit=4)) == 1
+    assert len(statements) == 7
+    with tracing(backend) as statements:
+        assert backend.fetch_many(QUEUE, limit=4) == []
+    assert len(statements) == 1  # a look: it takes no lock from others
+
+
 def test_a_batch_is_one_write_transaction(backend: SqliteBackend) -> None:
     backend.enqueue_many(numbered(50))
     leases = backend.fetch_many(QUEUE, limit=50)
