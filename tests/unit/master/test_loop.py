@@ -21,7 +21,7 @@ from jobpool.master import events as ev
 from jobpool.master.apply import apply
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
-from jobpool.master.loop import GC_EVERY_S, READY_PUBLISH_EVERY_S, Master
+from jobpool.master.loop import GC_EVERY_S, READY_PUBLISH_EVERY_S, STREAM_WAIT_S, Master
 from jobpool.master.plan import Planner
 from jobpool.master.settle_thread import SettleThread
 from jobpool.master.state import Pool
@@ -179,6 +179,35 @@ def test_a_child_that_becomes_ready_is_shown_soon_and_anything_else_in_its_time(
         pool.child_came = True
         master._after(now)
         assert now < master._due() <= now + READY_PUBLISH_EVERY_S, "not at once: many become ready together"
+    inbox.close()
+
+
+class SlowChildren(NoChildren):
+    """Children of whom something comes after a while, never at once."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    def poll(self, timeout: float) -> list[ev.Event]:
+        self.asked.append(timeout)
+        if timeout == 0.0:
+            return []
+        time.sleep(2 * STREAM_WAIT_S)
+        return [ev.ReapDone([])]
+
+
+def test_events_are_asked_for_without_a_wait_only_while_they_stream() -> None:
+    backend, inbox = MemoryBackend(), Inbox()
+    master = a_master(Pool(SETTINGS, now=backend.clock.mono()), backend, inbox, LastLease(inbox, ev.ReapDone([])))
+    master.children = children = SlowChildren()  # type: ignore[assignment]
+    assert [len(master._wait()) for _ in range(3)] == [1, 1, 1]
+    assert len(children.asked) == 3
+    assert 0.0 not in children.asked
+    children.asked.clear()
+    master._streams = True
+    assert [len(master._wait()) for _ in range(2)] == [1, 1]
+    assert len(children.asked) == 3, "once without a wait, in vain: the stream is over"
+    assert children.asked[0] == 0.0
     inbox.close()
 
 
