@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from jobpool.broker.values import NewBatch, NewMessage
 from jobpool.errors import InvalidJob
 from jobpool.message.batches import BATCH_MEMORY_S, MAX_FAILED_IDS, NOT_OPEN, BatchStatus, with_end
 from jobpool_backends.memory.values import Entry, Expiries, Turn
 from jobpool_backends.shared import MICRO, micros, unix_time
-
-if TYPE_CHECKING:
-    from jobpool_backends.memory.store import Store
 
 
 class End(Enum):
@@ -64,9 +60,14 @@ class _Batch:
 
 
 class MemoryBatches:
-    def __init__(self, turn: Turn, store: Store) -> None:
+    """The batches. `entries`: the messages of the store; `bring` adds callbacks to them."""
+
+    def __init__(
+        self, turn: Turn, entries: Mapping[int, Entry], bring: Callable[[Sequence[NewMessage]], object]
+    ) -> None:
         self._turn = turn
-        self._store = store
+        self._entries = entries
+        self._bring = bring
         self._batches: dict[str, _Batch] = {}
         self._ends: Expiries[str] = Expiries()
         self._touched: dict[str, None] = {}
@@ -96,7 +97,7 @@ class MemoryBatches:
 
     def members(self, ident: str, limit: int) -> list[str]:
         with self._turn:
-            return [entry.id for entry in self._store.entries.values() if entry.batch == ident][:limit]
+            return [entry.id for entry in self._entries.values() if entry.batch == ident][:limit]
 
     def joining(self, messages: Sequence[NewMessage], brought: bool) -> Sequence[NewMessage]:
         """Return messages to be added, without the batches that they join too late; see `add`."""
@@ -135,8 +136,7 @@ class MemoryBatches:
         self._ends.put(batch.new.id, batch.ended_at + micros(BATCH_MEMORY_S))
         failed = batch.ends[End.SUCCEEDED] < batch.total
         end = batch.status.end()
-        new = [replace(callback, body=with_end(callback.body, end)) for callback in batch.new.callbacks(failed)]
-        self._store.add(new, brought=True)
+        self._bring([replace(callback, body=with_end(callback.body, end)) for callback in batch.new.callbacks(failed)])
         if batch.new.parent is not None:
             self._count(batch.new.parent, batch.new.id, End.FAILED if failed else End.SUCCEEDED)
 

@@ -10,6 +10,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
 
@@ -37,7 +38,7 @@ class Store:
         self.unique: dict[tuple[str, str], Entry] = {}  # by queue and unique key: who is live or dead
         self.results: Expiring[bytes] = Expiring()  # by id
         self.acked: Expiring[str] = Expiring()  # the same: the id of who was acked
-        self.batches = MemoryBatches(turn, self)
+        self.batches = MemoryBatches(turn, self.entries, partial(self.add, brought=True))
         turn.at_end = self.batches.finish
 
     def entry(self, lease: JobLease) -> Entry | None:
