@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 
-from jobpool.broker.values import Reaped, ReapPolicy
+from jobpool.broker.values import REAP_LIMIT, Reaped, ReapPolicy
 
-REAP_LIMIT = 1000  # messages that one reap returns
 MOST_REMEMBERED = 10_000  # charges a queue until somebody asks for them; when nobody reaps, the oldest are forgotten
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from jobpool.broker.values import Message, MessageFilter, State, Verb
+from jobpool.broker.values import UNHELD, Message, MessageFilter, State, Verb
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED
@@ -24,10 +24,10 @@ KEY_PLACE = "key:"  # an idempotency key is held as the only place under this an
 
 _DEAD = (State.DEAD,)
 TOUCHABLE = {
-    Verb.DELETE: (State.WAITING, State.DELAYED, State.DEAD),
+    Verb.DELETE: (*UNHELD, State.DEAD),
     Verb.RETRY: _DEAD,
     Verb.RESUME: _DEAD,
-    Verb.CANCEL: (State.WAITING, State.DELAYED),
+    Verb.CANCEL: UNHELD,
 }
 """The states in which a verb may meet a message."""
 

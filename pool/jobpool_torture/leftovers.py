@@ -12,16 +12,14 @@ from typing import Any
 import orjson
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
+from jobpool.broker.values import LIVE, UNHELD, Message, MessageFilter, QueueStats, State, Verb
 from jobpool.message.results import Record
 from jobpool_torture.ledger import Line
 
 PAGE_MESSAGES = 500
-LIVE = (State.WAITING, State.DELAYED, State.LEASED)
 MAX_DELETED_MESSAGES = 1000
 SHOWN_IDS = 5
 LOOK_EVERY_S = 0.5
-UNHELD = (State.WAITING, State.DELAYED)
 OURS = ("try", "enq", "start")
 """Events of messages that this run has enqueued, or whose handlers it has run. Jobs that others put into its queue are
 not signed with its key, and never begin.

@@ -14,6 +14,7 @@ from jobpool.broker.finding import Finding, Level
 from jobpool.broker.opening import redact
 from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import (
+    REAP_LIMIT,
     REMEMBER_CALLS,
     Capabilities,
     Edit,
@@ -41,7 +42,6 @@ from jobpool_backends.memory.values import Entry, Expiring, Turn, judge, shown
 from jobpool_backends.options import DEAD_CAPS, read_options, split_query, take_caps
 from jobpool_backends.shared import MICRO, TOUCHABLE, DeadCaps, delay_micros, micros, more_than
 
-REAP_LIMIT = 1000
 LONGEST_SLEEP = 0.1  # seconds until a waiter looks again: a manual clock may have been turned, which wakes nobody
 
 

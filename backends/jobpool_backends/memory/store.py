@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count, islice
 
 from jobpool.broker.claim_store import POST_PRIORITY, NewPost
-from jobpool.broker.values import ENQUEUE_MEMORY, Edit, Edited, MessageFilter, NewMessage, State
+from jobpool.broker.values import ENQUEUE_MEMORY, UNHELD, Edit, Edited, MessageFilter, NewMessage, State
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import CANCELLED, Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
@@ -228,7 +228,7 @@ class Store:
         if (
             entry is None
             or (entry.id, entry.queue, entry.priority) != (seen.id, seen.queue, seen.priority)
-            or entry.state not in (State.WAITING, State.DELAYED)
+            or entry.state not in UNHELD
         ):
             return Edited.CHANGED
         if edit.queue != entry.queue and entry.unique_key is not None:

@@ -22,7 +22,7 @@ from itertools import islice
 from azure.servicebus import ServiceBusMessageState, ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusReceiver
 
-from jobpool.broker.values import Message, MessageFilter, QueueStats, State
+from jobpool.broker.values import LIVE, Message, MessageFilter, QueueStats, State
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError, MalformedEnvelope
 from jobpool.message.envelope import decode
@@ -35,7 +35,6 @@ from jobpool_backends.shared import MICRO, is_meant
 
 PEEK_MESSAGES = 250
 MAX_STATS_MESSAGES = 500  # messages of a queue, and dead letters, that `stats` looks at
-LIVE = frozenset({State.WAITING, State.DELAYED, State.LEASED})
 _TIES = 1000
 
 
@@ -197,7 +196,7 @@ def oldest(found: Iterable[Found], limit: int, after: int = 0) -> list[Found]:
 def sides(where: MessageFilter) -> list[bool]:
     """Return where to look for what a filter means: False is the queue, True its dead letters."""
     states = set(where.states or State)
-    live = bool(states & LIVE) and where.reason is None
+    live = not states.isdisjoint(LIVE) and where.reason is None
     return [dead for dead, wanted in ((False, live), (True, State.DEAD in states)) if wanted]
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import orjson
 
 from jobpool.broker.key_store import KeyStore
-from jobpool.broker.values import Message, MessageFilter, State, Verb
+from jobpool.broker.values import UNHELD, Message, MessageFilter, State, Verb
 from jobpool.errors import InvalidJob, Unsupported
 from jobpool.message.batches import BatchStatus
 from jobpool.message.guards import LONGEST_KEPT
@@ -47,7 +47,6 @@ KEPT_S = 86400.0  # seconds for which the record of a killed pool is kept
 MAX_REASON_CHARS = 500
 PAGE_RECORDS = 1000
 
-_WAITING = (State.WAITING, State.DELAYED)
 
 Made = TypeVar("Made", "Pause", "Mark", "PoolRecord")
 
@@ -190,7 +189,7 @@ def _cancel_batch(backend: QueueBackend, batch: BatchStatus, purge: bool, wait: 
     seen: set[str] = set()
     while members := set(backend.batches.members(batch.id, len(seen) + PAGE_RECORDS)) - seen:
         seen |= members
-        waiting = MessageFilter(ids=tuple(members), states=_WAITING)
+        waiting = MessageFilter(ids=tuple(members), states=UNHELD)
         backend.bulk(waiting, _verb(purge), limit=len(members))
         left = members.intersection(backend.batches.members(batch.id, len(seen) + PAGE_RECORDS))
         found.update(_cancel_jobs(backend, left, purge, wait).values())
@@ -224,9 +223,9 @@ def cancel_matching(
     """
     _check(backend, True)
     count: Counter[Cancel] = Counter()
-    states = tuple(state for state in _WAITING if not where.states or state in where.states)
+    states = tuple(state for state in UNHELD if not where.states or state in where.states)
     for idents in _jobs(backend, replace(where, states=states)) if states else ():
-        changed = backend.bulk(MessageFilter(ids=idents, states=_WAITING), _verb(purge), limit=len(idents))
+        changed = backend.bulk(MessageFilter(ids=idents, states=UNHELD), _verb(purge), limit=len(idents))
         count[Cancel.CANCELLED] += changed
     if where.states and State.LEASED not in where.states:
         return count
@@ -272,7 +271,7 @@ class _Cancels:
         if message.claim is not None or not message.handler:
             return Cancel.CLAIMED
         if message.state is not State.LEASED:
-            where = MessageFilter(ids=(ident,), states=_WAITING)
+            where = MessageFilter(ids=(ident,), states=UNHELD)
             return Cancel.CANCELLED if backend.bulk(where, _verb(self._purge), limit=1) else None
         if ident not in self.marked:
             self._mark(ident, Mark(message.enqueued_at, message.deliveries))

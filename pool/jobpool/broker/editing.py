@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from jobpool.broker.values import Edit, Edited, Message, MessageFilter, State
+from jobpool.broker.values import UNHELD, Edit, Edited, Message, MessageFilter, State
 from jobpool.errors import BadSignature, InvalidJob, MalformedEnvelope
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import MAX_BODY_BYTES, WIRE_VERSION, decode, sign_again, verify
@@ -26,7 +26,6 @@ from jobpool.message.units import check_number
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
 
-EDITABLE = (State.WAITING, State.DELAYED)
 GIVE_UP_S = 10.0  # seconds for which a job is looked at again that is not as it was seen
 LOOK_EVERY_S = 0.05
 PAGE_MESSAGES = 250
@@ -49,7 +48,7 @@ def edit(backend: QueueBackend, changes: Changes, idents: Iterable[str]) -> dict
 
 def edit_matching(backend: QueueBackend, changes: Changes, where: MessageFilter) -> Counter[Edited]:
     """Edit all jobs that match and wait or are delayed; count them by their answers."""
-    states = tuple(state for state in EDITABLE if not where.states or state in where.states)
+    states = tuple(state for state in UNHELD if not where.states or state in where.states)
     count: Counter[Edited] = Counter()
     after, last = None, ""
     while states and (page := backend.list_messages(replace(where, states=states), after=after, limit=PAGE_MESSAGES)):
@@ -82,7 +81,7 @@ def plan(message: Message, changes: Changes, signer: EnvelopeSigner, now: float)
         return Edited.DEAD
     if message.claim is not None or not message.handler:
         return Edited.CLAIMED
-    if message.state not in EDITABLE:
+    if message.state not in UNHELD:
         return Edited.RUNNING
     queue = message.queue if changes.queue is None else changes.queue
     priority = message.priority if changes.priority is None else changes.priority

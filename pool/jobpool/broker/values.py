@@ -19,6 +19,7 @@ REMEMBER_CALLS = 60.0  # seconds for which a settle call's or a fetch's id is re
 ENQUEUE_MEMORY = 600.0  # seconds after its end for which an id that a producer gave is still known (law 8)
 MAX_FETCH = 1_000_000  # messages, however many are asked for
 MAX_PAGE = 1000  # messages in one page of a list
+REAP_LIMIT = 1000  # messages that one reap returns at most: a full answer means that there may be more
 LOOK_INTERVAL_S = 0.5  # between two looks of a wait that nothing wakes
 YEAR_S = 366 * 86400.0
 
@@ -32,6 +33,10 @@ class State(StrEnum):
     DELAYED = "delayed"
     LEASED = "leased"
     DEAD = "dead"
+
+
+UNHELD = (State.WAITING, State.DELAYED)
+LIVE = (*UNHELD, State.LEASED)
 
 
 class Leases(StrEnum):

@@ -96,12 +96,12 @@ def dead_purge(
 @as_json
 def purge(session: Session, terms: tuple[str, ...], queue: str | None, **asked: bool) -> None:
     """Delete waiting, delayed and dead messages, not leased ones. FILTER as in `jobpool list`."""
-    from jobpool.broker.values import State, Verb
+    from jobpool.broker.values import UNHELD, State, Verb
 
     where = chosen(terms, queue, asked)
     if State.LEASED in where.states:
         raise click.UsageError("leased messages cannot be purged: they are being worked on")
-    anywhere = (State.DEAD,) if where.reason is not None else (State.WAITING, State.DELAYED, State.DEAD)
+    anywhere = (State.DEAD,) if where.reason is not None else (*UNHELD, State.DEAD)
     _carry_out(session, replace(where, states=where.states or anywhere), Verb.DELETE, asked)
 
 
@@ -324,9 +324,9 @@ class WholeQueues(Sweep):
 
     def _round(self, most: int, bar: Any) -> bool:
         """Carry out all in one round: there is no other after it."""
-        from jobpool.broker.values import MessageFilter, State, Verb
+        from jobpool.broker.values import UNHELD, MessageFilter, State, Verb
 
-        all_states = {State.WAITING, State.DELAYED, State.DEAD} <= set(self.where.states)
+        all_states = {*UNHELD, State.DEAD} <= set(self.where.states)
         for queue in self.queues:
             whole = MessageFilter(queue=queue, states=() if all_states else self.where.states)
             while changed := self.backend.bulk(

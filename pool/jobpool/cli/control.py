@@ -149,13 +149,13 @@ def cancel(
     its pool was asked and has not answered. Of several codes the highest counts.
     """
     from jobpool.broker import control
-    from jobpool.broker.values import State
+    from jobpool.broker.values import LIVE, State
 
     where = bulk.chosen(terms, queue, asked)
     if State.DEAD in where.states:
         raise click.UsageError("dead letters cannot be cancelled: `jobpool dead purge` removes them")
     with session.broker() as backend:
-        live = replace(where, states=where.states or (State.WAITING, State.DELAYED, State.LEASED))
+        live = replace(where, states=where.states or LIVE)
         matching = partial(control.cancel_matching, backend, purge=asked["purge"], wait=wait)
         by_id = partial(control.cancel, backend, where.ids, purge=asked["purge"], wait=wait)
         _carry_out(ctx, where, bulk.Answered(backend, live, "cancel", act=matching), by_id, asked)
@@ -189,18 +189,18 @@ def edit(
     duplicate where it was to go, or cannot be signed. Of several codes the highest counts.
     """
     from jobpool.broker import editing
-    from jobpool.broker.values import State
+    from jobpool.broker.values import UNHELD
 
     if at is None and priority is None and move is None and not asked["now"]:
         raise click.UsageError("say what to change: --at or --now, --priority, --move")
     if at is not None and asked["now"]:
         raise click.UsageError("--at and --now exclude each other")
     where = bulk.chosen(terms, queue, asked)
-    if not set(where.states) <= {State.WAITING, State.DELAYED}:
+    if not set(where.states) <= set(UNHELD):
         raise click.UsageError("only jobs that wait or are delayed can be edited; `jobpool dead retry` is for the dead")
     with session.broker() as backend:
         changes = editing.read_changes(backend, 0 if asked["now"] else at, priority, move)
-        live = replace(where, states=where.states or editing.EDITABLE)
+        live = replace(where, states=where.states or UNHELD)
         sweep = bulk.Answered(backend, live, "edit", act=partial(editing.edit_matching, backend, changes))
         _carry_out(ctx, where, sweep, partial(editing.edit, backend, changes, where.ids), asked)
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from jobpool.broker.control import Pause
     from jobpool.broker.values import Message, MessageFilter, QueueStats
 
-FULL_REAP = 1000  # messages that one reap returns at most; a full answer means that there may be more
-
 QUEUES = columns("QUEUE!, WAITING>, DELAYED>, LEASED>, DEAD>, OLDEST>, POOLS>")
 POSTED = columns("POSTED>")  # shown where there is one: most people post nothing
 PAUSED = columns("PAUSED~")  # the same
@@ -294,7 +292,7 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
 @as_json
 def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
     """Give back the messages whose lease has expired, in these queues or in all. Every pool does this by itself."""
-    from jobpool.broker.values import Leases, ReapPolicy
+    from jobpool.broker.values import REAP_LIMIT, Leases, ReapPolicy
     from jobpool.message.death import cause_values
 
     policy = ReapPolicy(session.settings().max_crashes)
@@ -302,7 +300,7 @@ def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_:
     with session.broker() as backend:
         for queue in _named(session, backend, names + more):
             reaped += (batch := backend.reap(queue, policy))
-            while len(batch) >= FULL_REAP:
+            while len(batch) >= REAP_LIMIT:
                 reaped += (batch := backend.reap(queue, policy))
         if backend.capabilities.leases is not Leases.OURS:
             note(f"{backend.scheme}:// gives back messages with an expired lease by itself (Capabilities.leases)")

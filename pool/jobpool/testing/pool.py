@@ -9,7 +9,7 @@ from functools import partial
 from typing import Self
 
 from jobpool.broker.opening import open_backend
-from jobpool.broker.values import Message, MessageFilter, ReapPolicy, State
+from jobpool.broker.values import LIVE, Message, MessageFilter, ReapPolicy, State
 from jobpool.client.jobs import Jobs
 from jobpool.client.worker import DEFAULT_TIMEOUT, has_death_hooks
 from jobpool.clock import ManualClock
@@ -111,7 +111,7 @@ class VirtualPool:
 
     def waiting(self, queue: str | None = None) -> list[Message]:
         """Return the messages still to run, of one queue or of all: also delayed ones, and those that are leased."""
-        found = self._messages(queue, State.WAITING, State.DELAYED, State.LEASED)
+        found = self._messages(queue, *LIVE)
         return [message for message in found if message.handler]  # no pool runs posted messages
 
     def dead(self, queue: str | None = None) -> list[Message]:
