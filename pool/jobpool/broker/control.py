@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
-from jobpool.broker.key_store import KeyStore
+from jobpool.broker.key_store import all_records
 from jobpool.broker.values import UNHELD, Message, MessageFilter, State, Verb
 from jobpool.errors import InvalidJob, Unsupported
 from jobpool.message.batches import BatchStatus
@@ -141,7 +141,7 @@ def resume(backend: QueueBackend, queue: str) -> bool:
 def read(backend: QueueBackend) -> Asked:
     """Return all that is asked of pools now. One round trip for each thousand of records."""
     asked = Asked()
-    for key, value in records(backend.control_keys, ASKED):
+    for key, value in all_records(backend.control_keys, ASKED):
         kind, colon, name = key.partition(":")
         if kind + colon == PAUSE:
             asked.paused[name] = _made(Pause, value) or Pause(name)
@@ -308,7 +308,7 @@ def tell(backend: QueueBackend, pool: PoolRecord) -> None:
 def pools(backend: QueueBackend) -> list[PoolRecord]:
     """Return all pools that have a record, the oldest first."""
     now = backend.control_time()
-    found = [_made(PoolRecord, value) for _, value in records(backend.control_keys, POOLS)]
+    found = [_made(PoolRecord, value) for _, value in all_records(backend.control_keys, POOLS)]
     told = [replace(pool, silent=now - pool.seen > SILENT_AFTER_S) for pool in found if pool]
     return sorted(told, key=lambda pool: (pool.started, pool.id))
 
@@ -333,16 +333,6 @@ def undrain(backend: QueueBackend, pool: str) -> bool:
     was_drained = keys.get_record(ASKED, DRAIN + pool) is not None
     keys.delete_records(ASKED, [DRAIN + pool])
     return was_drained
-
-
-def records(keys: KeyStore, space: str) -> Iterator[tuple[str, bytes]]:
-    """Yield all records of a space, by key."""
-    after = ""
-    while page := keys.list_records(space, after=after, limit=PAGE_RECORDS):
-        yield from page
-        if len(page) < PAGE_RECORDS:
-            return
-        after = page[-1][0]
 
 
 def _seconds(until: Any, now: float) -> float:

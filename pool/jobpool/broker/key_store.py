@@ -12,7 +12,7 @@ call again) and blocks for one round trip.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jobpool.errors import InvalidJob
 from jobpool.message.guards import IDEMPOTENCY_TTL, MOST_LINES, Begun, Guards, Rate, check_keep
@@ -150,6 +150,15 @@ class KeyStore:
     def list_logs(self, space: str) -> list[str]:
         """Return the names of the logs of a space that have lines, sorted; at most 10,000."""
         return self._list_logs(check_queue(space))
+
+
+def all_records(keys: KeyStore, space: str, *, after: str = "", page: int = 1000) -> Iterator[tuple[str, bytes]]:
+    """Yield all records of a space that come after `after`, by key. Blocks for a round trip each `page` of them."""
+    while found := keys.list_records(space, after=after, limit=page):
+        yield from found
+        if len(found) < page:
+            return
+        after = found[-1][0]
 
 
 def _check_size(value: bytes) -> None:

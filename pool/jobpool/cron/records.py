@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from jobpool.broker.key_store import KeyStore
+from jobpool.broker.key_store import KeyStore, all_records
 from jobpool.cron.scheduler import Planned
 from jobpool.errors import BackendUnavailable
 from jobpool.message.definition import rfc3339
@@ -78,13 +78,8 @@ class Records:
     def load(self, names: Iterable[str]) -> dict[str, Record]:
         """Read those that there are: a round trip for each 10,000 that the broker keeps."""
         wanted = set(names)
-        read: dict[str, Record] = {}
-        after, page = "", [("", b"")] * MOST
-        while len(page) == MOST:
-            page = self._keys.list_records(SPACE, after=after, limit=MOST)
-            read |= {name: known for name, data in page if name in wanted and (known := Record.from_bytes(data))}
-            after = page[-1][0] if page else ""
-        return read
+        kept = all_records(self._keys, SPACE, page=MOST)
+        return {name: known for name, data in kept if name in wanted and (known := Record.from_bytes(data))}
 
     def get(self, name: str) -> Record | None:
         data = self._keys.get_record(SPACE, name)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from jobpool.broker.key_store import KeyStore
+from jobpool.broker.key_store import KeyStore, all_records
 from jobpool.errors import JobpoolError
 from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Histogram, Series
 
@@ -121,17 +121,12 @@ def rollups(keys: KeyStore, since: float, until: float) -> Iterator[Row]:
 
     Raises `BackendUnavailable`. Blocks for a round trip each `PAGE_ROWS` rows.
     """
-    after, end = stamp(since), stamp(until)
-    while True:
-        page = keys.list_records(SPACE, after=after, limit=PAGE_ROWS)
-        for name, value in page:
-            if name >= end:
-                return
-            if (row := decode(value)) is not None:
-                yield row
-        if len(page) < PAGE_ROWS:
+    end = stamp(until)
+    for name, value in all_records(keys, SPACE, after=stamp(since), page=PAGE_ROWS):
+        if name >= end:
             return
-        after = page[-1][0]
+        if (row := decode(value)) is not None:
+            yield row
 
 
 class RollupThread(threading.Thread):
