@@ -25,6 +25,7 @@ R = TypeVar("R")
 
 BeforeRun = Callable[[JobContext], object]
 AfterRun = Callable[[ExecutionResult], object]
+Hook = TypeVar("Hook", BeforeRun | None, AfterRun | None)
 
 CALLED_ELSEWHERE = {
     "delay": "enqueue(…)",
@@ -76,11 +77,8 @@ class Handler(Generic[P, R]):
         self.max_retries = max_retries
         self.backoff = None if backoff is None else _check_backoff(backoff, self.name)
         self.timeout = None if timeout is None else check_seconds(timeout, f"timeout of handler {self.name!r}")
-        for what, hook in (("before_run", before_run), ("after_run", after_run)):
-            if hook is not None and (not callable(hook) or inspect.iscoroutinefunction(hook)):
-                raise InvalidJob(f"{what} of handler {self.name!r} must be a plain function, not {hook!r}")
-        self.before_run = before_run
-        self.after_run = after_run
+        self.before_run = _check_hook(before_run, f"before_run of handler {self.name!r}")
+        self.after_run = _check_hook(after_run, f"after_run of handler {self.name!r}")
         self.allow_daemons = allow_daemons
         self.ack_in_transaction = ack_in_transaction
         self.result_ttl = result_ttl and check_result_ttl(result_ttl, f"result_ttl of handler {self.name!r}")
@@ -194,6 +192,12 @@ if TYPE_CHECKING:
         """A handler whose function takes no context, as type checkers see it."""
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...  # type: ignore[override]
+
+
+def _check_hook(hook: Hook, what: str) -> Hook:
+    if hook is not None and (not callable(hook) or inspect.iscoroutinefunction(hook)):
+        raise InvalidJob(f"{what} must be a plain function, not {hook!r}")
+    return hook
 
 
 def _check_backoff(value: str, name: str) -> str:
