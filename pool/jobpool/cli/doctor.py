@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,9 +16,6 @@ from jobpool.cli.session import Session, find_app, search_path
 from jobpool.errors import ConfigurationError
 from jobpool.message.printable import one_line
 from jobpool.telemetry.logs import configure, is_colourful
-
-if TYPE_CHECKING:
-    pass
 
 _NAME_WIDTH = 28
 _STYLES: dict[str, dict[str, Any]] = {"warning": {"fg": "yellow"}, "problem": {"fg": "red", "bold": True}}

@@ -9,7 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from inspect import Parameter
-from typing import Any
+from typing import Any, TypeVar
 
 from jobpool.errors import ConfigurationError, Unrecoverable
 from jobpool.handlers.conversion import Mismatch, converter, fill, is_data, is_model, resolve_hints
@@ -17,6 +17,7 @@ from jobpool.handlers.event_loop import awaited
 from jobpool.message.context import JobContext
 
 Bound = Callable[[JobContext], Any]
+F = TypeVar("F", bound=Callable[..., Any])  # what a decorator takes and returns
 
 FILLED_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 _SETS = (set, frozenset)

@@ -9,10 +9,10 @@ import _thread
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from jobpool.errors import ConfigurationError, Retry
-from jobpool.handlers.binding import place_of
+from jobpool.handlers.binding import F, place_of
 from jobpool.handlers.ending import told
 from jobpool.handlers.event_loop import awaited
 from jobpool.handlers.handler import Handler
@@ -20,8 +20,6 @@ from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
 from jobpool.message.dead_letters import ON_DEATH, DeadJob
 from jobpool.message.outcome import ExecutionResult
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 DEATH_RETRIES = 5  # of the job that brings a death to its hooks
 DEATH_PAUSE_S, DEATH_PAUSE_FACTOR = 1.0, 8.0  # before the first retry, and each other: over an hour in all

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Protocol, TypeVar, overload
 
 from jobpool.errors import ConfigurationError
 from jobpool.handlers import builtin as kinds
+from jobpool.handlers.binding import F
 from jobpool.handlers.handler import AfterRun, AnyHandler, BeforeRun, Handler, P, R
 from jobpool.handlers.hooks import Hooks
 from jobpool.ipc.frames import HandlerInfo
@@ -22,7 +23,6 @@ from jobpool.message.names import DEFAULT_QUEUE
 if TYPE_CHECKING:
     from jobpool.handlers.handler import PlainHandler
 
-F = TypeVar("F", bound=Callable[..., Any])
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -241,13 +241,8 @@ class HandlerRegistry:
             raise ConfigurationError(f"no built-in handler is named {name!r}: {', '.join(kinds.MAKERS)}")
         frame = sys._getframe(1)
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        options: dict[str, Any] = {
-            "max_retries": max_retries,
-            "backoff": backoff,
-            "timeout": timeout,
-            "before_run": before_run,
-            "after_run": after_run,
-        }
+        options: dict[str, Any] = {"max_retries": max_retries, "backoff": backoff, "timeout": timeout}
+        options |= {"before_run": before_run, "after_run": after_run}
         Handler(lambda _: None, name, **options)  # checks them
         known = self._kit.set_at.setdefault(name, place)
         if known != place:  # not the same module, imported under two names

@@ -11,17 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from inspect import Parameter
-from typing import Any, TypeVar
+from typing import Any
 
 from jobpool.errors import ConfigurationError
-from jobpool.handlers.binding import FILLED_BY_NAME, hints_of, parameters_of, place_of
+from jobpool.handlers.binding import FILLED_BY_NAME, F, hints_of, parameters_of, place_of
 from jobpool.handlers.builtin import Kit, Refused, Registered, kind_of, split_words
 from jobpool.handlers.conversion import Convert, Mismatch, converter
 from jobpool.handlers.event_loop import awaited
 from jobpool.message.context import JobContext
 from jobpool.message.names import LONGEST_NAME, is_name
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 Call = Callable[[JobContext, list[str]], Any]
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from jobpool.errors import Retry, Snooze
-from jobpool.handlers.binding import bind
+from jobpool.handlers.binding import F, bind
 from jobpool.handlers.builtin import Failure, Kit, Refused, Registered, kind_of
 from jobpool.handlers.ending import below_ours
 from jobpool.message.context import JobContext
 from jobpool.message.names import check_name
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class EventContext(JobContext):
