@@ -129,12 +129,7 @@ def _plan(options: Options, place: Environment) -> list[Fault]:
         reasons = {place.nemesis.cannot()[kind] for kind in options.faults or KINDS}
         raise ConfigurationError(f"none of these faults can be had here: {'; '.join(sorted(reasons))}")
     return schedule.plan(
-        options.seed,
-        seconds=options.seconds,
-        pools=options.pools,
-        kinds=kinds,
-        ttl=options.ttl,
-        rate=FAULTS_A_SECOND,
+        options.seed, seconds=options.seconds, pools=options.pools, kinds=kinds, ttl=options.ttl, rate=FAULTS_A_SECOND
     )
 
 

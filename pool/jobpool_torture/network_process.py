@@ -285,9 +285,8 @@ class Carrier:
         if self.drops.cut:
             self._end(link.client, reset=True)
             link.up.ended = True
-            link.drained_at = (
-                time.monotonic() + DRAIN_SILENCE_S
-            )  # until then it may be at work on the rest of its reply
+            # Until then it may be at work on the rest of its reply.
+            link.drained_at = time.monotonic() + DRAIN_SILENCE_S
 
     def _fail(self, link: Link, flow: Flow) -> None:
         """Reset the other side too, after one side has reset its connection, unless nothing travels between them."""

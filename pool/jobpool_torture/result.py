@@ -99,9 +99,7 @@ class Result:
     late: list[float] = field(default_factory=list)  # seconds from a timeout to its verdict, in pools not held up
     dead: dict[str, int] = field(default_factory=dict)
     tracked: dict[str, int] = field(default_factory=dict)  # what RESULT, CANCEL and BATCH were judged by → how many
-    descriptors: dict[str, dict[str, int]] = field(
-        default_factory=dict
-    )  # by pool and kind, more (< 0: less) than before
+    descriptors: dict[str, dict[str, int]] = field(default_factory=dict)  # by pool and kind: how many more, or < 0
     struck: dict[str, int] = field(default_factory=dict)
     missed: int = 0
     left_out: dict[str, str] = field(default_factory=dict)  # kinds of fault that this run had none of → why

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from jobpool.broker.opening import redact
@@ -73,9 +72,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(OSError):
             if self._is_drawn:
                 sys.stderr.write("\r\x1b[J")

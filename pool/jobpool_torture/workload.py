@@ -201,9 +201,7 @@ KINDS: dict[str, Kind] = {
     "flaky": Kind(7, FAIL, lambda rng, _n, _ttl: {"payload": {"times": rng.randint(1, 3)}, "max_retries": 5}),
     "doomed": Kind(2, FAIL, lambda rng, _n, _ttl: {"payload": {"times": 1000}, "max_retries": rng.randint(0, 2)}),
     "asking": Kind(
-        4,
-        "torture.ask",
-        lambda rng, _n, _ttl: {"payload": {"what": rng.choice(("retry", "snooze"))}, "max_retries": 5},
+        4, "torture.ask", lambda rng, _n, _ttl: {"payload": {"what": rng.choice(("retry", "snooze"))}, "max_retries": 5}
     ),
     "unrecoverable": Kind(1, "torture.ask", lambda *_: {"payload": {"what": "unrecoverable"}, "max_retries": 5}),
     "crash": Kind(4, "torture.crash", _crashing(1)),
