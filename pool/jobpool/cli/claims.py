@@ -216,14 +216,7 @@ def list_claims(session: Session, queues: tuple[str, ...], json_: bool) -> None:
     with session.broker() as backend:
         _ = backend.claims  # where there are none, that is the answer, whatever queues there are
         held = [one for name in queues or backend.queues() for one in _select(backend, name).claims()]
-    answer(
-        json_,
-        held,
-        lambda one: {key: value for key, value in asdict(one).items() if key != "messages"},
-        CLAIMS,
-        _held_row,
-        "there are no claims",
-    )
+    answer(json_, held, _held_values, CLAIMS, _held_row, "there are no claims")
 
 
 def _select(backend: QueueBackend, queue: str, max_claims: int = 0) -> Queue:
@@ -319,6 +312,10 @@ def _show(claim: Claim, json_: bool) -> None:
 def _claim_values(claim: Claim) -> dict[str, Any]:
     told = {"id": claim.id, "queue": claim.queue.name, "ttl": claim.ttl, "grace": claim.grace, "age": claim.age}
     return told | {"messages": [_message_values(message) for message in claim.messages]}
+
+
+def _held_values(held: HeldClaim) -> dict[str, Any]:
+    return {name: value for name, value in asdict(held).items() if name != "messages"}
 
 
 def _held_row(held: HeldClaim) -> list[str]:

@@ -259,23 +259,18 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
             note(f"{backend.scheme}:// counts messages that others have leased as waiting (Capabilities.exact_counts)")
     if json_:
         shown = {name: asdict(pause) for name, pause in paused.items()}
-        answer_json(
-            [
-                {"queue": name, **asdict(counts), "pools": serving[name], "paused": shown.get(name)}
-                for name, counts in found.items()
-            ]
-        )
+        told = [
+            {"queue": name, **asdict(counts), "pools": serving[name], "paused": shown.get(name)}
+            for name, counts in found.items()
+        ]
+        answer_json(told)
     elif found:
         posts = any(counts.posted for counts in found.values())
         is_paused = any(name in paused for name in found)
-        rows = [
-            [
-                *_counts(*one, serving[one[0]]),
-                *[f"{one[1].posted:,}"] * posts,
-                *[_paused(paused.get(one[0]))] * is_paused,
-            ]
-            for one in found.items()
-        ]
+        rows = []
+        for name, counts in found.items():
+            extra = [f"{counts.posted:,}"] * posts + [_paused(paused.get(name))] * is_paused
+            rows.append([*_counts(name, counts, serving[name]), *extra])
         table(QUEUES + POSTED * posts + PAUSED * is_paused, rows)
     else:
         note("every queue is empty")
