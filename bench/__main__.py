@@ -26,6 +26,7 @@ from bench import (
     on_postgres,
     on_redis,
     on_servicebus,
+    pools,
     report,
     restart,
     scale,
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[[Plan], Section]] = {
     "scale": scale.run,
     "guards": guards.run,
     "limits": limits.run,
+    "pools": pools.run,
     "claims": claims.run,
     "mixed": mixed.run,
     "latency": latency.run,
@@ -93,7 +95,7 @@ def main(
 ) -> None:
     """Run the benchmarks named, or all.
 
-    throughput, dispatch, redis, postgres, beanstalkd, servicebus, enqueue, scale, guards, limits, claims, mixed,
+    throughput, dispatch, redis, postgres, beanstalkd, servicebus, enqueue, scale, guards, limits, pools, claims, mixed,
     latency, timeouts, restart, start, faults, memory, efficiency.
 
     peers: those with other queues beside jobpool; then --write, unless --quick or --no-peers. charts: draw the charts

@@ -24,6 +24,13 @@ def counted(_ctx: jobpool.JobContext) -> None:
     count()
 
 
+@jobpool.handler("counted nap")
+def counted_nap(_ctx: jobpool.JobContext, seconds: float) -> None:
+    """Sleep, and count."""
+    time.sleep(seconds)
+    count()
+
+
 @jobpool.handler("burn")
 def burn(_ctx: jobpool.JobContext, loops: int) -> None:
     """Do fixed CPU work."""

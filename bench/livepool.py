@@ -99,15 +99,27 @@ def wait_for(look: Callable[[], T | None], what: str) -> T:
 @contextmanager
 def twins(plan: Plan, url: str, workers: int, *words: str) -> Iterator[Path]:
     """Yield two pools that share the broker at `url`, both ready; their handlers' notes go to the yielded file."""
-    with plan.scratch() as directory, ExitStack() as stack:
-        places = [directory / name for name in ("one", "two")]
+    with plan.scratch() as directory, several(directory, url, 2, workers, *words):
+        yield directory / "notes"
+
+
+@contextmanager
+def several(
+    directory: Path, url: str, pools: int, workers: int, *words: str, **variables: str
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Yield pools that share the broker at `url`, all ready. `variables`: of their environment."""
+    with ExitStack() as stack:
+        places = [directory / f"pool {number}" for number in range(pools)]
         for place in places:
             place.mkdir()
-        started = [(stack.enter_context(_program(place, url, workers, "bench.apps", words)), place) for place in places]
+        started = [
+            (stack.enter_context(_program(place, url, workers, "bench.apps", words, **variables)), place)
+            for place in places
+        ]
         for process, place in started:
             board = stack.enter_context(Scoreboard.open(_board(process, place)))
             wait_for(partial(_has_ready, board, workers), f"{workers} children")
-        yield directory / "notes"
+        yield [process for process, _ in started]
 
 
 @contextmanager
@@ -127,11 +139,11 @@ def live_pool(plan: Plan, workers: int, app: str = "bench.apps", broker: str = "
 
 @contextmanager
 def _program(
-    directory: Path, url: str, workers: int, app: str, more: tuple[str, ...]
+    directory: Path, url: str, workers: int, app: str, more: tuple[str, ...], **variables: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     words = ["-A", app, "-b", url, "-w", str(workers), "--stop-grace", "1", *more]
-    shown = {"JOBPOOL_DEBUG": "1"}  # its memory is measured, which is else hidden from all but root
-    environment = clean_environment(JOBPOOL_RUNTIME_DIR=str(directory / "run"), PYTHONPATH=str(ROOT), **shown)
+    variables |= {"JOBPOOL_DEBUG": "1"}  # its memory is measured, which is else hidden from all but root
+    environment = clean_environment(JOBPOOL_RUNTIME_DIR=str(directory / "run"), PYTHONPATH=str(ROOT), **variables)
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "jobpool.cli.main", *words], cwd=directory, env=environment, stdout=log, stderr=log

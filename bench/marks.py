@@ -53,6 +53,12 @@ class Marks:
         found = [_PID.unpack_from(self._map, page * PAGE)[0] for page in range(1, PAGES)]
         return [pid for pid in found if pid]
 
+    def counts(self) -> dict[int, int]:
+        """Return how many jobs each process has ended."""
+        starts = [page * PAGE for page in range(1, PAGES)]
+        found = {_PID.unpack_from(self._map, at)[0]: _DONE.unpack_from(self._map, at + _AT_DONE)[0] for at in starts}
+        return {pid: count for pid, count in found.items() if pid}
+
     def done(self) -> tuple[int, float]:
         """Return how many jobs have ended, and when the last one did."""
         pages = [_DONE.unpack_from(self._map, page * PAGE + _AT_DONE) for page in range(1, PAGES)]

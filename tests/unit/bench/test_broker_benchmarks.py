@@ -23,6 +23,7 @@ from bench import (
     memory,
     on_postgres,
     on_redis,
+    pools,
     programs,
     scale,
     servers,
@@ -159,6 +160,23 @@ def test_what_two_pools_keep_together() -> None:
 
     assert {"Redis, 8:1, off by", "SQLite, 3 places, most at once", "Postgres, 3 places, in use"} <= names(section)
     assert all(figure.met for figure in section.figures if "most at once" in figure.name)
+
+
+@pytest.mark.more
+def test_many_pools_on_one_broker() -> None:
+    section = pools.run(PLAN)
+
+    figures = {figure.name: figure.value for figure in section.figures}
+    assert names(section) == set(figures)
+    for broker in ("Redis", "Postgres"):
+        for what in ("CPU broker", "requests", "requests a pool", "fewest", "most", "model / measured"):
+            assert figures[f"{broker}, no-op, 2 pools: {what}"] > 0
+        assert figures[f"{broker}, 5 ms: on the wire, both ways"] > 0
+        assert figures[f"{broker}: a job that waits"] > 0
+        assert figures[f"{broker}: connections a pool"] >= 2
+        for verb in ("renewals", "reaps"):
+            assert figures[f"{broker}, 2 pools, holding: {verb} a pool"] > 0
+    assert figures["Postgres, no-op: write-ahead log"] > 0
 
 
 @pytest.mark.more

@@ -54,6 +54,7 @@ def test_processes_wait_at_the_gate_and_then_count_every_job(found: marks.Marks)
 
         jobs, ended = found.done()
         assert sorted(found.pids()) == sorted(process.pid for process in processes if process.pid)
+        assert found.counts() == {process.pid: JOBS for process in processes}
     assert jobs == 4 * JOBS
     assert begun <= ended <= time.monotonic()
 
