@@ -137,10 +137,12 @@ sys.meta_path.append(_MovedModules())
 
 
 def __getattr__(name: str) -> Any:
-    module = _HOME.get(name)
-    if module is None:
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+    elif name in {*_MOVED, "errors"}:
+        value = import_module(f"jobpool.{name}")
+    else:
         raise AttributeError(f"module 'jobpool' has no attribute {name!r}")
-    value = getattr(import_module(module), name)
     globals()[name] = value
     return value
 

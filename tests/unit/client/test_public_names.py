@@ -43,6 +43,11 @@ def test_the_list_is_sorted_and_complete() -> None:
     assert sorted(jobpool._HOME) == jobpool.__all__
 
 
+@pytest.mark.parametrize("name", ["producer", "errors"])
+def test_a_module_is_there_without_an_import_of_its_own(name: str, tmp_path: Path) -> None:
+    assert _imported_by(f"import jobpool; jobpool.{name}", tmp_path, (f"jobpool.{name}",)) == [f"jobpool.{name}"]
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'jobpool' has no attribute 'nonsense'"):
         _ = jobpool.nonsense
