@@ -70,8 +70,8 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep the tests of a unit file together, and the rows of a law, as those of an `xdist_group` are.
 
-    A worker makes what the tests of a file share once, and the master has a third of the parts to count at each end of
-    a test: it took 24 s of a processor for 13,000 of them.
+    What the tests of a file share is made by one worker, and the master has an eighth of the parts to count at each end
+    of a test: with 13,000 of them it took 24 s of a processor.
     """
     from xdist.scheduler import LoadGroupScheduling
 
