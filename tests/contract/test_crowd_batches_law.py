@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 
 import pytest
+from support.apart import context
 from support.crowd_batches import QUEUES, settle_for_ever
 from support.harness import Harness
 from support.jobs import a_job
@@ -84,7 +84,7 @@ def hear(backend: QueueBackend, called: Counter[str]) -> bool:
 
 
 @contextmanager
-def crowd(opener: Callable[[], QueueBackend]) -> Iterator[list[SpawnProcess]]:
+def crowd(opener: Callable[[], QueueBackend]) -> Iterator[list[BaseProcess]]:
     processes = [started(opener, number) for number in range(TOGETHER)]
     try:
         yield processes
@@ -94,7 +94,7 @@ def crowd(opener: Callable[[], QueueBackend]) -> Iterator[list[SpawnProcess]]:
             process.join()
 
 
-def started(opener: Callable[[], QueueBackend], number: int) -> SpawnProcess:
-    process = multiprocessing.get_context("spawn").Process(target=settle_for_ever, args=(opener, number), daemon=True)
+def started(opener: Callable[[], QueueBackend], number: int) -> BaseProcess:
+    process = context().Process(target=settle_for_ever, args=(opener, number), daemon=True)
     process.start()
     return process

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import threading
 from collections import Counter
@@ -13,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import pytest
+from support.apart import context
 from support.crowd_reapers import POLICY, Race, Seen, run
 from support.faultmoves import Figure, fed, start_pools, stop_all
 from support.poolrig import LIMIT, Rig
@@ -47,7 +47,7 @@ STOLEN_AFTER = (0.005, 0.05)
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(REAPERS, mp_context=multiprocessing.get_context("spawn")) as processes:
+    with ProcessPoolExecutor(REAPERS, mp_context=context()) as processes:
         yield processes
 
 

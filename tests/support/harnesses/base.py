@@ -7,7 +7,6 @@ called: by turning a manual clock, together with the broker's own where it has o
 from __future__ import annotations
 
 import math
-import multiprocessing
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -18,6 +17,7 @@ from typing import Any, ClassVar
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Capabilities
 from jobpool.clock import ManualClock
+from support.apart import context
 
 Opener = Callable[[], QueueBackend]
 
@@ -109,7 +109,7 @@ def run(opener: Opener, work: Callable[..., Any], number: int) -> Any:
 @cache
 def _processes() -> ProcessPoolExecutor:
     """A crowd for many tests: to start a process takes far longer than what most of them let it do."""
-    return ProcessPoolExecutor(MOST, mp_context=multiprocessing.get_context("spawn"))
+    return ProcessPoolExecutor(MOST, mp_context=context())
 
 
 def dismiss_crowd() -> None:

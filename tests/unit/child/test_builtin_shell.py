@@ -292,6 +292,8 @@ def test_it_is_the_programs_end_that_counts_and_not_that_of_its_streams(tmp_path
     assert said.endswith("exited with status 4")
 
 
+# Python drops and reports what is raised in a callback of a weak reference: the alarm goes off once more.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_alarm_at_any_moment_leaves_no_program_behind() -> None:
     before, opened = direct_children(), open_fds()
     for moment in range(60):
