@@ -9,17 +9,17 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from jobpool.ipc import frames, linux, packets
 from jobpool.ipc.child_channel import MAX_FRAMES_AHEAD, BrokenChannelError, ChildChannel
 from jobpool.ipc.fork_client import BegunForkServer, ForkServerClient, OutputLines
-from jobpool.ipc.frames import Ask, Exited, Frame, Reply, Result, run_packet
+from jobpool.ipc.frames import Ask, Exited, Frame, Reply, Result
 from jobpool.ipc.process_options import ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
-from jobpool.master.slots import Delivery, Slot
+from jobpool.master.slots import Slot
 
 FRAMES_AT_ONCE = 128  # frames read from one child before the others get their turn
 FRAMES_OF_THE_DEAD = 2048  # more than a dead child's channel holds, so that a result is found after any flood
@@ -302,16 +302,14 @@ class ChildProcesses:
             self.unwatch(channel.pidfd)
             channel.close()
 
-    def hand(self, slot: Slot, delivery: Delivery, ticket: bytes = b"") -> bool:
-        """Write the attempt, with the ticket to ack it, if any; False: the socket is full, nothing was written."""
+    def hand(self, slot: Slot, runs: Iterable[tuple[int, bytes]]) -> int:
+        """Write attempts, as `ChildChannel.hand` does; return how many were written."""
         channel = self._channels.get(slot.child)
         if channel is None:
-            return False
-        lease = delivery.lease
-        run = run_packet(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
+            return 0
         if self._drain_at == math.inf:
             self._drain_soon()
-        return channel.hand(delivery.nonce, frames.with_ticket(run, ticket) if ticket else run)
+        return channel.hand(runs)
 
     def take_back(self, slot: Slot, most: int = MAX_FRAMES_AHEAD) -> ev.TookBack:
         channel = self._channels.get(slot.child)

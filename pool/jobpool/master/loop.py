@@ -15,6 +15,7 @@ import orjson
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.control import PoolRecord
 from jobpool.broker.values import Leases
+from jobpool.ipc.frames import run_packet, with_ticket
 from jobpool.ipc.process_options import ASKS_STACK
 from jobpool.ipc.requests import reply
 from jobpool.master import actions as act
@@ -144,20 +145,25 @@ class Master:
         ahead, linger = self.pool.lookahead.size(now), self.pool.lookahead.linger
         for action in actions:
             if type(action) is act.Hand:
-                self._hand(action.slot, action.delivery, now)
+                self._hand(action.slot, action.deliveries, now)
             elif type(action) is act.Settle:
-                self._batch.add(action.delivery, action.settlement, now, ahead, linger, len(self.pool.held))
+                self._batch.add(action.work, now, ahead, linger, len(self.pool.held))
             else:
                 self._perform_rare(action)
 
-    def _hand(self, slot: Slot, delivery: Delivery, now: float) -> None:
-        ticket = orjson.dumps(self.backend.ticket(delivery.lease)) if delivery.acks_itself else b""
-        if self.children.hand(slot, delivery, ticket):
+    def _hand(self, slot: Slot, deliveries: list[Delivery], now: float) -> None:
+        count = self.children.hand(slot, ((delivery.nonce, self._run(delivery)) for delivery in deliveries))
+        if count:
             # A head begins after it was written: were this process stopped in a turn, its time would be over too soon.
-            slot.hand(delivery, now if slot.deliveries else time.monotonic())
-        else:
+            slot.hand(deliveries[:count], now if slot.deliveries else time.monotonic())
+        if count < len(deliveries):
             slot.full = True
-            self.pool.put_back([delivery])
+            self.pool.put_back(deliveries[count:])
+
+    def _run(self, delivery: Delivery) -> bytes:
+        lease = delivery.lease
+        run = run_packet(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
+        return with_ticket(run, orjson.dumps(self.backend.ticket(lease))) if delivery.acks_itself else run
 
     def _perform_rare(self, action: act.Action) -> None:
         match action:

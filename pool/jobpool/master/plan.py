@@ -18,7 +18,7 @@ from jobpool.master import actions as act
 from jobpool.master.deadlines import check_deadlines, kill_child, lose_expired
 from jobpool.master.dispatch import dispatch
 from jobpool.master.scheduler import end_scheduler, keep_scheduler
-from jobpool.master.slots import SlotState
+from jobpool.master.slots import Delivery, SlotState
 from jobpool.master.spawning import answer_requests, keep_children, keep_servers, watch_servers
 from jobpool.master.state import Pool, Stopping
 from jobpool.message.dead_letters import ON_DEATH, copy_of_abandoned, hook_job_of_abandoned
@@ -26,7 +26,7 @@ from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.names import check_enqueue_to
 from jobpool.message.outcome import EndReason, NotRun, Succeeded
-from jobpool.message.settlement import Abandon, Leave
+from jobpool.message.settlement import Abandon, Leave, Settlement
 from jobpool.policy.decide import Rules, decide
 from jobpool.policy.outcomes import cancelled, checked, counters_of
 from jobpool.policy.retry import RetryPolicy, parse_backoff
@@ -77,7 +77,10 @@ class Planner:
         if pool.generation != self._generation:  # with other handlers
             self._generation = pool.generation
             self._rules.clear()
+        if not pool.outcomes:
+            return
         outcomes, pool.outcomes = pool.outcomes, []
+        work: list[tuple[Delivery, Settlement]] = []
         for delivery, outcome in outcomes:
             if delivery.lost or delivery.settling:
                 continue
@@ -96,7 +99,9 @@ class Planner:
                     settlement = self._with_jobs(pool, delivery.lease, settlement)
                     _tell_of_chain(pool, delivery.lease)
                 delivery.settling, delivery.outcome = True, outcome
-                actions.append(act.Settle(delivery, settlement))
+                work.append((delivery, settlement))
+        if work:
+            actions.append(act.Settle(work))
 
     def _rules_for(self, pool: Pool, handler: str) -> Rules:
         info, settings = pool.handlers.get(handler), pool.settings

@@ -113,13 +113,14 @@ class Slot:
         elif self.state is not SlotState.EMPTY:
             self.engaged[self.index] = self
 
-    def hand(self, delivery: Delivery, now: float) -> None:
-        """Note that `delivery` was written to the child; the clock of the head starts here."""
+    def hand(self, deliveries: list[Delivery], now: float) -> None:
+        """Note that these, one at least, were written to the child; the clock of the head starts here."""
         if not self.deliveries:
             self.move(SlotState.BUSY, now)
             self.head_since, self.dumped_at, self.cancelled_at = now, 0.0, 0.0
-        delivery.slot = self.index
-        self.deliveries.append(delivery)
+        for delivery in deliveries:
+            delivery.slot = self.index
+        self.deliveries += deliveries
         self.drained = False
 
     def answered(self, nonce: int, now: float) -> Delivery | None:

@@ -65,11 +65,11 @@ class Stage:
 
     def _perform(self, action: act.Action) -> None:
         match action:
-            case act.Hand(slot, delivery):
-                slot.hand(delivery, self.now)
-            case act.Settle(delivery, settlement):
-                self.settled.append((delivery.lease.id, settlement))
-                apply(self.pool, ev.Answered([(delivery, settlement, Settled.OK)]), self.now)
+            case act.Hand(slot, deliveries):
+                slot.hand(deliveries, self.now)
+            case act.Settle(work):
+                self.settled += [(delivery.lease.id, settlement) for delivery, settlement in work]
+                apply(self.pool, ev.Answered([(*each, Settled.OK) for each in work]), self.now)
             case act.RetireChild(slot):
                 slot.leave()
             case act.EndForkServer(generation):

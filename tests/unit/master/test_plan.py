@@ -291,7 +291,7 @@ class TestHandingOut:
         stage.pool.ready.clear()
         extra = stage.a_lease("report")
         apply(stage.pool, ev.Leased([Inspected(extra, None)]), stage.now)
-        slot.hand(stage.pool.ready.popleft(), stage.now)
+        slot.hand([stage.pool.ready.popleft()], stage.now)
         actions = stage.after(STALE_AFTER_S + 0.01)
         [taken] = of(actions, act.TakeBack)
         assert taken.slot is slot
@@ -436,10 +436,10 @@ class TestDeaths:
         [slot] = stage.busy
         second = stage.a_lease("report")
         apply(stage.pool, ev.Leased([Inspected(second, None)]), stage.now)
-        slot.hand(stage.pool.ready.popleft(), stage.now)
+        slot.hand([stage.pool.ready.popleft()], stage.now)
         actions = stage.die(slot, unread=1)
         [hand] = of(actions, act.Hand)
-        assert hand.delivery.lease is second
+        assert [d.lease for d in hand.deliveries] == [second]
         assert hand.slot is not slot
         assert len(stage.settled) == 1
 
