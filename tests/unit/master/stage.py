@@ -53,11 +53,14 @@ class Stage:
         """Apply events, plan, perform what changes the state; the actions."""
         for event in events:
             apply(self.pool, event, self.now)
-        actions = self.planner.plan(self.pool, self.now, self.now)
-        for action in actions:
-            self._perform(action)
-        self.log.extend(actions)
-        return actions
+        done: list[act.Action] = []
+        for step in (self.planner.plan, self.planner.upkeep):
+            actions = step(self.pool, self.now, self.now)
+            for action in actions:
+                self._perform(action)
+            done += actions
+        self.log.extend(done)
+        return done
 
     def after(self, seconds: float) -> list[act.Action]:
         self.now += seconds

@@ -594,7 +594,8 @@ class TestLeases:
         stage.planner.plan(stage.pool, stage.now, stage.now + 1000.0)
         assert 0.399 < next_due(stage.pool, stage.now) - stage.now < 0.401
         stage.now += 0.4
-        assert of(stage.planner.plan(stage.pool, stage.now, stage.now + 1000.001), act.KillChild)
+        stage.planner.plan(stage.pool, stage.now, stage.now + 1000.001)
+        assert of(stage.planner.upkeep(stage.pool, stage.now, stage.now + 1000.001), act.KillChild)
 
     def test_the_end_of_a_lease_that_is_lost_or_settled_wakes_nobody(self) -> None:
         stage = Stage(workers=1, on_lease_lost="finish").boot()
