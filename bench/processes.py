@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import resource
 import select
 import time
 from collections.abc import Callable, Iterable
@@ -134,5 +133,7 @@ def _machine() -> tuple[float, float]:
 
 
 def _own() -> float:
+    import resource  # not at the import: handlers import this module, and that costs each attempt a look at all limits
+
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)

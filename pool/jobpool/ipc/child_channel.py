@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections import deque
+from collections.abc import Iterable
 
 from jobpool.ipc import packets
 from jobpool.ipc.frames import (
@@ -96,14 +97,17 @@ class ChildChannel:
         """Return whether user code runs in it: it boots, or is busy."""
         return bool(self.handed) or not self._booted
 
-    def hand(self, nonce: int, run: bytes) -> bool:
-        """Write attempt `nonce` (`frames.run_packet`) to the child; False: nothing was written, its socket is full."""
-        try:
-            packets.send(self._work, run)
-        except OSError:
-            return False
-        self.handed.append(nonce)
-        return True
+    def hand(self, runs: Iterable[tuple[int, bytes]]) -> int:
+        """Write attempts to the child: the nonce and `frames.run_packet` of each, until its socket is full.
+
+        Returns how many were written.
+        """
+        before = len(self.handed)
+        with contextlib.suppress(OSError):
+            for nonce, run in runs:
+                packets.send(self._work, run)
+                self.handed.append(nonce)
+        return len(self.handed) - before
 
     def retire(self) -> None:
         """End the child's work: it leaves after what it has read. A frame that says so could be taken back."""
@@ -151,17 +155,17 @@ class ChildChannel:
             raise BrokenChannelError(str(error)) from error
         except OSError as error:
             raise BrokenChannelError(str(error), closed=True) from error
-        self._check(frame)
+        if type(frame) is not Result:
+            self._check(type(frame))
+        elif not self.handed or self.handed[0] != frame.nonce:
+            raise BrokenChannelError("a child answered an attempt that it does not run")
+        else:
+            self.handed.popleft()
         return frame
 
-    def _check(self, frame: Frame) -> None:
+    def _check(self, kind: type[Frame]) -> None:
         """Refuse a frame out of turn: user code has these descriptors too, and could keep the master busy."""
-        kind = type(frame)
-        if kind is Result:
-            if not self.handed or self.handed[0] != frame.nonce:  # type: ignore[union-attr]
-                raise BrokenChannelError("a child answered an attempt that it does not run")
-            self.handed.popleft()
-        elif kind is Ask:
+        if kind is Ask:
             self.is_asking = True
         elif kind is Ready or kind is BootFailed:
             if self._booted:

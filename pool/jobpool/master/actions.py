@@ -21,8 +21,7 @@ class Action:
 
 
 class Settle(Action):
-    delivery: Delivery
-    settlement: Settlement
+    work: list[tuple[Delivery, Settlement]]
 
 
 class StartForkServer(Action):
@@ -45,7 +44,9 @@ class SpawnChild(SlotAction):
 
 
 class Hand(SlotAction):
-    delivery: Delivery
+    """Write these to the child, in this order."""
+
+    deliveries: list[Delivery]
 
 
 class TakeBack(SlotAction):

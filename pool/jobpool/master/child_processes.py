@@ -9,18 +9,19 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from jobpool.ipc import frames, linux, packets
 from jobpool.ipc.child_channel import MAX_FRAMES_AHEAD, BrokenChannelError, ChildChannel
 from jobpool.ipc.fork_client import BegunForkServer, ForkServerClient, OutputLines
-from jobpool.ipc.frames import Ask, Exited, Frame, Reply, Result, run_packet
+from jobpool.ipc.frames import Ask, Exited, Frame, Reply, Result
 from jobpool.ipc.process_options import ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
-from jobpool.master.slots import Delivery, Slot
+from jobpool.master.slots import Slot
 
+LONG_S = 0.0002  # of an attempt; after a longer one the next answer is not there yet
 FRAMES_AT_ONCE = 128  # frames read from one child before the others get their turn
 FRAMES_OF_THE_DEAD = 2048  # more than a dead child's channel holds, so that a result is found after any flood
 
@@ -80,7 +81,10 @@ class ChildProcesses:
         events: list[ev.Event] = []
         # Who was stopped (SIGSTOP) for longer than its wait comes back from it with nothing, whatever has come in the
         # meantime, and would kill a child for a result that it has not read: it looks again.
-        for fd, _ in self._poll.poll(max(0.0, timeout)) or self._poll.poll(0.0):
+        ready = self._poll.poll(max(0.0, timeout))
+        if timeout > 0 and not ready:
+            ready = self._poll.poll(0.0)
+        for fd, _ in ready:
             if reader := self._readers.get(fd):
                 events.extend(reader())
         if self._ended:
@@ -243,7 +247,7 @@ class ChildProcesses:
         return [ev.ChildEnded(channel.child)]
 
     def _read_child(self, channel: ChildChannel, to_the_end: bool = False) -> list[ev.Event]:
-        """Return what the child has said; after its last answer nothing is expected, and a look in vain is saved.
+        """Return what the child has said; after its last answer, or a job's that took a while, a look is in vain.
 
         A child that has asked is not listened to until it was answered: however much it asks, the broker is asked once
         at a time for it, and settlements have their turn. Nobody waits for what the dead have asked.
@@ -259,7 +263,7 @@ class ChildProcesses:
                     if not results:
                         events.append(ev.ChildResults(channel.child, results))
                     results.append(frame)
-                    if not (channel.handed or to_the_end):
+                    if not to_the_end and (frame.duration > LONG_S or not channel.handed):
                         break
                     continue
                 if frame is None:
@@ -302,16 +306,14 @@ class ChildProcesses:
             self.unwatch(channel.pidfd)
             channel.close()
 
-    def hand(self, slot: Slot, delivery: Delivery, ticket: bytes = b"") -> bool:
-        """Write the attempt, with the ticket to ack it, if any; False: the socket is full, nothing was written."""
+    def hand(self, slot: Slot, runs: Iterable[tuple[int, bytes]]) -> int:
+        """Write attempts, as `ChildChannel.hand` does; return how many were written."""
         channel = self._channels.get(slot.child)
         if channel is None:
-            return False
-        lease = delivery.lease
-        run = run_packet(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
+            return 0
         if self._drain_at == math.inf:
             self._drain_soon()
-        return channel.hand(delivery.nonce, frames.with_ticket(run, ticket) if ticket else run)
+        return channel.hand(runs)
 
     def take_back(self, slot: Slot, most: int = MAX_FRAMES_AHEAD) -> ev.TookBack:
         channel = self._channels.get(slot.child)

@@ -45,7 +45,7 @@ def dispatch(pool: Pool, now: float, actions: list[act.Action]) -> None:
         _hand_evenly(pool, busy, few, now, actions)
     else:  # the urgent ones wait for the next free child
         count = min(len(idle), len(ready))
-        actions += [act.Hand(slot, ready.popleft()) for slot in islice(reversed(idle.values()), count)]
+        actions += [act.Hand(slot, [ready.popleft()]) for slot in islice(reversed(idle.values()), count)]
 
 
 def _few(pool: Pool, now: float) -> int:
@@ -116,13 +116,13 @@ def _hand_evenly(pool: Pool, busy: Sequence[Slot], few: int, now: float, actions
     if not able:
         return
     depth = min(MAX_FRAMES_AHEAD, 1 + -(-pool.lookahead.size(now) // len(able)))
+    hands = [act.Hand(slot, []) for slot in able]
     lengths = [len(slot.deliveries) for slot in able]
     for level in range(min(lengths), depth):
-        for slot, length in zip(able, lengths, strict=True):
-            if length <= level:
-                actions.append(act.Hand(slot, ready.popleft()))
-                if not ready:
-                    return
+        shorter = [hand for hand, length in zip(hands, lengths, strict=True) if length <= level]
+        for hand in islice(shorter, len(ready)):
+            hand.deliveries.append(ready.popleft())
+    actions += [hand for hand in hands if hand.deliveries]
 
 
 def room(pool: Pool, now: float) -> int:
@@ -165,19 +165,21 @@ class Batch:
         self.due = math.inf
 
     def add(
-        self, delivery: Delivery, settlement: Settlement, now: float, ahead: int, linger: float, held: int = 0
+        self, work: list[tuple[Delivery, Settlement]], now: float, ahead: int, linger: float, held: int = 0
     ) -> None:
-        """Put one in. `ahead`: the look-ahead's size; 0 = jobs are long or few, and nothing is gained by waiting.
+        """Put some in. `ahead`: the look-ahead's size; 0 = jobs are long or few, and nothing is gained by waiting.
 
-        `linger`: seconds for which an ack may wait. `held`: how many deliveries the pool holds, this one included.
+        `linger`: seconds for which an ack may wait. `held`: how many deliveries the pool holds, these included.
         """
-        self._work.append((delivery, settlement))
-        count = len(self._work)
-        if not ahead or type(settlement) is not Ack or count >= max(2, -(-ahead // LOOKAHEAD_SHARE)):
+        first = not self._work
+        self._work += work
+        urgent = not ahead or len(self._work) >= max(2, -(-ahead // LOOKAHEAD_SHARE))
+        if urgent or {type(settlement) for _, settlement in work} != {Ack}:
             self.due = now
-        elif count == 1:
+        elif first:
             # No other job can join it if none is held.
-            self.due = now + (0.0 if held == 1 and settlement.result is not None else linger)
+            alone = held == 1 and work[0][1].result is not None  # type: ignore[union-attr]
+            self.due = now + (0.0 if alone else linger)
 
     def take(self) -> list[tuple[Delivery, Settlement]]:
         work, self._work = self._work, []

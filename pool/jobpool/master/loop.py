@@ -15,6 +15,7 @@ import orjson
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.control import PoolRecord
 from jobpool.broker.values import Leases
+from jobpool.ipc.frames import run_packet, with_ticket
 from jobpool.ipc.process_options import ASKS_STACK
 from jobpool.ipc.requests import reply
 from jobpool.master import actions as act
@@ -47,6 +48,10 @@ connection that has broken is, with its read buffer of 64 KiB. Each collection t
 
 STREAM_WAIT_S = 0.001  # seconds: when a wait was shorter, the next turn finds something without a wait, most times
 
+MAX_LOOKED_AT = 8
+"""Slots of which the loop asks, before each sleep, what is due next. If more are engaged, and events stream, it sleeps
+until the next look at all of them is due. Most often an event comes before that."""
+
 LAST_LOOK_S = 0.02  # seconds between two looks whether the fetch thread has ended, which it does without an event
 JOIN_LIMIT_S = 2.0
 
@@ -73,6 +78,8 @@ class Master:
     """Something was to be taken back, for another child to begin at once: the next turn does not sleep."""
     _streams = False
     """The last wait was short: to ask until when to sleep may cost more than the sleep."""
+    _eventful = False
+    """The last wait has brought something."""
     _housekeeping_at = 0.0
     _stacks_due = 0.0
     _stack_asks: list[tuple[act.TellStack, int, float]] = field(default_factory=list)
@@ -106,11 +113,13 @@ class Master:
             self.telemetry.start(pool)
         leasing = True
         while leasing or not pool.finished:
-            leasing = self.fetch_thread.is_leasing()  # before the wait: its last leases are events of this turn
-            events, now = self._wait(), time.monotonic()
+            # Before the wait: its last leases are events of this turn.
+            leasing = not pool.is_stopping or self.fetch_thread.is_leasing()
+            events, now, boot = self._wait(), time.monotonic(), clock.boot()
             for event in events:
                 apply(pool, event, now)
-            self._perform(self.planner.plan(pool, now, clock.boot()), now)
+            self._perform(self.planner.plan(pool, now, boot), now)
+            self._perform(self.planner.upkeep(pool, now, boot), now)
             self._after(now)
         counts = self._end()
         return int(bool(pool.fatal) or (pool.settings.fail_on_dead and counts.dead + counts.rejected > 0))
@@ -123,12 +132,15 @@ class Master:
             begun = time.monotonic()
             events = self.children.poll(self._due() - begun)
             self._streams = time.monotonic() - begun < STREAM_WAIT_S
+        self._eventful = bool(events)
         self._unpublished = self._unpublished or bool(events)
         return events
 
     def _due(self) -> float:
         now = time.monotonic()
-        due = max(next_due(self.pool, now), self.pool.checked_at + CHECK_EVERY_S)
+        due = self.pool.checked_at + CHECK_EVERY_S
+        if not self._eventful or len(self.pool.slots.engaged) <= MAX_LOOKED_AT:
+            due = max(next_due(self.pool, now), due)
         due = min(due, steal_due(self.pool, now))
         if self._unpublished:
             due = min(due, self._publish_at)
@@ -141,23 +153,28 @@ class Master:
         return min(due, self._batch.due)
 
     def _perform(self, actions: list[act.Action], now: float) -> None:
-        ahead, linger = self.pool.lookahead.size(now), self.pool.lookahead.linger
         for action in actions:
             if type(action) is act.Hand:
-                self._hand(action.slot, action.delivery, now)
+                self._hand(action.slot, action.deliveries, now)
             elif type(action) is act.Settle:
-                self._batch.add(action.delivery, action.settlement, now, ahead, linger, len(self.pool.held))
+                ahead = self.pool.lookahead
+                self._batch.add(action.work, now, ahead.size(now), ahead.linger, len(self.pool.held))
             else:
                 self._perform_rare(action)
 
-    def _hand(self, slot: Slot, delivery: Delivery, now: float) -> None:
-        ticket = orjson.dumps(self.backend.ticket(delivery.lease)) if delivery.acks_itself else b""
-        if self.children.hand(slot, delivery, ticket):
+    def _hand(self, slot: Slot, deliveries: list[Delivery], now: float) -> None:
+        count = self.children.hand(slot, ((delivery.nonce, self._run(delivery)) for delivery in deliveries))
+        if count:
             # A head begins after it was written: were this process stopped in a turn, its time would be over too soon.
-            slot.hand(delivery, now if slot.deliveries else time.monotonic())
-        else:
+            slot.hand(deliveries[:count], now if slot.deliveries else time.monotonic())
+        if count < len(deliveries):
             slot.full = True
-            self.pool.put_back([delivery])
+            self.pool.put_back(deliveries[count:])
+
+    def _run(self, delivery: Delivery) -> bytes:
+        lease = delivery.lease
+        run = run_packet(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
+        return with_ticket(run, orjson.dumps(self.backend.ticket(lease))) if delivery.acks_itself else run
 
     def _perform_rare(self, action: act.Action) -> None:
         match action:

@@ -10,7 +10,7 @@ from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, Writ
 from jobpool.ipc.frames import Reply
 from jobpool.master import events as ev
 from jobpool.master.slots import Delivery
-from jobpool.master.state import Pool
+from jobpool.master.state import Pool, Stopping
 from jobpool.message.death import cause_headline
 from jobpool.message.definition import timeout_of
 from jobpool.message.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
@@ -83,7 +83,7 @@ def _prepare(pool: Pool, delivery: Delivery) -> Outcome | None:
     """Look for the handler. None: the delivery may be handed to a child."""
     envelope, settings = delivery.lease.envelope, pool.settings
     delivery.handler, delivery.priority = envelope.job, envelope.priority
-    if pool.is_stopping:
+    if pool.stopping is not Stopping.NO:
         return NotRun()
     info = pool.handlers.get(envelope.job)
     if info is not None:

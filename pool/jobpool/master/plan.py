@@ -1,7 +1,8 @@
 """The pool's next steps: decisions, no I/O. `plan` looks at the state and returns actions for the loop to perform.
 
-Order matters: outcomes first (they free slots), then the stop or the upkeep of children, then the hand-out of what is
-ready, then whatever is due by the clock. Marking a slot busy, or a child killed, happens when the action is performed.
+Order matters: outcomes first (they free slots), then the stop, or the hand-out of what is ready. The clock's work
+comes once all that is performed (`upkeep`), so that no job waits for it. Marking a slot busy, or a child killed,
+happens when the action is performed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jobpool.master import actions as act
 from jobpool.master.deadlines import check_deadlines, kill_child, lose_expired
 from jobpool.master.dispatch import dispatch
 from jobpool.master.scheduler import end_scheduler, keep_scheduler
-from jobpool.master.slots import SlotState
+from jobpool.master.slots import Delivery, SlotState
 from jobpool.master.spawning import answer_requests, keep_children, keep_servers, watch_servers
 from jobpool.master.state import Pool, Stopping
 from jobpool.message.dead_letters import ON_DEATH, copy_of_abandoned, hook_job_of_abandoned
@@ -26,7 +27,7 @@ from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.names import check_enqueue_to
 from jobpool.message.outcome import EndReason, NotRun, Succeeded
-from jobpool.message.settlement import Abandon, Leave
+from jobpool.message.settlement import Abandon, Leave, Settlement
 from jobpool.policy.decide import Rules, decide
 from jobpool.policy.outcomes import cancelled, checked, counters_of
 from jobpool.policy.retry import RetryPolicy, parse_backoff
@@ -36,7 +37,7 @@ CHECK_EVERY_S = 0.01  # seconds between two looks at everything that is due by t
 
 @dataclass(slots=True)
 class Planner:
-    """The pool's policies, and `plan`. Keeps nothing that `Pool` should know."""
+    """The pool's policies, `plan` and `upkeep`. Keeps nothing that `Pool` should know."""
 
     retry: RetryPolicy
     check: Callable[[JobDefinition], object]
@@ -45,31 +46,34 @@ class Planner:
     _generation: int = 0
 
     def plan(self, pool: Pool, now: float, now_boot: float) -> list[act.Action]:
-        """Return what is to be done now, in order. Times: CLOCK_MONOTONIC and CLOCK_BOOTTIME seconds."""
+        """Return what is to be done first, in order. Times: CLOCK_MONOTONIC and CLOCK_BOOTTIME seconds."""
         pool.now, pool.boot_ahead = now, now_boot - now
         actions: list[act.Action] = []
         self._settle(pool, now_boot, actions)
         _talk(pool, actions)
         if pool.requests:
             answer_requests(pool, now, actions)
-        due = now - pool.checked_at >= CHECK_EVERY_S
-        if due:
+        if now - pool.checked_at >= CHECK_EVERY_S:
             lose_expired(pool, now_boot)  # before the hand-out: the loop may have slept past the end of what is ready
         if pool.is_stopping:
             _stop(pool, now, actions)
         else:
-            if due or pool.changed:
-                pool.changed = False
-                keep_servers(pool, now, actions)
-                keep_children(pool, now, actions)
-                if pool.settings.cron:
-                    keep_scheduler(pool, now, actions)
+            if pool.changed:
+                _keep(pool, now, actions)  # who is told to leave is handed nothing
             dispatch(pool, now, actions)
-        if due:
+        self._settle(pool, now_boot, actions)
+        return actions
+
+    def upkeep(self, pool: Pool, now: float, now_boot: float) -> list[act.Action]:
+        """Return what the clock asks for after that, in the same turn; nothing in most turns of a busy loop."""
+        actions: list[act.Action] = []
+        if now - pool.checked_at >= CHECK_EVERY_S:
+            if not pool.is_stopping:
+                _keep(pool, now, actions)
             watch_servers(pool, now, actions)
             check_deadlines(pool, now, actions)
             pool.checked_at = now
-        self._settle(pool, now_boot, actions)
+            self._settle(pool, now_boot, actions)
         return actions
 
     def _settle(self, pool: Pool, now_boot: float, actions: list[act.Action]) -> None:
@@ -77,7 +81,10 @@ class Planner:
         if pool.generation != self._generation:  # with other handlers
             self._generation = pool.generation
             self._rules.clear()
+        if not pool.outcomes:
+            return
         outcomes, pool.outcomes = pool.outcomes, []
+        work: list[tuple[Delivery, Settlement]] = []
         for delivery, outcome in outcomes:
             if delivery.lost or delivery.settling:
                 continue
@@ -96,7 +103,9 @@ class Planner:
                     settlement = self._with_jobs(pool, delivery.lease, settlement)
                     _tell_of_chain(pool, delivery.lease)
                 delivery.settling, delivery.outcome = True, outcome
-                actions.append(act.Settle(delivery, settlement))
+                work.append((delivery, settlement))
+        if work:
+            actions.append(act.Settle(work))
 
     def _rules_for(self, pool: Pool, handler: str) -> Rules:
         info, settings = pool.handlers.get(handler), pool.settings
@@ -142,8 +151,19 @@ def _tell_of_chain(pool: Pool, lease: JobLease) -> None:
             pool.note("warning", "a chain ends with a dead letter", id=lease.id, not_run=next_jobs)
 
 
+def _keep(pool: Pool, now: float, actions: list[act.Action]) -> None:
+    """Keep fork servers, children and scheduler at their number."""
+    pool.changed = False
+    keep_servers(pool, now, actions)
+    keep_children(pool, now, actions)
+    if pool.settings.cron:
+        keep_scheduler(pool, now, actions)
+
+
 def _talk(pool: Pool, actions: list[act.Action]) -> None:
     """Carry what children ask, and the answers."""
+    if not (pool.asks or pool.replies or pool.stacks_asked):
+        return
     for child, ask in pool.asks:
         try:
             for definition in ask.definitions:

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain, repeat
 
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import EndReason, Outcome
@@ -113,13 +114,14 @@ class Slot:
         elif self.state is not SlotState.EMPTY:
             self.engaged[self.index] = self
 
-    def hand(self, delivery: Delivery, now: float) -> None:
-        """Note that `delivery` was written to the child; the clock of the head starts here."""
+    def hand(self, deliveries: list[Delivery], now: float) -> None:
+        """Note that these, one at least, were written to the child; the clock of the head starts here."""
         if not self.deliveries:
             self.move(SlotState.BUSY, now)
             self.head_since, self.dumped_at, self.cancelled_at = now, 0.0, 0.0
-        delivery.slot = self.index
-        self.deliveries.append(delivery)
+        for delivery in deliveries:
+            delivery.slot = self.index
+        self.deliveries += deliveries
         self.drained = False
 
     def answered(self, nonce: int, now: float) -> Delivery | None:
@@ -220,13 +222,13 @@ class Slots:
 
 
 def nonces() -> Iterator[int]:
-    """Yield numbers for attempts: 64 bits, random, never 0.
+    """Return numbers for attempts: 64 bits, random, never 0.
 
     A child knows the number of an attempt once it has taken the attempt's frame, and no sooner: so a handler cannot
     answer for the jobs that wait in its child's socket. Drawn by the hundred, for one costs a system call.
     """
-    while True:
-        yield from filter(None, struct.unpack(f"={_NONCES_AT_ONCE}Q", os.urandom(_NONCES_AT_ONCE * 8)))
+    draws = (struct.unpack(f"={_NONCES_AT_ONCE}Q", os.urandom(_NONCES_AT_ONCE * 8)) for _ in repeat(None))
+    return filter(None, chain.from_iterable(draws))
 
 
 @dataclass(slots=True, eq=False)

@@ -303,28 +303,23 @@ class Pool:
         one that no child had counts towards `max_total`.
         """
         self.held.pop(delivery.nonce, None)
+        lease, run, wait = delivery.lease, None, None
         if delivery.slot < 0 if settlement is None else type(settlement) is Release:
             self.leased_total -= 1
         else:
             self.ended_total += 1
         if settlement is None:
             self.remember_unsettled(delivery)
-        self._count(delivery, counters, settlement is not None)
-
-    def _count(self, delivery: Delivery, counters: tuple[str, ...], answered: bool) -> None:
-        """Count an end. Handlers that the app does not know share a label, for anybody can enqueue any name.
-
-        Of times that cannot be, 0 is counted: user code shares the child that tells them, and clocks differ.
-        """
-        lease, handler, run, wait = delivery.lease, delivery.handler, None, None
-        if answered and delivery.ran is not None:
+        elif delivery.ran is not None:
+            # Of times that cannot be, 0 is counted: user code shares the child that tells them, and clocks differ.
             run = delivery.ran if 0.0 <= delivery.ran < MAX_RUN_S else 0.0
             if not (lease.attempts or lease.crashes):
                 schedule = lease.envelope.schedule
                 due = _due_at(schedule, lease.enqueued_at) if schedule else lease.enqueued_at
                 wait = delivery.began + self.wall_ahead - due
                 wait = wait if 0.0 <= wait < MAX_RUN_S else 0.0
-        label = handler if handler in self.handlers or not handler else OTHER
+        # Handlers that the app does not know share a label, for anybody can enqueue any name.
+        label = delivery.handler if delivery.handler in self.handlers or not delivery.handler else OTHER
         self.metrics.ended(lease.queue, label, counters, run, wait)
 
     def remember_unsettled(self, delivery: Delivery) -> None:

@@ -88,7 +88,8 @@ class LookAhead:
 
     def size(self, now: float) -> int:
         """Return the messages to hold beyond what idle children take at once: 0 to `cap`."""
-        self._roll(now)
+        if int(now / WINDOW_S) != self._window:
+            self._roll(now)
         if self._stale:
             self._measure()
         return 0 if now - self._last > self._quiet else min(self._allowed, self._size)
@@ -119,8 +120,6 @@ class LookAhead:
     def _roll(self, now: float) -> None:
         """Close the windows that have ended, and let the size double once for each."""
         window = int(now / WINDOW_S)
-        if window == self._window:
-            return
         if window - self._window >= SPAN_WINDOWS:
             self._counts = [0] * SPAN_WINDOWS
             self._busy = [0.0] * SPAN_WINDOWS

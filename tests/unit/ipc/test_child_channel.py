@@ -27,7 +27,7 @@ def line_and_reader() -> tuple[ChildChannel, int]:
 
 def test_taking_back_what_a_child_has_not_read_does_not_take_back_the_order_to_leave() -> None:
     line, reading = line_and_reader()
-    assert line.hand(7, RUN)
+    assert line.hand([(7, RUN)])
     line.retire()
     assert line.take_back() == {7}
     assert line.take_back() == frozenset()
@@ -38,12 +38,34 @@ def test_taking_back_what_a_child_has_not_read_does_not_take_back_the_order_to_l
 
 def test_what_a_child_was_given_before_it_was_told_to_leave_is_there_to_be_read() -> None:
     line, reading = line_and_reader()
-    assert line.hand(7, RUN)
+    assert line.hand([(7, RUN)])
     line.retire()
     assert isinstance(decode(os.read(reading, packets.INLINE_BYTES)), Run)
     assert os.read(reading, 1) == b""
     os.close(reading)
-    assert not line.hand(7, RUN), "nothing more is handed to it"
+    assert not line.hand([(7, RUN)]), "nothing more is handed to it"
+    line.close()
+
+
+def test_frames_are_written_in_order_until_the_socket_is_full_and_counted() -> None:
+    line, reading = line_and_reader()
+    runs = [(nonce, Run(nonce, 1, 0, 0, 0.0, bytes(20_000)).encode()) for nonce in range(1, 500)]
+    count = line.hand(iter(runs))
+    assert 0 < count < len(runs)
+    assert list(line.handed) == [nonce for nonce, _ in runs[:count]]
+    assert [decode(os.read(reading, packets.INLINE_BYTES)).nonce for _ in range(2)] == [1, 2]  # type: ignore[union-attr]
+    os.close(reading)
+    line.close()
+
+
+def test_an_answer_for_a_job_that_was_not_taken_leaves_it_to_be_taken_back() -> None:
+    line, reading = line_and_reader()
+    line.hand([(7, RUN)])
+    os.write(line.fds[1], Result(8, ResultKind.SUCCEEDED, 1.0, 1.0).encode())
+    with pytest.raises(BrokenChannelError):
+        line.receive()
+    assert line.take_back() == {7}
+    os.close(reading)
     line.close()
 
 
@@ -137,7 +159,7 @@ ANSWER = Result(7, ResultKind.SUCCEEDED, 1.0, 1.0)
     ids=["twice", "for another", "ready twice", "boots and fails"],
 )
 def test_what_comes_out_of_turn_is_rubbish(line: ChildChannel, frames: list[Frame]) -> None:
-    line.hand(7, RUN)
+    line.hand([(7, RUN)])
     for frame in frames:
         packets.send(line._far, frame.encode())
     for _ in frames[1:]:

@@ -121,9 +121,10 @@ class Simulation(Stage):
     def _perform(self, action: act.Action) -> None:
         super()._perform(action)
         match action:
-            case act.Hand(slot, delivery):
-                self._jobs[delivery.nonce] = self._of_lease[delivery.lease.id]
-                self.children[slot.child].socket.append(delivery.nonce)
+            case act.Hand(slot, deliveries):
+                for delivery in deliveries:
+                    self._jobs[delivery.nonce] = self._of_lease[delivery.lease.id]
+                    self.children[slot.child].socket.append(delivery.nonce)
                 self._later(HOP_S, (slot.child, 0))
             case act.TakeBack(slot, most):
                 real = self.children[slot.child]
@@ -132,5 +133,6 @@ class Simulation(Stage):
                     return
                 nonces = [real.socket.popleft() for _ in range(min(most, len(real.socket)))]
                 apply(self.pool, ev.TookBack(slot.child, frozenset(nonces), len(nonces) < most), self.now)
-            case act.Settle(delivery, Release()):
-                self.backlog.appendleft(self._of_lease[delivery.lease.id])
+            case act.Settle(work):
+                released = [delivery for delivery, settlement in work if isinstance(settlement, Release)]
+                self.backlog.extendleft(self._of_lease[delivery.lease.id] for delivery in released)

@@ -53,11 +53,14 @@ class Stage:
         """Apply events, plan, perform what changes the state; the actions."""
         for event in events:
             apply(self.pool, event, self.now)
-        actions = self.planner.plan(self.pool, self.now, self.now)
-        for action in actions:
-            self._perform(action)
-        self.log.extend(actions)
-        return actions
+        done: list[act.Action] = []
+        for step in (self.planner.plan, self.planner.upkeep):
+            actions = step(self.pool, self.now, self.now)
+            for action in actions:
+                self._perform(action)
+            done += actions
+        self.log.extend(done)
+        return done
 
     def after(self, seconds: float) -> list[act.Action]:
         self.now += seconds
@@ -65,11 +68,11 @@ class Stage:
 
     def _perform(self, action: act.Action) -> None:
         match action:
-            case act.Hand(slot, delivery):
-                slot.hand(delivery, self.now)
-            case act.Settle(delivery, settlement):
-                self.settled.append((delivery.lease.id, settlement))
-                apply(self.pool, ev.Answered([(delivery, settlement, Settled.OK)]), self.now)
+            case act.Hand(slot, deliveries):
+                slot.hand(deliveries, self.now)
+            case act.Settle(work):
+                self.settled += [(delivery.lease.id, settlement) for delivery, settlement in work]
+                apply(self.pool, ev.Answered([(*each, Settled.OK) for each in work]), self.now)
             case act.RetireChild(slot):
                 slot.leave()
             case act.EndForkServer(generation):

@@ -23,7 +23,7 @@ def a_delivery() -> Delivery:
 def filled(count: int, ahead: int, settlement: Settlement | None = None) -> Batch:
     batch = Batch()
     for _ in range(count):
-        batch.add(a_delivery(), settlement or Ack(), NOW, ahead, LINGER_S)
+        batch.add([(a_delivery(), settlement or Ack())], NOW, ahead, LINGER_S)
     return batch
 
 
@@ -49,24 +49,30 @@ def test_what_is_no_ack_never_waits(settlement: Settlement) -> None:
     assert filled(1, 800, settlement).due == NOW
 
 
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_one_that_is_no_ack_takes_its_company_along(at: int) -> None:
+    batch, work = Batch(), [(a_delivery(), settlement) for settlement in (Ack(), Ack())]
+    batch.add([*work[:at], (a_delivery(), Nack()), *work[at:]], NOW, 800, LINGER_S)
+    assert batch.due == NOW
+
+
 @pytest.mark.parametrize(("held", "due"), [(1, NOW), (2, NOW + LINGER_S)], ids=["alone", "another runs"])
 def test_a_result_waits_only_where_others_may_join_it(held: int, due: float) -> None:
     batch = Batch()
-    batch.add(a_delivery(), Ack(result=Kept(b"record", 60.0)), NOW, 800, LINGER_S, held)
+    batch.add([(a_delivery(), Ack(result=Kept(b"record", 60.0)))], NOW, 800, LINGER_S, held)
     assert batch.due == due
 
 
 def test_later_ones_do_not_put_off_the_first() -> None:
     batch = filled(1, 800)
-    batch.add(a_delivery(), Ack(), NOW + 0.009, 800, LINGER_S)
+    batch.add([(a_delivery(), Ack())], NOW + 0.009, 800, LINGER_S)
     assert batch.due == NOW + LINGER_S
 
 
 def test_taking_empties_it_and_keeps_the_order() -> None:
     batch = Batch()
     first, second = a_delivery(), a_delivery()
-    batch.add(first, Ack(), NOW, 0, LINGER_S)
-    batch.add(second, Nack(), NOW, 0, LINGER_S)
+    batch.add([(first, Ack()), (second, Nack())], NOW, 0, LINGER_S)
     assert [delivery for delivery, _ in batch.take()] == [first, second]
     assert batch.take() == []
     assert batch.due == math.inf

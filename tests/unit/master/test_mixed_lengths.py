@@ -55,7 +55,7 @@ def ahead(stage: Stage, slot: Slot, *priorities: int) -> None:
         apply(stage.pool, ev.Leased([Inspected(lease, None)]), stage.now)
         delivery = next(d for d in stage.pool.ready if d.lease is lease)
         stage.pool.ready.remove(delivery)
-        slot.hand(delivery, stage.now)
+        slot.hand([delivery], stage.now)
     assert len(stage.pool.ready) == before
 
 
@@ -121,7 +121,7 @@ def test_who_begins_exactly_when_asked_keeps_it() -> None:
     stage.tell(ev.TookBack(busy.child, frozenset({rest[0].nonce})), ev.ChildResults(busy.child, [answer]))
     assert busy.deliveries[0] is begun
     assert list(idle.deliveries) == [rest[0]]
-    handed = Counter(action.delivery.nonce for action in of(stage.log, act.Hand))
+    handed = Counter(d.nonce for action in of(stage.log, act.Hand) for d in action.deliveries)
     assert max(handed.values()) == 1
 
 
@@ -199,7 +199,7 @@ def test_all_that_waits_behind_a_head_that_turns_long_goes_to_other_children_in_
     [steal] = of(stage.after(STEAL_AFTER_S * 0.5), act.Steal)
     assert (steal.slot, steal.most) == (long, 4)
     hands = of(taken_back(stage, steal), act.Hand)
-    assert len(hands) == 4
+    assert sum(len(hand.deliveries) for hand in hands) == 4
     assert long not in [hand.slot for hand in hands]
     assert len(stage.busy) == 5, "another one takes its part"
 

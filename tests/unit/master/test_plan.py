@@ -291,7 +291,7 @@ class TestHandingOut:
         stage.pool.ready.clear()
         extra = stage.a_lease("report")
         apply(stage.pool, ev.Leased([Inspected(extra, None)]), stage.now)
-        slot.hand(stage.pool.ready.popleft(), stage.now)
+        slot.hand([stage.pool.ready.popleft()], stage.now)
         actions = stage.after(STALE_AFTER_S + 0.01)
         [taken] = of(actions, act.TakeBack)
         assert taken.slot is slot
@@ -436,10 +436,10 @@ class TestDeaths:
         [slot] = stage.busy
         second = stage.a_lease("report")
         apply(stage.pool, ev.Leased([Inspected(second, None)]), stage.now)
-        slot.hand(stage.pool.ready.popleft(), stage.now)
+        slot.hand([stage.pool.ready.popleft()], stage.now)
         actions = stage.die(slot, unread=1)
         [hand] = of(actions, act.Hand)
-        assert hand.delivery.lease is second
+        assert [d.lease for d in hand.deliveries] == [second]
         assert hand.slot is not slot
         assert len(stage.settled) == 1
 
@@ -594,7 +594,8 @@ class TestLeases:
         stage.planner.plan(stage.pool, stage.now, stage.now + 1000.0)
         assert 0.399 < next_due(stage.pool, stage.now) - stage.now < 0.401
         stage.now += 0.4
-        assert of(stage.planner.plan(stage.pool, stage.now, stage.now + 1000.001), act.KillChild)
+        stage.planner.plan(stage.pool, stage.now, stage.now + 1000.001)
+        assert of(stage.planner.upkeep(stage.pool, stage.now, stage.now + 1000.001), act.KillChild)
 
     def test_the_end_of_a_lease_that_is_lost_or_settled_wakes_nobody(self) -> None:
         stage = Stage(workers=1, on_lease_lost="finish").boot()

@@ -48,7 +48,7 @@ class Watched(Stage):
 
     def _perform(self, action: act.Action) -> None:
         if isinstance(action, act.Settle):
-            answered = ev.Answered([(action.delivery, action.settlement, self.says)], 0.02)
+            answered = ev.Answered([(*each, self.says) for each in action.work], 0.02)
             apply(self.pool, answered, self.now)
         else:
             super()._perform(action)

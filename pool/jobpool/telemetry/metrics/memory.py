@@ -178,10 +178,13 @@ class MemoryMetrics(MetricsCollector):
             series = self.series(queue, handler)
         for outcome in outcomes:
             series.outcomes[outcome] = series.outcomes.get(outcome, 0) + 1
+        # As `Histogram.add` does: this is done for every job.
         if run is not None:
-            series.run.add(run)
+            series.run.counts[bisect_left(FINE_BUCKETS, run)] += 1
+            series.run.total += run
         if wait is not None:
-            series.wait.add(wait)
+            series.wait.counts[bisect_left(RUN_BUCKETS, wait)] += 1
+            series.wait.total += wait
 
     def totals(self) -> Counts:
         """Sum up over all queues and handlers. Only the thread that writes may call it."""
