@@ -1,8 +1,9 @@
 -- Called before messages are added: the time. The transaction must have its number before it draws the first sequence
 -- number from `messages.seq`; see `step_floor`.
 CREATE OR REPLACE FUNCTION {schema}.begin_enqueue() RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    mine xid8 := pg_current_xact_id();  -- PERFORM would be a statement
 BEGIN
-    PERFORM pg_current_xact_id();
     RETURN {schema}.moment();
 END $$;
 
