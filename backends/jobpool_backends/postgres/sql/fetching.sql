@@ -17,6 +17,7 @@ DECLARE
     again boolean;
     alone boolean;
     places tid[];
+    mine xid;
 BEGIN
     -- One statement for all that there may be: nearly always there is nothing but fresh messages of known priorities.
     SELECT
@@ -49,12 +50,15 @@ BEGIN
             places := {schema}.take_others(name, most, places, due, now);
         END IF;
         EXIT WHEN cardinality(places) = 0;
-        -- The conditions are for what another fetch has locked in the same instant: for that one it is waited here.
+        mine := pg_current_xact_id_if_assigned()::xid;
+        -- Messages that another fetch has locked since the look are left to it. One that it locks in
+        -- the very instant is waited for; state and queue tell what has become of that.
         RETURN QUERY
         UPDATE {schema}.messages m
         SET state = 2, fresh = false, holder = new_holder, deadline = now + length, ttl = length,
             deliveries = m.deliveries + 1
-        WHERE m.ctid = ANY (places) AND m.state + 0 = 0 AND m.queue || '' = name  -- + 0, || '': by no index
+        WHERE m.ctid = ANY (places) AND (NOT alone OR m.xmax = 0 OR m.xmax = mine)
+            AND m.state + 0 = 0 AND m.queue || '' = name  -- + 0, || '': by no index
         RETURNING m.priority, m.seq, m.id, {body}, m.attempts, m.crashes,
             m.deliveries, m.enqueued_at, m.begun, m.holder, length;
         IF FOUND THEN
@@ -185,7 +189,7 @@ BEGIN
     RETURN pg_try_advisory_xact_lock(hashtext('jobpool fetch of {schema}'), hashtext(name));
 END $$;
 
--- The priorities of these messages are known from now on. Only who has the turn says so: two who added the same one
+-- The priorities of these messages are known from now on. Only who has the turn says so. Two who added the same one
 -- would wait for each other, and perhaps for messages that the other has locked.
 CREATE OR REPLACE FUNCTION {schema}.know(name text, places tid[]) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
