@@ -69,7 +69,6 @@ class PostgresBackend(QueueBackend):
         self._results = Results(database, self._waiter)
         self._batches = PostgresBatches(database)
         self._enqueue = enqueuer.add
-        self._fetch = leases.fetch
         self._renew = leases.renew
         self._reap = leases.reap
         self._wait_any = self._waiter.wait_any
@@ -101,6 +100,12 @@ class PostgresBackend(QueueBackend):
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing | None:
         self._database.ensure_current()
         return in_transaction.enqueue(connection, self._database.schema, messages)
+
+    def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+        leases = self._leases.fetch(queue, limit, ttl, fetch_id)
+        if leases:
+            self._waiter.trust()
+        return leases
 
     def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         answers = self._leases.settle(settlements, brought, call_id)

@@ -72,7 +72,8 @@ class Database(IdleConnections[Connection]):
 
         def ask(connection: Connection) -> list[tuple[Any, ...]]:
             cursor = connection.execute(filled, parameters, prepare=prepare, binary=True)
-            return cursor.fetchall() if cursor.description else []
+            # `description` would make a value of each column, at a quarter of what a short call costs.
+            return cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
 
         return self._call(ask, repeatable)
 

@@ -100,7 +100,8 @@ constraint trigger ends it, and adds its callbacks, at the commit after which no
     callbacks     jsonb     messages, with the names of the columns above; bodies in hex; only_success
 
 `uniques`, `done`, `holds`, `starts`, `records`, `results` and `batches` are swept like `calls`. Decisions about keys,
-places and rates take advisory locks first, see `take_turns` in `sql/guarding.sql`.
+places and rates take advisory locks first, see `take_turns` in `sql/guarding.sql`. A fetch tries one for its
+queue, and goes another way without it; see `have_turn` in `sql/fetching.sql`.
 
 `migrations` holds the versions that the schema has been through. Each of `MIGRATIONS` is done once, all in one
 transaction under a lock.

@@ -8,8 +8,8 @@ after each other, and then ever more seldom.
 
 One connection a process listens, read by a thread that sleeps anyway; it tells the others.
 
-A sleeper that is notified after a quiet time does not look again: the fetch that follows does. That saves a round trip.
-Soon after that it looks, for others may have taken what it was woken for.
+A sleeper that is notified does not look again: the fetch that follows does. That saves a round trip. Soon after a
+fetch in vain it looks, for others take what it is woken for.
 """
 
 from __future__ import annotations
@@ -105,6 +105,10 @@ class Waiter:
         finally:
             with self._turn:
                 self._sleepers.discard(sleeper)
+
+    def trust(self) -> None:
+        """Take the next notification at its word: a fetch has found something."""
+        self._trust_next = 0.0
 
     def wait_ended(self, idents: Sequence[str], timeout: float) -> None:
         """Wait until one of these jobs has ended, or for a while. Raises BackendUnavailable as soon as a look does."""

@@ -123,6 +123,53 @@ def test_an_id_that_ends_while_it_is_enqueued_again_is_remembered(
     assert backend.inspect("order-17") is None
 
 
+# --- two fetches at once ------------------------------------------------------------------------------------
+
+_HELD_UP = """
+CREATE FUNCTION {schema}.hold_up() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('application_name') = 'held up' THEN
+        PERFORM pg_advisory_xact_lock_shared(4711);
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER hold_up BEFORE UPDATE ON {schema}.messages FOR EACH STATEMENT EXECUTE FUNCTION {schema}.hold_up()
+"""
+
+
+@pytest.mark.parametrize(("taken", "left"), [(3, [4, 5, 6]), (2, [3])], ids=["all", "some"])
+def test_what_another_fetch_takes_between_look_and_lease_is_left_to_it_and_not_waited_for(
+    rig: Rig, backend: PostgresBackend, connection: Connection, taken: int, left: list[int]
+) -> None:
+    slow = rig.open(application_name="held up")
+    backend.enqueue_many(numbered(7))
+    backend.ack(backend.fetch_many(QUEUE, limit=1)[0])  # the priority is known from now on
+    slow.ping()
+    rig.ask(_HELD_UP)
+    holding = rig.connect()
+    holding.execute("SELECT pg_advisory_xact_lock(4711)")
+    with ThreadPoolExecutor(1) as threads:
+        held_up = threads.submit(slow.fetch_many, QUEUE, limit=3)
+        wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it has looked")
+        sql = "SELECT id FROM {schema}.lease(%s, %s, 30000000, 'f1', 77)"
+        assert len(call(rig, connection, sql, QUEUE, taken)) == taken
+        holding.rollback()
+        assert payloads(held_up.result(10.0)) == left
+    connection.rollback()
+    assert payloads(backend.fetch_many(QUEUE, limit=taken)) == list(range(1, taken + 1))
+
+
+def test_a_fetch_that_has_not_ended_hides_only_what_it_took(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    backend.enqueue_many(numbered(9))
+    backend.fetch_many(QUEUE, limit=1)
+    call(rig, connection, "SELECT id FROM {schema}.lease(%s, 3, 30000000, 'f1', 77)", QUEUE)
+    assert payloads(backend.fetch_many(QUEUE, limit=2)) == [4, 5]
+    connection.rollback()
+    assert payloads(backend.fetch_many(QUEUE, limit=9)) == [1, 2, 3, 6, 7, 8]
+
+
 # --- rows that somebody else has locked ---------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from support.waiting import wait_until
 
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import BackendUnavailable
-from jobpool_backends.postgres import PostgresBackend
+from jobpool_backends.postgres import PostgresBackend, wait
 from jobpool_backends.postgres.wait import LOOK_INTERVAL_S, UNNOTIFIED_LOOK_INTERVAL_S, channel
 
 SLACK = 0.5
@@ -313,6 +313,20 @@ def test_who_is_notified_in_a_quiet_time_does_not_look_again(
     monkeypatch.setattr(backend._waiter, "_look", lambda *_, **__: (None, 30.0))  # no look finds anything
     rig.open().enqueue(a_job())
     assert found.result(10.0) == QUEUE
+
+
+def test_who_found_what_it_was_notified_of_does_not_look_the_next_time_either(
+    rig: Rig, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, producer = rig.open(), rig.open()
+    monkeypatch.setattr(wait, "_HOPEFUL_S", 60.0)
+    for _ in range(3):
+        found = asleep(rig, backend, threads)
+        with monkeypatch.context() as blind:
+            blind.setattr(backend._waiter, "_look", lambda *_, **__: (None, 30.0))  # no look finds anything
+            producer.enqueue(a_job())
+            assert found.result(10.0) == QUEUE
+        assert len(backend.fetch_many(QUEUE, limit=2)) == 1
 
 
 # --- ends ----------------------------------------------------------------------------------------------------

@@ -296,7 +296,8 @@ class TestTodaysCodeWritesWhatThatCodeReads:
         with closing(PostgresBackend.from_url(shared_postgres().url(), schema=new)) as backend:
             backend.prepare()
         there = functions(new)
-        within = ("settle_acks", "settle_one")  # of `settle`, which alone calls them
+        # Parts of `settle`, and of `lease` and claims, which alone call them.
+        within = ("settle_acks", "settle_one", "take_fresh", "take_unknown")
 
         def is_there(name: str, parameters: str, result: str) -> bool:
             """More parameters than then have defaults: Postgres refuses a call that leaves out others."""

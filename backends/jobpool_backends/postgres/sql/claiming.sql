@@ -70,7 +70,9 @@ DECLARE
 BEGIN
     killed := 0;
     LOOP
-        taken := {schema}.take_fresh(name, wide, may_step);
+        taken := {schema}.take_fresh(name, wide, ARRAY(
+            SELECT h FROM {schema}.heads h WHERE h.queue = name AND h.priority >= 0 ORDER BY h.queue, h.priority
+        ), true, false, may_step);
         PERFORM {schema}.promote(name, now);
         taken := taken || ARRAY(
             SELECT m.ctid FROM {schema}.messages m WHERE m.queue = name AND m.state = 0 AND NOT m.fresh

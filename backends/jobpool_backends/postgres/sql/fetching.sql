@@ -10,10 +10,29 @@ DECLARE
     may_step boolean := pg_current_xact_id_if_assigned() IS NULL;
     now bigint := {schema}.moment();
     known_as text := 'fetch:' || name || ':' || call;
-    earlier text := (SELECT CASE WHEN c.until > now THEN c.answer END FROM {schema}.calls c WHERE c.id = known_as);
+    earlier text;
+    known {schema}.heads[];
+    unknown boolean;
+    due boolean;
+    again boolean;
+    alone boolean;
     places tid[];
-    returned tid[];
+    mine xid;
 BEGIN
+    -- One statement for all that there may be: nearly always there is nothing but fresh messages of known priorities.
+    SELECT
+        (SELECT CASE WHEN c.until > now THEN c.answer END FROM {schema}.calls c WHERE c.id = known_as),
+        ARRAY(SELECT h FROM {schema}.heads h WHERE h.queue = name AND h.priority >= 0 ORDER BY h.queue, h.priority),
+        (SELECT true FROM {schema}.messages m
+            WHERE m.queue = name AND m.state = 0 AND m.fresh AND m.priority < coalesce((
+                SELECT h.priority FROM {schema}.heads h WHERE h.queue = name AND h.priority >= 0
+                ORDER BY h.queue, h.priority LIMIT 1), 256)
+            ORDER BY m.priority, m.seq LIMIT 1),
+        (SELECT m.available_at <= now FROM {schema}.messages m
+            WHERE m.queue = name AND m.state = 1 ORDER BY m.available_at LIMIT 1),
+        (SELECT true FROM {schema}.messages m WHERE m.queue = name AND m.state = 0 AND NOT m.fresh
+            ORDER BY m.priority, m.seq LIMIT 1)
+    INTO earlier, known, unknown, due, again;
     IF earlier IS NOT NULL THEN
         RETURN QUERY
         SELECT m.priority, m.seq, m.id, {body}, m.attempts, m.crashes,
@@ -22,29 +41,36 @@ BEGIN
         WHERE m.queue = name AND m.state = 2 AND m.deadline > now AND m.holder = earlier::bigint;
         RETURN;
     END IF;
-    places := {schema}.take_fresh(name, most, may_step);
-    PERFORM {schema}.promote(name, now);
-    returned := ARRAY(
-        SELECT m.ctid FROM {schema}.messages m WHERE m.queue = name AND m.state = 0 AND NOT m.fresh
-        ORDER BY m.priority, m.seq LIMIT most FOR UPDATE SKIP LOCKED);
-    IF cardinality(returned) > 0 THEN
-        places := ARRAY(
-            SELECT m.ctid FROM {schema}.messages m WHERE m.ctid = ANY (places || returned)
-            ORDER BY m.priority, m.seq LIMIT most);
-    ELSIF cardinality(places) = 0 THEN
-        -- Somebody may have made a message wait by hand, as if it were fresh. A floor would hide that forever.
-        UPDATE {schema}.heads h SET floor = 0, candidate = NULL, settled_before = NULL, reset_at = now
-        WHERE h.queue = name AND h.floor > 0 AND h.reset_at <= now - {floor_reset};
-        RETURN;
-    END IF;
-    RETURN QUERY
-    UPDATE {schema}.messages m
-    SET state = 2, fresh = false, holder = new_holder, deadline = now + length, ttl = length,
-        deliveries = m.deliveries + 1
-    WHERE m.ctid = ANY (places)
-    RETURNING m.priority, m.seq, m.id, {body}, m.attempts, m.crashes,
-        m.deliveries, m.enqueued_at, m.begun, m.holder, length;
-    PERFORM {schema}.remember(known_as, new_holder::text, now);
+    -- One fetch of a queue at a time has its turn. It takes messages that nobody has touched without a lock of their
+    -- own: a record less in the log for each. Another one, and who meets others' locks, locks as it looks.
+    alone := {schema}.have_turn(name);
+    LOOP
+        places := {schema}.take_fresh(name, most, known, unknown, alone, may_step);
+        IF due OR again THEN
+            places := {schema}.take_others(name, most, places, due, now);
+        END IF;
+        EXIT WHEN cardinality(places) = 0;
+        mine := pg_current_xact_id_if_assigned()::xid;
+        -- Messages that another fetch has locked since the look are left to it. One that it locks in
+        -- the very instant is waited for; state and queue tell what has become of that.
+        RETURN QUERY
+        UPDATE {schema}.messages m
+        SET state = 2, fresh = false, holder = new_holder, deadline = now + length, ttl = length,
+            deliveries = m.deliveries + 1
+        WHERE m.ctid = ANY (places) AND (NOT alone OR m.xmax = 0 OR m.xmax = mine)
+            AND m.state + 0 = 0 AND m.queue || '' = name  -- + 0, || '': by no index
+        RETURNING m.priority, m.seq, m.id, {body}, m.attempts, m.crashes,
+            m.deliveries, m.enqueued_at, m.begun, m.holder, length;
+        IF FOUND THEN
+            PERFORM {schema}.remember(known_as, new_holder::text, now);
+            RETURN;
+        END IF;
+        EXIT WHEN NOT alone;
+        alone := false;  -- others have taken them all
+    END LOOP;
+    -- Somebody may have made a message wait by hand, as if it were fresh. A floor would hide that forever.
+    UPDATE {schema}.heads h SET floor = 0, candidate = NULL, settled_before = NULL, reset_at = now
+    WHERE h.queue = name AND h.floor > 0 AND h.reset_at <= now - {floor_reset};
 END $$;
 
 -- The same, as programs of versions before 5 ask for it.
@@ -71,55 +97,107 @@ BEGIN
     END IF;
 END $$;
 
--- Up to `most` fresh messages of one queue in their order, locked: for each priority from its floor on, and between the
--- priorities that are known those that are not known yet.
-CREATE OR REPLACE FUNCTION {schema}.take_fresh(name text, most integer, may_step boolean)
+-- `places`, and those that wait and are not fresh, those `due` now among them: up to `most` in their order, these locked.
+CREATE OR REPLACE FUNCTION {schema}.take_others(name text, most integer, places tid[], due boolean, now bigint)
 RETURNS tid[] LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    known {schema}.heads[] := ARRAY(
-        SELECT h FROM {schema}.heads h WHERE h.queue = name AND h.priority >= 0 ORDER BY h.queue, h.priority);
+    returned tid[];
+BEGIN
+    IF due THEN
+        PERFORM {schema}.promote(name, now);
+    END IF;
+    returned := ARRAY(
+        SELECT m.ctid FROM {schema}.messages m WHERE m.queue = name AND m.state = 0 AND NOT m.fresh
+        ORDER BY m.priority, m.seq LIMIT most FOR UPDATE SKIP LOCKED);
+    IF cardinality(returned) = 0 THEN
+        RETURN places;
+    END IF;
+    RETURN ARRAY(
+        SELECT m.ctid FROM {schema}.messages m WHERE m.ctid = ANY (places || returned)
+        ORDER BY m.priority, m.seq LIMIT most);
+END $$;
+
+-- Up to `most` fresh messages of one queue in their order. For each known priority it begins at the floor, and ends
+-- before the next that is known. `unknown`: there are some before the first. They are locked, unless this fetch is
+-- `alone` and nobody has ever touched them.
+CREATE OR REPLACE FUNCTION {schema}.take_fresh(
+    name text, most integer, known {schema}.heads[], unknown boolean, alone boolean, may_step boolean
+) RETURNS tid[] LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
     head {schema}.heads;
-    below smallint := -1;
+    above smallint;
     taken tid[] := '{}';
     part tid[];
     top bigint;
+    last smallint;
+    untouched boolean;
 BEGIN
-    FOR number IN 1 .. cardinality(known) + 1 LOOP
+    IF unknown THEN
+        taken := {schema}.take_unknown(name, known[1].priority, most);
+    END IF;
+    FOR number IN 1 .. cardinality(known) LOOP
+        EXIT WHEN cardinality(taken) >= most;
         head := known[number];
-        IF coalesce(head.priority, 256) > below + 1 THEN
-            taken := taken || {schema}.take_unknown(name, below, head.priority, most - cardinality(taken));
+        above := coalesce(known[number + 1].priority, 256);
+        untouched := alone;
+        IF alone THEN
+            SELECT array_agg(x.place), max(x.seq) FILTER (WHERE x.priority = head.priority), max(x.priority),
+                coalesce(bool_and(x.untouched), true)
+            INTO part, top, last, untouched FROM (
+                SELECT m.ctid AS place, m.seq, m.priority, m.xmax = 0 AS untouched FROM {schema}.messages m
+                WHERE m.queue = name AND m.state = 0 AND m.fresh
+                    AND (m.priority, m.seq) >= (head.priority, head.floor) AND m.priority < above
+                ORDER BY m.priority, m.seq LIMIT most - cardinality(taken)) x;
         END IF;
-        EXIT WHEN head.priority IS NULL OR cardinality(taken) >= most;
-        SELECT array_agg(x.place), max(x.seq) INTO part, top FROM (
-            SELECT m.ctid AS place, m.seq FROM {schema}.messages m
-            WHERE m.queue = name AND m.state = 0 AND m.fresh
-                AND (m.priority, m.seq) >= (head.priority, head.floor) AND m.priority <= head.priority
-            ORDER BY m.priority, m.seq LIMIT most - cardinality(taken) FOR UPDATE SKIP LOCKED) x;
+        IF NOT untouched THEN
+            SELECT array_agg(x.place), max(x.seq) FILTER (WHERE x.priority = head.priority), max(x.priority)
+            INTO part, top, last FROM (
+                SELECT m.ctid AS place, m.seq, m.priority FROM {schema}.messages m
+                WHERE m.queue = name AND m.state = 0 AND m.fresh
+                    AND (m.priority, m.seq) >= (head.priority, head.floor) AND m.priority < above
+                ORDER BY m.priority, m.seq LIMIT most - cardinality(taken) FOR UPDATE SKIP LOCKED) x;
+        END IF;
         taken := taken || part;
+        IF last > head.priority THEN
+            PERFORM {schema}.know(name, part);
+        END IF;
         IF may_step AND top IS NOT NULL THEN
             PERFORM {schema}.step_floor(head, top);
         END IF;
-        EXIT WHEN cardinality(taken) >= most;
-        below := head.priority;
     END LOOP;
     RETURN taken;
 END $$;
 
--- The same for the priorities between two that are known; those that are found are known from now on.
-CREATE OR REPLACE FUNCTION {schema}.take_unknown(name text, below smallint, above smallint, most integer)
+-- The same for the priorities before the first that is known, which are locked.
+CREATE OR REPLACE FUNCTION {schema}.take_unknown(name text, above smallint, most integer)
 RETURNS tid[] LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     taken tid[] := ARRAY(
         SELECT m.ctid FROM {schema}.messages m
-        WHERE m.queue = name AND m.state = 0 AND m.fresh AND m.priority > below AND m.priority < coalesce(above, 256)
+        WHERE m.queue = name AND m.state = 0 AND m.fresh AND m.priority < coalesce(above, 256)
         ORDER BY m.priority, m.seq LIMIT most FOR UPDATE SKIP LOCKED);
 BEGIN
     IF cardinality(taken) > 0 THEN
-        INSERT INTO {schema}.heads (queue, priority)
-        SELECT DISTINCT name, m.priority FROM {schema}.messages m WHERE m.ctid = ANY (taken)
-        ON CONFLICT DO NOTHING;
+        PERFORM {schema}.know(name, taken);
     END IF;
     RETURN taken;
+END $$;
+
+-- Have the one turn of this queue, until the end of this transaction; whether nobody else has it. Never waits.
+CREATE OR REPLACE FUNCTION {schema}.have_turn(name text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN pg_try_advisory_xact_lock(hashtext('jobpool fetch of {schema}'), hashtext(name));
+END $$;
+
+-- The priorities of these messages are known from now on. Only who has the turn says so. Two who added the same one
+-- would wait for each other, and perhaps for messages that the other has locked.
+CREATE OR REPLACE FUNCTION {schema}.know(name text, places tid[]) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF {schema}.have_turn(name) THEN
+        INSERT INTO {schema}.heads (queue, priority)
+        SELECT DISTINCT name, m.priority FROM {schema}.messages m WHERE m.ctid = ANY (places)
+        ON CONFLICT DO NOTHING;
+    END IF;
 END $$;
 
 -- A row that has moved on leaves its index entry behind until a vacuum, and a vacuum leaves it while any transaction,

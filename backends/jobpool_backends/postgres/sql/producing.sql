@@ -1,8 +1,9 @@
 -- Called before messages are added: the time. The transaction must have its number before it draws the first sequence
 -- number from `messages.seq`; see `step_floor`.
 CREATE OR REPLACE FUNCTION {schema}.begin_enqueue() RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    mine xid8 := pg_current_xact_id();  -- PERFORM would be a statement
 BEGIN
-    PERFORM pg_current_xact_id();
     RETURN {schema}.moment();
 END $$;
 
@@ -66,10 +67,11 @@ BEGIN
     ON CONFLICT ON CONSTRAINT messages_pkey DO NOTHING;
     IF FOUND THEN
         asleep := NOT later AND EXISTS (SELECT FROM {schema}.sleepers s WHERE s.queue = enqueue_one.queue);
-        IF enqueue_one.given OR asleep THEN
+        IF enqueue_one.given THEN
             PERFORM {schema}.finish_enqueue(
-                CASE WHEN enqueue_one.given THEN ARRAY[enqueue_one.id] END,
-                CASE WHEN asleep THEN ARRAY[enqueue_one.queue] END, now);
+                ARRAY[enqueue_one.id], CASE WHEN asleep THEN ARRAY[enqueue_one.queue] END, now);
+        ELSIF asleep THEN
+            PERFORM {schema}.ring(ARRAY[enqueue_one.queue]);
         END IF;
     END IF;
 END $$;

@@ -80,7 +80,7 @@ BEGIN
         RETURNING m.seq, m.id, m.given, m.queue, m.unique_key, m.batch
     ), freed AS (
         UPDATE {schema}.uniques u SET until = now + {unique_memory} FROM gone g
-        WHERE u.queue = g.queue AND u.key = g.unique_key AND u.id = g.id)
+        WHERE g.unique_key IS NOT NULL AND u.queue = g.queue AND u.key = g.unique_key AND u.id = g.id)
     SELECT array_agg(g.seq), array_agg(g.id) FILTER (WHERE g.given),
         array_agg(ARRAY[g.batch, g.id, 's']) FILTER (WHERE g.batch IS NOT NULL)
     INTO gone, ended, ends FROM gone g;
