@@ -21,7 +21,7 @@ from jobpool.message.definition import LONGEST, MAX_RESULT_TTL_S, JobDefinition,
 from jobpool.message.frozen import maker
 from jobpool.message.names import LONGEST_IDENTIFIER, LONGEST_NAME, is_name
 from jobpool.message.payload import MAX_DEPTH
-from jobpool.message.signing import EnvelopeSigner, canonical
+from jobpool.message.signing import EnvelopeSigner, canonical, canonical_of
 
 TRACEPARENT = "traceparent"  # in the meta: the trace that a job belongs to, as W3C Trace Context has it
 WIRE_VERSION = 1  # written as `v` in the meta from version 2 on; absent = 1
@@ -181,7 +181,7 @@ def _wire_object(
 
 
 def _signed(wire: dict[str, Any], signer: EnvelopeSigner) -> bytes:
-    wire["_sig"] = signer.sign(canonical(wire)) if signer.active else ""
+    wire["_sig"] = signer.sign(canonical_of(wire)) if signer.active else ""
     return orjson.dumps(wire)
 
 
@@ -227,10 +227,24 @@ def verify(body: bytes, envelope: JobEnvelope, signer: EnvelopeSigner, queue: st
         MalformedEnvelope: It was signed for another queue.
     """
     del body
-    if signer.active and not signer.verify(canonical(envelope.to_wire()), envelope.sig):
+    if signer.active and not signer.verify(_canonical(envelope), envelope.sig):
         raise BadSignature("the signature is wrong" if envelope.sig else "the signature is missing")
     if envelope.queue != queue:
         raise MalformedEnvelope(f"the message was sent to queue {envelope.queue!r} and fetched from {queue!r}")
+
+
+def _canonical(envelope: JobEnvelope) -> bytes:
+    return canonical(
+        envelope.job,
+        envelope.payload,
+        envelope.queue,
+        envelope.priority,
+        envelope.max_retries,
+        envelope.name,
+        envelope.identifier,
+        envelope.idempotency_key,
+        envelope.meta,
+    )
 
 
 def _depth(body: bytes) -> int:

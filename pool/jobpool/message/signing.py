@@ -26,17 +26,40 @@ SIGNATURE_LENGTH = 64
 _BLOCK = 64
 _INNER = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER = bytes(byte ^ 0x5C for byte in range(256))
-_SIGNED = ("job", "payload", "queue", "priority", "maxRetries", "name", "identifier", "idempotencyKey")
+_SIGNED = ("job", "payload", "queue", "priority", "maxRetries", "name", "identifier", "idempotencyKey", "meta")
 
 
-def canonical(wire: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a wire object that are signed. Raises `TypeError`: JSON cannot carry a value."""
-    signed = {name: wire.get(name) for name in _SIGNED}
-    # The fields keep their own order, but nested keys are sorted: so the two nested values are written first.
-    signed["payload"] = orjson.Fragment(orjson.dumps(signed["payload"], option=orjson.OPT_SORT_KEYS))
-    if meta := wire.get("meta"):
+def canonical(
+    job: object,
+    payload: object,
+    queue: object,
+    priority: object,
+    max_retries: object,
+    name: object,
+    identifier: object,
+    idempotency_key: object,
+    meta: object = None,
+) -> bytes:
+    """Return the bytes of a message that are signed. Raises `TypeError`: JSON cannot carry a value."""
+    signed = {
+        "job": job,
+        # The fields keep their own order, but nested keys are sorted: so the two nested values are written first.
+        "payload": orjson.Fragment(orjson.dumps(payload, option=orjson.OPT_SORT_KEYS)),
+        "queue": queue,
+        "priority": priority,
+        "maxRetries": max_retries,
+        "name": name,
+        "identifier": identifier,
+        "idempotencyKey": idempotency_key,
+    }
+    if meta:
         signed["meta"] = orjson.Fragment(orjson.dumps(meta, option=orjson.OPT_SORT_KEYS))
     return orjson.dumps(signed)
+
+
+def canonical_of(wire: Mapping[str, Any]) -> bytes:
+    """Return `canonical` of a wire object, whose absent fields are null."""
+    return canonical(*map(wire.get, _SIGNED))
 
 
 class EnvelopeSigner:
@@ -100,7 +123,10 @@ class EnvelopeSigner:
         if not isinstance(sig, str) or len(sig) != SIGNATURE_LENGTH or not sig.isascii():
             return False
         signed = _signed_of(wire)
-        return any(compare_digest(keyed.digest(signed), sig) for keyed in self._keyed)
+        for keyed in self._keyed:  # not `any`, whose generator costs as much as the hash
+            if compare_digest(keyed.digest(signed), sig):
+                return True
+        return False
 
     def __repr__(self) -> str:
         return f"<EnvelopeSigner with {len(self._keyed)} keys>"
@@ -133,7 +159,7 @@ def _signed_of(wire: Wire) -> bytes:
     if isinstance(wire, bytes):
         return wire
     try:
-        return canonical(wire if isinstance(wire, Mapping) else wire.to_wire())
+        return canonical_of(wire if isinstance(wire, Mapping) else wire.to_wire())
     except TypeError as error:
         raise InvalidJob(f"the wire object is no JSON: {error}") from error
 

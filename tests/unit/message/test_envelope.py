@@ -17,7 +17,7 @@ from jobpool.errors import BadSignature, InvalidJob, MalformedEnvelope
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, RULES, WIRE_VERSION, JobEnvelope, complaint, decode, encode, verify
 from jobpool.message.payload import LARGEST_INT, SMALLEST_INT
-from jobpool.message.signing import EnvelopeSigner, canonical
+from jobpool.message.signing import EnvelopeSigner, canonical_of
 
 SIGNER = EnvelopeSigner("secret-key")
 UNSIGNED = EnvelopeSigner()
@@ -79,7 +79,7 @@ class TestWritten:
         body = a_body(UNSIGNED, payload={"b": {"z": 1, "a": 2}, "a": [{"y": 1, "x": 2}]})
 
         assert b'"payload":{"b":{"z":1,"a":2},"a":[{"y":1,"x":2}]}' in body
-        assert b'"payload":{"a":[{"x":2,"y":1}],"b":{"a":2,"z":1}}' in canonical(decode(body, attempts=0).to_wire())
+        assert b'"payload":{"a":[{"x":2,"y":1}],"b":{"a":2,"z":1}}' in canonical_of(decode(body, attempts=0).to_wire())
 
     def test_the_definition_stays_as_it_was(self) -> None:
         job = JobDefinition("report", meta={"tenant": 7}, timeout=60)
@@ -450,7 +450,7 @@ class TestVerified:
 
     def test_every_byte_flipped_in_every_way_is_refused_or_changes_nothing_signed(self) -> None:
         body = a_body(**FULL)
-        signed = canonical(decode(body, attempts=0).to_wire())
+        signed = canonical_of(decode(body, attempts=0).to_wire())
 
         for index in range(len(body)):
             for flip in (1, 2, 4, 8, 16, 32, 64, 128, 255, body[index], body[index] ^ ord("0"), body[index] ^ ord(" ")):
@@ -460,7 +460,7 @@ class TestVerified:
     @given(st.data())
     def test_bytes_cut_out_or_put_in_are_refused_or_change_nothing_signed(self, data: st.DataObject) -> None:
         body = a_body(**FULL)
-        signed = canonical(decode(body, attempts=0).to_wire())
+        signed = canonical_of(decode(body, attempts=0).to_wire())
         start = data.draw(st.integers(0, len(body)))
         end = data.draw(st.integers(start, min(len(body), start + 8)))
         put_in = data.draw(st.sampled_from([b"", b" ", b"0", b'"', b",", b'"job":"x",', b'{"a":1}', b"\\"]))
@@ -474,7 +474,7 @@ class TestVerified:
             verify(body, envelope, SIGNER, "reports")
         except MalformedEnvelope:
             return
-        assert canonical(envelope.to_wire()) == signed
+        assert canonical_of(envelope.to_wire()) == signed
 
 
 def test_an_envelope_can_be_made_by_hand() -> None:
