@@ -119,6 +119,8 @@ def _hand_evenly(pool: Pool, busy: Sequence[Slot], few: int, now: float, actions
     hands = [act.Hand(slot, []) for slot in able]
     lengths = [len(slot.deliveries) for slot in able]
     for level in range(min(lengths), depth):
+        if not ready:
+            break
         shorter = [hand for hand, length in zip(hands, lengths, strict=True) if length <= level]
         for hand in islice(shorter, len(ready)):
             hand.deliveries.append(ready.popleft())
@@ -154,8 +156,8 @@ class Batch:
     """Settlements on their way to the settle thread.
 
     Each call of that thread is a transaction of the broker's. While jobs stream, acks may therefore wait for company:
-    for half of what the look-ahead holds, 10 to 30 ms. Other settlements never wait, nor does a result if no other job
-    is held: somebody may wait for it.
+    for half of what the look-ahead holds, 10 to 30 ms. Other settlements never wait. Nor does an ack that brings jobs, or
+    gives a place back: others wait for it. Nor does a result if no other job is held.
 
     `due`: CLOCK_MONOTONIC seconds at which `take` is to be called; infinity while there is nothing.
     """
@@ -173,15 +175,24 @@ class Batch:
         """
         first = not self._work
         self._work += work
-        urgent = not ahead or len(self._work) >= max(2, -(-ahead // LOOKAHEAD_SHARE))
-        if urgent or {type(settlement) for _, settlement in work} != {Ack}:
+        waited_for = [
+            type(settlement) is not Ack
+            or settlement.follow_ups
+            or (delivery.lease.guards and delivery.lease.guards.holds)
+            for delivery, settlement in work
+        ]
+        if not ahead or len(self._work) >= max(2, -(-ahead // LOOKAHEAD_SHARE)) or any(waited_for):
             self.due = now
+        elif held <= len(self._work) and any(_has_result(settlement) for _, settlement in self._work):
+            self.due = now  # no other job can join them
         elif first:
-            # No other job can join it if none is held.
-            alone = held == 1 and work[0][1].result is not None  # type: ignore[union-attr]
-            self.due = now + (0.0 if alone else linger)
+            self.due = now + linger
 
     def take(self) -> list[tuple[Delivery, Settlement]]:
         work, self._work = self._work, []
         self.due = math.inf
         return work
+
+
+def _has_result(settlement: Settlement) -> bool:
+    return type(settlement) is Ack and settlement.result is not None

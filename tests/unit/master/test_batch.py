@@ -8,6 +8,8 @@ import pytest
 
 from jobpool.master.dispatch import LOOKAHEAD_SHARE, Batch
 from jobpool.master.slots import Delivery
+from jobpool.message.definition import JobDefinition
+from jobpool.message.guards import Guards, Hold
 from jobpool.message.lease import JobLease
 from jobpool.message.results import Kept
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settlement
@@ -56,11 +58,31 @@ def test_one_that_is_no_ack_takes_its_company_along(at: int) -> None:
     assert batch.due == NOW
 
 
-@pytest.mark.parametrize(("held", "due"), [(1, NOW), (2, NOW + LINGER_S)], ids=["alone", "another runs"])
-def test_a_result_waits_only_where_others_may_join_it(held: int, due: float) -> None:
+def test_an_ack_that_brings_jobs_never_waits() -> None:
+    assert filled(1, 800, Ack(follow_ups=(JobDefinition("next"),))).due == NOW
+
+
+def test_an_ack_that_gives_a_place_back_never_waits() -> None:
+    delivery, batch = a_delivery(), filled(1, 800)
+    delivery.lease = delivery.lease.guarded(Guards(holds=(Hold("report", 1),)))
+    batch.add([(delivery, Ack())], NOW, 800, LINGER_S)
+    assert batch.due == NOW
+
+
+@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize(("others", "due"), [(0, NOW), (1, NOW + LINGER_S)], ids=["alone", "another runs"])
+def test_a_result_waits_only_where_others_may_join_it(others: int, due: float, together: int) -> None:
     batch = Batch()
-    batch.add([(a_delivery(), Ack(result=Kept(b"record", 60.0)))], NOW, 800, LINGER_S, held)
+    work = [(a_delivery(), Ack(result=Kept(b"record", 60.0))) for _ in range(together)]
+    batch.add([*work], NOW, 800, LINGER_S, together + others)
     assert batch.due == due
+
+
+def test_a_result_waits_no_longer_once_no_other_job_is_held() -> None:
+    batch = Batch()
+    batch.add([(a_delivery(), Ack(result=Kept(b"record", 60.0)))], NOW, 800, LINGER_S, 2)
+    batch.add([(a_delivery(), Ack())], NOW + 0.001, 800, LINGER_S, 2)
+    assert batch.due == NOW + 0.001
 
 
 def test_later_ones_do_not_put_off_the_first() -> None:
