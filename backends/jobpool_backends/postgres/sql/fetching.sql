@@ -195,7 +195,9 @@ CREATE OR REPLACE FUNCTION {schema}.know(name text, places tid[]) RETURNS void L
 BEGIN
     IF {schema}.have_turn(name) THEN
         INSERT INTO {schema}.heads (queue, priority)
-        SELECT DISTINCT name, m.priority FROM {schema}.messages m WHERE m.ctid = ANY (places)
+        SELECT DISTINCT name, m.priority FROM {schema}.messages m
+        WHERE m.ctid = ANY (places) AND NOT EXISTS (  -- the insert would wait for a fetch that changes what is there
+            SELECT FROM {schema}.heads h WHERE h.queue = name AND h.priority = m.priority)
         ON CONFLICT DO NOTHING;
     END IF;
 END $$;

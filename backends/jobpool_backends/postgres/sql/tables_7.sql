@@ -30,6 +30,4 @@ DROP FUNCTION IF EXISTS {schema}.bring(
     text[], boolean);
 DROP FUNCTION IF EXISTS {schema}.settle_acks(text[], bigint[], bigint[], bigint, timestamptz);
 DROP FUNCTION IF EXISTS {schema}.settle_one(
-    text, bigint, bigint, text, bigint, text, text, text, text, bigint, text, bigint, timestamptz);
-DROP FUNCTION IF EXISTS {schema}.take_fresh(text, integer, boolean);
-DROP FUNCTION IF EXISTS {schema}.take_unknown(text, smallint, smallint, integer)
+    text, bigint, bigint, text, bigint, text, text, text, text, bigint, text, bigint, timestamptz)
