@@ -118,6 +118,10 @@ _MOVED = {
 } | {"idempotency": "client.keys", "limiter": "client.keys", "result": "message.outcome"}
 
 
+_MODULES = {"errors": "errors", "message": "message", "producer": "message.producer"}
+"""Modules that are there without an import of their own, under the names that they had up to version 0.1 too."""
+
+
 class _MovedModules:
     """A finder of modules under the names that they had up to version 0.1."""
 
@@ -139,8 +143,8 @@ sys.meta_path.append(_MovedModules())
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
-    elif name in {*_MOVED, "errors"}:
-        value = import_module(f"jobpool.{name}")
+    elif name in _MODULES:
+        value = import_module(f"jobpool.{_MODULES[name]}")
     else:
         raise AttributeError(f"module 'jobpool' has no attribute {name!r}")
     globals()[name] = value

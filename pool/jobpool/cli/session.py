@@ -162,14 +162,15 @@ def check_apps(pool: Settings) -> Settings:
 def find_app(app: str, sys_path: tuple[str, ...]) -> str:
     """Return `app`, a file as an absolute path; raise `ConfigurationError` if it is in none of these directories."""
     looked = " or ".join(sys_path)
+    is_file = app.endswith(".py") or os.sep in app
+    for directory in sys_path if is_file else ():
+        path = Path(directory, app)
+        if path.is_file():
+            return str(path)
     name, colon, _ = app.partition(":")
     if colon:  # as other tools write it
         raise ConfigurationError(f"app {app!r} cannot be found: name the module or file alone, {name!r}")
-    if app.endswith(".py") or os.sep in app:
-        for directory in sys_path:
-            path = Path(directory, app)
-            if path.is_file():
-                return str(path)
+    if is_file:
         raise ConfigurationError(f"app {app!r} cannot be found: no such file in {looked}")
     top = app.partition(".")[0]
     if PathFinder.find_spec(top, [*sys_path, *sys.path]) is None:

@@ -253,10 +253,11 @@ class Picture:
             self._size, self._shown, self._next, text = size, [], 0, "\x1b[2J"
         self._shown += [""] * (max(size[1], len(lines)) - len(self._shown))
         order = [*range(self._next, len(self._shown)), *range(self._next)]
+        most = max(MAX_FRAME_BYTES // 4, MAX_FRAME_BYTES - 8 * size[0])  # before the last line of this part
         for row in order:
             after = lines[row] if row < len(lines) else ""
             if after != self._shown[row]:
-                if len(text.encode()) >= MAX_FRAME_BYTES - 8 * size[0]:
+                if len(text.encode()) >= most:
                     self._next = row
                     break
                 text += changed(row, self._shown[row], after)

@@ -103,7 +103,7 @@ def reply(to: socket.socket, text: str) -> None:
 def _read(data: bytes) -> Request | None:
     with contextlib.suppress(ValueError, TypeError):
         request = Request(**orjson.loads(data))
-        if [type(value) for value in asdict(request).values()] == [str, int, int, str]:
+        if [type(value) for value in (request.verb, request.slot, request.pid, request.job)] == [str, int, int, str]:
             return request
     return None
 

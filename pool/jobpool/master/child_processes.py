@@ -21,7 +21,7 @@ from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master.slots import Slot
 
-LONG_S = 0.0002  # of an attempt; after a longer one the next answer is not there yet
+LONG_S = 0.0002  # of an attempt; right after a longer one the next answer is not there yet
 FRAMES_AT_ONCE = 128  # frames read from one child before the others get their turn
 FRAMES_OF_THE_DEAD = 2048  # more than a dead child's channel holds, so that a result is found after any flood
 
@@ -89,7 +89,7 @@ class ChildProcesses:
                 events.extend(reader())
         if self._ended:
             events.extend(self._collect())
-        if time.monotonic() >= self._drain_at - DRAIN_EARLY_S:
+        if time.monotonic() >= self._drain_at - (0.0 if self._flooded else DRAIN_EARLY_S):
             self._drain()
         return events
 
@@ -263,7 +263,7 @@ class ChildProcesses:
                     if not results:
                         events.append(ev.ChildResults(channel.child, results))
                     results.append(frame)
-                    if not to_the_end and (frame.duration > LONG_S or not channel.handed):
+                    if not to_the_end and (not channel.handed or _is_fresh_and_long(frame)):
                         break
                     continue
                 if frame is None:
@@ -336,8 +336,9 @@ class ChildProcesses:
 
     def cancel(self, slot: Slot) -> None:
         """Let the child's alarm raise `Cancelled`, if it has begun the head."""
-        self._board.slot(slot.index).cancel(slot.deliveries[0].nonce)
-        self.signal(slot, signal.SIGALRM)
+        if slot.deliveries:  # not taken back since the loop decided it
+            self._board.slot(slot.index).cancel(slot.deliveries[0].nonce)
+            self.signal(slot, signal.SIGALRM)
 
     def reply(self, child: int, reply: Reply) -> None:
         if (channel := self._channels.get(child)) and channel.is_asking:
@@ -379,6 +380,10 @@ def _await_end(server: ForkServerClient) -> None:
         server.kill()
         with suppress(subprocess.TimeoutExpired):  # it dies as soon as the kernel lets go of it, and init collects it
             server.wait(END_LIMIT_S)
+
+
+def _is_fresh_and_long(result: Result) -> bool:
+    return result.duration > LONG_S and time.monotonic() < result.started + result.duration + LONG_S
 
 
 def _child_said(child: int, frame: Frame) -> ev.Event:

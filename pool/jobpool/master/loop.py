@@ -163,7 +163,7 @@ class Master:
                 self._perform_rare(action)
 
     def _hand(self, slot: Slot, deliveries: list[Delivery], now: float) -> None:
-        count = self.children.hand(slot, ((delivery.nonce, self._run(delivery)) for delivery in deliveries))
+        count = self.children.hand(slot, [(delivery.nonce, self._run(delivery)) for delivery in deliveries])
         if count:
             # A head begins after it was written: were this process stopped in a turn, its time would be over too soon.
             slot.hand(deliveries[:count], now if slot.deliveries else time.monotonic())

@@ -63,7 +63,7 @@ if hasattr(os, "register_at_fork"):  # Windows cannot fork
 def default() -> Producer:
     """Return the default producer of this process, made by the factory at the first call; that may block to open it.
 
-    Raises `ConfigurationError`: neither `set_default` nor `set_factory` was called, or the factory could not open it.
+    Raises `ConfigurationError`: the factory was taken away, or it could not open one.
     """
     with _default.lock:
         if _default.producer is None:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import Result
 
 from jobpool.broker.opening import open_backend
+from jobpool.cli.session import find_app
 
 Jobpool = Callable[..., Result]
 
@@ -144,3 +145,10 @@ def test_a_traceback_only_when_asked_for(
 
 def test_no_traceback_for_one_v(jobpool: Jobpool) -> None:
     assert "Traceback" not in jobpool("stats", "-b", "nonsense", "-v").stderr
+
+
+def test_a_colon_in_the_path_of_an_app_is_no_mistake(tmp_path: Path) -> None:
+    app = tmp_path / "shop:v2" / "jobs.py"
+    app.parent.mkdir()
+    app.touch()
+    assert find_app("shop:v2/jobs.py", (str(tmp_path),)) == str(app)

@@ -205,6 +205,11 @@ def test_only_what_has_changed_is_written_in_parts_that_are_small(tmp_path: Path
     written(picture, Screen(*small), view.lines([], *small), small)
 
 
+def test_a_very_wide_terminal_is_written_too() -> None:
+    lines, size = [f"line {number}" for number in range(50)], (1000, 50)
+    written(Picture(), Screen(*size), lines, size)
+
+
 def test_lines_with_wide_characters_are_written_whole() -> None:
     picture = Picture()
     picture.change(["age 1 日本"], (20, 1))

@@ -43,9 +43,9 @@ def test_the_list_is_sorted_and_complete() -> None:
     assert sorted(jobpool._HOME) == jobpool.__all__
 
 
-@pytest.mark.parametrize("name", ["producer", "errors"])
-def test_a_module_is_there_without_an_import_of_its_own(name: str, tmp_path: Path) -> None:
-    assert _imported_by(f"import jobpool; jobpool.{name}", tmp_path, (f"jobpool.{name}",)) == [f"jobpool.{name}"]
+@pytest.mark.parametrize(("name", "module"), sorted(jobpool._MODULES.items()))
+def test_a_module_is_there_without_an_import_of_its_own(name: str, module: str, tmp_path: Path) -> None:
+    assert _imported_by(f"import jobpool; jobpool.{name}", tmp_path, (f"jobpool.{module}",)) == [f"jobpool.{module}"]
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -83,7 +83,8 @@ def test_rubbish_is_dropped_and_leaves_no_descriptor(
     whole = b'{"verb":"stack","slot":1,"pid":2,"job":""}'
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, open("/dev/null") as null:
         sender.connect(os.path.basename(socket_path(board)))
-        for data in (b"", b"{", b"[]", b'{"verb":1}', b'{"verb":"x","slot":"1","pid":2,"job":""}', b"x" * 9000):
+        deep = b'{"verb":%b,"slot":1,"pid":2}' % (b"[" * 900 + b"]" * 900)
+        for data in (b"", b"{", b"[]", b'{"verb":1}', b'{"verb":"x","slot":"1","pid":2,"job":""}', deep, b"x" * 9000):
             socket.send_fds(sender, [data], [sender.fileno()])
         sender.send(whole)
         socket.send_fds(sender, [whole], [null.fileno()])
