@@ -307,20 +307,6 @@ class TestTodaysCodeWritesWhatThatCodeReads:
         missing = [each for each in json.loads((STORED / "postgres.functions.json").read_text()) if not is_there(*each)]
         assert {name for name, *_ in missing} <= set(within), missing
 
-    def test_postgres_keeps_the_functions_that_calls_under_way_use(self) -> None:
-        """A call of an older program that waits for a migration goes on in the code that it began with."""
-        schema, url = fresh_name(), shared_postgres().url()
-        write_postgres(schema)
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute(
-                f"CREATE FUNCTION {schema}.take_unknown(text, smallint, smallint, integer) RETURNS tid[]"
-                " LANGUAGE sql AS $$ SELECT '{}'::tid[] $$"
-            )
-        [before] = functions(schema)
-        with closing(PostgresBackend.from_url(url, schema=schema)) as backend:
-            backend.prepare()
-        assert before in functions(schema)
-
     def test_redis(self, tmp_path: Path) -> None:
         with closing(RedisHarness(tmp_path)) as harness:
             url = harness._server.url
