@@ -163,7 +163,7 @@ def test_each_end_is_counted(backend: QueueBackend, settlement: Settlement, ends
     assert settle(backend, second, Ack()) is Settled.OK
     is_failed = ends[0] == 0
     assert callbacks(backend) == (ONLY_DONE if is_failed else BOTH)
-    assert told(backend)["failed_ids"] == ([first.id] if is_failed else [])
+    assert told(backend)["failed_ids"] == [first.id] * ends[1]
 
 
 @pytest.mark.parametrize("settlement", NO_ENDS, ids=str)
@@ -240,7 +240,7 @@ def test_cancelled_and_deleted_members_end(
     assert backend.bulk(MessageFilter(queue=QUEUE, states=(State.WAITING, State.DELAYED)), verb) == 1
     assert counts(backend) == (3, 0, 0, 3)
     assert callbacks(backend) == ONLY_DONE
-    assert told(backend)["failed_ids"] == ids
+    assert told(backend)["failed_ids"] == []
 
 
 def test_what_is_deleted_under_a_claim_has_ended(backend: QueueBackend) -> None:
@@ -448,6 +448,44 @@ def test_one_that_fails_fails_in_its_parent(backend: QueueBackend) -> None:
     backend.abandon(inner, "failed")
     assert counts(backend, "outer") == (1, 0, 1, 0)
     assert known(backend, "outer").failed_ids == ("inner",)
+    assert callbacks(backend) == [("finish", "inner:done"), ("finish", "outer:done")]
+
+
+@pytest.mark.parametrize("members", [0, 2])
+def test_one_that_is_stopped_has_no_success(backend: QueueBackend, members: int) -> None:
+    opened(backend)
+    for lease in leased(backend, members) if members else []:
+        backend.ack(lease)
+    backend.batches.close(BATCH, stop=True)
+    assert counts(backend) == (members, members, 0, 0)
+    assert known(backend).stopped
+    assert callbacks(backend) == ONLY_DONE
+
+
+def test_one_that_is_closed_can_be_stopped_until_it_ends(backend: QueueBackend) -> None:
+    opened(backend)
+    [first, second] = leased(backend, 2)
+    backend.batches.close(BATCH)
+    backend.ack(first)
+    backend.batches.close(BATCH, stop=True)
+    backend.batches.close(BATCH)
+    backend.ack(second)
+    assert known(backend).stopped
+    assert callbacks(backend) == ONLY_DONE
+
+    opened(backend, "other")
+    backend.batches.close("other")
+    backend.batches.close("other", stop=True)
+    assert not known(backend, "other").stopped
+
+
+def test_one_that_is_stopped_is_cancelled_in_its_parent(backend: QueueBackend) -> None:
+    opened(backend, "outer")
+    opened(backend, "inner", parent="outer")
+    backend.batches.close("inner", stop=True)
+    backend.batches.close("outer")
+    assert counts(backend, "outer") == (1, 0, 0, 1)
+    assert known(backend, "outer").failed_ids == ()
     assert callbacks(backend) == [("finish", "inner:done"), ("finish", "outer:done")]
 
 

@@ -70,9 +70,9 @@ class Comparison(SideBySide):
 
         self.both(opened)
 
-    @rule(batch=batches)
-    def close(self, batch: str) -> None:
-        self.both(lambda backend: backend.batches.close(batch))
+    @rule(batch=batches, stop=st.sampled_from([False, False, True]))
+    def close(self, batch: str, stop: bool) -> None:
+        self.both(lambda backend: backend.batches.close(batch, stop))
 
     @rule(queue=queues, batch=some_batch, count=st.integers(1, 3))
     def enqueue(self, queue: str, batch: str | None, count: int) -> None:

@@ -30,6 +30,7 @@ class _Batch:
     failed_ids: list[str] = field(default_factory=list)
     nested: list[str] = field(default_factory=list)
     open: bool = True
+    stopped: bool = False
     ended_at: int | None = None
 
     @property
@@ -38,7 +39,7 @@ class _Batch:
 
     def count(self, ident: str, end: End) -> None:
         self.ends[end] += 1
-        if end is not End.SUCCEEDED and len(self.failed_ids) < MAX_FAILED_IDS:
+        if end is End.FAILED and len(self.failed_ids) < MAX_FAILED_IDS:
             self.failed_ids.append(ident)
 
     @property
@@ -56,6 +57,7 @@ class _Batch:
             unix_time(self.ended_at),
             self.new.parent,
             tuple(self.nested),
+            self.stopped,
         )
 
 
@@ -83,10 +85,11 @@ class MemoryBatches:
                 parent.nested.append(batch.id)
             self._batches[batch.id] = _Batch(batch, self._turn.now)
 
-    def close(self, ident: str) -> None:
+    def close(self, ident: str, stop: bool = False) -> None:
         with self._turn:
-            if ident in self._batches:
-                self._batches[ident].open = False
+            batch = self._batches.get(ident)
+            if batch is not None and batch.ended_at is None:
+                batch.open, batch.stopped = False, batch.stopped or stop
                 self._touched[ident] = None
 
     def get(self, ident: str) -> BatchStatus | None:
@@ -134,11 +137,12 @@ class MemoryBatches:
     def _finish(self, batch: _Batch) -> None:
         batch.ended_at = self._turn.now
         self._ends.put(batch.new.id, batch.ended_at + micros(BATCH_MEMORY_S))
-        failed = batch.ends[End.SUCCEEDED] < batch.total
+        failed = batch.stopped or batch.ends[End.SUCCEEDED] < batch.total
         end = batch.status.end()
         self._bring([replace(callback, body=with_end(callback.body, end)) for callback in batch.new.callbacks(failed)])
         if batch.new.parent is not None:
-            self._count(batch.new.parent, batch.new.id, End.FAILED if failed else End.SUCCEEDED)
+            end_of_member = End.CANCELLED if batch.stopped else End.FAILED if failed else End.SUCCEEDED
+            self._count(batch.new.parent, batch.new.id, end_of_member)
 
     def _opened(self, ident: str) -> _Batch:
         if ident not in self._batches or not self._batches[ident].open:

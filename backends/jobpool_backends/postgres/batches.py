@@ -24,8 +24,8 @@ class PostgresBatches:
         named += [_callback(new, only_success=False) for new in [batch.on_done] if new]
         self._database.value("open_batch", batch.id, batch.parent, orjson.dumps(named).decode())
 
-    def close(self, ident: str) -> None:
-        self._database.value("close_batch", storable(ident))
+    def close(self, ident: str, stop: bool = False) -> None:
+        self._database.value("close_batch", storable(ident), stop)
 
     def get(self, ident: str) -> BatchStatus | None:
         rows = self._database.call("find_batch", storable(ident))
@@ -52,7 +52,8 @@ def _callback(new: NewMessage, only_success: bool) -> dict[str, Any]:
 
 
 def _status(row: tuple[Any, ...]) -> BatchStatus:
-    ident, is_open, total, succeeded, failed, cancelled, failed_ids, created_at, ended_at, parent, nested = row
+    ident, is_open, total, succeeded, failed, cancelled, failed_ids, created_at, ended_at, parent, *rest = row
+    nested, stopped = rest
     return BatchStatus(
         ident,
         is_open,
@@ -65,4 +66,5 @@ def _status(row: tuple[Any, ...]) -> BatchStatus:
         unix_time(ended_at),
         parent,
         tuple(nested),
+        stopped,
     )

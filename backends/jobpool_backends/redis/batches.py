@@ -14,7 +14,7 @@ from jobpool_backends.redis.keyspace import BATCH_CLOSE, BATCH_OPEN, Keyspace
 from jobpool_backends.redis.records import PRIORITIES, due_word, tail_of
 from jobpool_backends.shared import MICRO
 
-_FIELDS = ("open", "total", "succeeded", "failed", "cancelled", "failed_ids", "created", "ended", "parent")
+_FIELDS = ("open", "total", "succeeded", "failed", "cancelled", "failed_ids", "created", "ended", "parent", "stopped")
 
 
 class Batches:
@@ -28,13 +28,13 @@ class Batches:
         if self._keys.run(BATCH_OPEN, [""], [batch.id, batch.parent or "", *callbacks]):
             raise InvalidJob(NOT_OPEN.format(batch.parent))
 
-    def close(self, ident: str) -> None:
-        self._keys.run(BATCH_CLOSE, [""], [ident])
+    def close(self, ident: str, stop: bool = False) -> None:
+        self._keys.run(BATCH_CLOSE, [""], [ident, int(stop)])
 
     def get(self, ident: str) -> BatchStatus | None:
         counts = ("HMGET", self._keys.batch("batch", ident), *_FIELDS)
         found, nested = self._keys.link.call_many([counts, ("LRANGE", self._keys.batch("nested", ident), 0, -1)])
-        opened, total, succeeded, failed, cancelled, failed_ids, created, ended, parent = found
+        opened, total, succeeded, failed, cancelled, failed_ids, created, ended, parent, stopped = found
         if opened is None:
             return None
         return BatchStatus(
@@ -49,6 +49,7 @@ class Batches:
             None if ended is None else int(ended) / MICRO,
             parent and parent.decode(),
             tuple(each.decode() for each in nested),
+            stopped is not None,
         )
 
     def members(self, ident: str, limit: int) -> list[str]:

@@ -65,7 +65,7 @@ Keys of the namespace, `jobpool:…`; on a cluster each queue has its own instea
 | `queues` | set | names of queues; also of some without a message. On a cluster there is one for all, too |
 | `call:…` | string | the answer of a settle call, and its end; expires by itself after a minute |
 | `result:…` | string | the result of a job that is done, by its id; expires by itself |
-| `batch:…` | hash | a batch, by its id: its counts, its parent, and until its end its callbacks |
+| `batch:…` | hash | a batch, by its id: its counts, its parent, if it was stopped, and until its end its callbacks |
 | `members:…` | sorted set | ids of the messages that are its members and have not ended; score: their sequence |
 | `nested:…` | list | ids of the batches that are its members. All three expire seven days after its end |
 

@@ -22,14 +22,15 @@ SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"  # columns tha
 _IS_KNOWN = "SELECT 1 FROM batches WHERE id = ?"
 _OPEN = "INSERT INTO batches (id, parent, created_at, callbacks) VALUES (?, ?, ?, ?)"
 _NEST = "UPDATE batches SET total = total + 1, nested = json_insert(nested, '$[#]', ?) WHERE id = ? AND open"
-_CLOSE = "UPDATE batches SET open = 0 WHERE id = ?"
+_CLOSE = "UPDATE batches SET open = 0, stopped = stopped OR ? WHERE id = ? AND ended_at IS NULL"
 _MEMBERS = f"SELECT batch, id FROM messages WHERE seq IN {EACH} AND batch IS NOT NULL"
 _LEAVE = f"UPDATE messages SET batch = NULL WHERE seq IN {EACH}"
 _COUNT = "UPDATE batches SET succeeded = succeeded + ?, failed = failed + ?, cancelled = cancelled + ? WHERE id = ?"
 _FAILED_IDS = "SELECT failed_ids FROM batches WHERE id = ?"
 _NOTE = "UPDATE batches SET failed_ids = ? WHERE id = ?"
 _STATUS = """
-SELECT id, open, total, succeeded, failed, cancelled, failed_ids, created_at, ended_at, parent, nested, callbacks
+SELECT id, open, total, succeeded, failed, cancelled, failed_ids, created_at, ended_at, parent, nested, stopped,
+    callbacks
 FROM batches WHERE id = ?
 """
 _IS_OVER = "AND NOT open AND ended_at IS NULL AND total = succeeded + failed + cancelled"
@@ -55,9 +56,9 @@ class SqliteBatches:
                 raise InvalidJob(NOT_OPEN.format(batch.parent))
             step.execute(_OPEN, (batch.id, batch.parent, step.now.wall, callbacks))
 
-    def close(self, ident: str) -> None:
+    def close(self, ident: str, stop: bool = False) -> None:
         with self._database.write() as step:
-            step.execute(_CLOSE, (ident,))
+            step.execute(_CLOSE, (stop, ident))
             _touch(step, ident)
 
     def get(self, ident: str) -> BatchStatus | None:
@@ -104,7 +105,7 @@ def _finish(step: Step) -> None:
 def _count(step: Step, batch: str, ends: Iterable[tuple[str, str]]) -> None:
     counts = Counter(how for _, how in ends)
     step.execute(_COUNT, (counts[SUCCEEDED], counts[FAILED], counts[CANCELLED], batch))
-    failed = [member for member, how in ends if how != SUCCEEDED]
+    failed = [member for member, how in ends if how == FAILED]
     if failed:
         known = json.loads(step.execute(_FAILED_IDS, (batch,)).fetchone()[0])
         if len(known) < MAX_FAILED_IDS:
@@ -115,16 +116,17 @@ def _bring(step: Step, row: tuple[Any, ...]) -> None:
     status, now = _status(row), step.now.wall
     step.execute(_END, (now, now + micros(BATCH_MEMORY_S), status.id))
     stored = {name: new and NewMessage.from_dict(new) for name, new in json.loads(row[-1]).items()}
-    failed = status.succeeded < status.total
+    failed = status.stopped or status.succeeded < status.total
     callbacks = NewBatch(status.id, status.parent, **stored).callbacks(failed)
     end_of_batch = status.end()
     enqueue.add(step, [replace(new, body=with_end(new.body, end_of_batch)) for new in callbacks], brought=True)
     if status.parent is not None:
-        end(step, status.parent, status.id, FAILED if failed else SUCCEEDED)
+        end(step, status.parent, status.id, CANCELLED if status.stopped else FAILED if failed else SUCCEEDED)
 
 
 def _status(row: tuple[Any, ...]) -> BatchStatus:
-    ident, is_open, total, succeeded, failed, cancelled, failed_ids, created_at, ended_at, parent, nested, _ = row
+    ident, is_open, total, succeeded, failed, cancelled, failed_ids, created_at, ended_at, parent, *rest = row
+    nested, stopped, _ = rest
     return BatchStatus(
         ident,
         bool(is_open),
@@ -137,4 +139,5 @@ def _status(row: tuple[Any, ...]) -> BatchStatus:
         unix_time(ended_at),
         parent,
         tuple(json.loads(nested)),
+        bool(stopped),
     )

@@ -179,6 +179,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             succeeded INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0,
             cancelled INTEGER NOT NULL DEFAULT 0,
             failed_ids TEXT NOT NULL DEFAULT '[]', nested TEXT NOT NULL DEFAULT '[]',  -- JSON
+            stopped INTEGER NOT NULL DEFAULT 0, -- cancelled as a whole
             parent TEXT, created_at INTEGER NOT NULL, ended_at INTEGER, until INTEGER,
             callbacks TEXT NOT NULL             -- JSON: the messages that its end adds
         ) WITHOUT ROWID

@@ -180,8 +180,8 @@ def cancel(
 def _cancel_batch(backend: QueueBackend, batch: BatchStatus, purge: bool, wait: float) -> Cancel:
     """Close it, and cancel its members, those of nested batches first, until no more have joined."""
     if batch.has_ended:
-        return Cancel.ENDED
-    backend.batches.close(batch.id)
+        return Cancel.ALREADY if batch.stopped else Cancel.ENDED
+    backend.batches.close(batch.id, stop=True)
     found = set()
     for ident in batch.nested:
         if nested := backend.find_batch(ident):

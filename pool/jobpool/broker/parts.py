@@ -68,7 +68,8 @@ class Batches(Protocol):
     changes nothing. A move is not an end.
 
     The step that ends the last member of a closed batch adds the callbacks. `message.batches.with_end` completes their
-    bodies. The same step ends the batch as a member of its parent.
+    bodies. The same step ends the batch as a member of its parent. There it is cancelled if it was stopped, and failed
+    if a member did not succeed.
     """
 
     def open(self, batch: NewBatch, /) -> None:
@@ -77,8 +78,11 @@ class Batches(Protocol):
         Raises `InvalidJob`: its parent is not open.
         """
 
-    def close(self, ident: str, /) -> None:
-        """Let it end when its last member has; again, or of an unknown one, nothing."""
+    def close(self, ident: str, /, stop: bool = False) -> None:
+        """Let it end when its last member has; again, or of an unknown one, nothing.
+
+        `stop`: it was cancelled as a whole. Then, unless it has ended, its callback on success is never added.
+        """
 
     def get(self, ident: str, /) -> BatchStatus | None:
         """Return its counts; None: it never was, or ended more than `BATCH_MEMORY_S` ago."""

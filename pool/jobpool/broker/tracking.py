@@ -88,15 +88,16 @@ def _of_run(backend: QueueBackend, message: Message) -> dict[str, Any]:
 
 
 def _of_batch(ident: str, backend: QueueBackend) -> JobStatus:
-    """Return the state of a batch as if it were a job: running until it has ended."""
+    """Return the state of a batch as if it were a job: running until it has ended, then done or cancelled."""
     batch = backend.find_batch(ident)
     if batch is None:
         return JobStatus(ident, JobState.UNKNOWN)
     told = [f"{batch.total - batch.left} of {batch.total} jobs have ended"]
     told += [f"{batch.failed} failed"] * bool(batch.failed) + [f"{batch.cancelled} cancelled"] * bool(batch.cancelled)
+    ended = JobState.CANCELLED if batch.stopped else JobState.DONE
     return JobStatus(
         ident,
-        JobState.DONE if batch.has_ended else JobState.RUNNING,
+        ended if batch.has_ended else JobState.RUNNING,
         handler=BATCH,
         since=batch.created_at,
         progress=batch.progress,

@@ -26,11 +26,12 @@ class BatchStatus:
     succeeded: int
     failed: int  # dead, for any reason but the next
     cancelled: int  # by a person, or deleted
-    failed_ids: tuple[str, ...]  # of the first `MAX_FAILED_IDS` that did not succeed
+    failed_ids: tuple[str, ...]  # of the first `MAX_FAILED_IDS` that failed
     created_at: float
     ended_at: float | None = None
     parent: str | None = None
     nested: tuple[str, ...] = ()  # ids of batches that are members
+    stopped: bool = False  # it was cancelled as a whole
 
     @property
     def left(self) -> int:

@@ -167,10 +167,11 @@ def test_nested_batches_and_their_cancel(jobs: Jobs, run: Callable[[], None], sa
     assert jobs.status(outer.id).state is JobState.RUNNING
     assert jobs.status(outer.id).note == "0 of 2 jobs have ended"
     assert jobs.cancel(outer.id) is Cancel.CANCELLED
-    assert jobs.cancel(outer.id) is Cancel.ENDED
-    assert jobs.status(outer.id).note == "2 of 2 jobs have ended, 1 failed, 1 cancelled"
+    assert jobs.cancel(outer.id) is Cancel.ALREADY
+    assert jobs.status(outer.id).state is JobState.CANCELLED
+    assert jobs.status(outer.id).note == "2 of 2 jobs have ended, 2 cancelled"
     run()
-    assert [(name, end["failed"], end["cancelled"]) for name, end in said] == [("inner", 0, 1), ("outer", 1, 1)]
+    assert [(name, end["failed"], end["cancelled"]) for name, end in said] == [("inner", 0, 1), ("outer", 0, 2)]
 
 
 def test_members_add_members(jobs: Jobs, run: Callable[[], None], said: Said) -> None:

@@ -17,23 +17,25 @@ BEGIN
     END IF;
 END $$;
 
-CREATE OR REPLACE FUNCTION {schema}.close_batch(ident text)
+CREATE OR REPLACE FUNCTION {schema}.close_batch(ident text, stop boolean)
 RETURNS void LANGUAGE plpgsql VOLATILE {planner} AS $$
 BEGIN
-    UPDATE {schema}.batches b SET open = false WHERE b.id = ident AND b.open;
+    UPDATE {schema}.batches b SET open = false, stopped = b.stopped OR stop
+    WHERE b.id = ident AND b.ended_at IS NULL AND (b.open OR stop);
 END $$;
 
 CREATE OR REPLACE FUNCTION {schema}.find_batch(ident text)
 RETURNS TABLE (
     id text, open boolean, total bigint, succeeded bigint, failed bigint, cancelled bigint, failed_ids text[],
-    created_at bigint, ended_at bigint, parent text, nested text[]
+    created_at bigint, ended_at bigint, parent text, nested text[], stopped boolean
 ) LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     now bigint := {schema}.moment();
 BEGIN
     RETURN QUERY
     SELECT b.id, b.open, b.total, b.succeeded, b.failed, b.cancelled, b.failed_ids, b.created_at, b.ended_at, b.parent,
-        ARRAY(SELECT n.id FROM {schema}.batches n WHERE n.parent = b.id ORDER BY n.parent, n.created_at, n.id)
+        ARRAY(SELECT n.id FROM {schema}.batches n WHERE n.parent = b.id ORDER BY n.parent, n.created_at, n.id),
+        b.stopped
     FROM {schema}.batches b WHERE b.id = ident AND (b.until IS NULL OR b.until > now);
 END $$;
 
@@ -84,7 +86,7 @@ BEGIN
     FOR one IN
         SELECT e.batch, count(*) FILTER (WHERE e.how = 's') AS succeeded, count(*) FILTER (WHERE e.how = 'f') AS failed,
             count(*) FILTER (WHERE e.how = 'c') AS cancelled, count(*) FILTER (WHERE e.how = 'm') AS moved,
-            array_agg(e.id ORDER BY e.place) FILTER (WHERE e.how IN ('f', 'c')) AS failed_ids
+            array_agg(e.id ORDER BY e.place) FILTER (WHERE e.how = 'f') AS failed_ids
         FROM (
             SELECT ends[n][1] COLLATE "C" AS batch, ends[n][2] AS id, ends[n][3] AS how, n AS place
             FROM generate_subscripts(ends, 1) AS n) e
@@ -122,7 +124,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;  -- others have joined, or it was ended by an earlier change of this transaction
     END IF;
-    is_failed := ended.succeeded < ended.total;
+    is_failed := ended.stopped OR ended.succeeded < ended.total;
     told := convert_to(',"ended":' || json_build_object(
         'id', ended.id, 'total', ended.total, 'succeeded', ended.succeeded, 'failed', ended.failed,
         'cancelled', ended.cancelled, 'failed_ids', ended.failed_ids) || '}', 'UTF8');
@@ -140,7 +142,8 @@ BEGIN
         WHERE NOT (c.only_success AND is_failed)) x
     WHERE x.ids IS NOT NULL;
     IF ended.parent IS NOT NULL THEN
-        PERFORM {schema}.end_members(ARRAY[ARRAY[ended.parent, ended.id, CASE WHEN is_failed THEN 'f' ELSE 's' END]]);
+        PERFORM {schema}.end_members(ARRAY[ARRAY[
+            ended.parent, ended.id, CASE WHEN ended.stopped THEN 'c' WHEN is_failed THEN 'f' ELSE 's' END]]);
     END IF;
     PERFORM {schema}.ring_ends(ARRAY[ended.id]);
     RETURN NULL;

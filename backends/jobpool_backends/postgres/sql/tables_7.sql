@@ -14,6 +14,7 @@ CREATE TABLE IF NOT EXISTS {schema}.batches (
     failed bigint NOT NULL DEFAULT 0,
     cancelled bigint NOT NULL DEFAULT 0,
     failed_ids text[] NOT NULL DEFAULT '{}',
+    stopped boolean NOT NULL DEFAULT false,   -- cancelled as a whole
     callbacks jsonb NOT NULL
 ) WITH (
     fillfactor = 50,

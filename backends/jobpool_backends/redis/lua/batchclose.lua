@@ -1,8 +1,12 @@
--- Lets a batch end when its last member has. ARGV: its id
+-- Lets a batch end when its last member has. ARGV: its id; 1 if it was cancelled as a whole
 
 local q, batch = keys_of(1), ARGV[1]
 local key = shared(q, 'batch:' .. batch)
-if call('HGET', key, 'open') == '1' then
+local open, ended = unpack(call('HMGET', key, 'open', 'ended'))
+if open and not ended and ARGV[2] == '1' then
+    call('HSET', key, 'stopped', 1)
+end
+if open == '1' then
     call('HSET', key, 'open', 0)
     touched[batch] = {succeeded = 0, failed = 0, cancelled = 0, failed_ids = {}}
     finish(q)

@@ -32,7 +32,7 @@ local function note_end(batch, ident, ending)
         touched[batch] = ends
     end
     ends[ending] = ends[ending] + 1
-    if ending ~= 'succeeded' then
+    if ending == 'failed' then
         ends.failed_ids[#ends.failed_ids + 1] = ident
     end
 end

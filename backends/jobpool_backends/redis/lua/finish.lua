@@ -70,8 +70,10 @@ local function finish(q)
 
     -- The last member of a closed batch has ended.
     local function end_batch(batch, total, counts, failed)
-        local key, is_failed, entries = shared(q, 'batch:' .. batch), counts.succeeded < total, {}
-        local on_success, on_done, parent = unpack(call('HMGET', key, 'on_success', 'on_done', 'parent'))
+        local key, entries = shared(q, 'batch:' .. batch), {}
+        local on_success, on_done, parent, stopped =
+            unpack(call('HMGET', key, 'on_success', 'on_done', 'parent', 'stopped'))
+        local is_failed = stopped or counts.succeeded < total
         call('HDEL', key, 'on_success', 'on_done')
         call('HSET', key, 'ended', digits(now))
         for _, name in ipairs({'batch:', 'nested:', 'members:'}) do
@@ -88,7 +90,7 @@ local function finish(q)
             call_back(entries, result_of(batch, total, counts, failed))
         end
         if parent then
-            note_end(parent, batch, is_failed and 'failed' or 'succeeded')
+            note_end(parent, batch, stopped and 'cancelled' or is_failed and 'failed' or 'succeeded')
         end
     end
 
