@@ -151,15 +151,18 @@ def _carry_out(session: Session, where: MessageFilter, verb: Verb, asked: dict[s
             confirm_and_run(Sweep(backend, where, verb, **limits), asked)
 
 
-def confirm_and_run(sweep: Sweep, asked: dict[str, bool]) -> None:
-    """Do it once it is confirmed. `matched`, in JSON: messages by the look before; beyond `CAP`, what was changed."""
+def confirm_and_run(sweep: Sweep, asked: dict[str, bool], members: int = 0) -> None:
+    """Do it once it is confirmed. `matched`, in JSON: messages by the look before; beyond `CAP`, what was changed.
+
+    `members`: of batches, which a dry run has counted beside these.
+    """
     word, done = WORDS.get(sweep.verb, ("retry", "retried"))
     count = sweep.count()
     _check_ids(sweep, count)
     if not count:
         _check_words(sweep.where)
     if asked["json_"] and (asked["dry_run"] or not count):
-        answer_json({"matched": count, done: 0})
+        answer_json({"matched": count + members, done: 0})
         return
     if not count:
         kept = "no message is older than the newest to keep"

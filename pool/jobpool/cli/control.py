@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from jobpool.cli import bulk
+from jobpool.cli.enqueue import note_unserved
 from jobpool.cli.messages import moment, queue_option, terms_argument
 from jobpool.cli.options import Command, as_json, confirmed, option
-from jobpool.cli.output import answer, answer_json, columns, note, say
+from jobpool.cli.output import answer, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration, parse_duration
@@ -22,6 +23,7 @@ from jobpool.message.units import format_duration, parse_duration
 if TYPE_CHECKING:
     from jobpool.broker.control import PoolRecord
     from jobpool.broker.values import MessageFilter
+    from jobpool.message.batches import BatchStatus
 
 LOST, NOT_KNOWN = 4, 5  # exit codes of `cancel` and `edit`
 
@@ -64,9 +66,11 @@ def pause(session: Session, queues: tuple[str, ...], reason: str, until: Any, js
         made = [control.pause(backend, queue, reason, until) for queue in queues]
     if json_:
         answer_json([asdict(one) for one in made])
-        return
-    for one in made:
-        say(one_line(f"{one.queue} is paused" + (f" until {moment(one.until)}" if one.until else "")))
+    else:
+        for one in made:
+            say(one_line(f"{one.queue} is paused" + (f" until {moment(one.until)}" if one.until else "")))
+    for queue in queues:
+        note_unserved(session, queue, "the pause is for")
 
 
 @click.command("resume", cls=Command, short_help="Resume paused queues.")
@@ -114,8 +118,12 @@ def pools_drain(session: Session, ident: str) -> None:
 
     with session.broker() as backend:
         if not control.drain(backend, ident):
-            raise click.ClickException(f"no pool {ident!r} has a record at this broker: `jobpool pools` lists them")
+            raise _no_pool(ident)
     say(f"{ident} is drained")
+
+
+def _no_pool(ident: str) -> click.ClickException:
+    return click.ClickException(f"no pool {ident!r} has a record at this broker: `jobpool pools` lists them")
 
 
 @click.command("resume", cls=Command)
@@ -127,8 +135,10 @@ def pools_resume(session: Session, ident: str) -> None:
     with session.broker() as backend:
         if control.undrain(backend, ident):
             say(f"{ident} is resumed")
-        else:
+        elif any(pool.id == ident for pool in control.pools(backend)):
             note(f"{ident} was not drained")
+        else:
+            raise _no_pool(ident)
 
 
 @click.command("cancel", cls=Command, short_help="Cancel jobs that wait, are delayed or run.")
@@ -158,7 +168,37 @@ def cancel(
         live = replace(where, states=where.states or LIVE)
         matching = partial(control.cancel_matching, backend, purge=asked["purge"], wait=wait)
         by_id = partial(control.cancel, backend, where.ids, purge=asked["purge"], wait=wait)
-        _carry_out(ctx, where, bulk.Answered(backend, live, "cancel", act=matching), by_id, asked)
+        sweep = bulk.Answered(backend, live, "cancel", act=matching)
+        if asked["dry_run"] and _is_bare(where) and (batches := _batches(sweep)):
+            _preview_batches(sweep, batches, asked)
+        else:
+            _carry_out(ctx, where, sweep, by_id, asked)
+
+
+def _is_bare(where: MessageFilter) -> bool:
+    """Return whether there are ids and nothing else."""
+    return bool(where.ids) and replace(where, ids=()) == type(where)()
+
+
+def _batches(sweep: bulk.Answered) -> list[BatchStatus]:
+    """Return those of the sweep's ids that no message has and a batch has. Raises `ClickException`: one has ended."""
+    found = map(sweep.backend.find_batch, sweep.where.ids)
+    batches = [batch for batch in found if batch and sweep.backend.inspect(batch.id) is None]
+    if ended := [batch.id for batch in batches if batch.has_ended]:
+        raise click.ClickException(f"nothing was changed: {', '.join(ended)}: the batch has ended")
+    return batches
+
+
+def _preview_batches(sweep: bulk.Answered, batches: list[BatchStatus], asked: dict[str, bool]) -> None:
+    """Tell what a cancel of these batches, and of the sweep's other ids, would do."""
+    members = sum(batch.left for batch in batches)
+    if jobs := tuple(ident for ident in sweep.where.ids if ident not in {batch.id for batch in batches}):
+        bulk.confirm_and_run(replace(sweep, where=replace(sweep.where, ids=jobs)), asked, members)
+    elif asked["json_"]:
+        answer_json({"matched": members, "cancelled": 0})
+    if not asked["json_"]:
+        for batch in batches:
+            say(one_line(f"would cancel batch {batch.id}: {plural(batch.left, 'member')}"))
 
 
 @click.command("edit", cls=Command, short_help="Change when waiting jobs run, their priority or queue.")
@@ -202,6 +242,8 @@ def edit(
         changes = editing.read_changes(backend, 0 if asked["now"] else at, priority, move)
         live = replace(where, states=where.states or UNHELD)
         sweep = bulk.Answered(backend, live, "edit", act=partial(editing.edit_matching, backend, changes))
+        if move is not None:
+            note_unserved(session, move, "what is moved waits in")
         _carry_out(ctx, where, sweep, partial(editing.edit, backend, changes, where.ids), asked)
 
 
@@ -213,7 +255,7 @@ def _carry_out(
     asked: dict[str, bool],
 ) -> NoReturn:
     """Do it by ids at once, or to what matches once it is confirmed; leave with the exit code."""
-    if asked["dry_run"] or not where.ids or replace(where, ids=()) != type(where)():
+    if asked["dry_run"] or not _is_bare(where):
         bulk.confirm_and_run(sweep, asked)
         ctx.exit(max(map(_exit_code, sweep.answers), default=0))
     answers = by_id()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,15 +16,19 @@ from jobpool.message.printable import headline
 from jobpool.message.results import JobState, JobStatus
 from jobpool.message.units import format_duration, parse_duration
 
+if TYPE_CHECKING:
+    from jobpool.broker.backend import QueueBackend
+
 UNKNOWN, FAILED, NO_RESULT, PENDING = 1, 1, 3, 4  # exit codes
 WATCH_S = 1.0  # seconds between two looks at progress
+COUNTS = ("total", "succeeded", "failed", "cancelled")  # of a batch, in JSON
 
 COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, ATT>, SINCE>, WHERE~, WHAT~")
 
 
 @click.command("status", cls=Command, short_help="Tell what became of jobs.")
 @click.argument("idents", nargs=-1, required=True, metavar="ID...")
-@option("--watch", is_flag=True, help="Tell it again and again, until all have ended.")
+@option("--watch", is_flag=True, help="Tell it at each change, until all have ended; with --json, a document each.")
 @as_json
 def status(session: Session, idents: tuple[str, ...], watch: bool, json_: bool) -> int:
     """Tell what became of jobs: waiting, delayed, running, done, dead, expired, cancelled or unknown.
@@ -32,18 +38,32 @@ def status(session: Session, idents: tuple[str, ...], watch: bool, json_: bool) 
 
     Exit codes: 0 all are known, 1 one is not.
     """
+    idents = tuple(map(_bare, idents))
     with session.broker() as backend:
         found = backend.wait(idents, 0.0)
-        _show(found, json_)
+        _show(backend, found, json_)
         while watch and not all(one.has_ended for one in found):
             before, found = found, backend.wait(idents, WATCH_S)
             if found != before:
-                _show(found, json_)
+                _show(backend, found, json_)
     return UNKNOWN if any(one.state is JobState.UNKNOWN for one in found) else 0
 
 
-def _show(found: list[JobStatus], json_: bool) -> None:
-    answer(json_, found, JobStatus.to_dict, COLUMNS, _row)
+def _bare(ident: str) -> str:
+    """Return an id that may be written `id:ID`, as in a filter."""
+    return ident.removeprefix("id:")
+
+
+def _show(backend: QueueBackend, found: list[JobStatus], json_: bool) -> None:
+    answer(json_, found, partial(_values, backend), COLUMNS, _row)
+
+
+def _values(backend: QueueBackend, one: JobStatus) -> dict[str, Any]:
+    """Return what is known; of a batch, its counts too."""
+    from jobpool.broker.tracking import BATCH
+
+    batch = backend.find_batch(one.id) if one.handler == BATCH else None
+    return one.to_dict() | ({name: getattr(batch, name) for name in COUNTS} if batch else {})
 
 
 def _row(one: JobStatus) -> list[str]:
@@ -72,7 +92,7 @@ def result(session: Session, ident: str, timeout: str) -> int:
         raise click.UsageError(f"--timeout: {error}") from None
     with session.broker() as backend:
         try:
-            answer_json(backend.result(ident, seconds))
+            answer_json(backend.result(_bare(ident), seconds))
         except NoResult as error:
             note(f"jobpool: {error}")
             return (

@@ -97,7 +97,7 @@ class Master:
         self._renew_thread = RenewThread(backend, pool.settings.ttl, lambda: list(pool.held.values()), inbox)
         self._upkeep_threads: list[MasterThread] = [self._renew_thread, SampleThread(self._living, inbox)]
         if backend.has_control:
-            self._control_thread = ControlThread(backend, self._describe, inbox)
+            self._control_thread = ControlThread(backend, self._describe, lambda: pool.target, inbox)
             self._upkeep_threads.append(self._control_thread)
             self.fetch_thread.pause(None)  # until it is known what is paused
         if backend.capabilities.leases is Leases.CONNECTION:

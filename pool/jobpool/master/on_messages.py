@@ -66,7 +66,8 @@ def _take_in(pool: Pool, inspected: Inspected) -> None:
     pool.held[nonce] = delivery
     if pool.cancels and (mark := pool.cancels.get(lease.id)) and mark.is_for(lease):
         delivery.cancelled = True
-        outcome = outcome or NotRun()
+        if outcome is None:
+            delivery.handler, outcome = lease.envelope.job, NotRun()
     if outcome is None:
         outcome = _prepare(pool, delivery)
     elif type(outcome) is NewerWire:
@@ -291,7 +292,10 @@ def _counted(pool: Pool, event: ev.Counted) -> None:
     elif pool.held or not event.stats.keys() >= pool.queues.keys():
         pass  # the counts are older than the queues
     elif all(not (counts.leased if queue in pool.paused else counts.pending) for queue, counts in event.stats.items()):
-        pool.stop("the queues are empty")
+        if left := sum(counts.pending for counts in event.stats.values()):
+            pool.stop("the jobs that are left wait in paused queues", left=left)
+        else:
+            pool.stop("the queues are empty")
 
 
 def _produced(pool: Pool, event: ev.Produced) -> None:

@@ -211,19 +211,28 @@ class RenewThread(MasterThread):
 class ControlThread(MasterThread):
     """The thread that reads twice a second what people ask of queues and pools, and tells the loop when that changes.
 
-    It also keeps the pool's record, which `describe` returns, and removes it at the end. It runs apart from the others,
+    It also keeps the pool's record, which `describe` returns, and removes it at the end. The record is written again
+    when the pool first has as many ready children as are `wanted`. It runs apart from the others,
     which a silent broker may keep for seconds, as theirs may keep it.
     """
 
-    def __init__(self, backend: QueueBackend, describe: Callable[[], control.PoolRecord], inbox: Receiver) -> None:
+    def __init__(
+        self,
+        backend: QueueBackend,
+        describe: Callable[[], control.PoolRecord],
+        wanted: Callable[[], int],
+        inbox: Receiver,
+    ) -> None:
         super().__init__("control", inbox)
         self._backend = backend
         self._describe = describe
+        self._wanted = wanted
         self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
         self._known: control.Asked | None = None
         self._over: deque[str] = deque()
-        self._told: list[str] = []
+        self._told: list[object] = []
         self._tell_at = 0.0
+        self._is_up = False
 
     def serve(self) -> None:
         while not self._halt.is_set():
@@ -254,7 +263,8 @@ class ControlThread(MasterThread):
             for _ in over:
                 self._over.popleft()
         pool = self._describe()
-        shown = [pool.state, *pool.queues]
+        self._is_up |= pool.children >= self._wanted()
+        shown = [self._is_up, pool.state, *pool.queues]
         if shown != self._told or time.monotonic() >= self._tell_at:
             control.tell(self._backend, pool)
             self._told, self._tell_at = shown, time.monotonic() + control.TELL_EVERY_S

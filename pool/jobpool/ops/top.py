@@ -69,10 +69,7 @@ class PoolSample:
     silent: float  # seconds since the master's loop last turned
     problem: str = ""  # why there are no rows; "" = there are
     queues: tuple[QueueRow, ...] = ()  # the deepest first; those that the scoreboard has room for
-
-    @property
-    def busy(self) -> int:
-        return sum(row.state == "busy" for row in self.rows)
+    busy: int = 0  # slots, also when a filter has left some out of `rows`
 
 
 class Watcher:
@@ -114,7 +111,8 @@ class Watcher:
         rate = self._rate(key, "", now, sum(row.done + row.failed for row in rows))
         uptime = now - header.started if header.started else 0.0
         silent = max(0.0, now - (header.loop_at or header.started or now))
-        return PoolSample(pool, header, rows, rate, uptime, silent, queues=tuple(self._queues(key, header, now)))
+        queues, busy = tuple(self._queues(key, header, now)), sum(row.state == "busy" for row in rows)
+        return PoolSample(pool, header, rows, rate, uptime, silent, queues=queues, busy=busy)
 
     def _queues(self, key: tuple[int, str], header: HeaderView, now: float) -> Iterator[QueueRow]:
         for one in QueueDepth.read(header.depths):

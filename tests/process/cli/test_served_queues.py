@@ -66,6 +66,14 @@ def test_a_pool_serves_the_queues_that_its_app_names(shell: Shell) -> None:
     assert stats(shell)["extra"]["pools"] == 1, "its note has the new queue"
     astray = shell.run("enqueue", "report", "customer=8", "-Q", "report", "--delay", "1h")
     assert "the job waits in queue 'report'; the pools on this machine serve" in astray.stderr
+    assert "the pause is for queue 'report'; the pools on this machine serve" in shell.run("pause", "report").stderr
+    assert "serve" not in shell.run("pause", "reports").stderr
+    assert shell.run("resume", "report", "reports").returncode == 0
+    moved = shell.run("edit", astray.stdout.strip(), "--move", "reprots")
+    assert "what is moved waits in queue 'reprots'; the pools on this machine serve" in moved.stderr
+    assert moved.stdout.endswith("  edited\n")
+    moved = shell.run("edit", astray.stdout.strip(), "--move", "reports")
+    assert (moved.stdout[-7:], moved.stderr) == ("edited\n", "")
     pool.send_signal(signal.SIGTERM)
     assert pool.wait(30) == 0
     alone = shell.run("--app", "jobs.py", "-w", "1", "-Q", "big", "--until-empty")

@@ -52,7 +52,9 @@ def test_a_burst_does_not_wait_for_a_paused_queue(rig: Rig) -> None:
     control.pause(rig.backend, "default")
     kept = rig.enqueue("work", {})
     free = rig.enqueue("work", {}, queue="other")
-    assert rig.run_pool("-Q", "default,other", "--until-empty").wait() == 0
+    pool = rig.run_pool("-Q", "default,other", "--until-empty")
+    assert pool.wait() == 0
+    assert [line["left"] for line in pool.log("the jobs that are left wait in paused queues")] == [1]
     assert {line.id for line in rig.starts()} == {free}
     assert rig.inspect(kept).attempts == 0
 

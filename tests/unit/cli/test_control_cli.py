@@ -16,7 +16,7 @@ from jobpool.broker import control
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.control import Cancel
 from jobpool.broker.opening import open_backend
-from jobpool.broker.values import Edited, MessageFilter, State
+from jobpool.broker.values import Edited, MessageFilter, NewBatch, State
 from jobpool.client.jobs import Jobs
 from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
 from jobpool_backends.memory import MemoryBackend
@@ -85,8 +85,9 @@ def test_pools_are_listed_drained_and_resumed(jobpool: Jobpool, broker: QueueBac
     assert control.read(broker).drained == {"0a1b"}
     assert jobpool("pools", "resume", "0a1b").stdout == "0a1b is resumed\n"
     assert "0a1b was not drained" in jobpool("pools", "resume", "0a1b").stderr
-    result = jobpool("pools", "drain", "nobody")
-    assert (result.exit_code, "`jobpool pools` lists them" in result.stderr) == (1, True)
+    for verb in ("drain", "resume"):
+        result = jobpool("pools", verb, "nobody")
+        assert (result.exit_code, "`jobpool pools` lists them" in result.stderr) == (1, True)
 
 
 # --- cancel -----------------------------------------------------------------------------------------------
@@ -124,6 +125,27 @@ def test_cancel_by_a_filter_asks_first_and_leaves_what_does_not_match(jobpool: J
     assert broker.stats("mails").pending == broker.stats("mails").dead == 0
     for words in ((), ("state:dead",), ("--all", "queue:reports")):
         assert jobpool("cancel", *words).exit_code == 2
+
+
+def test_a_dry_run_of_a_cancel_counts_the_members_of_a_batch(jobpool: Jobpool, broker: QueueBackend) -> None:
+    broker.batches.open(NewBatch("june"))
+    alone, *_ = broker.enqueue_many([a_job(), *[a_job(batch="june")] * 3])
+    broker.batches.close("june")
+    result = jobpool("cancel", "id:june", "--dry-run")
+    assert (result.stdout, result.exit_code) == ("would cancel batch june: 3 members\n", 0)
+    assert json.loads(jobpool("cancel", "id:june", "--dry-run", "--json").stdout) == {"matched": 3, "cancelled": 0}
+    result = jobpool("cancel", "id:june", alone, "--dry-run")
+    assert "would cancel 1 message:" in result.stdout
+    assert result.stdout.endswith("\nwould cancel batch june: 3 members\n")
+    told = json.loads(jobpool("cancel", "id:june", alone, "--dry-run", "--json").stdout)
+    assert told == {"matched": 4, "cancelled": 0}
+    assert broker.stats("reports").waiting == 4
+    for words in (("cancel", "id:june", "id:july"), ("edit", "id:june", "--now")):
+        result = jobpool(*words, "--dry-run")
+        assert (result.exit_code, "there is no such message" in result.stderr) == (1, True)
+    assert jobpool("cancel", "id:june").exit_code == 0
+    result = jobpool("cancel", "id:june", "--dry-run")
+    assert (result.exit_code, "june: the batch has ended" in result.stderr) == (1, True)
 
 
 def test_jobs_cancel_by_id_and_by_filter(broker: QueueBackend) -> None:

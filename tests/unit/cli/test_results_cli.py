@@ -71,8 +71,10 @@ def test_watch_ends_when_all_have(jobpool: Jobpool, broker: QueueBackend) -> Non
 
 
 def test_result_prints_json(jobpool: Jobpool, broker: QueueBackend) -> None:
-    result = jobpool("result", done(broker))
-    assert (result.exit_code, json.loads(result.stdout)) == (0, {"pages": 7})
+    ident = done(broker)
+    for written in (ident, f"id:{ident}"):
+        result = jobpool("result", written)
+        assert (result.exit_code, json.loads(result.stdout)) == (0, {"pages": 7})
 
 
 def test_each_lack_of_a_result_has_its_exit_code(jobpool: Jobpool, broker: QueueBackend) -> None:
@@ -102,6 +104,9 @@ def test_the_id_of_a_batch_is_told_cancelled_and_has_no_result(jobpool: Jobpool,
     broker.batches.close("june")
     assert jobpool("status", "june").stdout.splitlines()[1].split(maxsplit=2)[:2] == ["june", "running"]
     assert jobpool("status", "june").stdout.rstrip().endswith("0% 0 of 2 jobs have ended")
-    assert jobpool("result", "june").exit_code == 3
-    assert [jobpool("cancel", "id:june").exit_code for _ in range(2)] == [0, 4]
+    assert jobpool("status", "id:june").stdout.splitlines()[1].split(maxsplit=2)[:2] == ["june", "running"]
+    assert [jobpool("result", ident).exit_code for ident in ("june", "id:june")] == [3, 3]
+    assert [jobpool("cancel", "id:june").exit_code for _ in range(2)] == [0, 0]
     assert jobpool("status", "june").stdout.rstrip().endswith("100% 2 of 2 jobs have ended, 2 cancelled")
+    [told] = json.loads(jobpool("status", "june", "--json").stdout)
+    assert [told[name] for name in ("total", "succeeded", "failed", "cancelled")] == [2, 0, 0, 2]

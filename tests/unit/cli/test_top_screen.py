@@ -117,6 +117,9 @@ def test_slots_are_sorted_and_filtered_within_their_pools(view: View, samples: l
     press(view, samples, "/", *"MAIN render", "back", "enter")
     assert slots(view, samples) == [("main", 0)]
     assert "/ filter: MAIN rende" in text(view, samples)[-1]
+    press(view, samples, "/", "escape", "/", *"idle", "enter")
+    assert slots(view, samples) == [("main", 1), ("other", 1)]
+    assert "  1/2 busy  " in text(view, samples)[1], "the headline is of the pool, not of what passes"
     press(view, samples, "/", *"zzz", "enter")
     assert text(view, samples)[0] == "no slot passes the filter"
     press(view, samples, "escape")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from stage import HANDLERS, Stage, of
 
+from jobpool.broker.control import Asked, Mark, Pause
 from jobpool.broker.values import Capabilities, QueueStats
 from jobpool.ipc.frames import Ask, HandlerInfo, Loaded
 from jobpool.master import actions as act
@@ -687,6 +688,24 @@ class TestStopping:
         assert not stage.pool.is_stopping
         stage.tell(ev.Counted({"reports": QueueStats(dead=3)}))
         assert stage.pool.is_stopping
+        assert stage.pool.notes[-1].event == "the queues are empty"
+
+    def test_a_pool_that_stops_beside_paused_queues_says_how_many_jobs_wait_there(self) -> None:
+        stage = Stage(workers=1, until_empty=True).boot()
+        stage.tell(ev.ControlRead(Asked(paused={"reports": Pause("reports")})))
+        stage.tell(ev.Counted({"reports": QueueStats(waiting=2, delayed=1)}))
+        assert stage.pool.is_stopping
+        note = stage.pool.notes[-1]
+        assert (note.event, note.fields["left"]) == ("the jobs that are left wait in paused queues", 3)
+
+    def test_a_job_that_is_cancelled_before_its_run_is_told_with_its_handler(self) -> None:
+        stage = Stage(workers=1).boot()
+        lease = stage.a_lease("report")
+        stage.tell(ev.ControlRead(Asked(cancels={lease.id: Mark()})))
+        stage.tell(ev.Leased([Inspected(lease, None)]))
+        assert [type(verdict) for verdict in stage.verdicts()] == [Abandon]
+        [note] = [note for note in stage.pool.notes if note.event == "a job is cancelled"]
+        assert (note.fields["handler"], "name" in note.fields) == ("report", False)
 
     def test_an_empty_queue_does_not_end_a_pool_before_its_app_is_loaded(self) -> None:
         stage = Stage(workers=1, until_empty=True)
