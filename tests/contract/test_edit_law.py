@@ -23,6 +23,7 @@ from jobpool.broker.values import Edit, Edited, Message, MessageFilter, State, V
 from jobpool.errors import InvalidJob, Unsupported
 from jobpool.message.envelope import decode, verify
 from jobpool.message.lease import JobLease
+from jobpool.message.results import keep
 from jobpool.message.settlement import Ack, Settled
 from jobpool.message.signing import EnvelopeSigner
 
@@ -92,6 +93,16 @@ def test_what_is_delayed_runs_now_in_its_place(harness: Harness) -> None:
     assert edit(backend, [delayed], at=at(1.0)) == {delayed: Edited.UNCHANGED}
     assert (message_of(backend, delayed).state, counts(backend)) == (State.WAITING, (2, 0, 0, 0))
     assert order(backend) == [delayed, waiting]
+
+
+def test_a_done_job_has_ended_while_its_result_is_kept(harness: Harness) -> None:
+    backend = harness.open()
+    kept, unkept = backend.enqueue_many(numbered(2))
+    [first, second] = backend.fetch_many(QUEUE, limit=2)
+    assert backend.settle_many([(first, Ack(result=keep("7", 60.0, first, 0.0))), (second, Ack())])
+    assert edit(backend, [kept, unkept], at=0) == {kept: Edited.ENDED, unkept: Edited.UNKNOWN}
+    harness.advance(61.0)
+    assert edit(backend, [kept], at=0) == {kept: Edited.UNKNOWN}
 
 
 def test_a_delay_is_made_shorter_and_longer(harness: Harness) -> None:

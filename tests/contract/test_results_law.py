@@ -64,7 +64,7 @@ def test_a_result_is_kept_with_the_ack_for_as_long_as_was_said(harness: Harness,
     assert backend.result(lease.id, timeout=0) == {"pages": 7}
     harness.advance(1.1)
     assert backend.status(lease.id).state is JobState.UNKNOWN
-    with pytest.raises(ResultNotKept):
+    with pytest.raises(ResultNotKept, match="or its result_ttl is over"):
         backend.result(JobHandle(lease.id, backend), timeout=0)
 
 
@@ -183,17 +183,24 @@ def test_a_job_tells_its_state_through_its_life(harness: Harness, backend: Queue
 
 @pytest.mark.needs("leases")
 @pytest.mark.parametrize(
-    ("reason", "state"),
-    [("failed", JobState.DEAD), ("expired", JobState.EXPIRED), ("cancelled", JobState.CANCELLED)],
+    ("reason", "state", "end"),
+    [
+        ("failed", JobState.DEAD, r"failed for good .* ago \(failed\)"),
+        ("expired", JobState.EXPIRED, "expired .* ago"),
+        ("cancelled", JobState.CANCELLED, "was cancelled .* ago"),
+    ],
 )
-def test_a_dead_letter_tells_how_it_ended(backend: QueueBackend, reason: str, state: JobState) -> None:
+def test_a_dead_letter_tells_how_it_ended(backend: QueueBackend, reason: str, state: JobState, end: str) -> None:
     ident = backend.enqueue(a_job())
     [lease] = backend.fetch_many(QUEUE, limit=1, ttl=10.0)
-    assert backend.abandon(lease, reason, "boom")
+    error = "boom\n  File app.py, line 7\n    time.sleep(1)"
+    assert backend.abandon(lease, reason, error)
     status = backend.status(ident)
-    assert (status.state, status.reason, status.error) == (state, reason, "boom")
+    assert (status.state, status.reason, status.error) == (state, reason, error)
     assert status.has_ended
     assert status.ended_at is not None
+    with pytest.raises(JobFailed, match=rf"^job {ident} {end}: boom$"):
+        backend.result(ident, timeout=0)
 
 
 @needs_results
@@ -302,6 +309,25 @@ def test_a_broker_that_keeps_none_says_so_at_the_enqueue(backend: QueueBackend) 
     assert settle(backend, lease, of(lease)) is Settled.OK
     assert backend.kept([ident]) == {}
     assert backend.status(ident).state is JobState.UNKNOWN
+
+
+@pytest.mark.lacks("lists_live")
+@pytest.mark.needs("leases")
+def test_a_broker_that_cannot_tell_whether_a_job_has_ended_does_not_say_it_has(backend: QueueBackend) -> None:
+    handle = JobHandle(backend.enqueue(a_job()), backend)
+
+    def refuses() -> None:
+        for ask in (lambda: handle.result(0.0), lambda: backend.result(str(handle)), lambda: backend.wait([handle])):
+            with pytest.raises(Unsupported, match=rf"{backend.scheme}:// .* whether a job has ended, and {handle}"):
+                ask()
+
+    refuses()
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    refuses()
+    assert backend.abandon(lease, "failed", "boom")
+    assert [status.state for status in backend.wait([handle, handle])] == [JobState.DEAD] * 2
+    with pytest.raises(JobFailed, match="boom"):
+        handle.result()
 
 
 @needs_results

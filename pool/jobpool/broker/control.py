@@ -84,10 +84,12 @@ class Mark:
 
     enqueued_at: float = 0.0  # Unix time, which tells it from a later message with its id; 0 = of any
     deliveries: int = 0
+    enqueued_by: float = 0.0  # Unix time, of a mark for whatever has the id: it is not for a later one; 0 = it is
 
     def is_for(self, lease: JobLease) -> bool:
         is_same = not self.enqueued_at or abs(lease.enqueued_at - self.enqueued_at) < SAME_TIME_S
-        return is_same and lease.deliveries >= self.deliveries
+        is_later = self.enqueued_by and lease.enqueued_at > self.enqueued_by
+        return is_same and not is_later and lease.deliveries >= self.deliveries
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,11 +261,11 @@ class _Cancels:
     def step(self, ident: str) -> Cancel | None:
         """Do what can be done for it now; return the answer, or None: look again."""
         backend = self._backend
-        if not backend.capabilities.lists_live:  # nobody can tell whether it is there
-            if ident not in self.marked:
-                self._mark(ident, Mark())
-            return None
         message = backend.inspect(ident)
+        if message is None and not backend.capabilities.lists_live:  # nobody can tell whether it is there
+            if ident not in self.marked:
+                self._mark(ident, Mark(enqueued_by=round(backend.time.now(), 6)))  # as times of enqueues are rounded
+            return None
         if message is None:
             return Cancel.ENDED if ident in self.marked or backend.kept([ident]) else Cancel.UNKNOWN
         if message.state is State.DEAD:

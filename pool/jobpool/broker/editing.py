@@ -63,7 +63,9 @@ def _edit_one(backend: QueueBackend, changes: Changes, ident: str) -> Edited:
     give_up = time.monotonic() + GIVE_UP_S
     while True:
         message = backend.inspect(ident)
-        [answer] = [Edited.UNKNOWN] if message is None else _edit_page(backend, changes, [message])
+        if message is None:
+            return Edited.ENDED if backend.kept([ident]) else Edited.UNKNOWN
+        [answer] = _edit_page(backend, changes, [message])
         if answer is not Edited.CHANGED or time.monotonic() >= give_up:
             return answer
         time.sleep(LOOK_EVERY_S)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from jobpool.broker.values import MAX_PAGE, Message, MessageFilter, State, check_wait
-from jobpool.errors import JobFailed, ResultNotKept, ResultPending, ResultTooLarge, UnknownJob
+from jobpool.errors import JobFailed, ResultNotKept, ResultPending, ResultTooLarge, UnknownJob, Unsupported
+from jobpool.message.printable import headline
 from jobpool.message.results import JobHandle, JobState, JobStatus, Record
 from jobpool.message.units import format_duration
 
@@ -115,9 +116,13 @@ def wait(backend: QueueBackend, idents: Sequence[str], timeout: float | None) ->
     """Return the states of jobs, in order, when all have ended, or `timeout` seconds are over; None = however long.
 
     A job that keeps no result is noticed half a second late at most: its ack wakes nobody.
+
+    Raises `Unsupported` for a job of which this broker cannot tell whether it has ended.
     """
     give_up = give_up_at(timeout)
     found = statuses(backend, list(dict.fromkeys(idents)))
+    for status in found.values():
+        _check_told(backend, status)
     while left := [ident for ident, status in found.items() if not status.has_ended]:
         remaining = give_up - time.monotonic()
         if remaining <= 0:
@@ -142,6 +147,7 @@ def result(backend: QueueBackend, ident: str, timeout: float | None) -> Any:
         ResultNotKept: It is done, and no result is kept, or not any more.
         ResultTooLarge: It is done, and its result was above the cap.
         UnknownJob: There is no such job.
+        Unsupported: This broker cannot tell whether it has ended.
     """
     give_up, was_there = give_up_at(timeout), isinstance(ident, JobHandle)
     while True:
@@ -151,6 +157,7 @@ def result(backend: QueueBackend, ident: str, timeout: float | None) -> Any:
             return _value(ident, kept[ident])
         if status.handler == BATCH:
             raise ResultNotKept(f"{ident} is a batch, which has counts and no result: ask for its status")
+        _check_told(backend, status)
         if status.state is JobState.UNKNOWN:
             raise _missing(ident, was_there)
         if status.has_ended:
@@ -160,6 +167,14 @@ def result(backend: QueueBackend, ident: str, timeout: float | None) -> Any:
         if remaining <= 0:
             raise ResultPending(f"job {ident} has not ended: it is {status.state}")
         backend.wait_ended([ident], remaining)
+
+
+def _check_told(backend: QueueBackend, status: JobStatus) -> None:
+    """Raise `Unsupported` where an unknown job may just as well wait or run."""
+    if status.state is JobState.UNKNOWN and not backend.capabilities.lists_live:
+        cannot = "shows dead letters alone (Capabilities.lists_live), so nobody can tell whether a job has ended"
+        mend = "let its handler write what you wait for to a store of yours, or choose another backend"
+        raise Unsupported(f"{backend.scheme}:// {cannot}, and {status.id} is none of them: {mend}")
 
 
 def give_up_at(timeout: float | None) -> float:
@@ -177,14 +192,17 @@ def _value(ident: str, record: bytes) -> Any:
 
 def _missing(ident: str, was_there: bool) -> Exception:
     if was_there:
-        mend = "give the job or its handler a result_ttl, in seconds; without one none is kept"
-        return ResultNotKept(f"job {ident} has ended, and no result of it is kept: {mend}")
-    why = "it never was, was removed, or has ended and kept no result"
+        why = "none ever was, or its result_ttl is over"
+        mend = "give the job or its handler a result_ttl, in seconds, or a longer one"
+        return ResultNotKept(f"job {ident} has ended, and no result of it is kept ({why}): {mend}")
+    why = "it never was, was removed, or has ended and no result of it is kept, or not any more"
     return UnknownJob(f"no job {ident} is known: {why} (result_ttl says for how long, and is 0 by itself)")
 
 
 def _failed(status: JobStatus) -> str:
     ago = "" if status.ended_at is None else f" {format_duration(max(0.0, time.time() - status.ended_at))} ago"
-    last = (status.error or "").strip().rpartition("\n")[2]
-    why = f": {last}" if last else ""
-    return f"job {status.id} failed for good{ago} ({status.reason or status.state}){why}"
+    said = headline(status.error)
+    why = f": {said}" if said else ""
+    ends = {JobState.CANCELLED: f"was cancelled{ago}", JobState.EXPIRED: f"expired{ago}"}
+    end = ends.get(status.state, f"failed for good{ago} ({status.reason or status.state})")
+    return f"job {status.id} {end}{why}"

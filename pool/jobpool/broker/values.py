@@ -245,6 +245,8 @@ class Edited(StrEnum):
     """It is so already."""
     UNKNOWN = "unknown"
     """It is done and gone, or never was."""
+    ENDED = "ended"
+    """It is done, and its result is kept."""
     RUNNING = "running"
     DEAD = "dead"
     """It is a dead letter, which can only be retried or purged."""

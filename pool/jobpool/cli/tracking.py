@@ -11,7 +11,7 @@ import click
 from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer, answer_json, columns, note
 from jobpool.cli.session import Session
-from jobpool.errors import JobFailed, NoResult, ResultPending
+from jobpool.errors import JobFailed, NoResult, ResultPending, Unsupported
 from jobpool.message.printable import headline
 from jobpool.message.results import JobState, JobStatus
 from jobpool.message.units import format_duration, parse_duration
@@ -38,9 +38,12 @@ def status(session: Session, idents: tuple[str, ...], watch: bool, json_: bool) 
 
     Exit codes: 0 all are known, 1 one is not.
     """
+    from jobpool.broker import tracking
+
     idents = tuple(map(_bare, idents))
     with session.broker() as backend:
-        found = backend.wait(idents, 0.0)
+        states = tracking.statuses(backend, list(dict.fromkeys(idents)))
+        found = [states[ident] for ident in idents]
         _show(backend, found, json_)
         while watch and not all(one.has_ended for one in found):
             before, found = found, backend.wait(idents, WATCH_S)
@@ -83,8 +86,8 @@ def _row(one: JobStatus) -> list[str]:
 def result(session: Session, ident: str, timeout: str) -> int:
     """Print what a job's handler returned, as JSON; with --timeout, as soon as it did.
 
-    Exit codes: 0 printed, 1 failed for good. Without a result it is 3 (unknown, not kept, too large), or 4 if the job
-    has not ended in this time.
+    Exit codes: 0 printed, 1 failed for good. 3 means no result: unknown, not kept, too large, or the broker cannot
+    tell. 4 means that the job has not ended in this time.
     """
     try:
         seconds = parse_duration(timeout)
@@ -93,7 +96,7 @@ def result(session: Session, ident: str, timeout: str) -> int:
     with session.broker() as backend:
         try:
             answer_json(backend.result(_bare(ident), seconds))
-        except NoResult as error:
+        except (NoResult, Unsupported) as error:
             note(f"jobpool: {error}")
             return (
                 FAILED if isinstance(error, JobFailed) else PENDING if isinstance(error, ResultPending) else NO_RESULT

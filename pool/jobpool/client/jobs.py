@@ -31,6 +31,7 @@ from jobpool.errors import ConfigurationError, ResultPending, Unsupported
 from jobpool.message import producer
 from jobpool.message.builder import JobBuilder, definition_of
 from jobpool.message.definition import JobDefinition
+from jobpool.message.names import check_queue, check_text
 from jobpool.message.results import JobHandle, JobStatus
 from jobpool.message.signing import Key
 
@@ -149,11 +150,12 @@ class Jobs:
         return ids
 
     def status(self, ident: str) -> JobStatus:
-        """Return the state of one job; O(1) however many there are. Raises as `backend`.
+        """Return the state of one job; O(1) however many there are. Raises as `backend`, `InvalidJob`: no id.
 
         A done job is known while its result is kept (`result_ttl`); without one it is `unknown`. A running one says
         where, since when and how far, once it has run for a second.
         """
+        check_text(ident, "id")
         return self.backend.status(ident)
 
     def result(self, ident: str, timeout: float | None = None) -> Any:
@@ -165,20 +167,27 @@ class Jobs:
         Raises:
             ResultPending: It has not ended in this time.
             JobFailed: It is dead, expired or cancelled.
-            ResultNotKept: It is done, and no result was kept: neither the job nor its handler has a `result_ttl`.
+            ResultNotKept: It is done, and no result is kept: without a `result_ttl`, or after it.
             ResultTooLarge: It is done, and its result was above the cap (`output_cap`).
             UnknownJob: No such job is known. One that ended before the call, and kept nothing, is not known either.
+            Unsupported: The broker cannot tell whether it has ended (`Capabilities.lists_live`).
+            InvalidJob: The id is not a `str`.
             BackendUnavailable: The broker did not answer.
         """
+        check_text(ident, "id")
         return self.backend.result(ident, timeout)
 
     def wait(self, idents: Iterable[str], timeout: float | None = None) -> list[JobStatus]:
-        """Return the states of jobs, in order, when all have ended or `timeout` seconds are over. Raises as `backend`.
+        """Return the states of jobs, in order, when all have ended or `timeout` seconds are over.
 
-        `has_ended` of each says which it was. The end of a job that keeps no result is noticed half a second late at
-        most.
+        `idents` may be one id alone. `has_ended` of each says which it was. The end of a job that keeps no result is
+        noticed half a second late at most.
+
+        Raises as `backend`, `InvalidJob` for an id that is not a `str`, and `Unsupported` where the broker cannot tell
+        whether a job has ended.
         """
-        return self.backend.wait(idents, timeout)
+        wanted = _ids(idents)
+        return self.backend.wait(wanted, timeout)
 
     async def astatus(self, ident: str) -> JobStatus:
         """Return the state of one job and leave the event loop free meanwhile. Raises as `status`."""
@@ -198,7 +207,7 @@ class Jobs:
 
     async def await_all(self, idents: Iterable[str], timeout: float | None = None) -> list[JobStatus]:
         """Wait for jobs as `wait` does, and leave the event loop free meanwhile; may be cancelled."""
-        wanted, give_up = list(idents), tracking.give_up_at(timeout)
+        wanted, give_up = _ids(idents), tracking.give_up_at(timeout)
         while True:
             remaining = give_up - time.monotonic()
             found = await _waiting(partial(self.wait, wanted, min(WAIT_SLICE_S, max(0.0, remaining))))
@@ -246,12 +255,16 @@ class Jobs:
             reason: For people, who see it in `jobpool stats`.
             until: An aware time, or seconds from now; None = until `resume`, a year at most.
 
-        Raises as `backend`, and `Unsupported` where no key store is (docs/control.md).
+        Raises as `backend`, `InvalidJob` for a wrong argument, and `Unsupported` where no key store is
+        (docs/control.md).
         """
+        check_queue(queue)
+        check_text(reason, "reason")
         return control.pause(self.backend, queue, reason, until)
 
     def resume(self, queue: str) -> bool:
         """Let pools fetch from a queue again; return whether it was paused. Raises as `pause`."""
+        check_queue(queue)
         return control.resume(self.backend, queue)
 
     def cancel(self, ident: str, *, purge: bool = False, wait: float = control.CANCEL_WAIT_S) -> Cancel:
@@ -264,6 +277,7 @@ class Jobs:
 
         Raises as `pause`. Blocks until the job's end is known.
         """
+        check_text(ident, "id")
         return control.cancel(self.backend, [ident], purge=purge, wait=wait)[ident]
 
     def cancel_matching(
@@ -297,6 +311,7 @@ class Jobs:
 
         Raises as `backend`, `InvalidJob` for changes out of bounds, and `Unsupported` where the broker cannot do it.
         """
+        check_text(ident, "id")
         changes = editing.read_changes(self.backend, at, priority, queue)
         return editing.edit(self.backend, changes, [ident])[ident]
 
@@ -377,6 +392,12 @@ class Jobs:
 
             runner = inline_runner()
         return open_backend(url, signer=default_signer(self._signing_key, config), runner=runner, **self._options)
+
+
+def _ids(idents: Iterable[str]) -> list[str]:
+    """Return these ids; a `str` is one id, and not its letters."""
+    is_one = isinstance(idents, str) or not isinstance(idents, Iterable)
+    return [check_text(ident, "id") for ident in ([idents] if is_one else idents)]
 
 
 def _batches(jobs: Iterable[JobDefinition | JobBuilder]) -> Iterator[list[JobDefinition]]:

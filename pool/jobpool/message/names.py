@@ -47,6 +47,13 @@ def check_identifier(identifier: str) -> str:
     return identifier
 
 
+def check_text(value: object, what: str) -> str:
+    """Return `value`, or raise `InvalidJob` for one that is not a `str`; `what` says which argument it is."""
+    if not isinstance(value, str):
+        raise InvalidJob(f"{what} {_shown(value)} is refused: it is a str, not {type(value).__name__}")
+    return value
+
+
 def check_name(name: str, what: str) -> str:
     """Return `name`, or raise `InvalidJob`; `what` says which name it is."""
     if not is_name(name):

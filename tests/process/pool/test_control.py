@@ -186,6 +186,9 @@ def test_beanstalkd_with_a_lent_key_store_pauses_cancels_and_tells_of_its_pools(
         assert control.resume(rig.backend, "default")
         wait_until(lambda: rig.is_dead(kept))
         assert rig.starts(kept) == [], "cancelled as it was fetched"
+        assert control.cancel(rig.backend, [kept, "later"], wait=0.0) == {kept: Cancel.ALREADY, "later": Cancel.ASKED}
+        rig.enqueue("work", {}, identifier="later")
+        wait_until(lambda: rig.ends("later"))
         assert pool.stop() == 0
     finally:
         rig.end()

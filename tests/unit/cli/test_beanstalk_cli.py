@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from click.testing import Result
+from support.jobs import a_job, numbered
 from support.servers import fresh_name, shared_beanstalk
 from support.servers.ports import free_port
 
+from jobpool.broker import control
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.control import Cancel
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import MessageFilter, Verb
 
 Ask = Callable[..., Result]
 
@@ -90,6 +95,42 @@ def test_what_there_is_not_is_a_sentence(ask: Ask) -> None:
     keyed = ask("enqueue", "report", "--unique", "--idempotency-key", "k", code=1)
     assert "leave unique and idempotency_key out" in keyed.stderr
     assert "knows no ids" in ask("enqueue", "report", "--id", "mine").stderr
+
+
+def test_what_became_of_a_job_is_told_of_dead_letters_and_else_nobody_can(ask: Ask, broker: QueueBackend) -> None:
+    dead, waiting = broker.enqueue_many(numbered(2))
+    assert bury(broker, "reports") == dead
+    assert "unknown" in ask("status", waiting, dead, code=1).stdout
+    told = ask("result", waiting, "--timeout", "5s", code=3).stderr
+    assert "(Capabilities.lists_live), so nobody can tell whether a job has ended" in told
+    assert "(timeout): too slow" in ask("result", dead, code=1).stderr
+
+
+def test_a_cancel_by_a_lent_store_is_for_jobs_enqueued_before_it_and_knows_dead_letters(
+    url: str, tmp_path: Path
+) -> None:
+    with closing(open_backend(f"{url}&state=sqlite:///{tmp_path}/state.db")) as backend:
+
+        def cancel() -> Cancel:
+            return control.cancel(backend, ["order-7"], wait=0.0)["order-7"]
+
+        backend.enqueue(a_job(identifier="order-7"))
+        assert cancel() is Cancel.ASKED
+        backend.enqueue(a_job(identifier="order-7"))
+        before, later = backend.fetch("reports"), backend.fetch("reports")
+        assert before is not None
+        assert later is not None
+        [mark] = control.read(backend).cancels.values()
+        assert [mark.is_for(lease) for lease in (before, later)] == [True, False]
+        assert backend.ack(later)
+        control.unmark(backend, ["order-7"])
+        assert backend.abandon(before, "cancelled")
+        assert (cancel(), control.read(backend).cancels) == (Cancel.ALREADY, {})
+        assert backend.bulk(MessageFilter(ids=("order-7",)), Verb.RETRY) == 1
+        again = backend.fetch("reports")
+        assert again is not None
+        assert backend.abandon(again, "failed")
+        assert (cancel(), control.read(backend).cancels) == (Cancel.DEAD, {})
 
 
 def test_the_doctor_looks_at_it(ask: Ask) -> None:

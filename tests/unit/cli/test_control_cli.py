@@ -19,6 +19,8 @@ from jobpool.broker.opening import open_backend
 from jobpool.broker.values import Edited, MessageFilter, NewBatch, State
 from jobpool.client.jobs import Jobs
 from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
+from jobpool.message.results import keep
+from jobpool.message.settlement import Ack
 from jobpool_backends.memory import MemoryBackend
 
 Jobpool = Callable[..., Result]
@@ -164,7 +166,8 @@ def test_where_jobs_are_not_seen_a_lent_store_takes_the_mark_and_else_it_is_refu
             control.cancel_matching(backend, MessageFilter(queue="reports"))
         backend.lend(open_backend(f"sqlite:///{tmp_path}/state.db"))
         assert control.cancel(backend, ["0" * 16], wait=0.0) == {"0" * 16: Cancel.ASKED}
-        assert control.read(backend).cancels == {"0" * 16: control.Mark()}
+        [mark] = control.read(backend).cancels.values()
+        assert 0 < mark.enqueued_by <= backend.clock.wall(), "a later one with the same id is not touched"
 
 
 # --- edit -------------------------------------------------------------------------------------------------
@@ -240,6 +243,14 @@ def test_a_lone_word_that_is_no_id_and_no_filter_is_said_to_be_neither(
         assert (result.exit_code, result.stdout) == (1, "")
         assert "'nosuchid' is neither an id" in result.stderr
     assert jobpool(*verb, "queue:nothing", "--yes").exit_code == 0
+
+
+def test_a_done_job_whose_result_is_kept_has_ended(jobpool: Jobpool, broker: QueueBackend) -> None:
+    ident = broker.enqueue(a_job())
+    [lease] = broker.fetch_many("reports", limit=1)
+    assert broker.settle_many([(lease, Ack(result=keep("7", 60.0, lease, broker.clock.wall())))])[0]
+    result = jobpool("edit", ident, "--now")
+    assert (result.stdout, result.exit_code) == (f"{ident}  ended\n", 4)
 
 
 def test_jobs_edit_by_id_and_by_filter(broker: QueueBackend) -> None:

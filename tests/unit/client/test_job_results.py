@@ -7,6 +7,7 @@ import json
 import pickle
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -99,6 +100,28 @@ def test_a_handle_is_the_id(jobs: Jobs) -> None:
     assert jobs.define("plain", {"parent": handle}).payload == {"parent": str(handle)}
     with pytest.raises(Unsupported, match="it can only enqueue"):
         JobHandle("x", object()).status()
+
+
+def test_a_handle_alone_is_one_job_and_not_its_letters(jobs: Jobs) -> None:
+    handle = jobs.enqueue(JobDefinition("plain"))
+    for found in (jobs.wait(handle, 0), jobs.wait(str(handle), 0), asyncio.run(jobs.await_all(handle, 0))):
+        assert [(status.id, status.state) for status in found] == [(handle, JobState.WAITING)]
+
+
+def test_what_is_no_text_is_refused_before_a_broker_is_asked() -> None:
+    jobs: Any = Jobs("redis://127.0.0.1:1")
+    for wrong in (None, 5, b"x"):
+        for ask in (jobs.status, jobs.result, jobs.cancel, lambda wrong: jobs.edit(wrong, at=0)):
+            with pytest.raises(InvalidJob, match=f"id {wrong} is refused: it is a str, not {type(wrong).__name__}"):
+                ask(wrong)
+        for ask in (jobs.wait, lambda wrong: jobs.wait(["x", wrong]), lambda wrong: asyncio.run(jobs.await_all(wrong))):
+            with pytest.raises(InvalidJob, match="is refused: it is a str"):
+                ask(wrong)
+        for ask in (jobs.pause, jobs.resume):
+            with pytest.raises(InvalidJob, match=r"queue name .* is refused"):
+                ask(wrong)
+        with pytest.raises(InvalidJob, match=r"reason .* is refused: it is a str"):
+            jobs.pause("reports", wrong)
 
 
 def test_bounds_of_a_ttl(registry: HandlerRegistry) -> None:
