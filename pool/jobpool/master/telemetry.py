@@ -156,9 +156,11 @@ def _server(settings: Settings, board: Scoreboard, calls: LoopCalls, observer: O
         return None
     from jobpool.telemetry.metrics.server import Server  # brings http.server, and that much more: only where it is used
 
+    served = "metrics are served"
     try:
         require_client()
     except ConfigurationError:
+        served = "probes are served"
         log.warning("/metrics will not be served", extra={"mend": MEND})
     views: dict[str, View] = {
         "/metrics": lambda accept: metrics_page(calls, observer, accept),
@@ -166,7 +168,7 @@ def _server(settings: Settings, board: Scoreboard, calls: LoopCalls, observer: O
         "/readyz": lambda _: probe_page(board, ready),
     }
     server = Server(*settings.metrics, views)
-    log.info("metrics are served", extra={"host": settings.metrics.host, "port": server.port})
+    log.info(served, extra={"host": settings.metrics.host, "port": server.port})
     return server
 
 
