@@ -239,10 +239,18 @@ class Publisher:
             job_log.log(number, self._mask(text) if "app" in about else text, extra={"fields": about})
         notes, pool.notes = pool.notes, []
         for level, event, fields in notes:
-            limit = None if level == "debug" or event == STACK else event
             for key in MASKED_FIELDS & fields.keys():
                 fields[key] = self._mask(fields[key])
-            getattr(pool_log, level)(event, extra={"fields": fields, "limit": limit})
+            getattr(pool_log, level)(event, extra={"fields": fields, "limit": _limit(pool, level, event, fields)})
+
+
+def _limit(pool: Pool, level: str, event: str, fields: dict[str, Any]) -> str | None:
+    """Return the kind of a line that may come in floods; None: each is written."""
+    if pool.tells_each or event == STACK:
+        return None
+    handler = fields.get("handler")
+    # The jobs of one handler must not hide those of another. Unknown ones share a kind: anyone can enqueue any name.
+    return f"{event}: {handler}" if level == "critical" and handler in pool.handlers else event
 
 
 def _depths(pool: Pool) -> str:
