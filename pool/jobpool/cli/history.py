@@ -97,7 +97,7 @@ def _show_attempts(place: Place, name: str, asked: dict[str, Any], json_: bool) 
     status, queue, limit = asked["status"], asked["queue"], asked["limit"]
     rows = place.read(name, MOST_LINES if status or queue else limit)  # all, so that rare ones are found
     rows = [row for row in rows if status in (None, row["status"]) and queue in (None, row["queue"])][:limit]
-    if not asked["full"]:
+    if json_ and not asked["full"]:
         rows = [{field: shortened(value, MAX_FIELD_CHARS) for field, value in row.items()} for row in rows]
     if rows and asked["full"] and not json_:
         for row in rows:
@@ -107,7 +107,9 @@ def _show_attempts(place: Place, name: str, asked: dict[str, Any], json_: bool) 
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    said = headline(row["error"]) or str(row["output"] or "")
+    from jobpool.telemetry.history.row import shortened
+
+    said = shortened(headline(row["error"]) or str(row["output"] or ""), MAX_FIELD_CHARS)
     took = "-" if row["duration"] is None else f"{row['duration']:.3f}"
     return [_moment(row["start"]), *_texts(row, "status", "id", "attempt"), took, *_texts(row, "queue", "job"), said]
 

@@ -13,6 +13,7 @@ ANSWER_LIMIT_S = 10.0
 """Seconds in which a fork server forks a child that was asked for, or collects one that is dead; then it is killed.
 Most take some milliseconds; a sweep of strays may take a second, and a fork of many gigabytes as long."""
 
+SLOW_IMPORT_S = 5.0  # seconds after which the log says that the app is still being imported
 STOP_LIMIT_S = 0.5  # the same past the grace of a stop
 FROZEN_S = 3.0  # seconds between two looks after which the master stood still: its loop turns once a second at least
 
@@ -48,6 +49,9 @@ def _keep_server(pool: Pool, server: Server, now: float, actions: list[act.Actio
         again_in = f"{pool.boot.failed(error, now):.1f}s"
         mend = "set a longer boot_timeout if it needs one; else see by hand where the import hangs"
         pool.note("error", "the fork server is killed", error=error, again_in=again_in, mend=mend)
+    elif server.is_young and not server.told_slow and now - server.started_at >= SLOW_IMPORT_S:
+        server.told_slow = True
+        pool.note("info", "loading the app", seconds=round(now - server.started_at, 1))
     is_spent = server.generation < pool.generation and not pool.slots.of(server.generation)
     if late or server.refused or is_spent:
         server.ending = True

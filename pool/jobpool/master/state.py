@@ -62,6 +62,8 @@ class Server:
     ending: bool = False
     refused: bool = False
     """Its app cannot run on this pool's backend: it is to be ended."""
+    told_slow: bool = False
+    """It was logged that its import takes long."""
     heard_at: float = 0.0
     """When it last said something, or the master came back from a time in which it could not have heard it."""
 

@@ -156,9 +156,11 @@ def _server(settings: Settings, board: Scoreboard, calls: LoopCalls, observer: O
         return None
     from jobpool.telemetry.metrics.server import Server  # brings http.server, and that much more: only where it is used
 
+    served = "metrics are served"
     try:
         require_client()
     except ConfigurationError:
+        served = "probes are served"
         log.warning("/metrics will not be served", extra={"mend": MEND})
     views: dict[str, View] = {
         "/metrics": lambda accept: metrics_page(calls, observer, accept),
@@ -166,7 +168,7 @@ def _server(settings: Settings, board: Scoreboard, calls: LoopCalls, observer: O
         "/readyz": lambda _: probe_page(board, ready),
     }
     server = Server(*settings.metrics, views)
-    log.info("metrics are served", extra={"host": settings.metrics.host, "port": server.port})
+    log.info(served, extra={"host": settings.metrics.host, "port": server.port})
     return server
 
 
@@ -237,10 +239,18 @@ class Publisher:
             job_log.log(number, self._mask(text) if "app" in about else text, extra={"fields": about})
         notes, pool.notes = pool.notes, []
         for level, event, fields in notes:
-            limit = None if level == "debug" or event == STACK else event
             for key in MASKED_FIELDS & fields.keys():
                 fields[key] = self._mask(fields[key])
-            getattr(pool_log, level)(event, extra={"fields": fields, "limit": limit})
+            getattr(pool_log, level)(event, extra={"fields": fields, "limit": _limit(pool, level, event, fields)})
+
+
+def _limit(pool: Pool, level: str, event: str, fields: dict[str, Any]) -> str | None:
+    """Return the kind of a line that may come in floods; None: each is written."""
+    if pool.tells_each or event == STACK:
+        return None
+    handler = fields.get("handler")
+    # The jobs of one handler must not hide those of another. Unknown ones share a kind: anyone can enqueue any name.
+    return f"{event}: {handler}" if level == "critical" and handler in pool.handlers else event
 
 
 def _depths(pool: Pool) -> str:

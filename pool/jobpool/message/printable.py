@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 # C0 without tab and line feed, DEL, C1; marks and controls of direction, line and paragraph separators. Invisible ones
@@ -26,6 +27,8 @@ _SAYS = re.compile(r"( *)\| (?!Traceback |Exception Group Traceback )(\S.*)")
 """In the picture of a group: what is neither a frame nor code of one."""
 
 _COUNT = re.compile(r" \([0-9]+ sub-exceptions?\)$")
+_BEGINS = "Traceback (most recent call last)", "  + Exception Group Traceback (most recent call last)"
+_CUT = "[… "  # how the mark of what was cut out of a long text begins
 
 
 def printable(text: str) -> str:
@@ -48,8 +51,9 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def headline(text: str | None) -> str | None:
-    """Return the line that says what happened: the last of a traceback, the first of anything else.
+    """Return the line that says what happened: the first below the frames of a traceback, or of anything else.
 
+    Of a chain of errors it is the last one's; what an error says may have several lines, and notes stand below it.
     Of a group of exceptions: what it says, and what the first one in it does.
     """
     lines = (text or "").strip().splitlines()
@@ -57,7 +61,18 @@ def headline(text: str | None) -> str | None:
         return None
     if lines[0].startswith(_OF_GROUP):
         return (_of_group(lines) or lines[0])[:MAX_HEADLINE_CHARS]
-    return lines[-1 if lines[0].startswith("Traceback") else 0][:MAX_HEADLINE_CHARS]
+    return (_of_traceback(lines) if lines[0].startswith("Traceback") else lines[0])[:MAX_HEADLINE_CHARS]
+
+
+def _of_traceback(lines: Sequence[str]) -> str:
+    begin = max((number for number, line in enumerate(lines) if line.startswith(_BEGINS)), default=0)
+    if lines[begin].startswith(_BEGINS[1]):
+        return _of_group(lines[begin:]) or lines[-1]
+    for before, line in pairwise(lines[begin:]):
+        is_cut = line.startswith(_CUT) or before.startswith(_CUT)  # what follows a mark may have lost its beginning
+        if line[:1].strip() and not is_cut:
+            return line
+    return lines[-1]
 
 
 def _of_group(lines: Sequence[str]) -> str:

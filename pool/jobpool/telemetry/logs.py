@@ -42,6 +42,7 @@ JOB_LOG = "jobpool.job"
 
 COLOURS = {"DEBUG": "2", "INFO": "36", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
 EVENT_WIDTH = 28
+UNKNOWN_COLUMNS = 80  # width of a terminal that says 0, as one without a window does
 
 MAX_UNWRITTEN_BYTES = 1024 * 1024
 """Bytes of the log that are kept for a reader that stands still; what comes after them is left out, and counted."""
@@ -107,7 +108,8 @@ class LineHandler(logging.StreamHandler[TextIO]):
         It is cut to the width of the terminal: a line that goes on in the next one could not be wiped.
         """
         with contextlib.suppress(OSError, ValueError):
-            text = text and text[: os.get_terminal_size(self.stream.fileno()).columns - 1]
+            columns = os.get_terminal_size(self.stream.fileno()).columns or UNKNOWN_COLUMNS
+            text = text and text[: columns - 1]
         if text == self._status:
             return
         with self.lock or contextlib.nullcontext():

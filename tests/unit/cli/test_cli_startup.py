@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from face_boards import NOW, publish
 from face_boards import a_pool as a_note
-from face_boards import publish
 from support.waiting import wait_until
 
 from jobpool.broker.opening import open_backend
-from jobpool.cli.progress import bar, expected, live_summary, logged_summary, progress_bar
+from jobpool.cli.progress import bar, expected, live_summary, logged_summary, progress_bar, summary
 from jobpool.cli.session import check_apps, search_path
 from jobpool.errors import ConfigurationError
-from jobpool.ipc.board_layout import HeaderView
+from jobpool.ipc.board_layout import HeaderView, QueueDepth
 from jobpool.ipc.scoreboard import Scoreboard
+from jobpool.ops.top import Watcher
 from jobpool.settings import Settings
 from jobpool.telemetry.logs import LineHandler, fields_of
 
@@ -96,6 +97,26 @@ def test_the_bar_ends_with_the_last_word_and_the_summary_is_wiped(tmp_path: Path
         with live_summary(note, lines):
             wait_until(lambda: "1/2 busy  7 waiting  4 done  0.0 jobs/s  3 retried" in stream.getvalue())
     assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_the_summary_leaves_out_what_is_not_known_yet(tmp_path: Path) -> None:
+    now = NOW
+    note, board = publish(tmp_path, workers=0, ready=0, loop_at=0.0)
+
+    def shown() -> str:
+        [sample] = watcher.sample()
+        return summary(sample)
+
+    with board, Watcher(lambda: [note], now=lambda: now) as watcher:
+        assert shown() == ""
+        board.header.write(workers=2, loop_at=NOW)
+        now += 1.0
+        assert shown() == "1/2 busy  0 done  0.0 jobs/s"
+        board.header.write(depths=QueueDepth("reports", 0, 0, 0, None, 0).line())
+        assert shown() == "1/2 busy  0 waiting  0 done  0.0 jobs/s"
+        with Watcher(lambda: [note]) as anew:
+            [sample] = anew.sample()
+        assert summary(sample) == "1/2 busy  0 waiting  0 done"
 
 
 def test_elsewhere_a_line_of_the_log_tells_while_jobs_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

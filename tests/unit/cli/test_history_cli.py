@@ -47,6 +47,14 @@ def test_a_status_is_found_however_long_ago(jobpool: Jobpool, recorded: str) -> 
     assert "ValueError: no paper" in line
 
 
+def test_of_a_long_traceback_the_error_is_listed(jobpool: Jobpool, tmp_path: Path) -> None:
+    error = "Traceback (most recent call last):\n" + '  File "app.py"\n' * 50 + "ValueError: no paper\nin any tray"
+    HistoryFile(tmp_path / "h", 9).append([a_line(1, error=error), a_line(2, output="x" * 500)])
+    newest, oldest = jobpool("history", "monthly", f"--history=file:{tmp_path}/h").stdout.splitlines()[1:]
+    assert oldest.endswith(" ValueError: no paper")
+    assert newest.endswith(f" {'x' * 200}… (300 characters more)")
+
+
 def test_fields_are_shortened_unless_all_is_asked_for(jobpool: Jobpool, recorded: str) -> None:
     words = ("history", "monthly", recorded, "--status", "dead-lettered", "--json")
     [short] = json.loads(jobpool(*words).stdout)

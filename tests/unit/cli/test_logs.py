@@ -242,10 +242,11 @@ def test_the_close_sums_up_what_was_thinned_out(log: logging.Logger) -> None:
     assert (last["kind"], last["lines"]) == ("dead", 7)
 
 
-def test_a_status_is_cut_to_the_terminal_and_can_be_wiped() -> None:
+@pytest.mark.parametrize(("columns", "room"), [(20, 19), (0, 79)])
+def test_a_status_is_cut_to_the_terminal_and_can_be_wiped(columns: int, room: int) -> None:
     here, there = os.openpty()
     with os.fdopen(there, "w") as stream:
-        fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
+        fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         handler = LineHandler(stream)
         for text in ("x" * 100, "x" * 100, None, None):
             handler.status(text)
@@ -253,7 +254,7 @@ def test_a_status_is_cut_to_the_terminal_and_can_be_wiped() -> None:
         while shown.count(b"\x1b[K") < 2:  # a terminal may hand over what was written bit by bit
             shown += os.read(here, 1000)
     os.close(here)
-    assert shown == b"\r\x1b[K" + b"x" * 19 + b"\r\x1b[K"
+    assert shown == b"\r\x1b[K" + b"x" * room + b"\r\x1b[K"
 
 
 def test_handlers_lines_leave_room_for_the_pools_own(log: logging.Logger, pipe: tuple[TextIO, TextIO]) -> None:

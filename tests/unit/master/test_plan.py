@@ -91,6 +91,21 @@ class TestBoot:
         stage.load()
         assert len(of(stage.after(60.1), act.KillChild)) == 1
 
+    def test_an_import_that_takes_long_is_told_once(self) -> None:
+        def told(after: float) -> list[object]:
+            stage.after(after)
+            return [note.fields["seconds"] for note in stage.pool.notes if note.event == "loading the app"]
+
+        stage = Stage()
+        stage.tell()
+        assert told(4.9) == []
+        assert told(0.3) == told(20.0) == [5.2]
+
+    def test_an_import_that_is_quick_is_not_told(self) -> None:
+        stage = Stage().boot()
+        stage.after(20.0)
+        assert not [note for note in stage.pool.notes if note.event == "loading the app"]
+
     def test_a_dead_fork_server_is_replaced(self) -> None:
         stage = Stage(workers=1).boot()
         assert not of(stage.tell(ev.ForkServerGone(1)), act.StartForkServer)

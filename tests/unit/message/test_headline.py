@@ -26,6 +26,44 @@ def test_of_a_text(text: str | None, line: str | None) -> None:
     assert headline(text) == line
 
 
+FRAME = '  File "app.py", line 3, in greet\n    check(name)\n    ~~~~~^^^^^^\n'
+HEAD = "Traceback (most recent call last):\n" + FRAME
+DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (f"{HEAD}ValueError: boom\nsecond line", "ValueError: boom"),
+        (f"{HEAD}ValueError: boom\n\n  indented\nlast", "ValueError: boom"),
+        (f"{HEAD}KeyError: 'a'\n{DURING}{HEAD}ValueError: boom\na note", "ValueError: boom"),
+        (f"{HEAD}{FRAME * 2}  [Previous line repeated 9 more times]\nRecursionError: deep\n", "RecursionError: deep"),
+        (f"{HEAD}\n[… 9 bytes dropped …]\nck(name)\n{FRAME}ValueError: boom\na note", "ValueError: boom"),
+        (f"{HEAD}ValueError: long\n[… 9 bytes dropped …]\nend", "ValueError: long"),
+        (HEAD, "    ~~~~~^^^^^^"),
+    ],
+)
+def test_of_a_traceback_it_is_the_first_line_below_the_frames_of_the_last_error(text: str, line: str) -> None:
+    assert headline(text) == line
+
+
+def noted(error: BaseException, note: str) -> BaseException:
+    error.add_note(note)
+    return error
+
+
+@pytest.mark.parametrize("error", [noted(ValueError("boom"), "a note"), ValueError("boom\nsecond line")])
+def test_neither_a_note_nor_a_second_line_hides_what_an_error_says(error: BaseException) -> None:
+    assert headline("".join(traceback.format_exception(raised(error)))) == "ValueError: boom"
+
+
+def test_of_a_group_that_was_raised_while_an_error_was_handled_it_is_the_groups() -> None:
+    group = ExceptionGroup("two failed", [ValueError("first")])
+    group.__context__ = raised(KeyError("x"))
+    text = "".join(traceback.format_exception(raised(group)))
+    assert headline(text) == "ExceptionGroup: two failed: ValueError: first"
+
+
 def raised(error: BaseException) -> BaseException:
     try:
         raise error
