@@ -15,6 +15,8 @@ from jobpool.ipc.frames import HandlerInfo
 from jobpool.ipc.process_options import ChildOptions
 from jobpool.message.allowances import Allowances
 
+_OURS = str(Path(__file__).parents[1]) + os.sep
+
 
 def load(options: ChildOptions, *, may_be_empty: bool = False) -> list[HandlerInfo]:
     """Import `options.apps`, in order, and return what handlers they registered, and the built-in ones.
@@ -112,7 +114,7 @@ def _stack(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """Return the innermost line outside Python's own import machinery and this file."""
+    """Return the innermost line outside Python's own import machinery and this package: one that its author wrote."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not _is_machinery(frame.filename):
             return f" ({frame.filename}:{frame.lineno})"
@@ -120,4 +122,4 @@ def _where(error: BaseException) -> str:
 
 
 def _is_machinery(file: str) -> bool:
-    return file.startswith("<frozen") or file == __file__ or "importlib" in file
+    return file.startswith(("<frozen", _OURS)) or "importlib" in file

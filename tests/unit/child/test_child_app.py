@@ -93,6 +93,21 @@ def test_the_allowed_handlers_are_set(tmp_path: Path) -> None:
             "must take the job's context",
             id="no context",
         ),
+        pytest.param(
+            "import jobpool\n\n@jobpool.handler(timeout='60s')\ndef f(): ...\n",
+            "seconds, not '60s' ({file}:3)",
+            id="an option out of bounds, at the app's line",
+        ),
+        pytest.param(
+            "import jobpool\n\n@jobpool.handler(backoff='fixed bsae=1s')\ndef f(): ...\n",
+            "not 'fixed bsae=1s' ({file}:3)",
+            id="a wrong back-off, at the app's line",
+        ),
+        pytest.param(
+            "import jobpool\n\n@jobpool.handler(max_retires=3)\ndef f(): ...\n",
+            "unexpected keyword argument 'max_retires' ({file}:3)",
+            id="an unknown option, at the app's line",
+        ),
     ],
 )
 def test_what_is_wrong_with_an_app_is_one_sentence(tmp_path: Path, text: str, why: str) -> None:
