@@ -99,7 +99,16 @@ def _why(app: str, error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"the app {app} called sys.exit({error.code!r}) while it was imported{where}"
     text = str(error).partition("\n")[0]
+    if isinstance(error, ImportError) and text.endswith("no known parent package"):
+        text += f"; a file is imported on its own: name the module, --app {_module_of(Path(app).resolve())}"
     return f"the app {app} does not import: {type(error).__name__}: {text}{where}"
+
+
+def _module_of(path: Path) -> str:
+    """Return the name of a file as a module: from the working directory on if its package is there."""
+    inside = path.is_relative_to(Path.cwd()) and path.parent != Path.cwd()
+    parts = path.relative_to(Path.cwd()).parts if inside else path.parts[-2:]
+    return ".".join(parts).removesuffix(".py")
 
 
 def _stack(error: BaseException) -> str:

@@ -147,6 +147,19 @@ def test_an_app_that_is_not_there(tmp_path: Path, name: str, why: str) -> None:
     assert why.format(cwd=tmp_path) in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("folder", "name"), [(".", "shop_r/jobs.py"), ("shop_r", "jobs.py")], ids=["from above", "from its folder"]
+)
+def test_a_relative_import_of_a_file_names_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, name: str
+) -> None:
+    path = write(tmp_path / "shop_r/jobs.py", "from . import mails\n")
+    monkeypatch.chdir(tmp_path / folder)
+    with pytest.raises(ConfigurationError) as raised:
+        load(name)
+    assert f"name the module, --app shop_r.jobs ({path}:1)" in str(raised.value)
+
+
 def test_a_child_stays_small() -> None:
     heavy = "asyncio, click, rich, pydantic, psutil, sqlite3"
     code = f"import sys, jobpool.child.main; print([n for n in {heavy.split(', ')!r} if n in sys.modules])"
