@@ -568,6 +568,16 @@ def test_what_forked_children_miss_of_an_app(settings: Any, tmp_path: Path) -> N
     assert "new.log" in emptied.found
 
 
+def test_an_app_that_enqueues_at_its_import(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    enqueues = "import jobpool\n@jobpool.handler\ndef mail(path: str): ...\n{}mail.enqueue('a')\n"
+    (tmp_path / "enqueuing.py").write_text(enqueues.format(""))
+    (tmp_path / "guarded.py").write_text(enqueues.format("if __name__ == '__main__':\n    "))
+    found = looked_at(settings(apps="enqueuing"), tmp_path)
+    assert ["enqueues at its import, so each start adds its jobs again" in str(one) for one in found].count(True) == 1
+    assert Level.WARNING not in levels(looked_at(settings(apps="guarded"), tmp_path))
+
+
 def test_without_an_app_the_handlers_are_not_looked_at(settings: Any) -> None:
     found = list(handlers.examine(settings(), None))
     assert levels(found) == [Level.NOTE]
