@@ -46,6 +46,8 @@ def examine(settings: Settings, app: Loaded | Finding | None) -> Iterator[Findin
     else:
         yield from judge(app.handlers, settings)
         bad = [*_spoilt(app.spoilt_logs, settings)]
+        mend = "correct the schedule's handler or payload"
+        bad += [_warning(told, "jobs of a schedule cannot run", mend) for told in app.unfit]
         if app.enqueues:
             found = "the app enqueues at its import, so each start adds its jobs again"
             bad.append(_warning(found, "this look at it did too", ENQUEUE_LATER))
