@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from jobpool.errors import BackendUnavailable as BackendUnavailable
     from jobpool.errors import Cancelled as Cancelled
     from jobpool.errors import ClaimNotFound as ClaimNotFound
+    from jobpool.errors import ConfigurationError as ConfigurationError
     from jobpool.errors import Forbidden as Forbidden
     from jobpool.errors import HardTimeout as HardTimeout
+    from jobpool.errors import InvalidJob as InvalidJob
     from jobpool.errors import JobFailed as JobFailed
+    from jobpool.errors import JobpoolError as JobpoolError
     from jobpool.errors import LeaseLost as LeaseLost
     from jobpool.errors import NoResult as NoResult
     from jobpool.errors import ResultNotKept as ResultNotKept
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
     from jobpool.errors import Snooze as Snooze
     from jobpool.errors import UnknownJob as UnknownJob
     from jobpool.errors import Unrecoverable as Unrecoverable
+    from jobpool.errors import Unsupported as Unsupported
+    from jobpool.errors import WriteRefused as WriteRefused
     from jobpool.handlers.registry import HandlerRegistry as HandlerRegistry
     from jobpool.handlers.registry import after_attempt as after_attempt
     from jobpool.handlers.registry import before_attempt as before_attempt
@@ -81,8 +86,9 @@ _HOME = {
         "client.worker": "QueueWorker",
         "cron.runner": "CronRunner",
         "cron.scheduler": "Scheduler",
-        "errors": "BackendUnavailable Cancelled ClaimNotFound Forbidden HardTimeout JobFailed LeaseLost NoResult"
-        " ResultNotKept ResultPending ResultTooLarge Retry Snooze UnknownJob Unrecoverable",
+        "errors": "BackendUnavailable Cancelled ClaimNotFound ConfigurationError Forbidden HardTimeout InvalidJob"
+        " JobFailed JobpoolError LeaseLost NoResult ResultNotKept ResultPending ResultTooLarge Retry Snooze UnknownJob"
+        " Unrecoverable Unsupported WriteRefused",
         "handlers.registry": "HandlerRegistry after_attempt before_attempt builtin command handler listener on_death",
         "message.allowances": "Allowances",
         "message.builder": "JobBuilder",

@@ -28,6 +28,7 @@ from jobpool.cron.tick import SIGNALS
 from jobpool.errors import NO_APP, BackendUnavailable, ConfigurationError
 from jobpool.handlers import event_loop as loops
 from jobpool.handlers.app import load
+from jobpool.handlers.registry import DEFAULT
 from jobpool.ipc.alarm import is_in_call
 from jobpool.ipc.process_options import ChildOptions
 from jobpool.ipc.scheduler_process import CronStart
@@ -267,7 +268,14 @@ def serve(
         with Stop() as stop:
             if on_ready is not None:
                 on_ready()
+            _warn_of_unfit(runner)
             CronLoop(runner, stop, tell).run()
+
+
+def _warn_of_unfit(runner: CronRunner) -> None:
+    for one in runner.planned:
+        if runner.serves(one) and (why := DEFAULT.unfit(one.definition)):
+            log.warning("jobs of a schedule cannot run", extra={"fields": {"schedule": one.name, "why": why}})
 
 
 def read_start(fd: int) -> CronStart:

@@ -15,6 +15,8 @@ from jobpool.ipc.frames import HandlerInfo
 from jobpool.ipc.process_options import ChildOptions
 from jobpool.message.allowances import Allowances
 
+_OURS = str(Path(__file__).parents[1]) + os.sep
+
 
 def load(options: ChildOptions, *, may_be_empty: bool = False) -> list[HandlerInfo]:
     """Import `options.apps`, in order, and return what handlers they registered, and the built-in ones.
@@ -97,7 +99,16 @@ def _why(app: str, error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"the app {app} called sys.exit({error.code!r}) while it was imported{where}"
     text = str(error).partition("\n")[0]
+    if isinstance(error, ImportError) and text.endswith("no known parent package"):
+        text += f"; a file is imported on its own: name the module, --app {_module_of(Path(app).resolve())}"
     return f"the app {app} does not import: {type(error).__name__}: {text}{where}"
+
+
+def _module_of(path: Path) -> str:
+    """Return the name of a file as a module: from the working directory on if its package is there."""
+    inside = path.is_relative_to(Path.cwd()) and path.parent != Path.cwd()
+    parts = path.relative_to(Path.cwd()).parts if inside else path.parts[-2:]
+    return ".".join(parts).removesuffix(".py")
 
 
 def _stack(error: BaseException) -> str:
@@ -112,7 +123,7 @@ def _stack(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """Return the innermost line outside Python's own import machinery and this file."""
+    """Return the innermost line outside Python's own import machinery and this package: one that its author wrote."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not _is_machinery(frame.filename):
             return f" ({frame.filename}:{frame.lineno})"
@@ -120,4 +131,4 @@ def _where(error: BaseException) -> str:
 
 
 def _is_machinery(file: str) -> bool:
-    return file.startswith("<frozen") or file == __file__ or "importlib" in file
+    return file.startswith(("<frozen", _OURS)) or "importlib" in file

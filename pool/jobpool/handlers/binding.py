@@ -92,8 +92,8 @@ class Parameters:
 
     Attributes:
         context: Name of the first one, if it gets the job's context; "" = none does.
-        read: Makes arguments of a payload, by position and by name, or raises `Mismatch`; None = the function takes
-            its context alone, and any payload.
+        read: Makes arguments of a payload, by position and by name, or raises `Mismatch`; None = it takes
+            its context alone, annotated so, and any payload.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -112,6 +112,9 @@ class Parameters:
         elif not takes_context or any(part.kind is not Parameter.VAR_POSITIONAL for part in self._rest):
             self.read = self._read_fields(hints)
         self._by_field = self.read is not None and self._model is None
+        if self.read is None and every[0].kind is Parameter.POSITIONAL_OR_KEYWORD:
+            hint = hints.get(self.context, every[0].annotation)  # an annotation that cannot be resolved is one too
+            self.read = self._read_none(self.context) if hint is Any or hint is Parameter.empty else None
 
     def payload(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the payload of a call, in which there may still be values that JSON does not know.
@@ -142,6 +145,20 @@ class Parameters:
             context = f"; its first parameter {self.context!r} is the job's context, given by the pool"
             raise Mismatch(wrong + (context if self.context else ""))
         return given | kwargs
+
+    @staticmethod
+    def _read_none(context: str) -> Callable[[Any], tuple[tuple[()], dict[str, Any]]]:
+        """Return a reader of any payload but one that shows that the context is meant to be an argument."""
+
+        def read(payload: Any) -> tuple[tuple[()], dict[str, Any]]:
+            if type(payload) is dict and context in payload:
+                raise Mismatch(
+                    f"field {context!r} would be lost, for a parameter without a type is the job's context: annotate it"
+                    f" ({context}: str, or {context}: jobpool.JobContext if it is the context)"
+                )
+            return (), {}
+
+        return read
 
     @staticmethod
     def _read_model(only: Parameter, hint: Any) -> Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Concatenate, Protocol, TypeVar, overload
 
-from jobpool.errors import ConfigurationError
+from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.handlers import builtin as kinds
 from jobpool.handlers.binding import F
 from jobpool.handlers.handler import AfterRun, AnyHandler, BeforeRun, Handler, P, R
@@ -344,12 +344,26 @@ class HandlerRegistry:
         Schedules that are refused or switched off are left out. Imports no built-in handler.
         """
         infos = {info.name: info for info in (*self.infos(), *self.built_in_infos())}
-        for scheduled in chain.from_iterable(declared() for declared in DECLARED_SCHEDULES):
+        for scheduled in declared_schedules():
             if info := infos.get(scheduled.handler):
                 info.schedules.append(scheduled.name or scheduled.handler)
                 if scheduled.queue is not None and scheduled.queue not in info.queues:
                     info.queues.append(scheduled.queue)
         return list(infos.values())
+
+    def unfit(self, schedule: JobDefinition) -> str:
+        """Return why this app cannot run a schedule's jobs; "" = it can, or they go to a queue of another app's."""
+        if handler := self._handlers.get(schedule.handler):
+            try:
+                handler.check(schedule.payload)
+            except InvalidJob as error:
+                return str(error)
+        elif schedule.handler not in kinds.MAKERS:
+            ours = {None, *chain.from_iterable(info.queues for info in self.infos())}
+            if schedule.queue in ours:
+                known = ", ".join(self.names()[:10]) or "none"
+                return f"the app has no handler {schedule.handler!r}; there are {known}"
+        return ""
 
     def built_in_infos(self) -> list[HandlerInfo]:
         """Return the descriptions, for the master, of built-in handlers that no other has replaced. Imports none."""
@@ -368,6 +382,12 @@ class HandlerRegistry:
 
 DECLARED_SCHEDULES: list[Callable[[], list[JobDefinition]]] = []
 """One function for each `Scheduler` of the app, which is of a room above: its jobs that are not switched off."""
+
+
+def declared_schedules() -> Iterator[JobDefinition]:
+    """Yield the jobs that the app's schedules run, and that are not switched off."""
+    return chain.from_iterable(declared() for declared in DECLARED_SCHEDULES)
+
 
 DEFAULT = HandlerRegistry()
 """Where `@jobpool.handler` registers, and what children run from."""

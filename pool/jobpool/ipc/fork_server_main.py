@@ -33,7 +33,7 @@ import threading
 import time
 import traceback
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import setproctitle
@@ -46,6 +46,7 @@ from jobpool.ipc.inheritance import Inheritance, spoilt_logs
 from jobpool.ipc.postfork import flush_streams, reset_signals
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
 from jobpool.ipc.scoreboard import ChildPages
+from jobpool.message import producer
 
 NO_PRELOAD = "--no-preload"
 LOAD_FAILED = 3
@@ -144,7 +145,7 @@ def _load(config: ForkServerConfig, inheritance: Inheritance) -> Loaded | LoadFa
         return LoadFailed(_sentence(error, config.options), stack[-_TRACE_CHARS:])
     left = aftermath(inheritance, config.options.preload)
     preloaded = config.options.preload and not left.threads
-    return Loaded(handlers, preloaded, left.threads, time.monotonic() - begun, left.cut, left.native, left.spoilt_logs)
+    return Loaded(handlers, preloaded, seconds=time.monotonic() - begun, **asdict(left))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,7 @@ class Aftermath:
     native: int = 0
     cut: list[str] = field(default_factory=list)
     spoilt_logs: list[str] = field(default_factory=list)
+    enqueues: bool = field(default_factory=producer.was_used)
 
 
 def aftermath(inheritance: Inheritance, preload: bool = True) -> Aftermath:

@@ -171,6 +171,8 @@ class Loaded(_JsonFrame):
     cut: list[str] = field(default_factory=list)  # open files and connections that the children do not have
     native: int = 0  # native threads that the children do not have, and that may be missed
     spoilt_logs: list[str] = field(default_factory=list)  # log files that each child would rotate or empty
+    enqueues: bool = False  # the import does, through the default producer
+    unfit: list[str] = field(default_factory=list)  # sentences about its schedules; `doctor` alone asks for them
 
 
 @dataclass(frozen=True, slots=True)

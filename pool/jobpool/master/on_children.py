@@ -31,6 +31,8 @@ ORPHANED_LIMIT = 3
 MAX_ORPHAN_PAUSE_S = 600.0
 """Longest pause before the youngest of those that died with their fork server runs again; from 1 s on it doubles."""
 
+ENQUEUE_LATER = "enqueue below `if __name__ == '__main__':`, or in a program of its own"
+
 ALONE = "nothing else ran"
 
 _OF_CRASHES = "Fatal Python error: ", "Current thread 0x", "Thread 0x", '  File "'
@@ -80,6 +82,9 @@ def _note_aftermath(pool: Pool, app: Loaded) -> None:
     if app.native:
         what = "native threads of the app's import are missing in its children: if jobs hang, set preload = false"
         pool.note("warning", what, threads=app.native)
+    if app.enqueues:
+        what = "the app enqueues at its import, so each start adds its jobs again"
+        pool.note("warning", what, mend=ENQUEUE_LATER)
     if app.cut:
         what = "what the app's import opened is cut off in its children: open it in the handler (docs/forking.md)"
         pool.note("warning", what, cut=list(app.cut))

@@ -44,6 +44,7 @@ class _Default:
         self.producer: Producer | None = None
         self.factory: Callable[[], Producer] | None = None
         self.in_child = False
+        self.was_used = False
 
 
 def _open_jobs() -> Producer:
@@ -66,11 +67,17 @@ def default() -> Producer:
     Raises `ConfigurationError`: the factory was taken away, or it could not open one.
     """
     with _default.lock:
+        _default.was_used = True
         if _default.producer is None:
             if _default.factory is None:
                 raise ConfigurationError("there is no default producer: make a jobpool.Jobs(…) and enqueue through it")
             _default.producer = _default.factory()
         return _default.producer
+
+
+def was_used() -> bool:
+    """Return whether anything in this process has enqueued through the default producer."""
+    return _default.was_used
 
 
 def set_default(producer: Producer | None) -> None:

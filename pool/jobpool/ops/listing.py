@@ -10,20 +10,28 @@ from typing import Any
 
 from jobpool.errors import JobpoolError
 from jobpool.handlers.app import load
+from jobpool.handlers.registry import DEFAULT, declared_schedules
 from jobpool.ipc.fork_server_main import aftermath
 from jobpool.ipc.inheritance import Inheritance
 from jobpool.ipc.process_options import ChildOptions
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return `handlers`, or `error`: why there are none; `threads`, `native` and `cut` as a fork server tells them."""
+    """Return `handlers`, or `error`: why there are none; `threads`, `native` and `cut` as a fork server tells them.
+
+    `unfit`: of its schedules, those whose jobs cannot run.
+    """
     inheritance = Inheritance()
     try:
         options = ChildOptions(**asked)
         found = load(options)
     except JobpoolError as error:
         return {"error": str(error)}
-    return {"handlers": [asdict(handler) for handler in found]} | asdict(aftermath(inheritance, options.preload))
+    unfit = [
+        f"schedule {one.name or one.handler!r}: {why}" for one in declared_schedules() if (why := DEFAULT.unfit(one))
+    ]
+    told = {"handlers": [asdict(handler) for handler in found], "unfit": unfit}
+    return told | asdict(aftermath(inheritance, options.preload))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ def note(ctx):
 
 scheduler.define("note").every_minute()
 scheduler.define("report").queue("reports").every_minute()
+scheduler.define("noet").queue("default").every_minute()
 """
 
 
@@ -53,6 +54,8 @@ def test_two_programs_fire_each_minute_once_and_end_with_0(tmp_path: Path) -> No
                 30.0,
                 "both are ready",
             )
+        [warning] = [line for line in said(tmp_path, 0) if line["event"] == "jobs of a schedule cannot run"]
+        assert (warning["schedule"], warning["why"]) == ("noet", "the app has no handler 'noet'; there are note")
         for program in programs:
             program.send_signal(signal.SIGTERM)
         assert [program.wait(10.0) for program in programs] == [0, 0]
@@ -62,7 +65,7 @@ def test_two_programs_fire_each_minute_once_and_end_with_0(tmp_path: Path) -> No
             program.wait()
     fired = [line for which in range(2) for line in said(tmp_path, which) if line["event"] == "schedule fired"]
     instants = {str(line["at"]) for line in fired}
-    assert len(fired) == 2 * len(instants), "each of the two schedules, each minute, by one of them"
+    assert len(fired) == 3 * len(instants), "each of the three schedules, each minute, by one of them"
     assert all(isinstance(line["lateness"], float) for line in fired)
     assert set((tmp_path / "inline").read_text().split()) == instants
     with closing(open_backend(f"sqlite:///{tmp_path}/jobpool.db")) as backend:

@@ -48,3 +48,13 @@ def test_files_lose_no_line_and_what_is_cut_off_is_told_in_the_log_and_in_each_e
     replaced = {entry["id"]: entry["why"] for entry in pool.log("a child is replaced")}
     assert replaced[thread] == "threads"
     assert not set(closing) & set(replaced), "a file of the app's own that a handler closes is no leak"
+
+
+def test_an_app_that_enqueues_at_its_import_is_told_so(rig: Rig) -> None:
+    app = "import jobpool\n@jobpool.handler\ndef mail(path: str): ...\n{}mail.enqueue('a')\n"
+    for name, guard, warnings in (("enqueuing", "", 1), ("guarded", "if __name__ == '__main__':\n    ", 0)):
+        path = rig.directory / f"{name}.py"
+        path.write_text(app.format(guard))
+        pool = rig.run_pool("--until-empty", app=path)
+        said = pool.log("the app enqueues at its import, so each start adds its jobs again")
+        assert [entry["level"] for entry in said] == ["warning"] * warnings, name

@@ -93,6 +93,21 @@ def test_the_allowed_handlers_are_set(tmp_path: Path) -> None:
             "must take the job's context",
             id="no context",
         ),
+        pytest.param(
+            "import jobpool\n\n@jobpool.handler(timeout='60s')\ndef f(): ...\n",
+            "seconds, not '60s' ({file}:3)",
+            id="an option out of bounds, at the app's line",
+        ),
+        pytest.param(
+            "import jobpool\n\n@jobpool.handler(backoff='fixed bsae=1s')\ndef f(): ...\n",
+            "not 'fixed bsae=1s' ({file}:3)",
+            id="a wrong back-off, at the app's line",
+        ),
+        pytest.param(
+            "import jobpool\n\n@jobpool.handler(max_retires=3)\ndef f(): ...\n",
+            "unexpected keyword argument 'max_retires' ({file}:3)",
+            id="an unknown option, at the app's line",
+        ),
     ],
 )
 def test_what_is_wrong_with_an_app_is_one_sentence(tmp_path: Path, text: str, why: str) -> None:
@@ -130,6 +145,19 @@ def test_an_app_that_is_not_there(tmp_path: Path, name: str, why: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         load(name)
     assert why.format(cwd=tmp_path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [(".", "shop_r/jobs.py"), ("shop_r", "jobs.py")], ids=["from above", "from its folder"]
+)
+def test_a_relative_import_of_a_file_names_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, name: str
+) -> None:
+    path = write(tmp_path / "shop_r/jobs.py", "from . import mails\n")
+    monkeypatch.chdir(tmp_path / folder)
+    with pytest.raises(ConfigurationError) as raised:
+        load(name)
+    assert f"name the module, --app shop_r.jobs ({path}:1)" in str(raised.value)
 
 
 def test_a_child_stays_small() -> None:

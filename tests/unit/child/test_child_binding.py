@@ -72,6 +72,10 @@ def only_context(ctx: JobContext) -> Any:
     return ctx.payload
 
 
+def with_any(path: Any) -> Any:
+    return path.payload
+
+
 def with_keywords(ctx: JobContext, customer: int, month: str = "2026-06", *, dry: bool = False) -> Any:
     return (customer, month, dry)
 
@@ -140,6 +144,9 @@ def wrapped(*args: Any, **kwargs: Any) -> Any:
     [
         pytest.param(only_context, [1, 2], [1, 2], id="context alone, any payload"),
         pytest.param(only_context, None, None, id="context alone, null"),
+        pytest.param(only_context, {"ctx": 1}, {"ctx": 1}, id="context alone, declared, and a field of its name"),
+        pytest.param(lambda ctx: ctx.payload, {"a": 1}, {"a": 1}, id="context alone, no annotation"),
+        pytest.param(lambda ctx: ctx.payload, ["ctx"], ["ctx"], id="context alone, no annotation, no object"),
         pytest.param(with_keywords, {"customer": 7}, (7, "2026-06", False), id="defaults"),
         pytest.param(with_keywords, {"customer": 7, "dry": True, "month": "x"}, (7, "x", True), id="all keywords"),
         pytest.param(without_context, {"customer": 7}, (7, "2026-06"), id="no context: its place is annotated as data"),
@@ -179,6 +186,9 @@ def test_the_payload_becomes_arguments(function: Callable[..., Any], payload: An
         (with_keywords, {"customer": "7"}, "field 'customer' must be a whole number, not '7'"),
         (with_keywords, {"customer": True}, "field 'customer' must be a whole number, not True"),
         (with_keywords, {"customer": 7, "dry": 1}, "field 'dry' must be true or false, not 1"),
+        (lambda path: path, {"path": "a"}, "field 'path' would be lost"),
+        (lambda path, *_: path, {"path": "a", "b": 1}, "annotate it (path: str, or path: jobpool.JobContext"),
+        (with_any, {"path": "a"}, "field 'path' would be lost"),
         (with_keywords, [7], "it must be an object with the handler's parameters, not list"),
         (with_order, {}, "field 'customer' is missing"),
         (with_order, {"customer": 7, "x": 1}, "field 'x' is unknown; Order has 'customer'"),

@@ -70,6 +70,10 @@ def untyped(x, y):  # type: ignore[no-untyped-def]
     return y
 
 
+def mail(path):  # type: ignore[no-untyped-def]
+    return repr(path.payload)
+
+
 def raw(ctx: JobContext) -> str:
     return repr(ctx.payload)
 
@@ -79,7 +83,7 @@ def open_ended(ctx: JobContext, a: int, **more: Any) -> str:
 
 
 REGISTRY = HandlerRegistry()
-FUNCTIONS: list[Callable[..., Any]] = [report, typed, nested, ship, post, add, untyped, raw, open_ended]
+FUNCTIONS: list[Callable[..., Any]] = [report, typed, nested, ship, post, add, untyped, mail, raw, open_ended]
 HANDLERS: dict[str, Handler[..., Any]] = {each.__name__: REGISTRY.handler(each) for each in FUNCTIONS}
 
 KEY = uuid.UUID(int=7)
@@ -107,6 +111,7 @@ FITTING = [
     (call("add", 1), "3"),
     (call("add", a=1, b=1), "2"),
     (call("untyped", "why"), "why"),
+    (call("mail", to="a"), "{'to': 'a'}"),
     (call("raw", a=1, ctx=2), "{'a': 1, 'ctx': 2}"),
     (call("open_ended", 1, x="y"), "(1, {'x': 'y'})"),
 ]  # fmt: skip
@@ -131,6 +136,11 @@ UNFIT = [
     (call("post", weight=3), "it is no Parcel: field 'Weight': Field required"),
     (call("add", 1, 2, 3), "it takes 2 by position, not 3"),
     (call("untyped", 1, 2), "it takes 1 by position, not 2; its first parameter 'x' is the job's context"),
+    (
+        call("mail", path="a"),
+        "field 'path' would be lost, for a parameter without a type is the job's context: annotate",
+    ),
+    (call("mail", "a"), "it takes 0 by position, not 1; its first parameter 'path' is the job's context"),
     (call("raw", 1), "it takes 0 by position, not 1"),
     (call("open_ended", x=1), "field 'a' is missing"),
 ]

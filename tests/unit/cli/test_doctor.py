@@ -568,6 +568,33 @@ def test_what_forked_children_miss_of_an_app(settings: Any, tmp_path: Path) -> N
     assert "new.log" in emptied.found
 
 
+def test_schedules_whose_jobs_cannot_run(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "scheduled.py").write_text(
+        "import jobpool\nscheduler = jobpool.Scheduler()\n"
+        "for name, payload, queue in [('sweep', {}, 'default'), ('swep', {}, 'default'), ('swep', {}, 'others'),\n"
+        "    ('mail', {'path': 1}, 'default'), ('shell', 'ls', 'default'), ('inlined', {}, None)]:\n"
+        "    made = scheduler.define(name, payload).named(f'{name}-{queue}')\n"
+        "    made.queue(queue) if queue else None\n"
+        "@jobpool.handler\ndef sweep(): ...\n"
+        "@jobpool.handler\ndef mail(path: str): ...\n"
+    )
+    found = [str(one) for one in looked_at(settings(apps="scheduled"), tmp_path) if "schedule" in str(one)]
+    assert "schedule 'swep-default': the app has no handler 'swep'; there are mail, sweep" in found[0]
+    assert "schedule 'mail-default': handler 'mail' cannot take these arguments: field 'path' must be text" in found[1]
+    assert "schedule 'inlined-None': the app has no handler 'inlined'" in found[2]
+    assert len(found) == 3, "the handler of a queue that is not this app's may be another app's"
+
+
+def test_an_app_that_enqueues_at_its_import(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    enqueues = "import jobpool\n@jobpool.handler\ndef mail(path: str): ...\n{}mail.enqueue('a')\n"
+    (tmp_path / "enqueuing.py").write_text(enqueues.format(""))
+    (tmp_path / "guarded.py").write_text(enqueues.format("if __name__ == '__main__':\n    "))
+    found = looked_at(settings(apps="enqueuing"), tmp_path)
+    assert ["enqueues at its import, so each start adds its jobs again" in str(one) for one in found].count(True) == 1
+    assert Level.WARNING not in levels(looked_at(settings(apps="guarded"), tmp_path))
+
+
 def test_without_an_app_the_handlers_are_not_looked_at(settings: Any) -> None:
     found = list(handlers.examine(settings(), None))
     assert levels(found) == [Level.NOTE]

@@ -43,6 +43,14 @@ def test_the_list_is_sorted_and_complete() -> None:
     assert sorted(jobpool._HOME) == jobpool.__all__
 
 
+def test_a_producer_catches_the_errors_of_its_calls_by_their_public_names() -> None:
+    with pytest.raises(jobpool.InvalidJob) as refused:
+        jobpool.JobDefinition("")
+    assert isinstance(refused.value, jobpool.JobpoolError)
+    for known in (jobpool.ConfigurationError, jobpool.Unsupported, jobpool.WriteRefused):
+        assert issubclass(known, jobpool.JobpoolError)
+
+
 @pytest.mark.parametrize(("name", "module"), sorted(jobpool._MODULES.items()))
 def test_a_module_is_there_without_an_import_of_its_own(name: str, module: str, tmp_path: Path) -> None:
     assert _imported_by(f"import jobpool; jobpool.{name}", tmp_path, (f"jobpool.{module}",)) == [f"jobpool.{module}"]

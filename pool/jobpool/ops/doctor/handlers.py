@@ -15,6 +15,7 @@ from typing import Any
 
 from jobpool.broker.finding import Finding, Level
 from jobpool.ipc.frames import HandlerInfo, Loaded
+from jobpool.master.on_children import ENQUEUE_LATER
 from jobpool.message.dead_letters import ON_DEATH
 from jobpool.settings import ANY_COMMAND, Settings
 
@@ -45,6 +46,11 @@ def examine(settings: Settings, app: Loaded | Finding | None) -> Iterator[Findin
     else:
         yield from judge(app.handlers, settings)
         bad = [*_spoilt(app.spoilt_logs, settings)]
+        mend = "correct the schedule's handler or payload"
+        bad += [_warning(told, "jobs of a schedule cannot run", mend) for told in app.unfit]
+        if app.enqueues:
+            found = "the app enqueues at its import, so each start adds its jobs again"
+            bad.append(_warning(found, "this look at it did too", ENQUEUE_LATER))
         if settings.preload:
             bad += _missing(app.threads, app.native, app.cut)
         yield from bad or [Finding("forking", Level.OK, "children can use all that the app's import leaves behind")]
