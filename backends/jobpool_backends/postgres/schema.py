@@ -95,7 +95,7 @@ holds locks the row first; see `sql/holding.sql`. Messages name their claim.
 `batches`: one row a batch, in which the transactions that add and end its members count them; see `sql/batching.sql`. A
 constraint trigger ends it, and adds its callbacks, at the commit after which none is left.
 
-    id, parent, open, total, succeeded, failed, cancelled, failed_ids, stopped, created_at, ended_at: as `BatchStatus` says
+    id, parent, open, total, succeeded, failed, cancelled, failed_ids, stopped, created_at, ended_at: see `BatchStatus`
     until         bigint    when it can go, NULL before its end
     callbacks     jsonb     messages, with the names of the columns above; bodies in hex; only_success
 
