@@ -33,7 +33,9 @@ def test_no_more_than_the_limit_run_at_a_time_over_two_pools(rig: Rig) -> None:
     assert [pool.stop() for pool in pools] == [0, 0]
     [one], [two] = (pool.log("stopped") for pool in pools)
     assert min(one["succeeded"], two["succeeded"]) > 0, "both had a part in it"
-    assert one.get("released", 0) + two.get("released", 0) < 60, "who finds no place leaves the queue alone for a while"
+    released = one.get("released", 0) + two.get("released", 0)
+    # About one a job when both share evenly; a pool that asked all the time would meet a thousand.
+    assert released < 180, "who finds no place leaves the queue alone for a while"
 
 
 def test_a_limit_per_key_is_each_keys_own(rig: Rig) -> None:
