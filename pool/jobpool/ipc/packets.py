@@ -117,6 +117,8 @@ def recv(
         OSError: The socket is broken.
     """
     data, ancillary, message_flags, _ = sock.recvmsg(INLINE_BYTES + 1, _ANCILLARY, int(flags) | _CLOEXEC)
+    if data and not (ancillary or message_flags & _TRUNCATED):
+        return data, []  # nearly always
     fds: list[int] = []
     for level, kind, rights in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

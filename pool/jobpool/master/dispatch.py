@@ -18,7 +18,10 @@ from jobpool.message.settlement import Ack, Settlement
 
 LONG_RUNNING_S = 0.05  # seconds after which a running attempt gets no further frame
 STEAL_AFTER_S = 0.001  # seconds for which an attempt has run before other children get what its child's socket holds
+STEAL_QUICK_AFTER_S = 0.006  # the same while quick jobs stream, for it may just wait for a core: some slices of 3 ms
 STEAL_ANYWAY_AFTER_S = 0.02  # the same for one that its child has not begun: it is frozen, or far too slow
+REST_S = 0.0005  # seconds for which the loop leaves answers alone, while quick jobs stream
+AHEAD_FOR_REST = 8  # frames that each busy child has meanwhile
 LOOKAHEAD_SHARE = 2  # so great a part of the look-ahead, and two at least, is enough for a fetch, or company for an ack
 
 
@@ -34,7 +37,7 @@ def dispatch(pool: Pool, now: float, actions: list[act.Action]) -> None:
     busy = [slot for slot in pool.slots.engaged.values() if slot.state is SlotState.BUSY]
     holding = [slot for slot in busy if len(slot.deliveries) > 1 and not slot.drained]
     few = _few(pool, now)
-    if holding and idle and (few or not ready) and _steal(holding, 0 if few else len(idle), now, actions):
+    if holding and idle and (few or not ready) and _steal(holding, few, len(idle), now, actions):
         return
     if not ready:
         return
@@ -66,15 +69,19 @@ def _misplaced(holding: Sequence[Slot], priority: int, anyone_idle: bool) -> lis
     ]
 
 
-def _steal(holding: Sequence[Slot], idle: int, now: float, actions: list[act.Action]) -> bool:
-    """Take back what is behind attempts that run for long: the share of `idle` children; 0: all of it, for any child.
+def _patience(few: int) -> float:
+    return STEAL_QUICK_AFTER_S if few else STEAL_AFTER_S
+
+
+def _steal(holding: Sequence[Slot], few: int, idle: int, now: float, actions: list[act.Action]) -> bool:
+    """Take back what is behind attempts that run for long: the share of `idle` children; if `few` share, all of it.
 
     The most urgent first, and of those the child that has run its attempt for the longest.
     """
-    able = [slot for slot in holding if max(slot.head_since, slot.looked_at) <= now - STEAL_AFTER_S]
+    able = [slot for slot in holding if max(slot.head_since, slot.looked_at) <= now - _patience(few)]
     able.sort(key=lambda slot: (slot.deliveries[1].priority, slot.head_since))
     waiting = [slot.waiting for slot in able]
-    for slot, most in zip(able, given_back(waiting, idle) if idle else waiting, strict=True):
+    for slot, most in zip(able, waiting if few else given_back(waiting, idle), strict=True):
         if most:
             how = act.Steal if now - slot.head_since < STEAL_ANYWAY_AFTER_S else act.TakeBack
             actions.append(how(slot, most))
@@ -97,10 +104,23 @@ def given_back(waiting: Sequence[int], idle: int) -> list[int]:
 
 def steal_due(pool: Pool, now: float) -> float:
     """Return when other children may next get what a busy one's socket holds; infinity while nothing is to be had."""
-    if pool.is_stopping or not pool.slots.idle or (pool.ready and not _few(pool, now)):
+    few = _few(pool, now)
+    if pool.is_stopping or not pool.slots.idle or (pool.ready and not few):
         return math.inf
     heads = [max(slot.head_since, slot.looked_at) for slot in pool.slots.engaged.values() if slot.is_holding]
-    return min(heads) + STEAL_AFTER_S if heads else math.inf
+    return min(heads) + _patience(few) if heads else math.inf
+
+
+def rest(pool: Pool, now: float) -> float:
+    """Return the seconds for which the loop may leave alone whatever comes; 0: it may not.
+
+    A turn of the loop costs as much for one answer as for ten. While quick jobs stream, the first answer would wake the
+    loop for a turn of its own, and push its child off the core. The children have enough to do until it looks again.
+    """
+    if pool.is_stopping or pool.lookahead.children(now) == math.inf or (pool.slots.idle and not _few(pool, now)):
+        return 0.0
+    ahead = [len(slot.deliveries) for slot in pool.slots.engaged.values()]
+    return REST_S if ahead and min(ahead) >= AHEAD_FOR_REST else 0.0
 
 
 def _hand_evenly(pool: Pool, busy: Sequence[Slot], few: int, now: float, actions: list[act.Action]) -> None:
@@ -109,7 +129,7 @@ def _hand_evenly(pool: Pool, busy: Sequence[Slot], few: int, now: float, actions
     `few`: how many children get any, those at work first; 0: all that can.
     """
     ready, idle = pool.ready, pool.slots.idle
-    begun_after = now - (STEAL_AFTER_S if few else LONG_RUNNING_S)
+    begun_after = now - (_patience(few) if few else LONG_RUNNING_S)
     able = [s for s in busy if max(s.head_since, s.looked_at) > begun_after and not (s.retiring or s.full)]
     wakes = max(0, few - len(able)) if few else len(idle)
     able = [*islice(reversed(idle.values()), min(wakes, len(ready))), *able[: few or None]]

@@ -23,7 +23,7 @@ from jobpool.master import events as ev
 from jobpool.master.apply import apply
 from jobpool.master.child_processes import ChildProcesses
 from jobpool.master.deadlines import next_due
-from jobpool.master.dispatch import Batch, steal_due, worth_fetching
+from jobpool.master.dispatch import Batch, rest, steal_due, worth_fetching
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
 from jobpool.master.plan import CHECK_EVERY_S, Planner
@@ -125,8 +125,13 @@ class Master:
         return int(bool(pool.fatal) or (pool.settings.fail_on_dead and counts.dead + counts.rejected > 0))
 
     def _wait(self) -> list[ev.Event]:
-        """Return what has happened; in a stream sleep only if nothing has, and only then ask until when."""
+        """Return what has happened; in a stream sleep only if nothing has, and only then ask until when.
+
+        While quick jobs stream, answers may gather first.
+        """
         again, self._again = self._again, False
+        if not again and (seconds := rest(self.pool, time.monotonic())):
+            time.sleep(seconds)
         events = self.children.poll(0.0) if again or self._streams else []
         if not (events or again):
             begun = time.monotonic()

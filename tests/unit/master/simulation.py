@@ -15,7 +15,7 @@ from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
 from jobpool.master.deadlines import next_due
-from jobpool.master.dispatch import steal_due, worth_fetching
+from jobpool.master.dispatch import rest, steal_due, worth_fetching
 from jobpool.master.plan import CHECK_EVERY_S
 from jobpool.message.outcome import ResultKind
 from jobpool.message.settlement import Release
@@ -59,7 +59,7 @@ class Simulation(Stage):
             due = max(next_due(self.pool, self.now), self.pool.checked_at + CHECK_EVERY_S)
             due = max(self.now, min(due, steal_due(self.pool, self.now)))
             at = min(due, self._events[0][0] if self._events else due)
-            at = max(at, self.now)
+            at = max(at, self.now + rest(self.pool, self.now))
             if at >= until:
                 self.now = until
                 return
@@ -89,9 +89,11 @@ class Simulation(Stage):
         heapq.heappush(self._events, (self.now + seconds, next(self._numbers), what))
 
     def _happened(self) -> list[ev.Event]:
+        """Return what has come meanwhile; children have gone on by themselves."""
         events: list[ev.Event] = []
-        while self._events and self._events[0][0] <= self.now:
-            what = heapq.heappop(self._events)[2]
+        turn = self.now
+        while self._events and self._events[0][0] <= turn:
+            self.now, _, what = heapq.heappop(self._events)
             if isinstance(what, tuple):
                 self._ended(*what)
             else:
@@ -99,6 +101,7 @@ class Simulation(Stage):
                     self._fetching = False
                     self.leased_at |= {self._of_lease[found.lease.id]: self.now for found in what[0].leases}
                 events += what
+        self.now = turn
         return events
 
     def _ended(self, child: int, nonce: int) -> None:

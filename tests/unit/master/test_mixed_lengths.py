@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import signal
 from collections import Counter
 
 import pytest
@@ -14,7 +15,16 @@ from jobpool.ipc.frames import Result
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
-from jobpool.master.dispatch import STEAL_AFTER_S, STEAL_ANYWAY_AFTER_S, given_back, steal_due
+from jobpool.master.dispatch import (
+    AHEAD_FOR_REST,
+    REST_S,
+    STEAL_AFTER_S,
+    STEAL_ANYWAY_AFTER_S,
+    STEAL_QUICK_AFTER_S,
+    given_back,
+    rest,
+    steal_due,
+)
 from jobpool.master.plan import CHECK_EVERY_S
 from jobpool.master.slots import Slot
 from jobpool.message.outcome import ResultKind
@@ -189,14 +199,14 @@ def test_more_children_are_woken_when_the_sockets_of_the_few_are_full() -> None:
     assert len(stage.busy) == 5
 
 
-def test_all_that_waits_behind_a_head_that_turns_long_goes_to_other_children_in_a_millisecond() -> None:
+def test_all_that_waits_behind_a_head_that_turns_long_goes_to_other_children_in_some_slices() -> None:
     stage, few = streaming(workers=16)
     long, *short = few
-    stage.now += STEAL_AFTER_S * 0.6
+    stage.now += STEAL_QUICK_AFTER_S * 0.6
     for slot in short:
         stage.answer(slot, seconds=0.0)
-    assert steal_due(stage.pool, stage.now) == pytest.approx(long.head_since + STEAL_AFTER_S)
-    [steal] = of(stage.after(STEAL_AFTER_S * 0.5), act.Steal)
+    assert steal_due(stage.pool, stage.now) == pytest.approx(long.head_since + STEAL_QUICK_AFTER_S)
+    [steal] = of(stage.after(STEAL_QUICK_AFTER_S * 0.5), act.Steal)
     assert (steal.slot, steal.most) == (long, 4)
     hands = of(taken_back(stage, steal), act.Hand)
     assert sum(len(hand.deliveries) for hand in hands) == 4
@@ -206,11 +216,37 @@ def test_all_that_waits_behind_a_head_that_turns_long_goes_to_other_children_in_
 
 def test_a_child_that_waits_for_a_processor_keeps_its_jobs_and_no_other_is_woken() -> None:
     stage, few = streaming(workers=16)
-    steals = of(stage.after(STEAL_AFTER_S * 1.1), act.Steal)
+    steals = of(stage.after(STEAL_QUICK_AFTER_S * 1.1), act.Steal)
     assert {steal.slot.index for steal in steals} == {slot.index for slot in few}
     stage.tell(*(ev.NotBegun(steal.slot.child) for steal in steals))
     stage.lease("report", "report", "report", "report")
     assert [len(slot.deliveries) for slot in stage.busy] == [6] * 4
+
+
+def test_while_quick_jobs_stream_answers_gather_and_else_none_waits() -> None:
+    stage, few = streaming(workers=16, jobs=4 * AHEAD_FOR_REST)
+    assert rest(stage.pool, stage.now) == REST_S, "others are idle, and left asleep"
+    stage.answer(few[0], seconds=0.0)
+    assert rest(stage.pool, stage.now) == 0.0, "the children may be out of work before the loop looks again"
+    stage.lease("report")
+    assert rest(stage.pool, stage.now) == REST_S
+    stage.tell(ev.SignalCame(signal.SIGTERM))
+    assert rest(stage.pool, stage.now) == 0.0
+
+
+def test_with_two_workers_no_answer_waits_while_one_is_idle() -> None:
+    stage, [first, second] = streaming(workers=2, jobs=2 * AHEAD_FOR_REST)
+    assert rest(stage.pool, stage.now) == REST_S
+    while first.deliveries:
+        stage.answer(first, seconds=0.0)
+    assert len(second.deliveries) == AHEAD_FOR_REST
+    assert rest(stage.pool, stage.now) == 0.0
+
+
+def test_no_answer_of_a_longer_job_waits() -> None:
+    stage, _ = streaming(workers=16, jobs=4 * AHEAD_FOR_REST)
+    stage.pool.lookahead.finished(100, stage.now, busy=1.0)
+    assert rest(stage.pool, stage.now) == 0.0
 
 
 def test_urgent_ones_among_quick_jobs_go_to_idle_children_at_once() -> None:
