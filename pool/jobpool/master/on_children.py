@@ -22,6 +22,7 @@ from jobpool.message.death import Death, innermost
 from jobpool.message.definition import JobDefinition, result_ttl_of
 from jobpool.message.outcome import EndReason, Outcome, ResultKind
 from jobpool.message.results import Kept, keep
+from jobpool.policy.lookahead import MAX_QUICK_S
 from jobpool.policy.outcomes import death_of, outcome_of, outcome_of_death
 from jobpool.policy.retry import remember
 
@@ -171,7 +172,7 @@ def _child_boot_failed(pool: Pool, event: ev.ChildBootFailed) -> None:
 
 
 def _child_results(pool: Pool, event: ev.ChildResults) -> None:
-    slot, ended, busy = pool.slots.by_child(event.child), 0, 0.0
+    slot, ended, busy, brief = pool.slots.by_child(event.child), 0, 0.0, 0.0
     if slot is None:
         return
     for result in event.results:
@@ -182,6 +183,7 @@ def _child_results(pool: Pool, event: ev.ChildResults) -> None:
             pool.note("warning", "an answer to an attempt that is not running was ignored", slot=slot.index)
             continue
         ended, busy = ended + 1, busy + result.duration
+        brief += min(result.duration, MAX_QUICK_S)
         delivery.end(result.started, result.duration, result.output, result.error)
         if delivery.lost:
             continue
@@ -198,7 +200,7 @@ def _child_results(pool: Pool, event: ev.ChildResults) -> None:
         outcome = SUCCEEDED if plain else _outcome_of_result(pool, slot, delivery, result, kept)
         pool.outcomes.append((delivery, outcome))
     if ended:
-        pool.lookahead.finished(ended, pool.now, busy)
+        pool.lookahead.finished(ended, pool.now, busy, brief)
 
 
 def _child_leaves(pool: Pool, slot: Slot, why: str, after: Delivery | None) -> None:

@@ -36,6 +36,10 @@ MAX_QUIET_S = 0.05  # without an end, after which a stream is over that held no 
 MAX_LOOKAHEAD = 1024
 
 QUICK_RUN_S = 0.0003  # of a job, on average; for a longer one it is worth waking a child
+MAX_QUICK_S = 2 * QUICK_RUN_S
+"""The most that one run adds to that average. Where many children are awake, some wait for a core in the middle of a
+quick job. Were such a run counted in full, the few would never be told from the many again."""
+
 CHILDREN_A_HANDLER = 4  # that get quick jobs, for each handler that runs at a time
 CORES = len(os.sched_getaffinity(0))
 
@@ -47,8 +51,8 @@ class LookAhead:
     """
 
     __slots__ = (
-        *("_allowed", "_busy", "_cap", "_children", "_cores", "_counts", "_held", "_last", "_quiet", "_size", "_stale"),
-        *("_window", "linger"),
+        *("_allowed", "_brief", "_busy", "_cap", "_children", "_cores", "_counts", "_held", "_last", "_quiet", "_size"),
+        *("_stale", "_window", "linger"),
     )
 
     def __init__(self, now: float, cap: int = MAX_LOOKAHEAD, cores: int = CORES) -> None:
@@ -60,14 +64,16 @@ class LookAhead:
         self._allowed = 0
         self._counts = [0] * SPAN_WINDOWS
         self._busy = [0.0] * SPAN_WINDOWS
+        self._brief = [0.0] * SPAN_WINDOWS
         self._window = int(now / WINDOW_S)
         self._last = now
         self._stale = True
 
-    def finished(self, count: int, now: float, busy: float = 0.0) -> None:
+    def finished(self, count: int, now: float, busy: float = 0.0, brief: float | None = None) -> None:
         """Note that `count` attempts have ended, which ran for `busy` seconds, added up.
 
-        The run time tells many long jobs that end together from a stream of short ones; 0 = not known.
+        The run time tells many long jobs that end together from a stream of short ones; 0 = not known. `brief`: the
+        same sum, in which each counts for `MAX_QUICK_S` at most; None = all ran for as long.
         """
         if int(now / WINDOW_S) != self._window:
             self._roll(now)
@@ -75,6 +81,7 @@ class LookAhead:
         self._counts[slot] += count
         if 0.0 < busy < LONGEST:  # a child whose page is full of rubbish may say anything
             self._busy[slot] += busy
+            self._brief[slot] += min(busy, count * MAX_QUICK_S) if brief is None else brief
         self._last = now
         self._stale = True
 
@@ -114,7 +121,8 @@ class LookAhead:
         if mean >= LONG_S and self._held == HELD_S:
             self._size = 0
         running = busy / (SPAN_WINDOWS * WINDOW_S)
-        self._children = self._cores + math.ceil(CHILDREN_A_HANDLER * running) if mean < QUICK_RUN_S else math.inf
+        is_quick = sum(self._brief) < total * QUICK_RUN_S
+        self._children = self._cores + math.ceil(CHILDREN_A_HANDLER * running) if is_quick else math.inf
         self._quiet = max(held, min(2 * mean, MAX_QUIET_S))
 
     def _roll(self, now: float) -> None:
@@ -123,6 +131,7 @@ class LookAhead:
         if window - self._window >= SPAN_WINDOWS:
             self._counts = [0] * SPAN_WINDOWS
             self._busy = [0.0] * SPAN_WINDOWS
+            self._brief = [0.0] * SPAN_WINDOWS
             self._allowed = min(self._allowed, 1)
             self._window = window
             self._stale = True
@@ -136,5 +145,5 @@ class LookAhead:
         self._window += 1
         slot = self._window % SPAN_WINDOWS
         self._counts[slot] = 0
-        self._busy[slot] = 0.0
+        self._busy[slot] = self._brief[slot] = 0.0
         self._stale = True

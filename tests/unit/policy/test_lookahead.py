@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from jobpool.policy.lookahead import CHILDREN_A_HANDLER, HELD_S, MAX_LOOKAHEAD, QUICK_RUN_S, LookAhead
+from jobpool.policy.lookahead import CHILDREN_A_HANDLER, HELD_S, MAX_LOOKAHEAD, MAX_QUICK_S, QUICK_RUN_S, LookAhead
 
 START = 5000.0
 
@@ -239,6 +239,27 @@ def test_quick_jobs_that_wait_go_to_more_children() -> None:
 @pytest.mark.parametrize("run", [QUICK_RUN_S * 1.01, 0.0004, 0.002, 0.02])
 def test_jobs_that_are_worth_a_wake_up_go_to_all_children(run: float) -> None:
     assert children_of(5_000, run) == math.inf
+
+
+def children_of_mix(runs: list[tuple[int, float]]) -> float:
+    """Return how many share a stream of which each millisecond ends these: how many, and seconds of each."""
+    ahead = LookAhead(START, cores=CORES)
+    now = START
+    for _ in range(300):
+        now += 0.001
+        for count, seconds in runs:
+            ahead.finished(count, now, count * seconds, count * min(seconds, MAX_QUICK_S))
+    return ahead.children(now)
+
+
+def test_quick_jobs_of_which_some_wait_for_a_core_still_go_to_few() -> None:
+    mix = [(8, 0.00002), (2, 0.003)]
+    assert sum(count * seconds for count, seconds in mix) / 10 > QUICK_RUN_S
+    assert children_of_mix(mix) <= CORES + math.ceil(CHILDREN_A_HANDLER * 2 * 3.1)
+
+
+def test_quick_jobs_go_to_all_children_where_more_than_half_of_all_jobs_last() -> None:
+    assert children_of_mix([(4, 0.00002), (6, 0.005)]) == math.inf
 
 
 def test_nothing_is_known_of_children_before_a_stream_and_after_it() -> None:
