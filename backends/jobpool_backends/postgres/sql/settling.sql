@@ -50,15 +50,13 @@ BEGIN
     RETURN answers;
 END $$;
 
--- Nearly all acks are of messages that nobody else has touched since the fetch: these go at once, without a lock of
--- their own. The rest, marked by a question mark, goes one by one.
+-- Nearly all acks are of messages that nobody else has touched since the fetch: these go at once, in one statement and
+-- without a lock of their own. The rest, marked by a question mark, goes one by one.
 CREATE OR REPLACE FUNCTION {schema}.settle_acks(
     queues text[], seqs bigint[], holders bigint[], now bigint, give_up timestamptz, OUT answers text, OUT ends text[]
 ) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     leased smallint := 2;  -- as a number it would invite the planner to use another index
-    rows_at tid[];
-    places bigint[];
     gone bigint[];
     ended text[];
     one text[];
@@ -67,15 +65,15 @@ BEGIN
     IF cardinality(seqs) = 0 THEN
         RETURN;
     END IF;
-    SELECT array_agg(l.ctid), array_agg(w.place) INTO rows_at, places
-    FROM unnest(queues, seqs, holders) WITH ORDINALITY AS w (queue, seq, holder, place), LATERAL (
-        SELECT m.ctid FROM {schema}.messages m
-        WHERE m.queue = w.queue AND m.state = leased AND m.seq = w.seq AND m.holder = w.holder AND m.deadline > now
-        OFFSET 0) l;
     WITH gone AS (
         DELETE FROM {schema}.messages m
-        WHERE m.ctid = ANY (rows_at) AND m.state + 0 = leased AND m.seq + 0 = ANY (seqs)  -- + 0: by no index
-            AND m.deadline > now
+        WHERE m.ctid = ANY (ARRAY(  -- a join would begin with all that is leased, if planned while that is nothing
+                SELECT l.ctid FROM unnest(queues, seqs, holders) AS w (queue, seq, holder), LATERAL (
+                    SELECT x.ctid FROM {schema}.messages x
+                    WHERE x.queue = w.queue AND x.state = leased AND x.seq = w.seq AND x.holder = w.holder
+                    OFFSET 0) l))
+            -- By no index, and true of a row that another transaction changes meanwhile, as it is then.
+            AND m.state + 0 = leased AND m.holder = ANY (holders) AND m.deadline > now
             AND (m.xmax = m.xmin OR m.xmax = 0)  -- only the fetch or the renewal that wrote it has locked it
         RETURNING m.seq, m.id, m.given, m.queue, m.unique_key, m.batch
     ), freed AS (
@@ -84,18 +82,15 @@ BEGIN
     SELECT array_agg(g.seq), array_agg(g.id) FILTER (WHERE g.given),
         array_agg(ARRAY[g.batch, g.id, 's']) FILTER (WHERE g.batch IS NOT NULL)
     INTO gone, ended, ends FROM gone g;
-    IF cardinality(gone) IS DISTINCT FROM cardinality(places) THEN
-        places := ARRAY(SELECT min(p) FROM unnest(places) p WHERE seqs[p] = ANY (gone) GROUP BY seqs[p]);
-    END IF;
     IF ended IS NOT NULL THEN
         PERFORM {schema}.remember_ended(ended, now);
     END IF;
-    IF cardinality(places) = cardinality(seqs) THEN
+    IF cardinality(gone) = cardinality(seqs) THEN
         answers := repeat('o', cardinality(seqs));
         RETURN;
     END IF;
     answers := (
-        SELECT string_agg(CASE WHEN number = ANY (places) THEN 'o' ELSE '?' END, '' ORDER BY number)
+        SELECT string_agg(CASE WHEN seqs[number] = ANY (gone) THEN 'o' ELSE '?' END, '' ORDER BY number)
         FROM generate_series(1, cardinality(seqs)) AS number);
     FOR number IN 1 .. cardinality(seqs) LOOP
         IF substr(answers, number, 1) = '?' THEN
