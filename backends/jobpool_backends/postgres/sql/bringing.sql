@@ -73,13 +73,14 @@ DECLARE
 BEGIN
     claimed := false;
     LOOP
+        IF {schema}.is_known(ident, is_given, now) THEN
+            RETURN;
+        END IF;
         SELECT u.ctid AS place, u.id, CASE WHEN u.until IS NULL
             THEN EXISTS (SELECT FROM {schema}.messages m WHERE m.id = u.id) ELSE u.until > now END AS valid
         INTO earlier FROM {schema}.uniques u WHERE u.queue = scope AND u.key = wanted_key;
         IF earlier.valid THEN
             known := earlier.id;
-            RETURN;
-        ELSIF {schema}.is_known(ident, is_given, now) THEN
             RETURN;
         END IF;
         DELETE FROM {schema}.uniques WHERE ctid = earlier.place;
