@@ -151,12 +151,15 @@ class ServerLink(Link):
         """Do `work` on a kept connection; on a new one if there is none, or it turns out to be stale."""
         self._check_usable()
         idle = self._idle if idle is None else idle
-        kept = None
-        with suppress(IndexError):
+        try:  # not `suppress`, whose code a program that enqueues now and then would find cold
             kept = idle.pop()
+        except IndexError:
+            kept = None
         if kept is not None:
-            with suppress(Stale):
+            try:
                 return self._work(kept, work, idle)
+            except Stale:
+                pass
         return self._work(self._open(), work, idle)
 
     def _work(self, connection: Connection, work: Callable[[Connection], Result], idle: list[Connection]) -> Result:

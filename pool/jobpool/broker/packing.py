@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -14,7 +14,7 @@ from jobpool.message.batches import NO_BATCHES
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, encode, sign_again
 from jobpool.message.lease import JobLease
-from jobpool.message.names import check_queue
+from jobpool.message.names import DEFAULT_QUEUE, check_queue
 from jobpool.message.settlement import Abandon, Ack, Move, Settlement
 from jobpool.message.signing import EnvelopeSigner
 
@@ -40,7 +40,7 @@ def pack(to: Destination, definition: JobDefinition, ident: str) -> NewMessage:
     definition.require(to.capabilities.key_store, to.scheme)
     if definition.batch is not None and not to.capabilities.atomic_across_queues:
         raise Unsupported(NO_BATCHES.format(to.scheme))
-    queue = check_queue(definition.queue or "default")
+    queue = definition.queue or DEFAULT_QUEUE
     now = 0.0 if definition.expires_in is None else to.time.now()
     body = encode(definition, identifier=ident, queue=queue, signer=to.signer, now=now)
     if len(body) > MAX_BODY_BYTES:
@@ -55,7 +55,7 @@ def pack(to: Destination, definition: JobDefinition, ident: str) -> NewMessage:
 def pack_all(to: Destination, definitions: Iterable[JobDefinition]) -> list[NewMessage]:
     """Pack each; draw the ids that are missing together, at a sixth of the cost."""
     chosen = list(definitions)
-    drawn = secrets.token_hex(8 * len(chosen))
+    drawn = os.urandom(8 * len(chosen)).hex()
     return [pack(to, one, one.identifier or drawn[16 * n : 16 * n + 16]) for n, one in enumerate(chosen)]
 
 

@@ -106,7 +106,10 @@ class Jobs:
         With a connection, the database driver's own errors are raised as they are: the transaction is yours. Blocks for
         one round trip; the first call also opens the backend.
         """
-        return JobHandle(self.enqueue_many([job], connection=connection)[0], self)
+        if connection is not None:
+            return JobHandle(self.enqueue_many([job], connection=connection)[0], self)
+        to = producer.default() if producer.in_child() else self.backend
+        return JobHandle(to.enqueue(definition_of(job)), self)
 
     def enqueue_many(self, jobs: Iterable[JobDefinition | JobBuilder], /, *, connection: object = None) -> list[str]:
         """Enqueue any number of jobs, 1,000 in a round trip; their ids, in order.

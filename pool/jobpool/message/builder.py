@@ -17,6 +17,7 @@ from jobpool.message.results import JobHandle
 
 _CLOCK = SystemClock()
 _CRON_FIELDS = ("minute", "hour", "day", "month", "weekday")
+_NO_CRON = dict.fromkeys(_CRON_FIELDS, "*")
 _DAYS = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
 _MONTHS = (
     "january", "february", "march", "april", "may", "june",
@@ -51,7 +52,7 @@ class JobBuilder:
         self._clock = clock
         self._fields: dict[str, Any] = {}
         self._delay: float | None = None
-        self._cron = dict.fromkeys(_CRON_FIELDS, "*")
+        self._cron = _NO_CRON
 
     @property
     def payload(self) -> Any:
@@ -224,7 +225,9 @@ class JobBuilder:
         if self._delay is not None:
             now = datetime.fromtimestamp(self._clock.wall(), UTC)
             values["scheduled_at"] = now + timedelta(seconds=self._delay)
-        return JobDefinition(self._handler, self._payload, cron_expression=" ".join(self._cron.values()), **values)
+        if self._cron is not _NO_CRON:
+            values["cron_expression"] = " ".join(self._cron.values())
+        return JobDefinition(self._handler, self._payload, **values)
 
     def dispatch(self, backend: Enqueues | None = None) -> JobHandle:
         """Enqueue the job and return its id, as a handle.
@@ -260,7 +263,7 @@ class JobBuilder:
         return self
 
     def _at(self, **values: str) -> Self:
-        self._cron |= values
+        self._cron = self._cron | values
         return self
 
 

@@ -22,9 +22,12 @@ local function fetch_again(known)
     return {held, kept, bodies_of(q, held), left}
 end
 
--- The bodies of the first members, as many as may be sent at once; the other members are dropped from the list.
+-- The bodies of the first members, as many as may be sent at once. The other members leave the list, and wait again.
 local function take_bodies(members)
     local taken, large = measure(q, members, BYTES)
+    if taken < #members then
+        many('ZADD', q.ready, scored(0, {unpack(members, taken + 1)}))
+    end
     for i = #members, taken + 1, -1 do
         members[i] = nil
     end
@@ -76,14 +79,16 @@ if known then
     return fetch_again(known)
 end
 promote(q, math.min(math.max(100, 2 * limit), 1000))
-local members = call('ZRANGE', q.ready, 0, limit - 1)
+local popped, members = call('ZPOPMIN', q.ready, limit), {}
+for i = 1, #popped, 2 do
+    members[(i + 1) / 2] = popped[i]
+end
 if #members == 0 then
     call('DEL', q.bell)
     return {}
 end
 local bodies = take_bodies(members)
 local records = take_records(members, bodies)
-call('ZREMRANGEBYRANK', q.ready, 0, #members - 1)
 lease(members, records)
 tell()
 return {members, records, bodies}
