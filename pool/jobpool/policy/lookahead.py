@@ -37,8 +37,8 @@ MAX_LOOKAHEAD = 1024
 
 QUICK_RUN_S = 0.0003  # of a job, on average; for a longer one it is worth waking a child
 MAX_QUICK_S = 2 * QUICK_RUN_S
-"""The most that one run adds to that average. Where many children are awake, some wait for a core in the middle of a
-quick job. Were such a run counted in full, the few would never be told from the many again."""
+"""The most that one run adds to that average. Among many children that are awake, some wait for a core in the middle of
+a quick job. Counted in full, such runs would keep all of them awake."""
 
 CHILDREN_A_HANDLER = 4  # that get quick jobs, for each handler that runs at a time
 CORES = len(os.sched_getaffinity(0))
