@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -55,7 +55,7 @@ def pack(to: Destination, definition: JobDefinition, ident: str) -> NewMessage:
 def pack_all(to: Destination, definitions: Iterable[JobDefinition]) -> list[NewMessage]:
     """Pack each; draw the ids that are missing together, at a sixth of the cost."""
     chosen = list(definitions)
-    drawn = os.urandom(8 * len(chosen)).hex()
+    drawn = secrets.token_hex(8 * len(chosen))
     return [pack(to, one, one.identifier or drawn[16 * n : 16 * n + 16]) for n, one in enumerate(chosen)]
 
 
