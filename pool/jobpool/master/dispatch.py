@@ -21,7 +21,7 @@ STEAL_AFTER_S = 0.001  # seconds for which an attempt has run before other child
 STEAL_QUICK_AFTER_S = 0.006  # the same while quick jobs stream, for it may just wait for a core: some slices of 3 ms
 STEAL_ANYWAY_AFTER_S = 0.02  # the same for one that its child has not begun: it is frozen, or far too slow
 REST_S = 0.0005  # seconds for which the loop leaves answers alone, while quick jobs stream
-AHEAD_FOR_REST = 8  # frames that as many children as there are cores have meanwhile
+AHEAD_FOR_REST = 8  # frames that each busy child has meanwhile
 LOOKAHEAD_SHARE = 2  # so great a part of the look-ahead, and two at least, is enough for a fetch, or company for an ack
 
 
@@ -115,14 +115,12 @@ def rest(pool: Pool, now: float) -> float:
     """Return the seconds for which the loop may leave alone whatever comes; 0: it may not.
 
     A turn of the loop costs as much for one answer as for ten. While quick jobs stream, the first answer would wake the
-    loop for a turn of its own, and push its child off the core. As many children as there are cores have enough to do
-    until it looks again; another one would only wait for a core.
+    loop for a turn of its own, and push its child off the core. The children have enough to do until it looks again.
     """
     if pool.is_stopping or pool.lookahead.children(now) == math.inf or (pool.slots.idle and not _few(pool, now)):
         return 0.0
-    engaged = pool.slots.engaged.values()
-    supplied = sum([len(slot.deliveries) >= AHEAD_FOR_REST for slot in engaged])
-    return REST_S if supplied >= min(pool.lookahead.cores, len(engaged)) > 0 else 0.0
+    ahead = [len(slot.deliveries) for slot in pool.slots.engaged.values()]
+    return REST_S if ahead and min(ahead) >= AHEAD_FOR_REST else 0.0
 
 
 def _hand_evenly(pool: Pool, busy: Sequence[Slot], few: int, now: float, actions: list[act.Action]) -> None:

@@ -47,18 +47,17 @@ CORES = len(os.sched_getaffinity(0))
 class LookAhead:
     """A size, `cap` at most, that follows what the pool finishes. Times are CLOCK_MONOTONIC seconds, never back.
 
-    `linger`: how long an ack may wait for others while there is a size, in seconds: half of what is held. `cores`: of
-    the machine, for this process.
+    `linger`: how long an ack may wait for others while there is a size, in seconds: half of what is held.
     """
 
     __slots__ = (
-        *("_allowed", "_brief", "_busy", "_cap", "_children", "_counts", "_held", "_last", "_quiet", "_size"),
-        *("_stale", "_window", "cores", "linger"),
+        *("_allowed", "_brief", "_busy", "_cap", "_children", "_cores", "_counts", "_held", "_last", "_quiet", "_size"),
+        *("_stale", "_window", "linger"),
     )
 
     def __init__(self, now: float, cap: int = MAX_LOOKAHEAD, cores: int = CORES) -> None:
         self._cap = cap
-        self.cores = cores
+        self._cores = cores
         self._children: float = math.inf
         self._held = HELD_S
         self.linger = HELD_S / 2
@@ -123,7 +122,7 @@ class LookAhead:
             self._size = 0
         running = busy / (SPAN_WINDOWS * WINDOW_S)
         is_quick = sum(self._brief) < total * QUICK_RUN_S
-        self._children = self.cores + math.ceil(CHILDREN_A_HANDLER * running) if is_quick else math.inf
+        self._children = self._cores + math.ceil(CHILDREN_A_HANDLER * running) if is_quick else math.inf
         self._quiet = max(held, min(2 * mean, MAX_QUIET_S))
 
     def _roll(self, now: float) -> None:
