@@ -108,8 +108,7 @@ class Jobs:
         """
         if connection is not None:
             return JobHandle(self.enqueue_many([job], connection=connection)[0], self)
-        to = producer.default() if producer.in_child() else self.backend
-        return JobHandle(to.enqueue(definition_of(job)), self)
+        return JobHandle(self._target.enqueue(definition_of(job)), self)
 
     def enqueue_many(self, jobs: Iterable[JobDefinition | JobBuilder], /, *, connection: object = None) -> list[str]:
         """Enqueue any number of jobs, 1,000 in a round trip; their ids, in order.
@@ -121,7 +120,7 @@ class Jobs:
         """
         send: Callable[[list[JobDefinition]], list[str]]
         if connection is None:
-            send = (producer.default() if producer.in_child() else self.backend).enqueue_many
+            send = self._target.enqueue_many
         elif producer.in_child():
             raise Unsupported(
                 "a job's process holds no signing keys: in its own transaction a handler enqueues with ctx.enqueue and"
@@ -344,6 +343,11 @@ class Jobs:
         A message that was claimed `max_claims` times becomes a dead letter when the next claim meets it; 0 = never.
         """
         return Queue(lambda: self.backend, name, max_claims)
+
+    @property
+    def _target(self) -> producer.Producer:
+        """Where jobs go: in a child of a pool, its channel to the master."""
+        return producer.default() if producer.in_child() else self.backend
 
     @property
     def backend(self) -> QueueBackend:
