@@ -29,6 +29,7 @@ from support.waiting import wait_until
 from jobpool.broker import control
 from jobpool.master.settle_thread import COUNT_EVERY_S
 from jobpool.ops.health import look
+from jobpool.policy.lookahead import HELD_JOBS
 from jobpool.telemetry.history.places import HistoryFile
 from jobpool.telemetry.metrics.rollup import HOUR, rollups
 
@@ -239,8 +240,9 @@ def test_leases_are_lost_with_a_beanstalkd_that_is_killed_and_nothing_else_is(
     rig.wait_drained()
     account = rig.account()
     assert account.lost | account.ghosts | account.wrong_attempts == set()
-    assert len(account.excused) <= 4, "what its masters were about to give back"
-    assert len(account.duplicates) <= 4 + 12, "what was done, and not yet settled: on a busy machine several batches"
+    ahead = len(long) * 2 * HELD_JOBS  # of two pools, whose children may both run a long job: then all of it goes back
+    assert len(account.excused) <= ahead, "what its masters were about to give back"
+    assert len(account.duplicates) <= ahead, "what was done, and not yet settled: on a busy machine several batches"
     assert [len(rig.ends(ident)) for ident in long] == [1, 1]
     wait_until(lambda: sum(pool.header().lost for pool in pools) >= 2)
     stop_all(rig, rig.pools)
