@@ -176,8 +176,8 @@ class Batch:
     """Settlements on their way to the settle thread.
 
     Each call of that thread is a transaction of the broker's. While jobs stream, acks may therefore wait for company:
-    for half of what the look-ahead holds, 10 to 30 ms. Other settlements never wait. Nor does an ack that brings
-    jobs or gives a place back, for which other jobs wait. Nor does a result if no other job is held.
+    for 10 to 30 ms (`LookAhead.linger`). Other settlements never wait. Nor does an ack that brings jobs or gives a
+    place back, for which other jobs wait. Nor does a result if no other job is held.
 
     `due`: CLOCK_MONOTONIC seconds at which `take` is to be called; infinity while there is nothing.
     """

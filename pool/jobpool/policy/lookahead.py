@@ -1,8 +1,8 @@
-"""The number of messages to lease beyond the idle children, so that 20 to 60 ms of the pool's work is held.
+"""The number of messages to lease beyond the idle children, so that 60 ms of the pool's work is held.
 
-It is 20 ms of very short jobs, and 60 ms where they last 15 ms or more. Each fetch and each settlement is a transaction
-of the broker's, which costs as much for one job as for ten. So no-op jobs stream in batches, those of 20 ms come by
-threes, and long jobs are never hoarded. Numbers in, numbers out: no clock, no I/O.
+Each fetch and each settlement is a transaction of the broker's, which costs as much for one job as for ten. So no-op
+jobs stream in batches, those of 20 ms come by threes, and long jobs are never hoarded. Numbers in, numbers out: no
+clock, no I/O.
 
 And the number of children that share it. A child that is woken finds cold caches, which costs more than a very short
 job. So few children get such jobs: as many as keep the cores busy, and some more for each handler that runs at a time.
@@ -12,7 +12,7 @@ The size is the lower of two views on what finished lately. The last 100 ms keep
 stream. The last 20 to 30 ms let it fall as soon as jobs get longer. The longer jobs last, the further back this second
 view goes: two children in step, with jobs of 25 ms, pause for 25 ms at a time while the stream goes on.
 
-A far broker answers a fetch late, so twice that time is held on top: for what is used up meanwhile, and again when the
+A far broker answers a fetch late, so twice that time is to be held: for what is used up meanwhile, and again when the
 answer comes. The size at most doubles from one window to the next: a few short jobs prove nothing about the next ones.
 A window in which nothing ends proves nothing either: after a pause behind long jobs, the size is what it was.
 """
@@ -24,15 +24,15 @@ import os
 
 from jobpool.message.definition import LONGEST
 
-HELD_S = 0.02  # of the pool's work to hold, while jobs are very short
-HELD_OF_LONGER_S = 0.06  # the same, at most, of longer jobs
-HELD_JOBS = 4  # of each child's, where that is between the two
+HELD_S = 0.06  # of the pool's work to hold: less lets children wait for a fetch, where jobs are of mixed lengths
+VIEW_S = 0.02  # of the second view, while jobs are very short
+VIEW_JOBS = 4  # of each child's, which it covers of longer ones, for up to `HELD_S`
 MAX_HELD_S = 0.09  # the same, however far the broker is: what has not started 100 ms after its lease goes back
 LONG_S = 0.08  # of a job; where they last so long and the broker is near, a fetch costs less than what it delays
 NEAR_S = 0.005  # of a fetch, which is not counted: a broker of this machine, or of this network
 WINDOW_S = 0.01  # of one observation window
 SPAN_WINDOWS = 10  # that are remembered: 100 ms
-MAX_QUIET_S = 0.05  # without an end, after which a stream is over that held no more than `HELD_S`
+MAX_QUIET_S = 0.05  # without an end, after which a stream of very short jobs is over
 MAX_LOOKAHEAD = 1024
 
 QUICK_RUN_S = 0.0003  # of a job, on average; for a longer one it is worth waking a child
@@ -47,7 +47,7 @@ CORES = len(os.sched_getaffinity(0))
 class LookAhead:
     """A size, `cap` at most, that follows what the pool finishes. Times are CLOCK_MONOTONIC seconds, never back.
 
-    `linger`: how long an ack may wait for others while there is a size, in seconds: half of what is held.
+    `linger`: how long an ack may wait for others while there is a size, in seconds: half of the second view, 10 to 30 ms.
     """
 
     __slots__ = (
@@ -60,7 +60,7 @@ class LookAhead:
         self._cores = cores
         self._children: float = math.inf
         self._held = HELD_S
-        self.linger = HELD_S / 2
+        self.linger = VIEW_S / 2
         self._allowed = 0
         self._counts = [0] * SPAN_WINDOWS
         self._busy = [0.0] * SPAN_WINDOWS
@@ -87,7 +87,7 @@ class LookAhead:
 
     def broker_took(self, seconds: float) -> None:
         """Note how long a fetch took, in seconds: a far broker's share of what is held follows it, smoothed."""
-        held = min(MAX_HELD_S, HELD_S + 2 * seconds) if seconds > NEAR_S else HELD_S
+        held = max(HELD_S, min(MAX_HELD_S, VIEW_S + 2 * seconds)) if seconds > NEAR_S else HELD_S
         if held != self._held:
             step = (held - self._held) / 4
             self._held = held if abs(step) < NEAR_S / 10 else self._held + step
@@ -110,20 +110,18 @@ class LookAhead:
         self._stale = False
         total, busy = sum(self._counts), sum(self._busy)
         mean = busy / total if total else 0.0
-        held = max(HELD_S, min(HELD_JOBS * mean, HELD_OF_LONGER_S))
-        self.linger = held / 2
-        windows = 1 + round((held + mean) / WINDOW_S)  # that cover it, the running one included
-        if self._held > HELD_S:
-            held = max(held, self._held)
-            windows = SPAN_WINDOWS  # what a far broker brings comes in bursts, a round trip apart
+        view = max(VIEW_S, min(VIEW_JOBS * mean, HELD_S))
+        self.linger = view / 2
+        is_far = self._held > HELD_S  # then what was fetched comes in bursts, a round trip apart: the first view decides
+        windows = SPAN_WINDOWS if is_far else 1 + round((view + mean) / WINDOW_S)  # that cover it, with the running one
         recent = sum([self._counts[(self._window - ago) % SPAN_WINDOWS] for ago in range(min(windows, SPAN_WINDOWS))])
-        self._size = min(recent, round(total * held / max(SPAN_WINDOWS * WINDOW_S, mean)))
-        if mean >= LONG_S and self._held == HELD_S:
+        self._size = round(min(recent * self._held / view, total * self._held / max(SPAN_WINDOWS * WINDOW_S, mean)))
+        if mean >= LONG_S and not is_far:
             self._size = 0
         running = busy / (SPAN_WINDOWS * WINDOW_S)
         is_quick = sum(self._brief) < total * QUICK_RUN_S
         self._children = self._cores + math.ceil(CHILDREN_A_HANDLER * running) if is_quick else math.inf
-        self._quiet = max(held, min(2 * mean, MAX_QUIET_S))
+        self._quiet = max(self._held if is_far else view, min(2 * mean, MAX_QUIET_S))
 
     def _roll(self, now: float) -> None:
         """Close the windows that have ended, and let the size double once for each."""

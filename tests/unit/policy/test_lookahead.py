@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from jobpool.policy.lookahead import CHILDREN_A_HANDLER, HELD_S, MAX_LOOKAHEAD, MAX_QUICK_S, QUICK_RUN_S, LookAhead
+from jobpool.policy.lookahead import CHILDREN_A_HANDLER, MAX_LOOKAHEAD, MAX_QUICK_S, QUICK_RUN_S, VIEW_S, LookAhead
 
 START = 5000.0
 
@@ -53,10 +53,10 @@ def test_a_stream_of_no_op_jobs_reaches_hundreds_within_100_ms() -> None:
     assert ahead.size(now) >= 200
 
 
-def test_a_stream_of_no_op_jobs_settles_at_20_ms_of_work() -> None:
+def test_a_stream_of_very_short_jobs_settles_at_60_ms_of_work() -> None:
     ahead = LookAhead(START)
-    now = stream(ahead, 20_000, START, 1.0)
-    assert 350 <= ahead.size(now) <= 400
+    now = stream(ahead, 10_000, START, 1.0)
+    assert 540 <= ahead.size(now) <= 600
 
 
 def test_it_at_most_doubles_from_window_to_window() -> None:
@@ -70,20 +70,18 @@ def test_it_at_most_doubles_from_window_to_window() -> None:
 
 
 @pytest.mark.parametrize("run", [lambda *a: workers(*a)[1], staggered], ids=["in step", "taking turns"])
-@pytest.mark.parametrize(("job", "size"), [(0.005, 8), (0.01, 8), (0.02, 6), (0.05, 2)])
-def test_2_workers_hold_60_ms_of_longer_jobs_but_of_shorter_ones_no_more_than_a_few(
-    run: object, job: float, size: int
-) -> None:
+@pytest.mark.parametrize(("job", "size"), [(0.005, 24), (0.01, 12), (0.02, 6), (0.05, 2)])
+def test_2_workers_hold_60_ms_of_longer_jobs(run: object, job: float, size: int) -> None:
     ahead = LookAhead(START)
     sizes = run(ahead, 2, job, START, 4.0)  # type: ignore[operator]
-    assert sum(sizes[40:]) / len(sizes[40:]) == pytest.approx(size, abs=1.0)
+    assert sum(sizes[40:]) / len(sizes[40:]) == pytest.approx(size, rel=0.1, abs=1.0)
     assert max(sizes[40:]) <= size + 2
 
 
 @pytest.mark.parametrize(("job", "linger"), [(0.0001, 0.01), (0.005, 0.01), (0.01, 0.02), (0.02, 0.03), (0.07, 0.03)])
-def test_an_ack_may_wait_for_half_of_what_is_held(job: float, linger: float) -> None:
+def test_an_ack_may_wait_for_half_of_what_the_second_view_covers(job: float, linger: float) -> None:
     ahead = LookAhead(START)
-    assert ahead.linger == HELD_S / 2
+    assert ahead.linger == VIEW_S / 2
     workers(ahead, 2, job, START, 2.0)
     assert ahead.linger == pytest.approx(linger)
 
@@ -106,7 +104,9 @@ def test_it_follows_a_change_from_no_op_to_20_ms_jobs_within_40_ms() -> None:
     ahead = LookAhead(START)
     now = stream(ahead, 20_000, START, 0.3)
     now, _ = workers(ahead, 2, 0.02, now, 0.04)
-    assert ahead.size(now) <= 4
+    assert ahead.size(now) <= 12
+    now, _ = workers(ahead, 2, 0.02, now, 0.06)
+    assert ahead.size(now) <= 6
 
 
 def test_one_long_job_among_a_stream_changes_little() -> None:
@@ -121,7 +121,7 @@ def test_a_pause_behind_long_jobs_is_not_a_beginning() -> None:
     now = stream(ahead, 2_000, START, 0.3)
     assert ahead.size(now + 0.045) == 0
     ahead.finished(10, now + 0.045)
-    assert ahead.size(now + 0.045) == 10
+    assert ahead.size(now + 0.045) == 30
 
 
 @pytest.mark.parametrize("count", [2, 16])
