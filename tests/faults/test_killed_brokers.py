@@ -241,7 +241,7 @@ def test_leases_are_lost_with_a_beanstalkd_that_is_killed_and_nothing_else_is(
     rig.wait_drained()
     account = rig.account()
     assert account.lost | account.ghosts | account.wrong_attempts == set()
-    held = round(children * (1 + HELD_S / seconds))  # both long jobs may run in one pool: then all that it holds goes back
+    held = round(children * (1 + HELD_S / seconds))  # all of it goes back where both long jobs run in one pool
     assert len(account.excused) <= held, "what its masters were about to give back"
     assert len(account.duplicates) <= held, "what was done, and not yet settled: on a busy machine several batches"
     assert [len(rig.ends(ident)) for ident in long] == [1, 1]

@@ -47,7 +47,7 @@ CORES = len(os.sched_getaffinity(0))
 class LookAhead:
     """A size, `cap` at most, that follows what the pool finishes. Times are CLOCK_MONOTONIC seconds, never back.
 
-    `linger`: how long an ack may wait for others while there is a size, in seconds: half of the second view, 10 to 30 ms.
+    `linger`: how long an ack may wait for others while there is a size, in seconds: half of the second view.
     """
 
     __slots__ = (
@@ -112,7 +112,7 @@ class LookAhead:
         mean = busy / total if total else 0.0
         view = max(VIEW_S, min(VIEW_JOBS * mean, HELD_S))
         self.linger = view / 2
-        is_far = self._held > HELD_S  # then what was fetched comes in bursts, a round trip apart: the first view decides
+        is_far = self._held > HELD_S  # then jobs end in bursts, a round trip apart: the first view decides
         windows = SPAN_WINDOWS if is_far else 1 + round((view + mean) / WINDOW_S)  # that cover it, with the running one
         recent = sum([self._counts[(self._window - ago) % SPAN_WINDOWS] for ago in range(min(windows, SPAN_WINDOWS))])
         self._size = round(min(recent * self._held / view, total * self._held / max(SPAN_WINDOWS * WINDOW_S, mean)))
