@@ -252,6 +252,8 @@ def test_jobs_that_are_moved_to_and_fro_between_pools_run_once_each(rig: Rig) ->
     for queue in queues:
         rig.wait_drained(queue=queue)
     assert len({line.id for line in rig.starts()}) == len(idents)
+    for pool in rig.pools:
+        pool.wait_ready(1)  # one of them may have run all jobs while the other still started
     assert [pool.stop() for pool in rig.pools] == [0, 0]
     rig.account().assert_once_each()
 
