@@ -210,6 +210,31 @@ def test_what_is_delayed_waits_there_until_it_is_due(harness: Harness) -> None:
     assert edit(backend, [ident], queue=QUEUE, priority=0) == {ident: Edited.UNCHANGED}
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"priority": 7}, id="priority"),
+        pytest.param({"queue": THERE}, id="queue", marks=moves),
+        pytest.param({"queue": THERE, "priority": 7}, id="both", marks=moves),
+    ],
+)
+def test_a_lease_from_before_an_edit_is_refused_and_changes_nothing(
+    backend: QueueBackend, changes: dict[str, Any]
+) -> None:
+    """With which refusal, is the broker's: it may look for the message only where it was leased."""
+    ident = backend.enqueue(a_job())
+    former = fetched(backend)
+    assert backend.release(former)
+    edit(backend, [ident], **changes)
+    for _ in range(2):
+        assert backend.nack(former, error="boom") in (Settled.NOT_IN_FLIGHT, Settled.NOT_OWNER)
+        assert backend.renew_many([former], 60.0) == [None]
+        lease = fetched(backend, changes.get("queue", QUEUE))
+        assert (lease.id, lease.attempts) == (ident, 0)
+        assert not backend.ack(former)
+        assert backend.release(lease)
+
+
 @moves
 def test_it_can_die_and_be_raised_where_it_went(backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job())

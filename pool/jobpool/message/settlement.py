@@ -117,7 +117,8 @@ def brings(settlement: Settlement) -> bool:
 class Settled(Enum):
     """A backend's answer to a settlement. Truthy when the message is where the caller wanted it.
 
-    The refusals are tried in this order, and a refusal changes nothing: `NOT_IN_FLIGHT`, `EXPIRED`, `NOT_OWNER`.
+    The refusals are tried in this order, and a refusal changes nothing: `NOT_IN_FLIGHT`, `EXPIRED`, `NOT_OWNER`. A
+    message whose queue or priority was edited since may not be found any more: then a former lease is `NOT_IN_FLIGHT`.
     """
 
     OK = "ok"
