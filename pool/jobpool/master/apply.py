@@ -13,12 +13,9 @@ from jobpool.master.scheduler import ON_SCHEDULERS
 from jobpool.master.serving import ON_SERVING
 from jobpool.master.state import Pool
 
-_OF_A_STREAM = {ev.ChildResults, ev.Leased, ev.Answered}
-"""Events that come all the time, and make nothing due that `next_due` does not tell."""
-
-_COMMON = {*_OF_A_STREAM, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked, ev.ChildSaid, ev.AppSaid}
-_COMMON |= {ev.NotBegun}
-"""Events that come often and never call for another child."""
+_COMMON = {ev.ChildResults, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked}
+_COMMON |= {ev.ChildSaid, ev.AppSaid, ev.NotBegun}
+"""Events that come all the time and never call for another child."""
 
 
 def apply(pool: Pool, event: ev.Event, now: float) -> None:
@@ -28,9 +25,8 @@ def apply(pool: Pool, event: ev.Event, now: float) -> None:
     if (observer := pool.observers.get(kind)) is not None:
         observer(pool, event)
     _APPLY[kind](pool, event)
-    if kind not in _OF_A_STREAM:
-        pool.quiet_until = 0.0
-        pool.changed = pool.changed or kind not in _COMMON
+    if kind not in _COMMON:
+        pool.changed = True
     if 0 < pool.settings.max_total <= pool.ended_total and not pool.is_stopping:
         pool.stop("as many jobs as were asked for are done")
 

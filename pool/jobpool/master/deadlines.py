@@ -57,7 +57,7 @@ def kill_child(slot: Slot, why: EndReason, text: str, now: float, actions: list[
 
 def next_due(pool: Pool, now: float) -> float:
     """Return when the loop must look again though nothing happens; at most `HEARTBEAT_S` away."""
-    if pool.outcomes or pool.asks or pool.replies or (pool.changed and not pool.is_stopping):
+    if pool.outcomes or pool.asks or pool.replies:
         return now
     due = min([now + HEARTBEAT_S, *[_slot_due(pool, slot, now) for slot in pool.slots.engaged.values()]])
     due = min(due, pool.oldest_ready + STALE_AFTER_S)
@@ -75,8 +75,6 @@ def _slot_due(pool: Pool, slot: Slot, now: float) -> float:
     match slot.state:
         case SlotState.BUSY:
             return _busy_due(pool, slot, now)
-        case SlotState.IDLE if slot.retiring and not slot.broken_at:
-            return now
         case SlotState.STARTING:
             return slot.since + pool.settings.boot_timeout
         case SlotState.DYING:
@@ -164,7 +162,6 @@ def _watch_dying(pool: Pool, slot: Slot, now: float, actions: list[act.Action]) 
         slot.deliveries.clear()
         actions.append(act.ForgetChild(slot, slot.child))
         pool.slots.collect(slot.child, now)
-        pool.changed = True
 
 
 def _busy_due(pool: Pool, slot: Slot, now: float) -> float:

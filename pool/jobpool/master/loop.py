@@ -130,7 +130,6 @@ class Master:
         While quick jobs stream, answers may gather first.
         """
         again, self._again = self._again, False
-        self.pool.quiet_until = 0.0
         if not again and (seconds := rest(self.pool, time.monotonic())):
             time.sleep(seconds)
         events = self.children.poll(0.0) if again or self._streams else []
@@ -146,8 +145,7 @@ class Master:
         now = time.monotonic()
         due = self.pool.checked_at + CHECK_EVERY_S
         if not self._eventful or len(self.pool.slots.engaged) <= MAX_LOOKED_AT:
-            self.pool.quiet_until = next_due(self.pool, now)
-            due = max(self.pool.quiet_until, due)
+            due = max(next_due(self.pool, now), due)
         due = min(due, steal_due(self.pool, now))
         if self._unpublished:
             due = min(due, self._publish_at)

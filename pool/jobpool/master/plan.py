@@ -67,7 +67,7 @@ class Planner:
     def upkeep(self, pool: Pool, now: float, now_boot: float) -> list[act.Action]:
         """Return what the clock asks for after that, in the same turn; nothing in most turns of a busy loop."""
         actions: list[act.Action] = []
-        if now - pool.checked_at >= CHECK_EVERY_S and now >= pool.quiet_until:
+        if now - pool.checked_at >= CHECK_EVERY_S:
             if not pool.is_stopping:
                 _keep(pool, now, actions)
             watch_servers(pool, now, actions)

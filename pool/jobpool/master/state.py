@@ -226,8 +226,6 @@ class Pool:
     """When that was."""
     ended_total: int = 0
     checked_at: float = 0.0
-    quiet_until: float = 0.0
-    """Nothing is due by the clock before, as the last look told (`next_due`); 0 = nobody has looked since."""
     wall_ahead: float = 0.0
     """Unix time less CLOCK_MONOTONIC: seconds, at the last answer to a settlement."""
     boot_ahead: float = 0.0

@@ -56,8 +56,7 @@ class Simulation(Stage):
         """Run until that time, or until everything was done."""
         self._turn([])
         while self._events or self.pool.held:
-            self.pool.quiet_until = next_due(self.pool, self.now)
-            due = max(self.pool.quiet_until, self.pool.checked_at + CHECK_EVERY_S)
+            due = max(next_due(self.pool, self.now), self.pool.checked_at + CHECK_EVERY_S)
             due = max(self.now, min(due, steal_due(self.pool, self.now)))
             at = min(due, self._events[0][0] if self._events else due)
             at = max(at, self.now + rest(self.pool, self.now))

@@ -9,7 +9,6 @@ from jobpool.ipc.frames import Exited, HandlerInfo, Loaded, Result
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
-from jobpool.master.deadlines import next_due
 from jobpool.master.plan import Planner
 from jobpool.master.slots import Slot, SlotState
 from jobpool.master.state import Pool
@@ -61,12 +60,9 @@ class Stage:
                 self._perform(action)
             done += actions
         self.log.extend(done)
-        self.pool.quiet_until = 0.0
         return done
 
     def after(self, seconds: float) -> list[act.Action]:
-        """Sleep as the loop does."""
-        self.pool.quiet_until = next_due(self.pool, self.now)
         self.now += seconds
         return self.tell()
 

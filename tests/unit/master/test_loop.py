@@ -172,7 +172,6 @@ def test_a_child_that_becomes_ready_is_shown_soon_and_anything_else_in_its_time(
     pool = Pool(SETTINGS, now=backend.clock.mono())
     master = a_master(pool, backend, inbox, LastLease(inbox, ev.ReapDone([])))
     pool.checked_at = now = time.monotonic()
-    pool.changed = False
     master._after(now)
     master._unpublished = True
     assert now + READY_PUBLISH_EVERY_S < master._due() <= now + PUBLISH_EVERY_S

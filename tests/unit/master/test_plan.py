@@ -99,7 +99,7 @@ class TestBoot:
         stage = Stage()
         stage.tell()
         assert told(4.9) == []
-        assert told(1.0) == told(20.0) == [5.9]
+        assert told(0.3) == told(20.0) == [5.2]
 
     def test_an_import_that_is_quick_is_not_told(self) -> None:
         stage = Stage().boot()

@@ -216,7 +216,7 @@ def test_one_that_does_not_end_when_it_is_replaced_is_killed_after_the_grace() -
     stage = reloaded(stop_grace=5.0)
     stage.tell(SchedulerReady(78))
     assert signals(stage.after(4.9)) == []
-    assert signals(stage.after(1.0)) == [(77, signal.SIGKILL)]
+    assert signals(stage.after(0.2)) == [(77, signal.SIGKILL)]
     assert signals(stage.after(100.0)) == []
     assert starts(died(stage, -9)) == 0
     assert stage.pool.schedulers.failures == 0
