@@ -160,6 +160,16 @@ class TestForkServersThatDoNotAnswer:
         assert isinstance(settlement, Forfeit)
         assert Death.from_text(settlement.cause).how == "killed by SIGSEGV"
 
+    def test_it_is_killed_as_soon_while_results_come_all_the_time(self) -> None:
+        stage = Stage(workers=2).boot()
+        dead, _ = stage.idle
+        stage.tell(ev.ChildEnded(dead.child), ev.ChildBroken(dead.child, "closed", closed=True))
+        since = stage.now
+        while not server_kills(stage.lease("report") + stage.after(0.05)):
+            stage.answer(stage.busy[0])
+            assert stage.now < since + 2 * ANSWER_LIMIT_S
+        assert ANSWER_LIMIT_S <= stage.now - since <= ANSWER_LIMIT_S + 0.1
+
     def test_a_timeout_whose_death_it_does_not_collect_is_a_timeout(self) -> None:
         stage = Stage(workers=1).boot()
         stage.lease("slow")
