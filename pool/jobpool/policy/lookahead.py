@@ -51,7 +51,7 @@ class LookAhead:
     """
 
     __slots__ = (
-        *("_allowed", "_brief", "_busy", "_cap", "_children", "_cores", "_counts", "_held", "_last", "_quiet", "_size"),
+        *("_allowed", "_brief", "_busy", "_cap", "_children", "_cores", "_counts", "_last", "_late", "_quiet", "_size"),
         *("_stale", "_window", "linger"),
     )
 
@@ -59,7 +59,7 @@ class LookAhead:
         self._cap = cap
         self._cores = cores
         self._children: float = math.inf
-        self._held = HELD_S
+        self._late = 0.0
         self.linger = VIEW_S / 2
         self._allowed = 0
         self._counts = [0] * SPAN_WINDOWS
@@ -87,10 +87,10 @@ class LookAhead:
 
     def broker_took(self, seconds: float) -> None:
         """Note how long a fetch took, in seconds: a far broker's share of what is held follows it, smoothed."""
-        held = max(HELD_S, min(MAX_HELD_S, VIEW_S + 2 * seconds)) if seconds > NEAR_S else HELD_S
-        if held != self._held:
-            step = (held - self._held) / 4
-            self._held = held if abs(step) < NEAR_S / 10 else self._held + step
+        late = min(MAX_HELD_S - VIEW_S, 2 * seconds) if seconds > NEAR_S else 0.0
+        if late != self._late:
+            step = (late - self._late) / 4
+            self._late = late if abs(step) < NEAR_S / 10 else self._late + step
             self._stale = True
 
     def size(self, now: float) -> int:
@@ -112,16 +112,17 @@ class LookAhead:
         mean = busy / total if total else 0.0
         view = max(VIEW_S, min(VIEW_JOBS * mean, HELD_S))
         self.linger = view / 2
-        is_far = self._held > HELD_S  # then jobs end in bursts, a round trip apart: the first view decides
+        held = max(HELD_S, VIEW_S + self._late)
+        is_far = self._late > 0.0  # then jobs end in bursts, a round trip apart: the first view decides
         windows = SPAN_WINDOWS if is_far else 1 + round((view + mean) / WINDOW_S)  # that cover it, with the running one
         recent = sum([self._counts[(self._window - ago) % SPAN_WINDOWS] for ago in range(min(windows, SPAN_WINDOWS))])
-        self._size = round(min(recent * self._held / view, total * self._held / max(SPAN_WINDOWS * WINDOW_S, mean)))
+        self._size = round(held * min(recent / view, total / max(SPAN_WINDOWS * WINDOW_S, mean)))
         if mean >= LONG_S and not is_far:
             self._size = 0
         running = busy / (SPAN_WINDOWS * WINDOW_S)
         is_quick = sum(self._brief) < total * QUICK_RUN_S
         self._children = self._cores + math.ceil(CHILDREN_A_HANDLER * running) if is_quick else math.inf
-        self._quiet = max(self._held if is_far else view, min(2 * mean, MAX_QUIET_S))
+        self._quiet = max(held if is_far else view, min(2 * mean, MAX_QUIET_S))
 
     def _roll(self, now: float) -> None:
         """Close the windows that have ended, and let the size double once for each."""
