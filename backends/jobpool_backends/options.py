@@ -6,9 +6,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
+
+from msgspec import Struct
 
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import LONGEST
@@ -21,8 +22,7 @@ MAX_TIMEOUT_S = 3600.0
 MAX_DEAD = 10**12  # the largest `dead_max`
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """An option of a URL, or an argument by keyword.
 
     `takes`: a phrase of the values that it takes, for error texts, which never quote a `secret` one. `read` makes its

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from msgspec import Struct
 
 from jobpool.broker.values import UNHELD, Message, MessageFilter, State, Verb
 from jobpool.errors import MalformedEnvelope
@@ -32,8 +33,7 @@ TOUCHABLE = {
 """The states in which a verb may meet a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeadCaps:
+class DeadCaps(Struct, frozen=True):
     """Bounds on the dead letters of a queue: how many, and how old in microseconds; 0 = none. Falsy without bounds."""
 
     most: int = 0

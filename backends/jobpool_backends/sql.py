@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from jobpool.broker.claim_store import QueueMessage
 from jobpool.broker.values import Message, MessageFilter, NewMessage, State, Verb

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
 import orjson
+from msgspec.structs import asdict, replace
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import LIVE, UNHELD, Message, MessageFilter, QueueStats, State, Verb

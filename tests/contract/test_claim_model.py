@@ -7,12 +7,13 @@ has noticed the end of a claim may differ, so both sides are tidied before a poo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, invariant, multiple, rule
+from msgspec.structs import replace
 from support.harness import Harness
 from support.jobs import a_job, at
 from support.side_by_side import Pair, SideBySide, compare

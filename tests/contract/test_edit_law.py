@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.claims import claim, post
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered

@@ -7,12 +7,12 @@ few milliseconds this way or that do not matter.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, invariant, multiple, precondition, rule
+from msgspec.structs import replace
 from support.harness import Harness
 from support.jobs import a_job, at
 from support.side_by_side import Pair, SideBySide, compare

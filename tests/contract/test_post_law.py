@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from support.claims import a_post, bodies, claim, found, ids, nothing_to_claim, post
 from support.harness import Harness
 from support.jobs import QUEUE, a_job

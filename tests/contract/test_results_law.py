@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 from support.looks import dead_letter, in_order, is_refusal, seen

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Message, MessageFilter, ReapPolicy, State, Verb

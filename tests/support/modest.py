@@ -7,8 +7,9 @@ suite's to say.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
+
+from msgspec.structs import replace
 
 from jobpool.broker.values import (
     Capabilities,

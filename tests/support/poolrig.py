@@ -17,9 +17,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jobpool.errors import ConfigurationError
 from jobpool_backends.options import Option, number, pattern, read_host, read_options, seconds, split_query
@@ -18,8 +19,7 @@ DEFAULT_PORT = 11300
 LONGEST_TTR = 366 * 86400  # seconds; beanstalkd would take 136 years, but a lease lasts less than a year
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True):
     """The server's address and its options."""
 
     host: str

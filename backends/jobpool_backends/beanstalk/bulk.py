@@ -9,10 +9,10 @@ leased message is never touched.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 
 import greenstalk
+from msgspec.structs import replace
 
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import JobpoolError, Unsupported

@@ -16,15 +16,14 @@ import socket
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from io import BufferedReader
 from itertools import count
 from typing import cast
 
 import greenstalk
+from msgspec import Struct
 
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError
-from jobpool.message.frozen import maker
 from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
 from jobpool_backends.beanstalk.records import Record
@@ -88,8 +87,7 @@ _COUNTERS = re.compile(
 _serials = count()
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
+class Counters(Struct, frozen=True):
     """Counts of one job. `age` and `ttr` are whole seconds, rounded down; `state` is the server's word."""
 
     tube: str
@@ -110,16 +108,13 @@ class Counters:
         return max(0, self.reserves - self.releases - self.buries - 1)
 
 
-_make_counters = maker(Counters)
-
-
 def read_counters(text: bytes) -> Counters:
     """Parse the answer to `stats-job`. Raises ValueError for any other text."""
     match = _COUNTERS.search(text)
     if match is None:
         raise ValueError("no statistics of a job")
     tube, state, *numbers = match.groups()
-    return _make_counters(tube.decode(), state.decode(), *map(int, numbers))
+    return Counters(tube.decode(), state.decode(), *map(int, numbers))
 
 
 def number(stats: Stats, name: str) -> int:
@@ -314,8 +309,7 @@ class Connection:
         self._socket.close()
 
 
-@dataclass(slots=True, eq=False)
-class Held:
+class Held(Struct, eq=False):
     """A lease, with all that settling it needs."""
 
     job: int  # the server's number

@@ -8,9 +8,9 @@ next client to meet it buries it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import greenstalk
+from msgspec import Struct
 
 from jobpool.broker.values import NewMessage
 from jobpool.errors import BackendUnavailable, InvalidJob, JobpoolError
@@ -22,8 +22,7 @@ from jobpool_backends.shared import grouped
 UNBURIED_DELAY_S = 30  # for which a dead letter that was not buried stays out of the way
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Struct, frozen=True):
     """A job to put. `delay` and `ttr` in whole seconds; a dead one has no delay of its own."""
 
     tube: str

@@ -13,11 +13,11 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 
 import greenstalk
+from msgspec.structs import replace
 
-from jobpool.message.lease import make_lease
+from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.connection import Answer, Connection, Counters, Held, number_of, read_counters
 from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.enqueue import Copy, put_copies
@@ -101,7 +101,7 @@ class Fetcher:
         owner, ends, deliveries = f"{word}{number:016x}", before + counters.ttr, record.deliveries + counters.reserves
         history = record.attempts, record.crashes, deliveries, record.enqueued_at, record.begun
         queue = self._address.queue(counters.tube) or counters.tube
-        lease = make_lease(record.id, queue, body, number, owner, ends, self._scheme, *history)
+        lease = JobLease(record.id, queue, body, number, owner, ends, self._scheme, *history)
         held = Held(number, connection, lease, record, counters.priority, counters.ttr, prefetched=True)
         self._connections.own(held)
         return held

@@ -15,9 +15,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 
 import greenstalk
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State
 from jobpool.clock import Clock
@@ -36,8 +37,7 @@ MAX_ORDERED_LETTERS = 1000
 FOREIGN_REASON = "buried"  # reason of a dead letter that another program buried
 
 
-@dataclass(frozen=True, slots=True)
-class Letter:
+class Letter(Struct, frozen=True):
     """One dead letter."""
 
     job: int  # the server's number; it grows with the time of death

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jobpool.broker.values import NewMessage, Reaped, ReapPolicy
-from jobpool.message.frozen import maker
 from jobpool.message.names import IDENTIFIER
 
 VERSION = 1
@@ -27,8 +27,7 @@ _MIN_TEXT_CHARS = 16
 _MAX_REASON_CHARS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """The header of a message; fields as in a lease and a message. Wall-clock times are Unix seconds."""
 
     id: str  # without a header, a name made from the server's number
@@ -54,11 +53,7 @@ class Record:
         return replace(self, last_error=error, cause=cause)
 
 
-_make_record = maker(Record)
-
-
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(Struct, frozen=True):
     """A crashed message as it goes on: its new header, dead past the limit, and whole seconds of delay."""
 
     record: Record
@@ -155,7 +150,7 @@ def _read(head: bytes) -> Record | None:
     ):
         return None
     if len(values) == 3:
-        return _make_record(ident, float(at))  # most have been put once, and nothing more
+        return Record(ident, float(at))  # most have been put once, and nothing more
     good = (
         all(type(count := values.get(key, 0)) is int and 0 <= count < most for key, most in _LIMITS.items())
         and all(isinstance(values.get(key, ""), str) for key in _TEXTS)

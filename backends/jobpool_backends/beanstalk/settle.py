@@ -13,10 +13,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from itertools import count
 
 import greenstalk
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import NewMessage
@@ -35,8 +36,7 @@ _MAX_FAILED_CALLS = 100  # calls that failed whose results are remembered
 _DONE = {b"delete": b"DELETED", b"release": b"RELEASED", b"bury": b"BURIED"}
 
 
-@dataclass(slots=True, eq=False)
-class Plan:
+class Plan(Struct, eq=False):
     """The steps of a settlement: jobs are put, and then a command ends the original."""
 
     place: int  # in the call
@@ -49,8 +49,7 @@ class Plan:
     """
 
 
-@dataclass(slots=True, eq=False)
-class Call:
+class Call(Struct, eq=False):
     """A settle call under way."""
 
     answers: dict[int, Settled]  # by place; also those of a failed call before this one, of the same id

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar, Self
+
+from msgspec.structs import replace
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding, Level
@@ -32,7 +33,7 @@ from jobpool.broker.values import (
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError
 from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED
-from jobpool.message.lease import JobLease, make_lease
+from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.memory.claims import MemoryClaims
@@ -106,7 +107,7 @@ class MemoryBackend(QueueBackend):
         return entry.state is State.LEASED and entry.fetched_by == call and self._turn.boot < entry.deadline
 
     def _lease(self, entry: Entry) -> JobLease:
-        return make_lease(
+        return JobLease(
             entry.id,
             entry.queue,
             entry.body if len(entry.body) <= MAX_BODY_BYTES else OVERSIZED,

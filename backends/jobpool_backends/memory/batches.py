@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import Enum
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from jobpool.broker.values import NewBatch, NewMessage
 from jobpool.errors import InvalidJob
@@ -21,8 +23,7 @@ class End(Enum):
     CANCELLED = "cancelled"
 
 
-@dataclass(slots=True)
-class _Batch:
+class _Batch(Struct):
     new: NewBatch
     created_at: int
     total: int = 0

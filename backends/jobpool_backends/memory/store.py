@@ -9,10 +9,11 @@ from __future__ import annotations
 import secrets
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
+
+from msgspec.structs import replace
 
 from jobpool.broker.claim_store import POST_PRIORITY, NewPost
 from jobpool.broker.values import ENQUEUE_MEMORY, UNHELD, Edit, Edited, MessageFilter, NewMessage, State

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from threading import Condition, Lock
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct, field
 
 from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.clock import Clock
@@ -114,8 +115,7 @@ class Expiring(Generic[V]):
             del self._values[key]
 
 
-@dataclass(slots=True)
-class Entry:
+class Entry(Struct):
     """One message. Times are microseconds; `deadline` and `held_since` on the boot clock, the others on the wall's."""
 
     seq: int
@@ -161,8 +161,7 @@ class Entry:
         self.deadline, self.deadline_wall = turn.boot + length, turn.now + length
 
 
-@dataclass(slots=True)
-class Claim:
+class Claim(Struct):
     """Messages that somebody holds. Lengths are microseconds, and times on the boot clock, as a lease's are."""
 
     id: str
@@ -173,8 +172,7 @@ class Claim:
     entries: dict[int, Entry] = field(default_factory=dict)  # by sequence number, in the order of the claim
 
 
-@dataclass(slots=True)
-class Line:
+class Line(Struct):
     """The order of the jobs of a queue, or of its posted messages, and their counts.
 
     The heaps are cleaned lazily: an entry whose message has moved on is skipped when it comes up.
@@ -185,8 +183,7 @@ class Line:
     counts: dict[State, int] = field(default_factory=lambda: dict.fromkeys(State, 0))
 
 
-@dataclass(slots=True)
-class Queue:
+class Queue(Struct):
     jobs: Line = field(default_factory=Line)
     posts: Line = field(default_factory=Line)
     leased: dict[int, Entry] = field(default_factory=dict)  # messages that pools hold, by sequence number

@@ -10,8 +10,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import Reaped, ReapPolicy
@@ -20,7 +21,7 @@ from jobpool.errors import AccessRefused, BackendUnavailable
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
-from jobpool.message.lease import JobLease, make_lease
+from jobpool.message.lease import JobLease
 from jobpool.message.names import storable
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.postgres.connection import Connection
@@ -96,7 +97,7 @@ class Leases:
         scheme = self._scheme
         holder = f"{rows[0][9]:016x}"  # they were all taken by one call
         return [
-            make_lease(
+            JobLease(
                 ident,
                 queue,
                 OVERSIZED if body is None else body,

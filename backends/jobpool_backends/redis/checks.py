@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
+from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
 from jobpool.broker.finding import Finding, Level

@@ -18,7 +18,6 @@ from typing import Any
 from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.broker.values import MessageFilter, State
 from jobpool.errors import InvalidJob
-from jobpool.message.frozen import maker
 from jobpool_backends.redis import keyspace
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.enqueue import MAX_MESSAGES_PER_CALL, Enqueuer
@@ -27,8 +26,6 @@ from jobpool_backends.redis.records import cursor_of, read_tail
 from jobpool_backends.shared import MICRO, DeadCaps, micros, stand_in, unix_time
 
 _AGAIN = 1  # answer of a script that found nothing, but has not looked at everything
-_make_message = maker(QueueMessage)
-
 _DELETED = {ord("d"): Deleted.DONE, ord("f"): Deleted.FORBIDDEN}
 
 
@@ -136,7 +133,7 @@ def _messages(
         member = name.decode()
         *_, enqueued, ident, rest = record.decode().split(" ", 6)
         handler, claims, ends_at, _ = read_tail(rest)
-        yield _make_message(
+        yield QueueMessage(
             ident[1:],
             queue,
             stand_in(body),

@@ -12,17 +12,17 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import chain, repeat
 
 import orjson
+from msgspec.structs import replace
 
 from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import REMEMBER_CALLS, Reaped, ReapPolicy
 from jobpool.clock import Clock
 from jobpool.message.definition import LONGEST
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
-from jobpool.message.lease import JobLease, make_lease
+from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.enqueue import messages_words
@@ -83,7 +83,7 @@ class Leases:
             member, text = name.decode(), record.decode()
             deliveries, attempts, crashes, available, enqueued, ident, _ = text[TAG_BYTES:].split(" ", 6)
             leases.append(
-                make_lease(
+                JobLease(
                     ident[1:],
                     queue,
                     body if type(body) is bytes else stand_in(body),

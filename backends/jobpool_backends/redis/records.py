@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import asdict, fields
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
+from msgspec.structs import asdict
 
 from jobpool.broker.claim_store import QueueMessage
 from jobpool.broker.values import Message, NewMessage, State
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
     def queue_message(self) -> QueueMessage:
         """Return the message as claims see it."""
-        return QueueMessage(**{field.name: getattr(self.message, field.name) for field in fields(QueueMessage)})
+        return QueueMessage(**{name: getattr(self.message, name) for name in QueueMessage.__struct_fields__})
 
 
 def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:

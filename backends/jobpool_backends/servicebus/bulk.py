@@ -13,13 +13,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 from azure.servicebus.exceptions import MessageNotFoundError
+from msgspec.structs import replace
 
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import Unsupported

@@ -7,11 +7,11 @@ functions of these facts alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from azure.core.exceptions import AzureError, ResourceNotFoundError
+from msgspec import Struct
 
 from jobpool.broker.finding import Finding, Level
 from jobpool.errors import ConfigurationError
@@ -30,8 +30,7 @@ FOREVER_S = 10 * 365 * 86400.0  # the service says some ten million days for "ne
 SETTINGS_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """Settings of one queue, by default the service's own. Times are seconds."""
 
     lock: float = 60.0  # LockDuration

@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus import exceptions as sdk
 from azure.servicebus.aio import ServiceBusSender
+from msgspec import Struct
 
 from jobpool.broker.values import NewMessage
 from jobpool.clock import Clock
@@ -27,8 +27,7 @@ from jobpool_backends.servicebus.records import COPY_GROWTH_BYTES, OVERHEAD_BYTE
 from jobpool_backends.shared import grouped, micros
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(Struct, frozen=True):
     """A record on its way to a queue."""
 
     queue: str

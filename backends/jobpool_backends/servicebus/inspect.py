@@ -16,11 +16,12 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from itertools import islice
 
 from azure.servicebus import ServiceBusMessageState, ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusReceiver
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jobpool.broker.values import LIVE, Message, MessageFilter, QueueStats, State
 from jobpool.clock import Clock
@@ -74,8 +75,7 @@ async def _peek_both(client: QueueClient) -> tuple[list[ServiceBusReceivedMessag
     return await asyncio.gather(peek_first(client.management), peek_first(client.dead))
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """One message. `sequence`: the broker's number for it, in its queue or in that one's dead letters."""
 
     message: Message

@@ -17,7 +17,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 from azure.servicebus import ServiceBusReceivedMessage
@@ -25,6 +24,7 @@ from azure.servicebus import exceptions as sdk
 from azure.servicebus._pyamqp.error import AMQPError
 from azure.servicebus._pyamqp.outcomes import Accepted, Modified, Rejected, Released
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
+from msgspec import Struct
 
 ROUND_TRIP_LIMIT_S = 5.0  # time for the broker to answer; beyond it the handler is in doubt
 READ_SLICE_S = 0.1  # time of one read before a look whether somebody else has read what is waited for
@@ -47,8 +47,7 @@ _OUTCOMES: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Disposition:
+class Disposition(Struct, frozen=True):
     """An order about a message that we hold: AMQP's outcome `kind`, and the two texts of a dead letter."""
 
     kind: str

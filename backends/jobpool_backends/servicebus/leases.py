@@ -20,11 +20,12 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool.message.lease import JobLease, make_lease
+from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.internals import log
@@ -41,8 +42,7 @@ CLOCK_TOLERANCE_S = 1.0  # difference of clocks below which nobody is warned
 WARNING_PAUSE_S = 600.0
 
 
-@dataclass(slots=True, eq=False)
-class Held:
+class Held(Struct, eq=False):
     """One lease."""
 
     delivery: Delivery
@@ -132,8 +132,7 @@ def _forget(held: Held) -> None:
     held.delivery.receiver.forget(1)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTime:
+class RequestTime(Struct, frozen=True):
     """The time of a request, by the backend's clock and by `time.monotonic()`."""
 
     boot: float
@@ -208,7 +207,7 @@ class Fetcher:
         sequence = message.sequence_number or 0
         self._leases.add(Held(delivery, record, queue, sequence, owner, ends, deliveries))
         history = record.attempts, record.crashes, deliveries, record.enqueued_at / MICRO, record.begun
-        return make_lease(record.id, queue, record.body, sequence, owner, ends, self._scheme, *history)
+        return JobLease(record.id, queue, record.body, sequence, owner, ends, self._scheme, *history)
 
 
 class Waiter:

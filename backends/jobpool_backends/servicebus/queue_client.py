@@ -15,12 +15,12 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusSubQueue
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
+from msgspec import Struct
 
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.servicebus import internals
@@ -39,8 +39,7 @@ _HANDLER: dict[str, Any] = {"timeout": 5, "socket_timeout": 0.2}
 _NO_ANSWER = "the broker did not say what became of the message"
 
 
-@dataclass(slots=True, eq=False)
-class Delivery:
+class Delivery(Struct, eq=False):
     """A message whose lock we hold."""
 
     message: ServiceBusReceivedMessage
@@ -55,8 +54,7 @@ class Doubt(Exception):
     """The lock is gone, and the settlement may have been what ended it."""
 
 
-@dataclass(slots=True)
-class _Order:
+class _Order(Struct):
     """A settlement on its way, and its answer."""
 
     delivery: Delivery

@@ -19,12 +19,13 @@ import hashlib
 import math
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import orjson
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jobpool.broker.values import NewMessage, ReapPolicy
 from jobpool.message.names import IDENTIFIER
@@ -48,8 +49,7 @@ _WRITTEN = {"d": "deliveries", "a": "attempts", "c": "crashes", "x": "crashed_at
 _EPITAPH = {"attempts": "attempts", "crashes": "crashes", "error": "last_error", "cause": "cause"}
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """One message, whatever carried it. Times are whole microseconds on the Unix clock."""
 
     id: str

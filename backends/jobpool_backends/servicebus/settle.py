@@ -12,10 +12,11 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from azure.servicebus.aio import ServiceBusReceiver
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import NewMessage, Reaped
@@ -38,8 +39,7 @@ MIN_CALL_TIME_S = 1.0  # however little is left of a lease: the broker knows if 
 MAX_RENEW_LOCKS = 100
 
 
-@dataclass(slots=True)
-class Plan:
+class Plan(Struct):
     """The plan of a settlement: the copies to send, and then the order to the broker about the original."""
 
     held: Held

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from operator import itemgetter
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from jobpool.broker.claim_store import MOST_MESSAGES, ClaimStats, HeldClaim, QueueMessage
 from jobpool_backends.shared import MICRO, stand_in

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 from jobpool.message.envelope import MAX_BODY_BYTES
-from jobpool.message.lease import JobLease, make_lease
+from jobpool.message.lease import JobLease
 from jobpool_backends.shared import MICRO, micros, stand_in
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.schema import DELAYED, EACH, LEASED, POST_DELAYED, POSTED, WAITING
@@ -97,7 +97,7 @@ class Fetcher:
         rows.sort(key=itemgetter(1, 0))  # by priority and seq: RETURNING promises no order
         scheme = self._scheme
         return [
-            make_lease(
+            JobLease(
                 ident,
                 queue,
                 body if type(body) is bytes else stand_in(body),

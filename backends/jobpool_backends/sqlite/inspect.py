@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
 from jobpool.message.settlement import CANCELLED
@@ -205,8 +206,7 @@ _ASKED = {
 _CONVERTED: dict[str, Callable[[Any], object]] = {"older_than": micros, "newer_than": micros, "ids": json.dumps}
 
 
-@dataclass(slots=True)
-class Search:
+class Search(Struct):
     """`where` holds for each living message that is wanted; `ranges` are FROM clauses that together hold them all."""
 
     where: str

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import NewMessage
@@ -156,8 +158,7 @@ def _judge_all(changes: _Changes, settlements: Settlements, brought: Brought) ->
     return answers
 
 
-@dataclass(slots=True)
-class _Changes:
+class _Changes(Struct):
     """Writes of one call, verb by verb."""
 
     step: Step

@@ -18,10 +18,11 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from jobpool.broker.values import ENQUEUE_MEMORY, REMEMBER_CALLS
 from jobpool.clock import Clock
@@ -57,8 +58,7 @@ _ADD = _adding("waiting", "delayed", "leased", "dead")
 _ADD_POSTS = _adding("posts", "posts_delayed", "posts_claimed", "expired")
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(Struct, frozen=True):
     """One reading in microseconds: `wall` Unix time, `boottime` CLOCK_BOOTTIME of the boot named `boot`."""
 
     wall: int
@@ -100,8 +100,7 @@ class Counts:
         self._changes.clear()
 
 
-@dataclass(slots=True)
-class Step:
+class Step(Struct):
     """A write transaction. Its end writes the counts. `frees_jobs`: threads that wait for jobs should look.
 
     `ends_jobs`: how many ends those should hear of who wait for results. `ended_members`: by batch, its members that

@@ -31,13 +31,15 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
+
+from msgspec import Struct
 
 from jobpool.broker.values import MAX_PAGE, read_cursor
 from jobpool.errors import ClaimNotFound, InvalidJob
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.names import check_identifier, check_queue, storable
+from jobpool.message.printable import repr_without
 from jobpool.message.units import check_count, check_seconds
 
 MOST_MESSAGES = 20  # in one claim, one `pop`, and one `delete_many`
@@ -49,19 +51,19 @@ CLAIM_LIMIT = "claim-limit"  # reason of a dead letter that was claimed too ofte
 POST_PRIORITY = 5  # of posted messages, among the jobs of their queue
 
 
-@dataclass(frozen=True, slots=True)
-class NewPost:
+class NewPost(Struct, frozen=True):
     """One message on its way in; its life counts from then on."""
 
     id: str
     given: bool  # the producer chose the id: it is known like a job's (`QueueBackend.enqueue_many`)
-    body: bytes = field(repr=False)
+    body: bytes
     life: float | None = None  # seconds; None = forever
     delay: float = 0.0  # seconds until it is free
 
+    __repr__ = repr_without("body")
 
-@dataclass(frozen=True, slots=True)
-class QueueMessage:
+
+class QueueMessage(Struct, frozen=True):
     """A message as claims and lists show it. Wall-clock times are Unix seconds on the broker's clock.
 
     Only lists show a body of more than MAX_BODY_BYTES, which `post` refuses; claims and `pop` return `OVERSIZED`.
@@ -69,7 +71,7 @@ class QueueMessage:
 
     id: str
     queue: str
-    body: bytes = field(repr=False)  # the posted bytes, or a job's wire bytes
+    body: bytes  # the posted bytes, or a job's wire bytes
     handler: str  # of a job; "" for a posted message
     priority: int
     enqueued_at: float
@@ -78,9 +80,10 @@ class QueueMessage:
     ends_at: float | None = None  # when its life ends; None = never
     cursor: str = ""  # opaque; `list_free(after=…)` continues after it
 
+    __repr__ = repr_without("body")
 
-@dataclass(frozen=True, slots=True)
-class HeldClaim:
+
+class HeldClaim(Struct, frozen=True):
     """A live claim, as the broker told of it."""
 
     id: str  # 32 lower-case hex characters
@@ -92,8 +95,7 @@ class HeldClaim:
     count: int = 0  # of these messages
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimStats:
+class ClaimStats(Struct, frozen=True):
     """Counts of one queue, dead letters left out.
 
     `expired`: posted messages that ended with their lives, since the queue was first used; the last seconds may miss.

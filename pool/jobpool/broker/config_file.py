@@ -15,9 +15,10 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from jobpool.errors import ConfigurationError
 
@@ -26,8 +27,7 @@ PATHS = frozenset({"runtime_dir", "signing_key_file"})
 SQLITE = "sqlite:///"
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
+class ConfigFile(Struct, frozen=True):
     """The content of a configuration file. `path` None: there is none, and `directory` is the working directory."""
 
     path: Path | None

@@ -14,12 +14,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from jobpool.broker.key_store import all_records
 from jobpool.broker.values import UNHELD, Message, MessageFilter, State, Verb
@@ -51,8 +52,7 @@ PAGE_RECORDS = 1000
 Made = TypeVar("Made", "Pause", "Mark", "PoolRecord")
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(Struct, frozen=True):
     """A queue from which no pool fetches. Times are Unix seconds on the broker's clock."""
 
     queue: str
@@ -78,8 +78,7 @@ class Cancel(StrEnum):
     """Its pool has not answered in time: it is cancelled as soon as a pool reads this, if it does not succeed first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """A request to cancel one message at its deliveries from this one on."""
 
     enqueued_at: float = 0.0  # Unix time, which tells it from a later message with its id; 0 = of any
@@ -92,8 +91,7 @@ class Mark:
         return is_same and not is_later and lease.deliveries >= self.deliveries
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """All that people ask of pools now."""
 
     paused: dict[str, Pause] = field(default_factory=dict)
@@ -101,8 +99,7 @@ class Asked:
     cancels: dict[str, Mark] = field(default_factory=dict)  # by the ids of messages
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolRecord:
+class PoolRecord(Struct, frozen=True, kw_only=True):
     """A pool, as it told of itself last. Times are Unix seconds on the broker's clock."""
 
     id: str  # minted at its start
@@ -158,7 +155,7 @@ def _made(kind: type[Made], value: bytes) -> Made | None:
     """Return what a record holds, also one of a newer version, with more fields; None for what cannot be read."""
     try:
         found = dict(orjson.loads(value))
-        return kind(**{each.name: found[each.name] for each in fields(kind) if each.name in found})
+        return kind(**{name: found[name] for name in kind.__struct_fields__ if name in found})
     except (ValueError, TypeError):
         return None
 

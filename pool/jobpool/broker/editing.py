@@ -11,9 +11,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jobpool.broker.values import UNHELD, Edit, Edited, Message, MessageFilter, State
 from jobpool.errors import BadSignature, InvalidJob, MalformedEnvelope
@@ -32,8 +34,7 @@ PAGE_MESSAGES = 250
 SAME_TIME_S = 1e-6  # two times of one message that differ by less are the same
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(Struct, frozen=True):
     """The changes that a person asks for; None = it stays."""
 
     due: float | None = None  # Unix time on the broker's clock; in the past = now

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from jobpool.broker.broker_time import BrokerTime
-from jobpool.broker.values import Capabilities, Edit, Existing, NewMessage, make_message, once_id
+from jobpool.broker.values import Capabilities, Edit, Existing, NewMessage, once_id
 from jobpool.errors import InvalidJob, Unsupported
 from jobpool.message.batches import NO_BATCHES
 from jobpool.message.definition import JobDefinition
@@ -49,7 +50,7 @@ def pack(to: Destination, definition: JobDefinition, ident: str) -> NewMessage:
     given = definition.identifier is not None
     unique_key = definition.idempotency_key if definition.unique else None
     fields = ident, given, queue, definition.handler, definition.priority, due, body, unique_key
-    return make_message(*fields, batch=definition.batch)
+    return NewMessage(*fields, batch=definition.batch)
 
 
 def pack_all(to: Destination, definitions: Iterable[JobDefinition]) -> list[NewMessage]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import asdict, force_setattr
+
 from jobpool.errors import ConfigurationError
 from jobpool.message.death import Death
-from jobpool.message.frozen import maker
 from jobpool.message.names import storable
+from jobpool.message.printable import repr_without
 from jobpool.message.units import check_number
 
 REMEMBER_CALLS = 60.0  # seconds for which a settle call's or a fetch's id is remembered (law 2, law 1)
@@ -51,8 +53,7 @@ class Leases(StrEnum):
     """Jobs run at enqueue, and no message is kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(Struct, frozen=True):
     """The capabilities of a broker. Shown in docs/backends.md as a table made from these fields."""
 
     leases: Leases = Leases.OURS
@@ -99,8 +100,7 @@ class Capabilities:
     """Seconds to which delays are rounded up."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueStats:
+class QueueStats(Struct, frozen=True):
     """Counts of one queue, O(1) however long it is. A count at `cap` means "at least"."""
 
     waiting: int = 0  # jobs ready to be fetched now; those that were delayed and have fallen due count here
@@ -122,8 +122,7 @@ class QueueStats:
         return 0 if self.leased else self.waiting + self.delayed
 
 
-@dataclass(frozen=True, slots=True)
-class ReapPolicy:
+class ReapPolicy(Struct, frozen=True):
     """The reaper's treatment of a message whose lease has expired.
 
     After the first crash it is fetchable at once, then after a delay drawn uniformly from [0, min(back_off_cap,
@@ -157,8 +156,7 @@ class ReapPolicy:
         return 0 < self.max_crashes < crashes
 
 
-@dataclass(frozen=True, slots=True)
-class Reaped:
+class Reaped(Struct, frozen=True):
     """One message that a reap took back. `dead`: it went past `max_crashes`."""
 
     id: str
@@ -168,8 +166,7 @@ class Reaped:
     dead: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """A message as an administrator sees it. Times are Unix seconds on the broker's clock."""
 
     id: str
@@ -182,7 +179,7 @@ class Message:
     deliveries: int
     enqueued_at: float
     available_at: float
-    body: bytes = field(repr=False)
+    body: bytes
     reason: str | None = None
     last_error: str | None = None
     cause: str | None = None
@@ -193,14 +190,15 @@ class Message:
     ends_at: float | None = None  # when the life of a posted message ends; None = never
     cursor: str = ""  # opaque; `list_messages(after=…)` continues after this message
 
+    __repr__ = repr_without("body")
+
     @property
     def death(self) -> Death | None:
         """`cause`, read: how the last attempt ended that was killed or crashed; None = none did."""
         return Death.from_text(self.cause) if self.cause else None
 
 
-@dataclass(frozen=True, slots=True)
-class MessageFilter:
+class MessageFilter(Struct, frozen=True):
     """A choice of messages. Every field that is set must match, those without a note exactly; empty means all.
 
     Raises `ValueError`: an age is not a number.
@@ -221,8 +219,8 @@ class MessageFilter:
                 check_number(getattr(self, name), name)
         for name in ("queue", "handler", "reason", "text"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, storable(getattr(self, name)))
-        object.__setattr__(self, "ids", tuple(map(storable, self.ids)))
+                force_setattr(self, name, storable(getattr(self, name)))
+        force_setattr(self, "ids", tuple(map(storable, self.ids)))
 
 
 class Verb(StrEnum):
@@ -260,8 +258,7 @@ class Edited(StrEnum):
     """It is no longer as it was seen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(Struct, frozen=True):
     """A change of one job that waits or is delayed, made only while its queue and priority are those that were seen.
 
     Its id, place in the order, counters and last error stay, and so does its expiry.
@@ -274,8 +271,7 @@ class Edit:
     body: bytes | None = None  # signed for this queue and priority; None = as it is
 
 
-@dataclass(frozen=True, slots=True)
-class NewMessage:
+class NewMessage(Struct, frozen=True):
     """One message on its way in."""
 
     id: str
@@ -301,8 +297,7 @@ class NewMessage:
         return cls(**{**fields, "body": fields["body"].encode()})
 
 
-@dataclass(frozen=True, slots=True)
-class NewBatch:
+class NewBatch(Struct, frozen=True):
     """A batch on its way in, open. Its callbacks are added in the step in which it ends."""
 
     id: str
@@ -316,8 +311,6 @@ class NewBatch:
 
 
 Existing = Mapping[str, str]  # id that was asked for → id of the message that has its unique key already
-
-make_message = maker(NewMessage)  # `NewMessage(…)` by position, quicker: once a message
 
 
 def once_id(key: str) -> str:

@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pkgutil import resolve_name
 from time import monotonic
@@ -19,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import orjson
+from msgspec import Struct
 
 from jobpool.child.capture import Capture
 from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
@@ -53,8 +53,7 @@ Packer = Callable[[Sequence[JobDefinition]], "list[NewMessage]"]
 LEFT_OPEN = "the transaction in which the handler acked its message was left open: commit it before the handler returns"
 
 
-@dataclass(slots=True)
-class JobToRun:
+class JobToRun(Struct):
     """The facts of a message that an attempt needs."""
 
     envelope: JobEnvelope  # decoded, its signature verified
@@ -71,8 +70,7 @@ class JobToRun:
         return handler.max_retries if asked is None else asked
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt(Struct):
     """The end of an attempt."""
 
     handler: str  # its name

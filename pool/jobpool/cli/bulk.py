@@ -11,10 +11,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import structs
 
 from jobpool.cli import messages
 from jobpool.cli.messages import meet_queues, queue_option, read_filter, terms_argument
@@ -102,7 +103,7 @@ def purge(session: Session, terms: tuple[str, ...], queue: str | None, **asked: 
     if State.LEASED in where.states:
         raise click.UsageError("leased messages cannot be purged: they are being worked on")
     anywhere = (State.DEAD,) if where.reason is not None else (*UNHELD, State.DEAD)
-    _carry_out(session, replace(where, states=where.states or anywhere), Verb.DELETE, asked)
+    _carry_out(session, structs.replace(where, states=where.states or anywhere), Verb.DELETE, asked)
 
 
 def chosen(
@@ -121,7 +122,7 @@ def _dead(where: MessageFilter) -> MessageFilter:
 
     if where.states not in ((), (State.DEAD,)):
         raise click.UsageError("this verb is for dead letters only: leave out the term state:")
-    return replace(where, states=(State.DEAD,))
+    return structs.replace(where, states=(State.DEAD,))
 
 
 def _goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
@@ -133,7 +134,7 @@ def _goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
 
     if backend.capabilities.keeps_records or where.states == (State.DEAD,):
         return False
-    if replace(where, queue=None, states=()) == type(where)():
+    if structs.replace(where, queue=None, states=()) == type(where)():
         return True
     raise Unsupported(
         f"{backend.scheme}:// deletes what is waiting or delayed by whole queues only (Capabilities.keeps_records):"
@@ -199,7 +200,7 @@ def _check_ids(sweep: Sweep, count: int) -> None:
 
 def _check_words(where: MessageFilter) -> None:
     """Refuse a lone word that was meant as an id, and that no message has in its text either."""
-    if where.text and " " not in where.text and replace(where, states=()) == type(where)(text=where.text):
+    if where.text and " " not in where.text and structs.replace(where, states=()) == type(where)(text=where.text):
         what = "neither an id, which has 16 hex digits, nor a filter such as queue:reports or id:mine"
         raise click.ClickException(f"{where.text!r} is {what}, and no message has it in its text")
 
@@ -301,7 +302,7 @@ class Sweep:
         passed = time.monotonic() - self.begun
         older = (self.where.older_than or 0.0) + passed
         newer = None if self.where.newer_than is None else self.where.newer_than + passed
-        return replace(self.where, older_than=older, newer_than=newer)
+        return structs.replace(self.where, older_than=older, newer_than=newer)
 
 
 @dataclass(slots=True)

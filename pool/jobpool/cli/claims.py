@@ -8,12 +8,12 @@ import time
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import asdict
 
 from jobpool.cli.messages import MORE, limit_option, shown_value
 from jobpool.cli.options import Command, as_json, option

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from msgspec import structs
 
 from jobpool.cli import bulk
 from jobpool.cli.enqueue import note_unserved
@@ -65,7 +66,7 @@ def pause(session: Session, queues: tuple[str, ...], reason: str, until: Any, js
     with session.broker() as backend:
         made = [control.pause(backend, queue, reason, until) for queue in queues]
     if json_:
-        answer_json([asdict(one) for one in made])
+        answer_json([structs.asdict(one) for one in made])
     else:
         for one in made:
             say(one_line(f"{one.queue} is paused" + (f" until {moment(one.until)}" if one.until else "")))
@@ -98,7 +99,7 @@ def pools_list(session: Session, json_: bool) -> None:
 
     with session.broker() as backend:
         found, now = control.pools(backend), backend.control_time()
-    answer(json_, found, asdict, POOLS, lambda pool: _row(pool, now), "no pool has a record at this broker")
+    answer(json_, found, structs.asdict, POOLS, lambda pool: _row(pool, now), "no pool has a record at this broker")
 
 
 def _row(pool: PoolRecord, now: float) -> list[str]:
@@ -165,7 +166,7 @@ def cancel(
     if State.DEAD in where.states:
         raise click.UsageError("dead letters cannot be cancelled: `jobpool dead purge` removes them")
     with session.broker() as backend:
-        live = replace(where, states=where.states or LIVE)
+        live = structs.replace(where, states=where.states or LIVE)
         matching = partial(control.cancel_matching, backend, purge=asked["purge"], wait=wait)
         by_id = partial(control.cancel, backend, where.ids, purge=asked["purge"], wait=wait)
         sweep = bulk.Answered(backend, live, "cancel", act=matching)
@@ -177,7 +178,7 @@ def cancel(
 
 def _is_bare(where: MessageFilter) -> bool:
     """Return whether there are ids and nothing else."""
-    return bool(where.ids) and replace(where, ids=()) == type(where)()
+    return bool(where.ids) and structs.replace(where, ids=()) == type(where)()
 
 
 def _batches(sweep: bulk.Answered) -> list[BatchStatus]:
@@ -193,7 +194,7 @@ def _preview_batches(sweep: bulk.Answered, batches: list[BatchStatus], asked: di
     """Tell what a cancel of these batches, and of the sweep's other ids, would do."""
     members = sum(batch.left for batch in batches)
     if jobs := tuple(ident for ident in sweep.where.ids if ident not in {batch.id for batch in batches}):
-        bulk.confirm_and_run(replace(sweep, where=replace(sweep.where, ids=jobs)), asked, members)
+        bulk.confirm_and_run(replace(sweep, where=structs.replace(sweep.where, ids=jobs)), asked, members)
     elif asked["json_"]:
         answer_json({"matched": members, "cancelled": 0})
     if not asked["json_"]:
@@ -240,7 +241,7 @@ def edit(
         raise click.UsageError("only jobs that wait or are delayed can be edited; `jobpool dead retry` is for the dead")
     with session.broker() as backend:
         changes = editing.read_changes(backend, 0 if asked["now"] else at, priority, move)
-        live = replace(where, states=where.states or UNHELD)
+        live = structs.replace(where, states=where.states or UNHELD)
         sweep = bulk.Answered(backend, live, "edit", act=partial(editing.edit_matching, backend, changes))
         if move is not None:
             note_unserved(session, move, "what is moved waits in")

@@ -6,7 +6,7 @@ import contextlib
 import heapq
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import islice
 from operator import itemgetter
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import click
+from msgspec import structs
 
 from jobpool.cli.options import Command, as_json, option, setting
 from jobpool.cli.output import answer, columns, note
@@ -130,7 +131,7 @@ def _start(session: Session, flags: dict[str, Any]) -> CronStart:
     pool = session.pool(flags)
     configure(pool.log_level, pool.log_format)
     warn_of_keys(pool)
-    return replace(cron_start(pool), only=only)
+    return structs.replace(cron_start(pool), only=only)
 
 
 def _schedulers(start: CronStart) -> list[Scheduler]:

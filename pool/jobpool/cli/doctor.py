@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import click
+from msgspec.structs import asdict
 
 from jobpool.cli import options
 from jobpool.cli.options import Command, as_json, option

@@ -9,10 +9,10 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
+from msgspec import Struct
 
 from jobpool.errors import JobpoolError
 from jobpool.message.printable import json_text, one_line, printable
@@ -23,8 +23,7 @@ Found = TypeVar("Found")
 MIN_COLUMN_CHARS = 8  # characters that a column keeps, however narrow the terminal is
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """One column. `right`: numbers. `bold`: on a terminal. `flexible`: cut when there is no room."""
 
     title: str

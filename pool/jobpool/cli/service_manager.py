@@ -11,7 +11,8 @@ import socket
 import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jobpool.cli.progress import done, progress
 from jobpool.ipc.board_layout import HeaderView
@@ -24,8 +25,7 @@ COUNTS_EVERY_S = 10.0  # seconds between two lines of status that differ by thei
 MICROSECONDS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Manager:
+class Manager(Struct, frozen=True):
     """A service manager that waits for messages.
 
     Attributes:

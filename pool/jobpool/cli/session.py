@@ -9,10 +9,12 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from msgspec.structs import asdict
 
 from jobpool.broker.config_file import ConfigFile, find_config
 from jobpool.cli.output import note

@@ -13,10 +13,11 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Self, TypeVar
+
+from msgspec.structs import replace
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases, check_ttl

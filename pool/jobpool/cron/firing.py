@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from jobpool.cron.schedule import Schedule
 from jobpool.message.cron_fields import Misfire
@@ -18,8 +20,7 @@ MOST_SHOWN = 1000  # how many missed instants are named; a schedule of every min
 MOMENT = timedelta(microseconds=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(Struct, frozen=True):
     """The instants of a schedule at one moment. All are aware, in UTC, oldest first."""
 
     fire: tuple[datetime, ...]  # now, in this order; all but the newest are made up for, and so is that one if late
@@ -64,8 +65,7 @@ class FiringStatus(StrEnum):
     LATER = "later"  # it is tried again: the broker did not answer, or what it depends on has no end yet
 
 
-@dataclass(frozen=True, slots=True)
-class Firing:
+class Firing(Struct, frozen=True):
     """The result of a schedule at one instant."""
 
     name: str  # of the schedule

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from calendar import monthrange
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import cache, lru_cache
 from itertools import pairwise
+
+from msgspec import Struct
 
 from jobpool.message.cron_fields import CronFields, Kind, open_zone, parse_fields
 
@@ -203,8 +204,7 @@ def _is_named(fields: CronFields, day: int, length: int, weekday: int) -> bool:
 # --- the clocks of a zone -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """A stretch of time without a change. A long one may come in several pieces, which may overlap.
 
     `reached`: all local times before this one had been shown, or left out, when it began. At a change forward it is

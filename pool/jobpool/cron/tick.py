@@ -6,8 +6,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
+
+from msgspec import Struct, structs
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import once_id
@@ -29,8 +31,7 @@ ENQUEUED_AT_ONCE = 1000
 """Firings that are enqueued together: three or four round trips for all of them, and one transaction of some 50 ms."""
 
 
-@dataclass(frozen=True, slots=True)
-class Means:
+class Means(Struct, frozen=True):
     """The means of a turn.
 
     `registry` and `default_timeout` (seconds, 0 = unlimited) are for inline jobs. These have no queue: the registry's
@@ -65,7 +66,9 @@ class Means:
             try:
                 self.backend.enqueue_many(attempt.follow_ups)
             except JobpoolError as error:
-                return replace(fired, status=FiringStatus.FAILED, why=f"its follow-ups were not enqueued: {error}")
+                return structs.replace(
+                    fired, status=FiringStatus.FAILED, why=f"its follow-ups were not enqueued: {error}"
+                )
         return fired
 
 

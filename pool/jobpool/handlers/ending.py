@@ -11,12 +11,13 @@ import os
 import sys
 import traceback
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
 from traceback import StackSummary, TracebackException
 from types import TracebackType
 from typing import Any
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 import jobpool.errors
 from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable
@@ -40,8 +41,7 @@ _OF_CUT_DESCRIPTORS = os.strerror(errno.EBADF), "disk I/O error", os.strerror(er
 """Words of an error whose cause may be a descriptor that was cut off; SQLite says the second."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(Struct, frozen=True):
     """The end of the handler.
 
     `after`: seconds that `Retry` or `Snooze` asked for. `suspect`: it failed in a way that may have spoilt its process.

@@ -6,9 +6,10 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from jobpool.message.outcome import SUMS, Counts
 
@@ -139,8 +140,7 @@ PRINTED = Layout(PROGRESS.end, "word nonce total", "text 2048 ring")
 CANCEL = Layout(PRINTED.end, "word nonce")
 
 
-@dataclass(frozen=True, slots=True)
-class QueueDepth:
+class QueueDepth(Struct, frozen=True):
     """A line of `depths`: one queue, as the broker counted it last."""
 
     queue: str
@@ -177,8 +177,7 @@ class ChildState(IntEnum):
 # fields may not belong together.
 
 
-@dataclass(frozen=True, slots=True)
-class ChildView:
+class ChildView(Struct, frozen=True):
     """The child's record."""
 
     pid: int  # the process that wrote this
@@ -199,8 +198,7 @@ class ChildView:
     torn: bool
 
 
-@dataclass(frozen=True, slots=True)
-class MasterView:
+class MasterView(Struct, frozen=True):
     """The master's record of a slot."""
 
     pid: int  # of the slot's process; 0 = none
@@ -218,8 +216,7 @@ class MasterView:
     torn: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeaderView(Counts):
+class HeaderView(Counts, frozen=True, kw_only=True):
     """The master's record of the pool: its counts, and these."""
 
     pid: int

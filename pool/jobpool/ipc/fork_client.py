@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from jobpool.ipc import packets
 from jobpool.ipc.frames import (

@@ -33,10 +33,11 @@ import threading
 import time
 import traceback
 import warnings
-from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import setproctitle
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from jobpool.errors import ConfigurationError
 from jobpool.ipc import linux, native_threads, packets
@@ -148,8 +149,7 @@ def _load(config: ForkServerConfig, inheritance: Inheritance) -> Loaded | LoadFa
     return Loaded(handlers, preloaded, seconds=time.monotonic() - begun, **asdict(left))
 
 
-@dataclass(frozen=True, slots=True)
-class Aftermath:
+class Aftermath(Struct, frozen=True):
     """The consequences of an app's import for the children that are forked from it; see `Loaded`."""
 
     threads: list[str] = field(default_factory=list)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import socket
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any, Self
+
+from msgspec import Struct, field, json
 
 from jobpool.ipc.inheritance import Inheritance
 from jobpool.ipc.scoreboard import ChildPage
@@ -24,8 +24,7 @@ _SECRET_NAME = re.compile(r"URL|URI|DSN|BACKEND|BROKER|STATE|KEY|SECRET|TOKEN|PA
 _SECRET_VALUE = re.compile(r"://|Endpoint=", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class ChildOptions:
+class ChildOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a child. JSON-able; the same for all children of one fork server."""
 
     apps: list[str] = field(default_factory=list)  # modules to import, in order
@@ -47,23 +46,20 @@ class ChildOptions:
     allowances: dict[str, Any] = field(default_factory=dict)  # what built-in handlers may do; {} = nothing
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramOptions:
+class ProgramOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """The options of a program that the master starts; the field `options` has those of its app."""
 
     def to_json(self) -> bytes:
         """Return it as UTF-8 JSON."""
-        return json.dumps(asdict(self)).encode()
+        return json.encode(self)
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
-        """Reverse `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
-        fields: dict[str, Any] = json.loads(data)
-        return cls(options=ChildOptions(**fields.pop("options")), **fields)  # type: ignore[call-arg]
+        """Reverse `to_json`. Raises `msgspec.DecodeError` for anything else."""
+        return json.decode(data, type=cls)
 
 
-@dataclass(frozen=True, slots=True)
-class ForkServerConfig(ProgramOptions):
+class ForkServerConfig(ProgramOptions, frozen=True):
     """Options of a fork server. The rooms above are named by strings only, because this room may not import them.
 
     `app_loader` imports the app and raises what went wrong. A `ConfigurationError` is passed on in its own words.
@@ -76,8 +72,7 @@ class ForkServerConfig(ProgramOptions):
     environ: dict[str, str] = field(default_factory=dict)  # variables that it lacks: it was started without them
 
 
-@dataclass(frozen=True, slots=True)
-class ChildBoot:
+class ChildBoot(Struct, frozen=True):
     """The belongings of a child at its birth: process group, signals, descriptors and standard streams are set."""
 
     slot: int  # its place in the pool

@@ -11,10 +11,11 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import asdict
 
 STACK, CANCEL, RESTART = "stack", "cancel", "restart"
 MAX_REQUEST_BYTES = 4096
@@ -22,8 +23,7 @@ MAX_ANSWER_BYTES = 64 * 1024
 MAX_REQUESTS_AT_ONCE = 16  # a turn of the pool's loop; the rest waits for the next
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """A request about the child of one slot. It is refused when another child or job is there by then."""
 
     verb: str

@@ -11,10 +11,10 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from jobpool.ipc.fork_client import OutputLines, execute, in_memory
 from jobpool.ipc.process_options import ChildOptions, ProgramOptions, scrubbed
+from jobpool.message.printable import repr_without
 
 PROGRAM = "jobpool.cli.pool_scheduler"
 """Called with descriptors of a `CronStart` as JSON and of a pipe for `READY` and last words, and the master's pid."""
@@ -40,13 +40,12 @@ def say_fired(line: int, lateness: Sequence[float]) -> None:
         say(line, FIRED + told.encode() + b"\n")
 
 
-@dataclass(frozen=True, slots=True)
-class CronStart(ProgramOptions):
+class CronStart(ProgramOptions, frozen=True):
     """The start options of a scheduler's process: plain values, already checked."""
 
-    backend: str = field(repr=False)  # URL of the broker
+    backend: str  # URL of the broker
     options: ChildOptions  # for the app's import, as a child of the pool gets them
-    signing_keys: tuple[str, ...] = field(default=(), repr=False)  # the first signs; empty = unsigned
+    signing_keys: tuple[str, ...] = ()  # the first signs; empty = unsigned
     name: str = "jobpool"  # of the pool
     environment: str | None = None  # of the schedules that are served
     grace: float = 3600.0  # seconds within which what was missed is made up for
@@ -54,6 +53,8 @@ class CronStart(ProgramOptions):
     default_timeout: float = 3600.0  # seconds for inline jobs that set none; 0 = unlimited
     log_level: str = "info"
     log_format: str = "text"
+
+    __repr__ = repr_without("backend", "signing_keys")
 
 
 class SchedulerProcess:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
-from typing import dataclass_transform
+
+from msgspec import Struct
 
 from jobpool.ipc.child_channel import MAX_FRAMES_AHEAD
 from jobpool.ipc.frames import Ask, Reply
@@ -12,12 +12,8 @@ from jobpool.master.slots import Delivery, Slot
 from jobpool.message.settlement import Settlement
 
 
-@dataclass_transform()
-class Action:
-    """Something to be done. Each kind is a dataclass; not frozen, which would cost half a microsecond a job."""
-
-    def __init_subclass__(cls) -> None:
-        dataclass(cls)
+class Action(Struct):
+    """Something to be done."""
 
 
 class Settle(Action):

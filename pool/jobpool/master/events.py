@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, dataclass_transform
+from typing import Any
+
+from msgspec import Struct, field
 
 from jobpool.broker import control
 from jobpool.broker.values import QueueStats, Reaped
@@ -18,12 +19,8 @@ from jobpool.message.settlement import Settled, Settlement
 from jobpool.policy.inspection import Inspected
 
 
-@dataclass_transform()
-class Event:
-    """Something that has happened. Each kind is a dataclass; not frozen, which would cost half a microsecond a job."""
-
-    def __init_subclass__(cls) -> None:
-        dataclass(cls)
+class Event(Struct):
+    """Something that has happened."""
 
 
 class Leased(Event):

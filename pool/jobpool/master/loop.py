@@ -8,9 +8,10 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import orjson
+from msgspec.structs import asdict
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.control import PoolRecord

@@ -12,9 +12,10 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
 
 from jobpool.clock import Clock
 from jobpool.errors import MalformedEnvelope
@@ -135,8 +136,7 @@ def cause_of_exit(slot: Slot, event: ev.ChildDied) -> str:
     return "retire" if slot.retiring and exited.code == 0 and not slot.deliveries else "exit"
 
 
-@dataclass(slots=True)
-class Recorded:
+class Recorded(Struct):
     """The loop's share of a record. `offset`: Unix time minus CLOCK_MONOTONIC, when the answer came."""
 
     delivery: Delivery

@@ -6,8 +6,9 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from jobpool.errors import InvalidJob
 from jobpool.ipc.frames import Loaded, Result

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+
+from msgspec.structs import replace
 
 from jobpool.errors import ConfigurationError, JobpoolError, MalformedEnvelope
 from jobpool.ipc.frames import Reply

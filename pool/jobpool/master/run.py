@@ -7,9 +7,10 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
 from functools import partial
 
+from msgspec import Struct
+from msgspec.structs import asdict
 from setproctitle import setproctitle
 
 from jobpool import __version__
@@ -53,8 +54,7 @@ MAX_SURVEYED = 100  # queues that are looked at by a start: each costs a round t
 log = logging.getLogger("jobpool.pool")
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbourhood:
+class Neighbourhood(Struct, frozen=True):
     """The other pools on this machine: `tell` them what this one serves, and `look` what they do. Files at most."""
 
     tell: Callable[[Sequence[str]], object] = lambda _: None

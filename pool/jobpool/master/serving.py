@@ -7,9 +7,10 @@ the new code. It drops none, for jobs of the old code may wait there; the next s
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
+
+from msgspec import Struct, field
 
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.master.events import Event
@@ -20,8 +21,7 @@ from jobpool.settings import Settings
 START_ONE = "serve it (--queue NAME, repeatable), or start another pool that does"
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbours:
+class Neighbours(Struct, frozen=True):
     """The other pools that are seen from here: those of this user, on this machine and the same broker."""
 
     queues: frozenset[str] = field(default_factory=frozenset)  # that they serve

@@ -17,8 +17,9 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases, ReapPolicy

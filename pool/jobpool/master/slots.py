@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain, repeat
 
+from msgspec import Struct
+
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import EndReason, Outcome
 
@@ -231,8 +233,7 @@ def nonces() -> Iterator[int]:
     return filter(None, chain.from_iterable(draws))
 
 
-@dataclass(slots=True, eq=False)
-class Delivery:
+class Delivery(Struct, eq=False):
     """One attempt at a message. Times are CLOCK_MONOTONIC seconds."""
 
     lease: JobLease  # the newest: it is replaced when it is renewed

@@ -12,8 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from msgspec.structs import asdict
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.key_store import KeyStore

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from ipaddress import ip_network
 from types import UnionType
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from jobpool.errors import ConfigurationError
 from jobpool.message.names import is_name
@@ -20,8 +22,7 @@ LARGEST_BODY = 1 << 30
 _LEAST_KEPT = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Allowances:
+class Allowances(Struct, frozen=True):
     """Allowlists and limits of the built-in handlers. By default they deny everything. Lists become tuples.
 
     Attributes:
@@ -55,7 +56,7 @@ class Allowances:
                 checked = tuple(check_allowed(name, value) for value in given)
             except ValueError as error:
                 raise ConfigurationError(f"{name}: {error}") from None
-            object.__setattr__(self, name, checked)
+            force_setattr(self, name, checked)
         if not isinstance(self.allow_all_shell_commands, bool):
             raise ConfigurationError(
                 f"allow_all_shell_commands must be True or False, not {self.allow_all_shell_commands!r}"

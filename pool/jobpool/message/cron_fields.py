@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+from msgspec import Struct
 
 from jobpool.errors import InvalidJob
 
@@ -44,8 +45,7 @@ class Kind(Enum):
     HOURLY = "hourly"  # the hour is `*`: it counts real hours, so that nothing is missing when one is left out
 
 
-@dataclass(frozen=True, slots=True)
-class CronFields:
+class CronFields(Struct, frozen=True):
     """The values of an expression. If day of month and day of week are both given, either will do."""
 
     text: str  # the normal form: lower case, five fields, one space between them
@@ -218,8 +218,7 @@ def _near_zones(name: str) -> list[str]:
     return cities[:3] or [known[zone] for zone in difflib.get_close_matches(word, known, n=3, cutoff=0.7)]
 
 
-@dataclass(frozen=True, slots=True)
-class Misfire:
+class Misfire(Struct, frozen=True):
     """The number of missed instants that are made up for, the newest first."""
 
     text: str  # as it was written: `skip`, `one`, `all(3)`

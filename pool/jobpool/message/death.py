@@ -6,10 +6,11 @@ other text too: one of an older version, or a reaper's "lease expired".
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from jobpool.message.printable import headline
 
@@ -17,8 +18,7 @@ MAX_RECORD_BYTES = 16 * 1024  # bytes of a record's text in UTF-8. Stack and out
 _MIN_KEPT_CHARS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(Struct, frozen=True):
     """The end of a child's process."""
 
     child: int
@@ -31,8 +31,7 @@ class Exit:
     strays: int = 0  # processes of its group, or re-parented ones, that were killed after it
 
 
-@dataclass(frozen=True, slots=True)
-class Death:
+class Death(Struct, frozen=True):
     """One abnormal end. "" and 0 stand for what is not known.
 
     Attributes:

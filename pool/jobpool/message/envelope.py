@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import orjson
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from jobpool.errors import BadSignature, InvalidJob, MalformedEnvelope
 from jobpool.message.definition import LONGEST, MAX_RESULT_TTL_S, JobDefinition, is_reserved, rfc3339
-from jobpool.message.frozen import maker
 from jobpool.message.names import LONGEST_IDENTIFIER, LONGEST_NAME, is_name
 from jobpool.message.payload import MAX_DEPTH
+from jobpool.message.printable import repr_without
 from jobpool.message.signing import EnvelopeSigner, canonical, canonical_of
 
 TRACEPARENT = "traceparent"  # in the meta: the trace that a job belongs to, as W3C Trace Context has it
@@ -36,8 +37,7 @@ _BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NEITHER_BRACKET_NOR_QUOTE = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 
 
-@dataclass(frozen=True, slots=True)
-class JobEnvelope:
+class JobEnvelope(Struct, frozen=True):
     """A decoded message. Its payload is shared with other holders of the envelope: do not change it."""
 
     job: str  # name of the handler
@@ -51,8 +51,10 @@ class JobEnvelope:
     idempotency_key: str | None = None
     schedule: str | None = None  # RFC 3339 in UTC, as it was enqueued
     meta: dict[str, Any] = field(default_factory=dict)  # reserved keys included; `user_meta` has the producer's part
-    sig: str = field(default="", repr=False)  # "" when missing or no text
+    sig: str = ""  # "" when missing or no text
     ended: dict[str, Any] | None = None  # the end of the batch whose callback it is, as the broker counted it
+
+    __repr__ = repr_without("sig")
 
     @property
     def timeout(self) -> float | None:
@@ -115,9 +117,6 @@ class JobEnvelope:
         if self.ended is not None:
             wire["ended"] = self.ended
         return wire
-
-
-_make = maker(JobEnvelope)
 
 
 def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: EnvelopeSigner, now: float) -> bytes:
@@ -213,7 +212,9 @@ def decode_again(body: bytes, *, attempts: int) -> JobEnvelope:
     except (KeyError, TypeError):
         return decode(body, attempts=attempts)
     meta, end = wire.get("meta") or {}, wire.get("ended")
-    return _make(job, payload, queue, priority, retries, attempts, name, identifier, key, schedule, meta, sig, end)
+    return JobEnvelope(
+        job, payload, queue, priority, retries, attempts, name, identifier, key, schedule, meta, sig, end
+    )
 
 
 def verify(body: bytes, envelope: JobEnvelope, signer: EnvelopeSigner, queue: str) -> None:
@@ -290,7 +291,9 @@ def _read(wire: dict[str, Any], attempts: int) -> JobEnvelope:
     if type(end) is not dict:
         end = None
     meta = meta or {}
-    return _make(job, payload, queue, priority, retries, attempts, name, identifier, key, schedule, meta, sig, end)
+    return JobEnvelope(
+        job, payload, queue, priority, retries, attempts, name, identifier, key, schedule, meta, sig, end
+    )
 
 
 class Rule(NamedTuple):

@@ -6,8 +6,9 @@ lives exactly as long as the lease: nothing is renewed, and a dead pool holds no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from jobpool.errors import ConfigurationError
 from jobpool.message.names import LONGEST_NAME
@@ -20,8 +21,7 @@ MOST_LINES = 100_000  # lines that one log of a broker's key store can keep
 RATE_WINDOW = 60.0  # seconds over which rates are counted: jobs a minute
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Struct, frozen=True):
     """One of `most` places, 1 to 1,000,000, under a name of 1 to 300 printable characters.
 
     A single-instance lock is the only one under its name. Raises `ConfigurationError`: out of these bounds.
@@ -34,8 +34,7 @@ class Hold:
         check_place(self.name, self.most)
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(Struct, frozen=True):
     """At most `most` starts under a name within any `window` seconds (0 < window <= 86,400): sliding, exact.
 
     Raises as `Hold`.
@@ -51,8 +50,7 @@ class Rate:
             raise ConfigurationError(f"a rate's window is more than 0 and at most 86400 seconds, not {self.window!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class Guards:
+class Guards(Struct, frozen=True):
     """All that one delivery asks for. Names and keys are scoped by the queue of its lease."""
 
     key: str | None = None  # idempotency key
@@ -71,8 +69,7 @@ class Begin(Enum):
     LOST = "lost"  # the lease itself has ended, or somebody else has the message
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(Struct, frozen=True):
     """The answer for one lease."""
 
     answer: Begin  # only `GRANTED` changed anything

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from msgspec import Struct
+from msgspec.structs import force_setattr, replace
 
 from jobpool.message.envelope import JobEnvelope, decode
-from jobpool.message.frozen import maker
 from jobpool.message.guards import Guards
+from jobpool.message.printable import repr_without
 
 
-@dataclass(frozen=True, slots=True)
-class JobLease:
+class JobLease(Struct, frozen=True):
     """The lease that `fetch` hands out. Its holder may settle the message until `expires_at`.
 
     That is in seconds on this machine's CLOCK_BOOTTIME, taken from before the request was sent. At `now == expires_at`
@@ -30,7 +30,9 @@ class JobLease:
     enqueued_at: float = 0.0  # Unix time, on the broker's clock
     begun: bool = False  # a run of it was begun and given back, or it was raised from the dead letters
     guards: Guards | None = None  # the grants of the broker's key store; None = nothing was asked for
-    _envelope: list[JobEnvelope] = field(default_factory=list, repr=False, compare=False)
+    _envelope: JobEnvelope | None = None
+
+    __repr__ = repr_without("_envelope")
 
     @property
     def envelope(self) -> JobEnvelope:
@@ -38,9 +40,9 @@ class JobLease:
 
         Raises `MalformedEnvelope`: the body is not a wire object, or is too large or too deep.
         """
-        if not self._envelope:
-            self._envelope.append(decode(self.body, attempts=self.attempts))
-        return self._envelope[0]
+        if self._envelope is None:
+            force_setattr(self, "_envelope", decode(self.body, attempts=self.attempts))
+        return self._envelope  # type: ignore[return-value]
 
     @property
     def expires(self) -> float | None:
@@ -53,6 +55,3 @@ class JobLease:
 
     def guarded(self, guards: Guards) -> JobLease:
         return replace(self, guards=guards)
-
-
-make_lease = maker(JobLease)  # for backends, which make one for every delivery

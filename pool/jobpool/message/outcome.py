@@ -5,8 +5,9 @@ One frozen class a row of the table in docs/architecture.md, "Verdicts". `error`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum, StrEnum
+
+from msgspec import Struct
 
 from jobpool.message.definition import JobDefinition
 from jobpool.message.results import Kept
@@ -42,108 +43,91 @@ class EndReason(Enum):
     SERVER = "its fork server has died"
 
 
-@dataclass(frozen=True, slots=True)
-class Succeeded:
+class Succeeded(Struct, frozen=True):
     follow_ups: tuple[JobDefinition, ...] = ()
     result: Kept | None = None  # what the broker is to keep; None = nothing
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:  # the handler raised (`SystemExit` too)
+class Failed(Struct, frozen=True):  # the handler raised (`SystemExit` too)
     error: str
     permanent: bool = False  # `Unrecoverable` is in the cause chain
     cause: str | None = None  # a record (death.py) of what it printed; None = nothing
 
 
-@dataclass(frozen=True, slots=True)
-class RetryAsked:  # the handler raised `Retry(after=…)`: its own delay, burns an attempt
+class RetryAsked(Struct, frozen=True):  # the handler raised `Retry(after=…)`: its own delay, burns an attempt
     after: float
     error: str
     cause: str | None = None  # as in `Failed`
 
 
-@dataclass(frozen=True, slots=True)
-class Snoozed:  # the handler raised `Snooze(after)`: no attempt is burnt
+class Snoozed(Struct, frozen=True):  # the handler raised `Snooze(after)`: no attempt is burnt
     after: float
 
 
-@dataclass(frozen=True, slots=True)
-class TimedOut:  # the alarm fired, or the master killed the child at deadline + grace
+class TimedOut(Struct, frozen=True):  # the alarm fired, or the master killed the child at deadline + grace
     error: str  # holds the stack
     cause: str | None = None  # here and below: the record of the death, as text (death.py)
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryExceeded:  # killed for its memory limit
+class MemoryExceeded(Struct, frozen=True):  # killed for its memory limit
     error: str  # names the peak
     cause: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Crashed:  # the child ended with no verdict: a signal, `os._exit`, exec, a broken channel
+class Crashed(Struct, frozen=True):  # the child ended with no verdict: a signal, `os._exit`, exec, a broken channel
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:  # killed by a stop or a reload past its grace, or with its fork server
+class Stopped(Struct, frozen=True):  # killed by a stop or a reload past its grace, or with its fork server
     delay: float = 0.0  # seconds until it may run again
 
 
-@dataclass(frozen=True, slots=True)
-class NeverStarted:  # the child died before it reported STARTED
+class NeverStarted(Struct, frozen=True):  # the child died before it reported STARTED
     times: int  # in a row for this message, this one included
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class NotRun:
+class NotRun(Struct, frozen=True):
     """Leased and never handed to a handler: look-ahead that was too long, a pool that stops."""
 
 
-@dataclass(frozen=True, slots=True)
-class LostLease:
+class LostLease(Struct, frozen=True):
     """The lease could not be renewed in time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:  # bad signature, foreign queue, body that is not a wire object, or is too large or too deep
+class Rejected(
+    Struct, frozen=True
+):  # bad signature, foreign queue, a body that is no wire object, or too large or deep
     why: str
     signature: bool = False  # it was the signature, not the body's form or its queue; only a counter differs
 
 
-@dataclass(frozen=True, slots=True)
-class NewerWire:  # the wire version is newer than this worker understands: a deploy is rolling
+class NewerWire(Struct, frozen=True):  # the wire version is newer than this worker understands: a deploy is rolling
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class UnknownHandler:  # no such handler here
+class UnknownHandler(Struct, frozen=True):  # no such handler here
     handler: str
     seen_for: float  # seconds since this pool first saw the message
 
 
-@dataclass(frozen=True, slots=True)
-class HandlerNotAllowed:  # the handler exists and may not run on this queue
+class HandlerNotAllowed(Struct, frozen=True):  # the handler exists and may not run on this queue
     handler: str
 
 
-@dataclass(frozen=True, slots=True)
-class AlreadyDone:
+class AlreadyDone(Struct, frozen=True):
     """The idempotency key is done."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contended:  # the idempotency key, single-instance lock or concurrency slot is held elsewhere
+class Contended(Struct, frozen=True):  # the idempotency key, single-instance lock or concurrency slot is held elsewhere
     delay: float  # seconds until it is tried again
 
 
-@dataclass(frozen=True, slots=True)
-class Expired:
+class Expired(Struct, frozen=True):
     """`expires_in` ran out before the job was started."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:  # a person asked for it, before the job ended otherwise
+class Cancelled(Struct, frozen=True):  # a person asked for it, before the job ended otherwise
     error: str = "cancelled by a person"
     cause: str | None = None
 
@@ -170,8 +154,7 @@ class Status(StrEnum):
     MOVED = "moved"  # crashed or outgrew its memory limit, and goes on in the queue that is set for this
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionResult:
+class ExecutionResult(Struct, frozen=True):
     """One attempt. `output`: captured text and return value, capped; `error`: a traceback or stack. Times are Unix.
 
     `kind`: its end, such as `succeeded`, `failed`, `timeout`, `retry` or `snooze`. `exception`: raised by the handler
@@ -192,8 +175,7 @@ class ExecutionResult:
         return max(0.0, self.ended_at - self.started_at)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerResult:
+class WorkerResult(Struct, frozen=True):
     """The end of one message: `attempts` of it have ended, this one included; `error`: why, if it did not succeed."""
 
     status: Status
@@ -201,35 +183,37 @@ class WorkerResult:
     error: str | None = None
 
 
-def _counter(*outcomes: str) -> int:
-    return field(default=0, metadata={"outcomes": outcomes})
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """The counters of a pool since its start: scoreboard, log and metrics take theirs from this table.
 
-    Settlements are counted when the broker has accepted them. Each is the sum of some values of the label `outcome` of
-    `jobpool_jobs_total`, which are also the names of `QueueWorker.counters`, less `jobs_`. `fetched` is a metric of its
-    own.
+    Settlements are counted when the broker has accepted them.
     """
 
-    fetched: int = _counter()
-    succeeded: int = _counter("succeeded")
-    failed: int = _counter("failed")
-    requeued: int = _counter("requeued")
-    dead: int = _counter("failed_permanently")
-    skipped: int = _counter("skipped_idempotent")
-    rejected: int = _counter("rejected_signature", "rejected_payload")
-    timed_out: int = _counter("timed_out")
-    crashed: int = _counter("crashed")
-    released: int = _counter("released")
-    lost: int = _counter("lease_lost")
-    reaped: int = _counter("reaped")
-    moved: int = _counter("moved")
-    cancelled: int = _counter("cancelled")
+    fetched: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    requeued: int = 0
+    dead: int = 0
+    skipped: int = 0
+    rejected: int = 0
+    timed_out: int = 0
+    crashed: int = 0
+    released: int = 0
+    lost: int = 0
+    reaped: int = 0
+    moved: int = 0
+    cancelled: int = 0
 
 
-# Counter → the outcomes that it sums up; and all values of the label `outcome`.
-SUMS: dict[str, tuple[str, ...]] = {each.name: each.metadata["outcomes"] for each in fields(Counts)}
+_OTHER_SUMS: dict[str, tuple[str, ...]] = {
+    "fetched": (),  # a metric of its own
+    "dead": ("failed_permanently",),
+    "skipped": ("skipped_idempotent",),
+    "rejected": ("rejected_signature", "rejected_payload"),
+    "lost": ("lease_lost",),
+}
+SUMS = {name: _OTHER_SUMS.get(name, (name,)) for name in Counts.__struct_fields__}
+"""Counter → the values of the label `outcome` of `jobpool_jobs_total` that it sums up. They are also the names of
+`QueueWorker.counters`, less `jobs_`."""
+
 OUTCOMES: tuple[str, ...] = tuple(outcome for outcomes in SUMS.values() for outcome in outcomes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -39,6 +39,16 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Return `text` as `printable` does, on one line: a space in place of each line feed, tab and the like."""
     return _STEERING.sub(_escaped, _BREAK.sub(" ", text))
+
+
+def repr_without(*hidden: str) -> Callable[[Any], str]:
+    """Return a `__repr__` for a class of records that leaves fields out."""
+
+    def shown(record: Any) -> str:
+        fields = [f"{name}={getattr(record, name)!r}" for name in record.__struct_fields__ if name not in hidden]
+        return f"{type(record).__name__}({', '.join(fields)})"
+
+    return shown
 
 
 def json_text(value: Any, indent: int | None = None) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from jobpool.errors import Unsupported
 
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     from jobpool.message.lease import JobLease
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """A result on its way to the broker. `record`: see `write_record`."""
 
     record: bytes
@@ -52,8 +52,7 @@ class JobState(StrEnum):
 LIVE = frozenset({JobState.WAITING, JobState.DELAYED, JobState.RUNNING})
 
 
-@dataclass(frozen=True, slots=True)
-class JobStatus:
+class JobStatus(Struct, frozen=True):
     """The state of one job, and what is known beside it. Times are Unix seconds on the broker's clock."""
 
     id: str
@@ -81,8 +80,7 @@ class JobStatus:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """A kept result, read."""
 
     handler: str

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import storable
@@ -14,24 +16,21 @@ CANCELLED = "cancelled"  # the reason of an abandon that a person asked for
 FAILED_REASONS = frozenset({"failed", "unrecoverable", "timeout", "memory-limit"})  # of an abandon that ends an attempt
 
 
-class _Checked:
+class _Checked(Struct, frozen=True):
     """A settlement whose delay is a number, and whose texts a broker can keep: no handler's error may hold it up."""
 
-    __slots__ = ()
-
     def __post_init__(self) -> None:
-        for name in self.__match_args__:  # type: ignore[attr-defined]
+        for name in self.__struct_fields__:
             value = getattr(self, name)
             if name == "delay":
                 check_number(value, "delay", nan=True)
             elif name in ("reason", "error", "cause") and value is not None:
                 if not isinstance(value, str):
                     raise ValueError(f"{name} is text, not {value!r}")
-                object.__setattr__(self, name, storable(value))
+                force_setattr(self, name, storable(value))
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(Struct, frozen=True):
     """Done: remove the message, and mark the idempotency key of a guarded lease done.
 
     `follow_ups` are enqueued in the same step where `Capabilities.atomic_across_queues` says so. `result` is kept in
@@ -42,8 +41,7 @@ class Ack:
     result: Kept | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Nack(_Checked):
+class Nack(_Checked, frozen=True):
     """Failed: back to the queue after `delay` seconds (below 0, and NaN, act as 0), attempts + 1."""
 
     delay: float = 0.0
@@ -51,8 +49,7 @@ class Nack(_Checked):
     cause: str | None = None  # the end of an attempt, or what it printed (death.py); None leaves that of an earlier one
 
 
-@dataclass(frozen=True, slots=True)
-class Abandon(_Checked):
+class Abandon(_Checked, frozen=True):
     """Give up: to the dead letters; attempts + 1 if it ends a failed attempt (`FAILED_REASONS`)."""
 
     reason: str = ""  # a short word to filter by (`timeout`, `rejected`, …)
@@ -66,23 +63,20 @@ class Abandon(_Checked):
         return int(self.reason in FAILED_REASONS)
 
 
-@dataclass(frozen=True, slots=True)
-class Release(_Checked):
+class Release(_Checked, frozen=True):
     """A message given back unharmed after `delay` seconds: no counter that leads to a dead letter moves."""
 
     delay: float = 0.0
     begun: bool = True  # by its handler: it expires no more. False: the rates of a guarded lease are given back too
 
 
-@dataclass(frozen=True, slots=True)
-class Forfeit(_Checked):
+class Forfeit(_Checked, frozen=True):
     """No verdict: the lease ends now, `cause` is kept beside it, and the reaper recovers the message."""
 
     cause: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Move(_Checked):
+class Move(_Checked, frozen=True):
     """A move to another queue, signed for it anew, under its id: removed here and added there as `Ack.follow_ups` are.
 
     It goes on there with its counters, `attempts` and `crashes` (0 or 1) added, and waits at the end of that queue. Its
@@ -99,8 +93,7 @@ class Move(_Checked):
 Settlement = Ack | Nack | Abandon | Release | Forfeit | Move
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """The lack of a settlement: leave the message alone, because the lease is no longer ours."""
 
     why: str

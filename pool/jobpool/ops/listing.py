@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import asdict
 
 from jobpool.errors import JobpoolError
 from jobpool.handlers.app import load

@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from jobpool.errors import ConfigurationError
 
@@ -121,8 +122,7 @@ class CircuitBreaker:
             self._until = now
 
 
-@dataclass(frozen=True, slots=True)
-class BreakerSettings:
+class BreakerSettings(Struct, frozen=True):
     """The arguments of `CircuitBreaker`; a threshold of 0 = no breakers."""
 
     threshold: int = 5

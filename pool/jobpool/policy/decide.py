@@ -6,8 +6,9 @@ outcomes.py has the counters of each answer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from jobpool.message import outcome as ended
 from jobpool.message.death import cause_headline
@@ -33,8 +34,7 @@ NOT_BEGUN = Release(begun=False)
 LEASE_LOST = Leave("lease lost")
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Struct, frozen=True):
     """The pool's settings, as far as they bear on a verdict. Made once a handler, not once a message."""
 
     max_retries: int | None = None  # the handler's own, for jobs that set none; None = the retry policy's

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jobpool.errors import BadSignature, MalformedEnvelope
 from jobpool.message.envelope import WIRE_VERSION, verify
@@ -14,8 +15,7 @@ from jobpool.message.signing import EnvelopeSigner
 MAX_COUNTER = 2**32 - 1  # a frame to a child carries no more; a visitor of the broker may have written another one
 
 
-@dataclass(slots=True)
-class Inspected:
+class Inspected(Struct):
     """A lease whose body was checked: `outcome` is set when it must not be run."""
 
     lease: JobLease

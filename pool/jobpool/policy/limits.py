@@ -12,7 +12,8 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from jobpool.errors import ConfigurationError, InvalidJob, MalformedEnvelope
 from jobpool.message.envelope import JobEnvelope
@@ -31,8 +32,7 @@ MIN_SHUT_S = 0.02  # seconds: a quick rate is asked for in batches, not start by
 MAX_WINDOW = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
+class QueueLimits(Struct, frozen=True):
     """The limits of one queue."""
 
     keep: float = IDEMPOTENCY_TTL  # seconds for which a done idempotency key is remembered
@@ -42,8 +42,7 @@ class QueueLimits:
     rate_per_key: int = 0  # starts a minute for each concurrency key; 0 = no limit
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """The limits that all pools of one broker have agreed on. Each mapping is queue → n, from 1 to 1,000,000.
 
     Attributes:

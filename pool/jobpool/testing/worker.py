@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import Any
 
 from jobpool.broker.backend import QueueBackend
@@ -24,8 +23,7 @@ from jobpool.testing.faults import BrokerDown, Crash, Fault, FaultPlan, LoseLeas
 SILENT = "the broker does not answer: a test has told it so"
 
 
-@dataclass(frozen=True, slots=True)
-class Run(WorkerResult):
+class Run(WorkerResult, frozen=True):
     """One delivery of one message, in the order in which they happened."""
 
     id: str = ""  # the message's

@@ -7,7 +7,6 @@ itself, started by exec and not forked from the test, which may have threads.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import select
@@ -19,6 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from jobpool.ipc import packets
 from jobpool.ipc.board_layout import ChildView
@@ -62,7 +63,7 @@ class ChildProcess:
         self.trace = os.memfd_create("trace")
         self.output, output = os.pipe()
         fds = [work.fileno(), channel.fileno(), self.board.fd, self.trace, output]
-        arguments = [*map(str, fds), json.dumps(dataclasses.asdict(ChildOptions(**options)))]
+        arguments = [*map(str, fds), json.dumps(structs.asdict(ChildOptions(**options)))]
         self.process = subprocess.Popen([sys.executable, __file__, *arguments], pass_fds=fds, process_group=0)
         self._nonce = 0
         self._reader = packets.Reader(self.channel)

@@ -20,12 +20,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import psycopg
 import redis
 from support.harnesses.postgres import PostgresHarness
@@ -142,7 +142,8 @@ def leases(stored: dict[str, Any]) -> dict[str, JobLease]:
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    return asdict(value)
+    found: dict[str, Any] = msgspec.to_builtins(value)
+    return found
 
 
 def _encoded(value: Any) -> Any:
@@ -152,7 +153,7 @@ def _encoded(value: Any) -> Any:
 def _described(backend: QueueBackend) -> str:
     with repeatable():
         held = fill(backend)
-    names = [field.name for field in fields(JobLease) if field.name not in ("_envelope", "guards")]
+    names = [name for name in JobLease.__struct_fields__ if name not in ("_envelope", "guards")]
     stored = {ident: {name: getattr(lease, name) for name in names} for ident, lease in held.items()}
     return json.dumps({"leases": stored, "seen": snapshot(backend)}, default=_encoded, indent=1) + "\n"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import greenstalk
 import pytest
 from beanstalk_rig import NOW, QUEUE, Administrator, BeanstalkRig, body, died
+from msgspec.structs import replace
 from support.servers import BeanstalkServer
 
 from jobpool.broker.values import MessageFilter, QueueStats, State, Verb

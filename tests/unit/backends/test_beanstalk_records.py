@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from jobpool.broker.values import NewMessage
 from jobpool_backends.beanstalk.records import HEADER_ROOM, Record, from_bytes, new_bytes, to_bytes

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, numbered
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from azure.servicebus.management import EntityStatus, QueueProperties
+from msgspec.structs import replace
 
 from jobpool.broker.finding import Finding, Level
 from jobpool_backends.servicebus.address import Address

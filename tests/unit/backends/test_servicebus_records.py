@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +9,7 @@ from typing import Any, cast
 import orjson
 import pytest
 from azure.servicebus import ServiceBusReceivedMessage
+from msgspec.structs import replace
 
 from jobpool.broker.values import NewMessage, Reaped, ReapPolicy
 from jobpool.clock import ManualClock

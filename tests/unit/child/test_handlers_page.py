@@ -63,5 +63,5 @@ def test_without_a_pool() -> None:
 def test_every_built_in_handler_and_every_allowance_is_there() -> None:
     for name in MAKERS:
         assert f"\n### {name}\n" in PAGE
-    for name in jobpool.Allowances.__dataclass_fields__:
+    for name in jobpool.Allowances.__struct_fields__:
         assert f"`{name}`" in PAGE or name.startswith("url_")

@@ -7,12 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.modest import Breakable, OwnLeases
 
 from jobpool.broker.backend import QueueBackend

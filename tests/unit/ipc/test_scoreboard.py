@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import signal
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from support.stalls import Stopwatch
 
 from jobpool.ipc import board_layout
@@ -51,7 +51,7 @@ class Bomb(str):
 
 
 def names(view: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(view)]
+    return list(view.__struct_fields__)
 
 
 def test_a_view_has_the_fields_of_its_table_in_their_order() -> None:
@@ -275,7 +275,7 @@ def test_whatever_a_child_leaves_on_its_page_is_read_and_its_successor_lives(boa
         memory.release()
     slot = board.slot(1)
     view = slot.child.read()
-    json.dumps(dataclasses.asdict(view), allow_nan=False)
+    json.dumps(structs.asdict(view), allow_nan=False)
     assert 0 <= view.progress <= 1
     assert all(text.isprintable() for text in (view.ident, view.queue, view.handler, view.progress_text))
     slot_row(1, view, slot.master.read(), 100.0)

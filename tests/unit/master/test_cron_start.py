@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from jobpool.errors import ConfigurationError
 from jobpool.ipc.scheduler_process import CronStart

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
+from msgspec import structs
 
 from jobpool.message.death import Death
 from jobpool.message.definition import LONGEST, JobDefinition
@@ -63,7 +64,7 @@ def a_lease(max_retries: int | None = 2, payload: object = None, **fields: Any) 
         expires_at=EXPIRES_AT,
         backend="memory",
     )
-    return replace(lease, **fields)
+    return structs.replace(lease, **fields)
 
 
 FIRST = a_lease()
@@ -180,7 +181,7 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
         pytest.param(
             Crashed(DEATH),
             a_lease(crashes=99),
-            replace(MOVING, max_crashes=0),
+            structs.replace(MOVING, max_crashes=0),
             Move("careful", crashes=1, cause=DEATH),
             id="crash, on_crash_queue, no limit",
         ),
@@ -190,7 +191,7 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
         pytest.param(
             Crashed(DEATH),
             FIRST,
-            replace(MOVING, on_crash="expire"),
+            structs.replace(MOVING, on_crash="expire"),
             Move("careful", crashes=1, cause=DEATH),
             id="crash, on_crash_queue goes before on_crash",
         ),

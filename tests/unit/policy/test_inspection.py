@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.jobs import QUEUE, a_job
 
 from jobpool.ipc.frames import run_packet

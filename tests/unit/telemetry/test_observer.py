@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 from stage import Stage
 
 from jobpool.broker.values import QueueStats, Reaped
@@ -173,7 +173,7 @@ def a_lease(stage: Watched, **fields: object) -> JobLease:
     stage.now = time.monotonic()  # what the observer reckons with
     schedule = fields.pop("scheduled_at", None)
     options = {} if schedule is None else {"scheduled_at": schedule}
-    return replace(stage.a_lease("report", **options), _envelope=[], **fields)  # type: ignore[arg-type]
+    return replace(stage.a_lease("report", **options), _envelope=None, **fields)  # type: ignore[arg-type]
 
 
 def run_lease(stage: Watched, lease: JobLease) -> None:

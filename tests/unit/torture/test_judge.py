@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from stories import kept
 
 from jobpool.broker.values import Message, State
@@ -125,7 +126,7 @@ def test_only_a_unique_job_may_be_answered_with_anothers_id(asked: str, answer: 
 
 
 def dead(reason: str, failures: int = 0, crashes: int = 0) -> Message:
-    return replace(kept(State.DEAD, 3, failures, crashes), reason=reason)
+    return structs.replace(kept(State.DEAD, 3, failures, crashes), reason=reason)
 
 
 @pytest.mark.parametrize(

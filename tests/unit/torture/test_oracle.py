@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from stories import ID, asked, cut_short, enq, failed, fetched, kept, ran, reaped, run, settled, unknown
 
 from jobpool.broker.values import Capabilities, Message, State
@@ -87,7 +88,9 @@ CLEAN = [
         [*failed(1), *cut_short(2, 1), reaped(1, "dead")], [kept(State.DEAD, 2, 1, 1)], id="failed, then died"
     ),
     pytest.param(cut_short(1, verb="release"), [kept(State.DEAD, 2, 0, 1)], id="died in a delivery that nobody saw"),
-    pytest.param(failed(1), [replace(kept(State.DEAD, 1, 1), reason="cancelled")], id="cancelled after a failure"),
+    pytest.param(
+        failed(1), [structs.replace(kept(State.DEAD, 1, 1), reason="cancelled")], id="cancelled after a failure"
+    ),
     pytest.param(
         [fetched(1), run("start"), run("end"), *unknown(1, "ack"), *settled(1, "ack", "already")],
         [],
@@ -295,7 +298,7 @@ def test_a_follow_up_of_a_run_that_was_not_acked_is_a_ghost() -> None:
 
 def test_a_follow_up_of_a_refused_ack_may_be_there_where_it_is_put_first() -> None:
     lines = [*parent(*settled(1, "ack", "expired")), *of_child(ran(1))]
-    account = counted(lines, [kept(State.DELAYED, 1, 1)], can=replace(COPYING, atomic_across_queues=False))
+    account = counted(lines, [kept(State.DELAYED, 1, 1)], can=structs.replace(COPYING, atomic_across_queues=False))
     assert account.ghosts == set()
     assert account.lost == set()
     assert counted(lines, [kept(State.DELAYED, 1, 1)]).ghosts == {"child"}

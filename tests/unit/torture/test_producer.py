@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 from support.waiting import wait_until
 
 from jobpool.broker import control
@@ -115,7 +116,7 @@ def test_a_lost_answer_is_asked_for_again_under_the_same_ids(backend: QueueBacke
 
 
 def test_where_no_ids_are_known_each_try_is_another_job(backend: QueueBackend, tmp_path: Path) -> None:
-    can = replace(backend.capabilities, keeps_records=False)
+    can = structs.replace(backend.capabilities, keeps_records=False)
     made = produce(LosesAnswers(backend, 2, can), items(0.0, 0.0), tmp_path / "ledger")
     assert [(event, ident) for event, ident, _ in events(tmp_path / "ledger")] == [
         *(("try", "ab12-000000"), ("try", "ab12-000000r2"), ("try", "ab12-000000r3"), ("enq", "ab12-000000r3")),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from stories import CLOCK, cut_short, enq, failed, fetched, kept, ran, reaped, run, settled, unknown
 
 from jobpool.broker.values import Message, State
@@ -97,7 +98,7 @@ def cancelled(answer: str = "cancelled") -> Line:
     return Line("cancel", "m", at=CLOCK.tick(), answer=answer)
 
 
-BURIED = replace(kept(State.DEAD, 1), reason="cancelled")
+BURIED = structs.replace(kept(State.DEAD, 1), reason="cancelled")
 CUT = cut_short(1, verb="abandon")
 NO_DEAD_LETTER = "its cancel was answered, and it is no dead letter of that"
 
@@ -113,7 +114,7 @@ NO_DEAD_LETTER = "its cancel was answered, and it is no dead letter of that"
         ([fetched(1), fetched(2), *settled(2, "abandon"), cancelled(), run("start")], BURIED, ""),
         ([*ran(1), cancelled()], None, NO_DEAD_LETTER),
         ([enq(), cancelled()], None, NO_DEAD_LETTER),
-        ([enq(), cancelled()], replace(BURIED, reason="failed"), NO_DEAD_LETTER),
+        ([enq(), cancelled()], structs.replace(BURIED, reason="failed"), NO_DEAD_LETTER),
         ([enq(), cancelled()], kept(State.DELAYED, 0), NO_DEAD_LETTER),
         ([cancelled(), *cut_short(1, verb="")], BURIED, "delivery 1 began after its cancel was answered"),
         ([cancelled("already cancelled"), *CUT], BURIED, "delivery 1 began after its cancel was answered"),
@@ -166,7 +167,7 @@ def both(*acked: str) -> list[Line]:
 
 
 def dead(ident: str, reason: str = "failed") -> Message:
-    return replace(kept(State.DEAD, 1, 1, ident=ident), reason=reason)
+    return structs.replace(kept(State.DEAD, 1, 1, ident=ident), reason=reason)
 
 
 ALL_DONE = both(FIRST, SECOND)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from stories import ID, cut_short, enq, failed, fetched, kept, ran, reaped, settled
 
 from jobpool.broker.values import Capabilities, Message, State
@@ -55,11 +56,11 @@ def hung(seconds: float) -> list[Line]:
 
 
 def dead_of(crashes: int) -> Message:
-    return replace(kept(State.DEAD, crashes, 0, crashes), reason="crash-limit")
+    return structs.replace(kept(State.DEAD, crashes, 0, crashes), reason="crash-limit")
 
 
 KEYED = item("keyed", idempotency_key="k")
-FATAL = replace(kept(State.DEAD, 1, 1), reason="timeout")
+FATAL = structs.replace(kept(State.DEAD, 1, 1), reason="timeout")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,12 @@ FATAL = replace(kept(State.DEAD, 1, 1), reason="timeout")
         (poisoned(MAX_CRASHES + 2), dead_of(MAX_CRASHES + 2), item("poison"), {"POISON": "ran 7 times"}),
         (poisoned(MAX_CRASHES + 1), dead_of(MAX_CRASHES + 1), item("poison"), {}),
         (poisoned(MAX_CRASHES), dead_of(MAX_CRASHES), item("poison"), {"LOST": "after 5 crashes"}),
-        (failed(1, verb="abandon"), replace(FATAL, reason="failed"), item("work"), {"LOST": "of the kind work"}),
+        (
+            failed(1, verb="abandon"),
+            structs.replace(FATAL, reason="failed"),
+            item("work"),
+            {"LOST": "of the kind work"},
+        ),
         (
             [replace(enq("another"), tag=ID), Line("try", "another")],
             None,
@@ -120,5 +126,7 @@ def test_a_batch_without_its_callback_arrives_in_the_result_and_so_does_what_the
 
 def test_a_strangers_dead_letter_is_a_ghost_and_no_job_that_was_lost() -> None:
     result = Result()
-    reach(result, [], [replace(kept(State.DEAD, 1), reason="rejected")], {}, [], Capabilities(), 1.0, results={})
+    reach(
+        result, [], [structs.replace(kept(State.DEAD, 1), reason="rejected")], {}, [], Capabilities(), 1.0, results={}
+    )
     assert result.counts == {"GHOST": [f"{ID}: nobody has enqueued it"]}

@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
 from ipaddress import ip_address, ip_network
 from typing import Any
+
+from msgspec.structs import asdict
 
 from jobpool.broker.finding import Finding, Level
 from jobpool.ipc.frames import HandlerInfo, Loaded

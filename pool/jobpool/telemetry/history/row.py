@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from jobpool.message.masking import Masker
 from jobpool.message.names import is_name
@@ -27,8 +28,7 @@ _EARLIER_MARK = re.compile(r"\[… (\d+ bytes dropped) …\]")
 UNNAMED = "-"  # the name of what has none that could be one: messages that were rejected unread
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """The facts of one attempt whose settlement was accepted. Times: Unix seconds; `duration` in seconds.
 
     `start` None: its handler did not run. `cause`: as in `Message.cause`.

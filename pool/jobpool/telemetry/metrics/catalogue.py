@@ -6,9 +6,10 @@ Docs, collector and exposition all go by this table.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+
+from msgspec import Struct
 
 RUN_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0)
 """Seconds; for jobs that may be long (SEMANTICS §5)."""
@@ -26,8 +27,7 @@ class Kind(StrEnum):
     HISTOGRAM = "histogram"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Metric:
+class Metric(Struct, frozen=True, eq=False):
     """One metric. `name` is without the prefix and, of a counter, without `_total`; `buckets` are upper edges."""
 
     name: str

@@ -9,11 +9,12 @@ import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from math import inf
 from typing import Any
+
+from msgspec import Struct, field
 
 from jobpool.message.outcome import SUMS, Counts
 from jobpool.telemetry.metrics.catalogue import (
@@ -41,8 +42,7 @@ FINE_BUCKETS = (
 """Seconds, about logarithmic. Every edge of `RUN_BUCKETS` is among them, so one search a job serves both."""
 
 
-@dataclass(slots=True)
-class Histogram:
+class Histogram(Struct):
     """Plain counts between edges, written by one thread; other threads read a `copy`.
 
     `counts[i]` values were at most `edges[i]` and above the edge before; the last count is of those above all.
@@ -92,8 +92,7 @@ class Histogram:
         return None
 
 
-@dataclass(slots=True)
-class Series:
+class Series(Struct):
     """The counts of one handler on one queue. Times are seconds."""
 
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -104,8 +103,7 @@ class Series:
         return Series(dict(self.outcomes), self.run.copy(), self.wait.copy())
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """One metric with the values of all its label sets."""
 
     metric: Metric
@@ -113,8 +111,7 @@ class Sample:
     histograms: dict[Labels, Histogram] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """All numbers of one moment. `ended`: by (queue, handler), with the finer buckets of rollups."""
 
     samples: list[Sample]

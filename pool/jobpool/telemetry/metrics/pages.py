@@ -8,9 +8,10 @@ the broker makes a pool not ready, never dead: a restart would mend nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from jobpool.errors import ConfigurationError
 from jobpool.ipc.board_layout import HeaderView
@@ -28,8 +29,7 @@ MISSED = 3  # how many intervals the broker's answer may be late
 BOOT_LOOP = 5  # children in a row that did not come up: not an accident any more
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(Struct, frozen=True):
     """An answer."""
 
     status: int
@@ -45,8 +45,7 @@ def text_page(status: int, text: str) -> Page:
 View = Callable[[str], Page]  # makes a page; its argument is the request's `Accept` header. May block for some seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Struct, frozen=True):
     """An answer, and the sentence for a person."""
 
     ok: bool

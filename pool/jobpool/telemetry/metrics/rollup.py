@@ -11,9 +11,10 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from msgspec import Struct
 
 from jobpool.broker.key_store import KeyStore, all_records
 from jobpool.errors import JobpoolError
@@ -34,8 +35,7 @@ Counts = Mapping[Place, Series]
 log = logging.getLogger("jobpool.metrics")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """The counts of jobs of `handler` on `queue` in the `seconds` from `start` (Unix time) on.
 
     `outcomes`: as in `outcome.OUTCOMES`. `run`: how long the handler ran, in the buckets `FINE_BUCKETS`.

@@ -12,10 +12,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Any
 from urllib.parse import quote, urlencode
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jobpool.handlers import builtin
 
@@ -86,8 +88,7 @@ class Refused(builtin.Refused):
         self.rule = rule
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """The target of a call. `host`: a name in lower case, or an address as text, without brackets.
 
     `path` begins with a slash, and has the query.
@@ -106,8 +107,7 @@ class Target:
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """One call, ready to be made."""
 
     method: str  # one of `METHODS`
