@@ -186,7 +186,7 @@ class AttemptRunner:
             notes,
             fence=job.fence,
             crashes=job.crashes,
-            max_retries=job.retries(handler),
+            _retries=job.retries(handler),
             deadline=deadline,
         )
         may_keep = handler.result_ttl or job.envelope.meta or self._result_ttls
@@ -227,8 +227,8 @@ class AttemptRunner:
     def _end(self, attempt: Attempt, job: JobToRun) -> None:
         now = monotonic()
         attempt.duration = now - attempt.started
-        printed = ending.join(self._capture.text(), self._more_output(), self._cap)
-        attempt.output = ending.join(attempt.output, printed, self._cap)
+        if printed := ending.join(self._capture.text(), self._more_output(), self._cap):
+            attempt.output = ending.join(attempt.output, printed, self._cap)
         hook = ""
         if self._hooks is not None:
             hook, self._hooks.running = self._hooks.running, ""

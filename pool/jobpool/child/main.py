@@ -229,6 +229,10 @@ class Child:
         return leaving
 
     def _send(self, nonce: int, attempt: Attempt, leaving: str) -> None:
+        said = attempt.output or attempt.follow_ups or leaving or attempt.kept
+        if attempt.kind is ResultKind.SUCCEEDED and not said:
+            self._channel.send(plain_success(nonce, attempt.started, attempt.duration))  # the usual end
+            return
         try:
             packets.send_announced(self._channel, _packet(nonce, attempt, leaving))
         except packets.PacketTooLarge:  # of an output cap as large as this: its follow-ups are bounded
@@ -268,8 +272,6 @@ class _Title:
 
 
 def _packet(nonce: int, attempt: Attempt, leaving: str) -> bytes:
-    if attempt.kind is ResultKind.SUCCEEDED and not (attempt.output or attempt.follow_ups or leaving or attempt.kept):
-        return plain_success(nonce, attempt.started, attempt.duration)
     follow_ups = [definition.to_dict() for definition in attempt.follow_ups]
     times = attempt.started, attempt.duration
     result = Result(nonce, attempt.kind, *times, attempt.output, attempt.error, attempt.after, follow_ups, leaving)

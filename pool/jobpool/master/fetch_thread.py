@@ -183,7 +183,8 @@ class FetchThread(MasterThread):
     def _deliver(self, queue: str, leases: list[JobLease], took: float, asked_at_boot: float) -> int:
         lasts = 0.0 if self._chosen_ttl else min(lease.expires_at for lease in leases) - asked_at_boot
         in_time = self._acquirer.in_time(leases)
-        found = [self._inspector.inspect(lease, self._backend.time.guess) for lease in in_time]
+        inspect, now = self._inspector.inspect, self._backend.time.guess
+        found = [inspect(lease, now) for lease in in_time]
         admitted, started = self._acquirer.admit(queue, found, lambda some: self._put(Leased(some, took, lasts=lasts)))
         self._put(Leased(admitted, took, late=len(leases) - len(in_time), lasts=lasts))
         return max(1, started)

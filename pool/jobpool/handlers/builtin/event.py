@@ -11,6 +11,8 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
+from msgspec.structs import asdict
+
 from jobpool.errors import Retry, Snooze
 from jobpool.handlers.binding import F, bind
 from jobpool.handlers.builtin import Failure, Kit, Refused, Registered, kind_of
@@ -19,15 +21,10 @@ from jobpool.message.context import JobContext
 from jobpool.message.names import check_name
 
 
-class EventContext(JobContext):
+class EventContext(JobContext, eq=False):
     """The job's context, with the event's data as its payload."""
 
-    __slots__ = ("_data",)
-
-    def __init__(self, ctx: JobContext, data: Any) -> None:
-        for name in JobContext.__slots__:
-            setattr(self, name, getattr(ctx, name))
-        self._data = data
+    _data: Any = None
 
     @property
     def payload(self) -> Any:
@@ -82,7 +79,8 @@ def _fire(event: str, listeners: list[Registered], ctx: JobContext, data: Any) -
     failed: dict[str, Exception | SystemExit] = {}
     for listener in list(listeners):
         try:
-            value = listener.bound(EventContext(ctx, deepcopy(data)))  # each listener has a copy of its own
+            own = EventContext(**asdict(ctx), _data=deepcopy(data))  # each listener has a copy
+            value = listener.bound(own)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the others are to run all the same
             failed[f"{listener.name} ({listener.place})"] = error
         else:
