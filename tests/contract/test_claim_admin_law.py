@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
-
 import pytest
+from msgspec.structs import astuple
 from support.claims import bodies, claim, found, ids, post
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered

@@ -186,7 +186,7 @@ class AttemptRunner:
             notes,
             fence=job.fence,
             crashes=job.crashes,
-            _retries=job.retries(handler),
+            max_retries=job.retries(handler),
             deadline=deadline,
         )
         may_keep = handler.result_ttl or job.envelope.meta or self._result_ttls

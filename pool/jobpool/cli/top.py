@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import Column, aligned, answer_json, columns, note, say, table
@@ -108,7 +109,7 @@ def top(ctx: click.Context, session: Session, once: bool, interval: float, json_
 
 
 def _print_json(samples: list[PoolSample]) -> int:
-    found = [asdict(sample) for sample in samples]
+    found = msgspec.to_builtins(samples)
     for pool in found:
         (pool["header"] or {}).pop("depths", None)  # `queues` has them
     answer_json(found)

@@ -8,10 +8,10 @@ docs/architecture.md, "Channels", says which frame crosses which socket.
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from msgspec import MsgspecError, Struct, field, json
+from msgspec import Meta, MsgspecError, Struct, field, json
 
 from jobpool.message.death import Exit
 from jobpool.message.outcome import ResultKind
@@ -24,6 +24,7 @@ MAX_ENQUEUED_BYTES = 8 * 1024 * 1024
 """Bytes of jobs, as JSON, that one attempt may enqueue with its end, or ask for at once: the master holds all of it."""
 
 MAX_SECONDS = 1e12  # no clock and no run time in a frame from a child reaches this
+Count = Annotated[int, Meta(ge=0, le=2**53)]
 MAX_SAID_BYTES = 2048  # bytes of a line for the log, about: what is longer keeps its head and tail
 
 
@@ -121,10 +122,10 @@ class Said(_JsonFrame, frozen=True):
     """A line that a handler printed or logged, for the pool's log; its secrets are masked. Nothing else is believed."""
 
     nonce: int  # of its attempt; 0 = it came with the import of the app
-    level: int  # of `logging`
+    level: Count  # of `logging`
     text: str  # "" = this frame only tells how many lines were left out
     logger: str = ""  # "" = printed
-    left_out: int = 0  # lines that were not sent before this one
+    left_out: Count = 0  # lines that were not sent before this one
 
 
 class Reply(_JsonFrame, frozen=True):
@@ -233,7 +234,7 @@ def decode(packet: bytes) -> Frame:
     """Return the frame in one packet. Raises `BadFrame` if it is none of ours."""
     try:
         return _decode(packet)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, MsgspecError, struct.error) as error:
+    except (ValueError, TypeError, KeyError, IndexError, MsgspecError, RecursionError, struct.error) as error:
         raise BadFrame(f"a packet of {len(packet)} bytes is no frame: {error}") from error
 
 

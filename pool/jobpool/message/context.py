@@ -8,8 +8,6 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Protocol
 
-from msgspec import Struct
-
 from jobpool.errors import InvalidJob, Unsupported
 from jobpool.message.builder import JobBuilder, definition_of
 from jobpool.message.definition import JobDefinition
@@ -45,7 +43,7 @@ class BatchMembership:
         return self._enqueue(definition_of(job).with_batch(self.id))
 
 
-class JobContext(Struct, eq=False):
+class JobContext:
     """One attempt, seen from its handler. Made once a job, so it only holds on to the envelope.
 
     Attributes:
@@ -54,13 +52,25 @@ class JobContext(Struct, eq=False):
         deadline: CLOCK_MONOTONIC seconds at which the alarm fires; None = unlimited.
     """
 
-    _envelope: JobEnvelope
-    _reporter: Reporter
-    fence: int = 1
-    crashes: int = 0
-    _retries: int | None = None  # the value that applies; None = the job's
-    deadline: float | None = None
-    _went_on: bool = False
+    __slots__ = ("_envelope", "_max_retries", "_reporter", "_went_on", "crashes", "deadline", "fence")
+
+    def __init__(
+        self,
+        envelope: JobEnvelope,
+        reporter: Reporter,
+        *,
+        fence: int = 1,
+        crashes: int = 0,
+        max_retries: int | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        self._envelope = envelope
+        self._reporter = reporter
+        self._max_retries = max_retries
+        self._went_on = False
+        self.fence = fence
+        self.crashes = crashes
+        self.deadline = deadline
 
     @property
     def id(self) -> str:
@@ -96,7 +106,7 @@ class JobContext(Struct, eq=False):
     @property
     def max_retries(self) -> int | None:
         """Runs after the first that fails: the job's, else its handler's; None = the pool's policy decides."""
-        return self._envelope.max_retries if self._retries is None else self._retries
+        return self._envelope.max_retries if self._max_retries is None else self._max_retries
 
     @property
     def meta(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from jobpool.message.guards import Guards
 from jobpool.message.printable import repr_without
 
 
-class JobLease(Struct, frozen=True):
+class JobLease(Struct, frozen=True, eq=False):
     """The lease that `fetch` hands out. Its holder may settle the message until `expires_at`.
 
     That is in seconds on this machine's CLOCK_BOOTTIME, taken from before the request was sent. At `now == expires_at`

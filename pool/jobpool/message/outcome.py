@@ -95,9 +95,7 @@ class LostLease(Struct, frozen=True):
     """The lease could not be renewed in time."""
 
 
-class Rejected(
-    Struct, frozen=True
-):  # bad signature, foreign queue, a body that is no wire object, or too large or deep
+class Rejected(Struct, frozen=True):  # bad signature, foreign queue, or a body that is malformed, too large or too deep
     why: str
     signature: bool = False  # it was the signature, not the body's form or its queue; only a counter differs
 

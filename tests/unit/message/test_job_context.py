@@ -65,7 +65,7 @@ def test_it_tells_the_handler_about_its_job(listener: Listener) -> None:
 
 def test_what_the_pool_resolved_counts_more_than_the_wire(listener: Listener) -> None:
     assert JobContext(an_envelope(max_retries=None), listener).max_retries is None
-    assert JobContext(an_envelope(max_retries=None), listener, _retries=0).max_retries == 0
+    assert JobContext(an_envelope(max_retries=None), listener, max_retries=0).max_retries == 0
 
 
 def test_a_job_without_a_name_has_its_handlers(listener: Listener) -> None:

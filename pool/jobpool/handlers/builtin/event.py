@@ -11,8 +11,6 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
-from msgspec.structs import asdict
-
 from jobpool.errors import Retry, Snooze
 from jobpool.handlers.binding import F, bind
 from jobpool.handlers.builtin import Failure, Kit, Refused, Registered, kind_of
@@ -21,10 +19,15 @@ from jobpool.message.context import JobContext
 from jobpool.message.names import check_name
 
 
-class EventContext(JobContext, eq=False):
+class EventContext(JobContext):
     """The job's context, with the event's data as its payload."""
 
-    _data: Any = None
+    __slots__ = ("_data",)
+
+    def __init__(self, ctx: JobContext, data: Any) -> None:
+        for name in JobContext.__slots__:
+            setattr(self, name, getattr(ctx, name))
+        self._data = data
 
     @property
     def payload(self) -> Any:
@@ -79,8 +82,7 @@ def _fire(event: str, listeners: list[Registered], ctx: JobContext, data: Any) -
     failed: dict[str, Exception | SystemExit] = {}
     for listener in list(listeners):
         try:
-            own = EventContext(**asdict(ctx), _data=deepcopy(data))  # each listener has a copy
-            value = listener.bound(own)
+            value = listener.bound(EventContext(ctx, deepcopy(data)))  # each listener has a copy of its own
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the others are to run all the same
             failed[f"{listener.name} ({listener.place})"] = error
         else:
