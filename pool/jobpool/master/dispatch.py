@@ -23,6 +23,7 @@ STEAL_ANYWAY_AFTER_S = 0.02  # the same for one that its child has not begun: it
 REST_S = 0.0005  # seconds for which the loop leaves answers alone, while quick jobs stream
 AHEAD_FOR_REST = 8  # frames that each busy child has meanwhile
 LOOKAHEAD_SHARE = 2  # so great a part of the look-ahead, and two at least, is enough for a fetch, or company for an ack
+MAX_ENOUGH = 256  # messages, at most: a larger call costs as much for each of them, and takes longer
 
 
 def dispatch(pool: Pool, now: float, actions: list[act.Action]) -> None:
@@ -162,14 +163,18 @@ def room(pool: Pool, now: float) -> int:
 def worth_fetching(pool: Pool, now: float) -> int:
     """Return `room`, or 0 while a larger fetch a little later is cheaper: each is a transaction of the broker's.
 
-    Unless a child is idle that would get some, a fetch waits until half of the look-ahead is used up, two messages at
-    least.
+    Unless a child is idle that would get some, a fetch waits until `enough` of the look-ahead is used up.
     """
     wanted = room(pool, now)
     if not wanted or (pool.slots.idle and len(pool.slots.engaged) < (_few(pool, now) or math.inf)):
         return wanted
     ahead = pool.lookahead.size(now)
-    return wanted if wanted >= min(ahead, max(2, -(-ahead // LOOKAHEAD_SHARE))) else 0
+    return wanted if wanted >= min(ahead, enough(ahead)) else 0
+
+
+def enough(ahead: int) -> int:
+    """Return how many messages are enough for a call of the broker, where the look-ahead has this size."""
+    return max(2, min(-(-ahead // LOOKAHEAD_SHARE), MAX_ENOUGH))
 
 
 class Batch:
@@ -201,7 +206,7 @@ class Batch:
             or (delivery.lease.guards and delivery.lease.guards.holds)
             for delivery, settlement in work
         ]
-        if not ahead or len(self._work) >= max(2, -(-ahead // LOOKAHEAD_SHARE)) or any(waited_for):
+        if not ahead or len(self._work) >= enough(ahead) or any(waited_for):
             self.due = now
         elif held <= len(self._work) and any(_has_result(settlement) for _, settlement in self._work):
             self.due = now  # no other job can join them

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from jobpool.master.dispatch import LOOKAHEAD_SHARE, Batch
+from jobpool.master.dispatch import LOOKAHEAD_SHARE, MAX_ENOUGH, Batch
 from jobpool.master.slots import Delivery
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Guards, Hold
@@ -39,7 +39,9 @@ def filled(count: int, ahead: int, settlement: Settlement | None = None) -> Batc
         pytest.param(2, 5, NOW + LINGER_S, id="two of five are not half of them"),
         pytest.param(3, 5, NOW, id="three are"),
         pytest.param(10, 800, NOW + LINGER_S, id="a quick stream waits for more"),
-        pytest.param(800 // LOOKAHEAD_SHARE, 800, NOW, id="half of the look-ahead is enough"),
+        pytest.param(400 // LOOKAHEAD_SHARE, 400, NOW, id="half of the look-ahead is enough"),
+        pytest.param(MAX_ENOUGH - 1, 1024, NOW + LINGER_S, id="a very quick stream waits for more"),
+        pytest.param(MAX_ENOUGH, 1024, NOW, id="though not for half of a large look-ahead"),
     ],
 )
 def test_when_acks_are_due(count: int, ahead: int, due: float) -> None:
