@@ -31,7 +31,7 @@ def run(plan: Plan) -> Section:
     memory, submit = rate["pool, memory://"], rate["executor, submit"]
     figures = [median(name, "jobs/s", each) for name, each in rate.items()]
     figures += [
-        ratio("memory:// / ceiling", memory, rate["ceiling"], Target("≥", 0.6)),
+        ratio("memory:// / ceiling", memory, rate["ceiling"], Target("≥", 0.9)),
         ratio("memory:// / bare ceiling", memory, rate["ceiling, bare sockets"]),
         ratio("memory:// / executor", memory, submit, Target(">", 1.0)),
         ratio("sqlite:// / executor", rate["pool, sqlite://"], submit, Target("≥", 0.7)),

@@ -23,9 +23,9 @@ REST = 1.5
 """Seconds between the last job and what is taken for idleness."""
 
 
-SQLITE = (Target("≤", 10), Target("≤", 50))
-REDIS = (Target("≤", 1.2), Target("≤", 4))
-POSTGRES = (Target("≤", 3), Target("≤", 6))
+SQLITE = (Target("≤", 1.8), Target("≤", 50))
+REDIS = (Target("≤", 1), Target("≤", 4))
+POSTGRES = (Target("≤", 2.5), Target("≤", 6))
 BEANSTALKD = (Target("≤", 5), None)
 """Of the median and of the 99th percentile, in milliseconds."""
 

@@ -20,7 +20,7 @@ LOOPS = (10, 100)
 RATIOS = {
     "Procrastinate": Target("≥", 15),
     "PgQueuer": Target("≥", 1.3),
-    "PgQueuer, batches of 100": None,
+    "PgQueuer, batches of 100": Target("≥", 1.05),
     "fetch and ack, batches of 10": None,
     "fetch and ack, batches of 100": None,
 }

@@ -18,12 +18,12 @@ NOTES = [
 POOL = "pool"
 PEERS = ("celery", "dramatiq", "huey", "Pebble")
 EVERY_SECOND = "every second"
-CPU_TARGET = Target("≤", 0.06)
+CPU_TARGET = Target("≤", 0.04)
 
 RATIOS = {
-    (POOL, "Celery"): Target("≥", 20),
+    (POOL, "Celery"): Target("≥", 30),
     (POOL, "Celery, acks late"): None,
-    (POOL, "Dramatiq"): Target("≥", 2.5),
+    (POOL, "Dramatiq"): Target("≥", 4),
     (POOL, "Huey"): None,
     (POOL, "Pebble, no broker"): Target(">", 1),
     (POOL, "executor, no broker"): Target(">", 1),

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import orjson
 from msgspec import Meta, MsgspecError, Struct, field, json
+from msgspec.structs import asdict
 
 from jobpool.message.death import Exit
 from jobpool.message.outcome import ResultKind
@@ -36,7 +37,7 @@ class _JsonFrame(Struct, frozen=True, forbid_unknown_fields=True):
     """A frame that is a tag and its fields as JSON."""
 
     def encode(self) -> bytes:
-        return _TAGS[type(self)] + json.encode(self)
+        return _TAGS[type(self)] + orjson.dumps(self, asdict)  # msgspec would write a key that is no text as text
 
 
 class Run(Struct, frozen=True):
