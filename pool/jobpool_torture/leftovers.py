@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
 import orjson
-from msgspec.structs import asdict, replace
+from msgspec import structs
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import LIVE, UNHELD, Message, MessageFilter, QueueStats, State, Verb
@@ -69,7 +70,7 @@ def reasons(messages: Iterable[Message]) -> dict[str, int]:
 
 def described(message: Message) -> dict[str, Any]:
     """Return JSON values, without the body, which may be long."""
-    fields = {name: value for name, value in asdict(message).items() if name not in ("body", "cursor")}
+    fields = {name: value for name, value in structs.asdict(message).items() if name not in ("body", "cursor")}
     return fields | {"bytes": len(message.body)}
 
 
@@ -109,7 +110,7 @@ def _delete(backend: QueueBackend, queue: str, ours: Collection[str]) -> list[st
     found = [message.id for message in pages(backend, where) if message.state is not State.LEASED]
     own = [ident for ident in found if ident in ours]
     for start in range(0, len(own), PAGE_MESSAGES):
-        _delete_all(backend, replace(where, ids=tuple(own[start : start + PAGE_MESSAGES])))
+        _delete_all(backend, structs.replace(where, ids=tuple(own[start : start + PAGE_MESSAGES])))
     return [ident for ident in found if ident not in ours]
 
 

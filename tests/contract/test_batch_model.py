@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, invariant, multiple, rule
-from msgspec.structs import asdict
 from support.harness import Harness
 from support.jobs import a_job
 from support.side_by_side import Pair, SideBySide, compare

@@ -6,6 +6,7 @@ few milliseconds this way or that do not matter.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -308,7 +309,11 @@ class Comparison(SideBySide):
         assert [self.portrait(message, exact) for message in ours] == [self.portrait(m, exact) for m in model]
         for queue in QUEUES:
             one, other = self.ours.stats(queue), self.model.stats(queue)
-            assert one == other if exact else replace(one, oldest=None) == replace(other, oldest=None)
+            assert (
+                one == other
+                if exact
+                else dataclasses.replace(one, oldest=None) == dataclasses.replace(other, oldest=None)
+            )
         assert self.ours.queues() == self.model.queues()
 
     def portrait(self, message: Any, exact: bool) -> Any:

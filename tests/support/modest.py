@@ -6,6 +6,7 @@ suite's to say.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -142,7 +143,7 @@ class Modest(MemoryBackend):
 
     def stats(self, queue: str) -> QueueStats:
         counts = super().stats(self._known(queue))
-        return replace(counts, waiting=counts.waiting + counts.leased, leased=0)
+        return dataclasses.replace(counts, waiting=counts.waiting + counts.leased, leased=0)
 
     def queues(self) -> list[str]:
         return [queue for queue in super().queues() if queue in self._told]

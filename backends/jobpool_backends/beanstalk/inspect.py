@@ -15,10 +15,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import greenstalk
 from msgspec import Struct
-from msgspec.structs import replace
 
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State
 from jobpool.clock import Clock

@@ -39,7 +39,7 @@ from jobpool.broker.values import MAX_PAGE, read_cursor
 from jobpool.errors import ClaimNotFound, InvalidJob
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.names import check_identifier, check_queue, storable
-from jobpool.message.printable import repr_without
+from jobpool.message.printable import hides
 from jobpool.message.units import check_count, check_seconds
 
 MOST_MESSAGES = 20  # in one claim, one `pop`, and one `delete_many`
@@ -51,6 +51,7 @@ CLAIM_LIMIT = "claim-limit"  # reason of a dead letter that was claimed too ofte
 POST_PRIORITY = 5  # of posted messages, among the jobs of their queue
 
 
+@hides("body")
 class NewPost(Struct, frozen=True):
     """One message on its way in; its life counts from then on."""
 
@@ -60,9 +61,8 @@ class NewPost(Struct, frozen=True):
     life: float | None = None  # seconds; None = forever
     delay: float = 0.0  # seconds until it is free
 
-    __repr__ = repr_without("body")
 
-
+@hides("body")
 class QueueMessage(Struct, frozen=True):
     """A message as claims and lists show it. Wall-clock times are Unix seconds on the broker's clock.
 
@@ -79,8 +79,6 @@ class QueueMessage(Struct, frozen=True):
     claim: str | None = None  # id of the live claim that holds it; None = no claim does
     ends_at: float | None = None  # when its life ends; None = never
     cursor: str = ""  # opaque; `list_free(after=…)` continues after it
-
-    __repr__ = repr_without("body")
 
 
 class HeldClaim(Struct, frozen=True):

@@ -14,13 +14,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
-from msgspec import Struct, field
-from msgspec.structs import asdict, replace
+from msgspec import structs
 
 from jobpool.broker.key_store import all_records
 from jobpool.broker.values import UNHELD, Message, MessageFilter, State, Verb
@@ -52,7 +52,8 @@ PAGE_RECORDS = 1000
 Made = TypeVar("Made", "Pause", "Mark", "PoolRecord")
 
 
-class Pause(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Pause:
     """A queue from which no pool fetches. Times are Unix seconds on the broker's clock."""
 
     queue: str
@@ -78,7 +79,8 @@ class Cancel(StrEnum):
     """Its pool has not answered in time: it is cancelled as soon as a pool reads this, if it does not succeed first."""
 
 
-class Mark(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Mark:
     """A request to cancel one message at its deliveries from this one on."""
 
     enqueued_at: float = 0.0  # Unix time, which tells it from a later message with its id; 0 = of any
@@ -91,7 +93,8 @@ class Mark(Struct, frozen=True):
         return is_same and not is_later and lease.deliveries >= self.deliveries
 
 
-class Asked(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Asked:
     """All that people ask of pools now."""
 
     paused: dict[str, Pause] = field(default_factory=dict)
@@ -99,7 +102,8 @@ class Asked(Struct, frozen=True):
     cancels: dict[str, Mark] = field(default_factory=dict)  # by the ids of messages
 
 
-class PoolRecord(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRecord:
     """A pool, as it told of itself last. Times are Unix seconds on the broker's clock."""
 
     id: str  # minted at its start
@@ -155,7 +159,7 @@ def _made(kind: type[Made], value: bytes) -> Made | None:
     """Return what a record holds, also one of a newer version, with more fields; None for what cannot be read."""
     try:
         found = dict(orjson.loads(value))
-        return kind(**{name: found[name] for name in kind.__struct_fields__ if name in found})
+        return kind(**{each.name: found[each.name] for each in fields(kind) if each.name in found})
     except (ValueError, TypeError):
         return None
 
@@ -223,12 +227,12 @@ def cancel_matching(
     _check(backend, True)
     count: Counter[Cancel] = Counter()
     states = tuple(state for state in UNHELD if not where.states or state in where.states)
-    for idents in _jobs(backend, replace(where, states=states)) if states else ():
+    for idents in _jobs(backend, structs.replace(where, states=states)) if states else ():
         changed = backend.bulk(MessageFilter(ids=idents, states=UNHELD), _verb(purge), limit=len(idents))
         count[Cancel.CANCELLED] += changed
     if where.states and State.LEASED not in where.states:
         return count
-    running = [ident for idents in _jobs(backend, replace(where, states=(State.LEASED,))) for ident in idents]
+    running = [ident for idents in _jobs(backend, structs.replace(where, states=(State.LEASED,))) for ident in idents]
     return count + Counter(cancel(backend, running, purge=purge, wait=wait).values())
 
 

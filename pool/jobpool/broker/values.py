@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -14,7 +15,7 @@ from msgspec.structs import asdict, force_setattr
 from jobpool.errors import ConfigurationError
 from jobpool.message.death import Death
 from jobpool.message.names import storable
-from jobpool.message.printable import repr_without
+from jobpool.message.printable import hides
 from jobpool.message.units import check_number
 
 REMEMBER_CALLS = 60.0  # seconds for which a settle call's or a fetch's id is remembered (law 2, law 1)
@@ -100,7 +101,8 @@ class Capabilities(Struct, frozen=True):
     """Seconds to which delays are rounded up."""
 
 
-class QueueStats(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class QueueStats:
     """Counts of one queue, O(1) however long it is. A count at `cap` means "at least"."""
 
     waiting: int = 0  # jobs ready to be fetched now; those that were delayed and have fallen due count here
@@ -166,6 +168,7 @@ class Reaped(Struct, frozen=True):
     dead: bool
 
 
+@hides("body")
 class Message(Struct, frozen=True):
     """A message as an administrator sees it. Times are Unix seconds on the broker's clock."""
 
@@ -189,8 +192,6 @@ class Message(Struct, frozen=True):
     claims: int = 0  # how often it was claimed
     ends_at: float | None = None  # when the life of a posted message ends; None = never
     cursor: str = ""  # opaque; `list_messages(after=…)` continues after this message
-
-    __repr__ = repr_without("body")
 
     @property
     def death(self) -> Death | None:

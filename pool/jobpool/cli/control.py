@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
@@ -66,7 +66,7 @@ def pause(session: Session, queues: tuple[str, ...], reason: str, until: Any, js
     with session.broker() as backend:
         made = [control.pause(backend, queue, reason, until) for queue in queues]
     if json_:
-        answer_json([structs.asdict(one) for one in made])
+        answer_json([asdict(one) for one in made])
     else:
         for one in made:
             say(one_line(f"{one.queue} is paused" + (f" until {moment(one.until)}" if one.until else "")))
@@ -99,7 +99,7 @@ def pools_list(session: Session, json_: bool) -> None:
 
     with session.broker() as backend:
         found, now = control.pools(backend), backend.control_time()
-    answer(json_, found, structs.asdict, POOLS, lambda pool: _row(pool, now), "no pool has a record at this broker")
+    answer(json_, found, asdict, POOLS, lambda pool: _row(pool, now), "no pool has a record at this broker")
 
 
 def _row(pool: PoolRecord, now: float) -> list[str]:

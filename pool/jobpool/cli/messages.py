@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
-from msgspec.structs import asdict, replace
+from msgspec import structs
 
 from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say, table
@@ -300,7 +301,7 @@ def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_:
         if backend.capabilities.leases is not Leases.OURS:
             note(f"{backend.scheme}:// gives back messages with an expired lease by itself (Capabilities.leases)")
     if json_:
-        answer_json([{**asdict(one), "cause": cause_values(one.cause)} for one in reaped])
+        answer_json([{**structs.asdict(one), "cause": cause_values(one.cause)} for one in reaped])
         return
     for one in reaped:
         say(one_line(f"{one.id}  {one.queue}  {'dead' if one.dead else 'waiting'}  crashes={one.crashes}"))
@@ -363,7 +364,7 @@ def listable(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
     if where.states and State.DEAD not in where.states:
         raise Unsupported(f"{cannot}, not what is {' or '.join(where.states)}: `jobpool stats` counts that")
     note(f"{cannot}: `jobpool stats` counts the other messages")
-    return replace(where, states=(State.DEAD,))
+    return structs.replace(where, states=(State.DEAD,))
 
 
 def unseen(backend: QueueBackend) -> str:

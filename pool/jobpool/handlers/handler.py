@@ -80,8 +80,10 @@ class Handler(Generic[P, R]):
         self.before_run = _check_hook(before_run, f"before_run of handler {self.name!r}")
         self.after_run = _check_hook(after_run, f"after_run of handler {self.name!r}")
         self.allow_daemons = allow_daemons
-        self.ack_in_transaction = ack_in_transaction
-        self.result_ttl = result_ttl and check_result_ttl(result_ttl, f"result_ttl of handler {self.name!r}")
+        self.ack_in_transaction = bool(ack_in_transaction)
+        self.result_ttl = (
+            None if result_ttl is None else check_result_ttl(result_ttl or 0.0, f"result_ttl of handler {self.name!r}")
+        )
         if self.result_ttl and ack_in_transaction:
             raise InvalidJob(
                 f"handler {self.name!r} acks its job before it returns: no result can be kept with the ack"

@@ -123,7 +123,7 @@ class Said(_JsonFrame, frozen=True):
     """A line that a handler printed or logged, for the pool's log; its secrets are masked. Nothing else is believed."""
 
     nonce: int  # of its attempt; 0 = it came with the import of the app
-    level: Count  # of `logging`
+    level: int  # of `logging`
     text: str  # "" = this frame only tells how many lines were left out
     logger: str = ""  # "" = printed
     left_out: Count = 0  # lines that were not sent before this one

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
 from collections.abc import Collection, Mapping
 from typing import Any, Self
 
-from msgspec import Struct, field, json
+import msgspec
+from msgspec import Struct, field
 
 from jobpool.ipc.inheritance import Inheritance
 from jobpool.ipc.scoreboard import ChildPage
@@ -50,13 +52,13 @@ class ProgramOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """The options of a program that the master starts; the field `options` has those of its app."""
 
     def to_json(self) -> bytes:
-        """Return it as UTF-8 JSON."""
-        return json.encode(self)
+        """Return it as JSON. Not by msgspec: names of files and variables may hold what UTF-8 has not."""
+        return json.dumps(msgspec.to_builtins(self)).encode()
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
-        """Reverse `to_json`. Raises `msgspec.DecodeError` for anything else."""
-        return json.decode(data, type=cls)
+        """Reverse `to_json`. Raises `ValueError` or `msgspec.ValidationError` for anything else."""
+        return msgspec.convert(json.loads(data), cls)
 
 
 class ForkServerConfig(ProgramOptions, frozen=True):

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from jobpool.ipc.fork_client import OutputLines, execute, in_memory
 from jobpool.ipc.process_options import ChildOptions, ProgramOptions, scrubbed
-from jobpool.message.printable import repr_without
+from jobpool.message.printable import hides
 
 PROGRAM = "jobpool.cli.pool_scheduler"
 """Called with descriptors of a `CronStart` as JSON and of a pipe for `READY` and last words, and the master's pid."""
@@ -40,6 +40,7 @@ def say_fired(line: int, lateness: Sequence[float]) -> None:
         say(line, FIRED + told.encode() + b"\n")
 
 
+@hides("backend", "signing_keys")
 class CronStart(ProgramOptions, frozen=True):
     """The start options of a scheduler's process: plain values, already checked."""
 
@@ -53,8 +54,6 @@ class CronStart(ProgramOptions, frozen=True):
     default_timeout: float = 3600.0  # seconds for inline jobs that set none; 0 = unlimited
     log_level: str = "info"
     log_format: str = "text"
-
-    __repr__ = repr_without("backend", "signing_keys")
 
 
 class SchedulerProcess:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
-from msgspec import Struct
-from msgspec.structs import asdict
 
 BATCH_MEMORY_S = 7 * 86400.0  # seconds for which a batch is known after its end
 MAX_FAILED_IDS = 100  # that are kept of a batch
@@ -17,7 +16,8 @@ NO_BATCHES = (
 NOT_OPEN = "batch {} is not open: it was closed, has ended, or never was. Add jobs before that, or in one of its jobs"
 
 
-class BatchStatus(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class BatchStatus:
     """The counts of one batch. A member is a job or a batch. Times are Unix seconds on the broker's clock."""
 
     id: str

@@ -10,11 +10,9 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-
-from msgspec import Struct, field
-from msgspec.structs import asdict, replace
 
 from jobpool.errors import InvalidJob, JobpoolError
 from jobpool.message.capped_text import cap_text
@@ -129,7 +127,8 @@ def copy_id(queue: str, ident: str, deliveries: int) -> str:
     return hashlib.sha256(f"{queue}\0{ident}\0{deliveries}".encode()).hexdigest()[:16]
 
 
-class DeadJob(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class DeadJob:
     """A job that ended for good, as its app's `on_death` hooks get it. Its dead letter is kept under the same id.
 
     Attributes:
@@ -166,7 +165,7 @@ class DeadJob(Struct, frozen=True):
         """Return the record of a job for `ON_DEATH`, less fields of a newer version. Raises `TypeError` for others."""
         if not isinstance(payload, dict):
             raise TypeError(f"the record of a dead job is an object, not {type(payload).__name__}")
-        return cls(**{name: payload[name] for name in cls.__struct_fields__ if name in payload})
+        return cls(**{each.name: payload[each.name] for each in fields(cls) if each.name in payload})
 
 
 def dead_job(
@@ -217,7 +216,7 @@ def hook_job(dead: DeadJob, deliveries: int, check: Callable[[JobDefinition], ob
 
 
 def _hook_job(dead: DeadJob, deliveries: int) -> JobDefinition:
-    record = asdict(dead)
+    record = {each.name: getattr(dead, each.name) for each in fields(DeadJob)}
     meta = {TRACEPARENT: dead.meta[TRACEPARENT]} if TRACEPARENT in dead.meta else {}
     ident = copy_id(ON_DEATH, dead.id, deliveries)
     return JobDefinition(ON_DEATH, record, priority=0, queue=dead.queue, identifier=ident, meta=meta)

@@ -21,7 +21,7 @@ from jobpool.errors import BadSignature, InvalidJob, MalformedEnvelope
 from jobpool.message.definition import LONGEST, MAX_RESULT_TTL_S, JobDefinition, is_reserved, rfc3339
 from jobpool.message.names import LONGEST_IDENTIFIER, LONGEST_NAME, is_name
 from jobpool.message.payload import MAX_DEPTH
-from jobpool.message.printable import repr_without
+from jobpool.message.printable import hides
 from jobpool.message.signing import EnvelopeSigner, canonical, canonical_of
 
 TRACEPARENT = "traceparent"  # in the meta: the trace that a job belongs to, as W3C Trace Context has it
@@ -37,6 +37,7 @@ _BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NEITHER_BRACKET_NOR_QUOTE = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 
 
+@hides("sig")
 class JobEnvelope(Struct, frozen=True):
     """A decoded message. Its payload is shared with other holders of the envelope: do not change it."""
 
@@ -53,8 +54,6 @@ class JobEnvelope(Struct, frozen=True):
     meta: dict[str, Any] = field(default_factory=dict)  # reserved keys included; `user_meta` has the producer's part
     sig: str = ""  # "" when missing or no text
     ended: dict[str, Any] | None = None  # the end of the batch whose callback it is, as the broker counted it
-
-    __repr__ = repr_without("sig")
 
     @property
     def timeout(self) -> float | None:

@@ -7,9 +7,10 @@ from msgspec.structs import force_setattr, replace
 
 from jobpool.message.envelope import JobEnvelope, decode
 from jobpool.message.guards import Guards
-from jobpool.message.printable import repr_without
+from jobpool.message.printable import hides
 
 
+@hides("_envelope")
 class JobLease(Struct, frozen=True, eq=False):
     """The lease that `fetch` hands out. Its holder may settle the message until `expires_at`.
 
@@ -31,8 +32,6 @@ class JobLease(Struct, frozen=True, eq=False):
     begun: bool = False  # a run of it was begun and given back, or it was raised from the dead letters
     guards: Guards | None = None  # the grants of the broker's key store; None = nothing was asked for
     _envelope: JobEnvelope | None = None
-
-    __repr__ = repr_without("_envelope")
 
     @property
     def envelope(self) -> JobEnvelope:

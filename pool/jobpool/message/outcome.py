@@ -5,6 +5,7 @@ One frozen class a row of the table in docs/architecture.md, "Verdicts". `error`
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum
 
 from msgspec import Struct
@@ -152,7 +153,8 @@ class Status(StrEnum):
     MOVED = "moved"  # crashed or outgrew its memory limit, and goes on in the queue that is set for this
 
 
-class ExecutionResult(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ExecutionResult:
     """One attempt. `output`: captured text and return value, capped; `error`: a traceback or stack. Times are Unix.
 
     `kind`: its end, such as `succeeded`, `failed`, `timeout`, `retry` or `snooze`. `exception`: raised by the handler
@@ -173,7 +175,8 @@ class ExecutionResult(Struct, frozen=True):
         return max(0.0, self.ended_at - self.started_at)
 
 
-class WorkerResult(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
     """The end of one message: `attempts` of it have ended, this one included; `error`: why, if it did not succeed."""
 
     status: Status

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
+
+Record = TypeVar("Record")
 
 # C0 without tab and line feed, DEL, C1; marks and controls of direction, line and paragraph separators. Invisible ones
 # (but for joiners that scripts and emoji need), halves of surrogate pairs, tags.
@@ -41,14 +43,21 @@ def one_line(text: str) -> str:
     return _STEERING.sub(_escaped, _BREAK.sub(" ", text))
 
 
-def repr_without(*hidden: str) -> Callable[[Any], str]:
-    """Return a `__repr__` for a class of records that leaves fields out."""
+def hides(*names: str) -> Callable[[type[Record]], type[Record]]:
+    """Leave these fields of a record out where it is shown, by rich too."""
 
-    def shown(record: Any) -> str:
-        fields = [f"{name}={getattr(record, name)!r}" for name in record.__struct_fields__ if name not in hidden]
-        return f"{type(record).__name__}({', '.join(fields)})"
+    def shown(record: Any) -> Iterator[tuple[str, Any]]:
+        return ((name, getattr(record, name)) for name in record.__struct_fields__ if name not in names)
 
-    return shown
+    def text(record: Any) -> str:
+        return f"{type(record).__name__}({', '.join(f'{name}={value!r}' for name, value in shown(record))})"
+
+    def hide(kind: type[Record]) -> type[Record]:
+        kind.__repr__ = text  # type: ignore[method-assign]
+        kind.__rich_repr__ = shown  # type: ignore[attr-defined]
+        return kind
+
+    return hide
 
 
 def json_text(value: Any, indent: int | None = None) -> str:

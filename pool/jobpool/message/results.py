@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import orjson
-from msgspec import Struct
-from msgspec.structs import asdict
 
 from jobpool.errors import Unsupported
 
@@ -15,7 +14,8 @@ if TYPE_CHECKING:
     from jobpool.message.lease import JobLease
 
 
-class Kept(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Kept:
     """A result on its way to the broker. `record`: see `write_record`."""
 
     record: bytes
@@ -52,7 +52,8 @@ class JobState(StrEnum):
 LIVE = frozenset({JobState.WAITING, JobState.DELAYED, JobState.RUNNING})
 
 
-class JobStatus(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class JobStatus:
     """The state of one job, and what is known beside it. Times are Unix seconds on the broker's clock."""
 
     id: str
@@ -80,7 +81,8 @@ class JobStatus(Struct, frozen=True):
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-class Record(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Record:
     """A kept result, read."""
 
     handler: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 from jobpool.broker.backend import QueueBackend
@@ -23,7 +24,8 @@ from jobpool.testing.faults import BrokerDown, Crash, Fault, FaultPlan, LoseLeas
 SILENT = "the broker does not answer: a test has told it so"
 
 
-class Run(WorkerResult, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Run(WorkerResult):
     """One delivery of one message, in the order in which they happened."""
 
     id: str = ""  # the message's

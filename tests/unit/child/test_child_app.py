@@ -11,7 +11,7 @@ from jobpool.errors import ConfigurationError
 from jobpool.handlers import app
 from jobpool.handlers.builtin import MAKERS
 from jobpool.handlers.registry import DEFAULT
-from jobpool.ipc.frames import HandlerInfo
+from jobpool.ipc.frames import HandlerInfo, Loaded, decode
 from jobpool.ipc.process_options import ChildOptions
 
 GOOD = "import jobpool.handlers.registry as r\n@r.handler({name!r}, queue='reports', timeout=5)\ndef f(ctx): ...\n"
@@ -49,6 +49,16 @@ def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
     [info] = own(app.load(ChildOptions(apps=["shop_a.jobs"])))
     assert (info.name, info.timeout) == ("report", 5.0)
     assert sys.path[0] == str(tmp_path)
+
+
+def test_options_that_are_only_false_or_true_reach_the_master(tmp_path: Path) -> None:
+    write(
+        tmp_path / "jobs_e.py",
+        GOOD.format(name="report").replace("timeout=5", "result_ttl=False, ack_in_transaction=1"),
+    )
+    [info] = own(app.load(ChildOptions(apps=["jobs_e"])))
+    assert (info.result_ttl, info.ack_in_transaction) == (0.0, True)
+    assert decode(Loaded([info]).encode()) == Loaded([info])
 
 
 def test_a_file_is_found_and_finds_its_neighbours(tmp_path: Path) -> None:

@@ -113,6 +113,12 @@ def test_a_frame_with_values_that_no_child_has_is_a_bad_one(frame: Frame) -> Non
         decode(frame.encode())
 
 
+@pytest.mark.parametrize("payload", [{7: 1}, b"bytes", 2**70, "\ud800"], ids=repr)
+def test_a_job_that_json_cannot_carry_is_not_sent_as_another(payload: object) -> None:
+    with pytest.raises(TypeError):
+        Ask([{"handler": "report", "payload": payload}]).encode()
+
+
 def test_an_endless_delay_is_a_very_long_one() -> None:
     answer = decode(Result(9, ResultKind.SNOOZE, 12.5, 0.25, after=math.inf).encode())
     assert isinstance(answer, Result)

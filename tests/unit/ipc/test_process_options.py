@@ -16,6 +16,12 @@ def test_a_config_comes_back_as_it_went() -> None:
     assert ForkServerConfig.from_json(config.to_json()) == config
 
 
+def test_names_that_are_not_utf_8_come_back() -> None:
+    options = ChildOptions(apps=["caf\udce9.py"], sys_path=["/srv/caf\udce9"])
+    config = ForkServerConfig(options, "a:b", "c:d", environ={"SHOP_PASSWORD": "caf\udce9"})
+    assert ForkServerConfig.from_json(config.to_json()) == config
+
+
 def test_options_of_another_version_are_refused() -> None:
     with pytest.raises(msgspec.ValidationError, match="colour"):
         ForkServerConfig.from_json(b'{"options": {"colour": "red"}}')

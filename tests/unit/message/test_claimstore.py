@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from rich.pretty import pretty_repr
 
 from jobpool.broker.claim_store import CLAIM_ID, ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.errors import ClaimNotFound, InvalidJob
@@ -202,6 +203,7 @@ def test_bodies_are_not_shown() -> None:
     posted = NewPost("a", True, b"a secret")
     message = QueueMessage("a", "mails", b"a secret", "", 5, 0.0)
     assert "secret" not in f"{posted} {message}"
+    assert "secret" not in pretty_repr([posted, message])
 
 
 def test_total_is_the_sum_of_what_is_there() -> None:
