@@ -52,7 +52,7 @@ class ProgramOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """The options of a program that the master starts; the field `options` has those of its app."""
 
     def to_json(self) -> bytes:
-        """Return it as JSON. Not by msgspec: names of files and variables may hold what UTF-8 has not."""
+        """Return it as JSON. Not by msgspec: names of files and variables need not be UTF-8."""
         return json.dumps(msgspec.to_builtins(self)).encode()
 
     @classmethod
