@@ -7,19 +7,24 @@ and the kernel's times of files stay as they are.
 Facts about libfaketime 0.9.10 that this stands on: `FAKETIME_*` and LD_PRELOAD are inherited by forks and through exec.
 The first process makes a piece of shared memory and a semaphore, named by its pid, and leaves them behind when it is
 killed. A later process with that pid and a libfaketime would refuse to start: hence `clear`. Reading a shift that is
-written "+SECONDS" needs no lock. Its clock_nanosleep answers EINVAL to every sleep until a monotonic time, which is how
-Python sleeps since 3.11: hence `SLEEP`.
+written "+SECONDS" needs no lock. But each program takes the semaphore while it starts. If it is killed at that moment,
+no other program of the pool starts: hence `PoolClock.mend`. Nor do those that wait end with their master.
+Its clock_nanosleep answers EINVAL to every sleep until a monotonic time, which is how Python sleeps since 3.11: hence
+`SLEEP`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 LIBRARY = "libfaketime.so.1"
+LOCK_LIMIT_S = 2.0  # for which a program that lives may hold the semaphore; it takes microseconds
 SLEEP = '''"""With this machine's libfaketime, time.sleep fails; select waits as long, and is left alone by it."""
 
 import select
@@ -69,6 +74,7 @@ class PoolClock:
         self._site.mkdir(exist_ok=True)
         (self._site / "sitecustomize.py").write_text(SLEEP)
         self.shifted = 0.0
+        self._locked_since: float | None = None
         self.shift(0.0)
 
     def shift(self, seconds: float) -> None:
@@ -89,3 +95,31 @@ class PoolClock:
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "NO_FAKE_STAT": "1",
         }
+
+    def mend(self, pid: int) -> None:
+        """Let go of the semaphore of the pool with this master, if it was taken at every call of `LOCK_LIMIT_S`."""
+        if not (SHARED_MEMORY / f"sem.faketime_sem_{pid}").exists() or not (semaphore := _opened(pid)):
+            return
+        if _value(semaphore):
+            self._locked_since = None
+        elif self._locked_since is None:
+            self._locked_since = time.monotonic()
+        elif time.monotonic() - self._locked_since > LOCK_LIMIT_S:
+            _LIBC.sem_post(semaphore)
+            self._locked_since = None
+        _LIBC.sem_close(semaphore)
+
+
+_LIBC = ctypes.CDLL(None)
+_LIBC.sem_open.restype = ctypes.c_void_p
+
+
+def _opened(pid: int) -> ctypes.c_void_p | None:
+    at: int | None = _LIBC.sem_open(f"/faketime_sem_{pid}".encode(), 0)
+    return ctypes.c_void_p(at) if at else None
+
+
+def _value(semaphore: ctypes.c_void_p) -> int:
+    value = ctypes.c_int()
+    _LIBC.sem_getvalue(semaphore, ctypes.byref(value))
+    return value.value

@@ -278,6 +278,8 @@ class Fleet:
         for pool in self.pools:
             if pool.pid:
                 pool.is_ready()
+                if pool.clock:
+                    pool.clock.mend(pool.pid)
             if ended := pool.collect():
                 fresh.append(self._judge(pool, *ended))
                 pool.start_at = time.monotonic() + (pool.away if pool.awaited else RESTART_PAUSE_S)

@@ -37,7 +37,7 @@ class _JsonFrame(Struct, frozen=True, forbid_unknown_fields=True):
     """A frame that is a tag and its fields as JSON."""
 
     def encode(self) -> bytes:
-        return _TAGS[type(self)] + orjson.dumps(self, asdict)  # msgspec would write a key that is no text as text
+        return _TAGS[type(self)] + orjson.dumps(self, asdict)  # msgspec would send a key of another type as text
 
 
 class Run(Struct, frozen=True):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import wait_until
 
 from jobpool_torture import clocks
 from jobpool_torture.clocks import PoolClock
@@ -164,3 +165,33 @@ def test_an_environment_keeps_what_it_had(clock: PoolClock) -> None:
     assert made["PYTHONPATH"].endswith(":/here")
     assert made["X"] == "1"
     assert not {"FAKETIME", "FAKETIME_SHARED"} & made.keys()
+
+
+LOCKED = """
+import ctypes, os, subprocess, sys
+name = os.environ["FAKETIME_SHARED"].split()[0]
+libc = ctypes.CDLL(None)
+libc.sem_open.restype = ctypes.c_void_p
+libc.sem_wait(ctypes.c_void_p(libc.sem_open(name.encode(), 0)))
+print("locked", flush=True)
+subprocess.run([sys.executable, "-c", "print('started', flush=True)"], stdin=subprocess.DEVNULL)
+"""
+
+
+def test_a_program_that_died_while_it_started_holds_up_no_other_for_long(clock: PoolClock) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LOCKED], stdout=subprocess.PIPE, env=clock.environment(os.environ), process_group=0
+    ) as program:
+        assert program.stdout is not None
+        try:
+            assert program.stdout.readline() == b"locked\n"
+            os.set_blocking(program.stdout.fileno(), False)
+
+            def started() -> bytes | None:
+                clock.mend(program.pid)
+                return program.stdout.readline() if program.stdout else None
+
+            assert wait_until(started) == b"started\n"
+        finally:
+            os.killpg(program.pid, signal.SIGKILL)
+    clocks.clear(program.pid)
