@@ -370,7 +370,8 @@ class Nemesis:
 
     def _excuse(self, pool: Pool) -> str:
         """Return why a pool that has fetched nothing yet may have ended. A refusal ends one until its first answer."""
-        if not pool.was_ready and self._restart.was_since(pool.begun):
+        # A broker that was started again refuses the run's own user until `Access.mend` has made it anew.
+        if (self._access or not pool.was_ready) and self._restart.was_since(pool.begun):
             return "the broker was being restarted"
         if not pool.was_ready and self._weather and self._weather[pool.number].was_bad_since(pool.begun):
             return "its network was bad"

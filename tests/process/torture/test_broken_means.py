@@ -11,9 +11,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from support.servers import shared_redis
 from support.waiting import wait_until
 
 from jobpool_torture import broker_faults, processes
+from jobpool_torture.broker_faults import Access, make_access
 from jobpool_torture.fleet import Fleet
 from jobpool_torture.nemesis import Nemesis
 from jobpool_torture.network import Proxy
@@ -45,6 +47,31 @@ def test_a_fault_of_a_network_that_has_died_is_missed_and_a_problem(tmp_path: Pa
             told = nemesis.due(time.monotonic() + 601.0)
             assert [said.partition(" the proxy")[0] for said in told] == ["pool1: net.refuse: over:"]
             assert len(nemesis.problems) == 2
+
+
+@pytest.mark.parametrize("has_user", [True, False])
+@pytest.mark.parametrize("was_ready", [True, False])
+def test_a_restarted_broker_excuses_a_pool_that_is_starting_and_one_whose_user_it_has_forgotten(
+    tmp_path: Path, has_user: bool, was_ready: bool
+) -> None:
+    server = shared_redis()
+    access = make_access(f"redis://{server.host}:{server.port}/0") if has_user else "no user was given"
+    fleet = Fleet(tmp_path, ["redis://nowhere"])
+    pool = fleet.pools[0]
+    pool.begun, pool.was_ready = time.monotonic(), was_ready
+    try:
+        with closing(Nemesis(fleet, restart_broker="cat", access=access, record=tmp_path / "record")) as nemesis:
+            assert fleet.excuse(pool) == ""
+            nemesis.strike(Fault(0, 0.0, "broker.restart"))
+            assert bool(fleet.excuse(pool)) == (has_user or not was_ready)
+            wait_until(lambda: nemesis.due() and not nemesis.problems, what="it is over")
+            assert bool(fleet.excuse(pool)) == (has_user or not was_ready)
+            nemesis.due()  # makes the user anew
+            pool.begun = time.monotonic()
+            assert fleet.excuse(pool) == ""
+    finally:
+        if isinstance(access, Access):
+            access.remove()
 
 
 def keeper_now() -> int:
