@@ -23,7 +23,9 @@ end
 local function erase(q, members, ids, given)
     many('HDEL', q.record, members)
     many('HDEL', q.body, members)
-    many('HDEL', q.notes, members)
+    if call('EXISTS', q.notes) == 1 then -- seldom
+        many('HDEL', q.notes, members)
+    end
     forget(q, ids, given)
 end
 

@@ -52,7 +52,8 @@ local function take_records(members, bodies)
 end
 
 local function lease(members, records)
-    local leases, changes, deadline, size = {}, {}, now + ttl, 0
+    local leases, changes, size = {}, {}, 0
+    local deadline = digits(now + ttl) -- once, and not by the server for each member
     for i, member in ipairs(members) do
         if records[i] then
             leases[size + 1], leases[size + 2] = deadline, member
