@@ -157,7 +157,8 @@ class Comparison(SideBySide):
             return
         for batch in BATCHES:
             self.both(lambda backend, batch=batch: portrait(backend, batch))
-        self.both(lambda backend: [message.id for message in backend.list_messages(MessageFilter(queue=DONE))])
+        # Of batches that end in one step, any may be told of first.
+        self.both(lambda backend: sorted(message.id for message in backend.list_messages(MessageFilter(queue=DONE))))
 
     def ask(self, operation: Callable[[QueueBackend], Any], backend: QueueBackend) -> Any:
         try:
