@@ -75,6 +75,8 @@ class Master:
     scheduler: SchedulerStarter | None = None
     version: str = ""
 
+    _leases = True
+    """The fetch thread may still bring something; False ends the loop, once nothing runs any more."""
     _again = False
     """Something was to be taken back, for another child to begin at once: the next turn does not sleep."""
     _streams = False
@@ -112,10 +114,9 @@ class Master:
             thread.start()
         if self.telemetry is not None:
             self.telemetry.start(pool)
-        leasing = True
-        while leasing or not pool.finished:
+        while self._leases or not pool.finished:
             # Before the wait: its last leases are events of this turn.
-            leasing = not pool.is_stopping or self.fetch_thread.is_leasing()
+            self._leases = not pool.is_stopping or self.fetch_thread.is_leasing()
             events, now, boot = self._wait(), time.monotonic(), clock.boot()
             for event in events:
                 apply(pool, event, now)
@@ -155,8 +156,14 @@ class Master:
         if self._stack_asks:
             due = min(due, now + STACK_WAIT_S)
         if self.pool.is_stopping:
-            due = min(due, now + (LAST_LOOK_S if self.fetch_thread.is_leasing() else PUBLISH_EVERY_S))
+            due = min(due, now + self._last_look())
         return min(due, self._batch.due)
+
+    def _last_look(self) -> float:
+        """Return for how many seconds a stopping pool may sleep: the fetch thread ends without an event."""
+        if self._leases:
+            return LAST_LOOK_S
+        return 0.0 if self.pool.finished else PUBLISH_EVERY_S
 
     def _perform(self, actions: list[act.Action], now: float) -> None:
         for action in actions:

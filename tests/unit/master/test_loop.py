@@ -21,7 +21,7 @@ from jobpool.master import events as ev
 from jobpool.master.apply import apply
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
-from jobpool.master.loop import GC_EVERY_S, READY_PUBLISH_EVERY_S, STREAM_WAIT_S, Master
+from jobpool.master.loop import GC_EVERY_S, LAST_LOOK_S, READY_PUBLISH_EVERY_S, STREAM_WAIT_S, Master
 from jobpool.master.plan import Planner
 from jobpool.master.settle_thread import SettleThread
 from jobpool.master.state import Pool
@@ -179,6 +179,25 @@ def test_a_child_that_becomes_ready_is_shown_soon_and_anything_else_in_its_time(
         pool.child_came = True
         master._after(now)
         assert now < master._due() <= now + READY_PUBLISH_EVERY_S, "not at once: many become ready together"
+    inbox.close()
+
+
+def test_the_last_turn_of_a_stop_sleeps_no_more() -> None:
+    """The fetch thread ends without an event, perhaps after everything else."""
+    backend, inbox = MemoryBackend(), Inbox()
+    pool = Pool(SETTINGS, now=backend.clock.mono())
+    master = a_master(pool, backend, inbox, LastLease(inbox, ev.ReapDone([])))
+    pool.stop("stopping")
+    pool.checked_at = time.monotonic() + 60.0
+    master._publish_at = pool.checked_at
+    assert pool.finished
+    begun = time.monotonic()
+    assert begun < master._due() <= time.monotonic() + LAST_LOOK_S, "it may still bring something"
+    master._leases = False
+    assert master._due() <= time.monotonic()
+    pool.held[1] = None  # type: ignore[assignment]
+    begun = time.monotonic()
+    assert begun < master._due() <= time.monotonic() + PUBLISH_EVERY_S, "an answer of the broker wakes the loop"
     inbox.close()
 
 
