@@ -167,7 +167,7 @@ class RedisUser(User):
 
     ways = ("off, its connections closed", "another password, its connections closed", "no commands", "no keys")
     options = ("username", "password")
-    _rights = "~* &* +@all -@admin -@dangerous +info +role +cluster|slots +client|unblock +config|get"
+    _rights = "~* &* +@all -@admin -@dangerous +info +role +cluster|slots +client|id +client|unblock +config|get"
     _denials = ("off", "resetpass >withdrawn", "-@all", "resetkeys")
 
     def allow(self) -> None:
