@@ -20,8 +20,9 @@ LONG_RUNNING_S = 0.05  # seconds after which a running attempt gets no further f
 STEAL_AFTER_S = 0.001  # seconds for which an attempt has run before other children get what its child's socket holds
 STEAL_QUICK_AFTER_S = 0.006  # the same while quick jobs stream, for it may just wait for a core: some slices of 3 ms
 STEAL_ANYWAY_AFTER_S = 0.02  # the same for one that its child has not begun: it is frozen, or far too slow
-REST_S = 0.0005  # seconds for which the loop leaves answers alone, while quick jobs stream
-AHEAD_FOR_REST = 8  # frames that each busy child has meanwhile
+REST_S = 0.0005  # seconds for which the loop leaves answers alone, while every child has enough to do
+AHEAD_FOR_REST = 4  # frames of a child that are enough
+LONG_HEAD_S = 0.002  # of an attempt that has run for so long; its child needs no more: what is a rest to it?
 LOOKAHEAD_SHARE = 2  # so great a part of the look-ahead, and two at least, is enough for a fetch, or company for an ack
 MAX_ENOUGH = 256  # messages, at most: a larger call costs as much for each of them, and takes longer
 
@@ -113,15 +114,18 @@ def steal_due(pool: Pool, now: float) -> float:
 
 
 def rest(pool: Pool, now: float) -> float:
-    """Return the seconds for which the loop may leave alone whatever comes; 0: it may not.
+    """Return the seconds for which the loop may leave children's answers alone; 0: it may not.
 
-    A turn of the loop costs as much for one answer as for ten. While quick jobs stream, the first answer would wake the
-    loop for a turn of its own, and push its child off the core. The children have enough to do until it looks again.
+    A turn of the loop costs as much for one answer as for ten. While jobs stream, the first answer would wake the loop
+    for a turn of its own, and push its child off the core. The children have enough to do until it looks again.
     """
-    if pool.is_stopping or pool.lookahead.children(now) == math.inf or (pool.slots.idle and not _few(pool, now)):
+    engaged = pool.slots.engaged
+    if pool.is_stopping or not (engaged and pool.lookahead.size(now)) or (pool.slots.idle and not _few(pool, now)):
         return 0.0
-    ahead = [len(slot.deliveries) for slot in pool.slots.engaged.values()]
-    return REST_S if ahead and min(ahead) >= AHEAD_FOR_REST else 0.0
+    for slot in engaged.values():
+        if len(slot.deliveries) < AHEAD_FOR_REST and slot.head_since > now - LONG_HEAD_S:
+            return 0.0
+    return REST_S
 
 
 def _hand_evenly(pool: Pool, busy: Sequence[Slot], few: int, now: float, actions: list[act.Action]) -> None:

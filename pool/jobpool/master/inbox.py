@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import threading
 from collections import deque
@@ -38,6 +39,10 @@ class Inbox:
             os.eventfd_read(self.fd)
         self._rung = False
         return [self._events.popleft() for _ in range(len(self._events))]
+
+    def wait(self, seconds: float) -> None:
+        """Sleep for so long, or until there is an event."""
+        select.select((self.fd,), (), (), seconds)  # of all that wait for a descriptor, it alone knows microseconds
 
     def close(self) -> None:
         os.close(self.fd)

@@ -129,11 +129,11 @@ class Master:
     def _wait(self) -> list[ev.Event]:
         """Return what has happened; in a stream sleep only if nothing has, and only then ask until when.
 
-        While quick jobs stream, answers may gather first.
+        While jobs stream, children's answers may gather first.
         """
         again, self._again = self._again, False
         if not again and (seconds := rest(self.pool, time.monotonic())):
-            time.sleep(seconds)
+            self.inbox.wait(seconds)
         events = self.children.poll(0.0) if again or self._streams else []
         if not (events or again):
             begun = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -59,12 +60,17 @@ class Simulation(Stage):
             due = max(next_due(self.pool, self.now), self.pool.checked_at + CHECK_EVERY_S)
             due = max(self.now, min(due, steal_due(self.pool, self.now)))
             at = min(due, self._events[0][0] if self._events else due)
-            at = max(at, self.now + rest(self.pool, self.now))
+            at = max(at, min(self.now + rest(self.pool, self.now), self._next_fetch()))
             if at >= until:
                 self.now = until
                 return
             self.now = at
             self._turn(self._happened())
+
+    def _next_fetch(self) -> float:
+        """When a fetch comes back next, which ends a rest."""
+        fetches = [at for at, _, what in self._events if isinstance(what, list) and isinstance(what[0], ev.Leased)]
+        return min(fetches, default=math.inf)
 
     def used(self) -> float:
         """Return the share of the children's time in which jobs ran, until the last one began."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import threading
+from contextlib import closing
 
 from jobpool.master.events import SignalCame
 from jobpool.master.inbox import Inbox
@@ -33,3 +34,15 @@ def test_no_event_and_no_wake_up_is_lost_between_threads() -> None:
 def _write(inbox: Inbox) -> None:
     for number in range(EACH):
         inbox.put(SignalCame(number))
+
+
+def test_a_wait_ends_with_an_event_or_its_time() -> None:
+    event = SignalCame(7)
+    with closing(Inbox()) as inbox:
+        inbox.wait(0.001)
+        assert inbox.take() == []
+        writer = threading.Timer(0.01, inbox.put, [event])
+        writer.start()
+        inbox.wait(600.0)
+        assert inbox.take() == [event]
+        writer.join()

@@ -17,6 +17,7 @@ from jobpool.master import events as ev
 from jobpool.master.apply import apply
 from jobpool.master.dispatch import (
     AHEAD_FOR_REST,
+    LONG_HEAD_S,
     REST_S,
     STEAL_AFTER_S,
     STEAL_ANYWAY_AFTER_S,
@@ -243,9 +244,31 @@ def test_with_two_workers_no_answer_waits_while_one_is_idle() -> None:
     assert rest(stage.pool, stage.now) == 0.0
 
 
-def test_no_answer_of_a_longer_job_waits() -> None:
-    stage, _ = streaming(workers=16, jobs=4 * AHEAD_FOR_REST)
+def test_answers_gather_unless_a_child_is_idle_or_may_soon_be() -> None:
+    stage, few = streaming(workers=16, jobs=4 * AHEAD_FOR_REST)
     stage.pool.lookahead.finished(100, stage.now, busy=1.0)
+    assert rest(stage.pool, stage.now) == 0.0, "these are no quick jobs: the idle ones are to have some"
+    stage.lease(*["report"] * (12 * AHEAD_FOR_REST))
+    assert not stage.pool.slots.idle
+    assert rest(stage.pool, stage.now) == REST_S
+    first = few[0]
+    while len(first.deliveries) >= AHEAD_FOR_REST:
+        stage.answer(first, seconds=0.001)
+    assert rest(stage.pool, stage.now) == 0.0, "it may be out of work before the loop looks again"
+    first.head_since = stage.now - 1.1 * LONG_HEAD_S
+    assert rest(stage.pool, stage.now) == REST_S, "its attempt is a long one"
+
+
+def test_no_answer_of_long_jobs_waits_nor_one_while_nothing_runs() -> None:
+    stage = Stage(workers=2).boot()
+    stage.lease("report", "report")
+    assert len(stage.busy) == 2
+    assert rest(stage.pool, stage.now) == 0.0, "nothing streams"
+    stage, few = streaming(workers=4, jobs=4)
+    for slot in few:
+        while slot.deliveries:
+            stage.answer(slot, seconds=0.0)
+    assert not stage.pool.slots.engaged
     assert rest(stage.pool, stage.now) == 0.0
 
 
