@@ -22,7 +22,7 @@ STEAL_QUICK_AFTER_S = 0.006  # the same while quick jobs stream, for it may just
 STEAL_ANYWAY_AFTER_S = 0.02  # the same for one that its child has not begun: it is frozen, or far too slow
 REST_S = 0.0005  # seconds for which the loop leaves answers alone, while every child has enough to do
 AHEAD_FOR_REST = 4  # frames of a child that are enough
-LONG_HEAD_S = 0.002  # of an attempt that has run for so long; its child needs no more: what is a rest to it?
+LONG_HEAD_S = 0.002  # seconds; an attempt that has run for so long may end, and its child be idle, for a part of a rest
 LOOKAHEAD_SHARE = 2  # so great a part of the look-ahead, and two at least, is enough for a fetch, or company for an ack
 MAX_ENOUGH = 256  # messages, at most: a larger call costs as much for each of them, and takes longer
 
