@@ -50,6 +50,7 @@ class Comparison(SideBySide):
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0
+        self.told: list[list[str]] = [[], []]
 
     @initialize(target=leases, parent=st.sampled_from(BATCHES[:2]))
     def begin_with_some(self, parent: str) -> Any:
@@ -157,14 +158,21 @@ class Comparison(SideBySide):
             return
         for batch in BATCHES:
             self.both(lambda backend, batch=batch: portrait(backend, batch))
-        # Of batches that end in one step, any may be told of first.
-        self.both(lambda backend: sorted(message.id for message in backend.list_messages(MessageFilter(queue=DONE))))
+        # Of batches that end in one step, any may be told of first; but those of an earlier step stay before them.
+        told = [done_told(self.ours), done_told(self.model)]
+        assert sorted(told[0]) == sorted(told[1])
+        assert [ids[: len(before)] for ids, before in zip(told, self.told, strict=True)] == self.told
+        self.told = told
 
     def ask(self, operation: Callable[[QueueBackend], Any], backend: QueueBackend) -> Any:
         try:
             return operation(backend)
         except InvalidJob as error:
             return str(error)
+
+
+def done_told(backend: QueueBackend) -> list[str]:
+    return [message.id for message in backend.list_messages(MessageFilter(queue=DONE))]
 
 
 def portrait(backend: QueueBackend, batch: str) -> Any:
