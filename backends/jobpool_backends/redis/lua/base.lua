@@ -33,11 +33,11 @@ local function many(command, key, values)
     end
 end
 
--- Members as ZADD takes them, all with the same score.
+-- Members as ZADD takes them, all with the same score: written once here, and not by the server for each of them.
 local function scored(score, members)
-    local pairs_of = {}
+    local pairs_of, written = {}, digits(score)
     for i, member in ipairs(members) do
-        pairs_of[2 * i - 1], pairs_of[2 * i] = score, member
+        pairs_of[2 * i - 1], pairs_of[2 * i] = written, member
     end
     return pairs_of
 end

@@ -52,16 +52,15 @@ local function take_records(members, bodies)
 end
 
 local function lease(members, records)
-    local leases, changes, size = {}, {}, 0
-    local deadline = digits(now + ttl) -- once, and not by the server for each member
+    local leased, changes, size = {}, {}, 0
     for i, member in ipairs(members) do
         if records[i] then
-            leases[size + 1], leases[size + 2] = deadline, member
-            changes[size + 1], changes[size + 2] = member, records[i]
-            size = size + 2
+            size = size + 1
+            leased[size] = member
+            changes[2 * size - 1], changes[2 * size] = member, records[i]
         end
     end
-    many('ZADD', q.leased, leases)
+    many('ZADD', q.leased, scored(now + ttl, leased))
     many('HSET', q.record, changes)
     if size > 0 then
         remember(LEAD.memory, tonumber(ARGV[4]), sub(tag, 1, 17) .. table.concat(members))
