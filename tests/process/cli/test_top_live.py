@@ -16,9 +16,9 @@ import threading
 import time
 from collections.abc import Iterator
 
+import pyte
 import pytest
 from cli_shell import LIMIT, Shell, wait_until
-from support.terminal import Screen
 
 APP = """
 import time, jobpool
@@ -44,16 +44,17 @@ class Top:
         )
         os.close(theirs)
         self.written = 0
-        self.screen = Screen(80, 24)
+        self.screen = pyte.Screen(80, 24)
         self.speed = speed
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
+        terminal = pyte.ByteStream(self.screen)
         with contextlib.suppress(OSError):  # it has left
             while data := os.read(self._ours, 65536 if self.speed is None else self.speed // 20):
                 self.written += len(data)
-                self.screen.write(data)
+                terminal.feed(data)
                 if self.speed is not None:
                     time.sleep(0.05)
 
@@ -63,9 +64,9 @@ class Top:
     def shows(self, *parts: str) -> None:
         """Wait until all these are on the screen."""
         try:
-            wait_until(lambda: all(part in "".join(self.screen.lines()) for part in parts), f"{parts} shown")
+            wait_until(lambda: all(part in "".join(self.screen.display) for part in parts), f"{parts} shown")
         except AssertionError as error:
-            raise AssertionError("\n".join([str(error), *self.screen.lines()])) from None
+            raise AssertionError("\n".join([str(error), *self.screen.display])) from None
 
     def leave(self, keys: str = "q") -> int:
         self.press(keys)

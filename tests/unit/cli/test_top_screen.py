@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 import click
+import pyte
 import pytest
 from face_boards import NOW, publish
-from support.terminal import Screen
 
 from jobpool.cli.top_screen import MAX_FRAME_BYTES, Keyboard, Picture, View
 from jobpool.ipc.board_layout import QueueDepth
@@ -173,21 +173,21 @@ def test_queues_are_shown_with_depth_age_and_rate(tmp_path: Path, view: View) ->
     assert text(view, samples)[2] == "reports: 1,200 waiting, oldest 1m03s, 3 delayed, 10.0/s"
 
 
-def written(picture: Picture, shown: Screen, lines: list[str], size: tuple[int, int]) -> int:
+def written(picture: Picture, shown: pyte.Screen, lines: list[str], size: tuple[int, int]) -> int:
     """Bring the lines to the terminal; the bytes that it took."""
-    total = 0
+    terminal, total = pyte.Stream(shown), 0
     while data := picture.change(lines, size):
         assert len(data.encode()) <= MAX_FRAME_BYTES
-        shown.write(data.encode())
+        terminal.feed(data)
         total += len(data.encode())
-    assert shown.lines() == [click.unstyle(line).rstrip() for line in lines]
+    assert [line.rstrip() for line in shown.display] == [click.unstyle(line).rstrip() for line in lines]
     return total
 
 
 def test_only_what_has_changed_is_written_in_parts_that_are_small(tmp_path: Path, view: View) -> None:
     size, now = (160, 60), NOW + 0.2
     _, board = publish(tmp_path, slots=60)
-    picture, shown = Picture(), Screen(*size)
+    picture, shown = Picture(), pyte.Screen(*size)
     with board, Watcher(partial(discover, tmp_path), lambda: now) as watcher:
         for index in range(50):
             board.slot(index).child.booting(index + 1, NOW - 500)
@@ -205,12 +205,12 @@ def test_only_what_has_changed_is_written_in_parts_that_are_small(tmp_path: Path
         view.terms = "000a"
         written(picture, shown, view.lines(watcher.sample(), *size), size)
     small = (60, 10)
-    written(picture, Screen(*small), view.lines([], *small), small)
+    written(picture, pyte.Screen(*small), view.lines([], *small), small)
 
 
 def test_a_very_wide_terminal_is_written_too() -> None:
     lines, size = [f"line {number}" for number in range(50)], (1000, 50)
-    written(Picture(), Screen(*size), lines, size)
+    written(Picture(), pyte.Screen(*size), lines, size)
 
 
 def test_lines_with_wide_characters_are_written_whole() -> None:
