@@ -133,7 +133,7 @@ class Stage:
         """
         at = time.monotonic()
         if not processes.send(pid, number, lambda pid: any(pid in processes.tree_of(pool.pid) for pool in self.pools)):
-            raise ProcessLookupError(f"pid {pid} is no process of these pools")
+            raise ProcessLookupError(f"pid {pid} is not a process of these pools")
         return at
 
     # --- the queue ----------------------------------------------------------------------------------

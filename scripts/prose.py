@@ -1,4 +1,4 @@
-"""Check the English of code and docs: docstrings without a verb, forbidden phrases, long sentences.
+"""Check the English of code, its errors, and docs: docstrings without a verb, forbidden phrases, long sentences.
 
 python scripts/prose.py               exit 1 where a room has more findings than scripts/prose_allowed.toml allows
 python scripts/prose.py --list PATH   print every finding below a path
@@ -35,7 +35,7 @@ NO_VERB = re.compile(
 CLAUSES = r"(?m)(?:^|[.!?:] )"
 PHRASES = {
     "a relative clause needs a noun": rf"{CLAUSES}{HEADLESS}(?! follows\b)[^.!?:]*(?:[.!:]|$)",
-    "is not a": r"(?<![Tt]here )(?<!still )\b(?:is|are) no (?!more than\b|\w+er\b)\w+",
+    "is not a": r"(?<![Tt]here )(?<!still )\b(?:is|are) no (?!(?:more than|older|longer|other)\b)\w+",
     "if, not a question": rf"{CLAUSES}(?:Does|Is|Are|Was|Were|Has|Had|Did) [^.!?;:]*, [^.!?;:]*(?:[.!;:]|$)",
     "after": r"\b(?:goes on|comes?|right|waits?|those|messages?|options|numbers?|stands?|put|due|one|two) behind\b",
     "at most N": r"(?i)\bso many\b",
@@ -86,7 +86,7 @@ def _headless(tree: ast.Module) -> Iterator[tuple[str, int, str]]:
 
 
 def _code(source: str) -> Iterator[tuple[int, str]]:
-    """Yield docstrings, texts below fields, help texts and blocks of comments, each with its line."""
+    """Yield docstrings, texts below fields, help texts, errors and blocks of comments, each with its line."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
@@ -94,6 +94,10 @@ def _code(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, re.sub(r"(?m)^\|.*", lambda row: row[0].replace("|", "\n\n"), shown)
             case ast.keyword(arg="help" | "short_help" | "epilog", value=ast.Constant(value=str(text))):
                 yield node.value.lineno, text
+            case ast.Raise(exc=ast.Call(args=[ast.Constant() | ast.JoinedStr() as said, *_])):
+                parts = said.values if isinstance(said, ast.JoinedStr) else [said]
+                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts)
+                yield node.lineno, text.replace(": ", ". ")  # the cause, and the mend
     block: list[str] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         alone = token.type == tokenize.COMMENT and token.line.lstrip().startswith("#")

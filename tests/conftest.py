@@ -57,7 +57,7 @@ def turn(item: pytest.Item) -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect without the garbage collector: a third of the time is spent in it, and tests are no garbage."""
+    """Collect without the garbage collector: a third of the time is spent in it, and tests are not garbage."""
     gc.disable()
     try:
         return (yield)

@@ -1,4 +1,4 @@
-"""Prints letters that wait in a queue, and books each one: a worker that is no pool, with claims.
+"""Prints letters that wait in a queue, and books each one: a worker that is not a pool, with claims.
 
     python letters.py post 12      # twelve letters
     python letters.py              # claims, prints and books them until none is free

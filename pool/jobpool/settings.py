@@ -438,7 +438,7 @@ def _check_key(key: str, source: str, prefix: str = "") -> None:
         raise ConfigurationError(removed(source, key))
     if key not in KEYS:
         known, word = ([prefix + known.upper() for known in KEYS], prefix + key.upper()) if prefix else (KEYS, key)
-        raise ConfigurationError(f"{source} is no setting of jobpool{nearest(word, known)}")
+        raise ConfigurationError(f"{source} is not a setting of jobpool{nearest(word, known)}")
 
 
 def _environment(file: ConfigFile) -> dict[str, tuple[str, Any]]:

@@ -39,7 +39,7 @@ _REASONS = {
     "rediss+cluster": f"in a cluster {_NAMES_EACH_OTHER}",
     "redis+sentinel": f"with sentinels {_NAMES_EACH_OTHER}",
     "rediss+sentinel": f"with sentinels {_NAMES_EACH_OTHER}",
-    "redis+unix": "a Unix socket is no network",
+    "redis+unix": "a Unix socket is not a network",
     "sqlite": "sqlite:// has no network",
     "memory": "memory:// has no network",
     "sync": "sync:// has no network",
@@ -82,7 +82,7 @@ def find_route(url: str) -> Route | str:
     try:
         scheme = scheme_of(url)
     except ConfigurationError:
-        return "it is no URL"
+        return "it is not a URL"
     if scheme == "servicebus":
         return _service_bus(url)
     if scheme in _ONE_SERVER:

@@ -94,7 +94,7 @@ def check_kinds(kinds: Sequence[str]) -> None:
     """Raise `ConfigurationError`: one is not a kind of fault."""
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
-        raise ConfigurationError(f"{unknown[0]!r} is no kind of fault: {', '.join(KINDS)}, or all")
+        raise ConfigurationError(f"{unknown[0]!r} is not a kind of fault: {', '.join(KINDS)}, or all")
 
 
 def check_broker(backend: QueueBackend, options: Options) -> None:

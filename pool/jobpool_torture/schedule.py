@@ -121,7 +121,7 @@ def _check(seconds: float, pools: int, kinds: Sequence[str], ttl: float, rate: f
     if not kinds:
         raise ValueError("a schedule needs at least one kind of fault")
     if unknown := sorted(set(kinds).difference(KINDS)):
-        raise ValueError(f"{unknown[0]!r} is no kind of fault; there are {', '.join(KINDS)}")
+        raise ValueError(f"{unknown[0]!r} is not a kind of fault; there are {', '.join(KINDS)}")
 
 
 def _fault(number: int, at: float, kinds: Sequence[str], pools: int, ttl: float, draws: Sequence[float]) -> Fault:
@@ -168,9 +168,9 @@ def load(text: str) -> tuple[list[Fault], dict[str, Any]]:
     try:
         read = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is no schedule: not JSON ({error})") from error
+        raise ValueError(f"it is not a schedule: not JSON ({error})") from error
     if not isinstance(read, dict) or "version" not in read or not isinstance(read.get("about"), dict):
-        raise ValueError('it is no schedule: it has no "version", "about" and "faults"')
+        raise ValueError('it is not a schedule: it has no "version", "about" and "faults"')
     if read["version"] != SCHEDULE_VERSION:
         raise ValueError(
             f"it is a schedule of version {str(read['version'])[:20]}, and this jobpool reads {SCHEDULE_VERSION}"
@@ -183,7 +183,7 @@ def load(text: str) -> tuple[list[Fault], dict[str, Any]]:
 
 def _faults(found: object) -> Iterator[Fault]:
     if not isinstance(found, list):
-        raise ValueError('it is no schedule: "faults" is no list')
+        raise ValueError('it is not a schedule: "faults" is not a list')
     for index, entry in enumerate(found):
         fault = _read(entry)
         if fault is None:

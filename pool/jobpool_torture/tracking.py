@@ -67,7 +67,7 @@ def cancels(lines: Sequence[Line], items: Mapping[str, Item], kept: Sequence[Mes
         if line.event == "cancel" and line.answer in DONE:
             answered.setdefault(line.id, line.at)
     dead = {message.id for message in kept if message.state is State.DEAD and message.reason == CANCELLED}
-    found = dict.fromkeys(answered.keys() - dead, "its cancel was answered, and it is no dead letter of that")
+    found = dict.fromkeys(answered.keys() - dead, "its cancel was answered, and it is not a dead letter of that")
     for history in histories_of(lines, {ident: items[ident] for ident in answered}):
         for delivery in history.deliveries:
             if _began_after(delivery, answered[history.id]):

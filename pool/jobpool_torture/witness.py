@@ -58,7 +58,7 @@ class FailPoint:
         found = _FORM.fullmatch(text.strip())
         if found is None or found["point"] not in POINTS:
             raise ConfigurationError(
-                f"{text!r} is no fail-point POINT[/VERB][:NUMBER][=stop]; points: {', '.join(POINTS)}"
+                f"{text!r} is not a fail-point POINT[/VERB][:NUMBER][=stop]; points: {', '.join(POINTS)}"
             )
         verb = found["verb"] or ""
         if verb and (verb not in VERBS or not found["point"].endswith("settle")):

@@ -325,7 +325,7 @@ def test_the_same_id_is_one_member(backend: QueueBackend) -> None:
     backend.enqueue_many([job, job])
     assert counts(backend) == (1, 0, 0, 0)
     backend.batches.close(BATCH)
-    assert backend.enqueue(job) == "order-7"  # a repeat after a lost answer is no new member
+    assert backend.enqueue(job) == "order-7"  # a repeat after a lost answer is not a new member
     [lease] = backend.fetch_many(QUEUE, limit=5, ttl=100.0)
     backend.ack(lease)
     assert backend.enqueue(job) == "order-7"

@@ -47,7 +47,7 @@ JSON = st.recursive(
     | st.booleans()
     | st.integers(-(2**63), 2**64 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
-    # A lone surrogate is no text that UTF-8 can carry.
+    # A lone surrogate is not text that UTF-8 can carry.
     | st.text(st.characters(exclude_categories=["Cs"])),
     lambda inner: (
         st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner)

@@ -73,7 +73,7 @@ def test_who_holds_a_lease_waits_for_more_as_well(harness: Harness) -> None:
 
 
 def test_what_one_was_told_of_another_may_fetch(harness: Harness) -> None:
-    """A hint is no lease: who does not come for the message harms nobody."""
+    """A hint is not a lease: who does not come for the message harms nobody."""
     opener = harness.opener()
     told, other = harness.keep(opener()), harness.keep(opener())
     ident = other.enqueue(a_job())

@@ -175,7 +175,7 @@ def test_children_killed_at_random_moments(rig: Rig) -> None:
     assert not account.overlaps
     assert sum(account.crashes.values()) <= kills
     assert not rig.dead(), "no limit, no dead letter"
-    assert {line.attempt for line in rig.starts()} == {1}, "a crash is no failed attempt"
+    assert {line.attempt for line in rig.starts()} == {1}, "a crash is not a failed attempt"
     stop_all(rig, pools)
 
 

@@ -115,7 +115,7 @@ def test_sys_exit_is_a_failed_attempt(rig: Rig) -> None:
 
 @pytest.mark.row(13)
 def test_a_fork_whose_two_sides_return_is_one_attempt(rig: Rig, pools: list[PoolProcess]) -> None:
-    """The side that is no child of the pool's returns first, and is not heard: its process ends there."""
+    """The side that is not a child of the pool's returns first, and is not heard: its process ends there."""
     ident = rig.enqueue("come_back_twice")
     [start] = rig.wait_started(ident)
     assert settled(rig, ident) == ["ack"]

@@ -50,7 +50,7 @@ def test_a_fork_server_that_is_killed_is_replaced_and_nothing_is_lost(rig: Rig, 
     account = rig.account()
     account.assert_clean()
     assert set(account.crashes.values()) == {0}, "and those jobs had no part in it"
-    assert {line.attempt for line in rig.starts()} == {1}, "a crash is no failed attempt"
+    assert {line.attempt for line in rig.starts()} == {1}, "a crash is not a failed attempt"
     assert not rig.dead()
     stop_all(rig, pools)
 

@@ -17,7 +17,7 @@ LONG = 5.0
 """Seconds."""
 
 ROUNDS = 6
-"""At most: where the machine keeps a master waiting for longer than its leases last, they end, and that is no fault."""
+"""At most: where the machine keeps a master waiting for longer than its leases last, they end, which is not a fault."""
 
 BROKERS = {
     "sqlite": ("work", "hold_gil"),

@@ -81,7 +81,7 @@ def test_children_are_recycled_by_jobs_not_all_at_once(rig: Rig, figure: Figure)
     assert 18 <= min(runs) < max(runs) <= 22
     rig.account().assert_once_each()
     stop_all(rig, [pool.wait_ready(2) for pool in pools])
-    assert not [entry for pool in pools for entry in pool.log("a child died")], "to be recycled is no death"
+    assert not [entry for pool in pools for entry in pool.log("a child died")], "to be recycled is not a death"
 
 
 @pytest.mark.row(17)

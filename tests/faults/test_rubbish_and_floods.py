@@ -248,7 +248,7 @@ def test_follow_ups_that_are_too_much_are_refused_where_they_are_enqueued(rig: R
     bad = rig.enqueue("follow_up_much", {"kibibytes": 900, "count": 12}, timeout=TIMEOUT, max_retries=0)
     rig.wait_drained()
     assert len(rig.ends(good)) == 1
-    assert len(rig.starts(bad)) == 1, "it is no crash"
+    assert len(rig.starts(bad)) == 1, "it is not a crash"
     message = rig.inspect(bad)
     assert (message.state, message.crashes) == (State.DEAD, 0)
     assert "at most 8388608 bytes together" in (message.last_error or "")

@@ -212,7 +212,7 @@ class Connection(asyncio.Protocol):
 def _handler(code: int) -> Callable[[Session, Frame], None]:
     handler = _HANDLERS.get(code)
     if handler is None:
-        raise AmqpError(FRAMING_ERROR, f"0x{code:x} is no performative")
+        raise AmqpError(FRAMING_ERROR, f"0x{code:x} is not a performative")
     return handler
 
 

@@ -57,7 +57,7 @@ def pairs_of(data: bytes, offset: int) -> list[tuple[str, bytes]]:
     while at < end:
         key, behind = decode(data, at)
         if not isinstance(key, str):
-            raise DecodeError("a map of annotations or properties has a key that is no string")
+            raise DecodeError("a map of annotations or properties has a key that is not a string")
         start, at = at, end_of(data, behind)
         pairs.append((key, data[start:at]))
     if 2 * len(pairs) != count or at != end:

@@ -119,7 +119,7 @@ def _map_section(code: int, pairs: list[bytes]) -> bytes:
 
 
 def parsed(payload: bytes) -> Message:
-    """What a sender sent. Raises `DecodeError` when it is no message."""
+    """What a sender sent. Raises `DecodeError` when it is not a message."""
     message = Message(len(payload))
     for section in sections_of(payload):
         _READ.get(section.code, _body)(message, payload, section)

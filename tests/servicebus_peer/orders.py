@@ -153,7 +153,7 @@ def names() -> Sequence[str]:
 
 def _finite(seconds: float) -> float:
     if not abs(seconds) <= LONGEST:
-        raise ValueError(f"{seconds!r} is no number of seconds between -{LONGEST:g} and {LONGEST:g}")
+        raise ValueError(f"{seconds!r} is not a number of seconds between -{LONGEST:g} and {LONGEST:g}")
     return seconds
 
 

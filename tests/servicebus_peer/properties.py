@@ -39,7 +39,7 @@ class QueueProperties:
 def checked_name(name: str) -> str:
     """`name`, if a queue can have it: up to 260 letters, digits, periods, hyphens, underscores and slashes."""
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a queue: 1 to 260 letters, digits and . - _ / between two of them")
+        raise ValueError(f"{name!r} is not a queue name: 1 to 260 letters, digits and . - _ / between two of them")
     return name
 
 

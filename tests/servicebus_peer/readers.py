@@ -30,7 +30,7 @@ def value_end(data: bytes, offset: int, depth: int) -> int:
         return offset + 2 + data[offset + 1]
     if kind >> 4 in (0xB, 0xD, 0xF):
         return int(offset + 5 + struct.unpack_from(">I", data, offset + 1)[0])
-    raise DecodeError(f"0x{kind:02x} is no constructor of a value")
+    raise DecodeError(f"0x{kind:02x} is not a constructor of a value")
 
 
 def read_value(data: bytes, offset: int, depth: int) -> tuple[object, int]:
@@ -43,7 +43,7 @@ def read_value(data: bytes, offset: int, depth: int) -> tuple[object, int]:
 def _reader(kind: int) -> Reader:
     reader = _READERS[kind]
     if reader is None:
-        raise DecodeError(f"0x{kind:02x} is no constructor of a value")
+        raise DecodeError(f"0x{kind:02x} is not a constructor of a value")
     return reader
 
 

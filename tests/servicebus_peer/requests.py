@@ -26,7 +26,7 @@ class Request(NamedTuple):
 
 
 def parsed(payload: bytes) -> Request:
-    """Raises `DecodeError` for what is no message."""
+    """Raises `DecodeError` for what is not a message."""
     found = {section.code: decode(payload, section.value)[0] for section in sections_of(payload)}
     properties = found.get(codes.APPLICATION_PROPERTIES) or {}
     if not isinstance(properties, dict):

@@ -34,7 +34,7 @@ def _section(payload: bytes, start: int) -> Section:
         raise DecodeError("a message has something between its sections")
     code, value = decode(payload, start + 1)
     if not isinstance(code, int) or not codes.HEADER <= code <= codes.FOOTER:
-        raise DecodeError(f"{code!r} is no section of a message")
+        raise DecodeError(f"{code!r} is not a section of a message")
     return Section(code, start, value, end_of(payload, value))
 
 

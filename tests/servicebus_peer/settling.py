@@ -39,7 +39,7 @@ def _settled(store: Store, token: uuid.UUID, state: Described) -> bytes:
         case codes.REJECTED:
             store.dead_letter(token, *_reason(Fields(state.value, "rejected")))
             return replies.REJECTED
-    raise AmqpError(errors.NOT_IMPLEMENTED, f"{state.descriptor!r} is no outcome")
+    raise AmqpError(errors.NOT_IMPLEMENTED, f"{state.descriptor!r} is not an outcome")
 
 
 def _modify(store: Store, token: uuid.UUID, modified: Fields) -> bytes:

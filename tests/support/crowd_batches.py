@@ -17,7 +17,7 @@ TTL = 1.0
 """Seconds: what a killed one held comes back soon."""
 
 FOREVER = ReapPolicy(max_crashes=0, back_off=0.0)
-"""A kill is no end of a job, and no reason to wait."""
+"""A kill is not an end of a job, and no reason to wait."""
 
 
 def settle_for_ever(opener: Callable[[], QueueBackend], number: int) -> None:

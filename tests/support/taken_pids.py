@@ -3,7 +3,7 @@
 `unshare --pid --fork --mount-proc python taken_pids.py FOLDER`, with `tests` on the path. In a namespace of its own
 the next pid can be chosen (`ns_last_pid`), which is what makes pids come back at the very moment of a test.
 
-Each stranger leads a session and a group of its own, and is no descendant of any pool: a signal to its pid or its group
+Each stranger leads a session and a group of its own, and descends from no pool: a signal to its pid or its group
 was meant for the process that had the number before. It ends with status 0 if every stranger is alive at the end.
 """
 

@@ -130,7 +130,7 @@ def _pool(picture: Picture) -> Iterator[str]:
 def _hang(picture: Picture) -> Iterator[str]:
     letter, hung_for = picture.letter(picture.hang), picture.hung_for
     if letter is None or hung_for is None:
-        yield "the job that hangs in C is no dead letter; it should have timed out"
+        yield "the job that hangs in C is not a dead letter; it should have timed out"
         return
     if letter.reason != "timeout":
         yield f"the job that hangs in C died of {letter.reason!r}; it should be 'timeout'"

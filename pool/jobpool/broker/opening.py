@@ -120,7 +120,7 @@ def scheme_of(url: str) -> str:
     if match is None:
         sqlite = _as_sqlite(url)
         mend = f"did you mean {sqlite!r}?" if sqlite else f"write scheme://…, with one of {_list_schemes()}"
-        raise ConfigurationError(f"backend {redact(url)!r} is no URL: {mend}")
+        raise ConfigurationError(f"backend {redact(url)!r} is not a URL: {mend}")
     return match[1].lower()
 
 

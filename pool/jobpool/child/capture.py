@@ -82,7 +82,7 @@ class OutputPipe:
     """The pipe of descriptors 1 and 2 of a child, by its writing end `fd`. The master empties it when it is full."""
 
     def __init__(self, fd: int, cap: int = DEFAULT_CAP) -> None:
-        # An end of its own: whether it waits is no matter of the master's, nor of a handler's subprocess.
+        # An end of its own: whether it waits concerns neither the master nor a subprocess of a handler.
         self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._cap = cap
         self._waiting = array.array("i", [0])

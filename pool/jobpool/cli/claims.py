@@ -268,7 +268,7 @@ def _from_lines(file: Iterable[bytes]) -> Iterator[Any]:
             try:
                 yield _read_json(line)
             except (ValueError, RecursionError) as error:
-                raise InvalidJob(f"line {number} is no JSON value: {error}") from None
+                raise InvalidJob(f"line {number} is not a JSON value: {error}") from None
 
 
 def _message_row(message: ClaimMessage, *, claimed: bool = False) -> list[str]:

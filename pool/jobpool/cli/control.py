@@ -48,7 +48,7 @@ def _until(_ctx: click.Context, _param: click.Parameter, text: str | None) -> da
         try:
             return datetime.fromisoformat(text)
         except ValueError:
-            raise click.BadParameter(f"{text!r} is no time: write 2h, or 2026-07-01T08:00+02:00") from None
+            raise click.BadParameter(f"{text!r} is not a time: write 2h, or 2026-07-01T08:00+02:00") from None
 
 
 @click.command("pause", cls=Command, short_help="Pause queues for all pools.")

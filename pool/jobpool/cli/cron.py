@@ -118,7 +118,7 @@ def _parse_time(text: str) -> datetime:
         return moment.replace(tzinfo=UTC) if moment.utcoffset() is None else moment.astimezone(UTC)
     except ValueError:
         raise click.UsageError(
-            f"--test-time {text!r} is no date and time: write 2026-03-29T02:30Z, or with an offset, +01:00"
+            f"--test-time {text!r} is not a date and time: write 2026-03-29T02:30Z, or with an offset, +01:00"
         ) from None
     except OverflowError:
         raise click.UsageError(f"--test-time {text!r} is outside the years 1 to 9999 in UTC") from None

@@ -209,7 +209,7 @@ def arrange(group: click.Group, words: Sequence[str], default: str, *, complete:
             if one not in DESTRUCTIVE_VERBS or difflib.get_close_matches(verb, [one], cutoff=VERY_NEAR)
         ]
         hint = f"did you mean {near[0]!r}?" if near else f"the verbs are {', '.join(verbs)}"
-        raise click.UsageError(f"{verb!r} is no verb of jobpool; {hint}")
+        raise click.UsageError(f"{verb!r} is not a verb of jobpool; {hint}")
     rest = [*_meant_for(command, words[:place], takes), *words[place + 1 :]]
     if isinstance(command, click.Group):
         rest = arrange(command, rest, "list", complete=complete)

@@ -75,7 +75,7 @@ def _import_file(path: Path) -> None:
     _extend_path([str(path.parent)])
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ConfigurationError("it is no Python file")
+        raise ConfigurationError("it is not a Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

@@ -210,7 +210,7 @@ def _model(kind: Any) -> Convert:
         try:
             return kind.model_validate(value)
         except ValueError as error:  # pydantic's ValidationError is one
-            raise Mismatch(f"{_named(where)} is no {kind.__name__}: {_of_model(error, where)}") from None
+            raise Mismatch(f"{_named(where)} does not fit {kind.__name__}: {_of_model(error, where)}") from None
 
     return convert
 

@@ -236,7 +236,7 @@ def decode(packet: bytes) -> Frame:
     try:
         return _decode(packet)
     except (ValueError, TypeError, KeyError, IndexError, MsgspecError, RecursionError, struct.error) as error:
-        raise BadFrame(f"a packet of {len(packet)} bytes is no frame: {error}") from error
+        raise BadFrame(f"a packet of {len(packet)} bytes is not a frame: {error}") from error
 
 
 def _decode(packet: bytes) -> Frame:

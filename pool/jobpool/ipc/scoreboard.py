@@ -205,7 +205,7 @@ def _slots_of(fd: int) -> int:
     try:
         front = os.pread(fd, _FRONT.size, 0)
         if len(front) < _FRONT.size or _FRONT.unpack(front)[0] != _MAGIC:
-            raise ScoreboardError("this file is no jobpool scoreboard")
+            raise ScoreboardError("this file is not a jobpool scoreboard")
         _, version, slots, page = _FRONT.unpack(front)
         if version != VERSION or page != PAGE:
             raise ScoreboardError(

@@ -1,4 +1,4 @@
-"""The state of a pool. Events change it in apply.py, decisions are made from it in plan.py; here is no I/O."""
+"""The state of a pool. Events change it in apply.py, decisions are made from it in plan.py; it does no I/O."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def split_fields(expression: str) -> list[str]:
     words = expression.lower().split() if is_short else []
     if len(words) == 1 and words[0].startswith("@"):
         if words[0] not in ALIASES:
-            raise InvalidJob(f"{_quoted(expression)} is no alias: one of {', '.join(ALIASES)}")
+            raise InvalidJob(f"{_quoted(expression)} is not an alias: one of {', '.join(ALIASES)}")
         return ALIASES[words[0]].split()
     if len(words) != 5:
         hint = "; there are none for seconds and years" if len(words) in (6, 7) else ""

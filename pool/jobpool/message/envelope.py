@@ -146,7 +146,7 @@ def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: En
     try:
         return _signed(wire, signer)
     except TypeError as error:
-        raise InvalidJob(f"the payload of job {definition.handler!r} is no JSON any more: {error}") from error
+        raise InvalidJob(f"the payload of job {definition.handler!r} is not JSON any more: {error}") from error
 
 
 def sign_again(envelope: JobEnvelope, queue: str, signer: EnvelopeSigner, priority: int | None = None) -> bytes:
@@ -196,7 +196,7 @@ def decode(body: bytes, *, attempts: int) -> JobEnvelope:
     try:
         wire = orjson.loads(body)
     except ValueError as error:
-        raise MalformedEnvelope(f"the body is no JSON: {error}") from None
+        raise MalformedEnvelope(f"the body is not JSON: {error}") from None
     if type(wire) is not dict:
         raise MalformedEnvelope(f"the body is {shown(wire)}, not a JSON object")
     return _read(wire, attempts)

@@ -161,7 +161,7 @@ def _signed_of(wire: Wire) -> bytes:
     try:
         return canonical_of(wire if isinstance(wire, Mapping) else wire.to_wire())
     except TypeError as error:
-        raise InvalidJob(f"the wire object is no JSON: {error}") from error
+        raise InvalidJob(f"the wire object is not JSON: {error}") from error
 
 
 def _from_variable(variable: str, value: str) -> str | list[str]:
@@ -172,4 +172,4 @@ def _from_variable(variable: str, value: str) -> str | list[str]:
     try:
         return list(orjson.loads(value))
     except orjson.JSONDecodeError as error:
-        raise ConfigurationError(f"{variable} starts with '[' and is no JSON list of keys: {error}") from None
+        raise ConfigurationError(f"{variable} starts with '[' and is not a JSON list of keys: {error}") from None

@@ -87,7 +87,7 @@ class Injection:
         where = _WHERE.get(type(self.fault))
         if where is None:
             raise ConfigurationError(
-                f"{self.fault!r} is no fault: choose Crash(), Timeout(), LoseLease(), BrokerDown()"
+                f"{self.fault!r} is not a fault: choose Crash(), Timeout(), LoseLease(), BrokerDown()"
             )
         if self.at not in where:
             points = ", ".join(where)

@@ -107,7 +107,7 @@ def test_what_is_to_be_ignored_is_and_a_name_that_is_none_is_told(ward: Shell) -
         (["--stop-grace", "60"], {"TIMEOUT_STOP_SEC": "30"}, "stop-grace", "problem", "in the middle of its stop"),
         ([], {"TZ": "Mars/Olympus"}, "time-zone", "warning", "names no zone"),
         (["-A", "absent.jobs"], {}, "handlers", "problem", "no module 'absent'"),
-        (["-b", "nonsense"], {}, "broker", "problem", "is no URL: write scheme://"),
+        (["-b", "nonsense"], {}, "broker", "problem", "is not a URL: write scheme://"),
         (["-b", "memory://"], {}, "memory.place", "problem", "they end with it"),
         *more(
             (["-b", "sqlite:///jobpool.db?timeout=25"], {}, "ttl", "problem", "loses leases"),

@@ -118,7 +118,7 @@ def test_a_channel_that_breaks(deadly: tuple[Rig, PoolProcess]) -> None:
 
 
 def test_a_retry_that_goes_well_leaves_no_trace_of_a_death(deadly: tuple[Rig, PoolProcess]) -> None:
-    """An ordinary failure keeps what it printed: it is no abnormal end."""
+    """An ordinary failure keeps what it printed: it is not an abnormal end."""
     rig, _ = deadly
     ident = rig.enqueue("end", {"how": "no such way"})
     wait_until(lambda: rig.is_dead(ident), LIMIT)

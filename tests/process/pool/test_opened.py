@@ -47,7 +47,7 @@ def test_files_lose_no_line_and_what_is_cut_off_is_told_in_the_log_and_in_each_e
 
     replaced = {entry["id"]: entry["why"] for entry in pool.log("a child is replaced")}
     assert replaced[thread] == "threads"
-    assert not set(closing) & set(replaced), "a file of the app's own that a handler closes is no leak"
+    assert not set(closing) & set(replaced), "a file of the app's own that a handler closes is not a leak"
 
 
 def test_an_app_that_enqueues_at_its_import_is_told_so(rig: Rig) -> None:

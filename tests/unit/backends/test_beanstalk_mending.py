@@ -29,7 +29,7 @@ def test_each_crash_is_charged_once_whoever_meets_it(clients: Clients) -> None:
     assert (lease.id, lease.crashes, lease.deliveries) == (ident, 1, 2)
     assert first.release(lease)
     lease = one(second)
-    assert (lease.crashes, lease.deliveries) == (1, 3), "a release is no crash, and the first is charged"
+    assert (lease.crashes, lease.deliveries) == (1, 3), "a release is not a crash, and the first is charged"
     assert second.release(lease)
     lose(clients)
     lose(clients)

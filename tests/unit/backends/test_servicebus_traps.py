@@ -179,7 +179,7 @@ for _name, _fault in FAULTS.items():
     SCENES[_name] = partial(in_the_middle_of_everything, _fault)
 
 
-@scene("locks that ended with a failover are no loss")
+@scene("locks that ended with a failover are not a loss")
 def failover(backend: ServiceBusBackend, control: Control) -> None:
     ident = backend.enqueue(a_job())
     [lost] = backend.fetch_many(QUEUE, limit=1)
@@ -191,7 +191,7 @@ def failover(backend: ServiceBusBackend, control: Control) -> None:
     assert backend.ack(again)
 
 
-@scene("a lost reply to an ack is no lost lease")
+@scene("a lost reply to an ack is not a lost lease")
 def lost_reply_to_an_ack(backend: ServiceBusBackend, control: Control) -> None:
     """The lock is gone when it is asked for again, because the first request was carried out."""
     backend.enqueue(a_job())
@@ -202,7 +202,7 @@ def lost_reply_to_an_ack(backend: ServiceBusBackend, control: Control) -> None:
     assert control.counts(QUEUE).empty
 
 
-@scene("a reply lost in a call that ended without an answer is no lost lease for the next")
+@scene("a reply lost in a call that ended without an answer is not a lost lease for the next")
 def lost_reply_and_no_answer(backend: ServiceBusBackend, control: Control) -> None:
     backend.enqueue(a_job())
     with closing(

@@ -143,7 +143,7 @@ def test_words_become_arguments(registry: HandlerRegistry, payload: str, answer:
         pytest.param("app:report 6 --no-month", "there is no option --no-month", id="no flag"),
         pytest.param("app:report 6 --colour blue", "must be one of 'red', not 'blue'", id="not in the enum"),
         pytest.param("app:report 6 --since today", "must be a date in ISO 8601", id="no date"),
-        pytest.param("app:report 6 --ctx x", "there is no option --ctx", id="the context is no option"),
+        pytest.param("app:report 6 --ctx x", "there is no option --ctx", id="the context is not an option"),
         pytest.param("nothing more", "the word 'more' belongs to no option; it takes none", id="takes nothing"),
         pytest.param("copy a b c", "field 'a word' must be a whole number, not 'c'", id="one of the rest"),
     ],

@@ -133,7 +133,7 @@ UNFIT = [
     (call("ship", Parcel(Weight=3)), "'order' must be Order, not Parcel"),
     (call("ship", order=Parcel(Weight=3)), "field 'number' is missing"),
     (call("post", Order(7)), "'parcel' must be Parcel, not Order"),
-    (call("post", weight=3), "it is no Parcel: field 'Weight': Field required"),
+    (call("post", weight=3), "it does not fit Parcel: field 'Weight': Field required"),
     (call("add", 1, 2, 3), "it takes 2 by position, not 3"),
     (call("untyped", 1, 2), "it takes 1 by position, not 2; its first parameter 'x' is the job's context"),
     (

@@ -80,17 +80,17 @@ class Checked(pydantic.BaseModel):
 @pytest.mark.parametrize(
     ("payload", "text"),
     [
-        ({"numbers": [1]}, "it is no Checked: field 'password': Field required"),
+        ({"numbers": [1]}, "it does not fit Checked: field 'password': Field required"),
         (
             {"numbers": [1, "x"], "password": "hunter2"},
-            "it is no Checked: field 'numbers[1]': Input should be a valid integer, unable to parse string as an"
+            "it does not fit Checked: field 'numbers[1]': Input should be a valid integer, unable to parse string as an"
             " integer; field 'password': Value error, it is too short",
         ),
         (
             {"numbers": [], "password": "long enough", "inner": {"numbers": [], "password": 7}},
-            "it is no Checked: field 'inner.password': Input should be a valid string",
+            "it does not fit Checked: field 'inner.password': Input should be a valid string",
         ),
-        ([], "it is no Checked: it: Input should be a valid dictionary or instance of Checked"),
+        ([], "it does not fit Checked: it: Input should be a valid dictionary or instance of Checked"),
     ],
 )
 def test_what_a_model_refuses_is_one_sentence_without_the_values(payload: Any, text: str) -> None:
@@ -105,7 +105,9 @@ def test_what_a_model_refuses_is_one_sentence_without_the_values(payload: Any, t
 def test_of_many_refused_fields_a_few_are_named() -> None:
     with pytest.raises(Mismatch) as refused:
         converter(Checked)({"numbers": ["x"] * 1000, "password": "long enough"}, "order")
-    assert str(refused.value).startswith("field 'order' is no Checked: field 'order.numbers[0]': Input should be a")
+    assert str(refused.value).startswith(
+        "field 'order' does not fit Checked: field 'order.numbers[0]': Input should be"
+    )
     assert str(refused.value).endswith("; and 995 more")
 
 
@@ -204,9 +206,9 @@ def test_a_wrong_field_ends_the_job_and_the_text_names_it(handler: str, payload:
         pytest.param(Colour, True, id="true is not the member 1"),
         pytest.param(Level, True, id="true is not the member 1 of an IntEnum"),
         pytest.param(Level, 1.0, id="1.0 is not the member 1"),
-        pytest.param(Colour, None, id="null is no member"),
-        pytest.param(Colour, {}, id="an object is no member"),
-        pytest.param(int, True, id="true is no number"),
+        pytest.param(Colour, None, id="null is not a member"),
+        pytest.param(Colour, {}, id="an object is not a member"),
+        pytest.param(int, True, id="true is not a number"),
         pytest.param(bool, 1, id="1 is not true"),
         pytest.param(float, 10**400, id="a number that no float can hold"),
         pytest.param(float, math.inf, id="infinite"),
@@ -214,10 +216,10 @@ def test_a_wrong_field_ends_the_job_and_the_text_names_it(handler: str, payload:
         pytest.param(Decimal, "NaN", id="decimal nan"),
         pytest.param(Decimal, "sNaN", id="signalling nan"),
         pytest.param(Decimal, "Infinity", id="infinite decimal"),
-        pytest.param(Decimal, 1.1, id="a float is no exact decimal"),
+        pytest.param(Decimal, 1.1, id="a float is not an exact decimal"),
         pytest.param(UUID, "x" * 100, id="no uuid"),
         pytest.param(datetime, "2026-13-01", id="no month"),
-        pytest.param(Path, 7, id="a number is no path"),
+        pytest.param(Path, 7, id="a number is not a path"),
         pytest.param(Literal[1], True, id="true is not the literal 1"),
         pytest.param(list[Colour], [True], id="in a list"),
         pytest.param(dict[str, float], {"a": math.inf}, id="in an object"),

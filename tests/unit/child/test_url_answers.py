@@ -246,7 +246,7 @@ BROKEN: dict[str, Answer] = {
     "nothing": b"",
     "no HTTP": b"hello\r\n\r\n",
     "HTTP 0.9": b"<html>",
-    "a status that is no number": b"HTTP/1.1 abc OK\r\n\r\n",
+    "a status that is not a number": b"HTTP/1.1 abc OK\r\n\r\n",
     "a status line without end": endless(b"x" * 4096, b"HTTP/1.1 200 "),
     "a header without end": endless(b"x" * 4096, b"HTTP/1.1 200 OK\r\nX: "),
     "headers without end": endless(b"X: y\r\n" * 100, b"HTTP/1.1 200 OK\r\n"),

@@ -118,7 +118,9 @@ def test_json_carries_all_bytes_of_a_job_that_cannot_be_trusted(
 def test_what_only_python_takes_for_json_is_text(jobpool: Jobpool, answer: Answer) -> None:
     answer("message", "post", "mail", "NaN", "Infinity", "nan")
     assert [one["payload"] for one in answer("message", "list", "mail")] == ["NaN", "Infinity", "nan"]
-    assert "line 1 is no JSON value: NaN" in refused(jobpool("message", "post", "mail", "--file", "-", input="NaN\n"))
+    assert "line 1 is not a JSON value: NaN" in refused(
+        jobpool("message", "post", "mail", "--file", "-", input="NaN\n")
+    )
 
 
 def test_where_nothing_is_free_it_says_so(jobpool: Jobpool, answer: Answer) -> None:
@@ -237,7 +239,7 @@ def test_what_was_posted_before_a_bad_line_is_told(jobpool: Jobpool, answer: Ans
     for json_ in ([], ["--json"]):
         result = jobpool("message", "post", "mail", "--file", "-", *json_, input=lines)
         assert result.exit_code == 2
-        assert "line 701 is no JSON value" in result.stderr
+        assert "line 701 is not a JSON value" in result.stderr
         assert "(500 messages before it posted; the ids are on stdout)" in result.stderr
         told = json.loads(result.stdout) if json_ else result.stdout.split()
         assert [one["id"] for one in answer("message", "list", "mail", "--limit", "0")][-500:] == told

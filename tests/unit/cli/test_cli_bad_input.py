@@ -20,8 +20,8 @@ Jobpool = Callable[..., Result]
     [
         (["--wrokers", "4"], 2, "No such option '--wrokers'. (Did you mean"),
         (["stats", "--jsno"], 2, "No such option '--jsno'"),
-        (["statz"], 2, "'statz' is no verb of jobpool; did you mean 'stats'?"),
-        (["dead", "retyr"], 2, "'retyr' is no verb of jobpool; did you mean 'retry'?"),
+        (["statz"], 2, "'statz' is not a verb of jobpool; did you mean 'stats'?"),
+        (["dead", "retyr"], 2, "'retyr' is not a verb of jobpool; did you mean 'retry'?"),
         (["-w", "many", "-A", "jobs"], 2, "--workers: 'many' is not a number of workers"),
         (["-Q", "reports,3"], 2, "--queue: '3' after a comma would be a queue; a weight is written NAME=3"),
         (["-Q", "my queue"], 2, "--queue: queue name 'my queue' is refused: 1 to 100 letters"),
@@ -32,13 +32,13 @@ Jobpool = Callable[..., Result]
         (["-A", "shop.py:app"], 2, "app 'shop.py:app' cannot be found: name the module or file alone, 'shop.py'"),
         (["-A", "no/such.py"], 2, "app 'no/such.py' cannot be found: no such file in"),
         (["-C", "nowhere.toml", "stats"], 2, "configuration file nowhere.toml does not exist"),
-        (["-b", "nonsense", "stats"], 2, "backend 'nonsense' is no URL"),
+        (["-b", "nonsense", "stats"], 2, "backend 'nonsense' is not a URL"),
         (
             ["-b", "pigeon://coop", "stats"],
             2,
             "no backend for pigeon:// is installed; known are beanstalk://, memory://",
         ),
-        (["-b", "/x.db", "stats"], 2, "backend '/x.db' is no URL: did you mean 'sqlite:////x.db'?"),
+        (["-b", "/x.db", "stats"], 2, "backend '/x.db' is not a URL: did you mean 'sqlite:////x.db'?"),
         (["stats", "odd name"], 2, "queue name 'odd name' is refused"),
         (["enqueue"], 2, "the name of a handler is missing: jobpool enqueue HANDLER [PAYLOAD]"),
         (["enqueue", "a", "{oops"], 2, "the payload '{oops' is neither JSON nor key=value"),
@@ -87,7 +87,7 @@ def test_an_unknown_configuration_key(jobpool: Jobpool, tmp_path: Path) -> None:
     for words in ([], ["stats"], ["enqueue", "a"]):
         result = jobpool(*words)
         assert result.exit_code == 2
-        assert "jobpool.toml: 'worker' is no setting of jobpool; did you mean 'workers'?" in result.stderr
+        assert "jobpool.toml: 'worker' is not a setting of jobpool; did you mean 'workers'?" in result.stderr
     assert not (tmp_path / "jobpool.db").exists()
 
 

@@ -57,7 +57,7 @@ def test_words_find_their_verb(words: str, arranged: str) -> None:
 def test_an_unknown_verb_names_the_nearest_or_all(jobpool: Jobpool, word: str, hint: str) -> None:
     result = jobpool(word)
     assert result.exit_code == 2
-    assert f"jobpool: {word!r} is no verb of jobpool; {hint}" in result.stderr
+    assert f"jobpool: {word!r} is not a verb of jobpool; {hint}" in result.stderr
 
 
 def test_no_option_takes_a_value_in_one_verb_and_none_in_another() -> None:

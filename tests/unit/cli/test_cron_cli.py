@@ -137,7 +137,7 @@ MISTAKES = [
     pytest.param((), "no application: name the module", 2, id="no app"),
     pytest.param(("--app=nowhere.py",), "cannot be found", 2, id="app not there"),
     pytest.param(("APP:import jobpool",), "declares no schedule", 2, id="no schedules"),
-    pytest.param(("APP", "--test-time", "tomorrow"), "'tomorrow' is no date and time", 2, id="bad time"),
+    pytest.param(("APP", "--test-time", "tomorrow"), "'tomorrow' is not a date and time", 2, id="bad time"),
     pytest.param(("APP", "--test-time", "0001-01-01T00:00+01:00"), "outside the years 1 to 9999", 2, id="too early"),
     pytest.param(("APP", "--test-time", "9999-12-31T23:59-05:00"), "outside the years 1 to 9999", 2, id="too late"),
     pytest.param(("APP", "--environment", ""), "--environment must not be empty", 2, id="no environment"),

@@ -304,20 +304,20 @@ def test_a_bad_flag_is_refused_with_its_name_and_what_it_takes(key: str, value: 
 
 def test_an_unknown_key_names_the_nearest_known_one(tmp_path: Path) -> None:
     file = write(tmp_path / "jobpool.toml", "worker = 4\n")
-    with pytest.raises(ConfigurationError, match=r"'worker' is no setting .*; did you mean 'workers'") as refused:
+    with pytest.raises(ConfigurationError, match=r"'worker' is not a setting .*; did you mean 'workers'") as refused:
         load()
     assert str(file) in str(refused.value)
 
 
 def test_an_unknown_key_that_is_near_nothing_is_refused_too(tmp_path: Path) -> None:
     write(tmp_path / "jobpool.toml", "zzz = 4\n")
-    with pytest.raises(ConfigurationError, match=r"'zzz' is no setting of jobpool$"):
+    with pytest.raises(ConfigurationError, match=r"'zzz' is not a setting of jobpool$"):
         load()
 
 
 def test_an_unknown_variable_names_the_nearest_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBPOOL_WORKRES", "4")
-    with pytest.raises(ConfigurationError, match="no setting of jobpool; did you mean 'JOBPOOL_WORKERS'"):
+    with pytest.raises(ConfigurationError, match="not a setting of jobpool; did you mean 'JOBPOOL_WORKERS'"):
         load()
 
 

@@ -42,7 +42,7 @@ def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (["--ttl", "0.5"], 2, "--ttl must be 1 to 60 seconds, not 0.5"),
         (["--ttl", "soon"], 2, "'soon' is not a duration"),
         (["--rate", "0"], 2, "--rate must be 0.1 to 500 jobs a second, not 0"),
-        (["--faults", "child.kill,earthquake"], 2, "'earthquake' is no kind of fault: child.kill"),
+        (["--faults", "child.kill,earthquake"], 2, "'earthquake' is not a kind of fault: child.kill"),
         (["--faults", ","], 2, "--faults names no kind"),
         (["--minutes", "10000", "--rate", "500"], 2, "to count 300,000,000 jobs takes about"),
         (["--faults", "net.cut"], 2, "none of these faults can be had here: sqlite:// has no network"),
@@ -92,7 +92,7 @@ ABOUT = {"seed": 1, "seconds": 2.0, "pools": 2, "workers": 2, "ttl": 1.0, "rate"
 @pytest.mark.parametrize(
     ("text", "words", "said"),
     [
-        ("hello", [], "it is no schedule"),
+        ("hello", [], "it is not a schedule"),
         (dump([Fault(0, 1.0, "child.kill")], {"seed": 1}), [], "it does not say the seconds of its run"),
         (dump([Fault(0, 1.0, "child.kill", pool=2)], ABOUT), [], "fault 0 strikes a pool that is not there"),
         (dump([], ABOUT | {"pools": 2.5}), [], "it does not say the pools of its run"),

@@ -86,7 +86,7 @@ def test_an_unknown_scheme_names_the_known_ones() -> None:
     ],
 )
 def test_what_is_no_url_says_how_to_write_one(url: str, mend: str) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(f" is no URL: {mend}")) as refused:
+    with pytest.raises(ConfigurationError, match=re.escape(f" is not a URL: {mend}")) as refused:
         open_backend(url)
     assert "hidden" not in str(refused.value)
 

@@ -432,7 +432,7 @@ def test_what_has_not_happened_is_told(registry: HandlerRegistry) -> None:
         (LoseLease(), "after_settle", {}, "LoseLease can happen at"),
         (BrokerDown(), "in_handler", {}, "BrokerDown can happen at"),
         (Crash(), "nowhere", {}, "Crash can happen at before_start, in_handler, before_settle, after_settle"),
-        ("crash", "in_handler", {}, "is no fault"),
+        ("crash", "in_handler", {}, "is not a fault"),
         (Crash(), "in_handler", {"times": 0}, "times is a whole number"),
         (Crash(), "before_settle", {"progress": 0.5}, "progress says when in the handler"),
         (BrokerDown(), "before_start", {"handler": "report"}, "concerns no job"),

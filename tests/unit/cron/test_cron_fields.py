@@ -56,7 +56,7 @@ def _named_on(times: LocalTimes, day: int) -> list[int]:
         pytest.param(None, "None must have five fields", id="no text"),
         pytest.param("* * * * ٣", "must have five fields", id="other digits"),
         pytest.param("* " * 700, r"cron_expression '.{99}… must have five fields", id="too long"),
-        pytest.param("@reboot", "'@reboot' is no alias: one of @yearly, .*@hourly", id="reboot"),
+        pytest.param("@reboot", "'@reboot' is not an alias: one of @yearly, .*@hourly", id="reboot"),
         pytest.param("60 * * * *", r"the minute holds 0\.\.59.*'60' is none of that", id="minute"),
         pytest.param("* 24 * * *", r"the hour holds 0\.\.23.*'24' is none of that", id="hour"),
         pytest.param("* * 0 * *", r"the day of month holds 1\.\.31 or 'L', the last day", id="day"),
@@ -172,7 +172,7 @@ def test_who_schedules_nothing_does_not_import_what_schedules() -> None:
 
 
 def test_the_longest_wait_is_found() -> None:
-    """From 2088 to 2128 there is no leap day on a Sunday: 2100 is no leap year."""
+    """From 2088 to 2128 there is no leap day on a Sunday: 2100 is not a leap year."""
     times = LocalTimes(parse_fields("0 0 * 2 sun#5"))
     days = [(date(year, 2, 29) - date(1970, 1, 1)) for year in (2088, 2128)]
 

@@ -134,9 +134,9 @@ def test_a_slot_outside_is_an_index_error(board: Scoreboard, index: int) -> None
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "no jobpool scoreboard"),
-        (b"short", "no jobpool scoreboard"),
-        (b"x" * PAGE, "no jobpool scoreboard"),
+        (b"", "not a jobpool scoreboard"),
+        (b"short", "not a jobpool scoreboard"),
+        (b"x" * PAGE, "not a jobpool scoreboard"),
         (b"JOBPOOL\0" + bytes([99, 0, 0, 0, 0, 0, 0, 0]) + bytes(PAGE), "has layout 99, and this jobpool reads layout"),
         (
             b"JOBPOOL\0"

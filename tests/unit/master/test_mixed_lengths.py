@@ -247,7 +247,7 @@ def test_with_two_workers_no_answer_waits_while_one_is_idle() -> None:
 def test_answers_gather_unless_a_child_is_idle_or_may_soon_be() -> None:
     stage, few = streaming(workers=16, jobs=4 * AHEAD_FOR_REST)
     stage.pool.lookahead.finished(100, stage.now, busy=1.0)
-    assert rest(stage.pool, stage.now) == 0.0, "these are no quick jobs: the idle ones are to have some"
+    assert rest(stage.pool, stage.now) == 0.0, "these are not quick jobs: the idle ones are to have some"
     stage.lease(*["report"] * (12 * AHEAD_FOR_REST))
     assert not stage.pool.slots.idle
     assert rest(stage.pool, stage.now) == REST_S

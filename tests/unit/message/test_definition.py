@@ -280,7 +280,7 @@ class TestOverASocket:
             pytest.param([], "a definition is an object with a handler", id="list"),
             pytest.param({"payload": 1}, "a definition is an object with a handler", id="no handler"),
             pytest.param({"handler": "r", "colour": 1}, "a definition has no field 'colour'", id="unknown field"),
-            pytest.param({"handler": "r", "scheduled_at": "soon"}, "'soon' is no RFC 3339", id="moment"),
+            pytest.param({"handler": "r", "scheduled_at": "soon"}, "'soon' is not an RFC 3339", id="moment"),
             pytest.param({"handler": "r", "scheduled_at": "2026-01-01T00:00"}, "has no timezone", id="naive moment"),
             pytest.param({"handler": "r", "priority": 999}, "priority must be", id="bounds"),
         ],

@@ -92,7 +92,7 @@ class TestWritten:
         job = JobDefinition("report", {"x": 1})
         job.payload["x"] = {1, 2}
 
-        with pytest.raises(InvalidJob, match="the payload of job 'report' is no JSON any more"):
+        with pytest.raises(InvalidJob, match="the payload of job 'report' is not JSON any more"):
             encode(job, identifier=ID, queue="reports", signer=SIGNER, now=0.0)
 
     @pytest.mark.parametrize("payload", ["app:report", {"x": 1}], ids=["text", "object"])
@@ -219,11 +219,11 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("body", "text"),
         [
-            pytest.param(b"", "the body is no JSON", id="empty"),
-            pytest.param(b"{", "the body is no JSON", id="cut short"),
-            pytest.param(b"\xff\xfe", "the body is no JSON", id="not UTF-8"),
-            pytest.param(b"\x80\x04K\x01.", "the body is no JSON", id="pickle"),
-            pytest.param(b'{"job":NaN}', "the body is no JSON", id="NaN"),
+            pytest.param(b"", "the body is not JSON", id="empty"),
+            pytest.param(b"{", "the body is not JSON", id="cut short"),
+            pytest.param(b"\xff\xfe", "the body is not JSON", id="not UTF-8"),
+            pytest.param(b"\x80\x04K\x01.", "the body is not JSON", id="pickle"),
+            pytest.param(b'{"job":NaN}', "the body is not JSON", id="NaN"),
             pytest.param(b"[1]", r"the body is \[1\], not a JSON object", id="list"),
             pytest.param(b"null", "the body is null, not a JSON object", id="null"),
             pytest.param(b'"' + b"a" * 100 + b'"', "the body is .{60}…, not a JSON object", id="long text"),

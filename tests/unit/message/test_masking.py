@@ -126,7 +126,7 @@ def test_a_secret_in_a_text_is_masked(text: str, masked: str) -> None:
         pytest.param("AKIA123", id="short AKIA"),
         pytest.param("ghp_short xoxb-1", id="short GitHub and Slack"),
         pytest.param("the bearer of news", id="a bearer"),
-        pytest.param("invalid token", id="a token that is no assignment"),
+        pytest.param("invalid token", id="a token that is not an assignment"),
         pytest.param("tokenizer=fast", id="another word"),
         pytest.param("https://host/path:8080@x", id="no password in a URL"),
         pytest.param("a --token --verbose b", id="an option without a value"),

@@ -53,7 +53,7 @@ class Line:
     day: datetime.date
     tags: frozenset[str] = frozenset()
     colour: Colour = Colour.RED
-    shown: str = dataclasses.field(init=False, default="not sent: it is no argument")
+    shown: str = dataclasses.field(init=False, default="not sent: it is not an argument")
 
 
 class Model(pydantic.BaseModel):

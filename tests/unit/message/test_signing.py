@@ -53,7 +53,7 @@ def test_the_wire_object_is_signed_as_it_goes_over_the_wire() -> None:
     assert not signer.verify(wire), "it has no signature"
     envelope = decode(json.dumps(signed).encode(), attempts=0)
     assert (old.sign(envelope), signer.verify(envelope)) == (signed["_sig"], True)
-    with pytest.raises(InvalidJob, match="the wire object is no JSON"):
+    with pytest.raises(InvalidJob, match="the wire object is not JSON"):
         signer.sign(wire | {"payload": {1, 2}})
 
 

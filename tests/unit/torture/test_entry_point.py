@@ -44,7 +44,7 @@ def test_the_shortest_part_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_none_is_written_where_no_part_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A part whose faults all missed has shown nothing, and is no failure."""
+    """A part whose faults all missed has shown nothing, and is not a failure."""
     assert searched(monkeypatch, tmp_path, lambda part: Result(planned=len(part), missed=len(part))) is None
     assert not (tmp_path / SHORTEST).exists()
 

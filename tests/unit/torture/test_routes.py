@@ -67,7 +67,7 @@ def test_a_server_in_a_url_is_found_and_replaced(url: str, server: tuple[str, in
         ("memory://", "no network"),
         ("sync://", "no network"),
         ("kafka://broker", "kafka:// URL"),
-        ("/tmp/jobpool.db", "no URL"),
+        ("/tmp/jobpool.db", "not a URL"),
     ],
 )
 def test_what_no_proxy_can_stand_before_has_a_reason(url: str, why: str) -> None:

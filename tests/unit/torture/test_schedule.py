@@ -78,7 +78,7 @@ def test_two_seeds_differ() -> None:
         ({"ttl": -1.0}, "ttl"),
         ({"rate": float("inf")}, "rate"),
         ({"kinds": ()}, "at least one kind"),
-        ({"kinds": ("child.kill", "child.tickle")}, "'child.tickle' is no kind of fault; there are child.kill"),
+        ({"kinds": ("child.kill", "child.tickle")}, "'child.tickle' is not a kind of fault; there are child.kill"),
     ],
 )
 def test_a_wrong_parameter_is_named(changed: dict[str, Any], text: str) -> None:
@@ -138,7 +138,7 @@ def test_what_is_no_fault_is_refused(entry: object) -> None:
     "text", ["", "[]", '{"faults": []}', '{"version": 1, "about": [], "faults": []}', "[" * 100_000]
 )
 def test_what_is_no_schedule_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="it is no schedule"):
+    with pytest.raises(ValueError, match="it is not a schedule"):
         load(text)
 
 
@@ -154,5 +154,5 @@ def test_a_number_names_one_fault() -> None:
 
 
 def test_faults_must_be_a_list() -> None:
-    with pytest.raises(ValueError, match="no list"):
+    with pytest.raises(ValueError, match="not a list"):
         load('{"version": 1, "about": {}, "faults": {}}')

@@ -100,7 +100,7 @@ def cancelled(answer: str = "cancelled") -> Line:
 
 BURIED = structs.replace(kept(State.DEAD, 1), reason="cancelled")
 CUT = cut_short(1, verb="abandon")
-NO_DEAD_LETTER = "its cancel was answered, and it is no dead letter of that"
+NO_DEAD_LETTER = "its cancel was answered, and it is not a dead letter of that"
 
 
 @pytest.mark.parametrize(

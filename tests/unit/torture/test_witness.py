@@ -278,7 +278,7 @@ def test_as_the_environment_asks(tmp_path: Path) -> None:
     [
         ({}, LEDGER),
         ({LEDGER: "/no/such/folder/ledger"}, "cannot be opened: No such file"),
-        ({LEDGER: "x", FAILPOINT: "sometimes"}, "no fail-point"),
+        ({LEDGER: "x", FAILPOINT: "sometimes"}, "not a fail-point"),
     ],
 )
 def test_what_cannot_be_is_said(environ: dict[str, str], why: str) -> None:

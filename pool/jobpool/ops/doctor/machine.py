@@ -85,7 +85,7 @@ def find_supervisor(environ: Mapping[str, str], root: Path) -> Supervisor | None
         try:
             return Supervisor(STOP_VARIABLE, parse_duration(text), "the supervisor's time and this variable")
         except ValueError:
-            return Supervisor(STOP_VARIABLE, 0.0, f"it: {text!r} is no duration")
+            return Supervisor(STOP_VARIABLE, 0.0, f"it: {text!r} is not a duration")
     if "INVOCATION_ID" in environ and (unit := _unit(root)):
         seconds = _asked(unit, environ)
         if seconds is not None:

@@ -140,7 +140,7 @@ def read(payload: object, *, timeout: float, max_bytes: int, identifier: str) ->
     for name in options:
         if name not in OPTIONS and name not in ignored:
             why = NEVER.get(name.lower()) or f"known are {', '.join(sorted(OPTIONS))}"
-            raise Refused("option", f"{name[:40]!r} is no option: {why}")
+            raise Refused("option", f"{name[:40]!r} is not an option: {why}")
     target = _with_query(parse(fields.get("url")), options.get("query"))
     headers = _headers(options.get("headers"))
     body, kind = _body(method, options, max_bytes)
@@ -190,7 +190,7 @@ def _headers(value: object) -> dict[str, str]:
     for name, text in value.items():
         shown = repr(str(name)[:40])
         if _TOKEN.fullmatch(str(name)) is None:
-            raise Refused("header-name", f"{shown} is no name of a header")
+            raise Refused("header-name", f"{shown} is not a header name")
         if not isinstance(text, str) or _VALUE.fullmatch(text) is None:
             raise Refused("header-value", f"the value of {shown} must be a text of printable ASCII on one line")
         lower = str(name).lower()
@@ -304,7 +304,7 @@ def _host_and_port(authority: str) -> tuple[str, int | None]:
 
 def _read_host(host: str) -> tuple[str, Address | None]:
     if host.startswith("["):
-        return _read_address(IPv6Address, host[1:-1], "what is in brackets is no IPv6 address")
+        return _read_address(IPv6Address, host[1:-1], "what is in brackets is not an IPv6 address")
     name = host.lower()
     if name.endswith("."):
         raise Refused("trailing-dot", "write the host without its last dot")
