@@ -94,10 +94,11 @@ def _code(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, re.sub(r"(?m)^\|.*", lambda row: row[0].replace("|", "\n\n"), shown)
             case ast.keyword(arg="help" | "short_help" | "epilog", value=ast.Constant(value=str(text))):
                 yield node.value.lineno, text
-            case ast.Raise(exc=ast.Call(args=[ast.Constant() | ast.JoinedStr() as said, *_])):
-                parts = said.values if isinstance(said, ast.JoinedStr) else [said]
-                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts)
-                yield node.lineno, text.replace(": ", ". ")  # the cause, and the mend
+            case ast.Raise(exc=ast.Call(args=said)):
+                for one in said:
+                    parts = one.values if isinstance(one, ast.JoinedStr) else [one]
+                    text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts)
+                    yield node.lineno, text.replace(": ", ". ")  # the cause, and the mend
     block: list[str] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         alone = token.type == tokenize.COMMENT and token.line.lstrip().startswith("#")

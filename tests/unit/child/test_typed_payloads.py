@@ -106,7 +106,7 @@ def test_of_many_refused_fields_a_few_are_named() -> None:
     with pytest.raises(Mismatch) as refused:
         converter(Checked)({"numbers": ["x"] * 1000, "password": "long enough"}, "order")
     assert str(refused.value).startswith(
-        "field 'order' does not fit Checked: field 'order.numbers[0]': Input should be"
+        "field 'order' does not fit Checked: field 'order.numbers[0]': Input should be a"
     )
     assert str(refused.value).endswith("; and 995 more")
 

@@ -36,6 +36,7 @@ def prose() -> ModuleType:
         "# It waits for ever.\n",
         'raise ValueError("that is no number")\n',
         'raise ValueError(f"{text!r} is no number: write 5")\n',
+        'raise Refused("option", "that is no number")\n',
         "# Wake whoever waits.\n",
         f"# It {'very ' * 25}long.\n",
         "# One; two; three.\n",
