@@ -46,7 +46,9 @@ _ACK_KEEP, _SETTLE_KEEP = (
     for sql in (_ACK, _SETTLE)
 )
 _RENEW = "SELECT {schema}.renew(%(queues)s, %(seqs)s, %(holders)s, %(length)b::bigint)"
-_PAST = "SELECT last_error, cause, batch FROM {schema}.messages WHERE queue = %(queue)s AND state = 2 AND seq = %(seq)s"
+_PAST = """
+SELECT last_error, cause, batch FROM {schema}.messages WHERE queue = %(queue)s AND state IN (0, 2) AND seq = %(seq)s
+"""
 
 _ANSWERS = {
     "o": Settled.OK,
@@ -86,7 +88,7 @@ class Leases:
     def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         before = self._clock.boot()
         most, holder = min(limit, 2**31 - 1), secrets.randbelow(HOLDERS)
-        rows = self._database.call("lease", queue, most, micros(ttl), fetch_id, holder)
+        rows = self._database.call("take_leases", queue, most, micros(ttl), fetch_id, holder, True)
         if not rows:
             return []
         self._database.sweep()

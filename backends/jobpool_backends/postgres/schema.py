@@ -6,19 +6,21 @@ after a release, append a migration. It alters the tables, drops functions whose
 all functions in place of the migration before.
 
 All times are whole microseconds of Unix time by the server's clock, which `moment()` tells; no statement reads another.
-Numbers of states: 0 waiting, 1 delayed, 2 leased, 3 dead. Posted messages have their own, so that the indexes of jobs
-do not grow with them: 4 free and never claimed, 5 delayed, 6 claimed, 7 free again. A dead one is 3; its handler is ''.
+Numbers of states: 0 waiting, 1 delayed, 2 leased, 3 dead. A message in its first lease has 0, and a holder. So that the
+indexes of jobs do not grow with them, posted messages have their own: 4 free and never claimed, 5 delayed, 6 claimed,
+7 free again. A dead one is 3; its handler is ''.
 
 `messages`: one row a message.
 
     id, queue, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at, last_error: as they say
     seq                the enqueue sequence, kept for life; lists and cursors go by it
     given              its producer chose the id
-    state, fresh       fresh: waiting since its enqueue; false once it was leased, and for what was delayed
+    state, fresh       fresh: waiting since its enqueue, or in its first lease; false after it, and for what was delayed
     unique_key         under which `uniques` knows it; NULL for most
     body               the wire bytes; from about 2 KB on outside the row, so that no update copies them
-    holder             leased: first half of the owner token in hex; the second half is seq
+    holder             leased, in a first lease too: first half of the owner token in hex; the second half is seq
     deadline, ttl      leased: when the lease ends; how long it was taken or renewed for
+    first_until        when a first lease ends; its `deadline`, which an index has, is NULL
     forfeited          leased: the cause that was given when the lease was forfeited
     cause, last_crash  of the last crash, or of the last attempt that was killed; when that was
     reason, died_at    dead: why and when
@@ -30,11 +32,11 @@ do not grow with them: 4 free and never claimed, 5 delayed, 6 claimed, 7 free ag
 Its indexes, each for one question, partial where only one state asks it:
 
     messages_pkey    (id)                                   law 8; inspect
-    messages_listed  (queue, state, seq), unique            settle and renew (state 2); lists, counts, oldest; claims
-    messages_fresh   (queue, priority, seq), waiting fresh  fetch
+    messages_listed  (queue, state, seq), unique            settle and renew (0, 2); lists, counts, oldest; claims
+    messages_fresh   (queue, priority, seq), waiting fresh  fetch; the first leases of a fetch
     messages_again   (queue, priority, seq), other waiting  fetch: what came back from a lease, a delay, the dead
     messages_due     (queue, available_at), delayed         promotion; when the next one falls due
-    messages_held    (queue, deadline), leased              reap
+    messages_held    (queue, deadline), leased              reap, but for first leases
     messages_dead    (queue, died_at, seq), dead            eviction
     messages_posted  (queue, ends_at), posted, not dead     ends of lives; how many there are
     messages_later   (queue, available_at), posted delayed  when the next one falls due
@@ -45,8 +47,14 @@ Its indexes, each for one question, partial where only one state asks it:
 rows may be deleted at any time.
 
     queue, priority
-    floor          bigint   no fresh message has a lower seq
+    floor          bigint   no fresh message that waits has a lower seq
     candidate, settled_before, reset_at     how the floor gets there
+
+`fetches`: where the first leases are, a row for each fetch and priority; see `take_leases` in `sql/fetching.sql`. A
+sweep removes rows that have none left.
+
+    queue, until, holder, priority
+    low, high      bigint   they are those of this holder among the fresh messages with these sequence numbers
 
 `calls`: the answers of fetches and settlements for 60 s, one row a call (id, until, answer). `ended`: ids that
 producers gave, for 600 s after their end (id, until). Any call sweeps both.
@@ -181,9 +189,15 @@ _SHOWN = """
     deliveries bigint, enqueued_at bigint, available_at bigint, body bytea, reason text, last_error text, cause text,
     forfeited text, died_at bigint, deadline bigint, place text, claim text, claims integer, ends_at bigint
 """
+_KIND = f"(CASE WHEN m.state = {WAITING} AND m.holder IS NOT NULL THEN {LEASED} ELSE m.state END)::int2"
+"""The state of a message, first leases counted among the leased."""
+
+_DEADLINE = "coalesce(m.deadline, m.first_until)"
+_FRESH = f"m.state = {WAITING} AND m.fresh"
 _COMPUTED = {
-    "state": "(CASE WHEN m.state IN (1, 5) AND m.available_at <= now THEN m.state - 1 ELSE m.state END)::int2",
+    "state": f"(CASE WHEN m.state IN (1, 5) AND m.available_at <= now THEN m.state - 1 ELSE {_KIND} END)::int2",
     "body": "CASE WHEN bodies THEN m.body END",
+    "deadline": _DEADLINE,
     "place": "m.ctid::text",
     "claim": "CASE WHEN m.deadline > now THEN m.claim END",
 }
@@ -193,7 +207,17 @@ _WORDS = {
     # Its length is known without reading it, where it lies outside the row.
     "{body}": f"CASE WHEN octet_length(m.body) <= {MAX_BODY_BYTES} THEN m.body END",
     "{planner}": " ".join(_PLANNER.split()),
-    "{no_lease}": "holder = NULL, deadline = NULL, ttl = NULL, forfeited = NULL",
+    "{no_lease}": "fresh = false, first_until = NULL, holder = NULL, deadline = NULL, ttl = NULL, forfeited = NULL",
+    "{kept_lease}": f"state = {LEASED}, fresh = false, first_until = NULL",  # a first lease becomes an ordinary one
+    "{leased}": f"'{{{WAITING}, {LEASED}}}'",  # the states that a message with a holder may have
+    "{kind}": _KIND,
+    "{deadline}": _DEADLINE,
+    "{fresh}": f"{_FRESH} AND m.holder IS NULL",
+    # Messages of a fetch from which on their index entries, three each, cost more than a row of `fetches`.
+    "{first_leases_from}": "3",
+    # A message `m` that is in a first lease which fetch `f` gave.
+    "{of_fetch}": f"m.queue = f.queue AND {_FRESH} AND m.priority = f.priority AND m.seq BETWEEN f.low AND f.high"
+    " AND m.holder = f.holder",
     # How long a settlement waits for messages of its own that another transaction has locked.
     "{row_lock_timeout}": "500 milliseconds",
     "{wanted}": " ".join(_WANTED.split()),
@@ -260,7 +284,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (),
     (_read("tables_5"),),
     (_read("tables_6"),),
-    (_read("tables_7"), *map(_read, _FUNCTIONS.split())),
+    (_read("tables_7"),),
+    (_read("tables_8"), *map(_read, _FUNCTIONS.split())),
 )
 """From each version to the next: statements, to be run in one transaction; `{schema}` is the quoted name.
 

@@ -159,12 +159,13 @@ def test_what_another_fetch_takes_between_look_and_lease_is_left_to_it_and_not_w
     assert payloads(backend.fetch_many(QUEUE, limit=taken)) == list(range(1, taken + 1))
 
 
+@pytest.mark.parametrize("fetch", ["take_leases(%s, 3, 30000000, 'f1', 77, true)", "lease(%s, 3, 30000000, 'f1', 77)"])
 def test_a_fetch_that_has_not_ended_hides_only_what_it_took(
-    rig: Rig, backend: PostgresBackend, connection: Connection
+    rig: Rig, backend: PostgresBackend, connection: Connection, fetch: str
 ) -> None:
     backend.enqueue_many(numbered(9))
     backend.fetch_many(QUEUE, limit=1)
-    call(rig, connection, "SELECT id FROM {schema}.lease(%s, 3, 30000000, 'f1', 77)", QUEUE)
+    call(rig, connection, f"SELECT id FROM {{schema}}.{fetch}", QUEUE)
     assert payloads(backend.fetch_many(QUEUE, limit=2)) == [4, 5]
     connection.rollback()
     assert payloads(backend.fetch_many(QUEUE, limit=9)) == [1, 2, 3, 6, 7, 8]

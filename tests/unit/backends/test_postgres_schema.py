@@ -58,7 +58,7 @@ def test_every_function_that_the_package_calls_has_the_settings_that_keep_its_pl
     source = "".join(module.read_text() for module in Path(schema.__file__).parent.glob("*.py"))
     called = {*inspect._CHANGES.values(), *re.findall(r"\{schema\}+\.([a-z_]+)\(", source)}
     called |= set(re.findall(r'(?:call|value|calling)\(\s*"(\w+)"', source))
-    assert {"lease", "settle", "take_starts", "evict", "delete_messages"} < called <= set(functions)
+    assert {"take_leases", "settle", "take_starts", "evict", "delete_messages"} < called <= set(functions)
     settled = {name for name, settings in functions.items() if "force_generic_plan" in settings}
     assert settled - {"ring", "end_batch"} == called - {"moment", "begin_enqueue"}  # a commit calls the latter
     for name in settled:

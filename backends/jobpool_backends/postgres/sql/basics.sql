@@ -59,5 +59,6 @@ BEGIN
         GET DIAGNOSTICS found_now = ROW_COUNT;
         most_found := greatest(most_found, found_now);
     END LOOP;
+    PERFORM {schema}.sweep_fetches(most);
     RETURN most_found;
 END $$;

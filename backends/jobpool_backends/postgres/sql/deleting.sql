@@ -24,7 +24,8 @@ BEGIN
         FROM (SELECT DISTINCT unnest(ids)) AS w (id), LATERAL (
             SELECT m.ctid, m.unique_key FROM {schema}.messages m
             WHERE m.id = w.id AND m.queue = name AND CASE
-                WHEN ident IS NULL THEN m.state = ANY (free) AND (m.ends_at IS NULL OR m.ends_at > now)
+                WHEN ident IS NULL THEN
+                    m.state = ANY (free) AND m.holder IS NULL AND (m.ends_at IS NULL OR m.ends_at > now)
                 ELSE m.state = ANY (held) AND m.claim = ident END
             FOR UPDATE SKIP LOCKED) l;
         IF places IS NOT NULL THEN
@@ -36,7 +37,7 @@ BEGIN
             SELECT CASE
                 WHEN m.state = 3 OR m.ends_at <= now THEN 'd'
                 WHEN ident IS NOT NULL THEN CASE WHEN m.state = ANY (held) AND m.claim = ident THEN '?' ELSE 'f' END
-                WHEN m.state = ANY (held) AND (m.claim IS NULL OR m.deadline > now) THEN 'f' ELSE '?' END AS answer
+                WHEN {kind} = ANY (held) AND (m.claim IS NULL OR m.deadline > now) THEN 'f' ELSE '?' END AS answer
             FROM {schema}.messages m WHERE m.id = w.id AND m.queue = name OFFSET 0) l ON true;
         EXIT WHEN strpos(answers, '?') = 0;
         IF ident IS NULL THEN

@@ -21,7 +21,7 @@ BEGIN
     FOR number IN 1 .. cardinality(seqs) LOOP
         SELECT m.ctid AS place, m.state, m.available_at, m.unique_key INTO seen FROM {schema}.messages m
         WHERE m.id = ids[number] AND m.seq = seqs[number] AND m.queue = old_queues[number]
-            AND m.priority = old_priorities[number] AND m.state IN (0, 1) AND m.handler <> ''
+            AND m.priority = old_priorities[number] AND m.state IN (0, 1) AND m.holder IS NULL AND m.handler <> ''
         FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
             answers := answers || 'c';

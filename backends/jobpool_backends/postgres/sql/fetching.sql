@@ -1,8 +1,16 @@
 -- Lease up to `most` messages for `length` microseconds; or, when this call was answered within the last minute, return
 -- those of its leases that are still held. The rows are in no order; they begin with what orders them. A body that is too
--- large is NULL, and stays where it is.
-CREATE OR REPLACE FUNCTION {schema}.lease(name text, most integer, length bigint, call text, new_holder bigint)
-RETURNS TABLE (
+-- large is NULL, and stays where it is. `may_stay`: a fresh message may stay among the fresh ones, in a first lease.
+--
+-- A first lease changes nothing that an index holds, so the row's new version needs no entry in any (a HOT update). For a
+-- job that is acked before its first renewal the log has 5 records, not 8. The state stays 0, and the holder tells it from
+-- what waits. `reap` and lists find first leases by `fetches`, which has a row for each of their priorities. A renewal
+-- makes it an ordinary lease, and after any end but an ack the message is not fresh.
+-- Only a fetch with its queue's turn gives some, and not for a message or two. So one that an older program's code runs, because it has waited for the
+-- migration to 8, meets none: either it has the turn itself, or it locks what it looks at.
+CREATE OR REPLACE FUNCTION {schema}.take_leases(
+    name text, most integer, length bigint, call text, new_holder bigint, may_stay boolean
+) RETURNS TABLE (
     priority smallint, seq bigint, id text, body bytea, attempts integer, crashes integer, deliveries bigint,
     enqueued_at bigint, begun boolean, holder bigint, remaining bigint
 ) LANGUAGE plpgsql VOLATILE {planner} AS $$
@@ -24,7 +32,7 @@ BEGIN
         (SELECT CASE WHEN c.until > now THEN c.answer END FROM {schema}.calls c WHERE c.id = known_as),
         ARRAY(SELECT h FROM {schema}.heads h WHERE h.queue = name AND h.priority >= 0 ORDER BY h.queue, h.priority),
         (SELECT true FROM {schema}.messages m
-            WHERE m.queue = name AND m.state = 0 AND m.fresh AND m.priority < coalesce((
+            WHERE m.queue = name AND {fresh} AND m.priority < coalesce((
                 SELECT h.priority FROM {schema}.heads h WHERE h.queue = name AND h.priority >= 0
                 ORDER BY h.queue, h.priority LIMIT 1), 256)
             ORDER BY m.priority, m.seq LIMIT 1),
@@ -38,7 +46,12 @@ BEGIN
         SELECT m.priority, m.seq, m.id, {body}, m.attempts, m.crashes,
             m.deliveries, m.enqueued_at, m.begun, m.holder, m.deadline - now
         FROM {schema}.messages m
-        WHERE m.queue = name AND m.state = 2 AND m.deadline > now AND m.holder = earlier::bigint;
+        WHERE m.queue = name AND m.state = 2 AND m.deadline > now AND m.holder = earlier::bigint
+        UNION ALL
+        SELECT m.priority, m.seq, m.id, {body}, m.attempts, m.crashes,
+            m.deliveries, m.enqueued_at, m.begun, m.holder, m.first_until - now
+        FROM {schema}.fetches f, LATERAL (SELECT m.* FROM {schema}.messages m WHERE {of_fetch} OFFSET 0) m
+        WHERE f.queue = name AND f.holder = earlier::bigint AND m.first_until > now;
         RETURN;
     END IF;
     -- One fetch of a queue at a time has its turn. It takes messages that nobody has touched without a lock of their
@@ -51,14 +64,21 @@ BEGIN
         END IF;
         EXIT WHEN cardinality(places) = 0;
         mine := pg_current_xact_id_if_assigned()::xid;
+        may_stay := may_stay AND alone AND cardinality(places) >= {first_leases_from};
         -- Messages that another fetch has locked since the look are left to it. One that it locks in
         -- the very instant is waited for; state and queue tell what has become of that.
         RETURN QUERY
+        WITH noted AS (
+            INSERT INTO {schema}.fetches (queue, until, holder, priority, low, high)
+            SELECT name, now + length, new_holder, m.priority, min(m.seq), max(m.seq)
+            FROM {schema}.messages m WHERE may_stay AND m.ctid = ANY (places) AND m.fresh GROUP BY m.priority)
         UPDATE {schema}.messages m
-        SET state = 2, fresh = false, holder = new_holder, deadline = now + length, ttl = length,
+        SET state = CASE WHEN m.fresh AND may_stay THEN 0 ELSE 2 END, fresh = m.fresh AND may_stay,
+            holder = new_holder, first_until = CASE WHEN m.fresh AND may_stay THEN now + length END,
+            deadline = CASE WHEN NOT (m.fresh AND may_stay) THEN now + length END, ttl = length,
             deliveries = m.deliveries + 1
         WHERE m.ctid = ANY (places) AND (NOT alone OR m.xmax = 0 OR m.xmax = mine)
-            AND m.state + 0 = 0 AND m.queue || '' = name  -- + 0, || '': by no index
+            AND m.state + 0 = 0 AND m.holder IS NULL AND m.queue || '' = name  -- + 0, || '': by no index
         RETURNING m.priority, m.seq, m.id, {body}, m.attempts, m.crashes,
             m.deliveries, m.enqueued_at, m.begun, m.holder, length;
         IF FOUND THEN
@@ -73,6 +93,16 @@ BEGIN
     WHERE h.queue = name AND h.floor > 0 AND h.reset_at <= now - {floor_reset};
 END $$;
 
+-- The same, as programs of versions before 8 ask for it: they look for leases by state 2 alone.
+CREATE OR REPLACE FUNCTION {schema}.lease(name text, most integer, length bigint, call text, new_holder bigint)
+RETURNS TABLE (
+    priority smallint, seq bigint, id text, body bytea, attempts integer, crashes integer, deliveries bigint,
+    enqueued_at bigint, begun boolean, holder bigint, remaining bigint
+) LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN QUERY SELECT l.* FROM {schema}.take_leases(name, most, length, call, new_holder, false) l;
+END $$;
+
 -- The same, as programs of versions before 5 ask for it.
 CREATE OR REPLACE FUNCTION {schema}.fetch(name text, most integer, length bigint, call text, new_holder bigint)
 RETURNS TABLE (
@@ -83,6 +113,14 @@ BEGIN
     RETURN QUERY
     SELECT l.priority, l.seq, l.id, l.body, l.attempts, l.crashes, l.deliveries, l.enqueued_at, l.holder, l.remaining
     FROM {schema}.lease(name, most, length, call, new_holder) l;
+END $$;
+
+-- Where the first leases of one queue are, as of the same moment as the statement that asks.
+CREATE OR REPLACE FUNCTION {schema}.first_leases(name text) RETURNS SETOF tid LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN QUERY
+    SELECT x.ctid FROM {schema}.fetches f, LATERAL (SELECT m.ctid FROM {schema}.messages m WHERE {of_fetch} OFFSET 0) x
+    WHERE f.queue = name;
 END $$;
 
 -- Let delayed messages that have fallen due join those that wait, the earliest first.
@@ -145,7 +183,7 @@ BEGIN
                 coalesce(bool_and(x.untouched), true)
             INTO part, top, last, untouched FROM (
                 SELECT m.ctid AS place, m.seq, m.priority, m.xmax = 0 AS untouched FROM {schema}.messages m
-                WHERE m.queue = name AND m.state = 0 AND m.fresh
+                WHERE m.queue = name AND {fresh}
                     AND (m.priority, m.seq) >= (head.priority, head.floor) AND m.priority < above
                 ORDER BY m.priority, m.seq LIMIT most - cardinality(taken)) x;
         END IF;
@@ -153,7 +191,7 @@ BEGIN
             SELECT array_agg(x.place), max(x.seq) FILTER (WHERE x.priority = head.priority), max(x.priority)
             INTO part, top, last FROM (
                 SELECT m.ctid AS place, m.seq, m.priority FROM {schema}.messages m
-                WHERE m.queue = name AND m.state = 0 AND m.fresh
+                WHERE m.queue = name AND {fresh}
                     AND (m.priority, m.seq) >= (head.priority, head.floor) AND m.priority < above
                 ORDER BY m.priority, m.seq LIMIT most - cardinality(taken) FOR UPDATE SKIP LOCKED) x;
         END IF;
@@ -174,7 +212,7 @@ RETURNS tid[] LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     taken tid[] := ARRAY(
         SELECT m.ctid FROM {schema}.messages m
-        WHERE m.queue = name AND m.state = 0 AND m.fresh AND m.priority < coalesce(above, 256)
+        WHERE m.queue = name AND {fresh} AND m.priority < coalesce(above, 256)
         ORDER BY m.priority, m.seq LIMIT most FOR UPDATE SKIP LOCKED);
 BEGIN
     IF cardinality(taken) > 0 THEN
@@ -241,7 +279,7 @@ BEGIN
     ELSE
         UPDATE {schema}.heads SET candidate = NULL, settled_before = NULL, floor = coalesce((
             SELECT m.seq FROM {schema}.messages m
-            WHERE m.queue = head.queue AND m.state = 0 AND m.fresh AND m.priority = head.priority
+            WHERE m.queue = head.queue AND {fresh} AND m.priority = head.priority
                 AND m.seq >= head.floor AND m.seq < head.candidate
             ORDER BY m.seq LIMIT 1), head.candidate)
         WHERE ctid = place;
@@ -268,11 +306,11 @@ BEGIN
     FOR number IN 1 .. cardinality(known) + 1 LOOP
         head := known[number];
         IF (SELECT true FROM {schema}.messages m
-            WHERE m.queue = name AND m.state = 0 AND m.fresh
+            WHERE m.queue = name AND {fresh}
                 AND m.priority > below AND m.priority < coalesce(head.priority, 256)
             ORDER BY m.priority, m.seq LIMIT 1)
             OR (SELECT true FROM {schema}.messages m
-                WHERE m.queue = name AND m.state = 0 AND m.fresh
+                WHERE m.queue = name AND {fresh}
                     AND (m.priority, m.seq) >= (head.priority, head.floor) AND m.priority <= head.priority
                 ORDER BY m.priority, m.seq LIMIT 1)
         THEN

@@ -68,7 +68,7 @@ CREATE OR REPLACE FUNCTION {schema}.begin_lease(
     OUT answer text, OUT refused text, OUT after bigint
 ) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    leased smallint := 2;
+    leased smallint[] := {leased};
     wanted_key text := want ->> 'key';
     start text := {schema}.token_of(number, owner);
     deadline bigint;
@@ -77,8 +77,9 @@ DECLARE
 BEGIN
     refused := '';
     after := 0;
-    SELECT m.deadline INTO deadline FROM {schema}.messages m
-    WHERE m.queue = scope AND m.state = leased AND m.seq = number AND m.holder = owner AND m.deadline > now;
+    SELECT {deadline} INTO deadline FROM {schema}.messages m
+    WHERE m.queue = scope AND m.state = ANY (leased) AND m.seq = number AND m.holder = owner
+        AND {deadline} > now;
     IF NOT FOUND THEN
         answer := 'x';
         RETURN;

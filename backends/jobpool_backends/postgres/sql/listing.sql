@@ -63,8 +63,10 @@ BEGIN
     WITH counted AS MATERIALIZED (
         SELECT k.state, (
             SELECT count(*) FROM (
-                SELECT FROM {schema}.messages m WHERE m.queue = name AND m.state = k.state LIMIT most) x) AS many
+                SELECT FROM {schema}.messages m
+                WHERE m.queue = name AND m.state = k.state AND (m.state <> 0 OR m.holder IS NULL) LIMIT most) x) AS many
         FROM unnest('{0, 2, 4, 6, 7}'::smallint[]) AS k (state)
+        UNION ALL SELECT 2, (SELECT count(*) FROM {schema}.first_leases(name))
     ), later AS MATERIALIZED (
         SELECT
             (SELECT count(*) FROM (

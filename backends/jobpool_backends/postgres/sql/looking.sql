@@ -41,16 +41,18 @@ BEGIN
     ) fallen, LATERAL (
         SELECT
             (SELECT count(*) FROM (
-                SELECT FROM {schema}.messages m WHERE m.queue = name AND m.state = states[1] LIMIT most) x) AS waiting,
+                SELECT FROM {schema}.messages m
+                WHERE m.queue = name AND m.state = states[1] AND m.holder IS NULL LIMIT most) x) AS waiting,
             (SELECT count(*) FROM (
                 SELECT FROM {schema}.messages m WHERE m.queue = name AND m.state = 1 AND m.available_at > now
                 ORDER BY m.available_at LIMIT most) x) AS delayed,
-            (SELECT count(*) FROM (
-                SELECT FROM {schema}.messages m WHERE m.queue = name AND m.state = states[3] LIMIT most) x) AS leased,
+            (SELECT least(most, count(*)) FROM (
+                (SELECT FROM {schema}.messages m WHERE m.queue = name AND m.state = states[3] LIMIT most)
+                UNION ALL SELECT FROM {schema}.first_leases(name)) x) AS leased,
             (SELECT count(*) FROM (
                 SELECT FROM {schema}.messages m WHERE m.queue = name AND m.state = states[4] LIMIT most) x) AS dead,
-            (SELECT m.seq FROM {schema}.messages m WHERE m.queue = name AND m.state = states[1]
-                ORDER BY m.seq LIMIT 1) AS oldest
+            (SELECT m.seq FROM {schema}.messages m
+                WHERE m.queue = name AND m.state = states[1] AND m.holder IS NULL ORDER BY m.seq LIMIT 1) AS oldest
     ) counts;
 END $$;
 
@@ -76,7 +78,8 @@ BEGIN
         SELECT x.* FROM unnest(names) AS n (queue), unnest(kinds) AS k (state), LATERAL (
             SELECT m.ctid AS place, m.seq, m.queue, m.state, m.available_at, m.enqueued_at, m.died_at, m.ends_at,
                 m.handler, m.reason
-            FROM {schema}.messages m WHERE m.queue = n.queue AND m.state = k.state AND m.seq > behind
+            FROM {schema}.messages m
+            WHERE m.queue = n.queue AND m.state = k.state AND (m.state <> 0 OR m.holder IS NULL) AND m.seq > behind
             ORDER BY m.seq LIMIT share) x
     ), unfinished AS (
         SELECT min(r.last) AS horizon FROM (
@@ -97,6 +100,11 @@ BEGIN
                 SELECT d.ctid AS place, d.seq, d.enqueued_at, d.died_at, d.ends_at, d.handler, d.reason
                 FROM {schema}.messages d
                 WHERE d.queue = n.queue AND d.state = 5 AND d.available_at <= now ORDER BY d.available_at OFFSET 0) m
+            WHERE m.seq > behind AND {wanted} ORDER BY m.seq LIMIT most) x
+        UNION ALL
+        SELECT x.place, x.seq FROM unnest(CASE WHEN 2 = ANY (kinds) THEN names END) AS n (queue), LATERAL (
+            SELECT m.ctid AS place, m.seq FROM {schema}.first_leases(n.queue) AS l (place), LATERAL (
+                SELECT d.ctid, d.* FROM {schema}.messages d WHERE d.ctid = l.place OFFSET 0) m
             WHERE m.seq > behind AND {wanted} ORDER BY m.seq LIMIT most) x
     ), first AS MATERIALIZED (
         SELECT w.place, w.seq FROM wanted w, unfinished u WHERE w.seq <= coalesce(u.horizon, w.seq)
@@ -123,7 +131,7 @@ BEGIN
     SELECT m.seq, {shown} FROM (SELECT DISTINCT unnest(ids)) AS i (id), LATERAL (
         SELECT x.ctid, x.* FROM {schema}.messages x WHERE x.id = i.id OFFSET 0) m
     WHERE (names IS NULL OR m.queue = ANY (names)) AND m.seq > behind AND {wanted}
-        AND (m.state = ANY (kinds) OR due AND m.state IN (1, 5) AND m.available_at <= now)
+        AND ({kind} = ANY (kinds) OR due AND m.state IN (1, 5) AND m.available_at <= now)
         AND NOT (later AND m.state IN (1, 5) AND m.available_at <= now)
     ORDER BY m.seq LIMIT most;
 END $$;

@@ -9,6 +9,7 @@ CREATE OR REPLACE FUNCTION {schema}.reap(
 DECLARE
     now bigint := {schema}.moment();
     expired tid[];
+    over tid[];
     one record;
     ends text[];
     claims boolean := true;
@@ -21,16 +22,29 @@ BEGIN
                 SELECT m.ctid FROM {schema}.messages m
                 WHERE m.queue = name AND m.state = 2 AND m.deadline <= now AND m.claim IS NULL
                 ORDER BY m.deadline LIMIT most FOR UPDATE SKIP LOCKED),
+            ARRAY(
+                SELECT f.ctid FROM {schema}.fetches f WHERE f.queue = name AND f.until <= now
+                ORDER BY f.until LIMIT {tidy_limit}),
             (SELECT true FROM {schema}.claims c WHERE c.queue = name AND c.until <= now ORDER BY c.until LIMIT 1),
             (SELECT true FROM {schema}.messages m WHERE m.queue = name AND m.state > 3 AND m.ends_at <= now
                 ORDER BY m.ends_at LIMIT 1)
-        INTO expired, claims, lives;
+        INTO expired, over, claims, lives;
     ELSE  -- a person's call, not the pool's: it walks over all leases of the queue
         expired := ARRAY(
             SELECT m.ctid FROM {schema}.messages m
             WHERE m.queue = name AND m.state = 2 AND (m.deadline <= now OR m.deadline - m.ttl <= now - visible)
                 AND m.claim IS NULL
             ORDER BY m.deadline LIMIT most FOR UPDATE SKIP LOCKED);
+        over := ARRAY(SELECT f.ctid FROM {schema}.fetches f WHERE f.queue = name);
+    END IF;
+    IF cardinality(over) > 0 THEN
+        expired := expired || ARRAY(
+            SELECT x.ctid FROM {schema}.fetches f, LATERAL (
+                SELECT m.ctid FROM {schema}.messages m
+                WHERE {of_fetch} AND (m.first_until <= now OR m.first_until - m.ttl <= now - visible)
+                FOR UPDATE SKIP LOCKED) x
+            WHERE f.ctid = ANY (over) LIMIT greatest(0, most - cardinality(expired)));
+        PERFORM {schema}.forget_fetches(over, expired);
     END IF;
     IF claims AND cardinality(expired) < most THEN
         PERFORM {schema}.free_ended(name, now, most - cardinality(expired));
@@ -43,7 +57,7 @@ BEGIN
     END IF;
     FOR one IN
     WITH charged AS MATERIALIZED (
-        SELECT m.ctid AS place, m.deadline, m.seq, m.batch, c.crashes,
+        SELECT m.ctid AS place, {deadline} AS deadline, m.seq, m.batch, c.crashes,
             coalesce(nullif(m.forfeited, ''), '{unknown_cause}') AS cause,
             max_crashes > 0 AND c.crashes > max_crashes AS dead,
             CASE WHEN c.crashes <= 1 THEN 0 ELSE round(
@@ -76,4 +90,26 @@ BEGIN
         PERFORM {schema}.end_members(ends);
     END IF;
     PERFORM {schema}.ring(ARRAY[name]);
+END $$;
+
+-- Forget fetches that have no first lease left besides those at `ending`, which this transaction ends. One that somebody
+-- else has locked to forget it is left to that one.
+CREATE OR REPLACE FUNCTION {schema}.forget_fetches(known tid[], ending tid[])
+RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    DELETE FROM {schema}.fetches WHERE ctid = ANY (ARRAY(
+        SELECT f.ctid FROM {schema}.fetches f WHERE f.ctid = ANY (known) AND NOT EXISTS (
+            SELECT FROM {schema}.messages m WHERE {of_fetch} AND m.ctid <> ALL (ending) OFFSET 0)
+        FOR UPDATE SKIP LOCKED));
+END $$;
+
+-- Forget those among `most` fetches that have none left. Without it counts would walk over all that was settled since the
+-- fetches of the last ttl.
+CREATE OR REPLACE FUNCTION {schema}.sweep_fetches(most integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    known tid[] := ARRAY(SELECT f.ctid FROM {schema}.fetches f ORDER BY f.queue, f.until LIMIT most);
+BEGIN
+    IF cardinality(known) > 0 THEN
+        PERFORM {schema}.forget_fetches(known, '{}');
+    END IF;
 END $$;

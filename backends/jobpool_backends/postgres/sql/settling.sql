@@ -50,45 +50,50 @@ BEGIN
     RETURN answers;
 END $$;
 
--- Nearly all acks are of messages that nobody else has touched since the fetch: these go at once, in one statement and
--- without a lock of their own. The rest, marked by a question mark, goes one by one.
+-- Nearly all acks are of messages that nobody else has touched since the fetch. These go at once, without a lock of their
+-- own: in one statement, and a second if not all were first leases. The rest, marked by a question mark, goes one by one.
 CREATE OR REPLACE FUNCTION {schema}.settle_acks(
     queues text[], seqs bigint[], holders bigint[], now bigint, give_up timestamptz, OUT answers text, OUT ends text[]
 ) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    leased smallint := 2;  -- as a number it would invite the planner to use another index
-    gone bigint[];
-    ended text[];
+    kinds smallint[] := '{0, 2}';  -- as numbers they would invite the planner to use other indexes
+    leased smallint;
+    gone bigint[] := '{}';
+    part record;
     one text[];
 BEGIN
     answers := '';
     IF cardinality(seqs) = 0 THEN
         RETURN;
     END IF;
-    WITH gone AS (
-        DELETE FROM {schema}.messages m
-        WHERE m.ctid = ANY (ARRAY(  -- a join would begin with all that is leased, if planned while that is nothing
-                SELECT l.ctid FROM unnest(queues, seqs, holders) AS w (queue, seq, holder), LATERAL (
-                    SELECT x.ctid FROM {schema}.messages x
-                    WHERE x.queue = w.queue AND x.state = leased AND x.seq = w.seq AND x.holder = w.holder
-                    OFFSET 0) l))
-            -- By no index, and true of a row that another transaction changes meanwhile, as it is then.
-            AND m.state + 0 = leased AND m.holder = ANY (holders) AND m.deadline > now
-            AND (m.xmax = m.xmin OR m.xmax = 0)  -- only the fetch or the renewal that wrote it has locked it
-        RETURNING m.seq, m.id, m.given, m.queue, m.unique_key, m.batch
-    ), freed AS (
-        UPDATE {schema}.uniques u SET until = now + {unique_memory} FROM gone g
-        WHERE g.unique_key IS NOT NULL AND u.queue = g.queue AND u.key = g.unique_key AND u.id = g.id)
-    SELECT array_agg(g.seq), array_agg(g.id) FILTER (WHERE g.given),
-        array_agg(ARRAY[g.batch, g.id, 's']) FILTER (WHERE g.batch IS NOT NULL)
-    INTO gone, ended, ends FROM gone g;
-    IF ended IS NOT NULL THEN
-        PERFORM {schema}.remember_ended(ended, now);
-    END IF;
-    IF cardinality(gone) = cardinality(seqs) THEN
-        answers := repeat('o', cardinality(seqs));
-        RETURN;
-    END IF;
+    FOREACH leased IN ARRAY kinds LOOP
+        WITH gone AS (
+            DELETE FROM {schema}.messages m
+            WHERE m.ctid = ANY (ARRAY(  -- a join would begin with all that is leased, if planned while that is nothing
+                    SELECT l.ctid FROM unnest(queues, seqs, holders) AS w (queue, seq, holder), LATERAL (
+                        SELECT x.ctid FROM {schema}.messages x
+                        WHERE x.queue = w.queue AND x.state = leased AND x.seq = w.seq AND x.holder = w.holder
+                        OFFSET 0) l))
+                -- By no index, and true of a row that another transaction changes meanwhile, as it is then.
+                AND m.state + 0 = leased AND m.holder = ANY (holders) AND {deadline} > now
+                AND (m.xmax = m.xmin OR m.xmax = 0)  -- only the fetch or the renewal that wrote it has locked it
+            RETURNING m.seq, m.id, m.given, m.queue, m.unique_key, m.batch
+        ), freed AS (
+            UPDATE {schema}.uniques u SET until = now + {unique_memory} FROM gone g
+            WHERE g.unique_key IS NOT NULL AND u.queue = g.queue AND u.key = g.unique_key AND u.id = g.id)
+        SELECT array_agg(g.seq) AS seqs, array_agg(g.id) FILTER (WHERE g.given) AS ended,
+            array_agg(ARRAY[g.batch, g.id, 's']) FILTER (WHERE g.batch IS NOT NULL) AS ends
+        INTO part FROM gone g;
+        gone := gone || part.seqs;
+        ends := ends || part.ends;
+        IF part.ended IS NOT NULL THEN
+            PERFORM {schema}.remember_ended(part.ended, now);
+        END IF;
+        IF cardinality(gone) = cardinality(seqs) THEN
+            answers := repeat('o', cardinality(seqs));
+            RETURN;
+        END IF;
+    END LOOP;
     answers := (
         SELECT string_agg(CASE WHEN seqs[number] = ANY (gone) THEN 'o' ELSE '?' END, '' ORDER BY number)
         FROM generate_series(1, cardinality(seqs)) AS number);
@@ -111,17 +116,18 @@ CREATE OR REPLACE FUNCTION {schema}.settle_one(
     done_key text, keep bigint, rates text, now bigint, give_up timestamptz
 ) RETURNS text[] LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    leased smallint := 2;
+    leased smallint[] := {leased};
     lease record;
 BEGIN
     LOOP
         SELECT m.ctid AS place, m.id, m.given, m.unique_key, m.batch INTO lease FROM {schema}.messages m
-        WHERE m.queue = name AND m.state = leased AND m.seq = number AND m.deadline > now AND m.holder = owner
+        WHERE m.queue = name AND m.state = ANY (leased) AND m.seq = number AND {deadline} > now AND m.holder = owner
         FOR UPDATE SKIP LOCKED;
         EXIT WHEN FOUND;
         -- A refusal changes nothing, and needs no lock.
-        SELECT CASE WHEN m.deadline <= now THEN 'e' WHEN m.holder <> owner THEN 'w' END AS refusal INTO lease
-        FROM {schema}.messages m WHERE m.queue = name AND m.state = leased AND m.seq = number;
+        SELECT CASE WHEN {deadline} <= now THEN 'e' WHEN m.holder <> owner THEN 'w' END AS refusal INTO lease
+        FROM {schema}.messages m
+        WHERE m.queue = name AND m.state = ANY (leased) AND m.seq = number AND m.holder IS NOT NULL;
         IF NOT FOUND THEN
             RETURN ARRAY['n'];
         ELSIF lease.refusal IS NOT NULL THEN
@@ -161,7 +167,7 @@ BEGIN
                 cause = coalesce(new_cause, cause), {no_lease}
             WHERE ctid = lease.place;
         WHEN 'f' THEN
-            UPDATE {schema}.messages SET deadline = now, forfeited = why WHERE ctid = lease.place;
+            UPDATE {schema}.messages SET {kept_lease}, deadline = now, forfeited = why WHERE ctid = lease.place;
         WHEN 'm' THEN  -- it is added there in this transaction: not its end
             IF lease.unique_key IS NOT NULL THEN
                 PERFORM {schema}.end_claims(ARRAY[lease.place], NULL);
@@ -182,7 +188,7 @@ CREATE OR REPLACE FUNCTION {schema}.renew(queues text[], seqs bigint[], holders 
 RETURNS text LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     now bigint := {schema}.moment();
-    leased smallint := 2;
+    leased smallint[] := {leased};
     held tid[];
     renewed bigint[];
     answers text;
@@ -191,9 +197,10 @@ BEGIN
     FROM unnest(queues, seqs, holders) WITH ORDINALITY AS w (queue, seq, holder, place),
     LATERAL (
         SELECT m.ctid FROM {schema}.messages m
-        WHERE m.queue = w.queue AND m.state = leased AND m.seq = w.seq AND m.holder = w.holder AND m.deadline > now
+        WHERE m.queue = w.queue AND m.state = ANY (leased) AND m.seq = w.seq AND m.holder = w.holder
+            AND {deadline} > now
         FOR UPDATE SKIP LOCKED) l;
-    UPDATE {schema}.messages SET deadline = now + length, ttl = length WHERE ctid = ANY (held);
+    UPDATE {schema}.messages SET {kept_lease}, deadline = now + length, ttl = length WHERE ctid = ANY (held);
     IF cardinality(renewed) = cardinality(seqs) THEN
         RETURN repeat('r', cardinality(seqs));
     END IF;
@@ -202,7 +209,8 @@ BEGIN
     FROM unnest(queues, seqs, holders) WITH ORDINALITY AS w (queue, seq, holder, place)
     LEFT JOIN LATERAL (
         SELECT true AS ours FROM {schema}.messages m
-        WHERE m.queue = w.queue AND m.state = leased AND m.seq = w.seq AND m.holder = w.holder AND m.deadline > now
+        WHERE m.queue = w.queue AND m.state = ANY (leased) AND m.seq = w.seq AND m.holder = w.holder
+            AND {deadline} > now
         OFFSET 0) l ON true;
     RETURN answers;
 END $$;

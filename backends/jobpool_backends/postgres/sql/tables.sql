@@ -4,6 +4,7 @@ CREATE TABLE {schema}.messages (
     available_at bigint NOT NULL,
     holder bigint,                            -- first half of the owner token; the second is seq in hex
     deadline bigint,
+    first_until bigint,                       -- here, as the log of an update holds what is between the columns it changes
     ttl bigint,                               -- so that deadline - ttl is when it was taken or renewed
     died_at bigint,
     last_crash bigint,

@@ -6,6 +6,7 @@ BEGIN
     RETURN ARRAY(
         SELECT l.ctid FROM unnest(places, seqs) AS w (place, seq), LATERAL (
             SELECT m.ctid FROM {schema}.messages m WHERE m.ctid = w.place AND m.seq = w.seq AND m.state NOT IN (2, 6)
+                AND m.holder IS NULL
             FOR UPDATE SKIP LOCKED) l);
 END $$;
 

@@ -1,0 +1,18 @@
+CREATE TABLE IF NOT EXISTS {schema}.fetches (
+    queue text COLLATE "C" NOT NULL,
+    until bigint NOT NULL,                    -- when its first leases end
+    holder bigint NOT NULL,
+    priority smallint NOT NULL,
+    low bigint NOT NULL,                      -- they are those of its holder among these sequence numbers
+    high bigint NOT NULL,
+    PRIMARY KEY (queue, until, holder, priority)
+) WITH ({keeps_short});
+
+-- A fresh message may have a holder now. Not validated: nothing that an older program has written can be wrong. Adding the
+-- column, which a new table has, does not rewrite an old one.
+ALTER TABLE {schema}.messages
+    ADD COLUMN IF NOT EXISTS first_until bigint,
+    DROP CONSTRAINT IF EXISTS messages_check,
+    DROP CONSTRAINT IF EXISTS messages_holder,
+    ADD CONSTRAINT messages_holder CHECK (
+        state <> 2 AND holder IS NULL OR holder IS NOT NULL AND (state = 2 OR state = 0 AND fresh)) NOT VALID
