@@ -13,7 +13,7 @@ stream. The last 20 to 30 ms let it fall as soon as jobs get longer. The longer 
 view goes: two children in step, with jobs of 25 ms, pause for 25 ms at a time while the stream goes on.
 
 A far broker answers a fetch late, so twice that time is to be held: for what is used up meanwhile, and again when the
-answer comes. The size at most doubles from one window to the next: a few short jobs prove nothing about the next ones.
+answer comes. From one window to the next the size grows fourfold at most: a few short jobs prove little about the next.
 A window in which nothing ends proves nothing either: after a pause behind long jobs, the size is what it was.
 """
 
@@ -32,6 +32,7 @@ LONG_S = 0.08  # of a job; where they last so long and the broker is near, a fet
 NEAR_S = 0.005  # of a fetch, which is not counted: a broker of this machine, or of this network
 WINDOW_S = 0.01  # of one observation window
 SPAN_WINDOWS = 10  # that are remembered: 100 ms
+MAX_GROWTH = 4  # times that the size may grow from one window to the next
 MAX_QUIET_S = 0.05  # without an end, after which a stream of very short jobs is over
 MAX_LOOKAHEAD = 1024
 
@@ -125,7 +126,7 @@ class LookAhead:
         self._quiet = max(held if is_far else view, min(2 * mean, MAX_QUIET_S))
 
     def _roll(self, now: float) -> None:
-        """Close the windows that have ended, and let the size double once for each."""
+        """Close the windows that have ended, and let the size grow once for each."""
         window = int(now / WINDOW_S)
         if window - self._window >= SPAN_WINDOWS:
             self._counts = [0] * SPAN_WINDOWS
@@ -140,7 +141,7 @@ class LookAhead:
     def _close(self) -> None:
         if self._counts[self._window % SPAN_WINDOWS]:
             self._measure()
-            self._allowed = min(self._cap, max(1, 2 * min(self._allowed, self._size)))
+            self._allowed = min(self._cap, max(1, MAX_GROWTH * min(self._allowed, self._size)))
         self._window += 1
         slot = self._window % SPAN_WINDOWS
         self._counts[slot] = 0
