@@ -28,7 +28,7 @@ from jobpool.ipc.frames import (
 )
 from jobpool.ipc.line_budget import SAID_AT_ONCE, SAID_PER_S
 
-MAX_FRAMES_AHEAD = 64  # frames in one child's socket at most: the kernel's buffer holds some 250 small ones
+MAX_FRAMES_AHEAD = 128  # frames in one child's socket at most: the kernel's buffer holds some 250 small ones
 ESCAPED_FACTOR = 16  # times the output cap, for output and error as JSON: six bytes for one, and both are capped
 TRACE_BYTES = 256 * 1024  # some dumps of many threads; writes beyond fail, which a fault handler does not mind
 TRACE_TAIL_BYTES = 16 * 1024

@@ -25,6 +25,7 @@ AHEAD_FOR_REST = 4  # frames of a child that are enough
 LONG_HEAD_S = 0.002  # seconds; an attempt that has run for so long may end, and its child be idle, for a part of a rest
 LOOKAHEAD_SHARE = 2  # so great a part of the look-ahead, and two at least, is enough for a fetch, or company for an ack
 MAX_ENOUGH = 256  # messages, at most: a larger call costs as much for each of them, and takes longer
+MAX_FETCH = 2 * MAX_ENOUGH  # messages in one fetch: the children are to have the first while the next are on their way
 
 
 def dispatch(pool: Pool, now: float, actions: list[act.Action]) -> None:

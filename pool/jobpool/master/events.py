@@ -34,6 +34,11 @@ class Leased(Event):
     late: int = 0
     lasts: float = 0.0
 
+    @property
+    def brought(self) -> int:
+        """Return how many messages there were, the late ones too."""
+        return len(self.leases) + self.late
+
 
 class BrokerSilent(Event):
     """A call to the broker failed, for want of an answer or by a refusal; said once an outage, thread and kind."""

@@ -1,6 +1,7 @@
 """The fetch thread: fetches as many messages as the loop has room for, inspects them, and gets them what they need.
 
-One fetch is under way at a time. The loop says how many it could take (`want`), and has seen what came before the next.
+One fetch is under way at a time. The loop says how many it could take (`want`). Messages that it has not seen yet count
+against that; where this leaves little, the next fetch waits until it has.
 With nothing to fetch the thread sleeps in the backend's `wait_any`. A queue that is shut holds up no other.
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases
 from jobpool.master.acquire import BEGIN, RENEW, Acquirer, RetryingAcquirer
+from jobpool.master.dispatch import MAX_ENOUGH, MAX_FETCH
 from jobpool.master.events import BreakerClosed, BreakerOpened, Leased
 from jobpool.master.inbox import Inbox
 from jobpool.master.threads import OUTAGES, BrokerRetry, MasterThread
@@ -66,7 +68,8 @@ class FetchThread(MasterThread):
         self._turn = threading.Condition()
         self._paused: Collection[str] | None = ()
         self._want = 0
-        self._unseen = False
+        self._brought = self._seen = 0
+        self._may_hurry = not limits  # else it is the loop that knows what may still run
         self._nudged = False
         self._glance = FIRST_GLANCE_S
         self._unanswered: dict[str, str] = {}
@@ -86,9 +89,10 @@ class FetchThread(MasterThread):
         else:
             self._want = count
 
-    def seen(self) -> None:
-        """Note that the loop has taken in what the last fetch brought. The next `want` above 0 wakes the thread."""
-        self._want, self._unseen = 0, False
+    def seen(self, count: int) -> None:
+        """Note that the loop has taken in `count` messages more. The next `want` above 0 wakes the thread."""
+        self._want = 0
+        self._seen += count
 
     def hold(self, mine: Mapping[str, int], given_back: Iterable[str]) -> None:
         """Take in the guarded deliveries of each queue that the loop holds, and queues where starts were given back."""
@@ -142,8 +146,13 @@ class FetchThread(MasterThread):
 
     def _wait_for_room(self) -> int:
         with self._turn:
-            self._turn.wait_for(lambda: self._halt.is_set() or (self._want > 0 and not self._unseen), MAX_WAIT_S)
-            return 0 if self._unseen or self._halt.is_set() else self._want
+            self._turn.wait_for(lambda: self._halt.is_set() or self._room(), MAX_WAIT_S)
+            return 0 if self._halt.is_set() else self._room()
+
+    def _room(self) -> int:
+        unseen = self._brought - self._seen
+        room = self._want - unseen
+        return min(room, MAX_FETCH) if not unseen or (self._may_hurry and room >= MAX_ENOUGH) else 0
 
     def _fetch(self, count: int) -> bool:
         """Try each queue once, in its turn, until one has something."""
@@ -190,8 +199,7 @@ class FetchThread(MasterThread):
         return max(1, started)
 
     def _put(self, leased: Leased) -> None:
-        with self._turn:
-            self._want, self._unseen = 0, True
+        self._brought += leased.brought
         self._inbox.put(leased)
 
     def _wait_for_messages(self) -> None:

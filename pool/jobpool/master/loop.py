@@ -314,8 +314,8 @@ class Master:
             self._control_thread.cancelled(pool.cancels_over)
             pool.cancels_over = []
         if pool.fetch_came:
-            pool.fetch_came = False
-            fetch_thread.seen()
+            fetch_thread.seen(pool.fetch_came)
+            pool.fetch_came = 0
             if pool.shortest_lease:
                 self._renew_thread.expect(pool.shortest_lease)
                 pool.shortest_lease = 0.0

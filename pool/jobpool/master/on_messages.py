@@ -40,7 +40,7 @@ def _leased(pool: Pool, event: ev.Leased) -> None:
         pool.metrics.fetched(event.leases[0].lease.queue, len(event.leases))  # a fetch is from one queue
     pool.leased_total += len(event.leases)
     pool.lookahead.broker_took(event.took)
-    pool.fetch_came = True
+    pool.fetch_came += event.brought
     if event.lasts:
         pool.shortest_lease = min(event.lasts, pool.shortest_lease or event.lasts)
     if event.late:

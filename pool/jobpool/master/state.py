@@ -209,8 +209,8 @@ class Pool:
     """Queues whose `queue_handlers` keep the app's `on_death` hooks out; None = the app has none."""
     app_came: bool = False
     """An app has loaded; the loop tells the settle thread of its hooks."""
-    fetch_came: bool = False
-    """A fetch was taken in; the loop tells the fetch thread."""
+    fetch_came: int = 0
+    """Messages of fetches that were taken in; the loop tells the fetch thread."""
     shortest_lease: float = 0.0
     """Seconds for which the shortest of its leases lasts; 0 = as long as was asked for."""
     has_booted: bool = False

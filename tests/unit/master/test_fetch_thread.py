@@ -6,17 +6,19 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from support.jobs import QUEUE, a_job
+from support.jobs import QUEUE, a_job, numbered
 from support.modest import OwnLeases
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable
 from jobpool.master import events as ev
+from jobpool.master.dispatch import MAX_FETCH
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
 from jobpool.message.lease import JobLease
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import Inspector
+from jobpool.policy.limits import Limits
 from jobpool_backends.memory import MemoryBackend
 
 
@@ -54,6 +56,45 @@ def test_without_a_hint_nothing_is_fetched_and_with_one_it_is() -> None:
         fetch_thread.join(10.0)
         inbox.close()
     assert not fetch_thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("limits", "want", "unseen"),
+    [
+        (Limits(), 1200, [MAX_FETCH, MAX_FETCH]),  # what is left of it is not worth a fetch before these are seen
+        (Limits(), 300, [300]),
+        (Limits(concurrency={QUEUE: 10_000}), 1200, [MAX_FETCH]),
+    ],
+    ids=["much", "little", "limited"],
+)
+def test_while_much_is_wanted_it_fetches_on_before_the_loop_has_seen_what_came(
+    limits: Limits, want: int, unseen: list[int]
+) -> None:
+    backend, inbox, came = MemoryBackend(), Inbox(), []
+    backend.enqueue_many(numbered(3000))
+    inspector = Inspector(EnvelopeSigner(), {})
+    fetch_thread = FetchThread(backend, ((QUEUE, 1.0),), 30.0, inspector, inbox, limits)
+
+    def brought(messages: int) -> bool:
+        came.extend(event for event in inbox.take() if isinstance(event, ev.Leased))
+        return sum(event.brought for event in came) >= messages
+
+    fetch_thread.want(want)
+    fetch_thread.start()
+    try:
+        wait_until(lambda: brought(sum(unseen)))
+        fetch_thread.want(want)  # a turn of the loop that has not seen them, and so counts none of them
+        with pytest.raises(AssertionError, match="not within"):
+            wait_until(lambda: brought(sum(unseen) + 1), 0.2)
+        assert [event.brought for event in came] == unseen
+        fetch_thread.seen(sum(unseen))
+        fetch_thread.want(10)
+        wait_until(lambda: brought(sum(unseen) + 10))
+    finally:
+        fetch_thread.stop()
+        fetch_thread.join(10.0)
+        inbox.close()
+    assert sum(event.brought for event in came) == sum(unseen) + 10
 
 
 class Sleepy(MemoryBackend):

@@ -65,7 +65,7 @@ class Desk:
             self.events.append(event)
             if isinstance(event, ev.Leased):
                 self._take_in(event)
-                self.fetch_thread.seen()
+                self.fetch_thread.seen(event.brought)
         self.fetch_thread.hold(Counter(lease.queue for lease in self.running), ())
         self.fetch_thread.want(want)
 

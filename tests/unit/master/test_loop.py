@@ -99,7 +99,7 @@ class LastLease:
     def stop(self) -> None:
         pass
 
-    def seen(self) -> None:
+    def seen(self, _count: int) -> None:
         pass
 
     def want(self, count: int) -> None:
