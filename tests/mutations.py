@@ -57,8 +57,8 @@ MUTATIONS = [
     Mutation(
         "postgres: an ack after the lease's end is taken",
         f"{BACKENDS}/postgres/sql/settling.sql",
-        "WHEN l.deadline <= now THEN 'e' WHEN l.holder",
-        "WHEN l.holder",
+        "AND {deadline} > now\n                AND (m.xmax",
+        "AND (m.xmax",
         f"{LAWS}/test_settle_law.py {LAWS}/test_renew_law.py",
     ),
     Mutation(

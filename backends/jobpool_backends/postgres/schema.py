@@ -50,8 +50,8 @@ rows may be deleted at any time.
     floor          bigint   no fresh message that waits has a lower seq
     candidate, settled_before, reset_at     how the floor gets there
 
-`fetches`: where the first leases are, a row for each fetch and priority; see `take_leases` in `sql/fetching.sql`. A
-sweep removes rows that have none left.
+`fetches`: where the first leases are, a row for each fetch and priority; see `take_leases` in `sql/fetching.sql`.
+Sweeps and reaps remove rows that have none left. If one is deleted by hand, nobody reaps its leases.
 
     queue, until, holder, priority
     low, high      bigint   they are those of this holder among the fresh messages with these sequence numbers
@@ -189,7 +189,7 @@ _SHOWN = """
     deliveries bigint, enqueued_at bigint, available_at bigint, body bytea, reason text, last_error text, cause text,
     forfeited text, died_at bigint, deadline bigint, place text, claim text, claims integer, ends_at bigint
 """
-_KIND = f"(CASE WHEN m.state = {WAITING} AND m.holder IS NOT NULL THEN {LEASED} ELSE m.state END)::int2"
+_KIND = f"(CASE WHEN m.state = {WAITING} AND m.holder IS NOT NULL THEN {LEASED}::int2 ELSE m.state END)"
 """The state of a message, first leases counted among the leased."""
 
 _DEADLINE = "coalesce(m.deadline, m.first_until)"
@@ -209,15 +209,19 @@ _WORDS = {
     "{planner}": " ".join(_PLANNER.split()),
     "{no_lease}": "fresh = false, first_until = NULL, holder = NULL, deadline = NULL, ttl = NULL, forfeited = NULL",
     "{kept_lease}": f"state = {LEASED}, fresh = false, first_until = NULL",  # a first lease becomes an ordinary one
-    "{leased}": f"'{{{WAITING}, {LEASED}}}'",  # the states that a message with a holder may have
+    # The states that a leased message may have, one by one: for an array, a plan may read all entries of the queue.
+    "{leased}": f"unnest('{{{WAITING}, {LEASED}}}'::smallint[]) AS k (state)",
     "{kind}": _KIND,
     "{deadline}": _DEADLINE,
     "{fresh}": f"{_FRESH} AND m.holder IS NULL",
     # Messages of a fetch from which on their index entries, three each, cost more than a row of `fetches`.
     "{first_leases_from}": "3",
-    # A message `m` that is in a first lease which fetch `f` gave.
-    "{of_fetch}": f"m.queue = f.queue AND {_FRESH} AND m.priority = f.priority AND m.seq BETWEEN f.low AND f.high"
-    " AND m.holder = f.holder",
+    # Numbers between the lowest and the highest of them, at most: other messages there are passed over in each look.
+    "{first_leases_range}": "20000",
+    "{stays}": "(m.fresh AND m.priority = ANY (ARRAY(SELECT n.priority FROM noted n)))",
+    # The end of a query for messages `m` in first leases that fetch `f` gave. The order leaves one index.
+    "{of_fetch}": f"m.queue = f.queue AND {_FRESH} AND (m.priority, m.seq) >= (f.priority, f.low)"
+    " AND (m.priority, m.seq) <= (f.priority, f.high) AND m.holder = f.holder ORDER BY m.priority, m.seq",
     # How long a settlement waits for messages of its own that another transaction has locked.
     "{row_lock_timeout}": "500 milliseconds",
     "{wanted}": " ".join(_WANTED.split()),

@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from postgres_explained import check_plans, explained
 from postgres_rig import Rig
 from support.jobs import QUEUE, a_job, numbered
 
@@ -13,6 +14,8 @@ from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 from jobpool_backends.postgres import PostgresBackend
+from jobpool_backends.postgres.inspect import STATS_CAP
+from jobpool_backends.postgres.schema import VERSION
 
 NEVER_DIES = ReapPolicy(max_crashes=0, back_off=0.0)
 
@@ -233,3 +236,80 @@ def test_a_first_lease_and_its_ack_write_nothing_into_an_index(rig: Rig, backend
     leases = backend.fetch_many(QUEUE, limit=120, fetch_id="one")
     end(backend, leases, Ack())
     assert kinds(rig) == (80, 0, 0)
+
+
+def test_where_many_numbers_lie_between_them_the_leases_are_ordinary(rig: Rig, backend: PostgresBackend) -> None:
+    """Messages that have drawn these numbers may come later: each sweep would pass over all of them."""
+    backend.enqueue_many(numbered(3))
+    rig.ask("SELECT setval(pg_get_serial_sequence('{schema}.messages', 'seq'), 30000)")
+    backend.enqueue_many(numbered(3))
+    backend.enqueue_many(numbered(3, priority=9))
+    assert len(backend.fetch_many(QUEUE, limit=9)) == 9
+    assert (kinds(rig), fetches(rig)) == ((0, 3, 6), 1)
+
+
+def test_those_who_may_use_messages_may_use_fetches(rig: Rig, backend: PostgresBackend) -> None:
+    backend.prepare()
+    role = f"role_{rig.schema}"
+    rig.ask(f"CREATE ROLE {role}")
+    try:
+        rig.ask(f"GRANT SELECT, INSERT ON {{schema}}.messages TO {role}; GRANT SELECT ON {{schema}}.messages TO PUBLIC")
+        rig.ask("DROP TABLE {schema}.fetches")
+        rig.ask("DELETE FROM {schema}.migrations WHERE version = %s", VERSION)
+        rig.open().prepare()
+        table = f'"{rig.schema}".fetches'
+        [rights] = rig.ask(
+            "SELECT has_table_privilege(%s, %s, 'INSERT'), has_table_privilege(%s, %s, 'DELETE'),"
+            " has_table_privilege('public', %s, 'SELECT')",
+            *(role, table, role, table, table),
+        )
+        assert rights == (True, False, True)
+    finally:
+        rig.ask(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+_OTHERS = """
+INSERT INTO {schema}.messages (enqueued_at, available_at, priority, state, given, fresh, id, queue, handler, body)
+SELECT 0, 0, 5, 0, false, true, 'other-' || number || '-' || n, 'queue-' || n, 'report', '{}'
+FROM generate_series(1, 20) AS number, generate_series(1, 300) AS n
+"""
+_WAITING = _OTHERS.replace("'queue-' || n", "'reports'").replace("'other-'", "'mine-'").replace("1, 300", "1, 2500")
+
+
+def test_a_lease_is_found_by_its_number_whatever_was_there_when_it_was_planned() -> None:
+    """In a queue of 50,000 that nobody has analysed, among 300 others: by plans for an empty table, and by new ones."""
+    with Rig() as rig:
+        rig.open().prepare()
+        rig.ask("ALTER TABLE {schema}.messages SET (autovacuum_enabled = off)")
+        early = explained(rig)
+        early.backend.enqueue_many(numbered(60))
+        for number in range(3):
+            found = early if number < 2 else explained(rig)
+            leases = found.backend.fetch_many(QUEUE, limit=20, ttl=600.0)
+            calls = [lambda found=found, leases=leases: found.backend.renew_many(leases, 600.0)]
+            calls += [
+                lambda found=found, some=leases[place::5], way=way: end(found.backend, some, way)
+                for place, way in enumerate((Nack(600.0), Release(600.0), Abandon("x"), Forfeit("x"), Ack()))
+            ]
+            for call in calls:
+                assert found.pages(call) < 600
+                check_plans(found, "settle")
+            if number == 0:
+                rig.ask(_OTHERS)
+                rig.ask(_WAITING)
+        assert early.backend.stats(QUEUE).waiting == STATS_CAP
+
+
+def test_first_leases_are_looked_for_in_one_index(rig: Rig) -> None:
+    rig.open().prepare()
+    found = explained(rig)
+    found.backend.enqueue_many(numbered(2000))
+    found.backend.fetch_many(QUEUE, limit=1000)
+    for call in ("sweep(1000)", f"stats('{QUEUE}', 1000)", f"reap('{QUEUE}', 5, 1, 1, 1, 1, 1000)"):
+        found.pages(lambda call=call: found.backend._database.run(f'SELECT "{rig.schema}".{call}'))  # type: ignore[misc]
+        read = {
+            node["Index Name"]
+            for text, node in found.nodes()
+            if node.get("Relation Name") == "messages" and "fetches f" in text and "Index Name" in node
+        }
+        assert read == {"messages_fresh"}, call

@@ -47,7 +47,7 @@ CREATE OR REPLACE FUNCTION {schema}.sweep(most integer)
 RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     now bigint := {schema}.moment();
-    most_found integer := {schema}.sweep_holds(most, now);
+    most_found integer := greatest({schema}.sweep_fetches(most), {schema}.sweep_holds(most, now));
     kind text;
     found_now integer;
 BEGIN
@@ -59,6 +59,5 @@ BEGIN
         GET DIAGNOSTICS found_now = ROW_COUNT;
         most_found := greatest(most_found, found_now);
     END LOOP;
-    PERFORM {schema}.sweep_fetches(most);
     RETURN most_found;
 END $$;

@@ -149,7 +149,11 @@ BEGIN
     RETURN NULL;
 END $$;
 
-DROP TRIGGER IF EXISTS end_batch ON {schema}.batches;
-CREATE CONSTRAINT TRIGGER end_batch AFTER UPDATE ON {schema}.batches DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
-WHEN (NOT NEW.open AND NEW.ended_at IS NULL AND NEW.total = NEW.succeeded + NEW.failed + NEW.cancelled)
-EXECUTE FUNCTION {schema}.end_batch()
+-- Only where it is missing: a migration that locked `batches` too would wait for who waits for it.
+DO $$ BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = '{schema}.batches'::regclass AND tgname = 'end_batch') THEN
+        CREATE CONSTRAINT TRIGGER end_batch AFTER UPDATE ON {schema}.batches DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+        WHEN (NOT NEW.open AND NEW.ended_at IS NULL AND NEW.total = NEW.succeeded + NEW.failed + NEW.cancelled)
+        EXECUTE FUNCTION {schema}.end_batch();
+    END IF;
+END $$

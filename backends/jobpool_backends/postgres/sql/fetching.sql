@@ -6,8 +6,10 @@
 -- job that is acked before its first renewal the log has 5 records, not 8. The state stays 0, and the holder tells it from
 -- what waits. `reap` and lists find first leases by `fetches`, which has a row for each of their priorities. A renewal
 -- makes it an ordinary lease, and after any end but an ack the message is not fresh.
--- Only a fetch with its queue's turn gives some, and not for a message or two. So one that an older program's code runs, because it has waited for the
--- migration to 8, meets none: either it has the turn itself, or it locks what it looks at.
+-- A message or two get none. Nor do those with many numbers of others between them: the others may come later, and then
+-- each look for the leases passes over them. Only a fetch that has its queue's turn gives some. So the migration to 8 may
+-- come while a fetch of an older program waits. That one looks by the new `take_fresh`, which leaves out first leases. Then
+-- it has either the turn or locks on what it takes, and nobody gives first leases on these.
 CREATE OR REPLACE FUNCTION {schema}.take_leases(
     name text, most integer, length bigint, call text, new_holder bigint, may_stay boolean
 ) RETURNS TABLE (
@@ -50,7 +52,7 @@ BEGIN
         UNION ALL
         SELECT m.priority, m.seq, m.id, {body}, m.attempts, m.crashes,
             m.deliveries, m.enqueued_at, m.begun, m.holder, m.first_until - now
-        FROM {schema}.fetches f, LATERAL (SELECT m.* FROM {schema}.messages m WHERE {of_fetch} OFFSET 0) m
+        FROM {schema}.fetches f, LATERAL (SELECT m.* FROM {schema}.messages m WHERE {of_fetch}) m
         WHERE f.queue = name AND f.holder = earlier::bigint AND m.first_until > now;
         RETURN;
     END IF;
@@ -71,12 +73,13 @@ BEGIN
         WITH noted AS (
             INSERT INTO {schema}.fetches (queue, until, holder, priority, low, high)
             SELECT name, now + length, new_holder, m.priority, min(m.seq), max(m.seq)
-            FROM {schema}.messages m WHERE may_stay AND m.ctid = ANY (places) AND m.fresh GROUP BY m.priority)
+            FROM {schema}.messages m WHERE may_stay AND m.ctid = ANY (places) AND m.fresh
+            GROUP BY m.priority HAVING max(m.seq) - min(m.seq) <= {first_leases_range}
+            RETURNING fetches.priority)
         UPDATE {schema}.messages m
-        SET state = CASE WHEN m.fresh AND may_stay THEN 0 ELSE 2 END, fresh = m.fresh AND may_stay,
-            holder = new_holder, first_until = CASE WHEN m.fresh AND may_stay THEN now + length END,
-            deadline = CASE WHEN NOT (m.fresh AND may_stay) THEN now + length END, ttl = length,
-            deliveries = m.deliveries + 1
+        SET state = CASE WHEN {stays} THEN 0 ELSE 2 END, fresh = {stays}, holder = new_holder,
+            first_until = CASE WHEN {stays} THEN now + length END,
+            deadline = CASE WHEN NOT {stays} THEN now + length END, ttl = length, deliveries = m.deliveries + 1
         WHERE m.ctid = ANY (places) AND (NOT alone OR m.xmax = 0 OR m.xmax = mine)
             AND m.state + 0 = 0 AND m.holder IS NULL AND m.queue || '' = name  -- + 0, || '': by no index
         RETURNING m.priority, m.seq, m.id, {body}, m.attempts, m.crashes,
@@ -119,7 +122,7 @@ END $$;
 CREATE OR REPLACE FUNCTION {schema}.first_leases(name text) RETURNS SETOF tid LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN QUERY
-    SELECT x.ctid FROM {schema}.fetches f, LATERAL (SELECT m.ctid FROM {schema}.messages m WHERE {of_fetch} OFFSET 0) x
+    SELECT x.ctid FROM {schema}.fetches f, LATERAL (SELECT m.ctid FROM {schema}.messages m WHERE {of_fetch}) x
     WHERE f.queue = name;
 END $$;
 

@@ -68,7 +68,6 @@ CREATE OR REPLACE FUNCTION {schema}.begin_lease(
     OUT answer text, OUT refused text, OUT after bigint
 ) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    leased smallint[] := {leased};
     wanted_key text := want ->> 'key';
     start text := {schema}.token_of(number, owner);
     deadline bigint;
@@ -77,9 +76,10 @@ DECLARE
 BEGIN
     refused := '';
     after := 0;
-    SELECT {deadline} INTO deadline FROM {schema}.messages m
-    WHERE m.queue = scope AND m.state = ANY (leased) AND m.seq = number AND m.holder = owner
-        AND {deadline} > now;
+    SELECT l.ends INTO deadline FROM {leased}, LATERAL (
+        SELECT {deadline} AS ends FROM {schema}.messages m
+        WHERE m.queue = scope AND m.state = k.state AND m.seq = number AND m.holder = owner AND {deadline} > now
+        OFFSET 0) l;
     IF NOT FOUND THEN
         answer := 'x';
         RETURN;

@@ -62,7 +62,7 @@ END $$;
 -- A range is one state of one queue. Up to `share` messages are looked at in each, from `behind` on, and fewer where
 -- there are many ranges. Beyond the end of the shortest of those that go on, the order is not known yet.
 --
--- names: of queues, NULL = all. kinds: states as they are stored. due: also those delayed ones that have fallen due.
+-- names: of queues, NULL = all. kinds: states as they are stored; 2 brings first leases too. due: also those delayed ones that have fallen due.
 -- later: none of those. older, newer: microseconds. bodies: with the bodies.
 CREATE OR REPLACE FUNCTION {schema}.look_through(
     names text[], kinds smallint[], due boolean, later boolean, wanted_handler text, wanted_reason text, older bigint,

@@ -31,13 +31,12 @@ END $$;
 -- Take away the places of leases that have ended.
 CREATE OR REPLACE FUNCTION {schema}.free_places(scope text, place text, now bigint)
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    leased smallint[] := {leased};
 BEGIN
     DELETE FROM {schema}.holds WHERE ctid = ANY (ARRAY(
         SELECT h.ctid FROM {schema}.holds h WHERE h.queue = scope AND h.name = place AND CASE WHEN (
-            SELECT {deadline} > now FROM {schema}.messages m
-            WHERE m.queue = h.queue AND m.state = ANY (leased) AND m.seq = h.seq AND m.holder = h.holder)
+            SELECT l.held FROM {leased}, LATERAL (
+                SELECT {deadline} > now AS held FROM {schema}.messages m
+                WHERE m.queue = h.queue AND m.state = k.state AND m.seq = h.seq AND m.holder = h.holder OFFSET 0) l)
         THEN false ELSE NOT {schema}.is_being_settled(h.queue, h.seq, h.holder) END));
 END $$;
 
@@ -45,16 +44,17 @@ END $$;
 -- that began before the deadline, a handler's own perhaps, has the row. As in `reap`, that one comes first.
 CREATE OR REPLACE FUNCTION {schema}.is_being_settled(scope text, number bigint, owner bigint)
 RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    leased smallint[] := {leased};
 BEGIN
-    PERFORM FROM {schema}.messages m
-    WHERE m.queue = scope AND m.state = ANY (leased) AND m.seq = number AND m.holder = owner;
+    PERFORM FROM {leased}, LATERAL (
+        SELECT FROM {schema}.messages m
+        WHERE m.queue = scope AND m.state = k.state AND m.seq = number AND m.holder = owner OFFSET 0) l;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    PERFORM FROM {schema}.messages m
-    WHERE m.queue = scope AND m.state = ANY (leased) AND m.seq = number AND m.holder = owner FOR KEY SHARE SKIP LOCKED;
+    PERFORM FROM {leased}, LATERAL (
+        SELECT FROM {schema}.messages m
+        WHERE m.queue = scope AND m.state = k.state AND m.seq = number AND m.holder = owner
+        FOR KEY SHARE SKIP LOCKED) l;
     RETURN NOT FOUND;
 END $$;
 
@@ -70,13 +70,11 @@ CREATE OR REPLACE FUNCTION {schema}.holders(scope text, place text)
 RETURNS text[] LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     now bigint := {schema}.moment();
-    leased smallint[] := {leased};
 BEGIN
     RETURN ARRAY(
-        SELECT x.id FROM {schema}.holds h, LATERAL (
+        SELECT x.id FROM {schema}.holds h, {leased}, LATERAL (
             SELECT m.id FROM {schema}.messages m
-            WHERE m.queue = h.queue AND m.state = ANY (leased) AND m.seq = h.seq AND m.holder = h.holder
-                AND {deadline} > now
+            WHERE m.queue = h.queue AND m.state = k.state AND m.seq = h.seq AND m.holder = h.holder AND {deadline} > now
             OFFSET 0) x
         WHERE h.queue = scope AND h.name = place);
 END $$;
@@ -86,14 +84,14 @@ END $$;
 CREATE OR REPLACE FUNCTION {schema}.sweep_holds(most integer, now bigint)
 RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    leased smallint[] := {leased};
     due tid[] := ARRAY(
         SELECT h.ctid FROM {schema}.holds h WHERE h.until <= now ORDER BY h.until LIMIT most FOR UPDATE SKIP LOCKED);
 BEGIN
     IF cardinality(due) > 0 THEN
         UPDATE {schema}.holds h SET until = now + {look_again} WHERE h.ctid = ANY (due) AND (
-            SELECT true FROM {schema}.messages m
-            WHERE m.queue = h.queue AND m.state = ANY (leased) AND m.seq = h.seq AND m.holder = h.holder);
+            SELECT true FROM {leased}, LATERAL (
+                SELECT FROM {schema}.messages m
+                WHERE m.queue = h.queue AND m.state = k.state AND m.seq = h.seq AND m.holder = h.holder OFFSET 0) l);
         DELETE FROM {schema}.holds h WHERE h.ctid = ANY (due) AND h.until <= now;
     END IF;
     RETURN cardinality(due);

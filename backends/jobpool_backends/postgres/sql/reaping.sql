@@ -2,6 +2,7 @@
 -- microseconds ago. `back_off` and `cap` are seconds, `crash_window` microseconds. A row that somebody else has locked, to reap it,
 -- settle it or renew it, is left alone. Messages of ended claims are freed: they count toward `most`, but
 -- not as crashes, and are not returned. Posted messages whose life has ended are removed.
+-- First leases are found by `fetches`. They are locked before a fetch is forgotten, and all that are locked end here.
 CREATE OR REPLACE FUNCTION {schema}.reap(
     name text, max_crashes integer, crash_window bigint, back_off double precision, cap double precision,
     visible bigint, most integer
@@ -41,7 +42,7 @@ BEGIN
         expired := expired || ARRAY(
             SELECT x.ctid FROM {schema}.fetches f, LATERAL (
                 SELECT m.ctid FROM {schema}.messages m
-                WHERE {of_fetch} AND (m.first_until <= now OR m.first_until - m.ttl <= now - visible)
+                WHERE (m.first_until <= now OR m.first_until - m.ttl <= now - visible) AND {of_fetch}
                 FOR UPDATE SKIP LOCKED) x
             WHERE f.ctid = ANY (over) LIMIT greatest(0, most - cardinality(expired)));
         PERFORM {schema}.forget_fetches(over, expired);
@@ -92,24 +93,26 @@ BEGIN
     PERFORM {schema}.ring(ARRAY[name]);
 END $$;
 
--- Forget fetches that have no first lease left besides those at `ending`, which this transaction ends. One that somebody
--- else has locked to forget it is left to that one.
+-- Forget fetches that have no first lease left besides those at `ending`, which this transaction ends; how many it was. One
+-- that somebody else has locked to forget it is left to that one.
 CREATE OR REPLACE FUNCTION {schema}.forget_fetches(known tid[], ending tid[])
-RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    gone integer;
 BEGIN
     DELETE FROM {schema}.fetches WHERE ctid = ANY (ARRAY(
         SELECT f.ctid FROM {schema}.fetches f WHERE f.ctid = ANY (known) AND NOT EXISTS (
-            SELECT FROM {schema}.messages m WHERE {of_fetch} AND m.ctid <> ALL (ending) OFFSET 0)
+            SELECT FROM {schema}.messages m WHERE m.ctid <> ALL (ending) AND {of_fetch} LIMIT 1)
         FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    RETURN gone;
 END $$;
 
 -- Forget those among `most` fetches that have none left. Without it counts would walk over all that was settled since the
 -- fetches of the last ttl.
-CREATE OR REPLACE FUNCTION {schema}.sweep_fetches(most integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION {schema}.sweep_fetches(most integer) RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     known tid[] := ARRAY(SELECT f.ctid FROM {schema}.fetches f ORDER BY f.queue, f.until LIMIT most);
 BEGIN
-    IF cardinality(known) > 0 THEN
-        PERFORM {schema}.forget_fetches(known, '{}');
-    END IF;
+    RETURN CASE WHEN cardinality(known) > 0 THEN {schema}.forget_fetches(known, '{}') ELSE 0 END;
 END $$;

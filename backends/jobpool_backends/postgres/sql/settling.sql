@@ -116,18 +116,19 @@ CREATE OR REPLACE FUNCTION {schema}.settle_one(
     done_key text, keep bigint, rates text, now bigint, give_up timestamptz
 ) RETURNS text[] LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    leased smallint[] := {leased};
     lease record;
 BEGIN
     LOOP
-        SELECT m.ctid AS place, m.id, m.given, m.unique_key, m.batch INTO lease FROM {schema}.messages m
-        WHERE m.queue = name AND m.state = ANY (leased) AND m.seq = number AND {deadline} > now AND m.holder = owner
-        FOR UPDATE SKIP LOCKED;
+        SELECT l.* INTO lease FROM {leased}, LATERAL (
+            SELECT m.ctid AS place, m.id, m.given, m.unique_key, m.batch FROM {schema}.messages m
+            WHERE m.queue = name AND m.state = k.state AND m.seq = number AND {deadline} > now AND m.holder = owner
+            FOR UPDATE SKIP LOCKED) l;
         EXIT WHEN FOUND;
         -- A refusal changes nothing, and needs no lock.
-        SELECT CASE WHEN {deadline} <= now THEN 'e' WHEN m.holder <> owner THEN 'w' END AS refusal INTO lease
-        FROM {schema}.messages m
-        WHERE m.queue = name AND m.state = ANY (leased) AND m.seq = number AND m.holder IS NOT NULL;
+        SELECT l.* INTO lease FROM {leased}, LATERAL (
+            SELECT CASE WHEN {deadline} <= now THEN 'e' WHEN m.holder <> owner THEN 'w' END AS refusal
+            FROM {schema}.messages m
+            WHERE m.queue = name AND m.state = k.state AND m.seq = number AND m.holder IS NOT NULL OFFSET 0) l;
         IF NOT FOUND THEN
             RETURN ARRAY['n'];
         ELSIF lease.refusal IS NOT NULL THEN
@@ -188,17 +189,15 @@ CREATE OR REPLACE FUNCTION {schema}.renew(queues text[], seqs bigint[], holders 
 RETURNS text LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     now bigint := {schema}.moment();
-    leased smallint[] := {leased};
     held tid[];
     renewed bigint[];
     answers text;
 BEGIN
     SELECT array_agg(l.ctid), array_agg(w.place) INTO held, renewed
-    FROM unnest(queues, seqs, holders) WITH ORDINALITY AS w (queue, seq, holder, place),
+    FROM unnest(queues, seqs, holders) WITH ORDINALITY AS w (queue, seq, holder, place), {leased},
     LATERAL (
         SELECT m.ctid FROM {schema}.messages m
-        WHERE m.queue = w.queue AND m.state = ANY (leased) AND m.seq = w.seq AND m.holder = w.holder
-            AND {deadline} > now
+        WHERE m.queue = w.queue AND m.state = k.state AND m.seq = w.seq AND m.holder = w.holder AND {deadline} > now
         FOR UPDATE SKIP LOCKED) l;
     UPDATE {schema}.messages SET {kept_lease}, deadline = now + length, ttl = length WHERE ctid = ANY (held);
     IF cardinality(renewed) = cardinality(seqs) THEN
@@ -208,9 +207,9 @@ BEGIN
     INTO answers
     FROM unnest(queues, seqs, holders) WITH ORDINALITY AS w (queue, seq, holder, place)
     LEFT JOIN LATERAL (
-        SELECT true AS ours FROM {schema}.messages m
-        WHERE m.queue = w.queue AND m.state = ANY (leased) AND m.seq = w.seq AND m.holder = w.holder
-            AND {deadline} > now
-        OFFSET 0) l ON true;
+        SELECT true AS ours FROM {leased}, LATERAL (
+            SELECT FROM {schema}.messages m
+            WHERE m.queue = w.queue AND m.state = k.state AND m.seq = w.seq AND m.holder = w.holder AND {deadline} > now
+            OFFSET 0) x) l ON true;
     RETURN answers;
 END $$;

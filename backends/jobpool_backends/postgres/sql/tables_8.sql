@@ -16,3 +16,18 @@ ALTER TABLE {schema}.messages
     DROP CONSTRAINT IF EXISTS messages_holder,
     ADD CONSTRAINT messages_holder CHECK (
         state <> 2 AND holder IS NULL OR holder IS NOT NULL AND (state = 2 OR state = 0 AND fresh)) NOT VALID
+;
+
+-- Each fetch and count uses the new table: the users of `messages` get the same rights on it.
+DO $$
+DECLARE
+    one record;
+BEGIN
+    FOR one IN
+        SELECT a.privilege_type AS what, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS whom
+        FROM pg_class c, aclexplode(c.relacl) a
+        WHERE c.oid = '{schema}.messages'::regclass AND a.grantee <> c.relowner
+    LOOP
+        EXECUTE format('GRANT %s ON {schema}.fetches TO %s', one.what, one.whom);
+    END LOOP;
+END $$
