@@ -68,7 +68,7 @@ class FetchThread(MasterThread):
         self._turn = threading.Condition()
         self._paused: Collection[str] | None = ()
         self._want = 0
-        self._brought = self._seen = 0
+        self._brought = self._seen = 0  # messages so far; each is written by one thread, so neither needs the lock
         self._may_hurry = not limits  # else it is the loop that knows what may still run
         self._nudged = False
         self._glance = FIRST_GLANCE_S

@@ -226,15 +226,13 @@ def test_a_fetch_that_is_repeated_returns_its_first_leases_and_those_renewed_sin
 
 def test_a_first_lease_and_its_ack_write_nothing_into_an_index(rig: Rig, backend: PostgresBackend) -> None:
     backend.enqueue_many(numbered(200))
-    leases: list[JobLease] = []
-    sizes = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_xact_all_tables WHERE relid = '{schema}.messages'::regclass"
+    updates = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_xact_all_tables WHERE relid = '{schema}.messages'::regclass"
     with rig.connect() as connection:
         connection.execute(
             f"SELECT FROM \"{rig.schema}\".take_leases('{QUEUE}', 120, 30000000, 'one', 7, true)".encode()
         )
-        assert connection.execute(sizes.replace("{schema}", f'"{rig.schema}"').encode()).fetchall() == [(120, 120)]
-    leases = backend.fetch_many(QUEUE, limit=120, fetch_id="one")
-    end(backend, leases, Ack())
+        assert connection.execute(updates.replace("{schema}", f'"{rig.schema}"').encode()).fetchall() == [(120, 120)]
+    end(backend, backend.fetch_many(QUEUE, limit=120, fetch_id="one"), Ack())
     assert kinds(rig) == (80, 0, 0)
 
 

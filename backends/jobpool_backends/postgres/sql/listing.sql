@@ -64,7 +64,7 @@ BEGIN
         SELECT k.state, (
             SELECT count(*) FROM (
                 SELECT FROM {schema}.messages m
-                WHERE m.queue = name AND m.state = k.state AND (m.state <> 0 OR m.holder IS NULL) LIMIT most) x) AS many
+                WHERE m.queue = name AND m.state = k.state AND {kind} = k.state LIMIT most) x) AS many
         FROM unnest('{0, 2, 4, 6, 7}'::smallint[]) AS k (state)
         UNION ALL SELECT 2, (SELECT count(*) FROM {schema}.first_leases(name))
     ), later AS MATERIALIZED (

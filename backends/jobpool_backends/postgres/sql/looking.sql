@@ -79,7 +79,7 @@ BEGIN
             SELECT m.ctid AS place, m.seq, m.queue, m.state, m.available_at, m.enqueued_at, m.died_at, m.ends_at,
                 m.handler, m.reason
             FROM {schema}.messages m
-            WHERE m.queue = n.queue AND m.state = k.state AND (m.state <> 0 OR m.holder IS NULL) AND m.seq > behind
+            WHERE m.queue = n.queue AND m.state = k.state AND {kind} = k.state AND m.seq > behind
             ORDER BY m.seq LIMIT share) x
     ), unfinished AS (
         SELECT min(r.last) AS horizon FROM (

@@ -111,8 +111,7 @@ END $$;
 -- Forget those among `most` fetches that have none left. Without it counts would walk over all that was settled since the
 -- fetches of the last ttl.
 CREATE OR REPLACE FUNCTION {schema}.sweep_fetches(most integer) RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    known tid[] := ARRAY(SELECT f.ctid FROM {schema}.fetches f ORDER BY f.queue, f.until LIMIT most);
 BEGIN
-    RETURN CASE WHEN cardinality(known) > 0 THEN {schema}.forget_fetches(known, '{}') ELSE 0 END;
+    RETURN {schema}.forget_fetches(
+        ARRAY(SELECT f.ctid FROM {schema}.fetches f ORDER BY f.queue, f.until LIMIT most), '{}');
 END $$;
