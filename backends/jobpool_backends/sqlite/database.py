@@ -1,8 +1,8 @@
 """Connections to one database file, transactions on them, and the meaning of SQLite's errors.
 
 A connection is used by one thread at a time, and goes back to a stack when its transaction has ended. Threads of this
-process take turns by a lock, because waiting for SQLite's own means sleeping and trying again; that is left for other
-processes.
+process take turns at writing (turns.py), because waiting for SQLite's own lock means sleeping and trying again. That is
+left for other processes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from jobpool_backends.shared import contains, micros
 from jobpool_backends.sql import IdleConnections
 from jobpool_backends.sqlite.schema import is_current, migrate
 from jobpool_backends.sqlite.step import Moment, Step, read_moment
+from jobpool_backends.sqlite.turns import NoTurn, Transaction, Turns
 
 PRAGMAS = (
     "synchronous = FULL",  # a commit is on the disk before it is answered
@@ -89,7 +89,7 @@ class Database(IdleConnections[sqlite3.Connection]):
         self._boot = boot
         self._timeout = timeout
         self._pragmas = pragmas
-        self._writing = threading.Lock()
+        self._turns = Turns(self._begin_writing)
         self.found_journal = "wal"
         """The journal mode of the file when it was opened; `wal` for a new one."""
         check_place(path)
@@ -101,16 +101,21 @@ class Database(IdleConnections[sqlite3.Connection]):
 
     @contextmanager
     def write(self) -> Iterator[Step]:
-        """Yield a write transaction: committed to the disk when the block ends, undone when it raises.
+        """Yield a step of a write transaction: committed to the disk when the block has ended, undone when it raises.
 
         Wakes the threads of all processes that wait for jobs, if it freed some, or for their ends. Raises
         `BackendUnavailable`: no turn in time, or SQLite failed. Unless a commit failed, nothing was changed.
         """
-        super().check_usable()  # before the lock: after a fork it may be held by a thread that is not there
-        with self._turn(), self.session() as connection, self._transaction(connection, "BEGIN IMMEDIATE"):
-            step = Step(connection, self.moment())
-            yield step
-            step.finish()
+        super().check_usable()  # before the turn: after a fork it may be that of a thread which is not there
+        try:
+            with self._turns.step(self._timeout) as connection:
+                step = Step(connection, self.moment())
+                yield step
+                step.finish()
+        except NoTurn:
+            raise BackendUnavailable(_LOCKED.format(path=self.path, timeout=self._timeout)) from None
+        except sqlite3.Error as error:
+            self._raise_explained(error)
         if step.frees_jobs:
             wake(self.path)
         if step.ends_jobs:
@@ -190,14 +195,15 @@ class Database(IdleConnections[sqlite3.Connection]):
                 " local disk, not on a network file system"
             )
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        if not self._writing.acquire(timeout=self._timeout):
-            raise BackendUnavailable(_LOCKED.format(path=self.path, timeout=self._timeout))
+    def _begin_writing(self) -> Transaction:
+        self.check_usable()
+        connection = self.take() or self._connect()
         try:
-            yield
-        finally:
-            self._writing.release()
+            self.retry_locked(_begin, connection, "BEGIN IMMEDIATE")
+        except BaseException:
+            self.give_back(connection)
+            raise
+        return Transaction(connection, self.give_back)
 
     @contextmanager
     def _transaction(self, connection: sqlite3.Connection, begin: str) -> Iterator[None]:
