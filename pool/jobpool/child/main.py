@@ -51,7 +51,6 @@ from jobpool.message.results import capped
 
 CANNOT_BOOT = 69
 IDLE_AFTER_S = 0.1  # without a frame, then the process title says so: not after every job of a quick series
-LONG_S = 0.01  # of an attempt; then a thorough look at its process costs next to nothing
 QUICK_S = 0.001  # below it an attempt is a quick one
 _RUN = 1
 _IDLE = " idle"  # no handler's name
@@ -220,7 +219,8 @@ class Child:
 
     def _answer(self, nonce: int, attempt: Attempt) -> str:
         try:
-            spoilt = self._tidy.restore(attempt.kind is not ResultKind.SUCCEEDED or attempt.duration > LONG_S)
+            failed = attempt.kind is not ResultKind.SUCCEEDED
+            spoilt = self._tidy.restore(attempt.started + attempt.duration, failed)
             leaving = self._wear.reason(attempt) or spoilt
         except OSError:
             leaving = DESCRIPTORS

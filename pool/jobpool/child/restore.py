@@ -5,8 +5,9 @@ job first imports it stay: entries of `sys.path`, environment variables, a highe
 are the alarm's business, the standard streams the capture's. Locale, time zone, imported modules and their content stay
 as the handler left them.
 
-It costs 1.4 microseconds: most checks compare identical objects. Costly checks (`_spoilt`) are made only after an
-attempt that failed or was long. If something cannot be restored, it is logged, and the child is replaced.
+It costs 1.4 microseconds: most checks compare identical objects. Costly checks (`_spoilt`) are made after an attempt
+that failed, and else ten times a second at most. If something cannot be restored, it is logged, and the child is
+replaced.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 from jobpool.ipc import linux
 from jobpool.ipc.alarm import raw_getsignal, raw_signal
 
+LOOK_EVERY_S = 0.1  # seconds between two costly checks while nothing fails
 RIGHTS = "user or rights"
 LIMITS = "resource limits"
 
@@ -49,9 +51,13 @@ class Tidy:
         self._limits_text = linux.limits_text()
         self._rights = linux.rights()
         self._interpreter = _Interpreter()
+        self._look_at = 0.0
 
-    def restore(self, thorough: bool = False) -> str:
-        """Bring the state back; return what could not be, "" = nothing. Raises `OSError` if the folder was closed."""
+    def restore(self, now: float, failed: bool) -> str:
+        """Bring the state back; return what could not be, "" = nothing. Raises `OSError` if the folder was closed.
+
+        `now`: CLOCK_MONOTONIC seconds at the attempt's end.
+        """
         if list(map(raw_getsignal, _KEPT)) != self._handlers:
             for number, handler in zip(_KEPT, self._handlers, strict=True):
                 if raw_getsignal(number) is not handler and handler is not None:
@@ -67,10 +73,13 @@ class Tidy:
         modules = sys.modules
         if ("resource" in modules or "psutil" in modules) and not linux.restore_limits(self._limits):
             return LIMITS
-        return self._spoilt() if thorough else ""
+        if not failed and now < self._look_at:
+            return ""
+        self._look_at = now + LOOK_EVERY_S
+        return self._spoilt()
 
     def _spoilt(self) -> str:
-        """Restore or name changes that only a long look shows: some 20 microseconds."""
+        """Restore or name changes that only a costly look shows: 20 microseconds, 140 in a cold cache."""
         if linux.rights() != self._rights:
             return RIGHTS
         if linux.limits_text() != self._limits_text:
