@@ -24,7 +24,6 @@ from jobpool.errors import Retry, Snooze, Unrecoverable
 from jobpool.handlers.registry import handler
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
-from jobpool.message.outcome import ExecutionResult
 
 LONG = 60.0
 STARTED_IN = os.getcwd()
@@ -502,13 +501,3 @@ def enqueue_too_much(ctx: JobContext) -> None:
     big = "x" * (1_000_000)
     for _ in range(70):
         ctx.enqueue("noop", {"big": big})
-
-
-def _note(result: ExecutionResult) -> None:
-    print(f"after: {result.handler} {result.success}")
-
-
-@handler(before_run=lambda ctx: print("before", ctx.attempt), after_run=_note)
-def hooked(ctx: JobContext) -> str:
-    print("during")
-    return "value"

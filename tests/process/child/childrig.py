@@ -1,31 +1,23 @@
-"""A real child, child as the fork server bears it, over real sockets, with the test as its master.
-
-As a module: `ChildProcess`. As a program, `python childrig.py WORK CHANNEL BOARD TRACE OUTPUT OPTIONS`: the child
-itself, started by exec and not forked from the test, which may have threads.
-"""
+"""Real children of a real fork server, over real sockets, with the test as their master."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-from msgspec import structs
+from typing import Any, TypeVar
 
 from jobpool.ipc import packets
 from jobpool.ipc.board_layout import ChildView
-from jobpool.ipc.frames import BootFailed, Frame, Ready, Reply, Result, Run, Spawn, decode
-from jobpool.ipc.process_options import ChildOptions
-from jobpool.ipc.scoreboard import ChildPages, Scoreboard
+from jobpool.ipc.fork_client import ForkServerClient
+from jobpool.ipc.frames import BootFailed, Exited, Frame, Loaded, Ready, Reply, Result, Run, Spawned, decode
+from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
+from jobpool.ipc.scoreboard import Scoreboard, Slot
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import encode
 from jobpool.message.outcome import ResultKind
@@ -34,6 +26,11 @@ from jobpool.message.signing import EnvelopeSigner
 HERE = str(Path(__file__).parent)
 LIMIT = 20.0
 """Seconds after which a test gives up waiting: far above what anything here takes."""
+GRACE = 0.4
+"""Seconds between the hard timeout and the kill, unless a test says otherwise."""
+SLOTS = 512
+"""Children of one server: each has a slot of its own, so that none finds the page of another."""
+Kind = TypeVar("Kind", Spawned, Exited, Loaded)
 
 
 def wait_until(condition: Callable[[], object], limit: float = LIMIT) -> None:
@@ -52,33 +49,71 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
+class Server:
+    """A fork server that has imported the app, and the board of its children."""
+
+    def __init__(self, **options: Any) -> None:
+        told: dict[str, Any] = {"apps": ["childhandlers"], "sys_path": [HERE], "kill_grace": GRACE} | options
+        config = ForkServerConfig(ChildOptions(**told), "jobpool.child.main:run", "jobpool.handlers.app:load")
+        self.board = Scoreboard.create(None, SLOTS)
+        self.children = 0
+        self._heard: list[tuple[Frame, list[int]]] = []
+        self._client = ForkServerClient.start(config, self.board.fd, os.environ)
+        self.loaded = self.hear(Loaded)[0]
+
+    def spawn(self, fds: tuple[int, int, int, int]) -> tuple[int, int, int]:
+        """Have a child forked with these descriptors; its slot, pid and pidfd."""
+        slot = self.children
+        self.children += 1
+        self._client.spawn(slot, slot, fds)
+        spawned, [pidfd] = self.hear(Spawned, slot)
+        return slot, spawned.pid, pidfd
+
+    def hear(self, kind: type[Kind], child: int = 0) -> tuple[Kind, list[int]]:
+        """Wait for the frame of this kind, about this child, and what came with it."""
+        give_up = time.monotonic() + LIMIT
+        while time.monotonic() < give_up and not self._client.closed:
+            for frame, fds in self._heard:
+                if isinstance(frame, kind) and getattr(frame, "child", child) == child:
+                    self._heard.remove((frame, fds))
+                    return frame, fds
+            select.select([self._client], [], [], 1.0)
+            self._heard += self._client.receive()
+        raise AssertionError(f"no {kind.__name__}")
+
+    def close(self) -> None:
+        self._client.close()
+        self._client.wait(LIMIT)
+        self.board.close()
+
+
 class ChildProcess:
     """One child and the master's ends of its sockets."""
 
-    def __init__(self, **options: Any) -> None:
-        options = {"apps": ["childhandlers"], "sys_path": [HERE], "preload": False, "kill_grace": 0.4} | options
+    def __init__(self, server: Server) -> None:
+        self._server = server
         self._work, work = packets.pair()
         self.channel, channel = packets.pair()
-        self.board = Scoreboard.create(None, 1)
-        self.trace = os.memfd_create("trace")
-        self.output, output = os.pipe()
-        fds = [work.fileno(), channel.fileno(), self.board.fd, self.trace, output]
-        arguments = [*map(str, fds), json.dumps(structs.asdict(ChildOptions(**options)))]
-        self.process = subprocess.Popen([sys.executable, __file__, *arguments], pass_fds=fds, process_group=0)
+        trace, (self._output, output) = os.memfd_create("trace"), os.pipe()
+        self.number, self.pid, self._pidfd = server.spawn((work.fileno(), channel.fileno(), trace, output))
         self._nonce = 0
         self._reader = packets.Reader(self.channel)
         # As the master does, the test keeps the reading end of `work`.
         self.work_reading = work
         channel.close()
-        os.close(output)
+        packets.close_all([trace, output])
+
+    @property
+    def slot(self) -> Slot:
+        return self._server.board.slot(self.number)
 
     @property
     def page(self) -> ChildView:
-        return self.board.slot(0).child.read()
+        return self.slot.child.read()
 
     @property
     def title(self) -> str:
-        return Path(f"/proc/{self.process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        return Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
 
     def ready(self) -> ChildProcess:
         frame = self.receive()
@@ -98,9 +133,6 @@ class ChildProcess:
         packets.send(self._work, Run(self._nonce, 3, attempts, 1, timeout, body).encode())
         return self._nonce
 
-    def send_packet(self, packet: bytes) -> None:
-        packets.send(self._work, packet)
-
     def end_work(self) -> None:
         """As the master does, who keeps the reading end too."""
         self._work.shutdown(socket.SHUT_WR)
@@ -117,11 +149,15 @@ class ChildProcess:
     def reply(self, reply: Reply) -> None:
         packets.send(self.channel, reply.encode())
 
+    def result(self) -> Result:
+        frame = self.receive()
+        assert isinstance(frame, Result), frame
+        return frame
+
     def run(self, handler: str, payload: Any = None, **more: Any) -> Result:
         """Run one job to its result."""
         nonce = self.send(handler, payload, **more)
-        result = self.receive()
-        assert isinstance(result, Result), result
+        result = self.result()
         assert result.nonce == nonce
         return result
 
@@ -137,32 +173,19 @@ class ChildProcess:
     def kill(self) -> None:
         """What the master does at deadline + grace."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def exited(self) -> Exited:
+        """Wait until the fork server has collected it."""
+        return self._server.hear(Exited, self.number)[0]
 
     def exit_status(self) -> int:
-        return self.process.wait(LIMIT)
+        exited = self.exited()
+        return exited.code if exited.code is not None else -(exited.signal or 0)
 
     def close(self) -> None:
         self.kill()
-        self.process.wait(LIMIT)
+        assert select.select([self._pidfd], [], [], LIMIT)[0], "it is dead"
         for sock in (self._work, self.work_reading, self.channel):
             sock.close()
-        self.board.close()
-        packets.close_all([self.trace, self.output])
-
-
-def main(work: str, channel: str, board: str, trace: str, output: str, options: str) -> None:
-    from jobpool.child.main import run
-    from jobpool.ipc.inheritance import Inheritance
-    from jobpool.ipc.postfork import live, settle_in
-
-    fds = (int(work), int(channel), int(trace), int(output))
-    for fd in (*fds, int(board)):
-        os.set_inheritable(fd, False)
-    with ChildPages(int(board)).mapped(0) as page:
-        boot = (Spawn(7, 0), fds, page, ChildOptions(**json.loads(options)), os.getppid(), Inheritance())
-        live(lambda: run(settle_in(*boot)))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        packets.close_all([self._output, self._pidfd])

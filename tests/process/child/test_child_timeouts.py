@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from childrig import ChildProcess
+from childrig import GRACE, ChildProcess
 from support.stalls import Stopwatch
 
 from jobpool.message.outcome import ResultKind
@@ -13,7 +13,6 @@ from jobpool.message.outcome import ResultKind
 Start = Callable[..., ChildProcess]
 
 TIMEOUT = 0.3
-GRACE = 0.4
 
 INTERRUPTED = [
     "hang_sleep",
@@ -42,7 +41,7 @@ DISARMED = ["clear", "replace", "mask", "ignore", "replace in C"]
 
 @pytest.mark.parametrize("handler", INTERRUPTED + SWALLOWED_ONCE)
 def test_the_alarm_ends_it(start_child: Start, handler: str) -> None:
-    child = start_child(kill_grace=GRACE)
+    child = start_child()
     result = child.run(handler, timeout=TIMEOUT)
 
     assert result.kind is ResultKind.TIMEOUT
@@ -64,13 +63,13 @@ def test_finally_blocks_have_half_of_the_grace(start_child: Start) -> None:
 
 
 def test_a_handler_that_swallows_the_alarm_and_returns_has_timed_out(start_child: Start) -> None:
-    result = start_child(kill_grace=GRACE).run("resist", {"seconds": TIMEOUT + 0.3}, timeout=TIMEOUT)
+    result = start_child().run("resist", {"seconds": TIMEOUT + 0.3}, timeout=TIMEOUT)
     assert result.kind is ResultKind.TIMEOUT
 
 
 def test_c_code_that_returns_late_has_timed_out(start_child: Start) -> None:
     child = start_child()
-    result = child.run("loop_in_c", {"count": 60_000_000}, timeout=0.05)
+    result = child.run("loop_in_c", {"count": 20_000_000}, timeout=0.05)
     assert result.kind is ResultKind.TIMEOUT
     assert "loop_in_c" in result.error
 
@@ -84,7 +83,7 @@ def test_c_code_that_returns_late_has_timed_out(start_child: Start) -> None:
     ],
 )
 def test_what_resists_gives_no_verdict_and_is_killed(start_child: Start, handler: str, payload: object) -> None:
-    child = start_child(kill_grace=GRACE)
+    child = start_child()
     child.send(handler, payload, timeout=TIMEOUT)
 
     assert child.silent(TIMEOUT + GRACE + 0.1)

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Callable
 
 import pytest
 from childrig import ChildProcess, alive
 
-from jobpool.ipc.frames import Result
 from jobpool.message.outcome import ResultKind
 
 Start = Callable[..., ChildProcess]
-
-
-def next_result(child: ChildProcess) -> Result:
-    frame = child.receive()
-    assert isinstance(frame, Result)
-    return frame
 
 
 # --- no verdict --------------------------------------------------------------------------------------
@@ -49,7 +41,7 @@ def test_a_handler_that_takes_the_sockets_away_ends_the_child_without_a_verdict(
     nonce = child.send(handler)
     assert child.receive() is None
     assert child.exit_status() == 70
-    assert "jobpool: this child cannot go on: " in child.board.slot(0).printed.read(nonce)
+    assert "jobpool: this child cannot go on: " in child.slot.printed.read(nonce)
 
 
 def test_a_fork_whose_two_sides_return_gives_one_result(start_child: Start) -> None:
@@ -76,14 +68,6 @@ def test_a_process_that_ended_by_itself_is_collected_and_the_child_stays(start_c
     child = start_child()
     assert child.succeed("leave_ended_process").leaving == ""
     assert child.succeed("noop").leaving == ""
-
-
-def test_a_subprocess_of_a_timed_out_handler_is_dead(start_child: Start) -> None:
-    child = start_child()
-    child.run("hang_subprocess", timeout=0.3)
-    children = f"/proc/{child.process.pid}/task/{child.process.pid}/children"
-    child.exit_status()
-    assert not os.path.exists(children)
 
 
 def test_an_intended_daemon_lives(start_child: Start) -> None:
@@ -132,7 +116,7 @@ def test_work_that_waits_for_a_leaving_child_stays_unread(start_child: Start) ->
     child = start_child(max_jobs=1, max_jobs_jitter=0.0)
     child.send("noop")
     child.send("noop")
-    assert next_result(child).leaving == "jobs"
+    assert child.result().leaving == "jobs"
     assert child.exit_status() == 0
     assert child.work_reading.recv(1000)[0] == 1
     assert child.page.nonce == 1
