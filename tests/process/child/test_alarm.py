@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from support import tiers
 
 from jobpool.errors import Cancelled, HardTimeout
 from jobpool.ipc.alarm import Alarm, borrowed
 
-RACES = 5000
+RACES = tiers.examples(5000)
 TIMEOUT = 0.0005
-"""Seconds: as short as lets a completion come 200 µs before it, so that thousands of races take some seconds."""
+"""Seconds: as short as lets a completion come 200 µs before it, so that a thousand of races take some seconds."""
 
 
 @pytest.fixture
