@@ -1,8 +1,9 @@
-"""History as running pools write it: to a file that they share, and to the broker."""
+"""History and sums as running pools write them: to a file, and to the broker."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 
 import pytest
@@ -10,13 +11,14 @@ from support.poolrig import Rig
 from support.waiting import wait_until
 
 from jobpool.telemetry.history.places import HistoryFile, HistoryTable, Place
+from jobpool.telemetry.metrics.rollup import HOUR, rollups, summed
 
 
 def statuses(place: Place, name: str) -> list[str]:
     return [row["status"] for row in place.read(name, 1000)]
 
 
-def test_every_attempt_is_in_the_file_with_how_it_ended(rig: Rig) -> None:
+def test_every_attempt_is_in_the_file_with_how_it_ended_and_without_secrets(rig: Rig) -> None:
     place = HistoryFile(rig.directory / "h.ndjson", 100)
     rig.enqueue("fail", {"times": 2}, name="twice", max_retries=3)
     rig.enqueue("die", {"how": "SIGSEGV"}, name="crasher")
@@ -24,16 +26,10 @@ def test_every_attempt_is_in_the_file_with_how_it_ended(rig: Rig) -> None:
     rig.enqueue("ask_for", {"what": "snooze"})
     rig.enqueue("return_much", {"mebibytes": 1})
     rig.enqueue("typed", "no object at all")
-    flags = (
-        "--until-empty",
-        "--history",
-        "file:h.ndjson",
-        "--kill-grace",
-        "0.2",
-        "--retry",
-        "fixed base=0",
-    )
-    assert rig.run_pool(*flags).wait() == 0
+    rig.enqueue("work", {"tag": "Bearer hunter2-token", "seconds": 0.0})
+    rig.enqueue("typed", {"customer": 7, "api_key": "hunter2", "site": "hunter2"}, name="masked")
+    history = ("--history", "file:h.ndjson mask=site,customer")
+    assert rig.run_pool("--until-empty", *history, "--kill-grace", "0.2", "--retry", "fixed base=0").wait() == 0
     assert statuses(place, "twice") == ["acked", "requeued", "requeued"]
     assert [row["attempt"] for row in place.read("twice", 9)] == [3, 2, 1]
     assert statuses(place, "crasher") == ["acked", "crashed"]
@@ -50,71 +46,49 @@ def test_every_attempt_is_in_the_file_with_how_it_ended(rig: Rig) -> None:
     assert len(large["output"]) < 100_000
     [typed] = place.read("typed", 9)
     assert typed["payload"] == "no object at all"
-
-
-def test_secrets_are_masked_in_the_file(rig: Rig) -> None:
-    payload = {"tag": "Bearer hunter2-token", "seconds": 0.0}
-    rig.enqueue("work", payload)
-    rig.enqueue("typed", {"customer": 7, "api_key": "hunter2", "site": "hunter2"})
-    flags = ("--until-empty", "--history", "file:h.ndjson mask=site,customer")
-    assert rig.run_pool(*flags).wait() == 0
     assert "hunter2" not in (rig.directory / "h.ndjson").read_text()
-    [row] = HistoryFile(rig.directory / "h.ndjson", 100).read("typed", 9)
-    assert row["payload"] == {"customer": "***", "api_key": "***", "site": "***"}
-
-
-def test_pools_share_a_file_and_the_newest_of_each_name_stay_in_it(rig: Rig) -> None:
-    rig.enqueue_many("work", [{"tag": "x" * 2000}] * 1500)
-    rig.enqueue("work", {}, name="rare")
-    pools = [rig.start_pool("--until-empty", "--history", "file:h.ndjson keep=20") for _ in range(3)]
-    for pool in pools:
-        assert pool.wait() == 0
-    place = HistoryFile(rig.directory / "h.ndjson", 20)
-    assert statuses(place, "rare") == ["acked"]
-    assert len(statuses(place, "work")) >= 20
-    lines = (rig.directory / "h.ndjson").read_text().splitlines()
-    assert all(json.loads(line)["id"] for line in lines)
-    assert (rig.directory / "h.ndjson").stat().st_size < 4 << 20
+    [masked] = place.read("masked", 9)
+    assert masked["payload"] == {"customer": "***", "api_key": "***", "site": "***"}
 
 
 @pytest.mark.brokers
-def test_the_table_keeps_the_newest_of_each_name_in_the_broker(rig: Rig) -> None:
-    rig.enqueue_many("work", [{}] * 50)
-    rig.enqueue("fail", {"times": 9}, name="nightly")
-    pools = [rig.start_pool("--until-empty", "--history", "table keep=7") for _ in range(2)]
-    for pool in pools:
-        assert pool.wait() == 0
+def test_the_newest_of_each_name_and_the_sums_of_all_pools_are_in_the_broker_when_they_have_stopped(rig: Rig) -> None:
+    pools = [rig.start_pool("--history", "table keep=7", workers=1).wait_ready(1) for _ in range(2)]
     place = HistoryTable(rig.backend.keys, 7)
+    rig.enqueue("work")
+    wait_until(lambda: statuses(place, "work") == ["acked"], 30, "rows come while a pool runs")
+    rig.enqueue_many("work", [{"seconds": 0.01}] * 60)
+    rig.enqueue("fail", {"times": 9}, name="nightly")
+    rig.wait_drained()
+    for pool in pools:
+        assert pool.stop() == 0
+        assert not pool.log("metrics are served"), "nobody has asked for a port"
     assert statuses(place, "work") == ["acked"] * 7
     assert statuses(place, "nightly") == ["dead-lettered"]
     assert place.names() == ["nightly", "work"]
 
-
-def test_rows_come_while_the_pool_runs_and_what_is_left_at_its_stop(rig: Rig) -> None:
-    place = HistoryFile(rig.directory / "h.ndjson", 100)
-    pool = rig.start_pool("--history", "file:h.ndjson").wait_ready(2)
-    rig.enqueue("work")
-    wait_until(lambda: statuses(place, "work"), 30)
-    rig.enqueue_many("work", [{}] * 9)
-    rig.wait_drained()
-    assert pool.stop() == 0
-    assert len(statuses(place, "work")) == 10
+    now = time.time()
+    found = summed(rollups(rig.backend.keys, now - HOUR, now + HOUR), 24 * HOUR)
+    outcomes: dict[str, Counter[str]] = {}
+    for row in found:
+        outcomes.setdefault(row.handler, Counter()).update(row.outcomes)
+    assert outcomes["work"]["succeeded"] == 61
+    assert outcomes["fail"] == {"failed": 1, "failed_permanently": 1}
+    assert sum(row.run.count for row in found if row.handler == "work") == 61
 
 
-def test_a_history_that_cannot_be_written_never_holds_up_a_job(rig: Rig) -> None:
+def test_a_history_that_cannot_be_written_never_holds_up_a_job_and_sums_can_be_off(rig: Rig) -> None:
     rig.enqueue_many("work", [{}] * 50)
-    pool = rig.start_pool("--until-empty", "--history", "file:/dev/full")
+    pool = rig.run_pool("--until-empty", "--history", "file:/dev/full", "--rollups", "0")
     assert pool.wait() == 0
     rig.account().assert_once_each()
     events = Counter(entry["event"] for entry in pool.log())
     assert events["history is cut short: its place cannot be written"] == 1
+    assert rig.backend.keys.list_records("rollups") == []
 
 
-@pytest.mark.parametrize(
-    ("where", "word"), [("file:missing/h", "there is no directory"), ("elsewhere", "'off', 'table' or 'file:PATH'")]
-)
-def test_a_place_that_cannot_be_stops_the_start_with_one_sentence(rig: Rig, where: str, word: str) -> None:
-    pool = rig.run_pool("--history", where)
+def test_a_place_that_cannot_be_stops_the_start_with_one_sentence(rig: Rig) -> None:
+    pool = rig.run_pool("--history", "file:missing/h")
     assert pool.wait() == 2
     [sentence] = [line for line in pool.log_lines() if not line.startswith("{")]
-    assert word in sentence
+    assert "there is no directory" in sentence

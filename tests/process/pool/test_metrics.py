@@ -1,4 +1,4 @@
-"""What a running pool serves on its metrics port, and the sums that it leaves in the broker."""
+"""What a running pool serves on its metrics port."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import http.client
 import os
 import signal
 import socket
-import time
 from contextlib import closing
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
-from support.poolrig import PoolProcess, Rig
+from support.poolrig import PoolProcess, Rig, measured
 from support.waiting import wait_until
-
-from jobpool.telemetry.metrics.rollup import HOUR, rollups, summed
 
 Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -67,11 +63,10 @@ def test_what_happened_is_what_is_scraped(rig: Rig) -> None:
     assert values["jobpool_child_exits_total", frozenset({("cause", "timeout")})] == 1
     assert values["jobpool_child_peak_rss_bytes", none] > 1 << 20
     assert values["jobpool_jobs_fetched_total", frozenset({("queue", "default")})] >= 204
-    assert pool.stop() == 0
+    gauges_follow_the_queue(rig, pool)
 
 
-def test_gauges_follow_the_queue(rig: Rig) -> None:
-    pool = start(rig)
+def gauges_follow_the_queue(rig: Rig, pool: PoolProcess) -> None:
     rig.enqueue_many("work", [{"seconds": 60}] * 2)
     rig.enqueue_many("noop", [{}] * 40)
 
@@ -89,7 +84,7 @@ def _oldest(values: Values) -> float:
     return values["jobpool_queue_oldest_age_seconds", frozenset({("queue", "default")})]
 
 
-def test_probes_tell_a_healthy_pool_from_one_without_children(rig: Rig) -> None:
+def test_probes_tell_of_children_and_clients_that_hang_or_flood_disturb_neither_jobs_nor_a_stop(rig: Rig) -> None:
     pool = start(rig)
     assert get(pool, "/livez") == (200, "live\n")
     assert get(pool, "/readyz") == (200, "ready: 2 of 2 children ready\n")
@@ -105,6 +100,20 @@ def test_probes_tell_a_healthy_pool_from_one_without_children(rig: Rig) -> None:
         assert get(pool, "/livez")[0] == 200
         stopped.send(signal.SIGCONT)
     wait_until(lambda: get(pool, "/readyz")[0] == 200, 30, "the pool is ready again")
+
+    clients = [socket.create_connection(("127.0.0.1", port_of(pool))) for _ in range(60)]
+    try:
+        for client in clients[:20]:
+            client.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        rig.enqueue_many("work", [{}] * 100)
+        rig.wait_drained()
+        assert pool.is_healthy()
+        assert measured(lambda: pool.stop()) < 20
+        assert pool.wait() == 0
+    finally:
+        for client in clients:
+            client.close()
+    rig.account().assert_once_each()
 
 
 class Pidfd:
@@ -128,54 +137,3 @@ def test_a_port_that_is_taken_stops_the_start_with_one_sentence(rig: Rig) -> Non
     [sentence] = [line for line in pool.log_lines() if not line.startswith("{")]
     assert f"127.0.0.1:{port} cannot be listened on" in sentence
     rig.assert_no_processes_left()
-
-
-def test_clients_that_hang_or_flood_neither_disturb_jobs_nor_a_stop(rig: Rig) -> None:
-    pool = start(rig)
-    port = port_of(pool)
-    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
-    try:
-        for client in clients[:20]:
-            client.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
-        rig.enqueue_many("work", [{}] * 100)
-        rig.wait_drained()
-        assert pool.is_healthy()
-        begun = time.monotonic()
-        assert pool.stop() == 0
-        assert time.monotonic() - begun < 20
-    finally:
-        for client in clients:
-            client.close()
-    rig.account().assert_once_each()
-
-
-def test_a_pool_without_the_port_serves_nothing(rig: Rig) -> None:
-    pool = rig.start_pool().wait_ready(2)
-    assert not pool.log("metrics are served")
-    assert pool.stop() == 0
-
-
-@pytest.mark.brokers
-def test_sums_of_all_pools_are_in_the_broker_when_they_have_stopped(rig: Rig) -> None:
-    pools = [rig.start_pool(workers=1).wait_ready(1) for _ in range(2)]
-    rig.enqueue_many("work", [{"seconds": 0.01}] * 60)
-    rig.enqueue("fail", {"times": 9})
-    rig.wait_drained()
-    for pool in pools:
-        assert pool.stop() == 0
-    now = time.time()
-    found = summed(rollups(rig.backend.keys, now - HOUR, now + HOUR), 24 * HOUR)
-    outcomes: dict[str, dict[str, int]] = {}
-    for row in found:
-        mine = outcomes.setdefault(row.handler, {})
-        for word, count in row.outcomes.items():
-            mine[word] = mine.get(word, 0) + count
-    assert outcomes["work"]["succeeded"] == 60
-    assert outcomes["fail"] == {"failed": 1, "failed_permanently": 1}
-    assert sum(row.run.count for row in found if row.handler == "work") == 60
-
-
-def test_no_sums_are_made_when_they_are_off(rig: Rig) -> None:
-    rig.enqueue("work")
-    assert rig.run_pool("--until-empty", "--rollups", "0").wait() == 0
-    assert rig.backend.keys.list_records("rollups") == []

@@ -16,19 +16,6 @@ from jobpool.message.signing import EnvelopeSigner
 KEY = "a key that is long enough"
 
 
-def test_a_job_that_failed_for_good_is_one_critical_line_with_all_that_one_needs(rig: Rig) -> None:
-    ident = rig.enqueue("fail", {"times": 9}, name="the daily report", max_retries=1)
-    pool = rig.run_pool("--until-empty")
-    [entry] = [entry for entry in pool.log() if entry.get("id") == ident and entry["level"] == "critical"]
-    assert entry["event"] == "a message is dead"
-    assert (entry["name"], entry["handler"], entry["queue"]) == ("the daily report", "fail", "default")
-    assert (entry["attempts"], entry["reason"]) == (2, rig.inspect(ident).reason)
-    assert entry["attempts"] == rig.inspect(ident).attempts
-    last_line = (rig.inspect(ident).last_error or "").strip().splitlines()[-1]
-    assert last_line
-    assert entry["error"] in last_line or last_line in entry["error"]
-
-
 def test_a_message_of_a_newer_wire_is_given_back_with_a_delay_and_said_so(rig: Rig) -> None:
     signer = EnvelopeSigner(KEY)
     rig.sign_with(KEY)
