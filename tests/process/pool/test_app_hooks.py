@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.poolrig import Rig
 from support.waiting import wait_until
 
@@ -24,8 +23,7 @@ def ends(how):
     if how == "segfault":
         ctypes.string_at(0)
     if how == "hang":
-        while True:
-            pass
+        time.sleep(60)
     if how == "hang in C":
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
         time.sleep(60)
@@ -69,7 +67,6 @@ def deaths(file: Path) -> dict[str, list[Any]]:
     return {ident: rest for ident, *rest in told}
 
 
-@pytest.mark.brokers
 def test_no_job_is_lost_by_its_hook_and_the_record_says_that_it_was_the_hook(rig: Rig, tmp_path: Path) -> None:
     ways = ["raise", "kill", "segfault", "hang", "hang in C"]
     before = {way: rig.enqueue("it", {"before": way}, max_retries=0) for way in ways}

@@ -27,6 +27,10 @@ POOL = ("--max-crashes", "1", "--kill-grace", "0.3", "--memory-limit", "200M")
 LIMIT = 30.0
 
 
+in_one_pool = pytest.mark.xdist_group("deadly")
+"""Of a test that uses it: on one worker, so that one is started."""
+
+
 @pytest.fixture(scope="module")
 def deadly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, PoolProcess]]:
     """A pool in which a job is dead at its second crash."""
@@ -46,6 +50,7 @@ def dead(rig: Rig, ident: str) -> tuple[Message, Death]:
     return message, Death.from_text(message.cause)
 
 
+@in_one_pool
 def test_a_segmentation_fault_in_c_code(deadly: tuple[Rig, PoolProcess]) -> None:
     rig, _ = deadly
     message, death = dead(rig, rig.enqueue("end", {"how": "segfault"}))
@@ -58,6 +63,7 @@ def test_a_segmentation_fault_in_c_code(deadly: tuple[Rig, PoolProcess]) -> None
     assert death.output == "printed in delivery 2\nwritten to descriptor 2"
 
 
+@in_one_pool
 @pytest.mark.parametrize(
     ("how", "ended", "named"),
     [("abort", "killed by SIGABRT", "in end"), ("exit_at_once", "exited with status 3", "")],
@@ -70,6 +76,7 @@ def test_what_a_job_does_to_itself(deadly: tuple[Rig, PoolProcess], how: str, en
     assert "printed in delivery 2" in death.output
 
 
+@in_one_pool
 def test_a_kill_from_outside(deadly: tuple[Rig, PoolProcess]) -> None:
     rig, pool = deadly
     ident = rig.enqueue("end", {"how": "sleep"})
@@ -82,6 +89,7 @@ def test_a_kill_from_outside(deadly: tuple[Rig, PoolProcess]) -> None:
     assert "printed in delivery 2" in death.output
 
 
+@in_one_pool
 def test_a_loop_in_c_code_past_its_timeout(deadly: tuple[Rig, PoolProcess]) -> None:
     rig, _ = deadly
     message, death = dead(rig, rig.enqueue("end", {"how": "loop_in_c"}, timeout=0.5))
@@ -92,6 +100,7 @@ def test_a_loop_in_c_code_past_its_timeout(deadly: tuple[Rig, PoolProcess]) -> N
     assert death.output == "printed in delivery 1\nwritten to descriptor 2"
 
 
+@in_one_pool
 def test_a_timeout_that_the_alarm_ends(deadly: tuple[Rig, PoolProcess]) -> None:
     rig, _ = deadly
     message, death = dead(rig, rig.enqueue("end", {"how": "sleep"}, timeout=0.3))
@@ -100,6 +109,7 @@ def test_a_timeout_that_the_alarm_ends(deadly: tuple[Rig, PoolProcess]) -> None:
     assert "printed in delivery 1" in death.output
 
 
+@in_one_pool
 def test_the_memory_limit(deadly: tuple[Rig, PoolProcess]) -> None:
     rig, _ = deadly
     message, death = dead(rig, rig.enqueue("end", {"how": "grow"}))
@@ -109,6 +119,7 @@ def test_the_memory_limit(deadly: tuple[Rig, PoolProcess]) -> None:
     assert "printed in delivery 1" in death.output
 
 
+@in_one_pool
 def test_a_channel_that_breaks(deadly: tuple[Rig, PoolProcess]) -> None:
     """The handler becomes another program, which closes the channel and goes on."""
     rig, _ = deadly
@@ -117,6 +128,7 @@ def test_a_channel_that_breaks(deadly: tuple[Rig, PoolProcess]) -> None:
     assert death.sent_by == "the pool: broken channel"
 
 
+@in_one_pool
 def test_a_retry_that_goes_well_leaves_no_trace_of_a_death(deadly: tuple[Rig, PoolProcess]) -> None:
     """An ordinary failure keeps what it printed: it is not an abnormal end."""
     rig, _ = deadly
@@ -130,6 +142,7 @@ def test_a_retry_that_goes_well_leaves_no_trace_of_a_death(deadly: tuple[Rig, Po
     assert death.output.splitlines() == ["printed in delivery 1", "", "written to descriptor 2"]
 
 
+@in_one_pool
 def test_it_is_shown_wherever_the_cause_is(deadly: tuple[Rig, PoolProcess]) -> None:
     rig, pool = deadly
     ident = rig.enqueue("end", {"how": "segfault"})
@@ -152,7 +165,7 @@ def test_it_is_shown_wherever_the_cause_is(deadly: tuple[Rig, PoolProcess]) -> N
     assert any("killed by SIGSEGV (itself)" in line for line in pool.last_deaths())
 
 
-def test_the_log_says_which_job_died_where_and_which_is_dead_of_it(rig: Rig) -> None:
+def test_the_log_says_which_job_died_where_and_which_is_dead_of_it_and_no_job_if_there_was_none(rig: Rig) -> None:
     pool = rig.start_pool(*POOL, workers=1, app=APP).wait_ready(1)
     ident = rig.enqueue("end", {"how": "segfault"}, name="nightly")
     dead(rig, ident)
@@ -165,15 +178,10 @@ def test_the_log_says_which_job_died_where_and_which_is_dead_of_it(rig: Rig) -> 
     told = {"id": ident, "queue": "default", "handler": "end", "name": "nightly", "attempts": 0, "crashes": 2}
     assert told.items() <= limit.items()
 
-
-def test_the_death_of_an_idle_child_names_no_job(rig: Rig) -> None:
-    pool = rig.start_pool(workers=1).wait_ready(1)
-    rig.enqueue("work")
-    rig.wait_drained()
-    [pid] = pool.children()
-    kill_child(pool, pid)
-    [died] = wait_until(lambda: pool.log("a child died"), LIMIT)
-    assert died["pid"] == pid
+    [idle] = pool.wait_ready(1).children()
+    kill_child(pool, idle)
+    died = wait_until(lambda: pool.log("a child died")[2:], LIMIT)[0]
+    assert died["pid"] == idle
     assert died.keys().isdisjoint({"id", "handler", "stack"})
 
 

@@ -12,6 +12,8 @@ APP = Path(__file__).parents[2] / "support" / "apps_opened.py"
 PAGE = Path(__file__).parents[3] / "docs" / "forking.md"
 LINES = 800
 CHILDREN = 16
+ENQUEUING = "import jobpool\n@jobpool.handler\ndef mail(path: str): ...\n{}mail.enqueue('a')\n"
+ENQUEUES = "the app enqueues at its import, so each start adds its jobs again"
 
 
 def test_files_lose_no_line_and_what_is_cut_off_is_told_in_the_log_and_in_each_error(rig: Rig) -> None:
@@ -23,7 +25,8 @@ def test_files_lose_no_line_and_what_is_cut_off_is_told_in_the_log_and_in_each_e
     rig.enqueue("price", {"number": 6})
     [(name, code)] = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     (rig.directory / name).write_text(code)
-    pool = rig.run_pool("--until-empty", "--app", name, workers=CHILDREN, app=APP)
+    (rig.directory / "guarded.py").write_text(ENQUEUING.format("if __name__ == '__main__':\n    "))
+    pool = rig.run_pool("--until-empty", "--app", name, "--app", "guarded.py", workers=CHILDREN, app=APP)
 
     for name in ("appended", "written", "rotating", "watched"):
         lines = Counter((rig.directory / f"{name}.log").read_text().splitlines())
@@ -45,16 +48,13 @@ def test_files_lose_no_line_and_what_is_cut_off_is_told_in_the_log_and_in_each_e
 
     assert "INFO:root:order 6, draw " in (rig.directory / "orders.log").read_text()
 
+    assert pool.log(ENQUEUES) == []
     replaced = {entry["id"]: entry["why"] for entry in pool.log("a child is replaced")}
     assert replaced[thread] == "threads"
     assert not set(closing) & set(replaced), "a file of the app's own that a handler closes is not a leak"
 
 
 def test_an_app_that_enqueues_at_its_import_is_told_so(rig: Rig) -> None:
-    app = "import jobpool\n@jobpool.handler\ndef mail(path: str): ...\n{}mail.enqueue('a')\n"
-    for name, guard, warnings in (("enqueuing", "", 1), ("guarded", "if __name__ == '__main__':\n    ", 0)):
-        path = rig.directory / f"{name}.py"
-        path.write_text(app.format(guard))
-        pool = rig.run_pool("--until-empty", app=path)
-        said = pool.log("the app enqueues at its import, so each start adds its jobs again")
-        assert [entry["level"] for entry in said] == ["warning"] * warnings, name
+    (rig.directory / "enqueuing.py").write_text(ENQUEUING.format(""))
+    pool = rig.run_pool("--until-empty", app="enqueuing.py")
+    assert [entry["level"] for entry in pool.log(ENQUEUES)] == ["warning"]

@@ -57,14 +57,24 @@ def the_one(pool: PoolProcess, not_this: int = 0) -> int:
     return wait_until(there, 30.0, "a scheduler runs")
 
 
+def fired_in_time(pool: PoolProcess) -> float:
+    """How many times a schedule has fired by the metrics of how late they are."""
+    port = pool.log("metrics are served")[0]["port"]
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10.0) as answer:
+        found = re.search(r"^jobpool_cron_lateness_seconds_count (\S+)$", answer.read().decode(), re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
 def test_it_fires_is_replaced_and_ends_with_the_pool(rig: Rig) -> None:
     app = an_app(rig)
-    pool = rig.start_pool("--cron", app=app, JOBPOOL_DEBUG="1").wait_ready(2)  # else its environment is hidden
+    flags = ("--cron", "--metrics", "0")
+    pool = rig.start_pool(*flags, app=app, JOBPOOL_DEBUG="1").wait_ready(2)  # else its environment is hidden
     first = the_one(pool)
     wait_until(lambda: pool.log("schedule fired"), what="it has fired")
     fired = pool.log("schedule fired")
     ids = {entry["id"] for entry in fired if "id" in entry}
     wait_until(lambda: ids <= {line.id for line in rig.ends()}, what="the pool has run what it fired")
+    wait_until(lambda: fired_in_time(pool) >= 2.0, 60.0, "both schedules have fired, and their lateness is counted")
     assert b"JOBPOOL_BACKEND" not in Path(f"/proc/{first}/environ").read_bytes()
 
     wait_until(lambda: pool.log("cron is ready"))
@@ -111,16 +121,3 @@ def test_it_dies_with_the_master(rig: Rig) -> None:
     pool.wait()
     wait_until(lambda: not is_alive(companion), 5.0, "the scheduler is dead")
     rig.assert_no_processes_left()
-
-
-def test_how_late_schedules_fire_is_served_with_the_pools_metrics(rig: Rig) -> None:
-    pool = rig.start_pool("--cron", "--metrics", "0", app=an_app(rig))
-    port = int(wait_until(lambda: pool.log("metrics are served"), 30.0, "metrics are served")[0]["port"])
-
-    def fired() -> float:
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10.0) as answer:
-            found = re.search(r"^jobpool_cron_lateness_seconds_count (\S+)$", answer.read().decode(), re.MULTILINE)
-        return float(found[1]) if found else 0.0
-
-    wait_until(lambda: fired() >= 2.0, 60.0, "both schedules have fired, and are counted")
-    assert pool.stop() == 0

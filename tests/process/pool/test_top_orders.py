@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import pytest
 from support.poolrig import PoolProcess, Rig
 from support.poolrig_brokers import BROKERS
 from support.waiting import wait_until
@@ -39,39 +38,35 @@ def idle_row(rig: Rig, pool: PoolProcess, but: int = 0) -> SlotRow:
     return found[0]
 
 
-@pytest.mark.parametrize("how", ["hang_in_sum", "hang_in_lock"])
-def test_the_stack_of_a_child_shows_where_its_handler_is_and_hurts_nothing(rig: Rig, how: str) -> None:
-    pool = rig.start_pool(*UNLIMITED, workers=2).wait_ready(2)
-    ident = rig.enqueue("hang", {"how": how})
-    rig.wait_started(ident)
-    row = running(rig, pool, ident)
-    for _ in range(2):
-        stack = order(pool.note(), "stack", row)
-        assert f"in {how}" in stack, stack
-        assert "fork_server" not in stack
-    assert "jobpool/child/main.py" in order(pool.note(), "stack", idle_row(rig, pool))
+def test_the_stack_of_a_child_shows_where_its_handler_is_and_hurts_nothing(rig: Rig) -> None:
+    pool = rig.start_pool(*UNLIMITED, workers=3).wait_ready(3)
+    hangs = {how: rig.enqueue("hang", {"how": how}) for how in ("hang_in_sum", "hang_in_lock")}
+    rig.wait_started(*hangs.values())
+    for how, ident in hangs.items():
+        row = running(rig, pool, ident)
+        for _ in range(2):
+            stack = order(pool.note(), "stack", row)
+            assert f"in {how}" in stack, stack
+            assert "fork_server" not in stack
+        assert running(rig, pool, ident).pid == row.pid
+    idle = idle_row(rig, pool)
+    assert "jobpool/child/main.py" in order(pool.note(), "stack", idle)
+    os.kill(idle.pid, signal.SIGSTOP)
+    assert "the child is stopped, or the kernel holds it" in order(pool.note(), "stack", idle)
+    os.kill(idle.pid, signal.SIGCONT)
     assert pool.log("stack of a child") == []
-    assert running(rig, pool, ident).pid == row.pid
 
 
-def test_a_child_that_is_stopped_has_no_stack(rig: Rig) -> None:
-    pool = rig.start_pool(workers=1).wait_ready(1)
-    row = idle_row(rig, pool)
-    os.kill(row.pid, signal.SIGSTOP)
-    assert "the child is stopped, or the kernel holds it" in order(pool.note(), "stack", row)
-    os.kill(row.pid, signal.SIGCONT)
-
-
-@pytest.mark.parametrize("how", ["hang_in_sleep", "hang_in_sum"])
-def test_the_job_of_a_child_is_cancelled(rig: Rig, how: str) -> None:
+def test_the_job_of_a_child_is_cancelled(rig: Rig) -> None:
     pool = rig.start_pool(*UNLIMITED, "--kill-grace", "0.5", workers=1).wait_ready(1)
-    ident = rig.enqueue("hang", {"how": how}, max_retries=5)
-    rig.wait_started(ident)
-    said = order(pool.note(), "cancel", running(rig, pool, ident))
-    assert said == f"job {ident} is told to end; after 0.5s it is killed"
-    wait_until(lambda: rig.is_dead(ident))
-    message = rig.inspect(ident)
-    assert (message.reason, message.attempts, message.crashes) == ("cancelled", 0, 0)
+    for how in ("hang_in_sleep", "hang_in_sum"):
+        ident = rig.enqueue("hang", {"how": how}, max_retries=5)
+        rig.wait_started(ident)
+        said = order(pool.note(), "cancel", running(rig, pool, ident))
+        assert said == f"job {ident} is told to end; after 0.5s it is killed"
+        wait_until(lambda ident=ident: rig.is_dead(ident))  # type: ignore[misc]
+        message = rig.inspect(ident)
+        assert (message.reason, message.attempts, message.crashes) == ("cancelled", 0, 0)
     after = rig.enqueue("work")
     rig.wait_drained()
     assert len(rig.ends(after)) == 1

@@ -13,21 +13,6 @@ from support.waiting import wait_until
 from jobpool.ipc.linux import ACCIDENTAL_SIGNALS
 from jobpool_torture.processes import send
 
-
-def test_quit_logs_every_childs_stack(rig: Rig) -> None:
-    pool = rig.start_pool().wait_ready(2)
-    ident = rig.enqueue("hang", {"how": "hang_in_sum"})
-    rig.wait_started(ident)
-    pool.send(signal.SIGQUIT)
-    wait_until(lambda: len(pool.log("stack of a child")) == 2)
-    [hung] = [entry for entry in pool.log("stack of a child") if "hang_in_sum" in entry["stack"]]
-    assert (hung["id"], hung["handler"]) == (ident, "hang")
-    assert len(rig.starts(ident)) == 1
-    pool.send(signal.SIGTERM)
-    wait_until(lambda: pool.header().draining)
-    assert pool.stop() == 0
-
-
 SLOW_BIRTH = """
 import time
 os.register_at_fork(after_in_child=lambda: time.sleep(1.5))
@@ -90,7 +75,7 @@ PLAIN = ["SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000"]
 """Of a program that nobody has told anything; Python gives those that it starts PIPE and XFSZ back."""
 
 
-def test_signals_that_mean_nothing_to_a_pool_are_ignored_and_programs_of_the_app_know_nothing_of_that(rig: Rig) -> None:
+def test_signals_that_mean_nothing_to_a_pool_are_ignored_and_quit_logs_every_childs_stack(rig: Rig) -> None:
     pool = rig.start_pool(app=an_app(rig, extra=DISPOSITIONS)).wait_ready(2)
     [server] = pool.fork_servers()
     born = children(pool)
@@ -103,4 +88,17 @@ def test_signals_that_mean_nothing_to_a_pool_are_ignored_and_programs_of_the_app
     assert rig.ends(ident)[0].tag == str([PLAIN, PLAIN])
     assert pool.fork_servers() == [server]
     assert children(pool) == born
+    quit_logs_every_childs_stack(rig, pool)
     assert pool.stop() == 0
+
+
+def quit_logs_every_childs_stack(rig: Rig, pool: PoolProcess) -> None:
+    ident = rig.enqueue("hang", {"how": "hang_in_lock"})
+    rig.wait_started(ident)
+    pool.send(signal.SIGQUIT)
+    wait_until(lambda: len(pool.log("stack of a child")) == 2)
+    [hung] = [entry for entry in pool.log("stack of a child") if "hang_in_lock" in entry["stack"]]
+    assert (hung["id"], hung["handler"]) == (ident, "hang")
+    assert len(rig.starts(ident)) == 1
+    pool.send(signal.SIGTERM)
+    wait_until(lambda: pool.header().draining)
