@@ -35,7 +35,10 @@ def companions(pool: PoolProcess) -> list[int]:
     """The schedulers among the master's children."""
     found = []
     for task in os.listdir(f"/proc/{pool.pid}/task"):
-        children = Path(f"/proc/{pool.pid}/task/{task}/children").read_text().split()
+        try:
+            children = Path(f"/proc/{pool.pid}/task/{task}/children").read_text().split()
+        except (FileNotFoundError, ProcessLookupError):  # a thread that has answered a scrape, and ended
+            continue
         found += [int(pid) for pid in children if is_alive(int(pid)) and "jobpool: cron" in command(int(pid))]
     return found
 
