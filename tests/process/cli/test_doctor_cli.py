@@ -6,8 +6,6 @@ Whether it is a program is shown on the well machine; the other tests call its c
 from __future__ import annotations
 
 import json
-import logging
-import os
 import sqlite3
 import subprocess
 import sys
@@ -18,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 from cli_shell import LIMIT, Shell
-from click.testing import CliRunner, Result
+from click.testing import Result
 from support.servers import PostgresServer, RedisServer, fresh_name, shared_postgres
 from support.servers.pgbouncer import Pgbouncer
 from support.servers.ports import free_port
@@ -26,7 +24,6 @@ from support.servers.redis_server import DURABLE
 from support.tiers import more
 
 from jobpool.broker.opening import open_backend
-from jobpool.cli.main import cli
 
 KEY = "0123456789abcdef"
 HERE = ("--ignore", "sqlite.file-system", "--ignore", "sqlite.space")
@@ -34,23 +31,15 @@ HERE = ("--ignore", "sqlite.file-system", "--ignore", "sqlite.space")
 
 
 @pytest.fixture
-def ward(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    """A shell with a database, under a supervisor that waits long enough; its folder is this process's own."""
+def ward(shell: Shell) -> Shell:
+    """A shell with a database, under a supervisor that waits long enough."""
     open_backend(f"sqlite:///{shell.directory / 'jobpool.db'}").close()
     shell.environment |= {"TIMEOUT_STOP_SEC": "300", "TZ": "UTC"}
-    for variable in os.environ.keys() - shell.environment.keys():
-        monkeypatch.delenv(variable)
-    monkeypatch.chdir(shell.directory)
-    ours = logging.getLogger("jobpool")
-    before = list(ours.handlers), ours.level, ours.propagate
-    yield shell
-    ours.handlers[:], ours.propagate = before[0], before[2]
-    ours.setLevel(before[1])
+    return shell
 
 
 def doctor(ward: Shell, *words: str) -> Result:
-    """Call the command in this process, where nothing need be imported again."""
-    return CliRunner().invoke(cli, ["doctor", *words], env=ward.environment, catch_exceptions=False)
+    return ward.call("doctor", *words)
 
 
 def told(ward: Shell, *words: str) -> tuple[dict[str, dict[str, str]], int]:
@@ -77,8 +66,8 @@ def test_all_is_well(ward: Shell) -> None:
 
 
 def test_it_prints_a_line_a_check_and_a_summary(ward: Shell) -> None:
-    done = ward.run("doctor", "--ttl", "4", *HERE)
-    assert done.returncode == 1
+    done = doctor(ward, "--ttl", "4", *HERE)
+    assert done.exit_code == 1
     lines = done.stdout.splitlines()
     assert len(lines) == len({line.split()[1] for line in lines})
     [ttl] = [line for line in lines if line.split()[1] == "ttl"]
@@ -158,7 +147,7 @@ def test_too_few_open_files(ward: Shell) -> None:
 
 def test_an_empty_key_is_wrong_usage_as_everywhere(ward: Shell) -> None:
     ward.environment["JOBPOOL_SIGNING_KEY"] = ""
-    assert ward.run("doctor").returncode == 2
+    assert doctor(ward).exit_code == 2
 
 
 # --- SQLite -----------------------------------------------------------------------------------------------------------

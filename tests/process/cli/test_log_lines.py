@@ -43,7 +43,7 @@ def talk(ctx):
 
 @jobpool.handler("flood")
 def flood(ctx):
-    for number in range(50_000):
+    for number in range(20_000):
         print("line", number)
 
 @jobpool.handler("crash")
@@ -64,12 +64,6 @@ def app(shell: Shell) -> Shell:
     (shell.directory / "app.py").write_text(APP)
     shell.environment["JOBPOOL_APPS"] = "app"
     return shell
-
-
-def enqueue(shell: Shell, *words: str) -> str:
-    done = shell.run("enqueue", *words)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def pattern(line: str) -> str:
@@ -109,8 +103,7 @@ def test_an_app_that_does_not_import_is_an_object_of_json_with_its_stack(shell: 
 
 def test_handlers_lines_in_json_are_objects_with_job_level_and_logger(app: Shell) -> None:
     trace = "4b" * 16
-    job = {"handler": "talk", "meta": {"traceparent": f"00-{trace}-{'a1' * 8}-01"}}
-    ident = app.run("enqueue", "--file", "-", input=json.dumps(job)).stdout.strip()
+    ident = app.enqueue("talk", meta={"traceparent": f"00-{trace}-{'a1' * 8}-01"})
     done = app.run("--until-empty", "-w", "1", "--log-format", "json")
     entries = [json.loads(line) for line in done.stderr.splitlines()]
     lines = {entry["event"]: entry for entry in entries if entry["logger"] == "jobpool.job"}
@@ -136,7 +129,7 @@ def test_handlers_lines_in_json_are_objects_with_job_level_and_logger(app: Shell
 
 @pytest.mark.parametrize("flags", [("--no-log-output",), ("-q",)])
 def test_lines_of_handlers_can_be_turned_off(app: Shell, flags: tuple[str, ...]) -> None:
-    enqueue(app, "talk")
+    app.enqueue("talk")
     done = app.run("--until-empty", "-w", "1", *flags)
     assert done.returncode == 0
     assert "100 %" not in done.stderr
@@ -144,7 +137,7 @@ def test_lines_of_handlers_can_be_turned_off(app: Shell, flags: tuple[str, ...])
 
 
 def test_a_flood_is_thinned_counted_and_a_death_tells_job_and_last_words(app: Shell) -> None:
-    flood, crash = enqueue(app, "flood"), enqueue(app, "crash")
+    flood, crash = app.enqueue("flood"), app.enqueue("crash")
     done = app.run("--until-empty", "-w", "2", "-v", "--max-crashes", "1")
     log = done.stderr
     assert "\x1b" not in log
@@ -152,7 +145,7 @@ def test_a_flood_is_thinned_counted_and_a_death_tells_job_and_last_words(app: Sh
     left_out = [int(count.replace(",", "")) for count in re.findall(r": \[… ([\d,]+) lines left out …\]$", log, re.M)]
     assert 200 <= len(shown) < 2_000
     assert shown[:200] == [str(number) for number in range(200)]
-    assert len(shown) + sum(left_out) == 50_000, left_out
+    assert len(shown) + sum(left_out) == 20_000, left_out
     assert f"lines_left_out={sum(left_out)}" in log
     assert f" job succeeded                id={flood} handler=flood " in log
     assert log.count(f" crash {crash}: last words\n") == log.count(f" crash {crash}: raw words\n") == 2
@@ -161,7 +154,7 @@ def test_a_flood_is_thinned_counted_and_a_death_tells_job_and_last_words(app: Sh
 
 
 def test_a_terminal_shows_a_summary_and_a_stop_says_what_it_waits_for(app: Shell) -> None:
-    ident = enqueue(app, "wait")
+    ident = app.enqueue("wait")
     shown, code = app.on_a_terminal("-w", "1", "--stop-grace", "0.5", until=b"1/1 busy  0 waiting", then=signal.SIGINT)
     assert code == 0
     lines = [line.rpartition("\r\x1b[K")[2] for line in shown.splitlines()]
@@ -177,17 +170,17 @@ def test_the_output_of_the_last_failed_attempt_is_shown_with_the_message(shell: 
         "import jobpool\n@jobpool.handler('fail', max_retries=1)\ndef fail(ctx):\n"
         "    print('attempt', ctx.attempt)\n    raise LookupError('x')\n"
     )
-    ident = enqueue(shell, "fail")
+    ident = shell.enqueue("fail")
     shell.run("--until-empty", "-w", "1", "-A", "app")
-    told = shell.run("inspect", ident).stdout
+    told = shell.call("inspect", ident).stdout
     assert told.endswith("\n\noutput of the last failed attempt\n  attempt 2\n"), told
-    assert json.loads(shell.run("inspect", ident, "--json").stdout)["cause"]["output"] == "attempt 2"
+    assert json.loads(shell.call("inspect", ident, "--json").stdout)["cause"]["output"] == "attempt 2"
 
 
 def test_a_file_of_jobs_is_counted_on_a_terminal_and_its_ids_go_into_a_pipe(shell: Shell) -> None:
     (shell.directory / "jobs").write_text("{}\n" * 2500)
     words = ("enqueue", "some", "--file", "jobs")
-    assert len(set(shell.run(*words).stdout.split())) == 2500
+    assert len(set(shell.call(*words).stdout.split())) == 2500
     shown, code = shell.on_a_terminal(*words, until=b"never", then=b"")
     assert code == 0
     assert [part for part in re.split(r"\r\x1b\[K|\r\n", shown) if part] == [

@@ -59,7 +59,7 @@ def test_a_breakpoint_works_there_and_is_told_in_a_pool(shell: Shell) -> None:
     shown, code = with_app(shell).on_a_terminal("run-one", "stops", "number=4", until=b"(Pdb)", then=b"c\n")
     assert (code, "\r\n5\r\n" in shown) == (0, True), shown
 
-    shell.run("enqueue", "stops", "number=4")
+    shell.enqueue("stops", {"number": 4}, queue="reports", max_retries=0)
     shell.run("--until-empty", "--workers", "1")
-    [letter] = json.loads(shell.run("dead", "list", "--json").stdout)
+    [letter] = json.loads(shell.call("dead", "list", "--json").stdout)
     assert "run-one" in str(letter), letter

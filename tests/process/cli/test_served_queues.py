@@ -35,7 +35,7 @@ def report(ctx): ...
 
 
 def stats(shell: Shell) -> dict[str, dict[str, int]]:
-    return {one["queue"]: one for one in json.loads(shell.run("stats", "--json").stdout)}
+    return {one["queue"]: one for one in json.loads(shell.call("stats", "--json").stdout)}
 
 
 def enqueued(shell: Shell, *words: str) -> str:
@@ -49,8 +49,8 @@ def test_a_pool_serves_the_queues_that_its_app_names(shell: Shell) -> None:
     app = shell.directory / "jobs.py"
     app.write_text(APP % 0)
     enqueued(shell, "--app", "jobs.py", "report", "customer=7")
-    enqueued(shell, "--no-check", "nobody", "-Q", "typo")
-    waiting = shell.run("stats")
+    shell.enqueue("nobody", queue="typo")
+    waiting = shell.call("stats")
     assert "no pool on this machine serves reports, typo: their jobs wait until one does" in waiting.stderr
 
     pool = shell.start("--app", "jobs.py", "-w", "1")
@@ -64,15 +64,15 @@ def test_a_pool_serves_the_queues_that_its_app_names(shell: Shell) -> None:
     wait_until(lambda: "the pool serves more queues" in shell.log(), "the new code is there")
     enqueued(shell, "--app", "jobs.py", "extra", "--delay", "1h")
     assert stats(shell)["extra"]["pools"] == 1, "its note has the new queue"
-    astray = shell.run("enqueue", "report", "customer=8", "-Q", "report", "--delay", "1h")
+    astray = shell.call("enqueue", "report", "customer=8", "-Q", "report", "--delay", "1h")
     assert "the job waits in queue 'report'; the pools on this machine serve" in astray.stderr
-    assert "the pause is for queue 'report'; the pools on this machine serve" in shell.run("pause", "report").stderr
-    assert "serve" not in shell.run("pause", "reports").stderr
-    assert shell.run("resume", "report", "reports").returncode == 0
-    moved = shell.run("edit", astray.stdout.strip(), "--move", "reprots")
+    assert "the pause is for queue 'report'; the pools on this machine serve" in shell.call("pause", "report").stderr
+    assert "serve" not in shell.call("pause", "reports").stderr
+    assert shell.call("resume", "report", "reports").exit_code == 0
+    moved = shell.call("edit", astray.stdout.strip(), "--move", "reprots")
     assert "what is moved waits in queue 'reprots'; the pools on this machine serve" in moved.stderr
     assert moved.stdout.endswith("  edited\n")
-    moved = shell.run("edit", astray.stdout.strip(), "--move", "reports")
+    moved = shell.call("edit", astray.stdout.strip(), "--move", "reports")
     assert (moved.stdout[-7:], moved.stderr) == ("edited\n", "")
     pool.send_signal(signal.SIGTERM)
     assert pool.wait(30) == 0

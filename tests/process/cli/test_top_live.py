@@ -24,8 +24,11 @@ APP = """
 import time, jobpool
 @jobpool.handler("hang")
 def hang(ctx):
-    sum(range(10**12))
+    time.sleep(600)  # what resists in C, and costs a processor: tests/process/pool/test_control.py
 """
+
+
+pytestmark = pytest.mark.xdist_group("top-live")  # one pool for all of them
 
 
 class Top:
@@ -81,21 +84,31 @@ class Top:
         os.close(self._ours)
 
 
-@pytest.fixture
-def running(shell: Shell) -> Iterator[str]:
-    """The id of a job that hangs in a pool of two children."""
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """With one pool of two children for all tests, which leave it idle."""
+    shell = Shell(tmp_path_factory.mktemp("top"))
     (shell.directory / "app.py").write_text(APP)
     pool = shell.start("-w", "2", "-A", "app", "-n", "mine", "--default-timeout", "600", "--kill-grace", "0.3")
-    wait_until(lambda: shell.run("health").returncode == 0, "healthy")
-    ident = shell.run("enqueue", "hang").stdout.strip()
-    wait_until(lambda: ident in shell.run("top").stdout, "it runs")
+    wait_until(lambda: shell.call("health").exit_code == 0, "healthy")
+    yield shell
+    pool.terminate()
+    assert pool.wait(LIMIT) == 0, shell.log()
+    shell.end_all()
+
+
+@pytest.fixture
+def running(shell: Shell) -> Iterator[str]:
+    """The id of a job that hangs."""
+    ident = shell.enqueue("hang")
+    wait_until(lambda: ident in shell.call("top").stdout, "it runs")
     yield ident
-    pool.kill()
+    shell.call("cancel", ident)
+    wait_until(lambda: is_cancelled(shell, ident), "it is dead")
 
 
-def top_json(shell: Shell) -> dict[str, object]:
-    [pool] = json.loads(shell.run("top", "--once", "--json", "-d", "0.3").stdout)
-    return dict(pool)
+def is_cancelled(shell: Shell, ident: str) -> bool:
+    return '"cancelled"' in shell.call("inspect", ident, "--json").stdout
 
 
 def test_a_person_looks_at_a_stack_and_cancels_the_job(shell: Shell, running: str) -> None:
@@ -112,7 +125,7 @@ def test_a_person_looks_at_a_stack_and_cancels_the_job(shell: Shell, running: st
         top.shows("nothing was done")
         top.press("cy")
         top.shows(f"job {running} is told to end")
-        wait_until(lambda: '"cancelled"' in shell.run("inspect", running, "--json").stdout, "it is dead")
+        wait_until(lambda: is_cancelled(shell, running), "it is dead")
         top.shows("no slot passes the filter")
         assert top.leave("\x1bq") == 0
     finally:
@@ -120,9 +133,6 @@ def test_a_person_looks_at_a_stack_and_cancels_the_job(shell: Shell, running: st
 
 
 def test_a_pool_in_which_nothing_moves_costs_nothing(shell: Shell) -> None:
-    shell.run("init")
-    shell.start("-w", "1")
-    wait_until(lambda: shell.run("health").returncode == 0, "healthy")
     top = Top(shell, "-d", "0.1")
     try:
         top.shows("SLOT", "idle", "choose")
@@ -148,16 +158,18 @@ def test_a_slow_terminal_shows_all_and_keys_are_heard(shell: Shell, running: str
 
 
 def test_json_has_depths_rates_and_ages_of_queues(shell: Shell, running: str) -> None:
-    shell.run("pause", "default")
-    wait_until(lambda: "paused" in shell.run("top").stdout, "the pause is heard")
-    shell.run("enqueue", "hang", "--file", "-", input="{}\n" * 3)
+    shell.call("pause", "default")
+    wait_until(lambda: "paused" in shell.call("top").stdout, "the pause is heard")
+    shell.enqueue("hang", count=3)
     wait_until(
-        lambda: "default: 3 waiting, oldest" in re.sub(r"\x1b\[[0-9;]*m", "", shell.run("top").stdout), "counted"
+        lambda: "default: 3 waiting, oldest" in re.sub(r"\x1b\[[0-9;]*m", "", shell.call("top").stdout), "counted"
     )
-    pool = top_json(shell)
-    assert isinstance(pool["queues"], list)
+    [pool] = json.loads(shell.run("top", "--once", "--json", "-d", "0.3").stdout)
     [queue] = pool["queues"]
-    assert (queue["queue"], queue["waiting"], queue["delayed"], queue["dead"]) == ("default", 3, 0, 0)
+    [counts] = json.loads(shell.call("stats", "default", "--json").stdout)
+    assert (queue["queue"], queue["waiting"], queue["delayed"], queue["dead"]) == ("default", 3, 0, counts["dead"])
     assert queue["oldest"] > 0
     assert (queue["rate"], pool["rate"]) == (0.0, 0.0)
-    assert running in [row["job"] for row in pool["rows"]]  # type: ignore[attr-defined]
+    assert running in [row["job"] for row in pool["rows"]]
+    assert shell.call("purge", "state:waiting", "--yes").exit_code == 0
+    assert shell.call("resume", "default").exit_code == 0

@@ -43,7 +43,7 @@ def test_it_reloads_when_a_file_is_saved_and_survives_one_that_does_not_load(she
 
 
 def _enqueued_and_said(shell: Shell, said: Path, text: str) -> bool:
-    assert shell.run("enqueue", "report", "--queue", "reports", "--no-check").returncode == 0
+    shell.enqueue("report", queue="reports")
     return said.read_text().splitlines()[-1:] == [text]
 
 
