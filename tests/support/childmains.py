@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from jobpool.errors import ConfigurationError
@@ -199,7 +198,6 @@ def report(_: ChildBoot) -> Any:
         "threads": threading.active_count(),
         "environ": dict(os.environ),
         "stdin": os.readlink("/proc/self/fd/0"),
-        "oom_score_adj": int(Path("/proc/self/oom_score_adj").read_text()),
         "random": random.random(),
         "preload": _.options.preload,
         "subreaper": _is_subreaper(),

@@ -9,4 +9,4 @@ SUPPORT = str(Path(__file__).parents[2] / "support")
 if SUPPORT not in sys.path:
     sys.path.insert(0, SUPPORT)
 
-allow_open_files(8192)  # two hundred children at once, six descriptors each; many systems allow 1,024 at first
+allow_open_files(8192)  # hundreds of children at once, six descriptors each; many systems allow 1,024 at first
