@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.outages import complaints
 from support.poolrig import LIMIT, Rig
 from support.waiting import wait_until
 
@@ -65,7 +66,7 @@ def test_systemd_hears_of_a_start_a_reload_and_a_stop(rig: Rig, tmp_path: Path) 
 def test_process_1_of_a_container_does_all_that_a_pool_does(rig: Rig) -> None:
     rig.enqueue_many("work", [{"tag": str(number)} for number in range(20)])
     crashed = rig.enqueue("die", {"how": "SIGSEGV", "times": 1})
-    hung = rig.enqueue("hang", {"how": "hang_in_sum"}, timeout=1.0)
+    hung = rig.enqueue("hang", {"how": "swallow_everything"}, timeout=0.5)
     left = rig.enqueue("leave_process", {"how": "double fork"})
     pool = rig.run_pool("--until-empty", through=CONTAINER)
 
@@ -100,9 +101,11 @@ def test_the_probes_of_the_manifest_tell_a_hanging_master_from_a_healthy_one(rig
     assert probe(rig, "livenessProbe") == 0
 
     pool.send(signal.SIGSTOP)
-    wait_until(lambda: probe(rig, "livenessProbe") != 0, LIMIT)
+    wait_until(lambda: "loop" in complaints(pool), LIMIT)
+    assert probe(rig, "livenessProbe") != 0
     pool.send(signal.SIGCONT)
-    wait_until(lambda: probe(rig, "livenessProbe") == 0, LIMIT)
+    wait_until(lambda: "loop" not in complaints(pool), LIMIT)
+    assert probe(rig, "livenessProbe") == 0
 
 
 def probe(rig: Rig, name: str) -> int:
