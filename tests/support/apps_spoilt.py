@@ -67,16 +67,19 @@ def follow(frame: object, event: str, argument: object) -> None:
         raise RuntimeError("a trace function that another job has left")
 
 
-WAYS: dict[str, Callable[[], object]] = {
-    "size of files": lambda: lower(resource.RLIMIT_FSIZE, 4096),
-    "address space": lambda: lower(resource.RLIMIT_AS, address_space()),
-    "open files": lambda: lower(resource.RLIMIT_NOFILE, 20),
-    "limit set by C code": lower_through_c,
+TIMERS: dict[str, Callable[[], object]] = {
     "virtual timer": lambda: leave_timer(signal.ITIMER_VIRTUAL, signal.SIGVTALRM, handled=True),
     "virtual timer, unhandled": lambda: leave_timer(signal.ITIMER_VIRTUAL, signal.SIGVTALRM, handled=False),
     "profiling timer": lambda: leave_timer(signal.ITIMER_PROF, signal.SIGPROF, handled=True),
     "alarm": lambda: leave_timer(signal.ITIMER_REAL, signal.SIGALRM, handled=True),
     "watchdog": lambda: faulthandler.dump_traceback_later(SOON, exit=True),
+}
+WAYS: dict[str, Callable[[], object]] = {
+    **TIMERS,
+    "size of files": lambda: lower(resource.RLIMIT_FSIZE, 4096),
+    "address space": lambda: lower(resource.RLIMIT_AS, address_space()),
+    "open files": lambda: lower(resource.RLIMIT_NOFILE, 20),
+    "limit set by C code": lower_through_c,
     "recursion": lambda: sys.setrecursionlimit(120),
     "path": sys.path.clear,
     "environment": os.environ.clear,
