@@ -39,7 +39,7 @@ HOLE = 30.0 if os.environ.get("POOLTEST_FULL") else 2 * TTL
 LEASES = ("--ttl", str(TTL), "--max-crashes", "0")
 NEVER_GIVEN_UP = ("--max-crashes", "0")
 REFUSED = "a settlement was refused"
-CUTS = 6
+CUTS = 4
 ENDS = 4.0
 """Seconds that leases last which end in an outage: no pause of the machine ends others."""
 
@@ -64,9 +64,9 @@ def start_apart(broker: Broker, rig: Rig, count: int, *flags: str, **options: An
 def test_a_pool_behind_a_black_hole_loses_what_it_holds_and_nobody_else_notices(
     broker: Broker, rig: Rig, figure: Figure
 ) -> None:
-    """Three hosts; one is cut off for two ttls while it holds a job that is done and one that runs."""
+    """Two hosts; one is cut off for two ttls while it holds a job that is done and one that runs."""
     stalls = Stalls()
-    hosts = [broker.host() for _ in range(3)]
+    hosts = [broker.host() for _ in range(2)]
     lonely = rig.start_pool(*LEASES, url=hosts[0].url).wait_ready(2)
     cut_off, heard = rig.directory / "cut off", rig.directory / "heard"
     done = rig.enqueue("again", {"first": 0.0, "later": 0.1, "until": str(cut_off), "then": str(heard)})
@@ -95,8 +95,8 @@ def test_a_pool_behind_a_black_hole_loses_what_it_holds_and_nobody_else_notices(
     back = time.monotonic()
     family = set(lonely.children())
     assert not family & set(held[1:])
-    # More than the others' children can take at once: something is left for it, however late it comes.
-    for _ in range(5):
+    # More than the other's children can take at once: something is left for it, however late it comes.
+    for _ in range(3):
         gated(rig, heard, priority=1)
     wait_back(lambda: any(line.at > back and line.pid in family for line in rig.starts()), "it works again")
     figure("work goes on after", min(ln.at for ln in rig.starts() if ln.at > back and ln.pid in family) - back, "s")
@@ -174,7 +174,7 @@ def test_behind_a_black_hole_an_attempt_ends_with_its_lease_and_the_pool_goes_on
 
 
 @pytest.mark.row(8)
-@pytest.mark.on("postgres", "redis")
+@pytest.mark.on("redis", "postgres")
 def test_connections_that_are_reset_again_and_again(broker: Broker, rig: Rig) -> None:
     start_apart(broker, rig, 2)
     before = [host.proxy.counts().connections for host in broker.hosts]
@@ -196,7 +196,7 @@ def test_connections_that_are_reset_again_and_again(broker: Broker, rig: Rig) ->
 def test_connections_that_hold_leases_are_reset_and_nothing_is_lost(broker: Broker, rig: Rig) -> None:
     """What was not settled when its lease went runs again, maybe beside the attempt that has lost it."""
     start_apart(broker, rig, 2, *NEVER_GIVEN_UP)
-    for _ in range(CUTS // 2):
+    for _ in range(CUTS - 1):
         wait_fetched_after(rig, time.monotonic())
         for host in broker.hosts:
             host.proxy.cut()
@@ -212,6 +212,7 @@ def test_connections_that_hold_leases_are_reset_and_nothing_is_lost(broker: Brok
     stop_all(rig, rig.pools)
 
 
+@pytest.mark.more
 @pytest.mark.row(8)
 @pytest.mark.on("redis-cluster", "redis", "postgres")
 def test_a_server_that_closes_every_connection_under_load(broker: Broker, rig: Rig) -> None:
@@ -235,7 +236,7 @@ def test_a_server_that_closes_every_connection_under_load(broker: Broker, rig: R
 def test_half_open_connections_are_left_behind(broker: Broker, rig: Rig, figure: Figure) -> None:
     """Whatever was sent into the hole is lost, and nobody closes the connections that it was sent on."""
     pools = start_apart(broker, rig, 2, timeout=1)
-    rig.enqueue_many("work", [{"seconds": 0.02}] * 200)
+    rig.enqueue_many("work", [{"seconds": 0.02}] * 120)
     wait_until(lambda: len(rig.ends()) > 20)
     for host in broker.hosts:
         host.proxy.black_hole(keep=False)
@@ -294,18 +295,18 @@ def test_leases_that_end_in_an_outage_are_neither_lost_nor_settled_late(
 
 @pytest.mark.row(8)
 @pytest.mark.on("postgres", "redis")
-def test_pools_can_be_stopped_while_their_broker_is_away(broker: Broker, rig: Rig) -> None:
+def test_a_pool_can_be_stopped_while_its_broker_is_away(broker: Broker, rig: Rig) -> None:
     host = broker.host()
-    pools = start_pools(rig, 2, "--stop-grace", "1", workers=1, url=host.url)
+    [pool] = start_pools(rig, 1, "--stop-grace", "1", url=host.url)
     ids = rig.enqueue_many("work", [{"seconds": 0.5}, {"seconds": 60}])
     rig.wait_started(*ids)
     part(host)
     with Stalls() as stalls:
         begun = time.monotonic()
-        stop_all(rig, rig.pools)
+        stop_all(rig, [pool])
         took = time.monotonic() - begun
     assert took < 1.0 + 2 * BACK + stalls.seconds
-    assert all(pool.log("leases are left to expire: the broker did not answer") for pool in pools)
+    assert pool.log("leases are left to expire: the broker did not answer")
     assert set(ids) == {message.id for message in rig.backend.list_messages()}
 
 

@@ -17,7 +17,7 @@ from jobpool_torture.spoiling import ORDERS_FOLDER
 from jobpool_torture.tracking import batches
 from jobpool_torture.workload import Item, Producer
 
-BATCHES, KILLS = (500, 40) if ALL else (120, 9)
+BATCHES, KILLS = (500, 40) if ALL else (80, 6)
 POOLS = 3
 LIMIT = 300.0
 POINTS = {"before-settle/ack": 8, "after-settle/ack": 8, "before-settle/abandon": 2, "after-settle/abandon": 2}

@@ -78,22 +78,36 @@ def answers(rig: Rig) -> Counter[str]:
 
 @pytest.mark.row(9)
 @pytest.mark.on("beanstalk", "servicebus")
-def test_settlements_that_nobody_answers_lose_nothing(broker: Broker, hosts: list[Host], rig: Rig) -> None:
-    """Such a job may run again, with its counters as they were."""
+def test_settlements_and_fetches_that_nobody_answers_lose_nothing(broker: Broker, hosts: list[Host], rig: Rig) -> None:
+    """Such a job may run again, with its counters as they were.
+
+    What a lost fetch has leased comes back with its connection on beanstalkd, when its lock ends on Service Bus.
+    """
     pools = start_on(hosts, rig, "--max-crashes", "0")
     lose(hosts, NOW_AND_THEN, broker.settle_calls)
     rig.enqueue_many("work", [{"seconds": 0.01}] * 120)
     failing = rig.enqueue_many("fail", [{"times": 1}] * 5, max_retries=1)
     rig.wait_drained()
-    stop_all(rig, pools)
-    assert dropped(hosts) >= 2
+    of_settlements = dropped(hosts)
+    assert of_settlements >= 2
     account = rig.account()
     account.assert_clean()
-    assert len(account.excused) <= dropped(hosts), "judged but where a copy may have been left"
+    assert len(account.excused) <= of_settlements, "judged but where a copy may have been left"
     released = {line.id for line in rig.lines("asked") if line.verb == "release"}  # not begun when the broker was away
     assert account.excused <= {*failing, *released}, "an ack copies nothing"
     assert {line.id for line in rig.ends()} == rig.enqueued
     assert all({line.attempt for line in rig.starts(ident)} == {1, 2} for ident in failing)
+
+    for host in hosts:
+        host.proxy.drop_replies(3, match=broker.fetch_calls)
+    rig.enqueue_many("work", [{"seconds": 0.01}] * 100)
+    rig.wait_drained()
+    stop_all(rig, pools)
+    assert dropped(hosts) >= of_settlements + 2
+    account = rig.account()
+    account.assert_clean()
+    assert len(account.excused) <= dropped(hosts), "judged but where a copy may have been left"
+    assert {line.id for line in rig.ends()} == rig.enqueued
 
 
 # --- of fetches ---------------------------------------------------------------------------------------------
@@ -159,23 +173,6 @@ def test_what_a_fetch_has_leased_that_is_never_asked_again_comes_back_after_the_
     account.assert_clean()
     assert account.duplicates <= {mine}, "it may have been killed while it settled that"
     stop_all(rig, [other])
-
-
-@pytest.mark.row(9)
-@pytest.mark.on("beanstalk", "servicebus")
-def test_what_a_lost_fetch_has_leased_comes_back(broker: Broker, hosts: list[Host], rig: Rig) -> None:
-    """With its connection on beanstalkd, when its lock ends on Service Bus."""
-    pools = start_on(hosts, rig, "--max-crashes", "0")
-    for host in hosts:
-        host.proxy.drop_replies(3, match=broker.fetch_calls)
-    rig.enqueue_many("work", [{"seconds": 0.01}] * 100)
-    rig.wait_drained()
-    stop_all(rig, pools)
-    assert dropped(hosts) >= 2
-    account = rig.account()
-    account.assert_clean()
-    assert len(account.excused) <= dropped(hosts), "judged but where a copy may have been left"
-    assert {line.id for line in rig.ends()} == rig.enqueued
 
 
 # --- of enqueues --------------------------------------------------------------------------------------------

@@ -48,11 +48,11 @@ class Amount:
         return iter(steps)
 
 
-AMOUNT = Amount(100_000, 2_000, 500) if FULL else Amount(2_000, 40, 10)
+AMOUNT = Amount(100_000, 2_000, 500) if FULL else Amount(1_200, 24, 6)
 UNHARMED = Amount(100, 0, 0)
 """After it every connection is there; one that was cut is opened again when it is needed."""
 
-WARM_UP = Amount(600, 12, 4)
+WARM_UP = Amount(400, 8, 3)
 
 
 @dataclass(frozen=True, slots=True)

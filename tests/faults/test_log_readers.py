@@ -122,7 +122,7 @@ def assert_stops(pool: PoolProcess, figure: Figure, status: int = 0) -> None:
 @pytest.mark.parametrize("stands_still", ["pipe", *more(("terminal",))])
 def test_a_pool_whose_log_nobody_reads_works_and_stops(rig: Rig, figure: Figure, stands_still: str) -> None:
     with READERS[stands_still]() as reader:
-        pool = rig.start_pool(stderr=reader.writing).wait_ready(2)
+        pool = rig.start_pool("--kill-grace", "0.2", stderr=reader.writing).wait_ready(2)
         wait_worked(rig)
         assert_stops(pool, figure)
     rig.account().assert_clean()
@@ -166,7 +166,7 @@ def test_an_error_that_nobody_reads_ends_the_pool_with_its_status(rig: Rig, tmp_
 @pytest.mark.parametrize("stands_still", ["terminal", *more(("pipe",))])
 def test_a_reader_that_comes_back_gets_every_line_in_order(rig: Rig, stands_still: str) -> None:
     with READERS[stands_still]() as reader, ThreadPoolExecutor(1) as thread:
-        pool = rig.start_pool(stderr=reader.writing).wait_ready(2)
+        pool = rig.start_pool("--kill-grace", "0.2", stderr=reader.writing).wait_ready(2)
         wait_worked(rig)
         reading = thread.submit(reader.read_on)
         assert pool.stop() == 0

@@ -21,18 +21,17 @@ ROUNDS = 6
 
 BROKERS = {
     "sqlite": ("work", "hold_gil"),
-    "redis": ("work", "hold_gil"),
-    "redis-cluster": ("work",),
+    "redis": ("work",),
     "postgres": ("work",),
     "beanstalk": ("work",),
     "servicebus": ("work",),
 }
-"""One job sleeps; one holds the interpreter lock in a single call of C."""
+"""One job sleeps; one holds the interpreter lock in a single call of C, on one broker: what renews is the pool's."""
 
 
 @pytest.mark.row(1)
 def test_jobs_that_are_longer_than_their_leases_run_once(tmp_path: Path, figure: Figure) -> None:
-    """On all brokers side by side, because it takes its time: two pools on each, both with children to spare."""
+    """On all brokers side by side, because it takes its time: each of two pools could run all jobs of its broker."""
     with ExitStack() as stack:
         rigs: dict[str, tuple[Rig, float]] = {}
         for name in BROKERS:
@@ -41,8 +40,8 @@ def test_jobs_that_are_longer_than_their_leases_run_once(tmp_path: Path, figure:
             broker = stack.enter_context(fault_broker(name, folder, ttr=SHORT_TTR))
             rig = stack.enter_context(fault_rig(folder, broker))
             rigs[name] = rig, max(LONG, broker.lasts * 1.3 if broker else 0.0)
-        for rig, _ in rigs.values():
-            start_pools(rig, 2, "--ttl", str(TTL))
+        for name, (rig, _) in rigs.items():
+            start_pools(rig, 2, "--ttl", str(TTL), workers=len(BROKERS[name]))
         for _ in range(ROUNDS):
             with Stalls() as stalls:
                 ids = {name: _run(rig, BROKERS[name], seconds) for name, (rig, seconds) in rigs.items()}

@@ -1,4 +1,4 @@
-"""Handlers that grow past the memory limit, or leak slowly, on two pools with one queue."""
+"""Handlers that grow past the memory limit, or leak slowly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLACK = 0.5
 @pytest.mark.row(17)
 @pytest.mark.on("sqlite")
 def test_a_job_that_grows_past_the_limit_is_killed_as_a_failed_attempt(rig: Rig, figure: Figure) -> None:
-    pools = start_pools(rig, 2, "--memory-limit", f"{LIMIT}M", app=MISUSE)
+    pools = start_pools(rig, 1, "--memory-limit", f"{LIMIT}M", workers=3, app=MISUSE)
     steady = rig.enqueue("work", {"seconds": 2.5})
     rig.wait_started(steady)
     with Stalls() as stalls:
@@ -47,7 +47,7 @@ def test_a_job_that_grows_past_the_limit_is_killed_as_a_failed_attempt(rig: Rig,
     assert len(rig.starts(steady)) == len(rig.ends(steady)) == 1, "its neighbours go on"
     wait_gone([line.pid for ident in ids for line in rig.starts(ident)], GONE)
     rig.account().assert_once_each()
-    stop_all(rig, [pool.wait_ready(2) for pool in pools])
+    stop_all(rig, [pool.wait_ready(3) for pool in pools])
 
 
 def seen_after(rig: Rig, ident: str) -> list[float]:
@@ -71,8 +71,8 @@ def runs_by_child(rig: Rig) -> list[int]:
 @pytest.mark.on("sqlite")
 def test_children_are_recycled_by_jobs_not_all_at_once(rig: Rig, figure: Figure) -> None:
     """20 jobs a child, more or less a tenth: drawn anew for each child."""
-    pools = start_pools(rig, 2, "--recycle", "jobs=20")
-    rig.enqueue_many("work", [{}] * 400)
+    pools = start_pools(rig, 1, "--recycle", "jobs=20")
+    rig.enqueue_many("work", [{}] * 230)
     rig.wait_drained()
     runs = runs_by_child(rig)
     for count in runs:
@@ -88,8 +88,8 @@ def test_children_are_recycled_by_jobs_not_all_at_once(rig: Rig, figure: Figure)
 @pytest.mark.on("sqlite")
 def test_children_that_leak_are_recycled_by_memory(rig: Rig, figure: Figure) -> None:
     """Nobody is killed for it: 10 MiB a job, gone above 100 MiB."""
-    pools = start_pools(rig, 2, "--recycle", "memory=100M", "--memory-limit", "400M", workers=1)
-    rig.enqueue_many("leak", [{"mebibytes": 10}] * 50)
+    pools = start_pools(rig, 1, "--recycle", "memory=100M", "--memory-limit", "400M", workers=1)
+    rig.enqueue_many("leak", [{"mebibytes": 10}] * 35)
     rig.wait_drained()
     runs = runs_by_child(rig)
     for count in runs:
@@ -105,18 +105,17 @@ def test_children_that_leak_are_recycled_by_memory(rig: Rig, figure: Figure) -> 
 @pytest.mark.on("sqlite")
 def test_the_out_of_memory_killer_takes_children_before_the_master(rig: Rig, figure: Figure) -> None:
     """By what the kernel goes by, `oom_score`: of the sizes that they have, and while a child has grown."""
-    pools = start_pools(rig, 2, app=MISUSE)
+    [pool] = start_pools(rig, 1, app=MISUSE)
     ident = rig.enqueue("outgrow", {"mebibytes": 200})
     wait_until(lambda: [line for line in rig.lines("effect", ident) if line.tag == "all"], what="it has grown")
-    for pool in pools:
-        [server] = pool.fork_servers()
-        children = pool.wait_ready(2).children()
-        adjusted = [_number(pid, "oom_score_adj") for pid in (pool.pid, server, *children)]
-        assert adjusted[0] < adjusted[1] < min(adjusted[2:]), adjusted
-        scores = [_number(pid, "oom_score") for pid in (pool.pid, server, *children)]
-        figure("score of a master", scores[0], "")
-        figure("lowest score of a child", min(scores[2:]), "")
-        assert scores[0] < min(scores[2:]), scores
+    [server] = pool.fork_servers()
+    children = pool.wait_ready(2).children()
+    adjusted = [_number(pid, "oom_score_adj") for pid in (pool.pid, server, *children)]
+    assert adjusted[0] < adjusted[1] < min(adjusted[2:]), adjusted
+    scores = [_number(pid, "oom_score") for pid in (pool.pid, server, *children)]
+    figure("score of a master", scores[0], "")
+    figure("lowest score of a child", min(scores[2:]), "")
+    assert scores[0] < min(scores[2:]), scores
 
 
 def _number(pid: int, name: str) -> int:

@@ -32,50 +32,39 @@ def reload_as(rig: Rig, pool: PoolProcess, version: str) -> None:
 
 
 @pytest.mark.row(22)
-def test_hup_brings_new_code_and_disturbs_no_running_job(rig: Rig, figure: Figure) -> None:
+def test_hup_brings_new_code_but_no_broken_code_and_disturbs_no_running_job(rig: Rig, figure: Figure) -> None:
     end = rig.directory / "end"
     running = rig.enqueue("again", {"first": 0, "later": 0, "until": str(end)})
     pool = rig.start_pool(workers=3, app=an_app(rig, "old")).wait_ready(3)
-    [start_line] = rig.wait_started(running)
-    assert version_seen(rig) == "old"
+    [runner] = [line.pid for line in rig.wait_started(running)]
     other = rig.start_pool(workers=1, app=an_app(rig, "other", name="other_app")).wait_ready(1)
-    undisturbed = other.children()
-    rig.enqueue_many("work", [{"seconds": 0.005}] * 200)
-    asked = time.monotonic()
-    reload_as(rig, pool, "new")
-    wait_until(lambda: version_seen(rig) == "new", LIMIT)
-    figure("new code runs", time.monotonic() - asked, "s")
-    wait_until(lambda: runs(rig, "new"), LIMIT)
-    assert is_alive(start_line.pid)
-    end.touch()
-    rig.wait_drained()
-    rig.account().assert_once_each()
-    assert set(rig.account().crashes.values()) == {0}
-    wait_gone([start_line.pid], LIMIT)
-    wait_until(lambda: len(pool.fork_servers()) == 1, LIMIT, "the old fork server has gone with its last child")
-    pool.wait_ready(3)
-    assert other.children() == undisturbed
-    stop_all(rig, [pool, other])
-
-
-@pytest.mark.row(22)
-def test_hup_with_broken_code_leaves_the_old_code_at_work(rig: Rig) -> None:
-    pool, other = start(rig)
-    before = set(pool.children())
+    before, undisturbed = set(pool.children()), other.children()
     (rig.directory / "the_app.py").write_text(BROKEN)
     pool.send(signal.SIGHUP)
     wait_until(lambda: pool.log("the app does not load; what runs goes on"))
     assert runs(rig, "old")
     assert set(pool.children()) == before
     wait_until(pool.is_healthy)
-    assert kill_child(pool, before.pop()), "and the old fork server still fills places"
-    pool.wait_ready(2)
+    assert kill_child(pool, (before - {runner}).pop()), "and the old fork server still fills places"
+    pool.wait_ready(3)
     assert runs(rig, "old")
     wait_until(lambda: len(pool.fork_servers()) == 1)
+
+    rig.enqueue_many("work", [{"seconds": 0.005}] * 100)
+    asked = time.monotonic()
     reload_as(rig, pool, "new")
     wait_until(lambda: version_seen(rig) == "new", LIMIT)
+    figure("new code runs", time.monotonic() - asked, "s")
+    wait_until(lambda: runs(rig, "new"), LIMIT)
+    assert is_alive(runner)
+    end.touch()
     rig.wait_drained()
+    assert len(rig.starts(running)) == len(rig.ends(running)) == 1
     rig.account().assert_clean()
+    wait_gone([runner], LIMIT)
+    wait_until(lambda: len(pool.fork_servers()) == 1, LIMIT, "the old fork server has gone with its last child")
+    pool.wait_ready(3)
+    assert other.children() == undisturbed
     stop_all(rig, [pool, other])
 
 

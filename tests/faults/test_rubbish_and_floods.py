@@ -41,7 +41,7 @@ IDLE = 3
 TIMEOUT = 60.0
 """Seconds for what misbehaves: far more than it takes, and less than `LIMIT`, so that what locks up is seen to."""
 
-FLOOD = 1024 if os.environ.get("POOLTEST_FULL") else 128
+FLOOD = 1024 if os.environ.get("POOLTEST_FULL") else 64
 """MiB of output."""
 
 BREAKS = [
@@ -92,7 +92,7 @@ class Neighbourhood:
     def __init__(self, rig: Rig, pools: list[PoolProcess]) -> None:
         self._rig = rig
         self._pools = pools
-        until = time.monotonic() + 0.7
+        until = time.monotonic() + 0.4
         self.quiet = latencies(rig, lambda: time.monotonic() < until)
         self.sizes = [begin_peak(pool) for pool in pools]
         self.descriptors = [descriptors(pool.pid) for pool in pools]
@@ -169,7 +169,7 @@ def test_a_child_that_breaks_its_channel_is_replaced_and_nobody_else_notices(
 ) -> None:
     around = Neighbourhood(rig, pools)
     steady = steady_jobs(rig, 1.5)
-    ids = [around.watch_beside(handler, payload) for handler, payload in BREAKS * 2]
+    ids = [around.watch_beside(handler, payload) for handler, payload in BREAKS]
     rig.wait_drained()
     culprits = set()
     for ident in ids:
@@ -192,26 +192,25 @@ def test_a_job_that_returns_much_costs_its_own_child_and_nobody_else(
 ) -> None:
     around = Neighbourhood(rig, pools)
     steady = steady_jobs(rig, 1.5)
-    ids = [around.watch_beside("return_much", {"mebibytes": 100}) for _ in range(3)]
+    ident = around.watch_beside("return_much", {"mebibytes": 100})
     rig.wait_drained()
     around.tell(figure)
-    around.assert_undisturbed({line.pid for ident in ids for line in rig.starts(ident)})
-    assert_ran_once(rig, [*ids, *steady])
+    around.assert_undisturbed({line.pid for line in rig.starts(ident)})
+    assert_ran_once(rig, [ident, *steady])
 
 
 @pytest.mark.row(15)
 @pytest.mark.on("sqlite")
-@pytest.mark.parametrize("handler", ["write_rubbish", "leave_thread"])
-def test_a_child_that_is_worn_when_its_job_ends_is_replaced(rig: Rig, pools: list[PoolProcess], handler: str) -> None:
+def test_a_child_that_is_worn_when_its_job_ends_is_replaced(rig: Rig, pools: list[PoolProcess]) -> None:
     """One has written rubbish right before its result, which may still count; one has left a thread behind."""
     around = Neighbourhood(rig, pools)
-    ident = rig.enqueue(handler)
-    wait_until(lambda: rig.ends(ident))
+    rubbish, thread = (rig.enqueue(handler) for handler in ("write_rubbish", "leave_thread"))
+    wait_until(lambda: rig.ends(rubbish) and rig.ends(thread))
     rig.wait_drained()
-    first = rig.lines(ident=ident, event="start" if handler == "write_rubbish" else "end")[0]
-    wait_gone([first.pid], LIMIT)
+    worn = {rig.lines("start", rubbish)[0].pid, rig.lines("end", thread)[0].pid}
+    wait_gone(worn, LIMIT)
     around.watch(lambda: False)
-    around.assert_undisturbed({first.pid})
+    around.assert_undisturbed(worn)
 
 
 @pytest.mark.row(34)
@@ -225,7 +224,7 @@ def test_a_flood_of_questions_withholds_nobodys_acks(
     floods = rig.enqueue_many("flood_questions", [{"until": str(over)}] * 4, timeout=TIMEOUT)
     rig.wait_started(*floods)
     try:
-        for _ in range(8):
+        for _ in range(4):
             begun = time.monotonic()
             ident = rig.enqueue("work")
             wait_until(lambda ident=ident: _is_settled(rig, ident), LIMIT / 6)  # type: ignore[misc]
@@ -281,7 +280,7 @@ def test_raw_output_takes_no_memory_and_fails_no_writer(rig: Rig, pools: list[Po
 def test_a_stray_pointer_reaches_nothing_but_the_childs_own_page(rig: Rig, pools: list[PoolProcess]) -> None:
     around = Neighbourhood(rig, pools)
     steady = steady_jobs(rig, 1.5)
-    ids = [around.watch_beside("scribble", {}) for _ in range(2)]
+    ident = around.watch_beside("scribble", {})
     last = rig.enqueue("scribble")
     wait_until(lambda: len(rig.lines("effect", last)) == 1)
     with Watcher(lambda: [pool.note() for pool in pools]) as watcher:
@@ -290,10 +289,10 @@ def test_a_stray_pointer_reaches_nothing_but_the_childs_own_page(rig: Rig, pools
             assert len(rows) >= 2 * WORKERS
             json.dumps(rows, allow_nan=False)
     rig.wait_drained()
-    assert {int(line.tag) for line in rig.lines("effect") if line.id in ids} == {4096}
+    assert {int(line.tag) for line in rig.lines("effect", ident)} == {4096}
     wait_until(lambda: all(pool.is_healthy() for pool in pools))
     around.assert_undisturbed(set())
-    assert_ran_once(rig, [*ids, last, *steady])
+    assert_ran_once(rig, [ident, last, *steady])
 
 
 @pytest.mark.row(42)

@@ -18,7 +18,7 @@ MANY = 50
 FIRST = MANY // 2
 """Children at the start: TTIN at most doubles them."""
 
-STORM = 100
+STORM = 50
 APART = 0.01
 """Seconds between two signals, so that most do not meet."""
 

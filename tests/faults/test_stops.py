@@ -84,68 +84,48 @@ def test_a_stop_lets_short_jobs_end_and_another_pool_goes_on_with_the_long_ones(
 @pytest.mark.row(21)
 @pytest.mark.on("redis", "sqlite", "postgres")
 def test_stops_in_a_stream_of_short_jobs_lose_and_repeat_none(rig: Rig, figure: Figure) -> None:
-    pools = start_pools(rig, 2)
-    for number in (1, 2):
-        done = len(rig.ends())
-        wait_until(lambda d=done: streaming(rig, lambda: len(rig.ends()) > d + 150), 30.0, "a stream")  # type: ignore[misc]
-        leaving = pools.pop(0)
-        with Stalls() as stalls:
-            asked = time.monotonic()
-            assert leaving.stop() == 0
-            took = time.monotonic() - asked
-        figure("a stop in a stream", took, "s")
-        # Its processes share the machine with the stream of the other pools until they have ended: 0.2 s of work each.
-        assert took < AT_ONCE + 1.5 + stalls.seconds
-        assert not under_way(rig, leaving)
-        if number == 1:
-            pools.append(rig.start_pool())
-            wait_until(lambda: streaming(rig, lambda: pools[-1].ready() == 2), 30.0, "a third pool is there")
+    leaving, staying = start_pools(rig, 2)
+    wait_until(lambda: streaming(rig, lambda: len(rig.ends()) > 150), 30.0, "a stream")
+    with Stalls() as stalls:
+        asked = time.monotonic()
+        assert leaving.stop() == 0
+        took = time.monotonic() - asked
+    figure("a stop in a stream", took, "s")
+    # Its processes share the machine with the stream of the other pool until they have ended: 0.2 s of work each.
+    assert took < AT_ONCE + 1.5 + stalls.seconds
+    assert not under_way(rig, leaving)
     rig.wait_drained()
     account = rig.account()
     account.assert_once_each()
     assert set(account.crashes.values()) == {0}
-    stop_all(rig, pools)
-
-
-@pytest.mark.row(21)
-@pytest.mark.parametrize("number", [signal.SIGTERM, *more((signal.SIGINT,))])
-def test_a_second_signal_kills_and_gives_back_at_once(rig: Rig, number: signal.Signals) -> None:
-    [leaving] = start_pools(rig, 1, "--stop-grace", "60")
-    go = rig.directory / "go"
-    go.touch()
-    ids = [rig.enqueue("again", job(HOUR, go)) for _ in range(2)]
-    rig.wait_started(*ids)
-    [staying] = start_pools(rig, 1)
-    leaving.send(number)
-    wait_until(lambda: leaving.header().draining)
-    with Stalls() as stalls:
-        asked = time.monotonic()
-        assert leaving.stop(number) == 0
-        assert time.monotonic() - asked < AT_ONCE + stalls.seconds
-    rig.wait_drained()
-    for ident in ids:
-        assert [line.pool for line in rig.lines("fetched", ident)] == [leaving.name, staying.name]
-        assert_untouched(rig, ident)
-    rig.account().assert_once_each()
     stop_all(rig, [staying])
 
 
 @pytest.mark.row(21)
 @pytest.mark.parametrize("number", [signal.SIGINT, *more((signal.SIGTERM,))])
-def test_a_signal_to_the_whole_group_lets_children_go_on(rig: Rig, number: signal.Signals) -> None:
+def test_a_signal_to_the_whole_group_lets_children_go_on_and_a_second_gives_back_at_once(
+    rig: Rig, number: signal.Signals
+) -> None:
     """As a terminal does it, and `kill` with a group's number."""
-    [leaving] = start_pools(rig, 1, "--stop-grace", "10")
+    [leaving] = start_pools(rig, 1, "--stop-grace", "60")
     go = rig.directory / "go"
-    idents = [rig.enqueue("again", job(0.2, go)) for _ in range(2)]
-    started = rig.wait_started(*idents)
+    short, hour = (rig.enqueue("again", job(seconds, go)) for seconds in (SHORT, HOUR))
+    runner, _ = rig.wait_started(short, hour)
     [staying] = start_pools(rig, 1)
     others = rig.enqueue_many("work", [{"seconds": 0.01}] * 50)
     os.killpg(leaving.pid, number)
     wait_until(lambda: leaving.log("stopping"))
     go.touch()
-    assert leaving.wait() == 0
+    wait_until(lambda: {line.verb for line in rig.lines("settled", short)} == {"ack"}, what="a child has gone on")
+    with Stalls() as stalls:
+        asked = time.monotonic()
+        os.killpg(leaving.pid, number)
+        assert leaving.wait() == 0
+        assert time.monotonic() - asked < AT_ONCE + stalls.seconds
     rig.wait_drained()
-    assert {line.pid for ident in idents for line in rig.ends(ident)} == {line.pid for line in started}
+    assert [line.pid for line in rig.ends(short)] == [runner.pid]
+    assert [line.pool for line in rig.lines("fetched", hour)] == [leaving.name, staying.name]
+    assert_untouched(rig, hour)
     acked = {line.pool for ident in others for line in rig.lines("settled", ident) if line.verb == "ack"}
     assert acked == {staying.name}, "the one that leaves begins nothing more"
     rig.account().assert_once_each()
