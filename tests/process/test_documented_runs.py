@@ -53,7 +53,7 @@ def test_the_start_in_the_readme_runs_as_it_stands(tmp_path: Path, environment: 
     assert left.strip() == "[]"
 
 
-@pytest.mark.parametrize(("words", "reports"), [(("--reports", "20"), 20), *more(((), len(subjects())))])
+@pytest.mark.parametrize(("words", "reports"), [(("--reports", "10"), 10), *more(((), len(subjects())))])
 def test_the_demo_sees_what_it_promises(
     tmp_path: Path, environment: Mapping[str, str], words: tuple[str, ...], reports: int
 ) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from jobpool.client.jobs import Jobs
 from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
 
@@ -57,9 +58,10 @@ def test_what_the_page_says_to_type_does_what_it_says(tmp_path: Path) -> None:
     apps = ("--app", "shop.py", "--app", "ends.py", "--queue", "reports", "--queue", "default")
     run(tmp_path, "jobpool", *apps, "--workers", "2", "--until-empty", "--history", "table keep=5000")
 
-    for queue in ("reports", "default"):
-        [stats] = json.loads(run(tmp_path, "jobpool", "stats", "--json", queue))
-        assert (stats["waiting"], stats["delayed"], stats["dead"]) == (0, 0, int(queue == "default")), queue
+    with Jobs(f"sqlite:///{tmp_path}/jobpool.db") as jobs:
+        for queue in ("reports", "default"):
+            stats = jobs.stats(queue)
+            assert (stats.waiting, stats.delayed, stats.dead) == (0, 0, int(queue == "default")), queue
     said = run(tmp_path, *shlex.split(history), "--limit", "5000")
     assert said.count("report of customer") == 2500 + 6
     assert said.count("report of customer 7 since 2026-06-01") == 5

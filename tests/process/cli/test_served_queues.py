@@ -95,7 +95,6 @@ def test_enqueue_refuses_what_the_app_cannot_run(shell: Shell) -> None:
     for words, said in {
         "repotr customer=7": "the app has no handler 'repotr'; did you mean 'report'? (--no-check enqueues it)",
         "report customer=x": "field 'customer' must be a whole number, not 'x'; --no-check enqueues it",
-        "report customer=7 year=1": "field 'year' is unknown; it takes 'customer', 'month'",
         "report --file lines": "line 2: handler 'report' cannot take these arguments: field 'customer'",
         "--app gone.py report": "no such file in",
     }.items():
@@ -105,5 +104,5 @@ def test_enqueue_refuses_what_the_app_cannot_run(shell: Shell) -> None:
         assert "Traceback" not in done.stderr
     enqueued(shell, "report", "customer=7")
     enqueued(shell, "mail")
-    enqueued(shell, "repotr", "--no-check")
+    assert shell.call("enqueue", "repotr", "--no-check").exit_code == 0
     assert {queue: one["waiting"] for queue, one in stats(shell).items()} == {"reports": 1, "default": 2}
