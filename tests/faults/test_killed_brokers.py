@@ -50,7 +50,7 @@ def test_a_broker_that_is_killed_under_load_and_comes_back(broker: Broker, rig: 
     pools = [rig.start_pool("--metrics", "0", "--history", history, timeout=1) for history in histories]
     for pool in pools:
         pool.wait_ready(2)
-    rig.enqueue_many("work", [{"seconds": 0.02}] * 300)
+    rig.enqueue_many("work", [{"seconds": 0.02}] * 150)
     long = rig.enqueue("work", {"seconds": OUTAGE / 2}, priority=1)
     with Producer(rig, every=0.05).running() as producer:
         rig.wait_started(long)

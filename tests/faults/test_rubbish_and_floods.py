@@ -284,10 +284,14 @@ def test_a_stray_pointer_reaches_nothing_but_the_childs_own_page(rig: Rig, pools
     last = rig.enqueue("scribble")
     wait_until(lambda: len(rig.lines("effect", last)) == 1)
     with Watcher(lambda: [pool.note() for pool in pools]) as watcher:
-        while not rig.ends(last):
+
+        def ended_in_sight() -> list[Line]:
             rows = [asdict(row) for sample in watcher.sample() for row in sample.rows]
             assert len(rows) >= 2 * WORKERS
             json.dumps(rows, allow_nan=False)
+            return rig.ends(last)
+
+        wait_until(ended_in_sight, LIMIT)
     rig.wait_drained()
     assert {int(line.tag) for line in rig.lines("effect", ident)} == {4096}
     wait_until(lambda: all(pool.is_healthy() for pool in pools))

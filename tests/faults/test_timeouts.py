@@ -24,8 +24,8 @@ TIMEOUT = 0.5
 LARGE, ITS_TIMEOUT = "hang_in_zlib", 2.0
 """It has 600 MiB to build before it is in C, and on a busy machine the alarm must not come so soon."""
 
-GRACE = 1.0
-"""Seconds, the default. Within it a process in C code needs a core for a moment, to write its stack."""
+GRACE = 0.7
+"""Seconds: a loop in C takes a core all the while. After it the loop needs one for a moment, to write its stack."""
 
 SLACK = 0.5
 """Seconds from timeout + grace to the death, and to the settlement of its message, and to a successor."""
