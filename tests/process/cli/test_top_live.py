@@ -90,11 +90,13 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     shell = Shell(tmp_path_factory.mktemp("top"))
     (shell.directory / "app.py").write_text(APP)
     pool = shell.start("-w", "2", "-A", "app", "-n", "mine", "--default-timeout", "600", "--kill-grace", "0.3")
-    wait_until(lambda: shell.call("health").exit_code == 0, "healthy")
-    yield shell
-    pool.terminate()
-    assert pool.wait(LIMIT) == 0, shell.log()
-    shell.end_all()
+    try:
+        wait_until(lambda: shell.call("health").exit_code == 0, "healthy")
+        yield shell
+        pool.terminate()
+        assert pool.wait(LIMIT) == 0, shell.log()
+    finally:
+        shell.end_all()
 
 
 @pytest.fixture
