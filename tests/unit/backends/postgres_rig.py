@@ -1,4 +1,4 @@
-"""What the tests of the Postgres backend share: a schema of their own on a server, and a look behind the scenes."""
+"""What the tests of the Postgres backend share: a schema that is theirs on a server, and a look behind the scenes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from urllib.parse import quote
 
 import psycopg
 from psycopg.rows import TupleRow
+from support.postgres_schemas import CONNECTS, Superuser, give_back, take_schema
 from support.servers import PostgresServer, fresh_name, shared_postgres
 
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.connection import read_address
 from jobpool_backends.postgres.database import Database
-
-CONNECT_TIMEOUT_S = 30
-"""Of connections for which a test sets no time: the default of 2 is as long as a pause of the machine."""
 
 
 class Rig:
@@ -24,14 +22,18 @@ class Rig:
 
     Args:
         server: The one to use; None = that of the test process.
+        new: The schema is one that nothing has created yet, as on a `server` that is given. Else it is there, empty,
+            and has served other tests.
 
     Attributes:
-        schema: Its name; nothing has created it yet.
+        schema: Its name.
     """
 
-    def __init__(self, server: PostgresServer | None = None) -> None:
+    def __init__(self, server: PostgresServer | None = None, *, new: bool = False) -> None:
         self.server = server or shared_postgres()
-        self.schema = fresh_name()
+        self._taken = None if server or new else take_schema()
+        self._superuser = self._taken.superuser if self._taken else Superuser(self.server)
+        self.schema = self._taken.name if self._taken else fresh_name()
         self._opened: list[PostgresBackend | Database | psycopg.Connection[TupleRow]] = []
 
     def url(self, options: Mapping[str, object] | None = None, *, base: str | None = None) -> str:
@@ -40,7 +42,7 @@ class Rig:
         A test that sets no time of its own may pause as long as it wants while it connects.
         """
         options = options or {}
-        patient = {} if "timeout" in options else {"connect_timeout": CONNECT_TIMEOUT_S}
+        patient = {} if "timeout" in options else CONNECTS
         found = {"schema": self.schema, **patient, **options}
         query = "&".join(f"{name}={quote(str(value))}" for name, value in found.items())
         return f"{base or self.server.url()}?{query}"
@@ -65,9 +67,7 @@ class Rig:
 
     def ask(self, sql: str, *parameters: object) -> list[TupleRow]:
         """What the superuser is told, in a transaction of its own. `{schema}` stands for the schema's quoted name."""
-        with psycopg.connect(self.server.url(), autocommit=True) as connection:
-            cursor = connection.execute(sql.replace("{schema}", f'"{self.schema}"'), parameters or None)
-            return cursor.fetchall() if cursor.description else []
+        return self._superuser.ask(sql.replace("{schema}", f'"{self.schema}"'), parameters or None)
 
     def dead_locks(self) -> int:
         """How many the server has ended in this database, those of sessions that are closed at least."""
@@ -77,8 +77,13 @@ class Rig:
     def close(self) -> None:
         for opened in self._opened:
             opened.close()
+        if self._taken:
+            give_back(self._taken)
+            self._taken = None
+            return
         if self.server.running:
             self.ask("DROP SCHEMA IF EXISTS {schema} CASCADE")
+        self._superuser.close()
 
     def __enter__(self) -> Self:
         return self

@@ -43,7 +43,7 @@ _CALLS_OF_VERSION_2 = {
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    with Rig() as rig:
+    with Rig(new=True) as rig:
         rig.ask(_MADE_BY_VERSION_2)
         rig.ask(VERSION_2.read_text("utf-8"))
         yield rig
@@ -63,7 +63,7 @@ def test_it_becomes_what_a_new_one_is(rig: Rig) -> None:
     rig.open().prepare()
     assert rig.ask(file) == node, "the table was not rewritten"
     assert versions(rig) == list(range(1, VERSION + 1))
-    with Rig() as new:
+    with Rig(new=True) as new:
         new.open().prepare()
         assert shape(rig) == shape(new) != before
 

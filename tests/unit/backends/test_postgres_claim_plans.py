@@ -70,13 +70,13 @@ def prepared(rig: Rig, each: int, claims: int) -> Explained:
 
 @pytest.fixture(scope="module")
 def few() -> Iterator[Explained]:
-    with Rig() as rig:
+    with Rig(new=True) as rig:
         yield prepared(rig, *FEW)
 
 
 @pytest.fixture(scope="module")
 def many() -> Iterator[tuple[Rig, Explained]]:
-    with Rig() as rig:
+    with Rig(new=True) as rig:
         yield rig, prepared(rig, *MANY)
 
 
@@ -165,7 +165,7 @@ STATEMENTS = {"post": 5, "claim": 20, "renew": 7, "get": 3, "delete": 6, "releas
 
 @pytest.fixture(scope="module")
 def empty() -> Iterator[Explained]:
-    with Rig() as rig:
+    with Rig(new=True) as rig:
         rig.open().prepare()
         yield explained(rig)
 

@@ -53,7 +53,7 @@ CALLS: list[tuple[str, Call, int]] = [
 
 @pytest.fixture(scope="module")
 def found() -> Iterator[Explained]:
-    with Rig() as rig:
+    with Rig(new=True) as rig:
         rig.open().prepare()
         found = explained(rig)
         found.backend._database.next_sweep = math.inf
@@ -94,7 +94,7 @@ def test_an_ack_is_one_record_of_the_log_without_one_for_a_lock(found: Explained
 
 def test_an_ack_reads_no_more_where_much_is_leased() -> None:
     """By a plan that was made while the table was known to be empty."""
-    with Rig() as rig:
+    with Rig(new=True) as rig:
         rig.open().prepare()
         rig.ask("VACUUM ANALYZE {schema}.messages")
         found = explained(rig)

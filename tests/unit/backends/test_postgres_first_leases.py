@@ -276,7 +276,7 @@ _WAITING = _OTHERS.replace("'queue-' || n", "'reports'").replace("'other-'", "'m
 
 def test_a_lease_is_found_by_its_number_whatever_was_there_when_it_was_planned() -> None:
     """In a queue of 50,000 that nobody has analysed, among 300 others: by plans for an empty table, and by new ones."""
-    with Rig() as rig:
+    with Rig(new=True) as rig:
         rig.open().prepare()
         rig.ask("ALTER TABLE {schema}.messages SET (autovacuum_enabled = off)")
         early = explained(rig)

@@ -73,13 +73,13 @@ def prepared(rig: Rig, each: int) -> Explained:
 
 @pytest.fixture(scope="module")
 def few() -> Iterator[Explained]:
-    with Rig() as rig:
+    with Rig(new=True) as rig:
         yield prepared(rig, FEW)
 
 
 @pytest.fixture(scope="module")
 def many() -> Iterator[tuple[Rig, Explained]]:
-    with Rig() as rig:
+    with Rig(new=True) as rig:
         yield rig, prepared(rig, MANY)
 
 
@@ -222,7 +222,7 @@ def test_the_cost_does_not_grow_with_what_is_kept(few: Explained, many: tuple[Ri
 
 def test_results_are_found_by_their_ids_however_many_there_were_when_it_was_planned() -> None:
     """A plan by the index of their ends is cheap for some, and stays while they become a million."""
-    with Rig() as rig:
+    with Rig(new=True) as rig:
         rig.open().prepare()
         for each in (100, 1000, 3000):
             rig.ask("TRUNCATE {schema}.results")

@@ -20,6 +20,12 @@ from jobpool_backends.postgres.schema import VERSION
 
 
 @pytest.fixture
+def rig() -> Iterator[Rig]:
+    with Rig(new=True) as rig:
+        yield rig
+
+
+@pytest.fixture
 def role(rig: Rig) -> Iterator[str]:
     """A user who may do nothing yet."""
     name = f"{rig.schema}_user"
@@ -59,7 +65,7 @@ def test_to_prepare_makes_it_too_and_again_changes_nothing(rig: Rig) -> None:
 
 
 def test_schemas_of_one_database_have_nothing_in_common(rig: Rig) -> None:
-    with Rig() as other:
+    with Rig(new=True) as other:
         rig.open().enqueue(a_job(identifier="one"))
         other.open().enqueue_many([a_job(identifier="one"), a_job(identifier="two")])
         assert rig.open().stats(QUEUE).waiting == 1
@@ -192,7 +198,7 @@ def test_a_schema_of_version_1_becomes_what_a_new_one_is(rig: Rig) -> None:
     before = shape(rig)
     rig.open().prepare()
     assert versions(rig) == list(range(1, VERSION + 1))
-    with Rig() as new:
+    with Rig(new=True) as new:
         new.open().prepare()
         assert shape(rig) == shape(new) != before
     functions = str(rig.ask(_SHAPE["functions"], rig.schema))

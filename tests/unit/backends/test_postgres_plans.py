@@ -52,13 +52,13 @@ def fill(rig: Rig, each: int) -> None:
 
 @pytest.fixture(scope="module")
 def few() -> Iterator[Explained]:
-    with Rig() as rig:
+    with Rig(new=True) as rig:
         yield prepared(rig, FEW)
 
 
 @pytest.fixture(scope="module")
 def million() -> Iterator[tuple[Rig, Explained]]:
-    with Rig() as rig:
+    with Rig(new=True) as rig:
         yield rig, prepared(rig, EACH)
 
 

@@ -252,26 +252,27 @@ def test_a_floor_follows_what_was_taken(rig: Rig, backend: PostgresBackend) -> N
     assert len(drain(backend)) == 1002
 
 
-def test_fetching_costs_the_same_while_a_long_transaction_keeps_the_past(
-    rig: Rig, backend: PostgresBackend, connection: Connection
-) -> None:
+def test_fetching_costs_the_same_while_a_long_transaction_keeps_the_past() -> None:
     """A backup, say: no dead row and no index entry of one can be taken away meanwhile."""
-    rig.ask("ALTER TABLE {schema}.messages SET (autovacuum_enabled = off)")
-    backend.enqueue_many(numbered(20_000))
-    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    call(rig, connection, "SELECT count(*) FROM {schema}.messages")
-    found = explained(rig)
-    costs = []
-    for _ in range(95):
-        leases: list[JobLease] = []
+    with Rig(new=True) as rig:
+        backend, connection = rig.open(timeout=PATIENCE), rig.connect()
+        backend.prepare()
+        rig.ask("ALTER TABLE {schema}.messages SET (autovacuum_enabled = off)")
+        backend.enqueue_many(numbered(20_000))
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        call(rig, connection, "SELECT count(*) FROM {schema}.messages")
+        found = explained(rig)
+        costs = []
+        for _ in range(95):
+            leases: list[JobLease] = []
 
-        def fetch(leases: list[JobLease] = leases) -> None:
-            leases += found.backend.fetch_many(QUEUE, limit=200)
+            def fetch(leases: list[JobLease] = leases) -> None:
+                leases += found.backend.fetch_many(QUEUE, limit=200)
 
-        costs.append(found.pages(fetch, alone=False))
-        found.backend.settle_many([(lease, Ack()) for lease in leases])
-    early, late = min(costs[5:15]), max(costs[-10:])
-    assert late < early * 1.5 + 1500  # as many as the floor may be behind
+            costs.append(found.pages(fetch, alone=False))
+            found.backend.settle_many([(lease, Ack()) for lease in leases])
+        early, late = min(costs[5:15]), max(costs[-10:])
+        assert late < early * 1.5 + 1500  # as many as the floor may be behind
 
 
 def test_no_floor_hides_what_was_enqueued_early_and_committed_late(

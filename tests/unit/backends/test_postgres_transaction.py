@@ -68,11 +68,12 @@ def test_a_job_never_was_when_it_rolls_back(backend: PostgresBackend, connection
     assert backend.stats(QUEUE).waiting == 1
 
 
-def test_the_first_job_of_all_may_come_this_way(rig: Rig) -> None:
-    backend = rig.open()
-    with rig.connect() as connection:
-        backend.enqueue_in(connection, [a_job()])
-    assert backend.stats(QUEUE).waiting == 1
+def test_the_first_job_of_all_may_come_this_way() -> None:
+    with Rig(new=True) as rig:
+        backend = rig.open()
+        with rig.connect() as connection:
+            backend.enqueue_in(connection, [a_job()])
+        assert backend.stats(QUEUE).waiting == 1
 
 
 def test_a_savepoint_takes_it_back_alone(backend: PostgresBackend, connection: Connection) -> None:
