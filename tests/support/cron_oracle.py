@@ -10,6 +10,7 @@ from __future__ import annotations
 from calendar import monthrange
 from collections.abc import Callable, Iterator
 from datetime import date, timedelta
+from functools import cache
 
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -29,6 +30,10 @@ class Oracle:
         stars = [part for part in f"{minute},{hour}".split(",") if part[0] == "*"]
         self._hourly = hour == "*"
         self._again = bool(stars)
+
+    def names_time(self, local: int) -> bool:
+        """Whether a local minute is one of the expression's, on some day."""
+        return bool(self._times[local % 1440])
 
     def names(self, local: int) -> bool:
         """Whether a local minute is one of the expression's."""
@@ -53,7 +58,7 @@ class Oracle:
         return not self._hourly and any(self.names(left_out) for left_out in range(reached + 1, shown))
 
 
-def walk(oracles: list[Oracle], offset: Callable[[int], int], start: int, end: int) -> dict[str, list[int]]:
+def walk(oracles: tuple[Oracle, ...], offset: Callable[[int], int], start: int, end: int) -> dict[str, list[int]]:
     """The minutes in [start, end) at which each fires.
 
     Args:
@@ -63,14 +68,21 @@ def walk(oracles: list[Oracle], offset: Callable[[int], int], start: int, end: i
         end: In UTC.
     """
     fired: dict[str, list[int]] = {oracle.expression: [] for oracle in oracles}
+    at_time = _at_time(oracles)
     reached = start - 1 + offset(start - 1)
     for minute in range(start, end):
         shown = minute + offset(minute)
-        for oracle in oracles:
+        for oracle in oracles if shown > reached + 1 else at_time[shown % 1440]:  # but for gaps, no other fires
             if oracle.fires(shown, reached):
                 fired[oracle.expression].append(minute)
         reached = max(reached, shown)
     return fired
+
+
+@cache
+def _at_time(oracles: tuple[Oracle, ...]) -> list[list[Oracle]]:
+    """Those that name this minute of some day."""
+    return [[oracle for oracle in oracles if oracle.names_time(time)] for time in range(1440)]
 
 
 def _values(text: str, least: int, most: int) -> set[int]:

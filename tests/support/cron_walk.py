@@ -11,8 +11,9 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import cache
 from zoneinfo import ZoneInfo, available_timezones
 
 from jobpool.cron.schedule import Schedule
@@ -48,6 +49,9 @@ HOURLY = (
 )
 EXPRESSIONS = FIXED + INTERVAL + HOURLY
 
+DAY = 1440
+"""Minutes."""
+
 Change = tuple[int, int, int]
 """The first minute of a new offset, the offset before, the new one; minutes."""
 
@@ -68,14 +72,14 @@ def offset_of(zone: ZoneInfo) -> Callable[[int], int]:
 
 
 def changes_of(name: str, start: datetime, end: datetime) -> tuple[Change, ...]:
-    """Every change of a zone's offset, found by looking every six hours, and then at each minute between."""
+    """Every change of a zone's offset, found by looking every day, and then at each minute between."""
     offset = offset_of(ZoneInfo(name))
     found: list[Change] = []
     before = offset(minute_of(start))
-    for minute in range(minute_of(start), minute_of(end), 360):
-        after = offset(minute + 359)
+    for minute in range(minute_of(start), minute_of(end), DAY):
+        after = offset(minute + DAY - 1)
         if after != before:
-            at = next(each for each in range(minute, minute + 360) if offset(each) != before)
+            at = next(each for each in range(minute, minute + DAY) if offset(each) != before)
             found.append((at, before, after))
         before = after
     return tuple(found)
@@ -91,10 +95,14 @@ def zones_by_changes(start: datetime = FIRST, end: datetime = LAST) -> dict[tupl
     return dict(groups)
 
 
-def differences(name: str, start: int, end: int, expressions: Iterable[str] = EXPRESSIONS) -> tuple[list[str], int]:
+@cache
+def _oracles(expressions: tuple[str, ...]) -> tuple[Oracle, ...]:
+    return tuple(map(Oracle, expressions))
+
+
+def differences(name: str, start: int, end: int, expressions: tuple[str, ...] = EXPRESSIONS) -> tuple[list[str], int]:
     """What schedules and oracle say differently of the minutes in [start, end), and how many firings they agree on."""
-    oracles = [Oracle(expression) for expression in expressions]
-    fired = walk(oracles, offset_of(ZoneInfo(name)), start, end)
+    fired = walk(_oracles(expressions), offset_of(ZoneInfo(name)), start, end)
     found: list[str] = []
     agreed = 0
     for expression, expected in fired.items():
