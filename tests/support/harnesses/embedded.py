@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextlib import closing
+from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from jobpool.broker.backend import QueueBackend
@@ -43,13 +45,31 @@ class MemoryHarness(OneProcess):
 
 
 class SqliteHarness(TurnedClock):
+    """Each test has a copy of one empty database: to make its tables takes longer than most tests do."""
+
     capabilities = SqliteBackend.capabilities
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._path = folder / "turned.db"
+        self._path.write_bytes(_empty_database())
+
     def connect(self, **options: Any) -> QueueBackend:
-        return SqliteBackend.from_url(sqlite_url(self.folder / "turned.db"), clock=self.clock, **options)
+        return SqliteBackend.from_url(sqlite_url(self._path), clock=self.clock, **options)
 
     def opener(self) -> Opener:
         return partial(SqliteBackend, str(self.folder / "live.db"), timeout=30.0)
+
+
+@cache
+def _empty_database() -> bytes:
+    """Return the file of a database with our tables, as the last client leaves it."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "empty.db"
+        with closing(SqliteBackend(str(path))) as backend:
+            assert backend.queues() == []
+        assert [file.name for file in Path(folder).iterdir()] == [path.name], "no log is left beside it"
+        return path.read_bytes()
 
 
 class SyncHarness(OneProcess):

@@ -10,8 +10,8 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.clock import ManualClock
 from jobpool_backends.postgres import PostgresBackend
 from support.harnesses.base import Opener, TurnedClock
-from support.postgres_schemas import CONNECTS, EmptiedSchema
-from support.servers import fresh_name, shared_postgres
+from support.postgres_schemas import CONNECTS, EmptiedSchema, give_back, take_schema
+from support.servers import shared_postgres
 
 PATIENT = {"timeout": 30.0, **CONNECTS}
 """Seconds that a live client waits for a statement, too: a crowd keeps all cores busy."""
@@ -34,12 +34,19 @@ class PostgresHarness(TurnedClock):
         self._schema = _turned_schema()
         self._schema.clear()
         self._schema.turn_to(self.clock.wall())
+        self._live: list[EmptiedSchema] = []
 
     def connect(self, **options: Any) -> QueueBackend:
         return _open(self._schema.name, self.clock, **options)
 
     def opener(self) -> Opener:
-        return partial(PostgresBackend.from_url, shared_postgres().url(), schema=fresh_name(), **PATIENT)
+        self._live.append(take_schema())
+        return partial(PostgresBackend.from_url, shared_postgres().url(), schema=self._live[-1].name, **PATIENT)
+
+    def close(self) -> None:
+        super().close()
+        while self._live:
+            give_back(self._live.pop())
 
     def show(self, wall: float) -> None:
         self._schema.turn_to(wall)
