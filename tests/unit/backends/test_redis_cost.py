@@ -17,7 +17,7 @@ from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.enqueue import messages_words
 from jobpool_backends.redis.leases import Batch
 
-FEW, MANY = 300, 6000
+FEW, MANY = 300, 2400
 
 Work = Callable[[RedisBackend], object]
 

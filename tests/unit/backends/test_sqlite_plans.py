@@ -1,4 +1,4 @@
-"""With 100,000 messages in the file, and as many keys, no statement reads more than its share of them."""
+"""With 40,000 messages in the file, and as many keys, no statement reads more than its share of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jobpool_backends.shared import DeadCaps, micros
 from jobpool_backends.sqlite import SqliteBackend
 
 FEW = 50
-EACH = 25_000
+EACH = 10_000
 
 _FILL = """
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :each)
