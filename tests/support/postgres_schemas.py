@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import atexit
-from contextlib import closing
+from collections import defaultdict
+from contextlib import closing, suppress
 from typing import Any
 
 import psycopg
 from psycopg.rows import TupleRow
 
 from jobpool_backends.postgres import PostgresBackend
+from jobpool_backends.postgres.connection import Connection
 from support.servers import PostgresServer, fresh_name, shared_postgres
 from support.waiting import wait_until
 
@@ -18,6 +20,9 @@ CONNECTS = {"connect_timeout": 30}
 
 _END_OF_TEST_S = 10.0
 """Until the sessions of a test have left a schema; else it is not used again."""
+
+MAX_WARM = 4
+"""Connections to one address that are kept for later tests."""
 
 _TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = %s AND tablename <> 'migrations'"
 _SEQUENCES = "SELECT sequencename FROM pg_sequences WHERE schemaname = %s"
@@ -86,7 +91,9 @@ class EmptiedSchema:
     def __init__(self) -> None:
         self.name = fresh_name("emptied")
         self.superuser = Superuser(shared_postgres())
-        atexit.register(self.superuser.close)
+        self._lent: list[PostgresBackend] = []
+        self._warm: defaultdict[str, list[Connection]] = defaultdict(list)
+        atexit.register(self.close)
         address = shared_postgres().url()
         with closing(PostgresBackend.from_url(address, schema=self.name, **CONNECTS)) as backend:
             backend.prepare()
@@ -122,8 +129,40 @@ class EmptiedSchema:
             self._catalogue.update({key: found.get(key, "") for key in replaced})
         return found == self._catalogue
 
+    def lend_connection(self, backend: PostgresBackend) -> PostgresBackend:
+        """Give a new backend a connection that one with its address had in an earlier test; return the backend.
+
+        A session plans each function when it first calls it, which takes far longer than most calls.
+        """
+        self._lent.append(backend)
+        warm = self._warm[repr(backend._database.address)]
+        while warm:
+            connection = warm.pop()
+            with suppress(psycopg.Error):  # the test has ended it
+                connection.execute("SELECT 1", prepare=False)
+                backend._database.give_back(connection)
+                backend._database._current = True
+                break
+            connection.close()
+        return backend
+
+    def take_connections(self) -> None:
+        """Take the idle connections of the backends that were lent some, which are about to be closed."""
+        for backend in self._lent:
+            warm = self._warm[repr(backend._database.address)]
+            while len(warm) < MAX_WARM and (connection := backend._database.take()):
+                warm.append(connection)
+        self._lent.clear()
+
     def drop(self) -> None:
         self.do("DROP SCHEMA {schema} CASCADE")
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connections in self._warm.values():
+            while connections:
+                connections.pop().close()
         self.superuser.close()
 
     def _look(self) -> dict[tuple[str, str], str]:

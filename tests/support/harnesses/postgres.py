@@ -37,13 +37,15 @@ class PostgresHarness(TurnedClock):
         self._live: list[EmptiedSchema] = []
 
     def connect(self, **options: Any) -> QueueBackend:
-        return _open(self._schema.name, self.clock, **options)
+        backend = _open(self._schema.name, self.clock, **options)
+        return backend if options else self._schema.lend_connection(backend)
 
     def opener(self) -> Opener:
         self._live.append(take_schema())
         return partial(PostgresBackend.from_url, shared_postgres().url(), schema=self._live[-1].name, **PATIENT)
 
     def close(self) -> None:
+        self._schema.take_connections()
         super().close()
         while self._live:
             give_back(self._live.pop())

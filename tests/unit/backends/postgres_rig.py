@@ -51,7 +51,8 @@ class Rig:
         """A backend; closed at the end."""
         backend = PostgresBackend.from_url(self.url(options, base=base))
         self._opened.append(backend)
-        return backend
+        is_usual = base is None and options.keys() <= {"timeout"}
+        return self._taken.lend_connection(backend) if self._taken and is_usual else backend
 
     def database(self, base: str | None = None, **options: object) -> Database:
         """The connections alone; closed at the end."""
@@ -75,6 +76,8 @@ class Rig:
         return int(count)
 
     def close(self) -> None:
+        if self._taken:
+            self._taken.take_connections()
         for opened in self._opened:
             opened.close()
         if self._taken:
