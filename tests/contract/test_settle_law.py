@@ -120,7 +120,7 @@ def test_a_delay_that_is_none_or_below_zero_is_now(backend: QueueBackend, verb: 
 
 
 def test_an_odd_delay_in_a_batch_does_no_harm(backend: QueueBackend) -> None:
-    odd = [Nack(float("inf")), Release(float("inf")), Nack(-3.0), Release(float("nan"))]
+    odd: list[Settlement] = [Nack(float("inf")), Release(float("inf")), Nack(-3.0), Release(float("nan"))]
     for number, settlement in enumerate(odd, start=1):
         backend.enqueue(a_job())
         assert settle(backend, a_lease(backend), settlement) is Settled.OK

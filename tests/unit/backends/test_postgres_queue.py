@@ -506,7 +506,7 @@ def test_a_fetch_of_nothing_writes_nothing(rig: Rig, backend: PostgresBackend) -
         [(after, written)] = rig.ask(
             "SELECT pg_snapshot_xmax(pg_current_snapshot()), pg_current_wal_insert_lsn() - %s::pg_lsn", place
         )
-        return after == number and written < 2000
+        return bool(after == number and written < 2000)
 
     wait_until(leave_no_trace, what="nothing is written, but for what the autovacuum writes beside some")
 
