@@ -57,9 +57,7 @@ def impatient(rig: Rig, backend: PostgresBackend, monkeypatch: pytest.MonkeyPatc
     del backend
     monkeypatch.setattr(claims, "BUSY_RETRY_S", 0.02)
     for name in ("lock_held", "delete_messages"):
-        [(definition,)] = rig.ask("SELECT pg_get_functiondef(%s::regproc)", f'"{rig.schema}".{name}')
-        assert "500 milliseconds" in definition
-        rig.ask(definition.replace("500 milliseconds", "20 milliseconds"))
+        rig.rewrite(name, "500 milliseconds", "20 milliseconds")
 
 
 def turn(rig: Rig, seconds: float) -> None:
@@ -314,13 +312,6 @@ def floors(rig: Rig) -> dict[int, int]:
     return dict(rig.ask("SELECT priority, floor FROM {schema}.heads"))
 
 
-def lower_step(rig: Rig, step: int) -> None:
-    """Let the floor follow at once, so that few messages are enough."""
-    [(definition,)] = rig.ask("SELECT pg_get_functiondef(%s::regproc)", f'"{rig.schema}".step_floor')
-    assert "head.floor + 1000" in definition
-    rig.ask(definition.replace("head.floor + 1000", f"head.floor + {step}"))
-
-
 @pytest.mark.parametrize("kind", ["post", "job"])
 def test_claiming_costs_the_same_while_a_long_transaction_keeps_the_past(kind: str) -> None:
     """A backup, say: no dead row and no index entry of one can be taken away meanwhile."""
@@ -332,7 +323,7 @@ def test_claiming_costs_the_same_while_a_long_transaction_keeps_the_past(kind: s
             post(backend, *[b"x"] * 2500)
         else:
             backend.enqueue_many(numbered(2500))
-        lower_step(rig, 100)
+        rig.lower_step(100)
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         call(rig, connection, "SELECT count(*) FROM {schema}.messages")
         explainer = explained(rig)
@@ -350,7 +341,7 @@ def test_claiming_costs_the_same_while_a_long_transaction_keeps_the_past(kind: s
 def test_no_floor_hides_what_came_early_and_was_committed_late(
     rig: Rig, backend: PostgresBackend, connection: Connection, kind: str
 ) -> None:
-    lower_step(rig, 5)
+    rig.lower_step(5)
     if kind == "post":
         sql = "SELECT {schema}.post(%s, '{late}', '{f}', ARRAY[''::bytea], ARRAY[NULL]::bigint[], '{0}')"
         call(rig, connection, sql, QUEUE)
@@ -379,7 +370,7 @@ def test_a_posted_message_that_somebody_made_free_by_hand_is_found(rig: Rig, bac
 
 
 def test_a_fetch_goes_by_its_own_floors(rig: Rig, backend: PostgresBackend) -> None:
-    lower_step(rig, 5)
+    rig.lower_step(5)
     post(backend, *[b"x"] * 60)
     finish(backend, 5)
     known = backend.enqueue_many([a_job(priority=priority) for priority in (0, 255, 5)])

@@ -46,9 +46,7 @@ def drain(backend: PostgresBackend, queue: str = QUEUE) -> list[object]:
 
 def be_patient(rig: Rig) -> None:
     """Let a settlement wait for a row as long as it takes, so that a slow machine sees it wait."""
-    [(definition,)] = rig.ask("SELECT pg_get_functiondef(%s::regproc)", f'"{rig.schema}".settle')
-    assert "500 milliseconds" in definition
-    rig.ask(definition.replace("500 milliseconds", "60 seconds"))
+    rig.rewrite("settle", "500 milliseconds", "60 seconds")
 
 
 # --- the same call twice at once ----------------------------------------------------------------------------
@@ -232,13 +230,6 @@ def floors(rig: Rig) -> list[int]:
     return [floor for (floor,) in rig.ask("SELECT floor FROM {schema}.heads ORDER BY priority")]
 
 
-def lower_step(rig: Rig, step: int) -> None:
-    """Let the floor follow at once, so that few messages are enough."""
-    [(definition,)] = rig.ask("SELECT pg_get_functiondef(%s::regproc)", f'"{rig.schema}".step_floor')
-    assert "head.floor + 1000" in definition
-    rig.ask(definition.replace("head.floor + 1000", f"head.floor + {step}"))
-
-
 def test_a_floor_follows_what_was_taken(rig: Rig, backend: PostgresBackend) -> None:
     backend.enqueue_many(numbered(6000))
     backend.enqueue_many(numbered(2, priority=1))
@@ -276,7 +267,7 @@ def test_fetching_costs_the_same_while_a_long_transaction_keeps_the_past() -> No
 def test_no_floor_hides_what_was_enqueued_early_and_committed_late(
     rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
-    lower_step(rig, 5)
+    rig.lower_step(5)
     backend.enqueue_in(connection, [a_job("late")])
     backend.enqueue_many(numbered(300))
     for _ in range(20):
@@ -289,7 +280,7 @@ def test_no_floor_hides_what_was_enqueued_early_and_committed_late(
 def test_no_floor_hides_what_a_fetch_gave_back_by_its_end(
     rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
-    lower_step(rig, 5)
+    rig.lower_step(5)
     backend.enqueue_many(numbered(301))
     assert payloads(backend.fetch_many(QUEUE, limit=1)) == [0]
     call(rig, connection, "SELECT FROM {schema}.fetch(%s, 3, 30000000, 'f1', 77)", QUEUE)
@@ -301,7 +292,7 @@ def test_no_floor_hides_what_a_fetch_gave_back_by_its_end(
 
 
 def test_what_comes_back_has_its_old_place_below_the_floor(rig: Rig, backend: PostgresBackend) -> None:
-    lower_step(rig, 5)
+    rig.lower_step(5)
     backend.enqueue_many(numbered(300))
     early = backend.fetch_many(QUEUE, limit=5)
     for _ in range(20):
@@ -317,7 +308,7 @@ def test_what_comes_back_has_its_old_place_below_the_floor(rig: Rig, backend: Po
 
 
 def test_a_message_that_somebody_made_wait_by_hand_is_found(rig: Rig, backend: PostgresBackend) -> None:
-    lower_step(rig, 5)
+    rig.lower_step(5)
     backend.enqueue_many(numbered(100))
     [lease] = backend.fetch_many(QUEUE, limit=1)
     backend.abandon(lease, "x")
@@ -333,7 +324,7 @@ def test_a_message_that_somebody_made_wait_by_hand_is_found(rig: Rig, backend: P
 
 def test_floors_lose_nothing_whatever_commits_when(rig: Rig, backend: PostgresBackend) -> None:
     """Producers and consumers whose transactions last, or are rolled back, while the floor moves all the time."""
-    lower_step(rig, 1)
+    rig.lower_step(1)
     over = time.monotonic() + 3.0
     enqueued: set[str] = set()
     acked: list[str] = []
