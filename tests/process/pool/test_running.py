@@ -24,6 +24,13 @@ def test_until_empty_runs_everything_and_exits_0(rig: Rig) -> None:
     rig.assert_no_processes_left()
 
 
+def test_once_runs_exactly_one_job(rig: Rig) -> None:
+    rig.enqueue_many("work", [{}] * 5)
+    assert rig.run_pool("--once").wait() == 0
+    assert len(rig.starts()) == 1
+    assert rig.stats().waiting == 4
+
+
 def test_max_counts_exactly_so_many_that_were_settled_and_none_that_is_given_back(rig: Rig) -> None:
     rig.enqueue("ask_for", {"what": "snooze"}, priority=1)
     rig.enqueue_many("work", [{}] * 60)
