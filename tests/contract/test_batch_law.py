@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
 
-from jobpool.broker import editing
+from jobpool.broker import control, editing
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import MessageFilter, NewBatch, ReapPolicy, State, Verb
 from jobpool.errors import InvalidJob
@@ -449,6 +449,19 @@ def test_one_that_fails_fails_in_its_parent(backend: QueueBackend) -> None:
     assert counts(backend, "outer") == (1, 0, 1, 0)
     assert known(backend, "outer").failed_ids == ("inner",)
     assert callbacks(backend) == [("finish", "inner:done"), ("finish", "outer:done")]
+
+
+def test_the_cancel_of_a_batch_spares_one_that_has_the_id_of_a_forgotten_member(
+    harness: Harness, backend: QueueBackend
+) -> None:
+    opened(backend, "outer")
+    opened(backend, "inner", parent="outer")
+    backend.batches.close("inner")
+    harness.advance(BATCH_MEMORY_S + 10.0)
+    opened(backend, "inner")
+    assert control.cancel(backend, ["outer"], wait=0.0) == {"outer": control.Cancel.CANCELLED}
+    assert not known(backend, "inner").stopped
+    assert known(backend, "inner").open
 
 
 @pytest.mark.parametrize("members", [0, 2])

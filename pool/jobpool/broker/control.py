@@ -187,7 +187,8 @@ def _cancel_batch(backend: QueueBackend, batch: BatchStatus, purge: bool, wait: 
     backend.batches.close(batch.id, stop=True)
     found = set()
     for ident in batch.nested:
-        if nested := backend.find_batch(ident):
+        nested = backend.find_batch(ident)
+        if nested and nested.parent == batch.id:  # not another one that has the id of a forgotten one
             found.add(_cancel_batch(backend, nested, purge, wait))
     seen: set[str] = set()
     while members := set(backend.batches.members(batch.id, len(seen) + PAGE_RECORDS)) - seen:

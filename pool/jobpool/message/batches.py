@@ -30,7 +30,7 @@ class BatchStatus:
     created_at: float
     ended_at: float | None = None
     parent: str | None = None
-    nested: tuple[str, ...] = ()  # ids of batches that are members
+    nested: tuple[str, ...] = ()  # ids of batches that are members; perhaps of some that are forgotten by now
     stopped: bool = False  # it was cancelled as a whole
 
     @property
