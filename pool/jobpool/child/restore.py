@@ -26,7 +26,7 @@ from typing import Any
 from jobpool.ipc import linux
 from jobpool.ipc.alarm import raw_getsignal, raw_signal
 
-LOOK_EVERY_S = 0.1  # seconds between two costly checks while nothing fails
+COSTLY_LOOK_EVERY_S = 0.1  # seconds between two costly checks while nothing fails
 RIGHTS = "user or rights"
 LIMITS = "resource limits"
 
@@ -75,7 +75,7 @@ class Tidy:
             return LIMITS
         if not failed and now < self._look_at:
             return ""
-        self._look_at = now + LOOK_EVERY_S
+        self._look_at = now + COSTLY_LOOK_EVERY_S
         return self._spoilt()
 
     def _spoilt(self) -> str:
