@@ -200,7 +200,7 @@ class Database(IdleConnections[sqlite3.Connection]):
         connection = self.take() or self._connect()
         try:
             self.retry_locked(_begin, connection, "BEGIN IMMEDIATE")
-        except BaseException:
+        except BaseException:  # also an interrupt: nobody else has this connection to close
             self.give_back(connection)
             raise
         return Transaction(connection, self.give_back)

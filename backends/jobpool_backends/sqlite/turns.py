@@ -112,7 +112,7 @@ class Turns:
         handed = self._take(timeout)
         try:
             transaction = handed or self._begin()
-        except BaseException:
+        except BaseException:  # also an interrupt: others wait for the turn
             self._pass_on(None)
             raise
         try:
@@ -136,7 +136,7 @@ class Turns:
             self._waiting.append(waiter)
         try:
             came = waiter.bell.acquire(timeout=timeout)
-        except BaseException:  # an interrupt
+        except BaseException:  # an interrupt, whose turn may have come already: others wait for it, or for the commit
             if not self._leave(waiter):
                 self._close(waiter.handed)
             raise
