@@ -84,16 +84,16 @@ class MemoryBackend(QueueBackend):
         return cls(caps=take_caps(read_options(cls.scheme, found | options, DEAD_CAPS)), **common)
 
     def _wake(self) -> None:
-        with self._turn:
+        with self._turn.step():
             self._closings += 1
 
     def _enqueue(self, messages: Sequence[NewMessage]) -> Existing:
-        with self._turn:
+        with self._turn.step():
             return self._store.add(messages)
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         call = f"{queue}:{fetch_id}"
-        with self._turn:
+        with self._turn.step():
             known = self._fetches.get(call, self._turn.now)
             if known is not None:
                 entries = self._store.entries
@@ -124,7 +124,7 @@ class MemoryBackend(QueueBackend):
 
     def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         give_up = time.monotonic() + timeout
-        with self._turn:
+        with self._turn.step():
             closings = self._closings
             while self._closings == closings:
                 for name in queues:
@@ -139,7 +139,7 @@ class MemoryBackend(QueueBackend):
         return None
 
     def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
-        with self._turn:
+        with self._turn.step():
             known = self._calls.get(call_id, self._turn.now)
             if known is not None:
                 return [Settled.ALREADY if answer is Settled.OK else answer for answer in known]
@@ -155,7 +155,7 @@ class MemoryBackend(QueueBackend):
 
     def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         renewed: list[JobLease | None] = []
-        with self._turn:
+        with self._turn.step():
             for lease in leases:
                 entry = self._store.entry(lease)
                 if entry and judge(entry, lease, self._turn.boot):
@@ -166,7 +166,7 @@ class MemoryBackend(QueueBackend):
         return renewed
 
     def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
-        with self._turn:
+        with self._turn.step():
             if queue not in self._store.queues:
                 return []
             known, boot = self._tidy(queue), self._turn.boot
@@ -205,7 +205,7 @@ class MemoryBackend(QueueBackend):
             Verb.CANCEL: store.cancel,
         }
         touch = verbs[verb]
-        with self._turn:
+        with self._turn.step():
             matching = (
                 entry
                 for entry in self._store.matching(where)
@@ -217,7 +217,7 @@ class MemoryBackend(QueueBackend):
             return len(found)
 
     def _edits(self, edits: Sequence[Edit], call_id: str) -> list[Edited]:
-        with self._turn:
+        with self._turn.step():
             answers = self._edit_calls.get(call_id, self._turn.now)
             if answers is None:
                 answers = [self._store.edit(edit) for edit in edits]
@@ -239,12 +239,12 @@ class _Results:
         self._store = store
 
     def get(self, idents: Sequence[str]) -> dict[str, bytes]:
-        with self._turn:
+        with self._turn.step():
             found = {ident: self._store.results.get(ident, self._turn.now) for ident in idents}
         return {ident: record for ident, record in found.items() if record is not None}
 
     def wait(self, idents: Sequence[str], timeout: float) -> None:
-        with self._turn:
+        with self._turn.step():
             live = (self._store.by_id.get(ident) for ident in idents)
             if all(entry is not None and entry.state is not State.DEAD for entry in live):
                 self._turn.wait(min(timeout, LONGEST_SLEEP))
@@ -258,7 +258,7 @@ class _Inspector:
         self._store = store
 
     def stats(self, queue: str) -> QueueStats:
-        with self._turn:
+        with self._turn.step():
             if queue not in self._store.queues:
                 return QueueStats()
             known = self._store.queues[queue]
@@ -270,26 +270,26 @@ class _Inspector:
             return QueueStats(waiting, delayed, leased, known.count(State.DEAD), age, posted=posted)
 
     def evicted(self, queue: str) -> int:
-        with self._turn:
+        with self._turn.step():
             return self._store.queues[queue].evicted if queue in self._store.queues else 0
 
     def queues(self) -> list[str]:
-        with self._turn:
+        with self._turn.step():
             for queue in self._store.queues.values():
                 self._store.tend(queue)
             return sorted(name for name, queue in self._store.queues.items() if queue.count(*State))
 
     def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
-        with self._turn:
+        with self._turn.step():
             matching = (entry for entry in self._store.matching(where) if entry.seq > after)
             return [shown(entry, self._turn.boot) for entry in islice(matching, limit)]
 
     def count(self, where: MessageFilter, cap: int) -> int:
-        with self._turn:
+        with self._turn.step():
             return sum(1 for _ in islice(self._store.matching(where), cap))
 
     def inspect(self, ident: str) -> Message | None:
-        with self._turn:
+        with self._turn.step():
             entry = self._store.by_id.get(ident)
             if entry is not None:
                 self._store.tend(self._store.queues[entry.queue])

@@ -76,7 +76,7 @@ class MemoryBatches:
         self._touched: dict[str, None] = {}
 
     def open(self, batch: NewBatch) -> None:
-        with self._turn:
+        with self._turn.step():
             self._forget()
             if batch.id in self._batches:
                 return
@@ -87,20 +87,20 @@ class MemoryBatches:
             self._batches[batch.id] = _Batch(batch, self._turn.now)
 
     def close(self, ident: str, stop: bool = False) -> None:
-        with self._turn:
+        with self._turn.step():
             batch = self._batches.get(ident)
             if batch is not None and batch.ended_at is None:
                 batch.open, batch.stopped = False, batch.stopped or stop
                 self._touched[ident] = None
 
     def get(self, ident: str) -> BatchStatus | None:
-        with self._turn:
+        with self._turn.step():
             self._forget()
             found = self._batches.get(ident)
             return found.status if found else None
 
     def members(self, ident: str, limit: int) -> list[str]:
-        with self._turn:
+        with self._turn.step():
             return [entry.id for entry in self._entries.values() if entry.batch == ident][:limit]
 
     def joining(self, messages: Sequence[NewMessage], brought: bool) -> Sequence[NewMessage]:

@@ -36,13 +36,13 @@ class MemoryClaims(ClaimStore):
         return queue
 
     def _post(self, queue: str, posts: Sequence[NewPost]) -> None:
-        with self._turn:
+        with self._turn.step():
             self._store.add_posts(queue, posts)
 
     def _claim(
         self, queue: str, claim_id: str, limit: int, ttl: float, grace: float, max_claims: int
     ) -> HeldClaim | None:
-        with self._turn:
+        with self._turn.step():
             known = self.tidy(queue)
             claim = known.claims.get(claim_id)
             if claim is None:
@@ -90,12 +90,12 @@ class MemoryClaims(ClaimStore):
         return len(held)
 
     def _get(self, queue: str, claim_id: str) -> HeldClaim | None:
-        with self._turn:
+        with self._turn.step():
             claim = self.tidy(queue).claims.get(claim_id)
             return self._held(queue, claim) if claim else None
 
     def _renew(self, queue: str, claim_id: str, ttl: float, grace: float | None) -> HeldClaim | None:
-        with self._turn:
+        with self._turn.step():
             known = self.tidy(queue)
             claim = known.claims.get(claim_id)
             if claim is None:
@@ -104,13 +104,13 @@ class MemoryClaims(ClaimStore):
             return self._held(queue, claim)
 
     def _release(self, queue: str, claim_id: str) -> int:
-        with self._turn:
+        with self._turn.step():
             known = self.tidy(queue)
             claim = known.claims.get(claim_id)
             return self._end(known, claim) if claim else 0
 
     def _delete(self, queue: str, idents: Sequence[str], claim_id: str | None) -> list[Deleted] | None:
-        with self._turn:
+        with self._turn.step():
             known = self.tidy(queue)
             claim = known.claims.get(claim_id) if claim_id is not None else None
             if claim is None and claim_id is not None:
@@ -128,7 +128,7 @@ class MemoryClaims(ClaimStore):
         return Deleted.DONE
 
     def _pop(self, queue: str, limit: int) -> list[QueueMessage]:
-        with self._turn:
+        with self._turn.step():
             taken = list(islice(self._free(self.tidy(queue)), limit))
             for entry in taken:
                 self._store.remove(entry)
@@ -136,20 +136,20 @@ class MemoryClaims(ClaimStore):
 
     def _list(self, queue: str, after: int, limit: int, claimed: bool) -> list[QueueMessage]:
         states = (State.WAITING, State.LEASED) if claimed else (State.WAITING,)
-        with self._turn:
+        with self._turn.step():
             self.tidy(queue)
             listed = (entry for entry in self._store.entries.values() if entry.queue == queue and entry.seq > after)
             found = islice((entry for entry in listed if entry.state in states), limit)
             return [_told(entry, whole=True) for entry in found]
 
     def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]:
-        with self._turn:
+        with self._turn.step():
             claims = self.tidy(queue).claims
             page = sorted(ident for ident in claims if ident > after)[:limit]
             return [self._held(queue, claims[ident], listed=True) for ident in page]
 
     def _stats(self, queue: str) -> ClaimStats:
-        with self._turn:
+        with self._turn.step():
             known = self.tidy(queue)
             claimed, free, delayed = map(known.count, (State.LEASED, State.WAITING, State.DELAYED))
             return ClaimStats(claimed, free, delayed, known.expired)

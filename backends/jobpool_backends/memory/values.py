@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from threading import Condition, Lock
 from typing import Any, Generic, TypeVar
@@ -24,25 +25,28 @@ SPARE_HEAP_ENTRIES = 64  # ends that were put off since, kept beyond as many as 
 
 
 class Turn:
-    """The lock of one backend: a `with` block is one atomic step. All that a step reads of time was read when it began.
+    """The lock of one backend, and the time at which its holder got it.
 
     `now` is Unix time, `boot` CLOCK_BOOTTIME, both in microseconds.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._changed = Condition(Lock())
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
         self.at_end: Callable[[], object] = lambda: None  # called at the end of each step
         self.now = self.boot = 0
 
-    def __enter__(self) -> None:
-        self._changed.acquire()
-        self._read_clock()
-
-    def __exit__(self, *_: object) -> None:
-        self.at_end()
-        self._changed.notify_all()
-        self._changed.release()
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Make the block one atomic step. All that it reads of time was read when it began."""
+        with self._lock:  # not `_changed`, whose methods are Python: an interrupt in them would leave it locked
+            self._read_clock()
+            try:
+                yield
+            finally:
+                self.at_end()
+                self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
         """Let others have a turn; return when one had it, or the time is over."""

@@ -24,7 +24,7 @@ from jobpool_backends.shared import contains, micros
 from jobpool_backends.sql import IdleConnections
 from jobpool_backends.sqlite.schema import is_current, migrate
 from jobpool_backends.sqlite.step import Moment, Step, read_moment
-from jobpool_backends.sqlite.turns import NoTurn, Transaction, Turns
+from jobpool_backends.sqlite.turns import NoTurn, Turns
 
 PRAGMAS = (
     "synchronous = FULL",  # a commit is on the disk before it is answered
@@ -89,7 +89,7 @@ class Database(IdleConnections[sqlite3.Connection]):
         self._boot = boot
         self._timeout = timeout
         self._pragmas = pragmas
-        self._turns = Turns(self._begin_writing)
+        self._turns = Turns(self)
         self.found_journal = "wal"
         """The journal mode of the file when it was opened; `wal` for a new one."""
         check_place(path)
@@ -130,15 +130,30 @@ class Database(IdleConnections[sqlite3.Connection]):
     @contextmanager
     def session(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection for this thread alone, outside any transaction."""
-        self.check_usable()
         try:
-            connection = self.take() or self._connect()
+            connection = self.lend()
             try:
                 yield connection
             finally:
                 self.give_back(connection)
         except sqlite3.Error as error:
             self._raise_explained(error)
+
+    def lend(self) -> sqlite3.Connection:
+        """Return a connection, in no transaction, which nobody else uses before `give_back`."""
+        self.check_usable()
+        return self.take() or self._connect()
+
+    def begin(self, connection: sqlite3.Connection) -> None:
+        """Begin a write transaction, as soon as no other process has one."""
+        self.retry_locked(_begin, connection, "BEGIN IMMEDIATE")
+
+    def give_back(self, connection: sqlite3.Connection) -> None:
+        """Keep a connection for its next use; close it if an interrupt has left it in a transaction."""
+        if connection.in_transaction:
+            connection.close()
+        else:
+            super().give_back(connection)
 
     def moment(self) -> Moment:
         return read_moment(self.clock, self._boot)
@@ -194,16 +209,6 @@ class Database(IdleConnections[sqlite3.Connection]):
                 f"database {self.path} cannot use a write-ahead log (its journal mode stays {mode!r}): put it on a"
                 " local disk, not on a network file system"
             )
-
-    def _begin_writing(self) -> Transaction:
-        self.check_usable()
-        connection = self.take() or self._connect()
-        try:
-            self.retry_locked(_begin, connection, "BEGIN IMMEDIATE")
-        except BaseException:  # also an interrupt: nobody else has this connection to close
-            self.give_back(connection)
-            raise
-        return Transaction(connection, self.give_back)
 
     @contextmanager
     def _transaction(self, connection: sqlite3.Connection, begin: str) -> Iterator[None]:

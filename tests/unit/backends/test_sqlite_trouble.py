@@ -63,7 +63,7 @@ def test_a_lock_that_is_released_in_time_is_no_trouble(open_sqlite: Open, holder
     backend = open_sqlite(timeout=30.0)
     thread = threading.Thread(target=backend.enqueue, args=(a_job(),))
     thread.start()
-    wait_until(lambda: backend._database._turns._taken, what="the writer has begun")
+    wait_until(lambda: backend._database._turns._owner, what="the writer has begun")
     holder.execute("ROLLBACK")
     thread.join(10.0)
     assert backend.stats(QUEUE).waiting == 1

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
+from support.interrupts import Interrupt, interrupted
 from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
 from jobpool_backends.sqlite import SqliteBackend, turns
-from jobpool_backends.sqlite.turns import NoTurn, Transaction, Turns
+from jobpool_backends.sqlite.turns import NoTurn, Turns
 
 Body = Callable[[sqlite3.Connection], object]
 
@@ -22,43 +25,56 @@ class Writers:
     """Threads that write to one table. `commits` counts the transactions that were committed to the disk."""
 
     def __init__(self, path: Path) -> None:
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("CREATE TABLE rows (name TEXT PRIMARY KEY)")
-        self._connection.set_trace_callback(self._saw)
+        self._path = path
         self.reader = sqlite3.connect(path, isolation_level=None)
-        self.commits = self.began = 0
+        self.reader.execute("PRAGMA journal_mode = WAL")
+        self.reader.execute("CREATE TABLE rows (name TEXT PRIMARY KEY)")
+        self.commits = self.lent = 0
         self.errors: dict[str, BaseException] = {}
-        self.turns = Turns(self._begin)
-        self._threads: list[threading.Thread] = []
+        self.turns = Turns(self)
+        self.threads: list[threading.Thread] = []
 
     def _saw(self, sql: str) -> None:
         self.commits += sql == "COMMIT"
 
-    def _begin(self) -> Transaction:
-        self.began += 1
-        self._connection.execute("BEGIN IMMEDIATE")
-        return Transaction(self._connection, lambda _: None)
+    def lend(self) -> sqlite3.Connection:
+        self.lent += 1
+        connection = sqlite3.connect(self._path, timeout=0.0, isolation_level=None, check_same_thread=False)
+        connection.set_trace_callback(self._saw)
+        return connection
+
+    def begin(self, connection: sqlite3.Connection) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+
+    def give_back(self, connection: sqlite3.Connection) -> None:
+        connection.close()
 
     def write(self, name: str, body: Body = lambda _: None, timeout: float = 30.0) -> None:
         with self.turns.step(timeout) as connection:
             connection.execute("INSERT INTO rows VALUES (?)", (name,))
             body(connection)
 
-    def start(self, name: str, body: Body = lambda _: None, timeout: float = 30.0) -> None:
-        """Write in a thread of its own, which waits for its turn behind those that were started before."""
+    def start(self, name: str, body: Body = lambda _: None, timeout: float = 30.0, point: int | None = None) -> None:
+        """Write in a thread of its own, which waits for its turn behind those that were started before.
+
+        With `point`, it is interrupted there.
+        """
 
         def run() -> None:
+            write = partial(self.write, name, body, timeout)
             try:
-                self.write(name, body, timeout)
+                if point is None:
+                    write()
+                elif where := interrupted(write, point):
+                    self.errors[name] = Interrupt(where)
             except BaseException as error:  # noqa: BLE001 - an interrupt is one of them
                 self.errors[name] = error
 
         waiting = len(self.turns._waiting)
-        thread = threading.Thread(target=run)
+        thread = threading.Thread(target=run, name=name)
         thread.start()
         wait_until(lambda: len(self.turns._waiting) > waiting or not thread.is_alive())
-        self._threads.append(thread)
+        self.threads.append(thread)
 
     def together(self, *bodies: tuple[str, Body]) -> None:
         """Write all of them; each comes while the first one is in the middle of its step."""
@@ -69,14 +85,13 @@ class Writers:
 
     def rows(self) -> list[str]:
         """Return what is on the disk, once all threads are done."""
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join(30.0)
-        assert not any(thread.is_alive() for thread in self._threads)
+        assert not any(thread.is_alive() for thread in self.threads)
         return [name for (name,) in self.reader.execute("SELECT name FROM rows ORDER BY rowid")]
 
     def close(self) -> None:
         self.reader.close()
-        self._connection.close()
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +139,7 @@ def test_a_step_alone_is_a_transaction(writers: Writers) -> None:
 def test_threads_that_wait_for_their_turns_share_one_commit_in_their_order(writers: Writers) -> None:
     writers.together(*[(f"{number}", fine) for number in range(5)])
     assert writers.rows() == ["first", "0", "1", "2", "3", "4"]
-    assert (writers.began, writers.commits, writers.errors) == (1, 1, {})
+    assert (writers.lent, writers.commits, writers.errors) == (1, 1, {})
 
 
 def test_nobody_has_an_answer_before_the_commit(writers: Writers) -> None:
@@ -136,7 +151,7 @@ def test_nobody_has_an_answer_before_the_commit(writers: Writers) -> None:
 def test_an_old_transaction_is_committed_though_others_wait(writers: Writers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "YOUNG_S", 0.0)
     writers.together(("a", fine), ("b", fine))
-    assert (writers.rows(), writers.began, writers.commits) == (["first", "a", "b"], 3, 3)
+    assert (writers.rows(), writers.lent, writers.commits) == (["first", "a", "b"], 3, 3)
 
 
 @pytest.mark.parametrize("failing", [fails, repeats])
@@ -166,8 +181,11 @@ def test_a_commit_that_fails_is_an_error_of_all_that_are_in_it(writers: Writers)
     with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
         writers.together(("a", fine), ("b", may_not_commit), ("bad", fails))
     assert writers.rows() == []
-    assert sorted(writers.errors) == ["a", "b", "bad"]
-    assert all(isinstance(error, sqlite3.DatabaseError) for error in writers.errors.values())
+    assert {name: type(error) for name, error in writers.errors.items()} == {
+        "a": sqlite3.DatabaseError,
+        "b": sqlite3.DatabaseError,
+        "bad": ValueError,
+    }
 
 
 def test_what_sqlite_undoes_by_itself_is_an_error_of_all_that_were_in_it(writers: Writers) -> None:
@@ -178,13 +196,10 @@ def test_what_sqlite_undoes_by_itself_is_an_error_of_all_that_were_in_it(writers
 
 
 def test_a_transaction_that_cannot_begin_gives_its_turn_on(writers: Writers) -> None:
-    def refuse() -> Transaction:
-        raise sqlite3.OperationalError("locked")
-
-    writers.turns._begin, begin = refuse, writers.turns._begin
+    writers.reader.execute("BEGIN IMMEDIATE")
     with pytest.raises(sqlite3.OperationalError, match="locked"):
         writers.write("a")
-    writers.turns._begin = begin
+    writers.reader.execute("ROLLBACK")
     writers.write("b", timeout=0.0)
     assert writers.rows() == ["b"]
 
@@ -197,46 +212,54 @@ def test_who_has_waited_for_too_long_leaves_the_queue(writers: Writers) -> None:
     assert writers.rows() == ["patient"]
 
 
-def test_a_turn_that_comes_in_the_moment_of_giving_up_is_used(
+def test_a_turn_that_comes_in_the_moment_of_giving_up_is_passed_on(
     writers: Writers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave = Turns._leave
 
-    def leave_late(turns: Turns, waiter: turns._Waiter) -> bool:  # type: ignore[name-defined]
-        wait_until(lambda: waiter.handed)
-        return leave(turns, waiter)
+    def leave_late(turns: Turns, turn: turns._Turn) -> None:  # type: ignore[name-defined]
+        if isinstance(turn.failure, NoTurn):
+            wait_until(lambda: turn.transaction)
+        leave(turns, turn)
 
     monkeypatch.setattr(Turns, "_leave", leave_late)
-    with writers.turns.step(1.0):
-        writers.start("late", timeout=0.01)
-    assert (writers.rows(), writers.errors, writers.commits) == (["late"], {}, 1)
-
-
-def test_an_interrupt_in_the_moment_of_the_turn_commits_what_others_have_done(
-    writers: Writers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Interrupted(turns._Waiter):
-        class Bell:
-            def __init__(self, bell: threading.Lock) -> None:
-                self.release = bell.release
-                self._acquire = bell.acquire
-
-            def acquire(self, timeout: float) -> bool:
-                self._acquire(timeout=timeout)
-                raise KeyboardInterrupt
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.bell = self.Bell(self.bell)  # type: ignore[assignment,arg-type]
-
-    monkeypatch.setattr(turns, "_Waiter", Interrupted)
     with writers.turns.step(1.0) as connection:
         connection.execute("INSERT INTO rows VALUES ('first')")
-        writers.start("interrupted")
-    assert (writers.rows(), writers.commits) == (["first"], 1)
-    assert isinstance(writers.errors["interrupted"], KeyboardInterrupt)
-    writers.write("next", timeout=0.0)
-    assert writers.rows() == ["first", "next"]
+        writers.start("late", timeout=0.0)
+        writers.start("patient")
+    assert (writers.rows(), list(writers.errors), writers.commits) == (["first", "patient"], ["late"], 1)
+
+
+@pytest.mark.parametrize("victim", ["first", "middle", "last"])
+def test_an_interrupt_at_any_point_leaves_each_step_whole_and_the_turn_free(tmp_path: Path, victim: str) -> None:
+    """Three steps share a transaction, and the thread of one is interrupted."""
+    for point in itertools.count():
+        with closing(Writers(tmp_path / f"{point}.db")) as writers:
+            write_three(writers, victim, point)
+            rows = writers.rows()
+            others = {"first", *(thread.name for thread in writers.threads)} - {victim}
+            assert set(rows) - {victim} == others
+            writers.write("next", timeout=1.0)
+            assert writers.rows() == [*rows, "next"]
+            if not writers.errors:
+                break
+    assert point > 10
+    assert rows == ["first", "middle", "last"]
+
+
+def write_three(writers: Writers, victim: str, point: int) -> None:
+    points = {victim: point}
+
+    def write() -> None:
+        with writers.turns.step(1.0) as connection:
+            connection.execute("INSERT INTO rows VALUES ('first')")
+            for name in ("middle", "last"):
+                writers.start(name, point=points.get(name))
+
+    if victim != "first":
+        write()
+    elif where := interrupted(write, point):
+        writers.errors["first"] = Interrupt(where)
 
 
 def test_calls_of_a_backend_in_several_threads_are_one_transaction(open_sqlite: Callable[..., SqliteBackend]) -> None:
