@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -9,6 +10,7 @@ import pytest
 from postgres_explained import check_plans, explained
 from postgres_rig import Rig
 from support.jobs import QUEUE, a_job, numbered
+from support.waiting import wait_until
 
 from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.message.lease import JobLease
@@ -67,6 +69,20 @@ def test_a_fetch_without_its_queues_turn_gives_ordinary_leases(rig: Rig, backend
     other.execute(_TURN, [f'"{rig.schema}"', QUEUE])
     assert len(backend.fetch_many(QUEUE, limit=3)) == 3
     assert (kinds(rig), fetches(rig)) == ((0, 0, 3), 0)
+
+
+def test_a_fetch_waits_for_its_queues_turn(rig: Rig, backend: PostgresBackend) -> None:
+    rig.ask("ALTER FUNCTION {schema}.await_turn(text) SET lock_timeout = '30s'")
+    backend.enqueue_many(numbered(6))
+    other = rig.connect(autocommit=True)
+    other.execute(_TURN, [f'"{rig.schema}"', QUEUE])
+    assert len(backend.fetch_many(QUEUE, limit=2)) == 2  # it would give no first leases
+    with ThreadPoolExecutor() as threads:
+        fetch = threads.submit(backend.fetch_many, QUEUE, limit=4)
+        wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
+        other.execute("SELECT pg_advisory_unlock_all()")
+        assert len(fetch.result(30.0)) == 4
+    assert kinds(rig) == (0, 4, 2)
 
 
 def test_a_message_or_two_get_ordinary_leases(rig: Rig, backend: PostgresBackend) -> None:

@@ -58,7 +58,8 @@ BEGIN
     END IF;
     -- One fetch of a queue at a time has its turn. It takes messages that nobody has touched without a lock of their
     -- own: a record less in the log for each. Another one, and who meets others' locks, locks as it looks.
-    alone := {schema}.have_turn(name);
+    may_stay := may_stay AND most >= {first_leases_from};
+    alone := {schema}.have_turn(name) OR may_stay AND {schema}.await_turn(name);
     LOOP
         places := {schema}.take_fresh(name, most, known, unknown, alone, may_step);
         IF due OR again THEN
@@ -228,6 +229,16 @@ END $$;
 CREATE OR REPLACE FUNCTION {schema}.have_turn(name text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN pg_try_advisory_xact_lock(hashtext('jobpool fetch of {schema}'), hashtext(name));
+END $$;
+
+-- Wait for that turn, for as long as a few fetches take; whether it has come.
+CREATE OR REPLACE FUNCTION {schema}.await_turn(name text) RETURNS boolean LANGUAGE plpgsql VOLATILE
+SET lock_timeout = '{turn_timeout}' AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtext('jobpool fetch of {schema}'), hashtext(name));
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
 END $$;
 
 -- The priorities of these messages are known from now on. Only who has the turn says so. Two who added the same one
