@@ -15,9 +15,9 @@ from jobpool.broker.backend import QueueBackend
 
 pytestmark = [
     pytest.mark.needs("leases"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:coroutine:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-"""The connection of a call that was interrupted is dropped, and says so."""
+"""A connection or generator that is dropped in the middle of a call says so."""
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import dis
 import functools
 import math
 import sys
+import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
@@ -14,11 +15,11 @@ from typing import Any
 import jobpool
 import jobpool_backends
 
-CODE = (*jobpool.__path__, *jobpool_backends.__path__, contextlib.__file__)
-"""Beginnings of the paths of the files in which calls are interrupted."""
+_OURS = (*jobpool.__path__, *jobpool_backends.__path__, contextlib.__file__)
+"""Beginnings of the paths of the files in which calls are interrupted, and in `threading` where these call it."""
 
-_CHECKED = {dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD")}
-"""At the end of these instructions the interpreter looks for signals."""
+_CHECKED = {number for name, number in dis.opmap.items() if name.startswith("CALL") or "BACKWARD" in name}
+"""At the end of these instructions the interpreter looks for signals, and where a function or generator is entered."""
 
 
 class Interrupt(BaseException):
@@ -32,6 +33,12 @@ def _handlers(code: CodeType) -> list[Any]:
 
 def _handler(code: CodeType, offset: int) -> int | None:
     return next((entry.target for entry in _handlers(code) if entry.start <= offset < entry.end), None)
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename == threading.__file__:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_OURS)
 
 
 class _Trap:
@@ -48,9 +55,10 @@ class _Trap:
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         if event == "call":
-            if not frame.f_code.co_filename.startswith(CODE):
+            if not _is_ours(frame):
                 return None
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            self._pass(frame)
         elif event == "return":
             self._last.pop(frame, None)
         elif event == "opcode":

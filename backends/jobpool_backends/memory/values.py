@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
-from threading import Condition, Lock
+from threading import Condition, RLock
 from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, field
@@ -32,7 +32,7 @@ class Turn:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = Lock()
+        self._lock = RLock()  # one that belongs to a thread: after an interrupt in `wait` nobody else's is released
         self._changed = Condition(self._lock)
         self.at_end: Callable[[], object] = lambda: None  # called at the end of each step
         self.now = self.boot = 0

@@ -68,6 +68,7 @@ _MEANINGS = {
         "the disk of database {path} reports an input/output error: check it and its free space"
     ),
     sqlite3.SQLITE_NOMEM: wait("there is no memory left for database {path}"),
+    sqlite3.SQLITE_ABORT: wait("a transaction of database {path}, which several threads shared, was undone: try again"),
     sqlite3.SQLITE_PROTOCOL: wait("database {path} is under too many processes at once: try again"),
 }
 _MISSING = mend("database {path} has lost a table or a part of one: restore it, or name another file")

@@ -5,7 +5,7 @@ waits for its turn, and the last of them commits for all. That is how threads th
 pool's fetch and settlement when they meet.
 
 A signal's handler may raise in any of this, such as Ctrl-C and the time limit of a job that enqueues. So each change of
-owner is one assignment, and what ends a turn may be called again.
+owner is one assignment, what ends a turn may be called again, and all locks are in C, where nothing raises in between.
 """
 
 from __future__ import annotations
@@ -35,44 +35,54 @@ class Connections(Protocol):
     def give_back(self, connection: sqlite3.Connection) -> None: ...
 
 
+class Undone(sqlite3.OperationalError):
+    """A transaction has been undone with all its steps."""
+
+    sqlite_errorcode = sqlite3.SQLITE_ABORT
+
+
+_FAILURES = (sqlite3.Error, MemoryError)  # of a statement; sqlite3 has no error of its own for a lack of memory
+
+
 class Transaction:
-    """One write transaction. Only the thread that has the turn uses it, but for `await_end`."""
+    """One write transaction. Only the thread that has the turn uses it; those that have handed it on await its end."""
 
     def __init__(self, connections: Connections) -> None:
         self.connection = connections.lend()
         self._connections = connections
         self._is_given_back = False
         self._begun = 0.0
-        self._is_shared = False
-        """Other threads have steps in it, before the one that runs."""
-        self._ended: threading.Event | None = None
+        self._has_savepoint = False
+        """One stands before the step that runs. Other threads have steps before it."""
+        self._bells: list[threading.Lock] = []
+        self._is_committing = False
         self._error: sqlite3.Error | None = None
 
     def begin(self) -> None:
         self._connections.begin(self.connection)
         self._begun = monotonic()
 
-    def begin_next_step(self) -> bool:
-        """Return whether another thread may add a step, and prepare for that."""
+    def begin_next_step(self, bell: threading.Lock) -> bool:
+        """Return whether another thread may add a step, and prepare for that. `bell` is released at the end."""
         if not (self.connection.in_transaction and monotonic() < self._begun + YOUNG_S):
             return False
-        self._ended = self._ended or threading.Event()
+        self._bells.append(bell)
         try:
-            if self._is_shared:
+            if self._has_savepoint:
                 self.connection.execute("RELEASE step")
-            self._is_shared = True
+            self._has_savepoint = True
             self.connection.execute("SAVEPOINT step")
-        except sqlite3.Error:
+        except _FAILURES:
             return False
         return True
 
     def undo_step(self, error: BaseException) -> None:
         """Undo what the running step has done; what others have done too, if SQLite leaves no choice."""
-        if self._is_shared:
-            with suppress(sqlite3.Error):
+        if self._has_savepoint:
+            with suppress(*_FAILURES):
                 self.connection.execute("ROLLBACK TO step")
                 return
-            self._error = error if isinstance(error, sqlite3.Error) else sqlite3.OperationalError("undone by SQLite")
+            self._error = error if isinstance(error, sqlite3.Error) else Undone("a step could not be undone alone")
         self._roll_back()
 
     def end(self) -> None:
@@ -81,27 +91,32 @@ class Transaction:
             self._commit()
             self._is_given_back = True
             self._connections.give_back(self.connection)
-        if self._ended is not None:
-            self._ended.set()
+        for bell in self._bells:
+            with suppress(RuntimeError):  # it was released before
+                bell.release()
 
     def _commit(self) -> None:
         try:
-            if self.connection.in_transaction and self._error is None:
+            if self.connection.in_transaction and not (self._error or self._is_committing):
+                self._is_committing = True
                 self.connection.execute("COMMIT")
         except sqlite3.Error as error:
             self._error = error
-        if self.connection.in_transaction:
+        except MemoryError:
+            self._error = Undone("no memory was left for the commit")
+        if self.connection.in_transaction or not self._is_committing:
+            self._error = self._error or Undone("it had ended before its commit")
             self._roll_back()
 
-    def await_end(self) -> None:
+    def await_end(self, bell: threading.Lock) -> None:
         """Block until it has ended. Raises `sqlite3.Error`: it was not committed, and nothing of it is there."""
-        if self._ended is not None:
-            self._ended.wait()
+        if bell in self._bells:
+            bell.acquire()
         if self._error is not None:
             raise self._error
 
     def _roll_back(self) -> None:
-        with suppress(sqlite3.Error):  # it may have done so by itself
+        with suppress(*_FAILURES):  # it may have done so by itself
             self.connection.execute("ROLLBACK")
 
 
@@ -115,8 +130,9 @@ class _Turn:
     def __init__(self) -> None:
         self.bell = threading.Lock()
         self.bell.acquire()
+        """Locked, but for the moment in which the turn comes, and once what it has handed on has ended."""
         self.transaction: Transaction | None = None
-        """The transaction that the thread before has handed on, or else its own."""
+        """The one that it was handed, or the one that it began."""
         self.failure: BaseException | None = None
 
 
@@ -152,7 +168,7 @@ class Turns:
             finally:
                 self._leave(turn)  # again, in case that was interrupted
                 turn.failure = None  # its traceback leads back to the turn, and to the connection
-        turn.transaction.await_end()
+        turn.transaction.await_end(turn.bell)
 
     def _await(self, turn: _Turn, timeout: float) -> None:
         with self._lock:
@@ -164,7 +180,10 @@ class Turns:
             raise NoTurn
 
     def _leave(self, turn: _Turn) -> None:
-        """Undo the step if it has failed, and give the turn on; or wait for it no longer. Called again, do the rest."""
+        """Undo the step if it has failed, and give the turn on; or wait for it no longer.
+
+        Called again, it does what an interrupt has left: nothing, if another has the turn.
+        """
         with self._lock:
             if self._owner is not turn:
                 if turn in self._waiting:
@@ -174,13 +193,14 @@ class Turns:
         if transaction:
             if turn.failure:
                 transaction.undo_step(turn.failure)
-            if self._waiting and transaction.begin_next_step() and self._pass_on(transaction):
+                turn.failure = None  # so that it is not undone again, after the end
+            if self._waiting and transaction.begin_next_step(turn.bell) and self._pass_on(transaction):
                 return
             transaction.end()
         self._pass_on(None)
 
     def _pass_on(self, transaction: Transaction | None) -> bool:
-        """Give the turn to the thread that has waited for longest, if one does. An open transaction stays else."""
+        """Give the turn to the thread that has waited for longest, if one does. If none does, a transaction stays."""
         with self._lock:
             if self._waiting:
                 heir = self._waiting[0]
