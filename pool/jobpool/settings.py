@@ -120,7 +120,7 @@ def _setting(section: str, kind: Kind, means: str, default: str | None = None, *
 
 
 _pool = partial(_setting, "Pool")
-_built_in = partial(_setting, "Built-in handlers  [default: they may do nothing]")
+_built_in = partial(_setting, "Built-in handlers  [default: url calls public addresses, others do nothing]")
 _times = partial(_setting, "Times (seconds, or 90s, 5m, 1h)")
 _failures = partial(_setting, "Failures")
 _shared = partial(_setting, "Limits of a queue, in all pools together")

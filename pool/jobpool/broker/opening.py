@@ -184,8 +184,8 @@ def default_url(config: ConfigFile | None = None) -> str:
     """Return the URL that applies when a program names none.
 
     JOBPOOL_BACKEND, else `backend` in the nearest configuration file, else SQLite in `jobpool.db` beside that file, or
-    in the working directory when there is none. Raises `ConfigurationError`: the file cannot be read, or its `backend`
-    is not a text.
+    in the working directory when there is none. Raises `ConfigurationError`: the file cannot be read, its `backend` is
+    not a text, or a variable or key is nearly `backend`.
     """
     from_environment = os.environ.get("JOBPOOL_BACKEND")
     if from_environment:
@@ -193,10 +193,26 @@ def default_url(config: ConfigFile | None = None) -> str:
     config = config or find_config()
     named = config.values.get("backend")
     if named is None:
+        _check_spelling(config)
         return sqlite_url(config.directory / "jobpool.db")
     if not isinstance(named, str) or not named:
         raise ConfigurationError(f"{config.path}: backend must be a URL in quotes, not {type(named).__name__}")
     return named
+
+
+def _check_spelling(config: ConfigFile) -> None:
+    """Raise `ConfigurationError` if a misspelt `backend` is there: jobs would go where no pool looks for them."""
+    given = {key: (f"{config.path}: {key!r}", "backend") for key in config.values}
+    for variable in os.environ:
+        if variable.startswith("JOBPOOL_") and variable != "JOBPOOL_BACKEND":
+            source = f"environment variable {variable}"
+            given[variable.removeprefix("JOBPOOL_").lower()] = source, "JOBPOOL_BACKEND"
+    if given:
+        import difflib  # few programs need it
+
+        for key in difflib.get_close_matches("backend", given, n=1, cutoff=0.8):
+            source, meant = given[key]
+            raise ConfigurationError(f"{source} is not a setting of jobpool; did you mean {meant!r}?")
 
 
 def default_signer(keys: Key | Sequence[Key] | None = None, config: ConfigFile | None = None) -> EnvelopeSigner:

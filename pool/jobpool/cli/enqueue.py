@@ -61,7 +61,9 @@ def enqueue(
     no_check: bool,
     **options: Any,
 ) -> None:
-    """Enqueue a job and print its id; with --file on a terminal, print how many there are.
+    """Enqueue a job, or a file of jobs, and print the ids.
+
+    With --file on a terminal, print how many there are.
 
     PAYLOAD is one JSON value, or any number of key=value; a value is JSON where it can be read as JSON, else text:
 

@@ -36,7 +36,7 @@ def init(session: Session, directory: Path, force: bool, broker_only: bool, json
         return
     there = [directory / name for name in FILES if (directory / name).exists()]
     if there and not force:
-        raise click.UsageError(f"{' and '.join(map(str, there))} exists already; --force overwrites")
+        raise click.UsageError(f"{' and '.join(map(str, there))}: already there; --force overwrites")
     url = session.flags["backend"]
     scheme = None if url is None else _prepare(session)  # first: a URL that does not work must not be written down
     _write(directory, url)

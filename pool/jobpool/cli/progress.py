@@ -140,15 +140,15 @@ def bar(header: HeaderView, total: int, seconds: float) -> str:
 def summary(sample: PoolSample) -> str:
     """Return the line: how busy the pool is, how many messages wait and have reached their end, how fast.
 
-    Parts that are not known yet are left out; the line is empty until the loop has published.
+    Parts that are not known yet are left out, and a rate of 0. The line is empty until the loop has published.
     """
     header = sample.header
     assert header is not None
     if not header.loop_at:
         return ""
     waiting = f"  {header.waiting:,} waiting" if header.waiting or header.depths else ""
-    rate = "" if sample.rate is None else f"  {sample.rate:,.1f} jobs/s"
-    shown = f"{sample.busy}/{header.workers} busy{waiting}  {done(header):,} done{rate}"
+    rate = f"  {sample.rate:,.1f} jobs/s" if sample.rate else ""
+    shown = f"{sample.busy}/{header.workers} busy{waiting}  {done(header):,} ended{rate}"
     return shown + "".join(f"  {count:,} {word.replace('_', ' ')}" for word, count in _troubles(header).items())
 
 

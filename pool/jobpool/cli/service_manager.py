@@ -86,7 +86,7 @@ class Report:
         lines = [*self._changes(header, now, probe.ok)]
         if probe.text != self._said or now >= self._counted_at + COUNTS_EVERY_S:
             self._said, self._counted_at = probe.text, now
-            lines.append(f"STATUS={probe.text}; {header.waiting:,} waiting, {done(header):,} done")
+            lines.append(f"STATUS={probe.text}; {header.waiting:,} waiting, {done(header):,} ended")
         if probe.ok or (live(header, now).ok and (self._stopping or not self._ready)):
             lines.append("WATCHDOG=1")
         return lines

@@ -95,7 +95,7 @@ def test_the_bar_ends_with_the_last_word_and_the_summary_is_wiped(tmp_path: Path
         assert stream.getvalue().endswith("\n")
         lines = LineHandler(stream)
         with live_summary(note, lines):
-            wait_until(lambda: "1/2 busy  7 waiting  4 done  0.0 jobs/s  3 retried" in stream.getvalue())
+            wait_until(lambda: "1/2 busy  7 waiting  4 ended  3 retried" in stream.getvalue())
     assert stream.getvalue().endswith("\r\x1b[K")
 
 
@@ -111,12 +111,12 @@ def test_the_summary_leaves_out_what_is_not_known_yet(tmp_path: Path) -> None:
         assert shown() == ""
         board.header.write(workers=2, loop_at=NOW)
         now += 1.0
-        assert shown() == "1/2 busy  0 done  0.0 jobs/s"
+        assert shown() == "1/2 busy  0 ended"
         board.header.write(depths=QueueDepth("reports", 0, 0, 0, None, 0).line())
-        assert shown() == "1/2 busy  0 waiting  0 done  0.0 jobs/s"
+        assert shown() == "1/2 busy  0 waiting  0 ended"
         with Watcher(lambda: [note]) as anew:
             [sample] = anew.sample()
-        assert summary(sample) == "1/2 busy  0 waiting  0 done"
+        assert summary(sample) == "1/2 busy  0 waiting  0 ended"
 
 
 def test_elsewhere_a_line_of_the_log_tells_while_jobs_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -300,7 +300,7 @@ def test_init_does_not_overwrite_unless_forced(jobpool: Jobpool, tmp_path: Path)
     (tmp_path / "jobs.py").write_text("mine")
     result = jobpool("init")
     assert result.exit_code == 2
-    assert "jobs.py exists already; --force overwrites" in result.stderr
+    assert "jobs.py: already there; --force overwrites" in result.stderr
     assert not (tmp_path / "jobpool.toml").exists()
     assert jobpool("init", "--force").exit_code == 0
     assert "count_primes" in (tmp_path / "jobs.py").read_text()

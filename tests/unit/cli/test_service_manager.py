@@ -69,11 +69,11 @@ def test_messages(board: Scoreboard, looks: list[dict[str, Any]], last: list[str
 def test_the_status_is_told_at_a_change_and_else_from_time_to_time(board: Scoreboard) -> None:
     report = Report()
     [_, first, *_] = report.next(header(board), NOW)
-    assert first == "STATUS=ready: 2 of 2 children ready; 0 waiting, 0 done"
+    assert first == "STATUS=ready: 2 of 2 children ready; 0 waiting, 0 ended"
     assert report.next(header(board, waiting=1200), NOW + 1) == [FED]
     later = NOW + COUNTS_EVERY_S
     alive = {"loop_at": later, "broker_ok_at": later}
-    assert report.next(header(board, waiting=1200, **alive), later)[0].endswith("; 1,200 waiting, 0 done")
+    assert report.next(header(board, waiting=1200, **alive), later)[0].endswith("; 1,200 waiting, 0 ended")
     assert "STATUS=not ready: 0 of 2" in report.next(header(board, ready=0, **alive), later)[0]
 
 

@@ -278,6 +278,21 @@ def test_the_configuration_file_names_the_backend_and_the_environment_goes_befor
     assert default_url() == "memory://"
 
 
+def test_a_misspelt_backend_is_refused_where_the_default_would_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOBPOOL_BACKEND", "")
+    monkeypatch.setenv("JOBPOOL_WORKERS", "2")
+    assert default_url() == f"sqlite:///{tmp_path}/jobpool.db"
+    monkeypatch.setenv("JOBPOOL_BACKEDN", "memory://")
+    with pytest.raises(ConfigurationError, match=r"variable JOBPOOL_BACKEDN is not .*did you mean 'JOBPOOL_BACKEND'"):
+        default_url()
+    monkeypatch.delenv("JOBPOOL_BACKEDN")
+    (tmp_path / "jobpool.toml").write_text('bakend = "memory://"\n')
+    with pytest.raises(ConfigurationError, match=r"jobpool\.toml: 'bakend' is not .*did you mean 'backend'"):
+        default_url()
+
+
 @pytest.mark.parametrize("value", [7, "", ["memory://"]])
 def test_a_backend_in_the_file_that_is_no_url_is_refused(value: Any, tmp_path: Path) -> None:
     config = ConfigFile(tmp_path / "jobpool.toml", tmp_path, {"backend": value})
