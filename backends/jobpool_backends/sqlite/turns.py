@@ -5,7 +5,8 @@ waits for its turn, and the last of them commits for all. That is how threads th
 pool's fetch and settlement when they meet.
 
 A signal's handler may raise in any of this, such as Ctrl-C and the time limit of a job that enqueues. So each change of
-owner is one assignment, what ends a turn may be called again, and all locks are in C, where nothing raises in between.
+owner is one assignment, what ends a turn may be called again, and all locks are in C. One gap is left: an interrupt in
+`contextlib` suspends a step, which is undone when the exception with its traceback is gone.
 """
 
 from __future__ import annotations
