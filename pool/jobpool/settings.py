@@ -222,7 +222,7 @@ class Settings:
         QUEUE, "Queue for a copy of each payload that failed for good; none if not set."
     )
     unknown_handler_grace: float = _failures(
-        TIME, "Time that a message waits for an unknown handler to be deployed.", "10m"
+        TIME, "Time from a pool's first look at a job without a handler to its death.", "10m"
     )
     on_lease_lost: str = _failures(
         one_of("kill", "finish"), "Kill a job whose lease is lost, or let it finish; its result is dropped.", "kill"
