@@ -97,14 +97,15 @@ def enqueue(
         told = "are enqueued" if counts else "are enqueued; their ids are printed above"
         answer_ids(json_, batches if file is None else _counted(batches), "job", told, "enqueued" if counts else "")
     if single:
-        note_unserved(session, single.queue or DEFAULT_QUEUE, "the job waits in")
+        mend = ". `jobpool edit ID --move QUEUE` moves it; with --app a job goes to the queue of its handler"
+        note_unserved(session, single.queue or DEFAULT_QUEUE, "the job waits in", mend)
 
 
-def note_unserved(session: Session, queue: str, what: str) -> None:
+def note_unserved(session: Session, queue: str, what: str, mend: str = "") -> None:
     """Say that the pools of this machine serve other queues. Says nothing if there are none: one may come."""
     served = +session.queues_served()
     if served and queue not in served:
-        note(f"{what} queue {queue!r}; the pools on this machine serve {', '.join(sorted(served))}")
+        note(f"{what} queue {queue!r}; the pools on this machine serve {', '.join(sorted(served))}{mend}")
 
 
 def _counted(batches: Iterator[list[str]]) -> Iterator[list[str]]:

@@ -66,6 +66,7 @@ def test_a_pool_serves_the_queues_that_its_app_names(shell: Shell) -> None:
     assert stats(shell)["extra"]["pools"] == 1, "its note has the new queue"
     astray = shell.call("enqueue", "report", "customer=8", "-Q", "report", "--delay", "1h")
     assert "the job waits in queue 'report'; the pools on this machine serve" in astray.stderr
+    assert "`jobpool edit ID --move QUEUE` moves it" in astray.stderr
     assert "the pause is for queue 'report'; the pools on this machine serve" in shell.call("pause", "report").stderr
     assert "serve" not in shell.call("pause", "reports").stderr
     assert shell.call("resume", "report", "reports").exit_code == 0
