@@ -58,8 +58,8 @@ BEGIN
     END IF;
     -- One fetch of a queue at a time has its turn. It takes messages that nobody has touched without a lock of their
     -- own: a record less in the log for each. Another one, and who meets others' locks, locks as it looks.
-    may_stay := may_stay AND most >= {first_leases_from};
-    alone := {schema}.have_turn(name) OR may_stay AND {schema}.await_turn(name);
+    alone := {schema}.have_turn(name)
+        OR may_stay AND most >= {first_leases_from} AND {schema}.await_turn(name);
     LOOP
         places := {schema}.take_fresh(name, most, known, unknown, alone, may_step);
         IF due OR again THEN
