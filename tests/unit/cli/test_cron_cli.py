@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -38,7 +38,7 @@ scheduler.define("broken").daily_at("03:00").environments("test")
 
 
 @pytest.fixture
-def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Writes an app; what its import does to this process is undone."""
     monkeypatch.setattr(schedulers, "_all", [])
     monkeypatch.setattr(DEFAULT, "_handlers", {})
@@ -48,8 +48,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[s
         (tmp_path / "cron_cli_app.py").write_text(text)
         return "--app=cron_cli_app.py"
 
-    yield write
-    sys.modules.pop("cron_cli_app", None)
+    return write
 
 
 def test_the_schedules_are_listed_with_what_is_known_of_them(
