@@ -118,6 +118,8 @@ def _tell(row: dict[str, Any]) -> None:
     for field, value in row.items():
         if field in ("start", "end"):
             value = _moment(value)
+        if field == "duration" and value is not None:
+            value = f"{value:.6f} s"
         text = value if isinstance(value, str) else json_text(value)
         first, *more = printable(text).rstrip("\n").split("\n")
         say(f"{field:<10} {first}")

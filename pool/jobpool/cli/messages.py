@@ -36,8 +36,8 @@ PAUSED = columns("PAUSED~")  # the same
 PAGE_MESSAGES = 500
 MORE = "there are more than {}; --limit 0 lists all"
 
-COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, PRI>, ATT>, CRASH>, AGE>, WHY~")
-DEAD_COLUMNS = columns("ID, QUEUE~, HANDLER~, ATT>, CRASH>, AGE>, REASON, CAUSE~, ERROR~")
+COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, PRI>, FAILED>, CRASH>, AGE>, WHY~")
+DEAD_COLUMNS = columns("ID, QUEUE~, HANDLER~, FAILED>, CRASH>, AGE>, REASON, CAUSE~, ERROR~")
 KILLED = frozenset({"timeout", "memory-limit", "crash-limit"})
 """Reasons that `cause` explains; with any other it is the record of an earlier attempt."""
 

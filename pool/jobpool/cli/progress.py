@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 
 from jobpool.broker.opening import open_backend
 from jobpool.errors import BackendUnavailable
-from jobpool.ipc.board_layout import HeaderView
+from jobpool.ipc.board_layout import HeaderView, QueueDepth
 from jobpool.message.units import format_duration
 from jobpool.ops.runtime_dir import PoolFile
 from jobpool.ops.top import PoolSample, Watcher
@@ -138,7 +138,7 @@ def bar(header: HeaderView, total: int, seconds: float) -> str:
 
 
 def summary(sample: PoolSample) -> str:
-    """Return the line: how busy the pool is, how many messages wait and have reached their end, how fast.
+    """Return the line: how busy the pool is, how many messages wait, are delayed and have reached their end, how fast.
 
     Parts that are not known yet are left out, and a rate of 0. The line is empty until the loop has published.
     """
@@ -147,6 +147,8 @@ def summary(sample: PoolSample) -> str:
     if not header.loop_at:
         return ""
     waiting = f"  {header.waiting:,} waiting" if header.waiting or header.depths else ""
+    if delayed := sum(one.delayed for one in QueueDepth.read(header.depths)):
+        waiting += f"  {delayed:,} delayed"
     rate = f"  {sample.rate:,.1f} jobs/s" if sample.rate else ""
     shown = f"{sample.busy}/{header.workers} busy{waiting}  {done(header):,} ended{rate}"
     return shown + "".join(f"  {count:,} {word.replace('_', ' ')}" for word, count in _troubles(header).items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import secrets
 
 import click
@@ -35,6 +36,7 @@ def run_one(session: Session, handler: str, payload: tuple[str, ...], apps: tupl
     from jobpool.message.names import DEFAULT_QUEUE
     from jobpool.message.outcome import ResultKind
 
+    faulthandler.enable()  # C code that crashes leaves its stack on the terminal
     registry = session.app(apps=apps)
     if registry is None:
         raise ConfigurationError(NO_APP)

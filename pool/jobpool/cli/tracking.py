@@ -23,7 +23,7 @@ UNKNOWN, FAILED, NO_RESULT, PENDING = 1, 1, 3, 4  # exit codes
 WATCH_S = 1.0  # seconds between two looks at progress
 COUNTS = ("total", "succeeded", "failed", "cancelled")  # of a batch, in JSON
 
-COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, ATT>, SINCE>, WHERE~, WHAT~")
+COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, FAILED>, SINCE>, WHERE~, WHAT~")
 
 
 @click.command("status", cls=Command, short_help="Tell what became of jobs.")

@@ -270,9 +270,6 @@ def fill(
     `known`: begins the list of fields in the text. `taken`: names that no further field may have; None = there are no
     further fields.
     """
-    for name in required:
-        if name not in value:
-            raise Mismatch(f"field {_path(where, name)!r} is missing")
     filled = {}
     for name, item in value.items():
         convert = fields.get(name)
@@ -283,6 +280,9 @@ def fill(
         else:
             names = ", ".join(map(repr, fields)) or "none"
             raise Mismatch(f"field {_path(where, name)!r} is unknown; {known} {names}")
+    for name in required:  # last: a misspelt one is unknown first, and then the text tells the names
+        if name not in value:
+            raise Mismatch(f"field {_path(where, name)!r} is missing")
     return filled
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 
 from cli_shell import Shell
 
 APP = """
+import ctypes
 import jobpool
 
 
@@ -22,6 +24,11 @@ def report(ctx: jobpool.JobContext, customer: int) -> str:
 def stops(ctx: jobpool.JobContext, number: int) -> int:
     breakpoint()
     return number + 1
+
+
+@jobpool.handler
+def crashes(ctx: jobpool.JobContext) -> None:
+    ctypes.string_at(0)
 
 
 @jobpool.handler
@@ -42,6 +49,12 @@ def test_it_shows_what_the_job_says_and_sends_nothing(shell: Shell) -> None:
     for part in ("50% halfway", "not enqueued: mail {'to': 7}", "succeeded in"):
         assert part in done.stderr
     assert not list(shell.directory.glob("*.db"))
+
+
+def test_a_crash_in_c_code_leaves_its_stack(shell: Shell) -> None:
+    done = with_app(shell).run("run-one", "crashes")
+    assert done.returncode == -signal.SIGSEGV
+    assert "in crashes" in done.stderr
 
 
 def test_a_job_that_does_not_succeed_is_a_failure(shell: Shell) -> None:

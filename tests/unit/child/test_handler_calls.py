@@ -118,6 +118,7 @@ FITTING = [
 
 UNFIT = [
     (call("report"), "field 'customer' is missing"),
+    (call("report", custmer=7), "field 'custmer' is unknown; it takes 'customer'"),
     (call("report", "7"), "field 'customer' must be a whole number, not '7'"),
     (call("report", customer=7, month=6), "field 'month' must be text, not 6"),
     (call("report", customer=7, mont="06"), "field 'mont' is unknown; it takes 'customer', 'month', 'dry'"),
@@ -131,7 +132,7 @@ UNFIT = [
     (call("nested", [], {"a5"}), "field 'papers[0]' must be one of 'a4', not 'a5'"),
     (call("ship"), "field 'number' is missing"),
     (call("ship", Parcel(Weight=3)), "'order' must be Order, not Parcel"),
-    (call("ship", order=Parcel(Weight=3)), "field 'number' is missing"),
+    (call("ship", order=Parcel(Weight=3)), "field 'order' is unknown; Order has 'number', 'note'"),
     (call("post", Order(7)), "'parcel' must be Parcel, not Order"),
     (call("post", weight=3), "it does not fit Parcel: field 'Weight': Field required"),
     (call("add", 1, 2, 3), "it takes 2 by position, not 3"),

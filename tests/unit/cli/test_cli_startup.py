@@ -117,6 +117,8 @@ def test_the_summary_leaves_out_what_is_not_known_yet(tmp_path: Path) -> None:
         with Watcher(lambda: [note]) as anew:
             [sample] = anew.sample()
         assert summary(sample) == "1/2 busy  0 waiting  0 ended"
+        board.header.write(depths=QueueDepth("reports", 0, 3, 0, None, 0).line())
+        assert shown() == "1/2 busy  0 waiting  3 delayed  0 ended"
 
 
 def test_elsewhere_a_line_of_the_log_tells_while_jobs_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

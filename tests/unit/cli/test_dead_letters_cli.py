@@ -56,7 +56,7 @@ def test_the_list_has_reason_cause_and_error(jobpool: Jobpool, broker: QueueBack
     crashed = kill_off(broker, "crash-limit", cause=SEGV, error="")
     failed = kill_off(broker, "failed", error="Traceback\n  deep\nValueError: no paper")
     head, *rows = jobpool("dead", "list").stdout.splitlines()
-    assert head.split() == ["ID", "QUEUE", "HANDLER", "ATT", "CRASH", "AGE", "REASON", "CAUSE", "ERROR"]
+    assert head.split() == ["ID", "QUEUE", "HANDLER", "FAILED", "CRASH", "AGE", "REASON", "CAUSE", "ERROR"]
     assert re.match(rf"{crashed}  default  report +1 +0 +\S+  crash-limit  killed by SIGSEGV \(itself\)", rows[0])
     assert re.match(rf"{failed}  default  report +2 +0 +\S+  failed +ValueError: no paper$", rows[1])
 

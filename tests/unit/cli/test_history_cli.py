@@ -68,6 +68,7 @@ def test_all_of_an_attempt_is_told_and_steers_no_terminal(jobpool: Jobpool, tmp_
     HistoryFile(tmp_path / "h", 9).append([a_line(1, output="red \x1b[31m\nsecond line")])
     told = jobpool("history", "monthly", "--full", f"--history=file:{tmp_path}/h").stdout
     assert "status     acked" in told
+    assert "duration   2.000000 s" in told
     assert "           second line" in told
     assert "\x1b" not in told
 
