@@ -354,6 +354,14 @@ SETTINGS: Mapping[str, Setting] = _settings()  # key → setting, in the order o
 
 KEYS = frozenset(SETTINGS)
 
+MEANT: Mapping[str, str] = {
+    "broker": "backend",
+    "concurrency": "workers",
+    "timeout": "default_timeout",
+    **dict.fromkeys(("attempts", "max_attempts", "max_retries", "retries"), "retry"),
+}
+"""Words of flags, of handlers' options and of other queues → the setting that they are likely to stand for."""
+
 REMOVED: Mapping[str, str] = {
     key: instead
     for keys, instead in {
@@ -423,8 +431,15 @@ def load(
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the nearest known word, or nothing when none is near."""
-    found = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    return _did_you_mean(_nearest(word, known))
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    return next(iter(difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)), "")
+
+
+def _did_you_mean(word: str) -> str:
+    return f"; did you mean {word!r}?" if word else ""
 
 
 def removed(source: str, key: str) -> str:
@@ -437,8 +452,9 @@ def _check_key(key: str, source: str, prefix: str = "") -> None:
     if key in REMOVED:
         raise ConfigurationError(removed(source, key))
     if key not in KEYS:
-        known, word = ([prefix + known.upper() for known in KEYS], prefix + key.upper()) if prefix else (KEYS, key)
-        raise ConfigurationError(f"{source} is not a setting of jobpool{nearest(word, known)}")
+        near = MEANT.get(key) or _nearest(key, KEYS)  # without the prefix, which makes any two alike
+        near = f"{prefix}{near.upper()}" if near and prefix else near
+        raise ConfigurationError(f"{source} is not a setting of jobpool{_did_you_mean(near)}")
 
 
 def _environment(file: ConfigFile) -> dict[str, tuple[str, Any]]:

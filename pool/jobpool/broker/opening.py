@@ -119,6 +119,9 @@ def scheme_of(url: str) -> str:
     match = _SCHEME.match(url)
     if match is None:
         sqlite = _as_sqlite(url)
+        scheme = url.partition(":")[0].lower()
+        if scheme in known_schemes():
+            sqlite = f"{scheme}:///FILE" if scheme == "sqlite" else f"{scheme}://HOST"
         mend = f"did you mean {sqlite!r}?" if sqlite else f"write scheme://…, with one of {_list_schemes()}"
         raise ConfigurationError(f"backend {redact(url)!r} is not a URL: {mend}")
     return match[1].lower()
@@ -210,7 +213,8 @@ def _check_spelling(config: ConfigFile) -> None:
     if given:
         import difflib  # few programs need it
 
-        for key in difflib.get_close_matches("backend", given, n=1, cutoff=0.8):
+        near = [*({"broker"} & given.keys()), *difflib.get_close_matches("backend", given, n=1, cutoff=0.8)]
+        for key in near:
             source, meant = given[key]
             raise ConfigurationError(f"{source} is not a setting of jobpool; did you mean {meant!r}?")
 

@@ -40,7 +40,7 @@ class Lines:
         self._budget = LineBudget()
         self._quiet = False
         self._left_out = self._dropped_of = 0
-        self._told_at = monotonic()
+        self._told_at = 0.0
         self.nonce = 0
 
     def write(self, data: bytes) -> None:
@@ -98,7 +98,8 @@ class Lines:
     def _send(self, said: Said) -> None:
         try:
             self._channel.send(said.encode(), socket.MSG_DONTWAIT)
-            self._left_out, self._told_at = 0, monotonic()
+            if said.left_out:
+                self._left_out, self._told_at = 0, monotonic()
         except OSError:  # the master stands still, or is gone
             self._drop(bool(said.text))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -65,7 +65,8 @@ def enqueue(
 
     With --file on a terminal, print how many there are.
 
-    PAYLOAD is one JSON value, or any number of key=value; a value is JSON where it can be read as JSON, else text:
+    PAYLOAD is one JSON value, or any number of key=value. A value is JSON where it can be read as JSON, else text. For
+    a parameter of the handler that is a `str`, it is text:
 
     \b
       jobpool enqueue report '{"customer": 7, "month": "2026-06"}'
@@ -84,12 +85,13 @@ def enqueue(
             raise click.UsageError("a payload and --file exclude each other: the payloads are the lines of the file")
         if "id" in defaults:
             raise click.UsageError('--id and --file exclude each other: write "id" into the lines')
-        definitions = _from_lines(file, handler, defaults, _fitting(session, apps, no_check))
+        definitions = _from_lines(file, handler, defaults, _fitting(_app(session, apps, no_check)))
     elif handler is None:
         raise click.UsageError("the name of a handler is missing: jobpool enqueue HANDLER [PAYLOAD]")
     else:
-        definition = _definition({**defaults, "handler": handler, "payload": read_payload(payload)})
-        single = _fitting(session, apps, no_check)(definition)
+        registry = _app(session, apps, no_check)
+        value = read_payload(payload, registry.texts(handler) if registry else ())
+        single = _fitting(registry)(_definition({**defaults, "handler": handler, "payload": value}))
         definitions = iter([single])
     counts = file is not None and not json_ and sys.stdout.isatty()
     with session.broker(makes=True) as backend:
@@ -97,7 +99,11 @@ def enqueue(
         told = "are enqueued" if counts else "are enqueued; their ids are printed above"
         answer_ids(json_, batches if file is None else _counted(batches), "job", told, "enqueued" if counts else "")
     if single:
-        mend = ". `jobpool edit ID --move QUEUE` moves it; with --app a job goes to the queue of its handler"
+        mend = ". `jobpool edit ID --move QUEUE` moves it"
+        if registry is None:
+            mend += "; with --app a job goes to the queue of its handler"
+        elif "queue" not in defaults:
+            mend = ", which is that of its handler: if it is new, restart the pool, or send it HUP"
         note_unserved(session, single.queue or DEFAULT_QUEUE, "the job waits in", mend)
 
 
@@ -123,16 +129,17 @@ def _counted(batches: Iterator[list[str]]) -> Iterator[list[str]]:
         click.echo("\r\x1b[K", err=True, nl=False)
 
 
-def _fitting(session: Session, apps: tuple[str, ...], no_check: bool) -> Fit:
-    """Return what checks a job against the app, if one is known, and puts it on its handler's queue.
-
-    Imports the app. Raises `ConfigurationError`: it does not import.
-    """
+def _app(session: Session, apps: tuple[str, ...], no_check: bool) -> HandlerRegistry | None:
+    """Import the app; None = none is known. Raises `ConfigurationError`: it does not import."""
     try:
-        registry = None if no_check else session.app(apps=apps)
+        return None if no_check else session.app(apps=apps)
     except ConfigurationError as error:
         error.args = (f"{error}; --no-check enqueues without a look at the app",)
         raise
+
+
+def _fitting(registry: HandlerRegistry | None) -> Fit:
+    """Return what checks a job against the app, if one is known, and puts it on its handler's queue."""
     if registry is None:
         return _unseen
     return partial(_fit, registry, {info.name: info.queues for info in registry.infos()})
@@ -171,8 +178,10 @@ def no_handler(name: str, known: Collection[str]) -> str:
     return f"the app has no handler {name!r}{near}"
 
 
-def read_payload(words: tuple[str, ...]) -> Any:
+def read_payload(words: tuple[str, ...], texts: Container[str] = ()) -> Any:
     """Return the payload that these words spell: one JSON value, or key=value words; none = an empty object.
+
+    `texts`: keys whose values are text as they stand, if they are not JSON strings.
 
     Raises:
         click.UsageError: They are neither.
@@ -191,11 +200,16 @@ def read_payload(words: tuple[str, ...]) -> Any:
             raise click.UsageError(f"{word!r} is not key=value; give one JSON value, or only key=value words")
         if key in pairs:
             raise click.UsageError(f"{key!r} is given twice")
-        try:
-            pairs[key] = json.loads(value)
-        except (ValueError, RecursionError):
-            pairs[key] = value
+        pairs[key] = _read_value(value, as_text=key in texts)
     return pairs
+
+
+def _read_value(text: str, *, as_text: bool) -> Any:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text if as_text and value is not None and not isinstance(value, str) else value
 
 
 def _from_lines(file: IO[bytes], handler: str | None, defaults: dict[str, Any], fit: Fit) -> Iterator[JobDefinition]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -27,6 +28,7 @@ DEFAULT_BACKEND = 'backend = "sqlite:///jobpool.db"'
 def init(session: Session, directory: Path, force: bool, broker_only: bool, json_: bool) -> None:
     """Write a commented jobpool.toml and a first handler, jobs.py, into DIRECTORY (default: this one).
 
+    A jobs.py that is there already is left as it is.
     With --backend URL the file names that broker, whose tables are made.
     """
     if broker_only:
@@ -34,17 +36,21 @@ def init(session: Session, directory: Path, force: bool, broker_only: bool, json
         if json_:
             answer_json({"files": [], "broker": made})
         return
-    there = [directory / name for name in FILES if (directory / name).exists()]
-    if there and not force:
-        raise click.UsageError(f"{' and '.join(map(str, there))}: already there; --force overwrites")
+    there = [name for name in FILES if (directory / name).exists() and not force]
+    if FILES[0] in there:
+        raise click.UsageError(f"{directory / FILES[0]}: already there; --force overwrites it, and {FILES[1]}")
     url = session.flags["backend"]
     scheme = None if url is None else _prepare(session)  # first: a URL that does not work must not be written down
-    _write(directory, url)
+    names = [name for name in FILES if name not in there]
+    _write(directory, names, url)
+    for name in there:
+        note(f"{directory / name} is there already, and is left as it is")
     if json_:
-        answer_json({"files": [str(directory / name) for name in FILES], "broker": scheme})
+        answer_json({"files": [str(directory / name) for name in names], "broker": scheme})
         return
     note("\nNext, in " + ("this directory:" if directory == Path() else f"{directory}:"))
-    say("  jobpool enqueue count_primes below=2000000   # put a job into the queue")
+    if not there:
+        say("  jobpool enqueue count_primes below=2000000   # put a job into the queue")
     say("  jobpool                                      # run a pool; Ctrl-C stops it")
     say("  jobpool top                                  # watch it, in another terminal")
 
@@ -57,12 +63,12 @@ def _prepare(session: Session) -> str:
         return broker.scheme
 
 
-def _write(directory: Path, url: str | None) -> None:
+def _write(directory: Path, names: Sequence[str], url: str | None) -> None:
     from jobpool.broker.opening import redact
 
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
+        for name in names:
             text = files("jobpool.cli").joinpath("templates", name).read_text()
             path = directory / name
             if name == FILES[0]:
@@ -75,7 +81,7 @@ def _write(directory: Path, url: str | None) -> None:
             path.write_text(text)
     except OSError as error:
         raise ConfigurationError(f"{directory} cannot be written: {error.strerror}") from error
-    note(f"wrote {' and '.join(str(directory / name) for name in FILES)}")
+    note(f"wrote {' and '.join(str(directory / name) for name in names)}")
 
 
 def _defaults(text: str) -> str:

@@ -55,6 +55,9 @@ OFTEN_USED = (
 
 NEEDS_LINUX = frozenset({"run", "top", "health", "doctor", "cron", "run-one", "torture"})
 DESTRUCTIVE_VERBS = frozenset({"purge", "delete", "pop"})
+MEANT = dict.fromkeys(("start", "work", "worker", "serve"), "run") | {"show": "inspect", "help": "--help"}
+"""Words that others have for a verb of ours."""
+
 NEAR, VERY_NEAR = 0.5, 0.8
 """How alike a word and a verb must be (difflib) for a hint. A destructive verb is only named for its own misspelling:
 `pause` does not mean `purge`."""
@@ -203,7 +206,8 @@ def arrange(group: click.Group, words: Sequence[str], default: str, *, complete:
     command = group.commands.get(verb)
     if command is None:
         verbs = sorted(group.commands)
-        near = [
+        meant = [MEANT[verb]] if verb in MEANT else []
+        near = meant or [
             one
             for one in difflib.get_close_matches(verb, verbs, cutoff=NEAR)
             if one not in DESTRUCTIVE_VERBS or difflib.get_close_matches(verb, [one], cutoff=VERY_NEAR)

@@ -77,6 +77,7 @@ def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> Non
     """
     from jobpool.broker.values import MessageFilter, State
 
+    ident = ident.removeprefix("id:")
     with session.broker() as backend:
         if queue is None:
             if not backend.capabilities.makes_queues:
@@ -202,6 +203,8 @@ def _why(message: Message) -> str:
     from jobpool.message.death import cause_headline
 
     said = headline(message.last_error) or cause_headline(message.cause)
+    if message.state == "delayed" and message.deliveries and not said:
+        said = "given back: the pool's log says why"
     return ": ".join(part for part in (message.reason, said) if part)
 
 

@@ -86,6 +86,6 @@ def _stack(function: Function, options: list[Callable[[Function], Function]]) ->
 _CONFIG = "Configuration file.  [default: the nearest jobpool.toml or pyproject.toml]"
 _OTHERS = [
     option("-C", "--config", section=COMMON, metavar="FILE", help=_CONFIG),
-    option("-v", "--verbose", section=COMMON, count=True, help="Log more; -vv logs tracebacks of errors too."),
+    option("-v", "--verbose", section=COMMON, count=True, help="Log more; -vv tracebacks of jobpool's errors too."),
     option("-q", "--quiet", section=COMMON, count=True, help="Log less."),
 ]

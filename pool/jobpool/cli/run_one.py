@@ -42,7 +42,7 @@ def run_one(session: Session, handler: str, payload: tuple[str, ...], apps: tupl
         raise ConfigurationError(NO_APP)
     queues = {info.name: info.queues for info in registry.infos()}
     queue = queues.get(handler, [DEFAULT_QUEUE])[0]
-    value = read_payload(payload)
+    value = read_payload(payload, registry.texts(handler))
     envelope = JobEnvelope(handler, value, queue, DEFAULT_PRIORITY, None, 0, None, secrets.token_hex(8))
     attempt = AttemptRunner(registry, SoftAlarm(), NoCapture()).run(
         JobToRun(envelope, queue), progress=lambda fraction, text: note(f"{fraction:.0%} {text}")

@@ -49,7 +49,10 @@ def status(session: Session, idents: tuple[str, ...], watch: bool, json_: bool) 
             before, found = found, backend.wait(idents, WATCH_S)
             if found != before:
                 _show(backend, found, json_)
-    return UNKNOWN if any(one.state is JobState.UNKNOWN for one in found) else 0
+    if any(one.state is JobState.UNKNOWN for one in found):
+        note("unknown: it never was, was removed, or is done and kept no result (result_ttl)")
+        return UNKNOWN
+    return 0
 
 
 def _bare(ident: str) -> str:

@@ -29,7 +29,7 @@ from jobpool.client.batch import Batch, open_batch
 from jobpool.client.claims import Queue
 from jobpool.errors import ConfigurationError, ResultPending, Unsupported
 from jobpool.message import producer
-from jobpool.message.builder import JobBuilder, definition_of
+from jobpool.message.builder import JobBuilder, definition_of, named_job
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import check_queue, check_text
 from jobpool.message.results import JobHandle, JobStatus
@@ -92,10 +92,14 @@ class Jobs:
         """Describe a job step by step; end with `dispatch()`, which sends it here. Raises as `JobBuilder`."""
         return JobBuilder(handler, payload, producer=self)
 
-    def enqueue(self, job: JobDefinition | JobBuilder, /, *, connection: object = None) -> JobHandle:
+    def enqueue(
+        self, job: JobDefinition | JobBuilder | str, /, payload: Any = None, *, connection: object = None
+    ) -> JobHandle:
         """Enqueue one job and return its id, as a handle that can be asked for its status and result.
 
         Args:
+            job: A definition, a builder, or the name of a handler.
+            payload: With a name: any JSON value; None = an empty object.
             connection: Your own connection to the broker's database. The job is enqueued within its open transaction:
                 it is there if that commits, and never was if it rolls back.
 
@@ -107,8 +111,8 @@ class Jobs:
         one round trip; the first call also opens the backend.
         """
         if connection is not None:
-            return JobHandle(self.enqueue_many([job], connection=connection)[0], self)
-        return JobHandle(self._target.enqueue(definition_of(job)), self)
+            return JobHandle(self.enqueue_many([named_job(job, payload)], connection=connection)[0], self)
+        return JobHandle(self._target.enqueue(named_job(job, payload)), self)
 
     def enqueue_many(self, jobs: Iterable[JobDefinition | JobBuilder], /, *, connection: object = None) -> list[str]:
         """Enqueue any number of jobs, 1,000 in a round trip; their ids, in order.
@@ -130,7 +134,7 @@ class Jobs:
             send = partial(self.backend.enqueue_in, connection)
         return [ident for batch in _batches(jobs) for ident in send(batch)]
 
-    async def aenqueue(self, job: JobDefinition | JobBuilder, /) -> JobHandle:
+    async def aenqueue(self, job: JobDefinition | JobBuilder | str, /, payload: Any = None) -> JobHandle:
         """Enqueue one job and leave the event loop free meanwhile; return its id.
 
         The blocking call runs on a thread of the loop's own executor, in the caller's context. Four go at a time for
@@ -139,7 +143,7 @@ class Jobs:
         Raises as `enqueue`. After a cancellation nothing is known, as after `BackendUnavailable`: a call that waited
         for its turn was not sent, and one under way goes on.
         """
-        return JobHandle((await self.aenqueue_many([job]))[0], self)
+        return JobHandle((await self.aenqueue_many([named_job(job, payload)]))[0], self)
 
     async def aenqueue_many(self, jobs: Iterable[JobDefinition | JobBuilder], /) -> list[str]:
         """Enqueue any number of jobs, 1,000 in a round trip; their ids, in order. See `enqueue_many` and `aenqueue`.

@@ -92,6 +92,7 @@ class Parameters:
 
     Attributes:
         context: Name of the first one, if it gets the job's context; "" = none does.
+        texts: Names of those that are text, or None.
         read: Makes arguments of a payload, by position and by name, or raises `Mismatch`; None = it takes
             its context alone, annotated so, and any payload.
     """
@@ -104,6 +105,7 @@ class Parameters:
         self.context = every[0].name if takes_context else ""
         self._rest = every[1:] if takes_context else every
         self._positions = [part.name for part in self._rest if part.kind is Parameter.POSITIONAL_OR_KEYWORD]
+        self.texts = {part.name for part in self._rest if hints.get(part.name) in (str, str | None)}
         self._model: type | None = None
         self.read: Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
         if len(self._rest) == 1 and is_model(hint := hints.get(self._rest[0].name)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Concatenate, Protocol, TypeVar, overload
@@ -97,7 +97,6 @@ class HandlerRegistry:
     def handler(
         self,
         name: str | None = None,
-        /,
         *,
         queue: str | Iterable[str] | None = None,
         max_retries: int | None = None,
@@ -110,7 +109,7 @@ class HandlerRegistry:
         result_ttl: float | None = None,
     ) -> _Decorator: ...
 
-    def handler(self, name: Any = None, /, **options: Any) -> Any:
+    def handler(self, name: Any = None, **options: Any) -> Any:
         """Make a function a handler.
 
         Bare (`@jobpool.handler`) the function's own name is used. The first parameter is the `JobContext`, unless its
@@ -300,6 +299,11 @@ class HandlerRegistry:
             except ImportError as error:
                 raise ConfigurationError(f"the built-in handler {name!r} cannot be used here: {error}") from error
         return handler
+
+    def texts(self, name: str) -> Container[str]:
+        """Return the names of the parameters that are text, of a handler of the app's own."""
+        handler = self._handlers.get(name)
+        return handler.parameters.texts if handler else ()
 
     def prepare(self) -> None:
         """Bind every handler now, so that children share the work and a mistake shows before the first job.

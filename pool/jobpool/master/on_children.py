@@ -249,7 +249,7 @@ def _child_said(pool: Pool, event: ev.ChildSaid) -> None:
         fields = fields | {"from": said.logger}
     if said.left_out > 0:
         pool.lines_left_out += said.left_out
-        text = f"[… {said.left_out:,} lines left out …]"
+        text = f"[… {said.left_out:,} line{'s' * (said.left_out > 1)} left out …]"
         pool.lines.append(Line(logging.INFO, text, fields | {"left_out": said.left_out}))
     if said.text:
         pool.lines.append(Line(said.level, said.text, fields))

@@ -230,6 +230,7 @@ def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
         error=headline(settlement.error),
         cause=cause_headline(settlement.cause),
         trace_id=lease.envelope.trace_id if delivery.handler else None,
+        more=None if pool.counters.dead else "`jobpool inspect ID` shows all of the error",
     )
 
 

@@ -290,6 +290,15 @@ def definition_of(job: JobDefinition | JobBuilder) -> JobDefinition:
     raise InvalidJob(f"not a job, but {type(job).__name__}: give handler.define(…), or jobs.define(name, payload)")
 
 
+def named_job(job: JobDefinition | JobBuilder | str, payload: Any = None) -> JobDefinition:
+    """Return the job; of a handler's name, one with this payload, None = an empty object. Raises `InvalidJob`."""
+    if isinstance(job, str):
+        return JobDefinition(job, {} if payload is None else payload)
+    if payload is not None:
+        raise InvalidJob("give a payload with a handler's name only: a definition or builder has its own")
+    return definition_of(job)
+
+
 def _named(value: int | str, names: tuple[str, ...], least: int, most: int, what: str) -> int:
     if isinstance(value, str):
         for index, name in enumerate(names, start=least):

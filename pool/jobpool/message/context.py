@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 from jobpool.errors import InvalidJob, Unsupported
-from jobpool.message.builder import JobBuilder, definition_of
+from jobpool.message.builder import JobBuilder, definition_of, named_job
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, TRACEPARENT, JobEnvelope, encode
 from jobpool.message.signing import SIGNATURE_LENGTH, EnvelopeSigner
@@ -149,12 +149,7 @@ class JobContext:
             InvalidJob: It is out of bounds, or its body above 1 MiB, or the follow-ups of this attempt above 8 MiB
                 together. It is not enqueued then.
         """
-        if isinstance(job, str):
-            definition = JobDefinition(job, {} if payload is None else payload)
-        elif payload is not None:
-            raise InvalidJob("give a payload with a handler's name only: a definition or builder has its own")
-        else:
-            definition = definition_of(job)
+        definition = named_job(job, payload)
         trace = self._envelope.meta.get(TRACEPARENT)
         if trace is not None and TRACEPARENT not in definition.meta:
             definition = definition.with_meta({**definition.meta, TRACEPARENT: trace})

@@ -27,6 +27,11 @@ def stops(ctx: jobpool.JobContext, number: int) -> int:
 
 
 @jobpool.handler
+def post(ctx: jobpool.JobContext, number: int, code: str, street: str | None = None) -> str:
+    return repr((number, code, street))
+
+
+@jobpool.handler
 def crashes(ctx: jobpool.JobContext) -> None:
     ctypes.string_at(0)
 
@@ -49,6 +54,18 @@ def test_it_shows_what_the_job_says_and_sends_nothing(shell: Shell) -> None:
     for part in ("50% halfway", "not enqueued: mail {'to': 7}", "succeeded in"):
         assert part in done.stderr
     assert not list(shell.directory.glob("*.db"))
+
+
+def test_a_parameter_that_is_text_gets_the_word_as_it_stands(shell: Shell) -> None:
+    with_app(shell)
+    for words, given in (
+        (["number=7", "code=2026.10", "street=12"], "(7, '2026.10', '12')"),
+        (["number=7", 'code="7"', "street=null"], "(7, '7', None)"),
+    ):
+        done = shell.run("run-one", "post", *words)
+        assert done.stdout == f"{given}\n", done.stderr
+    done = shell.run("enqueue", "post", "number=7", "code=2026.10")
+    assert '"code": "2026.10"' in shell.run("inspect", done.stdout.strip()).stdout, done.stderr
 
 
 def test_a_crash_in_c_code_leaves_its_stack(shell: Shell) -> None:

@@ -75,6 +75,16 @@ def test_lines_beyond_the_bound_are_counted_with_the_attempt_that_wrote_them(
     assert {one.nonce for one in said if one.left_out} <= {7, 8}
 
 
+def test_what_was_left_out_is_told_at_the_end_of_its_attempt(ends: tuple[socket.socket, socket.socket]) -> None:
+    here, there = ends
+    lines = Lines(there, logging.INFO, Masker())
+    lines.nonce = 7
+    lines.write(b"line\n" * 1000)
+    lines.end()
+    said = received(here)
+    assert (said[-1].nonce, sum(one.left_out for one in said)) == (7, 1000 - sum(one.text != "" for one in said))
+
+
 def test_below_the_level_nothing_is_sent_and_a_record_is_one_frame(ends: tuple[socket.socket, socket.socket]) -> None:
     here, there = ends
     lines = Lines(there, logging.WARNING, Masker())

@@ -58,7 +58,7 @@ def test_a_bare_decorator_takes_the_functions_name(registry: HandlerRegistry) ->
 
 def test_a_decorator_with_arguments_keeps_them(registry: HandlerRegistry) -> None:
     registry.handler("report", queue="reports", max_retries=3, timeout=60)(build_report)
-    registry.handler("anything", queue=["a", "b"])(other)
+    registry.handler(name="anything", queue=["a", "b"])(other)
     assert registry.names() == ["anything", "report"]
     assert registry.infos() == [
         HandlerInfo("anything", queues=["a", "b"]),

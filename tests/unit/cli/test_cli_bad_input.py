@@ -21,6 +21,8 @@ Jobpool = Callable[..., Result]
         (["--wrokers", "4"], 2, "No such option '--wrokers'. (Did you mean"),
         (["stats", "--jsno"], 2, "No such option '--jsno'"),
         (["statz"], 2, "'statz' is not a verb of jobpool; did you mean 'stats'?"),
+        (["start"], 2, "'start' is not a verb of jobpool; did you mean 'run'?"),
+        (["dead", "show"], 2, "'show' is not a verb of jobpool; did you mean 'inspect'?"),
         (["dead", "retyr"], 2, "'retyr' is not a verb of jobpool; did you mean 'retry'?"),
         (["-w", "many", "-A", "jobs"], 2, "--workers: 'many' is not a number of workers"),
         (["-Q", "reports,3"], 2, "--queue: '3' after a comma would be a queue; a weight is written NAME=3"),
@@ -82,12 +84,27 @@ def test_a_table_that_is_not_read_is_an_error_with_its_mend(jobpool: Jobpool, tm
         (tmp_path / name).unlink()
 
 
-def test_an_unknown_configuration_key(jobpool: Jobpool, tmp_path: Path) -> None:
-    (tmp_path / "jobpool.toml").write_text("worker = 4\n")
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("worker", "workers"),
+        ("broker", "backend"),
+        ("concurrency", "workers"),
+        ("timeout", "default_timeout"),
+        ("max_retries", "retry"),
+    ],
+)
+def test_an_unknown_configuration_key(
+    jobpool: Jobpool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, meant: str
+) -> None:
+    (tmp_path / "jobpool.toml").write_text(f"{key} = 4\n")
     for words in ([], ["stats"], ["enqueue", "a"]):
         result = jobpool(*words)
         assert result.exit_code == 2
-        assert "jobpool.toml: 'worker' is not a setting of jobpool; did you mean 'workers'?" in result.stderr
+        assert f"jobpool.toml: {key!r} is not a setting of jobpool; did you mean {meant!r}?" in result.stderr
+    (tmp_path / "jobpool.toml").unlink()
+    monkeypatch.setenv(f"JOBPOOL_{key.upper()}", "4")
+    assert f"did you mean 'JOBPOOL_{meant.upper()}'?" in jobpool("stats").stderr
     assert not (tmp_path / "jobpool.db").exists()
 
 

@@ -12,6 +12,7 @@ import pytest
 from click.testing import Result
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.cli.init import FILES
 from jobpool.cli.init import _write as write_first_files
 from jobpool.settings import load
 
@@ -299,9 +300,13 @@ def test_every_setting_that_init_comments_out_is_a_valid_one(jobpool: Jobpool, t
 def test_init_does_not_overwrite_unless_forced(jobpool: Jobpool, tmp_path: Path) -> None:
     (tmp_path / "jobs.py").write_text("mine")
     result = jobpool("init")
-    assert result.exit_code == 2
-    assert "jobs.py: already there; --force overwrites" in result.stderr
-    assert not (tmp_path / "jobpool.toml").exists()
+    assert result.exit_code == 0
+    assert "jobs.py is there already, and is left as it is" in result.stderr
+    assert "count_primes" not in result.stdout
+    assert ((tmp_path / "jobs.py").read_text(), (tmp_path / "jobpool.toml").exists()) == ("mine", True)
+    again = jobpool("init")
+    assert again.exit_code == 2
+    assert "jobpool.toml: already there; --force overwrites it, and jobs.py" in again.stderr
     assert jobpool("init", "--force").exit_code == 0
     assert "count_primes" in (tmp_path / "jobs.py").read_text()
 
@@ -310,7 +315,7 @@ def test_init_does_not_overwrite_unless_forced(jobpool: Jobpool, tmp_path: Path)
 def test_a_configuration_with_a_password_is_its_owners_alone(tmp_path: Path, url: str, mode: int) -> None:
     before = os.umask(0o022)
     try:
-        write_first_files(tmp_path, url)
+        write_first_files(tmp_path, FILES, url)
     finally:
         os.umask(before)
     assert (tmp_path / "jobpool.toml").stat().st_mode & 0o777 == mode

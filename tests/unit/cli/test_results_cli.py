@@ -56,6 +56,7 @@ def test_an_unknown_id_is_an_exit_code(jobpool: Jobpool, broker: QueueBackend) -
     result = jobpool("status", done(broker), "never")
     assert result.exit_code == 1
     assert "unknown" in result.stdout
+    assert "is done and kept no result" in result.stderr
 
 
 def test_watch_ends_when_all_have(jobpool: Jobpool, broker: QueueBackend) -> None:

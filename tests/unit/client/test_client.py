@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -71,12 +72,21 @@ def test_a_definition_and_a_builder_are_enqueued_alike(memory: QueueBackend) -> 
     assert [message.id for message in memory.list_messages()] == ids
 
 
-@pytest.mark.parametrize("other", ["report", len, {"report": 1}], ids=lambda other: type(other).__name__)
+def test_a_name_and_a_payload_are_a_job(memory: QueueBackend) -> None:
+    jobs = Jobs(backend=memory)
+    ids = [jobs.enqueue("report", {"customer": 7}), asyncio.run(jobs.aenqueue("report"))]
+    found = [lease.envelope.payload for lease in memory.fetch_many("default", limit=2)]
+    assert (len(ids), found) == (2, [{"customer": 7}, {}])
+    with pytest.raises(InvalidJob, match="give a payload with a handler's name only"):
+        jobs.enqueue(JobDefinition("report"), {"customer": 7})
+
+
+@pytest.mark.parametrize("other", [len, {"report": 1}], ids=lambda other: type(other).__name__)
 def test_anything_else_is_refused_with_a_sentence(memory: QueueBackend, other: Any) -> None:
     jobs = Jobs(backend=memory)
-    for attempt in (jobs.enqueue, lambda other: jobs.enqueue_many([other])):
+    for attempt in (lambda: jobs.enqueue(other), lambda: jobs.enqueue_many([other]), lambda: jobs.enqueue_many("ab")):
         with pytest.raises(InvalidJob, match=r"^not a job, but .*: give handler\.define\(…\), or jobs\.define"):
-            attempt(other)
+            attempt()
 
 
 def test_many_jobs_go_in_batches_and_keep_their_order() -> None:

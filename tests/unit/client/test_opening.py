@@ -78,7 +78,10 @@ def test_an_unknown_scheme_names_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("url", "mend"),
     [
-        *((url, "write scheme://…, with one of beanstalk://") for url in ("", "sqlite:jobpool.db", "://", "redis")),
+        *((url, "write scheme://…, with one of beanstalk://") for url in ("", "://", "nosuch")),
+        ("sqlite:jobpool.db", "did you mean 'sqlite:///FILE'?"),
+        ("redis", "did you mean 'redis://HOST'?"),
+        ("redis:me:hidden@h", "did you mean 'redis://HOST'?"),
         ("jobpool.db", "did you mean 'sqlite:///jobpool.db'?"),
         ("./data/jobs", "did you mean 'sqlite:///data/jobs'?"),
         ("/var/lib/jobpool.db", "did you mean 'sqlite:////var/lib/jobpool.db'?"),
