@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from jobpool.broker.claim_store import QueueMessage
 from jobpool.broker.values import Message, MessageFilter, NewMessage, State, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.message.batches import BatchStatus
 from jobpool.message.lease import JobLease
 from jobpool_backends.shared import MICRO, TOUCHABLE, unix_time
 
@@ -100,6 +101,18 @@ def read_message(row: Sequence[Any], state: State, claim: str | None) -> Message
     ends = unix_time(died_at), unix_time(deadline), claim, claims, unix_time(ends_at), str(seq)
     columns = [ident, queue, state, *counters, enqueued_at / MICRO, available_at / MICRO, *texts, *ends]
     return Message(*columns)
+
+
+def read_batch(row: Sequence[Any], read_list: Callable[[Any], Iterable[str]] = tuple) -> BatchStatus:
+    """Return the batch of a row of these columns, after which others may come. `read_list` reads the two lists.
+
+    id, open, total, succeeded, failed, cancelled, failed_ids, created_at, ended_at, parent, nested, stopped.
+    """
+    failed_ids, created_at, ended_at, parent, nested, stopped = row[6:12]
+    times = created_at / MICRO, unix_time(ended_at)
+    ends = [tuple(read_list(failed_ids)), *times, parent, tuple(read_list(nested)), bool(stopped)]
+    columns = [row[0], bool(row[1]), *row[2:6], *ends]
+    return BatchStatus(*columns)
 
 
 def read_queue_message(queue: str, claim: str | None, row: Sequence[Any], body: bytes) -> QueueMessage:

@@ -10,7 +10,8 @@ from jobpool.broker.values import NewBatch, NewMessage
 from jobpool.message.batches import BatchStatus
 from jobpool.message.names import storable
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.shared import MICRO, micros, unix_time
+from jobpool_backends.shared import micros
+from jobpool_backends.sql import read_batch
 
 
 class PostgresBatches:
@@ -29,7 +30,7 @@ class PostgresBatches:
 
     def get(self, ident: str) -> BatchStatus | None:
         rows = self._database.call("find_batch", storable(ident))
-        return _status(rows[0]) if rows else None
+        return read_batch(rows[0]) if rows else None
 
     def members(self, ident: str, limit: int) -> list[str]:
         return [member for (member,) in self._database.call("list_members", storable(ident), limit)]
@@ -49,22 +50,3 @@ def _callback(new: NewMessage, only_success: bool) -> dict[str, Any]:
         "batch": new.batch,
         "only_success": only_success,
     }
-
-
-def _status(row: tuple[Any, ...]) -> BatchStatus:
-    ident, is_open, total, succeeded, failed, cancelled, failed_ids, created_at, ended_at, parent, *rest = row
-    nested, stopped = rest
-    return BatchStatus(
-        ident,
-        is_open,
-        total,
-        succeeded,
-        failed,
-        cancelled,
-        tuple(failed_ids),
-        created_at / MICRO,
-        unix_time(ended_at),
-        parent,
-        tuple(nested),
-        stopped,
-    )

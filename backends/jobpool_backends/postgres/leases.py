@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from jobpool.broker.parts import Brought, Settlements
-from jobpool.broker.values import Reaped, ReapPolicy
+from jobpool.broker.values import REAP_LIMIT, Reaped, ReapPolicy
 from jobpool.clock import Clock
 from jobpool.errors import AccessRefused, BackendUnavailable
 from jobpool.message.definition import LONGEST
@@ -27,7 +27,6 @@ from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Releas
 from jobpool_backends.postgres.connection import Connection
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.enqueue import Enqueuer
-from jobpool_backends.postgres.schema import REAP_LIMIT
 from jobpool_backends.shared import MICRO, delay_micros, micros, more_than
 from jobpool_backends.sql import number_of, with_past
 

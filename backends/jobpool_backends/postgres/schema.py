@@ -139,7 +139,6 @@ from jobpool_backends.shared import MICRO, micros
 
 WAITING, DELAYED, LEASED, DEAD = range(4)
 POSTED, POSTED_LATER, POSTED_HELD, POSTED_AGAIN = range(4, 8)  # `messages.state`
-REAP_LIMIT = 1000
 TIDY_LIMIT = 1000
 """Messages of each kind that one call looks at and changes: of ended claims, ended posted ones, due ones, and those
 claimed too often.

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from jobpool.broker.values import NewBatch, NewMessage
 from jobpool.errors import InvalidJob
 from jobpool.message.batches import BATCH_MEMORY_S, MAX_FAILED_IDS, NOT_OPEN, BatchStatus, with_end
-from jobpool_backends.shared import MICRO, micros, unix_time
+from jobpool_backends.shared import micros
+from jobpool_backends.sql import read_batch
 from jobpool_backends.sqlite import enqueue
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.schema import EACH
@@ -66,7 +67,7 @@ class SqliteBatches:
         with self._database.session() as connection:
             row = connection.execute(_STATUS + "AND (until IS NULL OR until > ?)", (ident, self._database.wall()))
             found = row.fetchone()
-        return _status(found) if found else None
+        return read_batch(found, json.loads) if found else None
 
     def members(self, ident: str, limit: int) -> list[str]:
         with self._database.session() as connection:
@@ -114,7 +115,7 @@ def _count(step: Step, batch: str, ends: Iterable[tuple[str, str]]) -> None:
 
 
 def _bring(step: Step, row: tuple[Any, ...]) -> None:
-    status, now = _status(row), step.now.wall
+    status, now = read_batch(row, json.loads), step.now.wall
     step.execute(_END, (now, now + micros(BATCH_MEMORY_S), status.id))
     stored = {name: new and NewMessage.from_dict(new) for name, new in json.loads(row[-1]).items()}
     failed = status.stopped or status.succeeded < status.total
@@ -123,22 +124,3 @@ def _bring(step: Step, row: tuple[Any, ...]) -> None:
     enqueue.add(step, [replace(new, body=with_end(new.body, end_of_batch)) for new in callbacks], brought=True)
     if status.parent is not None:
         end(step, status.parent, status.id, CANCELLED if status.stopped else FAILED if failed else SUCCEEDED)
-
-
-def _status(row: tuple[Any, ...]) -> BatchStatus:
-    ident, is_open, total, succeeded, failed, cancelled, failed_ids, created_at, ended_at, parent, *rest = row
-    nested, stopped, _ = rest
-    return BatchStatus(
-        ident,
-        bool(is_open),
-        total,
-        succeeded,
-        failed,
-        cancelled,
-        tuple(json.loads(failed_ids)),
-        created_at / MICRO,
-        unix_time(ended_at),
-        parent,
-        tuple(json.loads(nested)),
-        bool(stopped),
-    )

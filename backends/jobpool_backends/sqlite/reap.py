@@ -10,7 +10,7 @@ import json
 import random
 from typing import Any
 
-from jobpool.broker.values import Reaped, ReapPolicy
+from jobpool.broker.values import REAP_LIMIT, Reaped, ReapPolicy
 from jobpool_backends.shared import DeadCaps, delay_micros, micros, more_than
 from jobpool_backends.sqlite.batches import FAILED, end_members
 from jobpool_backends.sqlite.claim_rows import ANY_ENDED, clear
@@ -18,7 +18,6 @@ from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, EACH, LEASED, NO_LEASE, WAITING
 from jobpool_backends.sqlite.step import Step, is_over
 
-REAP_LIMIT = 1000
 UNKNOWN_CAUSE = "lease expired"
 
 _HELD = "SELECT seq FROM messages INDEXED BY messages_held WHERE queue = :queue AND state = 2"

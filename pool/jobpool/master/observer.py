@@ -7,7 +7,6 @@ locked. Others ask the loop for a `snapshot` (`LoopCalls`); attempts are made of
 from __future__ import annotations
 
 import contextlib
-import logging
 import signal
 import time
 from collections import deque
@@ -30,11 +29,9 @@ from jobpool.policy.outcomes import signal_name, status_of
 from jobpool.telemetry.history.row import UNNAMED, Attempt
 from jobpool.telemetry.history.writer import Feed
 from jobpool.telemetry.metrics import catalogue as names
-from jobpool.telemetry.metrics.memory import UNCOUNTED, Snapshot
+from jobpool.telemetry.metrics.memory import Snapshot, try_count
 
 REMEMBER_DEAD_S = 60.0  # seconds for which an ended child counts in `child_peak_rss_bytes`
-
-log = logging.getLogger("jobpool.metrics")
 
 
 class Observer:
@@ -56,7 +53,7 @@ class Observer:
             ev.ChildDied: self._child_died,
             SchedulerFired: self._fired,
         }
-        pool.observers = {kind: partial(_try, see) for kind, see in seen.items()}
+        pool.observers = {kind: partial(try_count, see) for kind, see in seen.items()}
 
     def _answered(self, pool: Pool, event: ev.Answered) -> None:
         if event.took:
@@ -113,14 +110,6 @@ class Observer:
         gauge(names.BUILD, 1.0, (self._version,))
         gauge(names.HISTORY_DROPPED, (self.feed.dropped if self.feed is not None else 0) + self._unwritten())
         return pool.metrics.snapshot()
-
-
-def _try(count: Callable[..., None], *what: Any) -> None:
-    """Measure it. An error of ours here harms no job."""
-    try:
-        count(*what)
-    except Exception:
-        log.exception(UNCOUNTED, extra={"limit": "metrics"})
 
 
 def cause_of_exit(slot: Slot, event: ev.ChildDied) -> str:

@@ -40,10 +40,6 @@ class History(NamedTuple):
     keep: int = 100  # rows of each job's name, the newest
     mask: tuple[str, ...] = ()  # keys whose values are masked, besides those that always are
 
-    @property
-    def is_on(self) -> bool:
-        return self.table or self.path is not None
-
 
 class OnCrash(NamedTuple):
     """The fate of a crashed message: its lease is forfeited, or left to expire; `queue` = it goes on there."""

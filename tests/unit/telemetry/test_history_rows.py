@@ -145,7 +145,6 @@ def test_what_finds_no_room_is_dropped_and_counted() -> None:
 def test_places_are_written_so(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert parse_history(" OFF ") == History()
-    assert not parse_history("off").is_on
     assert parse_history("Table keep=7") == History(table=True, keep=7)
     assert parse_history("file:h.ndjson") == History(path=tmp_path / "h.ndjson")
 

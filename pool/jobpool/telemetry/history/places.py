@@ -68,13 +68,10 @@ class HistoryFile:
     `path` is made when there is something to write, with mode 0600; its directory must be there.
     """
 
-    def __init__(
-        self, path: Path, keep: int, *, tidy_from: int = MIN_TIDY_BYTES, largest: int = MAX_FILE_BYTES
-    ) -> None:
+    def __init__(self, path: Path, keep: int, *, tidy_from: int = MIN_TIDY_BYTES) -> None:
         self.path = path
         self._keep = keep
         self._tidy_from = tidy_from
-        self._largest = largest
         self._tidy_at = tidy_from
 
     def append(self, lines: Sequence[Line]) -> None:
@@ -108,7 +105,7 @@ class HistoryFile:
     def tidy(self) -> None:
         """Leave the newest lines of each name. Raises `OSError`."""
         with self._locked() as fd:
-            kept = newest(self.path.read_bytes().splitlines(), self._keep, self._largest)
+            kept = newest(self.path.read_bytes().splitlines(), self._keep, MAX_FILE_BYTES)
             fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
             try:
                 _write_all(fresh, kept, stat.S_IMODE(os.fstat(fd).st_mode))

@@ -211,6 +211,14 @@ class MemoryMetrics(MetricsCollector):
         return Snapshot(samples, ended)
 
 
+def try_count(count: Callable[..., object], *what: Any) -> None:
+    """Count it. An error in that harms no job."""
+    try:
+        count(*what)
+    except Exception:
+        log.exception(UNCOUNTED, extra={"limit": "metrics"})
+
+
 class RelayedMetrics(MemoryMetrics):
     """The pool's counts in memory, each told to a collector of the user's too, whatever that one raises."""
 
@@ -220,28 +228,21 @@ class RelayedMetrics(MemoryMetrics):
 
     def count(self, metric: Metric, labels: Labels = (), by: int = 1) -> None:
         super().count(metric, labels, by)
-        self._relay(self._also.count, metric, labels, by)
+        try_count(self._also.count, metric, labels, by)
 
     def observe(self, metric: Metric, value: float, labels: Labels = ()) -> None:
         super().observe(metric, value, labels)
-        self._relay(self._also.observe, metric, value, labels)
+        try_count(self._also.observe, metric, value, labels)
 
     def fetched(self, queue: str, count: int) -> None:
         super().count(FETCHED, (queue,), count)
-        self._relay(self._also.fetched, queue, count)
+        try_count(self._also.fetched, queue, count)
 
     def ended(
         self, queue: str, handler: str, outcomes: tuple[str, ...], run: float | None = None, wait: float | None = None
     ) -> None:
         super().ended(queue, handler, outcomes, run, wait)
-        self._relay(self._also.ended, queue, handler, outcomes, run, wait)
-
-    @staticmethod
-    def _relay(tell: Callable[..., object], *what: Any) -> None:
-        try:
-            tell(*what)
-        except Exception:
-            log.exception(UNCOUNTED, extra={"limit": "metrics"})
+        try_count(self._also.ended, queue, handler, outcomes, run, wait)
 
 
 def coarser(fine: Histogram, edges: tuple[float, ...]) -> Histogram:
