@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 NO_APP = "no application: name the module with your handlers, --app myapp.jobs or apps in jobpool.toml"
+ENQUEUE_LATER = "enqueue below `if __name__ == '__main__':`, or in a program of its own"
 
 
 class JobpoolError(Exception):

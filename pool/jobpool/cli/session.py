@@ -18,7 +18,7 @@ from msgspec.structs import asdict
 
 from jobpool.broker.config_file import ConfigFile, find_config
 from jobpool.cli.output import note
-from jobpool.errors import NO_APP, ConfigurationError
+from jobpool.errors import ENQUEUE_LATER, NO_APP, ConfigurationError
 from jobpool.settings import Settings, load
 from jobpool.telemetry.logs import configure
 
@@ -112,6 +112,7 @@ class Session:
         from jobpool.handlers.app import load
         from jobpool.handlers.registry import DEFAULT
         from jobpool.ipc.process_options import ChildOptions
+        from jobpool.message import producer
 
         path = search_path(self.config_file().directory)
         apps = [find_app(app, path) for app in settings.apps]
@@ -119,6 +120,8 @@ class Session:
         OWN_THREADS.update(threading.enumerate())
         with contextlib.redirect_stdout(sys.stderr):
             load(ChildOptions(apps, sys_path=list(path), queue_handlers=rules, allowances=asdict(settings.allowances)))
+        if producer.was_used():
+            note(f"the app enqueues at its import, and so this look at it did too: {ENQUEUE_LATER}")
         return DEFAULT
 
     def queues_served(self) -> Counter[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from jobpool.errors import InvalidJob
+from jobpool.errors import ENQUEUE_LATER, InvalidJob
 from jobpool.ipc.frames import Loaded, Result
 from jobpool.ipc.postfork import BROKEN
 from jobpool.master import events as ev
@@ -32,8 +32,6 @@ ORPHANED_LIMIT = 3
 
 MAX_ORPHAN_PAUSE_S = 600.0
 """Longest pause before the youngest of those that died with their fork server runs again; from 1 s on it doubles."""
-
-ENQUEUE_LATER = "enqueue below `if __name__ == '__main__':`, or in a program of its own"
 
 ALONE = "nothing else ran"
 

@@ -68,6 +68,14 @@ def test_a_parameter_that_is_text_gets_the_word_as_it_stands(shell: Shell) -> No
     assert '"code": "2026.10"' in shell.run("inspect", done.stdout.strip()).stdout, done.stderr
 
 
+def test_an_app_that_enqueues_at_its_import_is_told_of_it(shell: Shell) -> None:
+    with_app(shell)
+    assert "enqueues" not in shell.run("enqueue", "report", "customer=7").stderr
+    (shell.directory / "jobs.py").write_text(APP + "report.enqueue(customer=8)\n")
+    told = shell.run("enqueue", "report", "customer=7").stderr
+    assert "the app enqueues at its import, and so this look at it did too" in told
+
+
 def test_a_crash_in_c_code_leaves_its_stack(shell: Shell) -> None:
     done = with_app(shell).run("run-one", "crashes")
     assert done.returncode == -signal.SIGSEGV

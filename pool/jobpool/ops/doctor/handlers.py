@@ -15,8 +15,8 @@ from typing import Any
 from msgspec.structs import asdict
 
 from jobpool.broker.finding import Finding, Level
+from jobpool.errors import ENQUEUE_LATER
 from jobpool.ipc.frames import HandlerInfo, Loaded
-from jobpool.master.on_children import ENQUEUE_LATER
 from jobpool.message.dead_letters import ON_DEATH
 from jobpool.settings import ANY_COMMAND, Settings
 
