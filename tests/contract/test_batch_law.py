@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
+from support.looks import settle
 
 from jobpool.broker import control, editing
 from jobpool.broker.backend import QueueBackend
@@ -40,11 +41,6 @@ def leased(backend: QueueBackend, count: int, queue: str = QUEUE, batch: str | N
     leases = backend.fetch_many(queue, limit=count, ttl=100.0)
     assert len(leases) == count
     return leases
-
-
-def settle(backend: QueueBackend, lease: JobLease, settlement: Settlement, call_id: str | None = None) -> Settled:
-    [answer] = backend.settle_many([(lease, settlement)], call_id)
-    return answer
 
 
 def counts(backend: QueueBackend, ident: str = BATCH) -> tuple[int, int, int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job
-from support.looks import seen
+from support.looks import a_lease, seen
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import MessageFilter, State, Verb
@@ -27,11 +27,6 @@ COPIES = [
     pytest.param(Move(THERE, 1, 1, "new", "SIGKILL"), 1, 1, "new", "SIGKILL", id="move"),
     pytest.param(Move(THERE), 0, 0, "boom", "SIGBUS", id="plain move"),
 ]
-
-
-def a_lease(backend: QueueBackend, queue: str = QUEUE) -> JobLease:
-    [lease] = backend.fetch_many(queue, limit=1, ttl=30.0)
-    return lease
 
 
 @pytest.fixture

@@ -5,26 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.claims import found
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
+from support.looks import a_lease
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import Message, MessageFilter, ReapPolicy, State, Verb
-from jobpool.message.lease import JobLease
+from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.message.settlement import Abandon, Settled
 
 pytestmark = pytest.mark.needs("leases", "dead_caps")
-
-
-def a_lease(backend: QueueBackend) -> JobLease:
-    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=30.0)
-    return lease
-
-
-def found(backend: QueueBackend, ident: str) -> Message:
-    message = backend.inspect(ident)
-    assert message is not None
-    return message
 
 
 def evicted(backend: Any, queue: str = QUEUE) -> int:

@@ -5,21 +5,15 @@ from __future__ import annotations
 import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
-from support.looks import dead_letter, in_order, is_refusal, recover, seen
+from support.looks import a_lease, dead_letter, in_order, is_refusal, recover, seen
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Message, MessageFilter, ReapPolicy, State, Verb
-from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Nack, Settled, Settlement
 
 pytestmark = pytest.mark.needs("leases")
 
 AT_ONCE = ReapPolicy(max_crashes=9, back_off=0.0)
-
-
-def a_lease(backend: QueueBackend, ttl: float = 30.0) -> JobLease:
-    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=ttl)
-    return lease
 
 
 def settle(backend: QueueBackend, settlement: Settlement) -> str:

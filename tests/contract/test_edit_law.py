@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from support.claims import claim, post
+from support.claims import claim, found, post
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
 from support.looks import picture
@@ -41,12 +41,6 @@ def edit_matching(backend: QueueBackend, where: MessageFilter, **changes: Any) -
     return editing.edit_matching(backend, editing.read_changes(backend, **changes), where)
 
 
-def message_of(backend: QueueBackend, ident: str) -> Message:
-    message = backend.inspect(ident)
-    assert message is not None
-    return message
-
-
 def order(backend: QueueBackend, queue: str = QUEUE) -> list[str]:
     """The ids of what is fetched, in order; given back to where they were."""
     leases = backend.fetch_many(queue, limit=100)
@@ -76,7 +70,7 @@ def test_what_waits_is_put_off_and_comes_back_to_its_place(harness: Harness) -> 
     backend = harness.open()
     first, second = backend.enqueue_many(numbered(2))
     assert edit(backend, [first], at=at(harness.now() + 60.0)) == {first: Edited.EDITED}
-    message = message_of(backend, first)
+    message = found(backend, first)
     assert (message.state, message.available_at) == (State.DELAYED, pytest.approx(harness.now() + 60.0, abs=1.0))
     assert counts(backend) == (1, 1, 0, 0)
     assert order(backend) == [second]
@@ -91,7 +85,7 @@ def test_what_is_delayed_runs_now_in_its_place(harness: Harness) -> None:
     assert order(backend) == [waiting]
     assert edit(backend, [delayed, waiting], at=0) == {delayed: Edited.EDITED, waiting: Edited.UNCHANGED}
     assert edit(backend, [delayed], at=at(1.0)) == {delayed: Edited.UNCHANGED}
-    assert (message_of(backend, delayed).state, counts(backend)) == (State.WAITING, (2, 0, 0, 0))
+    assert (found(backend, delayed).state, counts(backend)) == (State.WAITING, (2, 0, 0, 0))
     assert order(backend) == [delayed, waiting]
 
 
@@ -120,9 +114,9 @@ def test_what_failed_and_waits_for_its_retry_keeps_its_counters(harness: Harness
     ident = backend.enqueue(a_job())
     lease = fetched(backend)
     assert backend.nack(lease, 600.0, "boom")
-    before = message_of(backend, ident)
+    before = found(backend, ident)
     assert edit(backend, [ident], at=0, priority=1) == {ident: Edited.EDITED}
-    after = message_of(backend, ident)
+    after = found(backend, ident)
     assert (after.attempts, after.deliveries, after.last_error) == (1, 1, "boom")
     assert (after.enqueued_at, after.id) == (before.enqueued_at, ident)
     lease = fetched(backend)
@@ -150,7 +144,7 @@ def test_what_is_delayed_has_its_new_priority_when_it_falls_due(harness: Harness
     backend = harness.open()
     first, second = backend.enqueue_many(numbered(2, scheduled_at=at(harness.now() + 60.0)))
     edit(backend, [second], priority=0)
-    assert (message_of(backend, second).state, order(backend)) == (State.DELAYED, [])
+    assert (found(backend, second).state, order(backend)) == (State.DELAYED, [])
     harness.advance(61.0)
     assert order(backend) == [second, first]
 
@@ -159,7 +153,7 @@ def test_the_body_says_the_new_priority_and_is_signed_for_it(harness: Harness) -
     backend = harness.open()
     backend.signer = EnvelopeSigner("a key of sixteen or more")
     ident = backend.enqueue(a_job({"x": [1, "ü"]}, priority=9, name="daily", max_retries=7, timeout=2.5))
-    before = decode(message_of(backend, ident).body, attempts=0)
+    before = decode(found(backend, ident).body, attempts=0)
     assert edit(backend, [ident], priority=2) == {ident: Edited.EDITED}
     lease = fetched(backend)
     verify(lease.body, lease.envelope, backend.signer, QUEUE)
@@ -181,9 +175,9 @@ def test_it_is_gone_here_and_waits_there_as_it_was(harness: Harness) -> None:
     assert expires is not None
     assert backend.release(lease)
     other = backend.enqueue(a_job(queue=THERE))
-    before = message_of(backend, ident)
+    before = found(backend, ident)
     assert edit(backend, [ident], queue=THERE) == {ident: Edited.EDITED}
-    after = message_of(backend, ident)
+    after = found(backend, ident)
     told = replace(after, queue=before.queue, body=before.body, cursor=before.cursor)
     assert (after.queue, told) == (THERE, before)
     assert (counts(backend), counts(backend, THERE)) == ((0, 0, 0, 0), (2, 0, 0, 0))
@@ -205,7 +199,7 @@ def test_what_is_delayed_waits_there_until_it_is_due(harness: Harness) -> None:
     harness.advance(61.0)
     assert order(backend, THERE) == [ident]
     assert edit(backend, [ident], queue=QUEUE, at=at(harness.now() + 60.0), priority=0) == {ident: Edited.EDITED}
-    message = message_of(backend, ident)
+    message = found(backend, ident)
     assert (message.queue, message.state, message.priority) == (QUEUE, State.DELAYED, 0)
     assert edit(backend, [ident], queue=QUEUE, priority=0) == {ident: Edited.UNCHANGED}
 
@@ -257,7 +251,7 @@ def test_a_unique_key_goes_with_its_job(backend: QueueBackend) -> None:
     second = backend.enqueue(job)
     assert second != ident
     assert edit(backend, [second], queue=THERE) == {second: Edited.DUPLICATE}
-    assert message_of(backend, second).queue == QUEUE
+    assert found(backend, second).queue == QUEUE
     assert edit(backend, [ident], queue=QUEUE) == {ident: Edited.DUPLICATE}
     lease = fetched(backend, THERE)
     assert backend.ack(lease)
@@ -286,8 +280,8 @@ def test_where_no_step_spans_two_queues_a_move_is_refused(backend: QueueBackend)
     with pytest.raises(Unsupported, match="atomic_across_queues"):
         edit(backend, [ident], queue=THERE)
     with pytest.raises(Unsupported, match="atomic_across_queues"):
-        backend.edit_many([an_edit(message_of(backend, ident), queue=THERE)])
-    assert message_of(backend, ident).queue == QUEUE
+        backend.edit_many([an_edit(found(backend, ident), queue=THERE)])
+    assert found(backend, ident).queue == QUEUE
 
 
 # --- what is left alone -----------------------------------------------------------------------------------
@@ -317,7 +311,7 @@ def test_what_is_claimed_or_posted_is_left(harness: Harness) -> None:
     assert {message.priority for message in backend.list_messages()} <= {0, 5}
     backend.claims.release(QUEUE, held.id)
     assert edit(backend, [claimed], priority=1) == {claimed: Edited.EDITED}
-    message = message_of(backend, claimed)
+    message = found(backend, claimed)
     assert (message.priority, message.claims, message.handler) == (1, 1, "report"), "it was claimed once"
 
 
@@ -343,7 +337,7 @@ def test_what_is_not_signed_by_a_known_key_is_left(backend: QueueBackend) -> Non
     answers = edit(backend, [plain, old, other], priority=1)
     assert answers == {plain: Edited.NOT_SIGNED, old: Edited.EDITED, other: Edited.NOT_SIGNED}
     assert edit(backend, [plain, other], at=60) == {plain: Edited.EDITED, other: Edited.EDITED}, "no time is signed"
-    message = message_of(backend, old)
+    message = found(backend, old)
     verify(message.body, decode(message.body, attempts=0), EnvelopeSigner("a new key of the same"), QUEUE)
     backend.signer = EnvelopeSigner()
     assert edit(backend, [plain, old], priority=2) == {plain: Edited.EDITED, old: Edited.NOT_SIGNED}
@@ -354,7 +348,7 @@ def test_what_is_not_signed_by_a_known_key_is_left(backend: QueueBackend) -> Non
 
 def test_what_has_moved_on_since_the_look_is_not_changed(backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job(identifier="mine"))
-    stale = [message_of(backend, ident)]
+    stale = [found(backend, ident)]
     lease = fetched(backend)
     assert backend.edit_many([an_edit(stale[0], due=0.0)]) == [Edited.CHANGED]
     assert backend.release(lease)
@@ -371,25 +365,25 @@ def test_what_has_moved_on_since_the_look_is_not_changed(backend: QueueBackend) 
 def test_a_repeated_call_answers_the_same_and_changes_nothing(harness: Harness) -> None:
     backend = harness.open()
     idents = backend.enqueue_many(numbered(2))
-    seen = [message_of(backend, ident) for ident in idents]
+    seen = [found(backend, ident) for ident in idents]
     asked = [an_edit(seen[0], priority=1), an_edit(replace(seen[1], priority=7), due=0.0)]
     first = backend.edit_many(asked, "a call")
     assert first == [Edited.EDITED, Edited.CHANGED]
     edit(backend, idents[:1], priority=5)
     assert harness.open().edit_many(asked, "a call") == first
-    assert [message_of(backend, ident).priority for ident in idents] == [5, 5]
+    assert [found(backend, ident).priority for ident in idents] == [5, 5]
     harness.advance(61.0)
     assert backend.edit_many(asked, "a call") == first
-    assert message_of(backend, idents[0]).priority == 1, "a call is known for a minute"
+    assert found(backend, idents[0]).priority == 1, "a call is known for a minute"
 
 
 def test_two_edits_of_one_message_in_a_call_meet_its_state(backend: QueueBackend) -> None:
     [ident] = backend.enqueue_many(numbered(1))
-    seen = message_of(backend, ident)
+    seen = found(backend, ident)
     again = an_edit(replace(seen, priority=1), priority=2)
     answers = backend.edit_many([an_edit(seen, priority=1), an_edit(seen, priority=9), again])
     assert answers == [Edited.EDITED, Edited.CHANGED, Edited.EDITED]
-    assert message_of(backend, ident).priority == 2
+    assert found(backend, ident).priority == 2
 
 
 @pytest.mark.above
@@ -505,9 +499,9 @@ def test_a_time_is_seconds_from_now_or_aware(harness: Harness) -> None:
     backend = harness.open_live()
     [ident] = backend.enqueue_many(numbered(1))
     assert edit(backend, [ident], at=60) == {ident: Edited.EDITED}
-    due = message_of(backend, ident).available_at
+    due = found(backend, ident).available_at
     assert due == pytest.approx(backend.time.now() + 60.0, abs=60.0)
     assert edit(backend, [ident], at=at(due)) == {ident: Edited.UNCHANGED}
     assert edit(backend, [ident], at=1e300) == {ident: Edited.EDITED}
     assert edit(backend, [ident], at=-5) == {ident: Edited.EDITED}
-    assert message_of(backend, ident).state is State.WAITING
+    assert found(backend, ident).state is State.WAITING

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job
-from support.looks import recover
+from support.looks import a_lease, recover
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import MessageFilter, Verb
@@ -37,11 +37,6 @@ def test_its_time_counts_on_the_brokers_clock(harness: Harness) -> None:
 
 
 # --- it counts until the first start ---------------------------------------------------------------------
-
-
-def a_lease(backend: QueueBackend, ttl: float = 30.0) -> JobLease:
-    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=ttl)
-    return lease
 
 
 def has_expired(lease: JobLease) -> bool:

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
+from support.looks import begin
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
@@ -24,11 +25,6 @@ def leases(backend: QueueBackend, count: int, ttl: float = 30.0, queue: str = QU
     """So many messages, leased together."""
     backend.enqueue_many(numbered(count, queue=queue))
     return backend.fetch_many(queue, limit=count, ttl=ttl)
-
-
-def begin(backend: QueueBackend, lease: JobLease, guards: Guards) -> Begun:
-    [answer] = backend.keys.begin_many([(lease, guards)])
-    return answer
 
 
 def granted(backend: QueueBackend, lease: JobLease, guards: Guards) -> JobLease:

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from support.harness import Harness
 from support.jobs import QUEUE, numbered
+from support.looks import begin
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.message.guards import Begin, Begun, Guards, Hold
@@ -28,11 +29,6 @@ SETTLEMENTS: list[Settlement] = [
     Move("mails"),
     Forfeit("SIGSEGV"),
 ]
-
-
-def begin(backend: QueueBackend, lease: JobLease, guards: Guards) -> Begun:
-    [answer] = backend.keys.begin_many([(lease, guards)])
-    return answer
 
 
 @pytest.fixture

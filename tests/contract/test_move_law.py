@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
-from support.looks import dead_letter, is_refusal, recover, seen
+from support.looks import a_lease, dead_letter, is_refusal, recover, seen
 from support.looks import picture as picture_of
 
 from jobpool.broker.backend import QueueBackend
@@ -23,11 +23,6 @@ pytestmark = [pytest.mark.needs("leases"), pytest.mark.spans]
 
 THERE = "big-machines"
 TO_THERE = Move(THERE, crashes=1, error="killed", cause="SIGKILL")
-
-
-def a_lease(backend: QueueBackend, queue: str = QUEUE, ttl: float = 30.0) -> JobLease:
-    [lease] = backend.fetch_many(queue, limit=1, ttl=ttl)
-    return lease
 
 
 def move(backend: QueueBackend, lease: JobLease, settlement: Move = TO_THERE) -> Settled:

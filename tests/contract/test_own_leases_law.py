@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
-from support.looks import recover
+from support.looks import a_lease, recover
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 
 pytestmark = pytest.mark.needs("leases")
@@ -22,11 +21,6 @@ SETTLEMENTS: list[Settlement] = [
     Move("mails"),
     Forfeit("SIGSEGV"),
 ]
-
-
-def a_lease(backend: QueueBackend) -> JobLease:
-    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=30.0)
-    return lease
 
 
 @pytest.mark.lacks("settle_anywhere")

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
+from support.looks import settle
 from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
@@ -41,11 +42,6 @@ def a_lease(backend: QueueBackend, queue: str = QUEUE, ttl: float = 100_000.0, *
 
 def of(lease: JobLease, text: str = '{"pages":7}', ttl: float = 100.0) -> Ack:
     return Ack(result=keep(text, ttl, lease, 0.0))
-
-
-def settle(backend: QueueBackend, lease: JobLease, settlement: Settlement, call_id: str | None = None) -> Settled:
-    [answer] = backend.settle_many([(lease, settlement)], call_id)
-    return answer
 
 
 # --- kept with the ack, and with nothing else ------------------------------------------------------------

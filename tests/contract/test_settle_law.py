@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
-from support.looks import dead_letter, in_order, is_refusal, seen
+from support.looks import dead_letter, in_order, is_refusal, seen, settle
 from support.looks import picture as picture_of
 
 from jobpool.broker.backend import QueueBackend
@@ -31,11 +31,6 @@ SETTLEMENTS: list[Settlement] = [
 def a_lease(backend: QueueBackend, ttl: float = 10.0) -> JobLease:
     [lease] = backend.fetch_many(QUEUE, limit=1, ttl=ttl)
     return lease
-
-
-def settle(backend: QueueBackend, lease: JobLease, settlement: Settlement) -> Settled:
-    [answer] = backend.settle_many([(lease, settlement)])
-    return answer
 
 
 def picture(backend: QueueBackend) -> list[object]:

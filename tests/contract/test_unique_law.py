@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at
+from support.looks import a_lease, picture
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.errors import InvalidJob
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
-from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 
 pytestmark = pytest.mark.needs("leases", "key_store")
@@ -23,24 +23,15 @@ def unique(payload: object = None, key: str = "order-17", **fields: object) -> J
     return a_job(payload, unique=True, idempotency_key=key, **fields)
 
 
-def a_lease(backend: QueueBackend, ttl: float = 30.0) -> JobLease:
-    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=ttl)
-    return lease
-
-
-def picture(backend: QueueBackend) -> list[object]:
-    return [backend.list_messages(), backend.stats(QUEUE)]
-
-
 # --- at the enqueue ---------------------------------------------------------------------------------------
 
 
 def test_a_duplicate_gets_the_id_of_the_first_and_changes_nothing(harness: Harness, backend: QueueBackend) -> None:
     first = backend.enqueue(unique("first"))
     harness.advance(1.0)
-    before = picture(backend)
+    before = picture(backend, QUEUE)
     assert harness.open().enqueue(unique("second", priority=0, scheduled_at=at(harness.now() + 9))) == first
-    assert picture(backend) == before
+    assert picture(backend, QUEUE) == before
 
 
 def test_in_one_call_the_first_of_a_key_is_the_one(backend: QueueBackend) -> None:
@@ -78,10 +69,10 @@ def test_an_id_of_the_producers_own_is_left_out_too(backend: QueueBackend) -> No
 
 def test_a_known_id_is_its_own_answer_even_where_another_has_the_key(backend: QueueBackend) -> None:
     assert backend.enqueue_many([unique(identifier="first"), a_job(identifier="plain")]) == ["first", "plain"]
-    before = picture(backend)
+    before = picture(backend, QUEUE)
     assert backend.enqueue(unique(identifier="plain")) == "plain"
     assert backend.enqueue_many([unique(identifier="plain"), unique(identifier="new")]) == ["plain", "first"]
-    assert picture(backend) == before
+    assert picture(backend, QUEUE) == before
 
 
 def test_an_id_that_is_known_answers_for_itself(backend: QueueBackend) -> None:
@@ -141,9 +132,9 @@ def test_it_is_known_wherever_it_is(
     if settlement is not None:
         backend.settle_many([(lease, settlement)])
     harness.advance(10.0)
-    before = picture(backend)
+    before = picture(backend, QUEUE)
     assert backend.enqueue(unique("second")) == first
-    assert picture(backend) == before
+    assert picture(backend, QUEUE) == before
     message = backend.inspect(first)
     assert message is not None
     assert message.state is state

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.faultmoves import Figure
 from support.faultrig import EMBEDDED, fault_broker, fault_rig
-from support.poolrig import Rig
+from support.poolrig import Rig, describe_pools
 from support.poolrig_brokers import Broker
 
 
@@ -55,10 +55,4 @@ def figure(record_property: Callable[[str, object], None]) -> Figure:
     return note
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    for rig in getattr(item, "funcargs", {}).values():
-        if report.failed and isinstance(rig, Rig):
-            report.sections.append(("pools", rig.describe()))
-    return report
+pytest_runtest_makereport = describe_pools

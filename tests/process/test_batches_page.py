@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from support.pages import run
 
 from jobpool.client.jobs import Jobs
 from jobpool.message.results import JobState
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "batches.md").read_text("utf-8")
-LIMIT_S = 60
-
-
-def run(folder: Path, *words: str) -> str:
-    programs = {"python": [sys.executable], "jobpool": [str(Path(sys.executable).with_name("jobpool"))]}
-    done = subprocess.run(
-        [*programs[words[0]], *words[1:]], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 def test_its_examples_do_what_it_says(tmp_path: Path) -> None:
@@ -31,8 +21,8 @@ def test_its_examples_do_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(f"{chain}\n\n{members}")
     (tmp_path / "send.py").write_text(f"from app import *\n\n{send}\n{batch.removesuffix(waits)}\nprint(batch.id)\n")
 
-    ident = run(tmp_path, "python", "send.py").split()[-1]
-    log = run(tmp_path, "jobpool", "--app", "app.py", "--workers", "2", "--until-empty")
+    ident = run(tmp_path, "python", "send.py").stdout.split()[-1]
+    log = run(tmp_path, "jobpool", "--app", "app.py", "--workers", "2", "--until-empty").stderr
 
     assert "unpacked 15 files" in log
     assert "June {'id': " in log
@@ -45,6 +35,5 @@ def test_its_examples_do_what_it_says(tmp_path: Path) -> None:
     }
     with Jobs(f"sqlite:///{tmp_path}/jobpool.db") as jobs:
         assert jobs.status(ident).state is JobState.DONE
-    assert re.search(
-        rf"^{ident} +done .*100% 5 of 5 jobs have ended, 1 failed", run(tmp_path, "jobpool", "status", ident), re.M
-    )
+    status = run(tmp_path, "jobpool", "status", ident).stdout
+    assert re.search(rf"^{ident} +done .*100% 5 of 5 jobs have ended, 1 failed", status, re.M)

@@ -7,24 +7,17 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
+from support.pages import run
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "cookbook.md").read_text("utf-8")
 APPS = ("ledger", "texts", "compress", "orders")
 OTHERS = ("webhooks.py", "nightly.py", "shop_fastapi.py", "shop_flask.py", "shop_sqlalchemy.py")  # of other tests
-LIMIT = 60.0
-
-Type = Callable[[list[str]], str]
 
 
 def commands(heading: str) -> list[list[str]]:
@@ -43,26 +36,6 @@ HEADINGS = (
 )
 
 
-@pytest.fixture
-def type_(tmp_path: Path) -> Type:
-    """Runs a command in a folder with the programs, with the settings of none but the page."""
-    for app in APPS:
-        shutil.copy(DOCS / "cookbook" / f"{app}.py", tmp_path)
-    own = {name: value for name, value in os.environ.items() if not name.startswith("JOBPOOL_")}
-    environment = {**own, "JOBPOOL_RUNTIME_DIR": str(tmp_path / "run")}
-    programs = {"python": sys.executable, "jobpool": str(Path(sys.executable).with_name("jobpool"))}
-
-    def run(words: list[str]) -> str:
-        line = [programs[words[0]], *words[1:]]
-        done = subprocess.run(
-            line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    return run
-
-
 def test_the_page_shows_lines_of_the_programs() -> None:
     shown = re.findall(r"^\[(\w+\.py)\](?:(?!^\[).)*?^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert {name for name, _ in shown} == {*(f"{app}.py" for app in APPS), *OTHERS}
@@ -70,7 +43,9 @@ def test_the_page_shows_lines_of_the_programs() -> None:
         assert lines in (DOCS / "cookbook" / name).read_text("utf-8"), name
 
 
-def test_what_the_page_says_to_type_does_what_it_says(tmp_path: Path, type_: Type) -> None:
+def test_what_the_page_says_to_type_does_what_it_says(tmp_path: Path) -> None:
+    for app in APPS:
+        shutil.copy(DOCS / "cookbook" / f"{app}.py", tmp_path)
     (tmp_path / "payments.csv").write_text("payer,amount\nA,19.99\nB,0.01\n")
     (tmp_path / "book.txt").write_text("a rose is a rose is a rose")
     (tmp_path / "logs").mkdir()
@@ -82,9 +57,10 @@ def test_what_the_page_says_to_type_does_what_it_says(tmp_path: Path, type_: Typ
         if command[0] == "jobpool" and command[1] != "enqueue":
             flags += command[1:]
         else:
-            type_(command)
+            run(tmp_path, *command)
     kept = tmp_path / "history"
-    type_(["jobpool", *flags, "--history", f"file:{kept}", "--workers", "2", "--until-empty", "--fail-on-dead"])
+    worked = ("--workers", "2", "--until-empty", "--fail-on-dead")
+    run(tmp_path, "jobpool", *flags, "--history", f"file:{kept}", *worked)
 
     assert json.loads((tmp_path / "ledger.json").read_text()) == {"6": {"cents": 2000, "closed": True}}
     logs = {path.name: gzip.decompress(path.read_bytes()) for path in (tmp_path / "logs").iterdir()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -72,7 +71,7 @@ def test_sentry_hears_of_failures_with_their_traceback_and_of_crashes(tmp_path: 
 def test_a_trace_goes_from_the_producer_to_the_handler_and_its_follow_up(tmp_path: Path) -> None:
     rig = Rig(tmp_path, "traced.py")
     told = tmp_path / "telemetry"
-    rig.run(sys.executable, "traced.py", "7", TELEMETRY=str(told))
+    rig.run("python", "traced.py", "7", TELEMETRY=str(told))
     log = rig.pool(TELEMETRY=str(told))
     values = list(documents(told.read_text("utf-8")))
     spans = {value["name"]: value for value in values if "context" in value}

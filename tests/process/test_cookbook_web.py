@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import psycopg
-import pytest
 from support.cookbook import Rig
-from support.servers import fresh_name, shared_postgres
 
 FASTAPI = """
 import asyncio, json, os
@@ -99,7 +95,7 @@ print(json.dumps([before, first, waiting()]))
 
 def test_fastapi_answers_with_the_id_of_the_job_and_says_when_to_call_again(tmp_path: Path) -> None:
     rig = Rig(tmp_path, "shop_fastapi.py")
-    placed, refused = json.loads(rig.run(sys.executable, "-c", FASTAPI))
+    placed, refused = json.loads(rig.run("python", "-c", FASTAPI))
     assert placed[:-1] == [[202, {"job": f"order-{number % 20}"}, None] for number in range(40)]
     assert placed[-1][0] == 422
     assert (refused[0], refused[2]) == (503, "5")
@@ -122,7 +118,7 @@ def test_fastapi_answers_with_the_id_of_the_job_and_says_when_to_call_again(tmp_
 
 def test_flask_enqueues_after_its_commit_and_handlers_have_its_context(tmp_path: Path) -> None:
     rig = Rig(tmp_path, "shop_flask.py")
-    placed = json.loads(rig.run(sys.executable, "-c", FLASK))
+    placed = json.loads(rig.run("python", "-c", FLASK))
     assert [answer["order"] for answer in placed] == [1, 2, 3]
     rig.pool("--fail-on-dead")
     with closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
@@ -132,23 +128,13 @@ def test_flask_enqueues_after_its_commit_and_handlers_have_its_context(tmp_path:
     ]
 
 
-@pytest.fixture
-def database() -> Iterator[str]:
-    """URL of an empty database."""
-    server, name = shared_postgres(), fresh_name("shop")
-    with psycopg.connect(server.url(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
-        yield server.url(name)
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
-
-
 def test_sqlalchemy_commits_orders_and_jobs_together_and_its_engine_outlives_the_fork(
     tmp_path: Path, database: str
 ) -> None:
     rig = Rig(tmp_path, "shop_sqlalchemy.py")
     rig.url = f"{database}?connect_timeout=30"
     own = database.replace("postgresql://", "postgresql+psycopg://")
-    placed = rig.run(sys.executable, "shop_sqlalchemy.py", "1200", "350", "9900", SHOP_DATABASE=own)
+    placed = rig.run("python", "shop_sqlalchemy.py", "1200", "350", "9900", SHOP_DATABASE=own)
     assert [line.split()[0] for line in placed.splitlines()] == ["1", "2", "3"]
     with (tmp_path / "shop_sqlalchemy.py").open("a") as app:
         app.write("\nengine.connect().close()  # stays in the engine's pool\n")
@@ -167,6 +153,6 @@ def test_sqlalchemy_commits_orders_and_jobs_together_and_its_engine_outlives_the
 def test_sqlalchemy_enqueues_after_a_commit_what_was_not_rolled_back(tmp_path: Path) -> None:
     rig = Rig(tmp_path, "shop_sqlalchemy.py")
     before, first, last = json.loads(
-        rig.run(sys.executable, "-c", AFTER_COMMIT, SHOP_DATABASE=f"sqlite:///{tmp_path}/shop.db")
+        rig.run("python", "-c", AFTER_COMMIT, SHOP_DATABASE=f"sqlite:///{tmp_path}/shop.db")
     )
     assert (before, first, last) == ([], [2, 3, 4, 6], [2, 3, 4, 6])

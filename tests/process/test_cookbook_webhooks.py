@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+from support.pages import run
 from support.webserver import WebServer, answer
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PROGRAMS = {"python": sys.executable, "jobpool": str(Path(sys.executable).with_name("jobpool"))}
-LIMIT = 60.0
-
-
-def run(folder: Path, program: str, *words: str) -> str:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("JOBPOOL_")}
-    environment = {**own, "JOBPOOL_RUNTIME_DIR": str(folder / "run")}
-    line = [PROGRAMS[program], *words]
-    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def section() -> str:
@@ -51,7 +38,7 @@ def test_subscribers_are_called_with_signed_bodies_and_no_one_gets_a_call_inward
         run(tmp_path, *pool, "--workers", "1", "--until-empty", "--allowed-url-networks", "127.0.0.0/8")
 
         calls = {seen.path: seen for seen in server.seen}
-        dead = json.loads(run(tmp_path, "jobpool", "dead", "list", "--json"))
+        dead = json.loads(run(tmp_path, "jobpool", "dead", "list", "--json").stdout)
 
     assert len(server.seen) == len(calls) == 2
     assert json.loads(calls["/hook"].body) == {"event": "order.paid", "data": {"order": 7}}

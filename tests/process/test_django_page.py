@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from support.pages import run
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "django.md").read_text("utf-8")
 HAS_OWN_TASKS = importlib.util.find_spec("django.tasks") is not None
-LIMIT_S = 60
 
 MODELS = """
 from django.db import models
@@ -81,7 +79,7 @@ def make_project(folder: Path) -> None:
         settings = settings.replace("INSTALLED_APPS += [", 'INSTALLED_APPS += ["django_tasks", ')
         tasks = tasks.replace("from django.tasks", "from django_tasks")
     start = "from django.core.management import call_command as call; call('startproject', 'mysite', '.')"
-    run(folder, sys.executable, "-c", f"{start}; call('startapp', 'polls')")
+    run(folder, "python", "-c", f"{start}; call('startapp', 'polls')")
     with (folder / "mysite" / "settings.py").open("a") as file:
         file.write(f"\n{settings}{MORE_SETTINGS}")
     (folder / "polls" / "models.py").write_text(MODELS)
@@ -95,31 +93,14 @@ def settings_with(option: str) -> str:
     return f"TASKS = {{'default': {{'BACKEND': {backend!r}, 'OPTIONS': {{{option}}}}}}}\n"
 
 
-def run(folder: Path, *words: str, fails: bool = False, **variables: str) -> str:
-    own = {key: value for key, value in os.environ.items() if not key.startswith(("JOBPOOL_", "DJANGO_"))}
-    done = subprocess.run(
-        words,
-        cwd=folder,
-        env={**own, "JOBPOOL_RUNTIME_DIR": str(folder / "run"), **variables},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    said = done.stdout + done.stderr
-    assert (done.returncode != 0) is fails, said
-    return said
-
-
 def test_the_tutorial_project_runs_tasks_and_plain_handlers(tmp_path: Path) -> None:
     make_project(tmp_path)
-    jobpool = str(Path(sys.executable).with_name("jobpool"))
 
-    run(tmp_path, sys.executable, "first_use.py", DJANGO_SETTINGS_MODULE="mysite.settings")
-    manage = (sys.executable, str(tmp_path / "manage.py"), "jobpool")
+    run(tmp_path, "python", "first_use.py", DJANGO_SETTINGS_MODULE="mysite.settings")
+    manage = ("python", str(tmp_path / "manage.py"), "jobpool")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    said = run(elsewhere, *manage, "--workers", "1", "--until-empty", "-v", "--settings=mysite.settings")
+    said = run(elsewhere, *manage, "--workers", "1", "--until-empty", "-v", "--settings=mysite.settings").stderr
 
     done = dict(re.findall(r'job succeeded .* name=polls\.tasks\.(\w+) .* output="(.*?)(?: …)?"', said))
     assert done == {
@@ -131,15 +112,15 @@ def test_the_tutorial_project_runs_tasks_and_plain_handlers(tmp_path: Path) -> N
     assert "mailing, attempt 1" in said
     assert "handlers=django.task,remind,url queues=default,mails" in said
     assert "a child is replaced" not in said  # neither the connection that is kept nor the coroutine's loop is left
-    assert json.loads(run(elsewhere, *manage, "stats", "--json")) == []
+    assert json.loads(run(elsewhere, *manage, "stats", "--json").stdout) == []
 
     typed = PAGE.rpartition("$ ")[2].splitlines()[0].split()
     assert typed[:2] == ["DJANGO_SETTINGS_MODULE=mysite.settings", "jobpool"]
-    said = run(tmp_path, jobpool, *typed[2:], DJANGO_SETTINGS_MODULE="mysite.settings")
+    said = run(tmp_path, *typed[1:], DJANGO_SETTINGS_MODULE="mysite.settings").stdout
     assert said.startswith("Ann was reminded on day 1")
     (tmp_path / "wrong.py").write_text(settings_with("'max_retires': 3"))
     for variables, told in (
         ({}, "DJANGO_SETTINGS_MODULE is not set: start it as `python manage.py jobpool`"),
         ({"DJANGO_SETTINGS_MODULE": "wrong"}, "OPTIONS has no 'max_retires'; did you mean 'max_retries'?"),
     ):
-        assert told in run(tmp_path, jobpool, *typed[2:], fails=True, **variables)
+        assert told in run(tmp_path, *typed[1:], fails=True, **variables).stderr

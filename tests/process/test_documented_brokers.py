@@ -7,7 +7,6 @@ import re
 import shlex
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -17,7 +16,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from support.jobs import a_job, at, numbered
-from support.servers import fresh_name, shared_postgres, shared_redis
+from support.pages import LIMIT, run
+from support.servers import fresh_name, shared_redis
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
@@ -28,21 +28,9 @@ from jobpool_backends.redis.keyspace import KeyNames
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-LIMIT = 120.0
-"""Seconds for one command; on a busy machine they take a tenth of it."""
 
 ENTRIES = [(1, 1200), (2, 350), (3, 9900)]
 """The ledger of the shop, when each order was booked once."""
-
-
-@pytest.fixture
-def database() -> Iterator[str]:
-    """URL of an empty database."""
-    server, name = shared_postgres(), fresh_name("docs")
-    with psycopg.connect(server.url(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
-        yield server.url(name)
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 @pytest.fixture
@@ -76,12 +64,9 @@ def run_shop(file: str, url: str, folder: Path, variables: Mapping[str, str]) ->
     page = (DOCS / "transactions.md").read_text("utf-8")
     [code] = re.findall(rf"^```python\n(# {re.escape(file)}\n.*?)^```", page, re.MULTILINE | re.DOTALL)
     (folder / file).write_text(code)
-    environment = {**os.environ, "JOBPOOL_RUNTIME_DIR": str(folder / "run"), **variables}
-    jobpool = str(Path(sys.executable).with_name("jobpool"))
     words = ["--backend", url, "--queue", "orders", "--app", file, "--until-empty", "--fail-on-dead", "--workers", "2"]
-    for command in ([sys.executable, file], [jobpool, *words]):
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT)
-        assert done.returncode == 0, done.stdout + done.stderr
+    run(folder, "python", file, **variables)
+    run(folder, "jobpool", *words, **variables)
 
 
 # --- looking inside, by hand --------------------------------------------------------------------------------

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
+
+from support.pages import run
 
 from jobpool.client.jobs import Jobs
 from jobpool.message.builder import JobBuilder
@@ -24,22 +23,6 @@ if __name__ == "__main__":
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-
-
-def run(folder: Path, *words: str) -> str:
-    programs = {"python": [sys.executable], "jobpool": [str(Path(sys.executable).with_name("jobpool"))]}
-    own = {name: value for name, value in os.environ.items() if not name.startswith("JOBPOOL_")}
-    done = subprocess.run(
-        [*programs[words[0]], *words[1:]],
-        cwd=folder,
-        env={**own, "JOBPOOL_RUNTIME_DIR": str(folder / "run")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_what_the_page_says_to_type_does_what_it_says(tmp_path: Path) -> None:
@@ -62,14 +45,14 @@ def test_what_the_page_says_to_type_does_what_it_says(tmp_path: Path) -> None:
         for queue in ("reports", "default"):
             stats = jobs.stats(queue)
             assert (stats.waiting, stats.delayed, stats.dead) == (0, 0, int(queue == "default")), queue
-    said = run(tmp_path, *shlex.split(history), "--limit", "5000")
+    said = run(tmp_path, *shlex.split(history), "--limit", "5000").stdout
     assert said.count("report of customer") == 2500 + 6
     assert said.count("report of customer 7 since 2026-06-01") == 5
-    ended = json.loads(run(tmp_path, "jobpool", "history", "fetch", "--history", "table", "--json"))
+    ended = json.loads(run(tmp_path, "jobpool", "history", "fetch", "--history", "table", "--json").stdout)
     rows = {(row["id"], row["attempt"], row["status"]) for row in ended}
     busy, closed = {("busy", 1, "requeued"), ("busy", 2, "acked")}, {("closed", 1, "released"), ("closed", 1, "acked")}
     assert rows == {("x", 1, "dead-lettered"), ("open", 1, "acked"), *busy, *closed}
-    sums = json.loads(run(tmp_path, "jobpool", "history", "add", "--history", "table", "--json"))
+    sums = json.loads(run(tmp_path, "jobpool", "history", "add", "--history", "table", "--json").stdout)
     assert sorted(row["output"] for row in sums) == ["3", "3", "4"]
 
 

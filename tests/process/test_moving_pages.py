@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.pages import run
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 60.0
 
 
 @pytest.mark.parametrize("page", ["from-celery", "from-rq"])
@@ -23,19 +20,10 @@ def test_two_jobs_run_and_the_delayed_one_waits(page: str, tmp_path: Path) -> No
     (tmp_path / name[1]).write_text(app)
     (tmp_path / "producer.py").write_text(producer)
 
-    def run(*command: str) -> str:
-        own = {key: value for key, value in os.environ.items() if not key.startswith("JOBPOOL_")}
-        own["JOBPOOL_RUNTIME_DIR"] = str(tmp_path / "run")
-        done = subprocess.run(
-            command, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    jobpool = str(Path(sys.executable).with_name("jobpool"))
-    run(sys.executable, "producer.py")
-    run(jobpool, "--app", name[1], "--workers", "1", "--max", "2", "--fail-on-dead")
-    [left] = json.loads(run(jobpool, "list", "--json"))
+    run(tmp_path, "python", "producer.py")
+    run(tmp_path, "jobpool", "--app", name[1], "--workers", "1", "--max", "2", "--fail-on-dead")
+    [left] = json.loads(run(tmp_path, "jobpool", "list", "--json").stdout)
     assert left["state"] == "delayed"
     if "Scheduler(" in app:
-        assert "inline" not in run(jobpool, "cron", "list", "--app", name[1]), "a pool's children run it, as workers do"
+        listed = run(tmp_path, "jobpool", "cron", "list", "--app", name[1]).stdout
+        assert "inline" not in listed, "a pool's children run it, as workers do"

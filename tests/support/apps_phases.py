@@ -32,8 +32,6 @@ READ, TAKEN, RUNNING, COMPUTED, HALF, WRITTEN = PHASES = (
     *("frame read", "frame taken", "in user code"),
     *("result computed", "half an answer written", "answer written"),
 )
-UNCHARGED = {READ, WRITTEN}
-"""The master has not been told of a start, or has been told of the end."""
 
 FOLDER = Path(os.environ[LEDGER]).parent
 LARGE = 40 << 10

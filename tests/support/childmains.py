@@ -24,7 +24,6 @@ from jobpool.ipc.process_options import ChildBoot, ChildOptions
 from jobpool.message.outcome import ResultKind
 
 OPENED: list[Any] = []
-GENERATOR = random.Random(1)
 
 # --- apps --------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.poolrig import Rig
-from support.poolrig_brokers import BROKERS, BeanstalkBroker, Broker
+from support.poolrig_brokers import BeanstalkBroker, Broker, kind_of
 
 EMBEDDED = "sqlite"
 
@@ -23,7 +23,7 @@ def fault_broker(name: str, folder: Path, *, alone: bool = False, ttr: float | N
     if name == EMBEDDED:
         yield None
         return
-    kind = _kind(name)
+    kind = kind_of(name)
     broker = kind.on_its_own(folder / "server") if alone else kind.on_shared_server()
     if ttr and isinstance(broker, BeanstalkBroker):
         broker.lasts = ttr
@@ -60,11 +60,3 @@ def rig_of_file(broker: Broker | None, tmp_path_factory: pytest.TempPathFactory)
     """In the place of `rig`."""
     with fault_rig(tmp_path_factory.mktemp("pools"), broker) as rig:
         yield rig
-
-
-def _kind(name: str) -> type[Broker]:
-    if name != "servicebus":
-        return BROKERS[name]
-    from support.poolrig_servicebus import ServiceBusBroker  # brings the SDK, which takes half a second to import
-
-    return ServiceBusBroker

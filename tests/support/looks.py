@@ -1,4 +1,4 @@
-"""What every broker can show, also one that lists dead letters only, or cannot tell its refusals apart."""
+"""Calls on one message; and looks that work also where only dead letters are listed, or refusals are all alike."""
 
 from __future__ import annotations
 
@@ -8,11 +8,29 @@ from msgspec.structs import replace
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Message, MessageFilter, ReapPolicy, State, Verb
-from jobpool.message.settlement import Settled
+from jobpool.message.guards import Begun, Guards
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Settled, Settlement
 from support.harness import Harness
 from support.jobs import QUEUE
 
 LOOKED_AT = "looked at"
+
+
+def a_lease(backend: QueueBackend, queue: str = QUEUE, ttl: float = 30.0) -> JobLease:
+    """The next message, leased."""
+    [lease] = backend.fetch_many(queue, limit=1, ttl=ttl)
+    return lease
+
+
+def begin(backend: QueueBackend, lease: JobLease, guards: Guards) -> Begun:
+    [answer] = backend.keys.begin_many([(lease, guards)])
+    return answer
+
+
+def settle(backend: QueueBackend, lease: JobLease, settlement: Settlement, call_id: str | None = None) -> Settled:
+    [answer] = backend.settle_many([(lease, settlement)], call_id)
+    return answer
 
 
 def seen(backend: QueueBackend, ident: str, queue: str = QUEUE) -> Message:

@@ -16,10 +16,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from jobpool.broker.backend import QueueBackend
@@ -392,3 +393,13 @@ def measured(action: Callable[[], object]) -> float:
     begun = time.monotonic()
     action()
     return time.monotonic() - begun
+
+
+@pytest.hookimpl(wrapper=True)
+def describe_pools(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A hook for a conftest.py, as `pytest_runtest_makereport`: a failure shows the rigs that the test had."""
+    report = yield
+    for rig in getattr(item, "funcargs", {}).values():
+        if report.failed and isinstance(rig, Rig):
+            report.sections.append(("pools", rig.describe()))
+    return report

@@ -288,3 +288,11 @@ BROKERS: dict[str, type[Broker]] = {
 
 USUAL = ("redis", "postgres")
 """What can do all that a pool may ask for, and a test may look at."""
+
+
+def kind_of(name: str) -> type[Broker]:
+    if name != "servicebus":
+        return BROKERS[name]
+    from support.poolrig_servicebus import ServiceBusBroker  # brings the SDK, which takes half a second to import
+
+    return ServiceBusBroker

@@ -7,8 +7,11 @@ import select
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
+
+from jobpool.errors import BackendUnavailable
 
 T = TypeVar("T")
 
@@ -37,6 +40,19 @@ def wait_until(condition: Callable[[], T], limit: float = 30.0, what: str = "") 
             raise AssertionError(f"not within {limit} s: {what or getattr(condition, '__name__', condition)}")
         now = time.monotonic()
         time.sleep(min(max(EVERY, now - looked_at, SHARE * (now - begun)), LONGEST))
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """What a pool does: the same call again, until the broker answers."""
+    answers: list[T] = []
+
+    def answered() -> bool:
+        with suppress(BackendUnavailable):
+            answers.append(call())
+        return bool(answers)
+
+    wait_until(answered, what="the broker answers")
+    return answers[0]
 
 
 def whole_lines(path: Path) -> list[str]:

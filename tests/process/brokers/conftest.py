@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.poolrig import Rig
-from support.poolrig_brokers import BROKERS, USUAL, Broker
+from support.poolrig import Rig, describe_pools
+from support.poolrig_brokers import USUAL, Broker, kind_of
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,19 +25,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
-    broker = _kind(request.param).on_shared_server()
+    broker = kind_of(request.param).on_shared_server()
     try:
         yield broker
     finally:
         broker.end()
-
-
-def _kind(name: str) -> type[Broker]:
-    if name != "servicebus":
-        return BROKERS[name]
-    from support.poolrig_servicebus import ServiceBusBroker  # brings the SDK, which takes half a second to import
-
-    return ServiceBusBroker
 
 
 @pytest.fixture
@@ -51,10 +43,4 @@ def rig(broker: Broker, tmp_path: Path) -> Iterator[Rig]:
         rig.end()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    rig = getattr(item, "funcargs", {}).get("rig")
-    if report.failed and isinstance(rig, Rig):
-        report.sections.append(("pools", rig.describe()))
-    return report
+pytest_runtest_makereport = describe_pools

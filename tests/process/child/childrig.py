@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,13 +30,6 @@ GRACE = 0.4
 SLOTS = 512
 """Children of one server: each has a slot of its own, so that none finds the page of another."""
 Kind = TypeVar("Kind", Spawned, Exited, Loaded)
-
-
-def wait_until(condition: Callable[[], object], limit: float = LIMIT) -> None:
-    give_up = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < give_up, f"not true within {limit} s"
-        time.sleep(0.002)
 
 
 def alive(pid: int) -> bool:

@@ -8,7 +8,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from childrig import ChildProcess, Server, wait_until
+from childrig import ChildProcess, Server
+from support.waiting import wait_until
 
 from jobpool.ipc.board_layout import ChildState
 from jobpool.ipc.frames import Ask, BootFailed, Reply

@@ -5,11 +5,11 @@ Tests run on SQLite; those marked `brokers` on a server too, and with `--all` on
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.poolrig import Rig
+from support.poolrig import Rig, describe_pools
 from support.poolrig_brokers import BROKERS, USUAL
 
 EMBEDDED = "sqlite"
@@ -38,12 +38,4 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
             broker.end()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    rig = getattr(item, "funcargs", {}).get("rig")
-    if report.failed and isinstance(rig, Rig):
-        report.sections.append(("pools", rig.describe()))
-    return report
+pytest_runtest_makereport = describe_pools

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import greenstalk
+import pytest
 from support.servers import BeanstalkServer, fresh_name
 
 from jobpool.clock import ManualClock
@@ -116,3 +117,19 @@ def died(ident: str, **fields: object) -> Record:
 def body(ident: str, *, queue: str = QUEUE, priority: int = 5) -> bytes:
     definition = JobDefinition("send", {"to": ident}, queue=queue, priority=priority)
     return encode(definition, identifier=ident, queue=queue, signer=EnvelopeSigner(), now=NOW)
+
+
+# --- fixtures of a file: `server, rig = server_of_file, rig_on_it` ----------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server_of_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BeanstalkServer]:
+    with BeanstalkServer(tmp_path_factory.mktemp("beanstalkd")) as server:
+        yield server
+
+
+@pytest.fixture
+def rig_on_it(server: BeanstalkServer) -> Iterator[BeanstalkRig]:
+    rig = BeanstalkRig(server)
+    yield rig
+    rig.close()

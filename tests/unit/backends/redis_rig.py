@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Self
 
 from support.servers import RedisServer, fresh_name, shared_redis
@@ -61,6 +62,12 @@ class Rig:
         lines = self.call("INFO", "commandstats").decode().splitlines()
         pairs = (line.removeprefix("cmdstat_").split(":calls=") for line in lines if ":calls=" in line)
         return Counter({name: int(rest.split(",")[0]) for name, rest in pairs})
+
+    def spent(self, work: Callable[[], object]) -> Counter[str]:
+        """The commands that `work` runs on the server; those with which we look are not counted."""
+        before = self.commands()
+        work()
+        return Counter({name: count for name, count in (self.commands() - before).items() if name != "info"})
 
     def close(self) -> None:
         for backend in self._opened:

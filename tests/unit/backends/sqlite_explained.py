@@ -1,4 +1,4 @@
-"""What SQLite does for a call of the backend: its statements, their plans, and how many instructions they take."""
+"""What SQLite does for a call: its statements, their plans, how many instructions they take, and what rows are left."""
 
 from __future__ import annotations
 
@@ -57,3 +57,10 @@ def instructions(backend: SqliteBackend, work: Callable[[], object]) -> int:
     work()
     connection.set_progress_handler(None, OPCODES)
     return calls * OPCODES
+
+
+def rows(backend: SqliteBackend, table: str) -> int:
+    """How many are in the table."""
+    with backend._database.read() as connection:
+        count: int = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+    return count

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import greenstalk
 import pytest
-from beanstalk_rig import NOW, QUEUE, Administrator, BeanstalkRig, body, died
+from beanstalk_rig import NOW, QUEUE, Administrator, BeanstalkRig, body, died, rig_on_it, server_of_file
 from msgspec.structs import replace
 from support.servers import BeanstalkServer
 
@@ -25,17 +24,7 @@ MINE = MessageFilter(queue=QUEUE)
 RAISE = [Verb.RETRY, Verb.RESUME]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BeanstalkServer]:
-    with BeanstalkServer(tmp_path_factory.mktemp("beanstalkd")) as server:
-        yield server
-
-
-@pytest.fixture
-def rig(server: BeanstalkServer) -> Iterator[BeanstalkRig]:
-    rig = BeanstalkRig(server)
-    yield rig
-    rig.close()
+server, rig = server_of_file, rig_on_it
 
 
 def ready(rig: BeanstalkRig) -> list[tuple[Record, bytes]]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from beanstalk_rig import NOW, QUEUE, BeanstalkRig, body, died
-from support.servers import BeanstalkServer
+from beanstalk_rig import NOW, QUEUE, BeanstalkRig, body, died, rig_on_it, server_of_file
 
 from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.errors import Unsupported
@@ -16,17 +13,7 @@ from jobpool_backends.beanstalk.inspect import Walk
 ALL = MessageFilter()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BeanstalkServer]:
-    with BeanstalkServer(tmp_path_factory.mktemp("beanstalkd")) as server:
-        yield server
-
-
-@pytest.fixture
-def rig(server: BeanstalkServer) -> Iterator[BeanstalkRig]:
-    rig = BeanstalkRig(server)
-    yield rig
-    rig.close()
+server, rig = server_of_file, rig_on_it
 
 
 def ids(messages: list[Message]) -> list[str]:

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from postgres_rig import Rig, together
 from support.jobs import QUEUE, a_job, numbered
+from support.looks import begin
 from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
@@ -33,11 +34,6 @@ Connection = psycopg.Connection[Any]
 def leases(backend: QueueBackend, count: int, ttl: float = 300.0) -> list[JobLease]:
     backend.enqueue_many(numbered(count))
     return backend.fetch_many(QUEUE, limit=count, ttl=ttl)
-
-
-def begin(backend: QueueBackend, lease: JobLease, guards: Guards) -> Begun:
-    [answer] = backend.keys.begin_many([(lease, guards)])
-    return answer
 
 
 def turns_waited_for(rig: Rig) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from at_once import at_once
 from postgres_rig import Rig, together
 from support.jobs import QUEUE, a_job
 
@@ -95,19 +95,7 @@ backend.close()
 
 def test_four_processes_make_one_schema(rig: Rig) -> None:
     command = [sys.executable, "-c", OPEN_AT_ONCE, rig.url({"timeout": 30, "connect_timeout": 30})]
-    processes = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(4)
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    errors = [process.communicate(timeout=60)[1] for process in processes]
-    assert errors == [""] * 4
+    assert at_once(command, 4) == [""] * 4
     assert versions(rig) == list(range(1, VERSION + 1))
     assert rig.open().stats(QUEUE).waiting == 4
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import orjson
 import pytest
@@ -24,12 +23,6 @@ BATCH = "import of May"
 def opened(backend: RedisBackend, **callback: object) -> None:
     done = backend.pack(JobDefinition("finish", queue="done", **{"identifier": "done", **callback}))  # type: ignore[arg-type]
     backend.batches.open(NewBatch(BATCH, on_done=done))
-
-
-def spent(rig: Rig, work: Callable[[], object]) -> Counter[str]:
-    before = rig.commands()
-    work()
-    return Counter({name: count for name, count in (rig.commands() - before).items() if name != "info"})
 
 
 @pytest.mark.parametrize("ident", [None, "order-17"])
@@ -151,10 +144,10 @@ def test_members_cost_a_few_commands_a_call_and_none_each_but_a_look_for_keys(ri
     costs = []
     for count in (10, 100):
         jobs = [a_job(number, batch=BATCH) for number in range(count)]
-        added = spent(rig, lambda jobs=jobs: backend.enqueue_many(jobs))
-        plain = spent(rig, lambda count=count: backend.enqueue_many(numbered(count, priority=9)))
+        added = rig.spent(lambda jobs=jobs: backend.enqueue_many(jobs))
+        plain = rig.spent(lambda count=count: backend.enqueue_many(numbered(count, priority=9)))
         acks = [(lease, Ack()) for lease in take(backend, count)]
-        settled = spent(rig, lambda acks=acks: backend.settle_many(acks))
+        settled = rig.spent(lambda acks=acks: backend.settle_many(acks))
         costs.append((added - plain, settled))
         backend.bulk(MessageFilter(), Verb.DELETE)
     (few, few_settled), (many, many_settled) = costs
@@ -175,11 +168,11 @@ def test_others_pay_one_look_while_there_are_members(rig: Rig) -> None:
 
     backend.enqueue(a_job(priority=9))
     work()
-    before = spent(rig, work)
+    before = rig.spent(work)
     backend.enqueue_many(numbered(50, queue="mails", batch=BATCH))
-    assert spent(rig, work) == before
+    assert rig.spent(work) == before
     backend.enqueue_many(numbered(50, priority=9, batch=BATCH))
-    assert spent(rig, work) - before == Counter(exists=1, hmget=1)
+    assert rig.spent(work) - before == Counter(exists=1, hmget=1)
 
 
 # --- where there are none -----------------------------------------------------------------------------------

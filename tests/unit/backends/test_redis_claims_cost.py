@@ -20,13 +20,6 @@ FEW, MANY = 60, 2000
 """Messages; a twentieth as many claims."""
 
 
-def spent(rig: Rig, work: Callable[[], object]) -> Counter[str]:
-    """The commands that `work` runs on the server; those with which we look are not counted."""
-    before = rig.commands()
-    work()
-    return Counter({name: count for name, count in (rig.commands() - before).items() if name != "info"})
-
-
 def post_some(backend: RedisBackend, count: int, **fields: float) -> list[str]:
     return backend.claims.post(QUEUE, [a_post(**fields) for _ in range(count)])
 
@@ -101,14 +94,14 @@ def cost(fill: Callable[[RedisBackend, int], None], count: int) -> Counter[str]:
         post_some(backend, 30)
         one_round(backend)  # once, so that the server knows the scripts
         post_some(backend, 30)
-        return spent(rig, lambda: one_round(backend))
+        return rig.spent(lambda: one_round(backend))
 
 
 def test_a_message_costs_its_share_of_a_claim(rig: Rig) -> None:
     """20 messages are claimed, renewed and deleted with the commands of one, and a look at the length of each body."""
     backend = rig.open()
     post_some(backend, 100)
-    handled = [spent(rig, lambda limit=limit: handle(backend, limit)) for limit in (1, 1, 20)]
+    handled = [rig.spent(lambda limit=limit: handle(backend, limit)) for limit in (1, 1, 20)]
     assert handled[2] - handled[1] == Counter(hstrlen=2 * 19)
     assert handled[2].total() < 60 + 2 * 20
 
@@ -131,18 +124,18 @@ def test_pools_run_the_same_commands_whatever_is_posted_and_claimed(rig: Rig) ->
 
     backend.enqueue_many([a_job(priority=9)])  # there is always something left
     work()
-    before = spent(rig, work)
+    before = rig.spent(work)
     fill_living(backend, 50)
     claim(backend, 20)
     fill_delayed(backend, 50)
     backend.enqueue_many([a_job(priority=2)])
     claim(backend, 1)
-    assert spent(rig, work) == before
+    assert rig.spent(work) == before
 
 
 def test_a_look_at_a_queue_without_claims_asks_once_whether_there_are_any(rig: Rig) -> None:
     backend = rig.open()
     backend.enqueue(a_job())
     backend.stats(QUEUE)
-    told = spent(rig, lambda: backend.stats(QUEUE))
+    told = rig.spent(lambda: backend.stats(QUEUE))
     assert told == Counter(evalsha=1, time=1, exists=1, zcard=4, zrange=2, hget=1)

@@ -117,25 +117,18 @@ PLAIN = {
 }
 
 
-def spent(rig: Rig, work: Callable[[], object]) -> Counter[str]:
-    """The commands that `work` runs on the server; those with which we look are not counted."""
-    before = rig.commands()
-    work()
-    return Counter({name: count for name, count in (rig.commands() - before).items() if name != "info"})
-
-
 def test_plain_jobs_run_the_commands_that_they_always_did() -> None:
     """Nothing of guards, unique keys and moves is sent or done for them."""
     with Rig() as rig:
         backend = rig.open()
         fetch_and_ack_some(backend)
         backend.reap(QUEUE)
-        assert spent(rig, lambda: backend.enqueue_many([a_job(number) for number in range(20)])) == PLAIN["enqueue"]
+        assert rig.spent(lambda: backend.enqueue_many([a_job(number) for number in range(20)])) == PLAIN["enqueue"]
         leases = []
-        assert spent(rig, lambda: leases.extend(take(backend, 20))) == PLAIN["fetch"]
-        assert spent(rig, lambda: backend.settle_many([(lease, Ack()) for lease in leases])) == PLAIN["ack"]
-        assert spent(rig, lambda: backend.reap(QUEUE)) == PLAIN["reap"]
-        assert spent(rig, lambda: backend.enqueue(a_job())) == PLAIN["enqueue one"]
+        assert rig.spent(lambda: leases.extend(take(backend, 20))) == PLAIN["fetch"]
+        assert rig.spent(lambda: backend.settle_many([(lease, Ack()) for lease in leases])) == PLAIN["ack"]
+        assert rig.spent(lambda: backend.reap(QUEUE)) == PLAIN["reap"]
+        assert rig.spent(lambda: backend.enqueue(a_job())) == PLAIN["enqueue one"]
 
 
 def fetch_and_ack_some(backend: RedisBackend) -> None:
@@ -172,11 +165,11 @@ def test_what_guards_cost() -> None:
         key, hold = Counter(get=20, hlen=20, hset=20), Counter(hlen=20, hset=20)
         rate = Counter(zscore=20, zremrangebyscore=20, zcount=20, zadd=40, pttl=20)
         noted = Counter(zadd=20)
-        told = spent(rig, lambda: backend.keys.begin_many(asked))
+        told = rig.spent(lambda: backend.keys.begin_many(asked))
         assert told.pop("pexpire") <= 20
         assert told == call + key + hold + rate + noted
         settled = [(lease.guarded(guards), Ack()) for lease, guards in asked]
-        assert spent(rig, lambda: backend.settle_many(settled)) == PLAIN["ack with more"] + Counter(
+        assert rig.spent(lambda: backend.settle_many(settled)) == PLAIN["ack with more"] + Counter(
             {"set": 20, "zrem": 1, "hdel": 40}
         )
 
@@ -199,7 +192,7 @@ def test_a_refused_begin_costs_no_more_than_one_look_at_those_who_hold() -> None
         leases = take(backend, 60)
         assert sum(map(bool, backend.keys.begin_many([(lease, guards) for lease in leases]))) == 5
         refused = [(lease, guards) for lease in leases[10:]]
-        told = spent(rig, lambda: backend.keys.begin_many(refused))
+        told = rig.spent(lambda: backend.keys.begin_many(refused))
         assert told == Counter(evalsha=1, time=1, zrem=1, zmscore=2, hmget=2, zrange=1, hlen=50, hexists=50, hgetall=1)
 
 
@@ -209,7 +202,7 @@ def test_a_unique_job_costs_a_few_commands_more() -> None:
         fetch_and_ack_some(backend)
         jobs = [a_job(unique=True, idempotency_key=f"order-{number}") for number in range(20)]
         more = Counter({"get": 20, "exists": 20, "set": 20, "hset": 20})
-        assert spent(rig, lambda: backend.enqueue_many(jobs)) == PLAIN["enqueue"] + more
+        assert rig.spent(lambda: backend.enqueue_many(jobs)) == PLAIN["enqueue"] + more
         acks = [(lease, Ack()) for lease in take(backend, 20)]
         more = Counter({"hmget": 1, "get": 20, "set": 20, "hdel": 1})
-        assert spent(rig, lambda: backend.settle_many(acks)) == PLAIN["ack with more"] + more
+        assert rig.spent(lambda: backend.settle_many(acks)) == PLAIN["ack with more"] + more

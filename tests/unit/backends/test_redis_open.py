@@ -38,27 +38,10 @@ def test_options_may_stand_in_the_url_or_beside_it_which_wins(server: RedisServe
         backend.close()
 
 
-def test_an_unknown_option_is_named(server: RedisServer) -> None:
-    with pytest.raises(ConfigurationError, match="redis:// has no option flavour"):
-        RedisBackend.from_url(server.url, flavour="plain")
-
-
 @pytest.mark.parametrize("prefix", ["", "a b", "{a}", "a*", "-a", "x" * 101, 7])
 def test_an_odd_prefix_is_refused(server: RedisServer, prefix: object) -> None:
     with pytest.raises(ConfigurationError, match="option prefix"):
         RedisBackend.from_url(server.url, prefix=prefix)
-
-
-@pytest.mark.parametrize("name", ["dead_max", "dead_max_age"])
-@pytest.mark.parametrize("value", ["-1", "many", "", "nan", "inf", "1e13"])
-def test_a_cap_out_of_range_is_refused(server: RedisServer, name: str, value: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"option {name}"):
-        RedisBackend.from_url(server.url, **{name: value})
-
-
-def test_dead_letters_are_counted_in_whole_numbers(server: RedisServer) -> None:
-    with pytest.raises(ConfigurationError, match="option dead_max"):
-        RedisBackend.from_url(server.url, dead_max="2.5")
 
 
 def test_a_server_that_is_not_there_is_named_with_the_mend() -> None:

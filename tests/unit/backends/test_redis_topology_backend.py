@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from support.jobs import a_job, at, numbered
 from support.servers import RedisCluster, fresh_name
 from support.servers.redis_cluster import ClusterNode
 from support.servers.redis_sentinel import SentinelGroup
-from support.waiting import wait_until
+from support.waiting import patiently, wait_until
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
@@ -28,8 +28,6 @@ from jobpool_backends.redis import RedisClusterBackend
 from jobpool_backends.redis.cluster_connections import slot_of
 from jobpool_backends.redis.keyspace import KeyNames
 from jobpool_backends.redis.records import write_entry
-
-T = TypeVar("T")
 
 Open = Callable[..., RedisClusterBackend]
 
@@ -81,21 +79,6 @@ def names() -> Iterator[str]:
 
 def node_of(cluster: RedisCluster, queue: str) -> ClusterNode:
     return cluster.holder(slot_of(queue))
-
-
-def patiently(call: Callable[[], T]) -> T:
-    """What a pool does: the same call again, until the broker answers."""
-    answers: list[T] = []
-
-    def answered() -> bool:
-        try:
-            answers.append(call())
-        except BackendUnavailable:
-            return False
-        return True
-
-    wait_until(answered, 30.0, "the broker answers")
-    return answers[0]
 
 
 def take(backend: QueueBackend, queue: str, limit: int = 1) -> list[JobLease]:

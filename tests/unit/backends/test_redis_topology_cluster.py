@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from support.descriptors import open_descriptors
 from support.servers import fresh_name, shared_redis
 from support.servers.redis_cluster import ClusterNode, RedisCluster
 from support.stalls import Stopwatch
-from support.waiting import wait_until
+from support.waiting import patiently, wait_until
 
 from jobpool.broker.finding import cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError
@@ -292,19 +292,6 @@ def test_a_slot_that_is_moved_while_somebody_waits(cluster: RedisCluster, link: 
             cluster.move(slot, target, source)
 
 
-def patiently(link: Link, *words: str) -> Any:
-    """The answer, when the nodes agree again on who has the slot."""
-    answers: list[Any] = []
-
-    def answered() -> bool:
-        with suppress(BackendUnavailable):
-            answers.append(link.call(*words))
-        return bool(answers)
-
-    wait_until(answered, what="the nodes agree")
-    return answers[0]
-
-
 def test_slots_that_move_during_traffic(cluster: RedisCluster, link: Link) -> None:
     some = keys(cluster, 3)
     halt = threading.Event()
@@ -330,7 +317,7 @@ def test_slots_that_move_during_traffic(cluster: RedisCluster, link: Link) -> No
         finally:
             halt.set()
     for key, result in zip(some, results, strict=True):
-        assert int(patiently(link, "GET", key)) == result.result()[0] > 0
+        assert int(patiently(lambda key=key: link.call("GET", key))) == result.result()[0] > 0
 
 
 # --- nodes that die ----------------------------------------------------------------------------------------

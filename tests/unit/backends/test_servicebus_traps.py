@@ -23,7 +23,7 @@ from azure.servicebus._pyamqp.aio import Connection
 from azure.servicebus.aio import ServiceBusClient
 from servicebus_peer import Control, PeerThread
 from support.jobs import QUEUE, a_job
-from support.waiting import wait_until
+from support.waiting import patiently, wait_until
 
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool.clock import ManualClock
@@ -52,25 +52,10 @@ SHORT = 0.2
 """Seconds after which a reply that was lost, or a stall, is followed by something else."""
 
 
-def persist(call: Callable[[], T]) -> T:
-    """What the call answers, as soon as the broker can be asked: a pool calls again, too."""
-    answers: list[T] = []
-
-    def answered() -> bool:
-        try:
-            answers.append(call())
-        except BackendUnavailable:
-            return False
-        return True
-
-    wait_until(answered, LIMIT)
-    return answers[0]
-
-
 def together(*calls: Callable[[], T]) -> list[T]:
-    """`persist` with each, at the same time: to open a connection takes half a second."""
+    """`patiently` with each, at the same time: to open a connection takes half a second."""
     with ThreadPoolExecutor(len(calls)) as executor:
-        return list(executor.map(persist, calls))
+        return list(executor.map(patiently, calls))
 
 
 def warm_up(backend: ServiceBusBackend) -> None:
@@ -85,7 +70,7 @@ def warm_up(backend: ServiceBusBackend) -> None:
 
 def ack(backend: ServiceBusBackend, leases: Iterable[JobLease]) -> list[str]:
     """The ids of those of which that was accepted."""
-    return [lease.id for lease in leases if persist(partial(backend.ack, lease))]
+    return [lease.id for lease in leases if patiently(partial(backend.ack, lease))]
 
 
 def later(act: Callable[[], object]) -> threading.Timer:
@@ -99,7 +84,7 @@ def drain(backend: ServiceBusBackend, control: Control) -> list[str]:
     acked: list[str] = []
 
     def is_empty() -> bool:
-        leases = persist(lambda: backend.fetch_many(QUEUE, limit=9))
+        leases = patiently(lambda: backend.fetch_many(QUEUE, limit=9))
         acked.extend(ack(backend, leases))
         if not leases:  # what was on its way over a connection that broke is locked until its time is over
             control.expire_locks(QUEUE)
@@ -184,8 +169,8 @@ def failover(backend: ServiceBusBackend, control: Control) -> None:
     ident = backend.enqueue(a_job())
     [lost] = backend.fetch_many(QUEUE, limit=1)
     control.restart(keep_locks=False)
-    assert persist(lambda: backend.renew_many([lost], 30.0)) == [None]
-    [again] = wait_until(lambda: persist(lambda: backend.fetch_many(QUEUE, limit=1)), LIMIT)
+    assert patiently(lambda: backend.renew_many([lost], 30.0)) == [None]
+    [again] = wait_until(lambda: patiently(lambda: backend.fetch_many(QUEUE, limit=1)), LIMIT)
     assert again.id == ident
     assert not backend.ack(lost)
     assert backend.ack(again)
@@ -208,12 +193,12 @@ def lost_reply_and_no_answer(backend: ServiceBusBackend, control: Control) -> No
     with closing(
         ServiceBusBackend.from_url(str(backend.namespace.address.connection_string), timeout=1.0)
     ) as impatient:
-        [lease] = persist(lambda: impatient.fetch_many(QUEUE, limit=1))
+        [lease] = patiently(lambda: impatient.fetch_many(QUEUE, limit=1))
         control.lose_replies("settle")
         with pytest.raises(BackendUnavailable, match="did not answer within 1 s"):
             impatient.ack(lease)
         assert control.counts(QUEUE).empty
-        assert persist(partial(impatient.ack, lease))
+        assert patiently(partial(impatient.ack, lease))
 
 
 @scene("a lost reply to a nack makes no second copy")
@@ -223,7 +208,7 @@ def lost_reply_to_a_nack(backend: ServiceBusBackend, control: Control) -> None:
     control.lose_replies("settle")
     later(control.drop_connections)
     assert backend.nack(lease)
-    [again] = persist(lambda: backend.fetch_many(QUEUE, limit=9))
+    [again] = patiently(lambda: backend.fetch_many(QUEUE, limit=9))
     assert (again.id, again.attempts) == (ident, 1)
 
 
@@ -234,7 +219,7 @@ def lost_reply_to_a_renewal(backend: ServiceBusBackend, control: Control) -> Non
     control.lose_replies("management")
     later(control.drop_connections)
     assert backend.renew(lease, 30.0).expires_at > lease.expires_at
-    assert persist(lambda: backend.ack(lease))
+    assert patiently(lambda: backend.ack(lease))
 
 
 @scene("a lock that is really gone is not taken for a lost reply")
@@ -253,8 +238,8 @@ def many_threads(backend: ServiceBusBackend, control: Control) -> None:
 
     def work(_: int) -> None:
         for _ in range(5):
-            leases = persist(lambda: backend.fetch_many(QUEUE, limit=2))
-            persist(partial(backend.renew_many, leases, 30.0))
+            leases = patiently(lambda: backend.fetch_many(QUEUE, limit=2))
+            patiently(partial(backend.renew_many, leases, 30.0))
             acked.extend(ack(backend, leases))
 
     with ThreadPoolExecutor(6) as executor:
@@ -339,7 +324,7 @@ def test_a_receiver_whose_token_link_is_gone_does_not_go_deaf(
     monkeypatch.setattr(internals, "ROUND_TRIP_LIMIT_S", SHORT)
     ident = backend.enqueue(a_job())
     assert peer.control.detach_links("$cbs", cbs=True) > 0
-    [lease] = wait_until(lambda: persist(lambda: backend.fetch_many(QUEUE, limit=1)), LIMIT)
+    [lease] = wait_until(lambda: patiently(lambda: backend.fetch_many(QUEUE, limit=1)), LIMIT)
     assert lease.id == ident
     assert backend.ack(lease)
 
@@ -373,7 +358,7 @@ def test_deliveries_that_ran_out_do_not_fill_up_the_session(
     assert len(forgetful.fetch_many(QUEUE, limit=3)) == 3
     peer.control.expire_locks(QUEUE)
     clock.advance(1000.0)
-    again = wait_until(lambda: persist(lambda: forgetful.fetch_many(QUEUE, limit=3)), LIMIT)
+    again = wait_until(lambda: patiently(lambda: forgetful.fetch_many(QUEUE, limit=3)), LIMIT)
     assert sorted(lease.id for lease in again) == sorted(known)
 
 

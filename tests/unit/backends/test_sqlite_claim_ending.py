@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 import pytest
+from sqlite_explained import rows
 from support.claims import AT_ONCE, a_post, claim, ids, post
 from support.jobs import QUEUE, a_job, numbered
 
@@ -21,12 +22,6 @@ Open = Callable[..., SqliteBackend]
 @pytest.fixture
 def backend(open_sqlite: Open, clock: ManualClock) -> SqliteBackend:
     return open_sqlite(clock=clock, pragmas=("synchronous = OFF",))
-
-
-def rows(backend: SqliteBackend, table: str) -> int:
-    with backend._database.read() as connection:
-        count: int = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-    return count
 
 
 def claim_all(backend: SqliteBackend, ttl: float = 60.0) -> int:

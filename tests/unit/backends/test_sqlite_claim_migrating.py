@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlite_versions import write_version
 from support.claims import claim, found, ids, post
 from support.jobs import QUEUE, a_job
 
@@ -16,51 +17,16 @@ from jobpool.clock import ManualClock
 from jobpool.message.guards import Guards
 from jobpool.message.settlement import Settled
 from jobpool_backends.sqlite import SqliteBackend
-from jobpool_backends.sqlite.schema import MIGRATIONS, VERSION
+from jobpool_backends.sqlite.schema import VERSION
 
 Open = Callable[..., SqliteBackend]
 
-NOW = 1_800_000_000_000_000
 NAMES = ("waiting", "delayed", "leased", "dead")
 
 
 @pytest.fixture
 def old(path: Path) -> Path:
-    """One message in each state, a unique key and an idempotency key, as version 2 left them."""
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        for statements in MIGRATIONS[:2]:
-            for statement in statements:
-                connection.execute(statement)
-        connection.executemany(
-            "INSERT INTO messages (id, given, queue, handler, priority, state, enqueued_at, available_at, holder, boot,"
-            " deadline, deadline_wall, ttl, died_at, reason, unique_key)"
-            " VALUES (?, 0, ?, 'report', 5, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                ("waiting", QUEUE, 0, NOW, NOW, None, None, None, None, None, None, None, "only"),
-                ("delayed", QUEUE, 1, NOW, NOW + 5_000_000, None, None, None, None, None, None, None, None),
-                (
-                    "leased",
-                    QUEUE,
-                    2,
-                    NOW,
-                    NOW,
-                    "h" * 16,
-                    7,
-                    1_030_000_000,
-                    NOW + 30_000_000,
-                    30_000_000,
-                    None,
-                    None,
-                    None,
-                ),
-                ("dead", QUEUE, 3, NOW, NOW, None, None, None, None, None, NOW, "timeout", None),
-            ],
-        )
-        connection.execute("INSERT INTO bodies SELECT seq, x'7b7d' FROM messages")
-        connection.execute("INSERT INTO queues VALUES (?, 1, 1, 1, 1, 17)", (QUEUE,))
-        connection.execute("INSERT INTO done VALUES (?, 'order-17', ?)", (QUEUE, NOW + 3_600_000_000))
-        connection.execute("PRAGMA user_version = 2")
+    write_version(path, 2)
     return path
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from split_clock import SplitClock
+from sqlite_explained import rows
 from support.jobs import QUEUE, a_job, numbered
 
 from jobpool.clock import ManualClock
@@ -36,12 +37,6 @@ def two_leases(backend: SqliteBackend, ttl: float = 30.0) -> tuple[JobLease, Job
     [first] = backend.fetch_many(QUEUE, limit=1, ttl=ttl)
     [second] = backend.fetch_many(QUEUE, limit=1, ttl=1000.0)
     return first, second
-
-
-def rows(backend: SqliteBackend, table: str) -> int:
-    with backend._database.read() as connection:
-        count: int = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-    return count
 
 
 # --- whose clock decides ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlite_versions import NOW, write_version
 from support.jobs import QUEUE, a_job, numbered
 
 from jobpool.broker.values import MessageFilter, State, Verb
@@ -20,30 +21,6 @@ from jobpool_backends.sqlite.schema import MIGRATIONS, VERSION
 
 Open = Callable[..., SqliteBackend]
 
-NOW = 1_800_000_000_000_000
-
-
-def write_version_1(path: Path) -> None:
-    """One message in each state, as the first release left them."""
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        for statement in MIGRATIONS[0]:
-            connection.execute(statement)
-        connection.executemany(
-            "INSERT INTO messages (id, given, queue, handler, priority, state, enqueued_at, available_at, holder, boot,"
-            " deadline, deadline_wall, ttl, died_at, reason)"
-            " VALUES (?, 0, ?, 'report', 5, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                ("waiting", QUEUE, 0, NOW, NOW, None, None, None, None, None, None, None),
-                ("delayed", QUEUE, 1, NOW, NOW + 5_000_000, None, None, None, None, None, None, None),
-                ("leased", QUEUE, 2, NOW, NOW, "h" * 16, 7, 1_030_000_000, NOW + 30_000_000, 30_000_000, None, None),
-                ("dead", QUEUE, 3, NOW, NOW, None, None, None, None, None, NOW, "timeout"),
-            ],
-        )
-        connection.execute("INSERT INTO bodies SELECT seq, x'7b7d' FROM messages")
-        connection.execute("INSERT INTO queues VALUES (?, 1, 1, 1, 1)", (QUEUE,))
-        connection.execute("PRAGMA user_version = 1")
-
 
 def version(path: Path) -> int:
     with closing(sqlite3.connect(path)) as connection:
@@ -53,7 +30,7 @@ def version(path: Path) -> int:
 
 @pytest.fixture
 def old(path: Path) -> Path:
-    write_version_1(path)
+    write_version(path, 1)
     return path
 
 

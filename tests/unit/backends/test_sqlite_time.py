@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from split_clock import SplitClock
+from sqlite_explained import rows
 from support.jobs import QUEUE, a_job, at, numbered
 
 from jobpool.clock import ManualClock
@@ -104,9 +105,3 @@ def test_many_that_fall_due_at_once_all_come(open_sqlite: Open) -> None:
     while leases := backend.fetch_many(QUEUE, limit=PROMOTE_LIMIT):
         seen += [lease.id for lease in leases]
     assert seen == known
-
-
-def rows(backend: SqliteBackend, table: str) -> int:
-    with backend._database.read() as connection:
-        count: int = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-    return count

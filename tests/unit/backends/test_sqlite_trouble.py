@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from at_once import at_once
 from support.descriptors import no_more_descriptors
 from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
@@ -347,19 +348,7 @@ backend.close()
 
 def test_eight_processes_create_one_database(path: Path, open_sqlite: Open) -> None:
     command = [sys.executable, "-c", OPEN_AT_ONCE, str(path)]
-    processes = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(8)
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    errors = [process.communicate(timeout=60)[1] for process in processes]
-    assert errors == [""] * 8
+    assert at_once(command, 8) == [""] * 8
     assert open_sqlite().stats(QUEUE).waiting == 8
 
 

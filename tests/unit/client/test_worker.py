@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from support.modest import Breakable, OwnLeases
+from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
@@ -76,13 +77,6 @@ class Unsteady(MemoryBackend):
             self.silent_renewals -= 1
             raise BackendUnavailable("silent")
         return super()._renew(leases, ttl)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < give_up, "it did not happen"
-        threading.Event().wait(0.005)
 
 
 def put(backend: QueueBackend, handler: str, payload: Any = None, **fields: Any) -> str:

@@ -11,27 +11,18 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from payloads import json_values
 from support.tiers import examples
 
 from jobpool.errors import BadSignature, InvalidJob, MalformedEnvelope
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, RULES, WIRE_VERSION, JobEnvelope, complaint, decode, encode, verify
-from jobpool.message.payload import LARGEST_INT, SMALLEST_INT
+from jobpool.message.payload import LARGEST_INT
 from jobpool.message.signing import EnvelopeSigner, canonical_of
 
 SIGNER = EnvelopeSigner("secret-key")
 UNSIGNED = EnvelopeSigner()
 ID = "0123456789abcdef"
-
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(SMALLEST_INT, LARGEST_INT)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=20,
-)
 
 
 def a_body(signer: EnvelopeSigner = SIGNER, **given_fields: Any) -> bytes:

@@ -15,20 +15,10 @@ import orjson
 import pydantic
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
+from payloads import json_values
 
 from jobpool.errors import InvalidJob
 from jobpool.message.payload import LARGEST_INT, MAX_DEPTH, SMALLEST_INT, check_payload
-
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(SMALLEST_INT, LARGEST_INT)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=20,
-)
 
 
 def nested(depth: int) -> Any:

@@ -71,7 +71,6 @@ FIRST = a_lease()
 LAST = a_lease(attempts=2)
 HUGE = a_lease(payload="x" * (MAX_BODY_BYTES - 240))
 RUBBISH = a_lease(body=b"\xff no wire object")
-UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from typing import Any
 
 import pytest
@@ -64,14 +63,7 @@ def test_the_buckets_are_those_of_long_jobs() -> None:
     assert edges == [*(str(edge) for edge in RUN_BUCKETS), "+Inf"]
 
 
-def test_without_prometheus_client_the_mend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **more: Any) -> Any:
-        if name.startswith("prometheus_client"):
-            raise ImportError(name)
-        return real(name, *args, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+@pytest.mark.usefixtures("no_client")
+def test_without_prometheus_client_the_mend_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"pip install 'jobpool\[metrics\]'"):
         expose(snapshot())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import re
 import threading
 from collections.abc import Iterator
@@ -148,19 +147,6 @@ def test_the_metrics_page_of_a_loop_that_has_ended(inbox: Inbox, observer: Obser
     calls.close()
     page = metrics_page(calls, observer, "")
     assert (page.status, page.body.decode()) == (503, f"{NO_ANSWER}\n")
-
-
-@pytest.fixture
-def no_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """prometheus-client is not installed."""
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **more: Any) -> Any:
-        if name.startswith("prometheus_client"):
-            raise ImportError(name)
-        return real(name, *args, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
 
 
 @pytest.mark.usefixtures("no_client")
