@@ -452,7 +452,7 @@ def _check_key(key: str, source: str, prefix: str = "") -> None:
     if key in REMOVED:
         raise ConfigurationError(removed(source, key))
     if key not in KEYS:
-        near = MEANT.get(key) or _nearest(key, KEYS)  # without the prefix, which makes any two alike
+        near = MEANT.get(key.replace("-", "_")) or _nearest(key, KEYS)  # without the prefix, which makes any two alike
         near = f"{prefix}{near.upper()}" if near and prefix else near
         raise ConfigurationError(f"{source} is not a setting of jobpool{_did_you_mean(near)}")
 

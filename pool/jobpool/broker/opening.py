@@ -37,6 +37,8 @@ Runner = Callable[[JobDefinition], object]
 """The runner of `sync://`: one attempt, in the calling thread; `enqueue` raises its errors."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_BEHIND = {"sqlite": "/FILE", "memory": "", "sync": ""} | dict.fromkeys(("redis", "postgresql", "beanstalk"), "HOST")
+"""Scheme → what follows it at least."""
 _AZURE = re.compile(r"\s*Endpoint\s*=\s*sb://", re.IGNORECASE)
 _WORDS = re.compile(r"[A-Za-z0-9_./\\ -]*([:=]|$)")
 _HOST = re.compile(r"(?:[^:@?#]*|\[[0-9A-Fa-f:.%\w]*\])(?::\d*)?")
@@ -118,11 +120,9 @@ def scheme_of(url: str) -> str:
         return "servicebus"
     match = _SCHEME.match(url)
     if match is None:
-        sqlite = _as_sqlite(url)
         scheme = url.partition(":")[0].lower()
-        if scheme in known_schemes():
-            sqlite = f"{scheme}:///FILE" if scheme == "sqlite" else f"{scheme}://HOST"
-        mend = f"did you mean {sqlite!r}?" if sqlite else f"write scheme://…, with one of {_list_schemes()}"
+        meant = f"{scheme}://{_BEHIND[scheme]}" if scheme in _BEHIND else _as_sqlite(url)
+        mend = f"did you mean {meant!r}?" if meant else f"write scheme://…, with one of {_list_schemes()}"
         raise ConfigurationError(f"backend {redact(url)!r} is not a URL: {mend}")
     return match[1].lower()
 
@@ -195,17 +195,17 @@ def default_url(config: ConfigFile | None = None) -> str:
         return from_environment
     config = config or find_config()
     named = config.values.get("backend")
+    _check_spelling(config, of_keys=named is None)
     if named is None:
-        _check_spelling(config)
         return sqlite_url(config.directory / "jobpool.db")
     if not isinstance(named, str) or not named:
         raise ConfigurationError(f"{config.path}: backend must be a URL in quotes, not {type(named).__name__}")
     return named
 
 
-def _check_spelling(config: ConfigFile) -> None:
+def _check_spelling(config: ConfigFile, *, of_keys: bool) -> None:
     """Raise `ConfigurationError` if a misspelt `backend` is there: jobs would go where no pool looks for them."""
-    given = {key: (f"{config.path}: {key!r}", "backend") for key in config.values}
+    given = {key: (f"{config.path}: {key!r}", "backend") for key in config.values if of_keys}
     for variable in os.environ:
         if variable.startswith("JOBPOOL_") and variable != "JOBPOOL_BACKEND":
             source = f"environment variable {variable}"
@@ -213,8 +213,8 @@ def _check_spelling(config: ConfigFile) -> None:
     if given:
         import difflib  # few programs need it
 
-        near = [*({"broker"} & given.keys()), *difflib.get_close_matches("backend", given, n=1, cutoff=0.8)]
-        for key in near:
+        near = difflib.get_close_matches("backend", given, n=1, cutoff=0.8)
+        if key := "broker" if "broker" in given else next(iter(near), ""):
             source, meant = given[key]
             raise ConfigurationError(f"{source} is not a setting of jobpool; did you mean {meant!r}?")
 

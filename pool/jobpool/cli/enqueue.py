@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Container, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -65,8 +65,8 @@ def enqueue(
 
     With --file on a terminal, print how many there are.
 
-    PAYLOAD is one JSON value, or any number of key=value. A value is JSON where it can be read as JSON, else text. For
-    a parameter of the handler that is a `str`, it is text:
+    PAYLOAD is one JSON value, or any number of key=value. A value is JSON where it can be read as JSON, else text. If
+    the app is known, a word such as 2026 is text for a parameter that is a `str`:
 
     \b
       jobpool enqueue report '{"customer": 7, "month": "2026-06"}'
@@ -90,7 +90,7 @@ def enqueue(
         raise click.UsageError("the name of a handler is missing: jobpool enqueue HANDLER [PAYLOAD]")
     else:
         registry = _app(session, apps, no_check)
-        value = read_payload(payload, registry.texts(handler) if registry else ())
+        value = read_payload(payload, partial(registry.fits, handler) if registry else None)
         single = _fitting(registry)(_definition({**defaults, "handler": handler, "payload": value}))
         definitions = iter([single])
     counts = file is not None and not json_ and sys.stdout.isatty()
@@ -102,8 +102,8 @@ def enqueue(
         mend = ". `jobpool edit ID --move QUEUE` moves it"
         if registry is None:
             mend += "; with --app a job goes to the queue of its handler"
-        elif "queue" not in defaults:
-            mend = ", which is that of its handler: if it is new, restart the pool, or send it HUP"
+        elif "queue" not in defaults and single.queue != DEFAULT_QUEUE:
+            mend = ". It is the queue of its handler: let a pool serve it, or send the pool HUP if the handler is new"
         note_unserved(session, single.queue or DEFAULT_QUEUE, "the job waits in", mend)
 
 
@@ -178,10 +178,10 @@ def no_handler(name: str, known: Collection[str]) -> str:
     return f"the app has no handler {name!r}{near}"
 
 
-def read_payload(words: tuple[str, ...], texts: Container[str] = ()) -> Any:
+def read_payload(words: tuple[str, ...], fits: Callable[[str, Any], bool] | None = None) -> Any:
     """Return the payload that these words spell: one JSON value, or key=value words; none = an empty object.
 
-    `texts`: keys whose values are text as they stand, if they are not JSON strings.
+    `fits`: whether a value suits a key. A word that does so only as it stands is text, though it can be read as JSON.
 
     Raises:
         click.UsageError: They are neither.
@@ -200,16 +200,17 @@ def read_payload(words: tuple[str, ...], texts: Container[str] = ()) -> Any:
             raise click.UsageError(f"{word!r} is not key=value; give one JSON value, or only key=value words")
         if key in pairs:
             raise click.UsageError(f"{key!r} is given twice")
-        pairs[key] = _read_value(value, as_text=key in texts)
+        pairs[key] = _read_value(value)
+        if fits and not fits(key, pairs[key]) and fits(key, value):
+            pairs[key] = value
     return pairs
 
 
-def _read_value(text: str, *, as_text: bool) -> Any:
+def _read_value(text: str) -> Any:
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return text if as_text and value is not None and not isinstance(value, str) else value
 
 
 def _from_lines(file: IO[bytes], handler: str | None, defaults: dict[str, Any], fit: Fit) -> Iterator[JobDefinition]:

@@ -38,7 +38,9 @@ def init(session: Session, directory: Path, force: bool, broker_only: bool, json
         return
     there = [name for name in FILES if (directory / name).exists() and not force]
     if FILES[0] in there:
-        raise click.UsageError(f"{directory / FILES[0]}: already there; --force overwrites it, and {FILES[1]}")
+        raise click.UsageError(
+            f"{' and '.join(str(directory / name) for name in there)}: already there; --force overwrites"
+        )
     url = session.flags["backend"]
     scheme = None if url is None else _prepare(session)  # first: a URL that does not work must not be written down
     names = [name for name in FILES if name not in there]
@@ -49,8 +51,8 @@ def init(session: Session, directory: Path, force: bool, broker_only: bool, json
         answer_json({"files": [str(directory / name) for name in names], "broker": scheme})
         return
     note("\nNext, in " + ("this directory:" if directory == Path() else f"{directory}:"))
-    if not there:
-        say("  jobpool enqueue count_primes below=2000000   # put a job into the queue")
+    job = "HANDLER key=value           " if there else "count_primes below=2000000"
+    say(f"  jobpool enqueue {job}   # put a job into the queue")
     say("  jobpool                                      # run a pool; Ctrl-C stops it")
     say("  jobpool top                                  # watch it, in another terminal")
 

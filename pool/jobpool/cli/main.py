@@ -206,12 +206,16 @@ def arrange(group: click.Group, words: Sequence[str], default: str, *, complete:
     command = group.commands.get(verb)
     if command is None:
         verbs = sorted(group.commands)
-        meant = [MEANT[verb]] if verb in MEANT else []
-        near = meant or [
-            one
-            for one in difflib.get_close_matches(verb, verbs, cutoff=NEAR)
-            if one not in DESTRUCTIVE_VERBS or difflib.get_close_matches(verb, [one], cutoff=VERY_NEAR)
-        ]
+        meant = MEANT.get(verb) if isinstance(group, Root) else None
+        near = (
+            [meant]
+            if meant
+            else [
+                one
+                for one in difflib.get_close_matches(verb, verbs, cutoff=NEAR)
+                if one not in DESTRUCTIVE_VERBS or difflib.get_close_matches(verb, [one], cutoff=VERY_NEAR)
+            ]
+        )
         hint = f"did you mean {near[0]!r}?" if near else f"the verbs are {', '.join(verbs)}"
         raise click.UsageError(f"{verb!r} is not a verb of jobpool; {hint}")
     rest = [*_meant_for(command, words[:place], takes), *words[place + 1 :]]

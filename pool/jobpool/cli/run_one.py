@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import secrets
+from contextlib import suppress
+from functools import partial
 
 import click
 
@@ -36,13 +38,14 @@ def run_one(session: Session, handler: str, payload: tuple[str, ...], apps: tupl
     from jobpool.message.names import DEFAULT_QUEUE
     from jobpool.message.outcome import ResultKind
 
-    faulthandler.enable()  # C code that crashes leaves its stack on the terminal
+    with suppress(OSError, ValueError, RuntimeError):  # stderr is no file
+        faulthandler.enable()  # C code that crashes leaves its stack on the terminal
     registry = session.app(apps=apps)
     if registry is None:
         raise ConfigurationError(NO_APP)
     queues = {info.name: info.queues for info in registry.infos()}
     queue = queues.get(handler, [DEFAULT_QUEUE])[0]
-    value = read_payload(payload, registry.texts(handler))
+    value = read_payload(payload, partial(registry.fits, handler))
     envelope = JobEnvelope(handler, value, queue, DEFAULT_PRIORITY, None, 0, None, secrets.token_hex(8))
     attempt = AttemptRunner(registry, SoftAlarm(), NoCapture()).run(
         JobToRun(envelope, queue), progress=lambda fraction, text: note(f"{fraction:.0%} {text}")

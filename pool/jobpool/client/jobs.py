@@ -351,6 +351,7 @@ class Jobs:
     @property
     def _target(self) -> producer.Producer:
         """Where jobs go: in a child of a pool, its channel to the master."""
+        producer.note_use()
         return producer.default() if producer.in_child() else self.backend
 
     @property

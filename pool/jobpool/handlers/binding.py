@@ -5,14 +5,25 @@ Models of a payload are known by their `model_validate`: pydantic is never impor
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import Parameter
 from typing import Any, TypeVar
 
 from jobpool.errors import ConfigurationError, Unrecoverable
-from jobpool.handlers.conversion import Mismatch, converter, fill, is_data, is_model, resolve_hints
+from jobpool.handlers.conversion import (
+    Convert,
+    Mismatch,
+    converter,
+    fields_of,
+    fill,
+    is_data,
+    is_model,
+    resolve_hints,
+    unchanged,
+)
 from jobpool.handlers.event_loop import awaited
 from jobpool.message.context import JobContext
 
@@ -92,7 +103,6 @@ class Parameters:
 
     Attributes:
         context: Name of the first one, if it gets the job's context; "" = none does.
-        texts: Names of those that are text, or None.
         read: Makes arguments of a payload, by position and by name, or raises `Mismatch`; None = it takes
             its context alone, annotated so, and any payload.
     """
@@ -105,7 +115,7 @@ class Parameters:
         self.context = every[0].name if takes_context else ""
         self._rest = every[1:] if takes_context else every
         self._positions = [part.name for part in self._rest if part.kind is Parameter.POSITIONAL_OR_KEYWORD]
-        self.texts = {part.name for part in self._rest if hints.get(part.name) in (str, str | None)}
+        self._converters: Mapping[str, Convert] = {}
         self._model: type | None = None
         self.read: Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
         if len(self._rest) == 1 and is_model(hint := hints.get(self._rest[0].name)):
@@ -135,6 +145,16 @@ class Parameters:
             if type(value) in _SETS:  # refused elsewhere, because JSON has none: here a parameter says how it is read
                 kwargs[key] = list(value)
         return kwargs
+
+    def fits(self, name: str, value: Any) -> bool:
+        """Return whether a JSON value suits this parameter, or field of the whole payload; True of an unknown one."""
+        kind = self._model
+        known = fields_of(kind)[0] if kind is not None and dataclasses.is_dataclass(kind) else self._converters
+        try:
+            known.get(name, unchanged)(value, name)
+        except Mismatch:
+            return False
+        return True
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         given = dict(zip(self._positions, args, strict=False))
@@ -171,7 +191,7 @@ class Parameters:
 
     def _read_fields(self, hints: dict[str, Any]) -> Callable[[Any], tuple[tuple[()], dict[str, Any]]]:
         named = [parameter for parameter in self._rest if parameter.kind in FILLED_BY_NAME]
-        converters = {parameter.name: converter(hints.get(parameter.name, Any)) for parameter in named}
+        self._converters = {parameter.name: converter(hints.get(parameter.name, Any)) for parameter in named}
         required = [parameter.name for parameter in named if parameter.default is Parameter.empty]
         # A function with `**fields` takes any other name, but not that of its context, or of its method's `self`.
         takes_others = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in self._rest)
@@ -180,7 +200,7 @@ class Parameters:
         def read(payload: Any) -> tuple[tuple[()], dict[str, Any]]:
             if type(payload) is not dict:
                 raise Mismatch(f"it must be an object with the handler's parameters, not {type(payload).__name__}")
-            return (), fill(payload, "", converters, required, "it takes", taken)
+            return (), fill(payload, "", self._converters, required, "it takes", taken)
 
         return read
 

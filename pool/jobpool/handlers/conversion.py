@@ -48,11 +48,13 @@ def is_data(annotation: Any) -> bool:
     """
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return all(part is type(None) or is_data(part) for part in typing.get_args(annotation))
-    return annotation is not None and converter(annotation) is not _any
+    return annotation is not None and converter(annotation) is not unchanged
 
 
 def converter(annotation: Any) -> Convert:
     """Return a function that turns JSON values into what `annotation` asks for, or raises `Mismatch`."""
+    if isinstance(annotation, typing.NewType):
+        return converter(annotation.__supertype__)
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
         return _dataclass(annotation)
     if callable(getattr(annotation, "model_validate", None)):
@@ -68,15 +70,15 @@ def converter(annotation: Any) -> Convert:
     if origin is typing.Literal:
         return _literal(inner)
     if origin in (list, set, frozenset, Sequence):
-        return _items(list if origin is Sequence else origin, converter(inner[0]) if inner else _any)
+        return _items(list if origin is Sequence else origin, converter(inner[0]) if inner else unchanged)
     if origin is tuple:
         return _tuple(inner)
     if origin in (dict, Mapping):
-        return _object(converter(inner[1]) if len(inner) == 2 else _any)
-    return _SCALARS.get(origin, _any)
+        return _object(converter(inner[1]) if len(inner) == 2 else unchanged)
+    return _SCALARS.get(origin, unchanged)
 
 
-def _any(value: Any, _where: str) -> Any:
+def unchanged(value: Any, _where: str) -> Any:
     return value
 
 
@@ -133,7 +135,7 @@ def _checked(kind: type, wanted: str, build: Convert) -> Convert:
 
 
 def _items(kind: Callable[[list[Any]], Any], convert: Convert) -> Convert:
-    is_scalar = convert in _SCALARS.values() or convert is _any
+    is_scalar = convert in _SCALARS.values() or convert is unchanged
 
     def build(value: Any, where: str) -> Any:
         if is_scalar:  # a long list of numbers: a path is made only for the one that is wrong
@@ -146,7 +148,7 @@ def _items(kind: Callable[[list[Any]], Any], convert: Convert) -> Convert:
 
 def _tuple(inner: tuple[Any, ...]) -> Convert:
     if not inner or inner[-1] is Ellipsis:
-        return _items(tuple, converter(inner[0]) if inner else _any)
+        return _items(tuple, converter(inner[0]) if inner else unchanged)
     converters = [converter(part) for part in inner]
 
     def convert(value: Any, where: str) -> Any:
@@ -235,13 +237,13 @@ def _dataclass(kind: type) -> Convert:
 
     def build(value: Any, where: str) -> Any:
         if not built:  # at the first value, so that a dataclass may contain itself
-            built.append(_fields(kind))
+            built.append(fields_of(kind))
         return kind(**fill(value, where, *built[0], f"{kind.__name__} has"))
 
     return _checked(dict, f"an object with the fields of {kind.__name__}", build)
 
 
-def _fields(kind: type) -> tuple[Mapping[str, Convert], list[str]]:
+def fields_of(kind: type) -> tuple[Mapping[str, Convert], list[str]]:
     hints = resolve_hints(kind)
     inits = {
         name: hint.type if isinstance(hint, dataclasses.InitVar) else Any

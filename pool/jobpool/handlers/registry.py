@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Concatenate, Protocol, TypeVar, overload
@@ -300,10 +300,10 @@ class HandlerRegistry:
                 raise ConfigurationError(f"the built-in handler {name!r} cannot be used here: {error}") from error
         return handler
 
-    def texts(self, name: str) -> Container[str]:
-        """Return the names of the parameters that are text, of a handler of the app's own."""
+    def fits(self, name: str, parameter: str, value: Any) -> bool:
+        """Return whether a JSON value suits a parameter of a handler of the app's own; of any other, whatever it is."""
         handler = self._handlers.get(name)
-        return handler.parameters.texts if handler else ()
+        return handler is None or handler.parameters.fits(parameter, value)
 
     def prepare(self) -> None:
         """Bind every handler now, so that children share the work and a mistake shows before the first job.

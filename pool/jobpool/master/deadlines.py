@@ -139,9 +139,9 @@ def _waited(slot: Slot) -> str:
     if slot.sampled_at < slot.head_since + IDLE_LOOK_S or slot.cpu > IDLE_CPU_SHARE:
         return ""
     return (
-        "\nIt used no CPU. It waited in C code: for an answer, or for a lock or thread that did not survive the fork"
-        " (OpenMP, gRPC, …); against the latter, preload = false helps: docs/forking.md. Or it sleeps, and catches what"
-        " the timeout raises (`except:`, `except BaseException:`)."
+        "\nIt used no CPU. Either it waited in C code: for an answer, or for a lock or thread that did not survive the"
+        " fork (OpenMP, gRPC, …); against the latter, preload = false helps: docs/forking.md. Or it caught what the"
+        " timeout raises (`except:`, `except BaseException:`), and slept on."
     )
 
 

@@ -212,6 +212,9 @@ def _about(delivery: Delivery) -> dict[str, str | None]:
     return {"id": delivery.lease.id, "handler": handler, "name": name, "trace_id": envelope.trace_id}
 
 
+MORE = "`jobpool inspect ID` shows all of the error"
+
+
 def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
     lease = delivery.lease
     if settlement.reason == CANCELLED:
@@ -230,7 +233,7 @@ def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
         error=headline(settlement.error),
         cause=cause_headline(settlement.cause),
         trace_id=lease.envelope.trace_id if delivery.handler else None,
-        more=None if pool.counters.dead else "`jobpool inspect ID` shows all of the error",
+        more=None if pool.counters.dead or "\n" not in (settlement.error or "") else MORE,
     )
 
 

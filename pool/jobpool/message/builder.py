@@ -294,9 +294,10 @@ def named_job(job: JobDefinition | JobBuilder | str, payload: Any = None) -> Job
     """Return the job; of a handler's name, one with this payload, None = an empty object. Raises `InvalidJob`."""
     if isinstance(job, str):
         return JobDefinition(job, {} if payload is None else payload)
+    definition = definition_of(job)
     if payload is not None:
         raise InvalidJob("give a payload with a handler's name only: a definition or builder has its own")
-    return definition_of(job)
+    return definition
 
 
 def _named(value: int | str, names: tuple[str, ...], least: int, most: int, what: str) -> int:

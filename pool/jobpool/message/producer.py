@@ -67,7 +67,7 @@ def default() -> Producer:
     Raises `ConfigurationError`: the factory was taken away, or it could not open one.
     """
     with _default.lock:
-        _default.was_used = True
+        note_use()
         if _default.producer is None:
             if _default.factory is None:
                 raise ConfigurationError("there is no default producer: make a jobpool.Jobs(…) and enqueue through it")
@@ -75,8 +75,13 @@ def default() -> Producer:
         return _default.producer
 
 
+def note_use() -> None:
+    """Note that something enqueues in this process."""
+    _default.was_used = True
+
+
 def was_used() -> bool:
-    """Return whether anything in this process has enqueued through the default producer."""
+    """Return whether anything in this process has enqueued, through the default producer or a `Jobs` of its own."""
     return _default.was_used
 
 

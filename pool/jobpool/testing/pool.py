@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 from jobpool.broker.opening import open_backend
 from jobpool.broker.values import LIVE, Message, MessageFilter, ReapPolicy, State
@@ -97,9 +97,9 @@ class VirtualPool:
             ttl=ttl,
         )
 
-    def enqueue(self, job: Job) -> str:
-        """Enqueue a job; its id. Raises as `Jobs.enqueue`."""
-        return self.jobs.enqueue(job)
+    def enqueue(self, job: Job | str, payload: Any = None) -> str:
+        """Enqueue a job; its id. Parameters and errors as those of `Jobs.enqueue`."""
+        return self.jobs.enqueue(job, payload)
 
     def enqueue_many(self, jobs: Iterable[Job]) -> list[str]:
         """Enqueue jobs; their ids, in order."""

@@ -9,7 +9,13 @@ from cli_shell import Shell
 
 APP = """
 import ctypes
+import dataclasses
+from typing import Annotated, Literal, NewType
+
 import jobpool
+
+Street = NewType("Street", str)
+Size = Annotated[Literal["1", "2"], "of a parcel"]
 
 
 @jobpool.handler("report", queue="reports", max_retries=0)
@@ -27,8 +33,24 @@ def stops(ctx: jobpool.JobContext, number: int) -> int:
 
 
 @jobpool.handler
-def post(ctx: jobpool.JobContext, number: int, code: str, street: str | None = None) -> str:
-    return repr((number, code, street))
+def post(ctx: jobpool.JobContext, number: int, code: str, street: Street | None = None, size: Size = "1") -> str:
+    return repr((number, code, street, size))
+
+
+@dataclasses.dataclass
+class Parcel:
+    number: int
+    code: str
+
+
+@jobpool.handler
+def ship(parcel: Parcel) -> str:
+    return repr((parcel.number, parcel.code))
+
+
+@jobpool.handler
+def rest(**fields: str) -> str:
+    return repr(fields)
 
 
 @jobpool.handler
@@ -56,13 +78,16 @@ def test_it_shows_what_the_job_says_and_sends_nothing(shell: Shell) -> None:
     assert not list(shell.directory.glob("*.db"))
 
 
-def test_a_parameter_that_is_text_gets_the_word_as_it_stands(shell: Shell) -> None:
+def test_a_word_is_text_where_only_that_fits(shell: Shell) -> None:
     with_app(shell)
-    for words, given in (
-        (["number=7", "code=2026.10", "street=12"], "(7, '2026.10', '12')"),
-        (["number=7", 'code="7"', "street=null"], "(7, '7', None)"),
+    for line, given in (
+        ("post number=7 code=2026.10 street=12 size=2", "(7, '2026.10', '12', '2')"),
+        ("post number=7 code=null street=null", "(7, 'null', None, '1')"),
+        ('post number=7 code="7"', "(7, '7', None, '1')"),
+        ("ship number=7 code=12345", "(7, '12345')"),
+        ("rest fields=1 a=true", "{'fields': 1, 'a': True}"),
     ):
-        done = shell.run("run-one", "post", *words)
+        done = shell.run("run-one", *line.split())
         assert done.stdout == f"{given}\n", done.stderr
     done = shell.run("enqueue", "post", "number=7", "code=2026.10")
     assert '"code": "2026.10"' in shell.run("inspect", done.stdout.strip()).stdout, done.stderr

@@ -61,7 +61,7 @@ def test_a_pool_serves_the_queues_that_its_app_names(shell: Shell) -> None:
 
     app.write_text(APP % 0 + MORE)
     early = shell.run("enqueue", "extra", "--app", "jobs.py", "--delay", "1h")
-    assert "which is that of its handler: if it is new, restart the pool, or send it HUP" in early.stderr
+    assert ". It is the queue of its handler: let a pool serve it, or send the pool HUP" in early.stderr
     pool.send_signal(signal.SIGHUP)
     wait_until(lambda: "the pool serves more queues" in shell.log(), "the new code is there")
     enqueued(shell, "--app", "jobs.py", "extra", "--delay", "1h")

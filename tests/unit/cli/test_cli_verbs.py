@@ -306,7 +306,7 @@ def test_init_does_not_overwrite_unless_forced(jobpool: Jobpool, tmp_path: Path)
     assert ((tmp_path / "jobs.py").read_text(), (tmp_path / "jobpool.toml").exists()) == ("mine", True)
     again = jobpool("init")
     assert again.exit_code == 2
-    assert "jobpool.toml: already there; --force overwrites it, and jobs.py" in again.stderr
+    assert "jobpool.toml and jobs.py: already there; --force overwrites" in again.stderr
     assert jobpool("init", "--force").exit_code == 0
     assert "count_primes" in (tmp_path / "jobs.py").read_text()
 

@@ -81,6 +81,7 @@ def test_an_unknown_scheme_names_the_known_ones() -> None:
         *((url, "write scheme://…, with one of beanstalk://") for url in ("", "://", "nosuch")),
         ("sqlite:jobpool.db", "did you mean 'sqlite:///FILE'?"),
         ("redis", "did you mean 'redis://HOST'?"),
+        ("memory", "did you mean 'memory://'?"),
         ("redis:me:hidden@h", "did you mean 'redis://HOST'?"),
         ("jobpool.db", "did you mean 'sqlite:///jobpool.db'?"),
         ("./data/jobs", "did you mean 'sqlite:///data/jobs'?"),
