@@ -38,7 +38,7 @@ def run_one(session: Session, handler: str, payload: tuple[str, ...], apps: tupl
     from jobpool.message.names import DEFAULT_QUEUE
     from jobpool.message.outcome import ResultKind
 
-    with suppress(OSError, ValueError, RuntimeError):  # stderr is no file
+    with suppress(OSError, ValueError, RuntimeError):  # a stderr without a descriptor
         faulthandler.enable()  # C code that crashes leaves its stack on the terminal
     registry = session.app(apps=apps)
     if registry is None:
