@@ -97,10 +97,12 @@ def test_a_storm_of_signals(rig: Rig) -> None:
     first = {pool.name: pool.fork_servers() for pool in pools}
     storm = (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGQUIT, signal.SIGCHLD, signal.SIGWINCH)
     sizes = set[int]()
-    for _ in range(STORM):
+    blows = [(pool, number) for pool in pools for number in storm]  # each of them once at least
+    blows += [(rng.choice(pools), rng.choice(storm)) for _ in range(STORM - len(blows))]
+    rng.shuffle(blows)
+    for struck, number in blows:
         fed(rig, lambda: True, 0.01, 100)
-        struck = rng.choice(pools)
-        struck.send(rng.choice(storm))
+        struck.send(number)
         sizes.add(struck.header().workers)
         let_pass(rng.uniform(0, APART))
     for pool in pools:

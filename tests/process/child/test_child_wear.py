@@ -70,7 +70,7 @@ def test_a_process_that_ended_by_itself_is_collected_and_the_child_stays(start_c
     assert child.succeed("noop").leaving == ""
 
 
-def test_an_intended_daemon_lives(start_child: Start) -> None:
+def test_an_intended_daemon_lives_as_long_as_its_child(start_child: Start) -> None:
     child = start_child()
     result = child.succeed("leave_daemon")
     assert result.leaving == ""
@@ -78,8 +78,9 @@ def test_an_intended_daemon_lives(start_child: Start) -> None:
     assert alive(int(result.output))
     stranger = child.succeed("leave_process")
     assert stranger.leaving == "processes"
-    assert alive(int(result.output))
     assert not alive(int(stranger.output))
+    assert child.exit_status() == 0
+    assert not alive(int(result.output))
 
 
 def test_a_leaked_thread_ends_the_child(start_child: Start) -> None:
