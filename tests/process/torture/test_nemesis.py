@@ -219,6 +219,7 @@ def test_a_pool_that_ends_by_itself_is_told_of_and_started_again(shared: FleetRi
     assert f"pool1 (pid {pid}) has ended with status -9, and nobody had told it to" in told
     assert [entry["expected"] for entry in shared.record("ended") if entry["pids"] == [pid]] == [False]
     shared.fleet.ends.remove(end)
+    shared.assert_healed()  # one that is told to stop while it starts dies of the signal
 
 
 # --- logs, clocks, the broker, and all at once ------------------------------------------------------------------------
