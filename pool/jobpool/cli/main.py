@@ -207,16 +207,13 @@ def arrange(group: click.Group, words: Sequence[str], default: str, *, complete:
     if command is None:
         verbs = sorted(group.commands)
         meant = MEANT.get(verb) if isinstance(group, Root) else None
-        near = (
-            [meant]
-            if meant
-            else [
-                one
-                for one in difflib.get_close_matches(verb, verbs, cutoff=NEAR)
-                if one not in DESTRUCTIVE_VERBS or difflib.get_close_matches(verb, [one], cutoff=VERY_NEAR)
-            ]
+        alike = (
+            one
+            for one in difflib.get_close_matches(verb, verbs, cutoff=NEAR)
+            if one not in DESTRUCTIVE_VERBS or difflib.get_close_matches(verb, [one], cutoff=VERY_NEAR)
         )
-        hint = f"did you mean {near[0]!r}?" if near else f"the verbs are {', '.join(verbs)}"
+        near = meant or next(alike, "")
+        hint = f"did you mean {near!r}?" if near else f"the verbs are {', '.join(verbs)}"
         raise click.UsageError(f"{verb!r} is not a verb of jobpool; {hint}")
     rest = [*_meant_for(command, words[:place], takes), *words[place + 1 :]]
     if isinstance(command, click.Group):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import structs
 
-from jobpool.cli.options import Command, as_json, option
+from jobpool.cli.options import Command, as_json, bare_id, option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say, table
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError, MalformedEnvelope, Unsupported
@@ -77,7 +77,7 @@ def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> Non
     """
     from jobpool.broker.values import MessageFilter, State
 
-    ident = ident.removeprefix("id:")
+    ident = bare_id(ident)
     with session.broker() as backend:
         if queue is None:
             if not backend.capabilities.makes_queues:
@@ -200,10 +200,11 @@ def _term(term: str) -> str:
 
 def _why(message: Message) -> str:
     """Return the reason of a dead letter, and the end of the last error: the line that names the exception."""
+    from jobpool.broker.values import State
     from jobpool.message.death import cause_headline
 
     said = headline(message.last_error) or cause_headline(message.cause)
-    if message.state == "delayed" and message.deliveries and not said:
+    if message.state is State.DELAYED and message.deliveries and not said:
         said = "given back: the pool's log says why"
     return ": ".join(part for part in (message.reason, said) if part)
 

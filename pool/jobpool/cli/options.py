@@ -89,3 +89,8 @@ _OTHERS = [
     option("-v", "--verbose", section=COMMON, count=True, help="Log more; -vv tracebacks of jobpool's errors too."),
     option("-q", "--quiet", section=COMMON, count=True, help="Log less."),
 ]
+
+
+def bare_id(ident: str) -> str:
+    """Return an id that may be written `id:ID`, as in a filter."""
+    return ident.removeprefix("id:")

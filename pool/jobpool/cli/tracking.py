@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.options import Command, as_json, option
+from jobpool.cli.options import Command, as_json, bare_id, option
 from jobpool.cli.output import answer, answer_json, columns, note
 from jobpool.cli.session import Session
 from jobpool.errors import JobFailed, NoResult, ResultPending, Unsupported
@@ -40,7 +40,7 @@ def status(session: Session, idents: tuple[str, ...], watch: bool, json_: bool) 
     """
     from jobpool.broker import tracking
 
-    idents = tuple(map(_bare, idents))
+    idents = tuple(map(bare_id, idents))
     with session.broker() as backend:
         states = tracking.statuses(backend, list(dict.fromkeys(idents)))
         found = [states[ident] for ident in idents]
@@ -53,11 +53,6 @@ def status(session: Session, idents: tuple[str, ...], watch: bool, json_: bool) 
         note("unknown: it never was, was removed, or is done and kept no result (result_ttl)")
         return UNKNOWN
     return 0
-
-
-def _bare(ident: str) -> str:
-    """Return an id that may be written `id:ID`, as in a filter."""
-    return ident.removeprefix("id:")
 
 
 def _show(backend: QueueBackend, found: list[JobStatus], json_: bool) -> None:
@@ -98,7 +93,7 @@ def result(session: Session, ident: str, timeout: str) -> int:
         raise click.UsageError(f"--timeout: {error}") from None
     with session.broker() as backend:
         try:
-            answer_json(backend.result(_bare(ident), seconds))
+            answer_json(backend.result(bare_id(ident), seconds))
         except (NoResult, Unsupported) as error:
             note(f"jobpool: {error}")
             return (

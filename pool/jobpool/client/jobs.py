@@ -110,9 +110,10 @@ class Jobs:
         With a connection, the database driver's own errors are raised as they are: the transaction is yours. Blocks for
         one round trip; the first call also opens the backend.
         """
+        definition = named_job(job, payload)
         if connection is not None:
-            return JobHandle(self.enqueue_many([named_job(job, payload)], connection=connection)[0], self)
-        return JobHandle(self._target.enqueue(named_job(job, payload)), self)
+            return JobHandle(self.enqueue_many([definition], connection=connection)[0], self)
+        return JobHandle(self._target.enqueue(definition), self)
 
     def enqueue_many(self, jobs: Iterable[JobDefinition | JobBuilder], /, *, connection: object = None) -> list[str]:
         """Enqueue any number of jobs, 1,000 in a round trip; their ids, in order.

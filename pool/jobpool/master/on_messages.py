@@ -24,6 +24,7 @@ from jobpool.telemetry.metrics.pages import BOOT_LOOP
 OK = Settled.OK
 
 MAX_OUTPUT_CHARS = 200  # characters of the first line of an output that are shown where a success is told
+MORE = "`jobpool inspect ID` shows all of the error"
 MUCH_SHORTER_FACTOR = 2.0  # A lease that lasts for less than the ttl by this factor deserves a word
 
 OUTAGES: dict[type[JobpoolError], str] = {
@@ -210,9 +211,6 @@ def _about(delivery: Delivery) -> dict[str, str | None]:
     envelope, handler = delivery.lease.envelope, delivery.handler
     name = envelope.name if envelope.name != handler else None
     return {"id": delivery.lease.id, "handler": handler, "name": name, "trace_id": envelope.trace_id}
-
-
-MORE = "`jobpool inspect ID` shows all of the error"
 
 
 def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
