@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases
@@ -19,7 +19,7 @@ from jobpool.master.events import BreakerClosed, BreakerOpened, Leased
 from jobpool.master.inbox import Inbox
 from jobpool.master.threads import OUTAGES, BrokerRetry, MasterThread
 from jobpool.message.lease import JobLease
-from jobpool.policy.breaker import Breakers, BreakerSettings
+from jobpool.policy.breaker import Breakers, CircuitBreaker
 from jobpool.policy.inspection import Inspector
 from jobpool.policy.limits import Limits, LocalLimits
 from jobpool.policy.queue_weights import QueueWeights
@@ -35,7 +35,6 @@ GLANCE_TIMEOUT_S = 0.001  # seconds: a look, not a wait
 WAITING = "wait"  # kind of call, for `BrokerRetry`
 
 NO_LIMITS = Limits()
-BREAKERS = BreakerSettings()
 
 
 class FetchThread(MasterThread):
@@ -49,7 +48,7 @@ class FetchThread(MasterThread):
         inspector: Inspector,
         inbox: Inbox,
         limits: Limits = NO_LIMITS,
-        breaker: BreakerSettings = BREAKERS,
+        breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
     ) -> None:
         super().__init__("fetch", inbox)
         self._backend = backend

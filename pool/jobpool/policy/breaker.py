@@ -15,8 +15,6 @@ import threading
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 
-from msgspec import Struct
-
 from jobpool.errors import ConfigurationError
 
 NO_PROBE = -math.inf
@@ -122,35 +120,25 @@ class CircuitBreaker:
             self._until = now
 
 
-class BreakerSettings(Struct, frozen=True):
-    """The arguments of `CircuitBreaker`; a threshold of 0 = no breakers."""
-
-    threshold: int = 5
-    cooldown: float = 2.0
-    max_cooldown: float = 60.0
-
-
 class Breakers:
     """A circuit breaker for each queue. Thread-safe: one thread fetches, another tells what else was answered.
 
-    `opened` is called with the queue, the cooldown in seconds and the error when a breaker opens, `closed` with the
-    queue when it closes again. Raises `ConfigurationError` as `CircuitBreaker`.
+    `make` makes the breaker of a queue. `opened` is called with the queue, the cooldown in seconds and the error when a
+    breaker opens, `closed` with the queue when it closes again.
     """
 
     def __init__(
         self,
-        settings: BreakerSettings,
+        make: Callable[[], CircuitBreaker],
         opened: Callable[[str, float, str], None],
         closed: Callable[[str], None],
     ) -> None:
+        self._make = make
         self._told_opened = opened
         self._told_closed = closed
         self._lock = threading.Lock()
         self._open: set[str] = set()
-        self._settings = settings
         self._breakers: dict[str, CircuitBreaker] = {}
-        if settings.threshold:
-            self._new()  # refuses values that are out of their bounds
 
     def allow(self, queue: str, now: float) -> bool:
         """Return whether to fetch from `queue` now. A yes must be followed by `failed` or `succeeded`."""
@@ -168,9 +156,7 @@ class Breakers:
 
     def failed(self, queue: str, error: str, now: float) -> None:
         """Note that a fetch from `queue` was not answered."""
-        if not self._settings.threshold:
-            return
-        breaker = self._breakers.get(queue) or self._breakers.setdefault(queue, self._new())
+        breaker = self._breakers.get(queue) or self._breakers.setdefault(queue, self._make())
         with self._lock:
             breaker.failed(now)
             opened = breaker.state(now) is BreakerState.OPEN and queue not in self._open
@@ -189,9 +175,6 @@ class Breakers:
                     self._open.discard(queue)
             if closed:
                 self._told_closed(queue)
-
-    def _new(self) -> CircuitBreaker:
-        return CircuitBreaker(self._settings.threshold, self._settings.cooldown, self._settings.max_cooldown)
 
     def answered(self, queues: Iterable[str], now: float) -> None:
         """Note another answer about these queues: an open breaker lets its probe through at once."""

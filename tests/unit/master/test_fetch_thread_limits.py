@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from support.jobs import QUEUE, a_job, numbered
@@ -18,7 +19,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Contended
 from jobpool.message.settlement import Ack, Release
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.breaker import BreakerSettings
+from jobpool.policy.breaker import CircuitBreaker
 from jobpool.policy.inspection import Inspector
 from jobpool.policy.limits import Limits
 from jobpool_backends.memory import MemoryBackend
@@ -49,7 +50,7 @@ class Watched(MemoryBackend):
 class Desk:
     """A fetch thread, and a loop that says what it could take and settles what it is told to."""
 
-    def __init__(self, limits: Limits = Limits(), breaker: BreakerSettings = BreakerSettings()) -> None:  # noqa: B008
+    def __init__(self, limits: Limits = Limits(), breaker: Callable[[], CircuitBreaker] = CircuitBreaker) -> None:  # noqa: B008
         self.backend, self.inbox = Watched(), Inbox()
         queues = ((QUEUE, 1.0), (OTHER, 1.0))
         self.fetch_thread = FetchThread(
@@ -179,7 +180,7 @@ def test_a_rate_lets_through_what_it_may_and_then_nothing(desks: list[Desk]) -> 
 
 
 def test_a_queue_whose_fetches_fail_is_left_alone_and_the_other_goes_on(desks: list[Desk]) -> None:
-    desk = started(desks, Desk(breaker=BreakerSettings(threshold=3, cooldown=30.0)))
+    desk = started(desks, Desk(breaker=partial(CircuitBreaker, 3, 30.0)))
     desk.backend.down = {QUEUE}
     desk.backend.enqueue_many([a_job(queue=OTHER)])
     wait_until(lambda: desk.turn() or desk.events_of(ev.BreakerOpened))
@@ -193,7 +194,7 @@ def test_a_queue_whose_fetches_fail_is_left_alone_and_the_other_goes_on(desks: l
 
 
 def test_a_good_answer_elsewhere_sends_the_probe_and_it_closes(desks: list[Desk]) -> None:
-    desk = started(desks, Desk(breaker=BreakerSettings(threshold=3, cooldown=30.0)))
+    desk = started(desks, Desk(breaker=partial(CircuitBreaker, 3, 30.0)))
     desk.backend.down = {QUEUE}
     desk.backend.enqueue_many(numbered(2))
     wait_until(lambda: desk.turn() or desk.events_of(ev.BreakerOpened))

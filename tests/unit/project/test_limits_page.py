@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import jobpool
-from jobpool.policy.breaker import BreakerSettings
+from jobpool.policy.breaker import CircuitBreaker
 from jobpool.settings import load
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "limits.md").read_text("utf-8")
@@ -56,6 +57,6 @@ def test_the_configuration_is_one(tmp_path: Path) -> None:
 
 
 def test_the_numbers_are_the_settings_own() -> None:
-    found, breaker = load({}), BreakerSettings()
-    assert (breaker.threshold, breaker.cooldown, breaker.max_cooldown) == (5, 2.0, 60.0)
+    found, breaker = load({}), signature(CircuitBreaker).parameters.values()
+    assert [bound.default for bound in breaker] == [5, 2.0, 60.0]  # threshold, cooldown, longest cooldown
     assert (found.idempotency_ttl, found.ttl) == (86400.0, 30.0)
