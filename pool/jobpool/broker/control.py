@@ -14,13 +14,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import orjson
-from msgspec import structs
+from msgspec import MsgspecError, json, structs
 
 from jobpool.broker.key_store import all_records
 from jobpool.broker.values import UNHELD, Message, MessageFilter, State, Verb
@@ -129,7 +129,7 @@ def pause(backend: QueueBackend, queue: str, reason: str = "", until: datetime |
     now = backend.control_time()
     seconds = LONGEST_KEPT if until is None else _seconds(until, now)
     made = Pause(check_queue(queue), storable(reason)[:MAX_REASON_CHARS], now, None if until is None else now + seconds)
-    backend.control_keys.put_records(ASKED, {PAUSE + queue: orjson.dumps(asdict(made))}, seconds)
+    backend.control_keys.put_records(ASKED, {PAUSE + queue: json.encode(made)}, seconds)
     return made
 
 
@@ -157,11 +157,9 @@ def read(backend: QueueBackend) -> Asked:
 
 def _made(kind: type[Made], value: bytes) -> Made | None:
     """Return what a record holds, also one of a newer version, with more fields; None for what cannot be read."""
-    try:
-        found = dict(orjson.loads(value))
-        return kind(**{each.name: found[each.name] for each in fields(kind) if each.name in found})
-    except (ValueError, TypeError):
-        return None
+    with suppress(MsgspecError, ValueError, RecursionError):
+        return json.decode(value, type=kind)
+    return None
 
 
 def cancel(
@@ -282,7 +280,7 @@ class _Cancels:
         return None
 
     def _mark(self, ident: str, mark: Mark) -> None:
-        self._backend.control_keys.put_records(ASKED, {CANCEL + ident: orjson.dumps(asdict(mark))}, MARKED_S)
+        self._backend.control_keys.put_records(ASKED, {CANCEL + ident: json.encode(mark)}, MARKED_S)
         self.marked.add(ident)
 
     def _dead(self, message: Message) -> Cancel:
@@ -305,8 +303,8 @@ def unmark(backend: QueueBackend, idents: Iterable[str]) -> None:
 
 def tell(backend: QueueBackend, pool: PoolRecord) -> None:
     """Write the record of a pool, in place of the one before."""
-    told = asdict(replace(pool, seen=backend.control_time()))
-    backend.control_keys.put_records(POOLS, {pool.id: orjson.dumps(told)}, KEPT_S)
+    told = replace(pool, seen=backend.control_time())
+    backend.control_keys.put_records(POOLS, {pool.id: json.encode(told)}, KEPT_S)
 
 
 def pools(backend: QueueBackend) -> list[PoolRecord]:

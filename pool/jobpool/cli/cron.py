@@ -6,7 +6,6 @@ import contextlib
 import heapq
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import islice
 from operator import itemgetter
@@ -211,7 +210,7 @@ def _values(planned: Planned, record: Record | None, now: datetime, environment:
         "id": record.id if record else None,
         "failed": record.failed if record else None,
         "next": rfc3339(due) if due else None,
-        "owner": asdict(owner) if owner else None,
+        "owner": structs.asdict(owner) if owner else None,
         "declared": planned.entry.place,
     }
 

@@ -8,16 +8,17 @@ record must never be newer than the truth: then a firing would be lost.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from typing import Any, Self
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Self
+
+from msgspec import Meta, MsgspecError, Struct, json
+from msgspec.structs import replace
 
 from jobpool.broker.key_store import KeyStore, all_records
 from jobpool.cron.scheduler import Planned
 from jobpool.errors import BackendUnavailable
-from jobpool.message.definition import rfc3339
 from jobpool.message.guards import LONGEST_KEPT, Rate
 
 SPACE = "cron"  # where the records, and the rights to run inline, are kept
@@ -29,8 +30,10 @@ MOST = 10_000  # records that are read at once
 BEHIND = 5.0  # seconds of lateness at which a scheduler reads again what others have done meanwhile
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+Moment = Annotated[datetime, Meta(tz=True)]
+
+
+class Owner(Struct, frozen=True, forbid_unknown_fields=True):
     """The scheduler that fired: its machine, process and name."""
 
     host: str
@@ -38,34 +41,25 @@ class Owner:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True, forbid_unknown_fields=True):
     """The record of one schedule."""
 
-    seen: datetime  # every instant up to here was dealt with
-    last: datetime | None = None  # the last instant that was fired; None = none was
-    fired_at: datetime | None = None  # when that was, on the broker's clock
+    seen: Moment  # every instant up to here was dealt with
+    last: Moment | None = None  # the last instant that was fired; None = none was
+    fired_at: Moment | None = None  # when that was, on the broker's clock
     lateness: float = 0.0  # seconds from the one to the other
     owner: Owner | None = None  # the scheduler that fired it
-    next: datetime | None = None  # the instant after `seen`, as that scheduler's app has it
+    next: Moment | None = None  # the instant after `seen`, as that scheduler's app has it
     id: str | None = None  # of the message that was enqueued; None = it ran inline
     failed: bool = False  # it ran inline and failed, or was held back because another one did
 
-    def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self), default=rfc3339).encode()
-
     @classmethod
     def from_bytes(cls, data: bytes) -> Self | None:
-        """Return the reverse; None for what cannot be read, such as the record of a later version."""
+        """Return the record that `json.encode` wrote; None for any other, such as one of a later version."""
         try:
-            values: dict[str, Any] = json.loads(data)
-            for key in ("seen", "last", "fired_at", "next"):
-                values[key] = None if values[key] is None else datetime.fromisoformat(values[key]).astimezone(UTC)
-            values["owner"] = None if values["owner"] is None else Owner(**values["owner"])
-            record = cls(**values)
-        except (ValueError, TypeError, KeyError):
+            return json.decode(data, type=cls)
+        except (MsgspecError, ValueError):
             return None
-        return record if isinstance(record.seen, datetime) else None
 
 
 class Records:
@@ -103,7 +97,7 @@ class Records:
 
     def begin(self, records: Mapping[str, Record]) -> None:
         """Write the first records of schedules that had none. One round trip."""
-        self._keys.put_records(SPACE, {name: record.to_bytes() for name, record in records.items()}, LONGEST_KEPT)
+        self._keys.put_records(SPACE, {name: json.encode(record) for name, record in records.items()}, LONGEST_KEPT)
 
     def win(self, keys: Sequence[str], seconds: float = MEMORY) -> list[bool]:
         """Tell of each key if this scheduler is the one that fires: of all that ask within `seconds`, one is.

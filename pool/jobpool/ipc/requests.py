@@ -13,9 +13,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-import orjson
-from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec import MsgspecError, Struct, json
 
 STACK, CANCEL, RESTART = "stack", "cancel", "restart"
 MAX_REQUEST_BYTES = 4096
@@ -23,7 +21,7 @@ MAX_ANSWER_BYTES = 64 * 1024
 MAX_REQUESTS_AT_ONCE = 16  # a turn of the pool's loop; the rest waits for the next
 
 
-class Request(Struct, frozen=True):
+class Request(Struct, frozen=True, forbid_unknown_fields=True):
     """A request about the child of one slot. It is refused when another child or job is there by then."""
 
     verb: str
@@ -48,7 +46,7 @@ def ask(board: str, request: Request, timeout: float) -> str:
         sender.settimeout(timeout)
         with _short(socket_path(board)) as path:
             sender.connect(path)
-        socket.send_fds(sender, [orjson.dumps(asdict(request))], [theirs.fileno()])
+        socket.send_fds(sender, [json.encode(request)], [theirs.fileno()])
         theirs.close()
         if answer := mine.recv(MAX_ANSWER_BYTES):
             return answer.decode("utf-8", "replace")
@@ -101,10 +99,8 @@ def reply(to: socket.socket, text: str) -> None:
 
 
 def _read(data: bytes) -> Request | None:
-    with contextlib.suppress(ValueError, TypeError):
-        request = Request(**orjson.loads(data))
-        if [type(value) for value in (request.verb, request.slot, request.pid, request.job)] == [str, int, int, str]:
-            return request
+    with contextlib.suppress(MsgspecError, ValueError):
+        return json.decode(data, type=Request)
     return None
 
 

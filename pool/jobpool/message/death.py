@@ -6,10 +6,11 @@ other text too: one of an older version, or a reaper's "lease expired".
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import orjson
-from msgspec import Struct
+from msgspec import MsgspecError, Struct, json
 from msgspec.structs import asdict
 
 from jobpool.message.printable import headline
@@ -64,14 +65,8 @@ class Death(Struct, frozen=True):
     @classmethod
     def from_text(cls, text: str) -> Death:
         """Return the record that `to_text` made, less fields of a newer version; any other text, whole, as `how`."""
-        try:
-            values = orjson.loads(text) if text.startswith("{") else None
-        except ValueError:
-            values = None  # a foreign text that begins like ours
-        if isinstance(values, dict) and "how" in values:
-            known = {key: values[key] for key in values if key in _KINDS}
-            if all(isinstance(value, _KINDS[key]) for key, value in known.items()):
-                return cls(**known)
+        with suppress(MsgspecError, ValueError, RecursionError):
+            return json.decode(text, type=cls)
         return cls(text)
 
     @property
@@ -123,10 +118,6 @@ def cause_headline(cause: str | None) -> str | None:
     """Return `Message.cause` as one line of a log; None if there is none, or it only says what was printed."""
     death = Death.from_text(cause) if cause else None
     return death.headline if death is not None and death.how else None
-
-
-_KINDS: dict[str, Any] = dict.fromkeys(("how", "sent_by", "stack", "output"), str)
-_KINDS |= {"peak_memory": int, "cpu_seconds": (int, float), "core": bool}
 
 
 def _ends(text: str, room: int) -> str:

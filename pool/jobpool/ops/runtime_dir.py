@@ -16,9 +16,11 @@ import os
 import socket
 import stat
 import tempfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import MsgspecError, convert
 
 from jobpool.broker.config_file import from_directory
 from jobpool.broker.opening import redact
@@ -186,8 +188,6 @@ def _is_own(directory: str) -> bool:
 def _read(path: Path) -> PoolFile | None:
     """Return the note at `path`; None when it has gone, is not ours to read, or is not of this version."""
     try:
-        values = json.loads(path.read_bytes())
-        known = {field.name: values[field.name] for field in fields(PoolFile) if field.name in values}
-        return PoolFile(**known | {"queues": tuple(known["queues"])})
-    except (OSError, ValueError, TypeError, KeyError):
+        return convert(json.loads(path.read_bytes()), PoolFile)
+    except (OSError, ValueError, MsgspecError):
         return None

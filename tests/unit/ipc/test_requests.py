@@ -84,7 +84,7 @@ def test_rubbish_is_dropped_and_leaves_no_descriptor(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, open("/dev/null") as null:
         sender.connect(os.path.basename(socket_path(board)))
         deep = b'{"verb":%b,"slot":1,"pid":2}' % (b"[" * 900 + b"]" * 900)
-        for data in (b"", b"{", b"[]", b'{"verb":1}', b'{"verb":"x","slot":"1","pid":2,"job":""}', deep, b"x" * 9000):
+        for data in (b"", b"{", b"\xff", b'{"verb":1}', b'{"verb":"x","slot":"1","pid":2,"job":""}', deep, b"x" * 9000):
             socket.send_fds(sender, [data], [sender.fileno()])
         sender.send(whole)
         socket.send_fds(sender, [whole], [null.fileno()])
