@@ -159,9 +159,7 @@ class ForkServer:
         os.close(pidfd)
         child = self._children.pop(pidfd)
         _, status, usage = os.wait4(child.pid, 0)
-        code, number = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
-        cpu_seconds, peak_rss = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
-        return Exited(child.child, child.pid, code, number, os.WCOREDUMP(status), cpu_seconds, peak_rss, strays)
+        return Exited.told_by(child.child, child.pid, status, usage, strays)
 
     def _end(self) -> None:
         for child in self._children.values():

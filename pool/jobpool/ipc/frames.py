@@ -7,8 +7,10 @@ docs/architecture.md, "Channels", says which frame crosses which socket.
 
 from __future__ import annotations
 
+import os
 import struct
-from typing import Annotated, Any
+from resource import struct_rusage
+from typing import Annotated, Any, Self
 
 import orjson
 from msgspec import Meta, MsgspecError, Struct, field, json
@@ -196,6 +198,13 @@ class SpawnFailed(_JsonFrame, frozen=True):
 
 class Exited(Exit, _JsonFrame, frozen=True):
     """The child was collected, its group killed and its strays swept, in this order."""
+
+    @classmethod
+    def told_by(cls, child: int, pid: int, status: int, usage: struct_rusage, strays: int = 0) -> Self:
+        """Return the end that `os.wait4` has told of."""
+        code, number = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
+        cpu_seconds, peak_rss = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+        return cls(child, pid, code, number, os.WCOREDUMP(status), cpu_seconds, peak_rss, strays)
 
 
 Frame = (

@@ -193,10 +193,7 @@ class ChildProcesses:
         done, status, usage = os.wait4(pid, os.WNOHANG)
         if not done:
             return []
-        code, number = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
-        cpu, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
-        exited = Exited(child, pid, code, number, core=os.WCOREDUMP(status), cpu_seconds=cpu, peak_rss=peak)
-        return self._died(exited, ORPHANED)
+        return self._died(Exited.told_by(child, pid, status, usage), ORPHANED)
 
     def _sweep(self) -> None:
         servers = {server.pid for server in (*self._servers.values(), *self._ended.values())}
