@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -43,10 +43,7 @@ class Batch:
 
     def add_many(self, jobs: Iterable[JobDefinition | JobBuilder]) -> list[str]:
         """Enqueue any number of members, 1,000 in a round trip; their ids, in order. Raises as `add`."""
-        return self._jobs.enqueue_many(self._members(jobs))
-
-    def _members(self, jobs: Iterable[JobDefinition | JobBuilder]) -> Iterator[JobDefinition]:
-        return (definition_of(job).with_batch(self.id) for job in jobs)
+        return self._jobs.enqueue_many(definition_of(job).with_batch(self.id) for job in jobs)
 
     def close(self) -> None:
         """Let it end when the last member has; at once if all have. Again, nothing. Raises as `Jobs.backend`."""

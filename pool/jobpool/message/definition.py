@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jobpool.errors import InvalidJob, Unsupported
+from jobpool.message.guards import keyless
 from jobpool.message.names import check_identifier, check_name, check_queue
 from jobpool.message.payload import check_payload
 
@@ -157,11 +158,8 @@ class JobDefinition:
             raise InvalidJob("unique needs an idempotency_key: give one, or leave unique out")
         if key_store:
             return
-        if names := " and ".join(part for part in _NEEDS_KEY_STORE if getattr(self, part)):
-            raise Unsupported(
-                f"{scheme}:// keeps no keys (Capabilities.key_store), which job {self.handler!r} needs for {names}:"
-                f" leave {names} out, or choose a backend with a key store"
-            )
+        if refusal := keyless(scheme, self.handler, {name: getattr(self, name) for name in _NEEDS_KEY_STORE}):
+            raise Unsupported(refusal)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values that `from_dict` reads: JSON values only, fields at their default left out."""

@@ -6,6 +6,7 @@ lives exactly as long as the lease: nothing is renewed, and a dead pool holds no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 from msgspec import Struct
@@ -19,6 +20,17 @@ LONGEST_PLACE = LONGEST_NAME + 45  # characters in the name of a lock or limit: 
 MOST_PLACES = 1_000_000  # the largest concurrency or rate limit
 MOST_LINES = 100_000  # lines that one log of a broker's key store can keep
 RATE_WINDOW = 60.0  # seconds over which rates are counted: jobs a minute
+
+
+def keyless(scheme: str, job: str, asked: Mapping[str, object]) -> str | None:
+    """Say why a broker without a key store cannot do what a job asks for, by name; None: it asks for nothing."""
+    names = " and ".join(name for name, value in asked.items() if value)
+    if not names:
+        return None
+    return (
+        f"{scheme}:// keeps no keys (Capabilities.key_store), which job {job!r} needs for {names}:"
+        f" leave {names} out, or choose a backend with a key store"
+    )
 
 
 class Hold(Struct, frozen=True):

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from jobpool.errors import ConfigurationError, InvalidJob, MalformedEnvelope
 from jobpool.message.envelope import JobEnvelope
-from jobpool.message.guards import IDEMPOTENCY_TTL, MOST_PLACES, Begin, Begun, Guards, Hold, Rate, check_keep
+from jobpool.message.guards import IDEMPOTENCY_TTL, MOST_PLACES, Begin, Begun, Guards, Hold, Rate, check_keep, keyless
 from jobpool.message.names import LONGEST_NAME, check_queue, is_name
 from jobpool.policy.retry import remember
 
@@ -120,13 +120,7 @@ def refusal(envelope: JobEnvelope, scheme: str) -> str | None:
         "concurrency_key": _shared_key(envelope),
         "idempotency_key": _key(envelope),
     }
-    names = " and ".join(name for name, value in asked.items() if value)
-    if not names:
-        return None
-    return (
-        f"{scheme}:// keeps no keys (Capabilities.key_store), which job {envelope.job!r} needs for {names}:"
-        f" leave {names} out, or choose a backend with a key store"
-    )
+    return keyless(scheme, envelope.job, asked)
 
 
 def _key(envelope: JobEnvelope) -> str | None:
