@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from msgspec.structs import asdict
+from msgspec import to_builtins
 
 from jobpool.errors import JobpoolError
 from jobpool.handlers.app import load
@@ -31,8 +31,8 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     unfit = [
         f"schedule {one.name or one.handler!r}: {why}" for one in declared_schedules() if (why := DEFAULT.unfit(one))
     ]
-    told = {"handlers": [asdict(handler) for handler in found], "unfit": unfit}
-    return told | asdict(aftermath(inheritance, options.preload))
+    told = {"handlers": to_builtins(found), "unfit": unfit}
+    return told | to_builtins(aftermath(inheritance, options.preload))
 
 
 if __name__ == "__main__":

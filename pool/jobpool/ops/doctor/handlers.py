@@ -12,6 +12,7 @@ from functools import partial
 from ipaddress import ip_address, ip_network
 from typing import Any
 
+from msgspec import convert
 from msgspec.structs import asdict
 
 from jobpool.broker.finding import Finding, Level
@@ -153,15 +154,9 @@ def load(settings: Settings, sys_path: Sequence[str]) -> Loaded | Finding | None
     """
     if not settings.apps:
         return None
-    allowances = asdict(settings.allowances)
-    asked = json.dumps(
-        {
-            "apps": settings.apps,
-            "sys_path": [*sys_path, os.getcwd()],
-            "allowances": allowances,
-            "preload": settings.preload,
-        }
-    )
+    paths, allowances = [*sys_path, os.getcwd()], asdict(settings.allowances)
+    options = {"apps": settings.apps, "sys_path": paths, "allowances": allowances, "preload": settings.preload}
+    asked = json.dumps(options)
     command = [sys.executable, "-m", "jobpool.ops.listing"]
     try:
         done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=PATIENCE, check=False)
@@ -174,4 +169,4 @@ def load(settings: Settings, sys_path: Sequence[str]) -> Loaded | Finding | None
     if "error" in told:
         mend = "correct the app, or the setting `apps`"
         return Finding("handlers", Level.PROBLEM, told["error"], "no pool starts with it", mend)
-    return Loaded(**told | {"handlers": [HandlerInfo(**fields) for fields in told["handlers"]]})
+    return convert(told, Loaded)
