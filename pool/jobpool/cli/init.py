@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from jobpool.broker.config_file import SHARED_FILE_NAME, find_config, from_directory
 from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer_json, note, say
 from jobpool.cli.session import Session
@@ -41,8 +42,14 @@ def init(session: Session, directory: Path, force: bool, broker_only: bool, json
         raise click.UsageError(
             f"{' and '.join(str(directory / name) for name in there)}: already there; --force overwrites"
         )
-    url = session.flags["backend"]
-    scheme = None if url is None else _prepare(session)  # first: a URL that does not work must not be written down
+    shared = directory / SHARED_FILE_NAME
+    if not force and shared.is_file() and find_config(shared).values:
+        raise click.UsageError(f"{shared} has a table [tool.jobpool], which {FILES[0]} would hide; --force writes it")
+    _make(directory)
+    url, scheme = session.flags["backend"], None
+    if url is not None:  # first: a URL that does not work must not be written down
+        session.flags["backend"] = from_directory(url, directory.absolute())  # as the file will mean it
+        scheme = _prepare(session)
     names = [name for name in FILES if name not in there]
     _write(directory, names, url)
     for name in there:
@@ -69,7 +76,6 @@ def _write(directory: Path, names: Sequence[str], url: str | None) -> None:
     from jobpool.broker.opening import redact
 
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         for name in names:
             text = files("jobpool.cli").joinpath("templates", name).read_text()
             path = directory / name
@@ -82,8 +88,19 @@ def _write(directory: Path, names: Sequence[str], url: str | None) -> None:
                         path.chmod(0o600)
             path.write_text(text)
     except OSError as error:
-        raise ConfigurationError(f"{directory} cannot be written: {error.strerror}") from error
+        raise _unwritable(directory, error) from error
     note(f"wrote {' and '.join(str(directory / name) for name in names)}")
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+
+
+def _unwritable(directory: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"{directory} cannot be written: {error.strerror}")
 
 
 def _defaults(text: str) -> str:

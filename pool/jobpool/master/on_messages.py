@@ -24,7 +24,7 @@ from jobpool.telemetry.metrics.pages import BOOT_LOOP
 OK = Settled.OK
 
 MAX_OUTPUT_CHARS = 200  # characters of the first line of an output that are shown where a success is told
-MORE = "`jobpool inspect ID` shows all of the error"
+MORE = "`jobpool inspect {}` shows all of the error"
 MUCH_SHORTER_FACTOR = 2.0  # A lease that lasts for less than the ttl by this factor deserves a word
 
 OUTAGES: dict[type[JobpoolError], str] = {
@@ -231,7 +231,7 @@ def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
         error=headline(settlement.error),
         cause=cause_headline(settlement.cause),
         trace_id=lease.envelope.trace_id if delivery.handler else None,
-        more=None if pool.counters.dead or "\n" not in (settlement.error or "") else MORE,
+        more=None if pool.counters.dead or "\n" not in (settlement.error or "") else MORE.format(lease.id),
     )
 
 

@@ -311,6 +311,22 @@ def test_init_does_not_overwrite_unless_forced(jobpool: Jobpool, tmp_path: Path)
     assert "count_primes" in (tmp_path / "jobs.py").read_text()
 
 
+def test_init_does_not_hide_the_settings_of_a_pyproject_unless_forced(jobpool: Jobpool, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.jobpool]\nworkers = 2\n")
+    result = jobpool("init")
+    assert (result.exit_code, (tmp_path / "jobpool.toml").exists()) == (2, False)
+    assert "pyproject.toml has a table [tool.jobpool], which jobpool.toml would hide" in result.stderr
+    assert jobpool("init", "--force").exit_code == 0
+
+
+def test_init_with_a_relative_url_prepares_the_file_that_the_configuration_means(
+    jobpool: Jobpool, tmp_path: Path
+) -> None:
+    assert jobpool("init", "shop", "-b", "sqlite:///queue.db").exit_code == 0
+    assert (tmp_path / "shop" / "queue.db").exists()
+    assert not (tmp_path / "queue.db").exists()
+
+
 @pytest.mark.parametrize(("url", "mode"), [("redis://me:hidden@h/0", 0o600), ("redis://h/0", 0o644)])
 def test_a_configuration_with_a_password_is_its_owners_alone(tmp_path: Path, url: str, mode: int) -> None:
     before = os.umask(0o022)
