@@ -31,8 +31,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     unfit = [
         f"schedule {one.name or one.handler!r}: {why}" for one in declared_schedules() if (why := DEFAULT.unfit(one))
     ]
-    told = {"handlers": to_builtins(found), "unfit": unfit}
-    return told | to_builtins(aftermath(inheritance, options.preload))
+    return {"handlers": to_builtins(found), "unfit": unfit, **to_builtins(aftermath(inheritance, options.preload))}
 
 
 if __name__ == "__main__":
