@@ -13,7 +13,7 @@ from typing import Any
 from jobpool.cron.schedule import Schedule
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.handlers.registry import DECLARED_SCHEDULES
-from jobpool.message.builder import JobBuilder
+from jobpool.message.builder import PAYLOAD_TWICE, JobBuilder
 from jobpool.message.cron_fields import Misfire
 from jobpool.message.definition import JobDefinition
 
@@ -92,15 +92,21 @@ class Scheduler:
         _all.append(self)
         DECLARED_SCHEDULES.append(self._declared)
 
-    def define(self, handler: str, payload: Any = None) -> JobBuilder:
+    def define(self, job: str | JobBuilder, payload: Any = None) -> JobBuilder:
         """Declare a job; the builder sets when it is due, and where it runs. Every minute by default.
 
         The builder may be described further until the schedules are read, which is after the app's import.
 
+        Args:
+            job: The name of a handler, or `handler.define(…)`, which checks the arguments here and names its queue.
+            payload: With a name: any JSON value; None = an empty object.
+
         Raises:
-            InvalidJob: JSON cannot carry the payload, or the name is not a handler name.
+            InvalidJob: JSON cannot carry the payload, the name is not a handler name, or a builder has a payload.
         """
-        builder = JobBuilder(handler, payload)
+        if isinstance(job, JobBuilder) and payload is not None:
+            raise InvalidJob(PAYLOAD_TWICE)
+        builder = job if isinstance(job, JobBuilder) else JobBuilder(job, payload)
         frame = sys._getframe(1)
         self.entries.append(Entry(builder, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
         return builder

@@ -18,6 +18,8 @@ from jobpool.message.results import JobHandle
 _CLOCK = SystemClock()
 _CRON_FIELDS = ("minute", "hour", "day", "month", "weekday")
 _NO_CRON = dict.fromkeys(_CRON_FIELDS, "*")
+PAYLOAD_TWICE = "give a payload with a handler's name only: a definition or builder has its own"
+_OF_SCHEDULES = ("environments", "depends_on", "enabled", "zone", "misfire")
 _DAYS = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
 _MONTHS = (
     "january", "february", "march", "april", "may", "june",
@@ -46,7 +48,7 @@ class JobBuilder:
     def __init__(
         self, handler: str, payload: Any = None, *, producer: Enqueues | None = None, clock: Clock = _CLOCK
     ) -> None:
-        self._handler = check_name(handler, "handler name")
+        self._handler = _check_handler(handler)
         self._payload = {} if payload is None else check_payload(payload)
         self._producer = producer
         self._clock = clock
@@ -242,21 +244,37 @@ class JobBuilder:
 
         Blocks for one round trip.
         """
+        definition = definition_of(self)
         producer = backend or self._producer or producers.default()
-        return JobHandle(producer.enqueue(self.to_definition()), producer)
+        return JobHandle(producer.enqueue(definition), producer)
 
     async def adispatch(self, backend: Enqueues | None = None) -> JobHandle:
         """Dispatch the job and leave the event loop free meanwhile; raises as `dispatch`.
 
         A cancelled one may have been enqueued or not, as after `BackendUnavailable`.
         """
-        chosen, definition = backend or self._producer, self.to_definition()
+        chosen, definition = backend or self._producer, definition_of(self)
 
         def send() -> JobHandle:
             producer = chosen or producers.default()
             return JobHandle(producer.enqueue(definition), producer)
 
         return await producers.on_thread(send)
+
+    def check_enqueued(self) -> None:
+        """Raise `InvalidJob` if a step was meant for a schedule: the job would run at once, as if it had none."""
+        steps = [name for name in _OF_SCHEDULES if name in self._fields]
+        if self._cron is not _NO_CRON:
+            steps.insert(0, "cron times")
+        if steps:
+            raise InvalidJob(
+                f"job {self._handler!r} has {' and '.join(steps)}, which only a schedule may have: leave that out, or"
+                " declare the job with jobpool.Scheduler().define(…) and without dispatch()."
+                " For a job after another write first.then(second); for a later one, delay(…)"
+            )
+
+    def __repr__(self) -> str:
+        return f"<JobBuilder of {self._handler!r}: dispatch() enqueues it>"
 
     def _put(self, name: str, value: Any) -> Self:
         self._fields[name] = value
@@ -282,21 +300,33 @@ def _every(n: int, most: int, what: str) -> str:
 
 
 def definition_of(job: JobDefinition | JobBuilder) -> JobDefinition:
-    """Return the job that a builder has collected, or the definition itself. Raises `InvalidJob`: it is neither."""
+    """Return the job that a builder has collected, to be enqueued, or the definition itself.
+
+    Raises `InvalidJob`: it is neither, or the builder's steps make a schedule.
+    """
     if isinstance(job, JobBuilder):
+        job.check_enqueued()
         return job.to_definition()
     if isinstance(job, JobDefinition):
         return job
     raise InvalidJob(f"not a job, but {type(job).__name__}: give handler.define(…), or jobs.define(name, payload)")
 
 
+def _check_handler(name: str) -> str:
+    if isinstance(name, JobHandle):
+        raise InvalidJob(f"{str(name)!r} is the id of a job that is enqueued already, and not the name of a handler")
+    if not isinstance(name, str):
+        raise InvalidJob(f"a handler is named by a str, not by {type(name).__name__}: give its name, or its .define(…)")
+    return check_name(name, "handler name")
+
+
 def named_job(job: JobDefinition | JobBuilder | str, payload: Any = None) -> JobDefinition:
     """Return the job; of a handler's name, one with this payload, None = an empty object. Raises `InvalidJob`."""
     if isinstance(job, str):
-        return JobDefinition(job, {} if payload is None else payload)
+        return JobDefinition(_check_handler(job), {} if payload is None else payload)
     definition = definition_of(job)
     if payload is not None:
-        raise InvalidJob("give a payload with a handler's name only: a definition or builder has its own")
+        raise InvalidJob(PAYLOAD_TWICE)
     return definition
 
 

@@ -12,6 +12,7 @@ from jobpool.cron import scheduler as schedulers
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler, known_schedulers, plan
 from jobpool.errors import ConfigurationError, InvalidJob
+from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.definition import JobDefinition
 from jobpool_backends.memory import MemoryBackend
 
@@ -36,6 +37,22 @@ def test_definitions_come_in_the_order_of_declaration_and_may_be_described_later
         JobDefinition("clean_up", cron_expression="0 * * * *"),
     ]
     assert repr(scheduler) == "<Scheduler of 2 jobs>"
+
+
+def test_a_handlers_own_job_may_be_declared_and_keeps_its_queue() -> None:
+    scheduler = Scheduler()
+
+    @HandlerRegistry().handler("sweep", queue="cleaning")
+    def handler(path: str) -> None: ...
+
+    scheduler.define(handler.define(path="/tmp")).hourly()
+    assert scheduler.get_definitions() == [
+        JobDefinition("sweep", {"path": "/tmp"}, queue="cleaning", cron_expression="0 * * * *")
+    ]
+    with pytest.raises(InvalidJob, match="named by a str, not by Handler: give its name, or its"):
+        scheduler.define(handler)  # type: ignore[arg-type]
+    with pytest.raises(InvalidJob, match="give a payload with a handler's name only"):
+        scheduler.define(handler.define(path="/tmp"), {"path": "/"})
 
 
 def test_the_order_of_execution_is_that_of_dependencies() -> None:

@@ -11,7 +11,7 @@ import pytest
 from jobpool.clock import ManualClock
 from jobpool.errors import InvalidJob
 from jobpool.message import producer
-from jobpool.message.builder import JobBuilder
+from jobpool.message.builder import JobBuilder, definition_of, named_job
 from jobpool.message.definition import JobDefinition
 
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
@@ -240,3 +240,38 @@ class TestDispatch:
 
         assert [builder.dispatch(), builder.dispatch()] == ["id-1", "id-2"]
         assert len(default.jobs) == 2
+
+    @pytest.mark.parametrize(
+        ("step", "named"),
+        [
+            (lambda b: b.daily_at("02:30"), "cron times"),
+            (lambda b: b.depends_on("first"), "depends_on"),
+            (lambda b: b.zone("Europe/Zurich").disable(), "enabled and zone"),
+            (lambda b: b.environments("production"), "environments"),
+            (lambda b: b.misfire("skip"), "misfire"),
+        ],
+    )
+    def test_the_steps_of_a_schedule_are_not_dropped_in_silence(
+        self, default: Recorder, step: Callable[[JobBuilder], JobBuilder], named: str
+    ) -> None:
+        builder = step(JobBuilder("report"))
+
+        for send in (builder.dispatch, lambda: definition_of(builder)):
+            with pytest.raises(InvalidJob, match=f"job 'report' has {named}, which only a schedule may have"):
+                send()
+        assert builder.to_definition().handler == "report"
+        assert default.jobs == []
+
+
+def test_the_id_of_a_job_is_not_taken_for_the_name_of_a_handler() -> None:
+    handle = JobBuilder("report").dispatch(Recorder())
+
+    for take in (JobBuilder, named_job):
+        with pytest.raises(InvalidJob, match="'id-1' is the id of a job that is enqueued already"):
+            take(handle)
+    with pytest.raises(InvalidJob, match="a handler is named by a str, not by JobBuilder"):
+        JobBuilder(JobBuilder("report"))  # type: ignore[arg-type]
+
+
+def test_a_builder_shows_that_it_is_not_sent() -> None:
+    assert repr(JobBuilder("report")) == "<JobBuilder of 'report': dispatch() enqueues it>"
