@@ -93,6 +93,7 @@ def open_batch(
         definition = _callback_of(callback)
         if not isinstance(definition.payload, dict):
             raise InvalidJob(f"the payload of {name} is an object, to which the end of the batch is added as 'batch'")
+        _check_takes_end(callback, definition, BatchStatus(batch.id, False, 1, 1, 0, 0, (), 0.0), name)
         new = backend.pack(definition.with_identifier(definition.identifier or f"{batch.id}:{name}"))
         if len(new.body) > MAX_CALLBACK_BYTES:
             raise InvalidJob(f"the body of {name} has {len(new.body)} bytes; at most {MAX_CALLBACK_BYTES}")
@@ -111,3 +112,18 @@ def _callback_of(callback: Callback) -> JobDefinition:
     if not isinstance(callback, Handler):
         raise InvalidJob(f"a callback is a handler, handler.define(…) or a definition, not {type(callback).__name__}")
     return JobDefinition(callback.name, queue=callback.queues[0] if callback.queues else None)
+
+
+def _check_takes_end(callback: Callback, definition: JobDefinition, status: BatchStatus, name: str) -> None:
+    """Raise `InvalidJob` if the callback's handler, which this process may know, cannot take the end of a batch."""
+    from jobpool.handlers.handler import Handler
+    from jobpool.handlers.registry import DEFAULT
+
+    handler = callback if isinstance(callback, Handler) else DEFAULT.find(definition.handler)
+    if handler is not None:
+        try:
+            handler.check({**definition.payload, "batch": {**status.end(), "failed_ids": []}})
+        except InvalidJob as error:
+            raise InvalidJob(
+                f"{name}: {error}. It gets the end of the batch as 'batch': give it a parameter batch: dict"
+            ) from None

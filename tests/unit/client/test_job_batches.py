@@ -16,6 +16,7 @@ from jobpool.client.batch import MAX_CALLBACK_BYTES, Batch
 from jobpool.client.jobs import Jobs
 from jobpool.client.worker import QueueWorker
 from jobpool.errors import InvalidJob, ResultNotKept, UnknownJob, Unrecoverable, Unsupported
+from jobpool.handlers import registry as registries
 from jobpool.handlers.handler import AnyHandler
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.builder import JobBuilder
@@ -84,6 +85,17 @@ def double(n: int) -> JobDefinition:
 
 def told(name: str) -> JobDefinition:
     return JobDefinition("told", {"name": name})
+
+
+def test_a_callback_that_cannot_take_the_end_is_refused_before_anything_is_sent(
+    jobs: Jobs, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registries, "DEFAULT", registry)
+    deaf = registry.handler("deaf")(lambda: None)
+    for callback in (deaf, JobDefinition("deaf"), JobBuilder("double", {"n": 1})):
+        with pytest.raises(InvalidJob, match=r"on_done: .*'batch' is unknown.*give it a parameter batch: dict"):
+            jobs.batch(on_done=callback)
+    assert jobs.batch(on_done=JobDefinition("of another program")).status().open
 
 
 def test_the_callbacks_find_the_end_in_their_payload(jobs: Jobs, run: Callable[[], None], said: Said) -> None:
