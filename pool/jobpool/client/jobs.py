@@ -32,7 +32,7 @@ from jobpool.message import producer
 from jobpool.message.builder import JobBuilder, definition_of, named_job
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import check_queue, check_text
-from jobpool.message.results import JobHandle, JobStatus
+from jobpool.message.results import NO_LOOK, JobHandle, JobStatus
 from jobpool.message.signing import Key
 
 if TYPE_CHECKING:
@@ -365,9 +365,11 @@ class Jobs:
             BackendUnavailable: The broker does not answer.
         """
         if producer.in_child():
-            raise Unsupported("a job cannot look into the broker: its process holds no connection; it can only enqueue")
+            raise Unsupported(NO_LOOK)
         if self._given is not None:
             return self._given
+        if self._url is None and isinstance(chosen := producer.chosen(), Jobs) and chosen is not self:
+            return chosen.backend  # in a test: not the real broker
         with self._lock:
             if self._closed:
                 raise ConfigurationError("this Jobs is closed: make a new one")
@@ -397,8 +399,8 @@ class Jobs:
     def _open(self) -> QueueBackend:
         config = find_config()
         url = self._url or default_url(config)
-        if self._url is None:
-            logger.info("no backend was named: using %s", redact(url))
+        if self._url is None and "backend" not in config.values and not os.environ.get("JOBPOOL_BACKEND"):
+            logger.info("no backend is configured: using %s (set JOBPOOL_BACKEND, or backend in a file)", redact(url))
         runner = self._runner
         if runner is None and scheme_of(url) == "sync":
             from jobpool.client.worker import inline_runner  # a producer needs the runner of handlers only for sync://

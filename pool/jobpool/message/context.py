@@ -125,13 +125,13 @@ class JobContext:
         return None if self._envelope.batch is None else BatchMembership(self._envelope.batch, self.enqueue)
 
     def progress(self, fraction: float, text: str = "") -> None:
-        """Show how far the job is, in `jobpool top`, with one short line of text. Never blocks.
+        """Show how far the job is, in `jobpool top`, with one short line of text (`str` of it). Never blocks.
 
         A `fraction` outside 0..1 is taken as the nearer bound. Raises `ValueError`: it is not a number.
         """
         if not isinstance(fraction, int | float) or fraction != fraction:
             raise ValueError(f"progress is a number from 0 to 1, not {fraction!r}")
-        self._reporter.progress(min(1.0, max(0.0, float(fraction))), text)
+        self._reporter.progress(min(1.0, max(0.0, float(fraction))), str(text))
 
     def enqueue(self, job: JobDefinition | JobBuilder | str, payload: Any = None) -> str:
         """Enqueue a follow-up job together with this job's ack, and return its id at once. Never blocks.

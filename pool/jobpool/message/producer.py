@@ -42,6 +42,7 @@ class _Default:
         # Two threads that need it first at the same time must not open two.
         self.lock = threading.Lock()
         self.producer: Producer | None = None
+        self.chosen: Producer | None = None
         self.factory: Callable[[], Producer] | None = None
         self.in_child = False
         self.was_used = False
@@ -86,9 +87,17 @@ def was_used() -> bool:
 
 
 def set_default(producer: Producer | None) -> None:
-    """Make `producer` the default of this process; None = ask the factory again at the next use."""
+    """Make `producer` the default of this process; None = ask the factory again at the next use.
+
+    If it is a `Jobs`, every `Jobs()` that names no broker goes by it meanwhile.
+    """
     with _default.lock:
-        _default.producer = producer
+        _default.producer = _default.chosen = producer
+
+
+def chosen() -> Producer | None:
+    """Return the producer that `set_default` was given; None = there is no such one."""
+    return _default.chosen
 
 
 def set_factory(factory: Callable[[], Producer] | None) -> None:

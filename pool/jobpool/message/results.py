@@ -49,6 +49,10 @@ class JobState(StrEnum):
     UNKNOWN = "unknown"  # never was, was removed, or ended and left no result
 
 
+NO_LOOK = (
+    "a job cannot look into the broker, as its process holds no connection; it can only enqueue."
+    " For what follows other jobs, or needs their results, use a chain (then) or the callback of a batch"
+)
 LIVE = frozenset({JobState.WAITING, JobState.DELAYED, JobState.RUNNING})
 
 
@@ -141,5 +145,5 @@ class JobHandle(str):
 
     def _tracks(self) -> Tracks:
         if not hasattr(self._producer, "status"):
-            raise Unsupported("a job cannot look into the broker: its process holds no connection; it can only enqueue")
+            raise Unsupported(NO_LOOK)
         return self._producer  # type: ignore[return-value]

@@ -38,8 +38,8 @@ class VirtualPool:
 
     Fetch, inspection, guards, attempt, decision and settlement are the pool's own; the broker is an empty `memory://`.
     Time stands still, also while a handler runs, until the test turns it or `run_all` has to wait for something.
-    Handlers run for real, under their real timeouts. As a context manager it also takes what `handler.enqueue()` and
-    `builder.dispatch()` send.
+    Handlers run for real, under their real timeouts. As a context manager it also takes what `handler.enqueue()`,
+    `builder.dispatch()`, and every `Jobs()` without a URL or backend of its own, send.
 
     Args:
         registry: The handlers; None = those of `@jobpool.handler`.

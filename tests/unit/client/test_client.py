@@ -163,8 +163,21 @@ def test_the_default_backend_is_used_and_logged_once(tmp_path: Path, caplog: pyt
         assert jobs.stats().waiting == 2
     assert (tmp_path / "jobpool.db").exists()
     assert [record.getMessage() for record in caplog.records] == [
-        f"no backend was named: using sqlite:///{tmp_path}/jobpool.db"
+        f"no backend is configured: using sqlite:///{tmp_path}/jobpool.db (set JOBPOOL_BACKEND, or backend in a file)"
     ]
+
+
+def test_a_configured_backend_is_not_said_to_be_a_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="jobpool.client"):
+        (tmp_path / "jobpool.toml").write_text('backend = "memory://"')
+        with Jobs() as jobs:
+            jobs.define("report").dispatch()
+        monkeypatch.setenv("JOBPOOL_BACKEND", "memory://")
+        with Jobs() as jobs:
+            jobs.define("report").dispatch()
+    assert caplog.records == []
 
 
 def test_the_default_backend_lies_beside_the_program_whatever_the_directory_is_called(

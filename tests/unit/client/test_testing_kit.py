@@ -17,6 +17,7 @@ import pytest
 
 from jobpool import Limits, RetryPolicy, Snooze, Unrecoverable
 from jobpool.broker.values import NewMessage, ReapPolicy, State
+from jobpool.client.jobs import Jobs
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message import producer
@@ -260,6 +261,21 @@ def test_as_a_context_it_takes_what_handlers_enqueue() -> None:
         handler.define().dispatch()
         assert len(pool.run_all()) == 2
     assert producer._default.producer is None
+
+
+def test_as_a_context_it_takes_what_any_jobs_without_a_url_enqueues(tmp_path: Path) -> None:
+    registry = HandlerRegistry()
+    registry.handler("report")(lambda _: None)
+    with Jobs() as before, Jobs(f"sqlite:///{tmp_path}/real.db") as real:
+        with VirtualPool(registry) as pool:
+            before.define("report").dispatch()
+            Jobs().enqueue_many([JobDefinition("report")])
+            with Jobs().batch() as batch:
+                batch.add(JobDefinition("report"))
+            real.enqueue("report")
+            assert len(pool.run_all()) == 3
+        assert real.stats().waiting == 1
+    assert producer.chosen() is None
 
 
 # --- faults -----------------------------------------------------------------------------------------------
