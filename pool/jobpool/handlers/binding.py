@@ -5,6 +5,7 @@ Models of a payload are known by their `model_validate`: pydantic is never impor
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -66,6 +67,8 @@ def check_shape(function: Callable[..., Any], name: str, kind: str = "handler") 
     needs_context = kind != "handler" or JobContext in [hints.get(part.name) for part in parameters]
     if needs_context and not takes_context:
         raise ConfigurationError(f"{shown}, must take the job's context as its first parameter")
+    if kind == "handler" and takes_context:
+        _check_context(parameters[0].name, hints.get(parameters[0].name), shown)
     for parameter in parameters[takes_context:]:
         if parameter.kind is Parameter.POSITIONAL_ONLY:
             raise ConfigurationError(f"{shown}: parameter {parameter.name!r} cannot be filled by name: drop the '/'")
@@ -210,6 +213,19 @@ def _takes_context(parameters: list[Parameter], hints: dict[str, Any]) -> bool:
     if not parameters or parameters[0].kind in (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD):
         return False
     return not is_data(hints.get(parameters[0].name))
+
+
+def _check_context(name: str, hint: Any, shown: str) -> None:
+    """Raise `ConfigurationError` if the parameter that gets the context was plainly meant for something else."""
+    if name == "self":
+        raise ConfigurationError(f"{shown}, is a method: decorate its class, which then needs run(self, …)")
+    if isinstance(hint, type) and hint is not Any:
+        with contextlib.suppress(TypeError):  # a protocol: the context may be of its kind
+            if not (issubclass(JobContext, hint) or issubclass(hint, JobContext)):
+                raise ConfigurationError(
+                    f"{shown}: parameter {name!r} cannot be a {hint.__name__}, which no payload is converted to:"
+                    " choose another type, or put ctx: jobpool.JobContext before it"
+                )
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:

@@ -61,9 +61,11 @@ def converter(annotation: Any) -> Convert:
         return _model(annotation)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return _enum(annotation)
+    if typing.is_typeddict(annotation):
+        return _typed_dict(annotation)
     origin = typing.get_origin(annotation) or annotation
     inner = typing.get_args(annotation)
-    if origin is typing.Annotated:
+    if origin in (typing.Annotated, typing.Required, typing.NotRequired):
         return converter(inner[0])
     if origin in (typing.Union, types.UnionType):
         return _union(inner)
@@ -239,6 +241,21 @@ def _dataclass(kind: type) -> Convert:
         if not built:  # at the first value, so that a dataclass may contain itself
             built.append(fields_of(kind))
         return kind(**fill(value, where, *built[0], f"{kind.__name__} has"))
+
+    return _checked(dict, f"an object with the fields of {kind.__name__}", build)
+
+
+def _typed_dict(kind: Any) -> Convert:
+    built: list[tuple[Mapping[str, Convert], list[str]]] = []
+
+    def build(value: Any, where: str) -> Any:
+        if not built:  # at the first value, so that it may contain itself
+            hints = resolve_hints(kind)
+            # Not `__required_keys__` alone, which does not see a NotRequired in an annotation that is text.
+            optional = {name for name, hint in hints.items() if typing.get_origin(hint) is typing.NotRequired}
+            fields = {name: converter(hints.get(name, Any)) for name in kind.__annotations__}
+            built.append((fields, [name for name in fields if name in kind.__required_keys__ - optional]))
+        return fill(value, where, *built[0], f"{kind.__name__} has")
 
     return _checked(dict, f"an object with the fields of {kind.__name__}", build)
 

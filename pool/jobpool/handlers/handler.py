@@ -31,8 +31,26 @@ CALLED_ELSEWHERE = {
     "delay": "enqueue(…)",
     "apply_async": "define(…).delay(seconds).dispatch()",
     "send": "enqueue(…)",
+    "s": "define(…)",
+    "si": "define(…)",
+    "enqueue_in": "define(…).delay(seconds).dispatch()",
+    "enqueue_at": "define(…).scheduled_at(moment).dispatch()",
 }
-"""How tasks are enqueued in Celery and Dramatiq: what a handler has in its place."""
+"""How tasks are enqueued in Celery, Dramatiq and RQ: what a handler has in its place."""
+
+OPTIONS_ELSEWHERE = {
+    "autoretry_for": "max_retries (every exception is retried)",
+    "bind": "a first parameter ctx: jobpool.JobContext",
+    "default_retry_delay": "backoff",
+    "job_timeout": "timeout",
+    "priority": "define(…).priority(…), for each job",
+    "rate_limit": "the pool's setting rate_limits",
+    "retries": "max_retries",
+    "retry_backoff": "backoff",
+    "soft_time_limit": "timeout",
+    "time_limit": "timeout",
+}
+"""Options of tasks in Celery, Dramatiq and RQ: what takes their place."""
 
 
 class Handler(Generic[P, R]):
@@ -194,6 +212,18 @@ if TYPE_CHECKING:
         """A handler whose function takes no context, as type checkers see it."""
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...  # type: ignore[override]
+
+
+def check_options(names: Iterable[str]) -> None:
+    """Raise `TypeError` if one of these is not an option of `jobpool.handler`; the text names what is meant."""
+    known = [*inspect.signature(Handler).parameters][2:]
+    for name in names:
+        if name not in known:
+            from difflib import get_close_matches  # only here, and most programs make no such mistake
+
+            meant = OPTIONS_ELSEWHERE.get(name) or next(iter(get_close_matches(name, known, 1)), "")
+            hint = f"; write {meant}" if meant else f"; there are {', '.join(known)}"
+            raise TypeError(f"a handler has no option {name!r}{hint}")
 
 
 def _check_hook(hook: Hook, what: str) -> Hook:

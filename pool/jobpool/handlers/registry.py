@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Protocol, TypeVar, overload
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.handlers import builtin as kinds
 from jobpool.handlers.binding import F
-from jobpool.handlers.handler import AfterRun, AnyHandler, BeforeRun, Handler, P, R
+from jobpool.handlers.handler import AfterRun, AnyHandler, BeforeRun, Handler, P, R, check_options
 from jobpool.handlers.hooks import Hooks
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.allowances import Allowances
@@ -141,6 +141,7 @@ class HandlerRegistry:
         """
         if callable(name):
             return self.register(Handler(name))
+        check_options(options)
         return lambda function: self.register(Handler(function, name, **options))
 
     @overload
@@ -299,6 +300,10 @@ class HandlerRegistry:
             except ImportError as error:
                 raise ConfigurationError(f"the built-in handler {name!r} cannot be used here: {error}") from error
         return handler
+
+    def find(self, name: str) -> AnyHandler | None:
+        """Return the app's own handler of this name, if there is one."""
+        return self._handlers.get(name)
 
     def fits(self, name: str, parameter: str, value: Any) -> bool:
         """Return whether a JSON value suits a parameter of a handler of the app's own; of any other, whatever it is."""

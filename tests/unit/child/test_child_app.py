@@ -115,7 +115,7 @@ def test_the_allowed_handlers_are_set(tmp_path: Path) -> None:
         ),
         pytest.param(
             "import jobpool\n\n@jobpool.handler(max_retires=3)\ndef f(): ...\n",
-            "unexpected keyword argument 'max_retires' ({file}:3)",
+            "a handler has no option 'max_retires'; write max_retries ({file}:3)",
             id="an unknown option, at the app's line",
         ),
     ],

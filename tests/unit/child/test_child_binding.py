@@ -10,7 +10,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Protocol
 from uuid import UUID
 
 import pydantic
@@ -296,6 +296,34 @@ def positional_data(a: int, /) -> None: ...
 def positional(ctx: JobContext, a: int, /) -> None: ...
 
 
+def of_bytes(data: bytes) -> None: ...
+
+
+class Plain:
+    def method(self, a: int) -> None: ...
+
+
+class Like(Protocol):
+    attempt: int
+
+
+class Own(JobContext): ...
+
+
+def of_protocol(ctx: Like) -> None: ...
+
+
+def of_own(ctx: Own) -> None: ...
+
+
+def of_any(ctx: Any, a: int) -> None: ...
+
+
+@pytest.mark.parametrize("function", [of_protocol, of_own, of_any])
+def test_an_annotation_that_a_context_may_have_is_no_obstacle(function: Callable[..., Any]) -> None:
+    check_shape(function, "report")
+
+
 @pytest.mark.parametrize(
     ("function", "text"),
     [
@@ -305,6 +333,8 @@ def positional(ctx: JobContext, a: int, /) -> None: ...
         (keyword_context, "must take the job's context as its first parameter"),
         (positional, "parameter 'a' cannot be filled by name: drop the '/'"),
         (positional_data, "parameter 'a' cannot be filled by name: drop the '/'"),
+        (of_bytes, "parameter 'data' cannot be a bytes, which no payload is converted to"),
+        (Plain.method, "is a method: decorate its class"),
     ],
 )
 def test_a_function_that_no_job_could_call_is_refused(function: Callable[..., Any], text: str) -> None:

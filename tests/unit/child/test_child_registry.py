@@ -158,6 +158,20 @@ def test_a_bad_option_is_refused(registry: HandlerRegistry, options: dict[str, A
     assert registry.names() == []
 
 
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("max_retry", "a handler has no option 'max_retry'; write max_retries"),
+        ("autoretry_for", "a handler has no option 'autoretry_for'; write max_retries (every exception is retried)"),
+        ("frobnicate", "a handler has no option 'frobnicate'; there are queue, max_retries"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_what_is_meant(registry: HandlerRegistry, option: str, text: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        registry.handler("report", **{option: 3})
+    assert str(raised.value).startswith(text)
+
+
 def test_an_attribute_of_the_function_does_not_shadow_the_handlers(registry: HandlerRegistry) -> None:
     def odd(ctx: JobContext) -> None: ...
 

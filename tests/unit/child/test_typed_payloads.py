@@ -10,7 +10,7 @@ from datetime import datetime
 from decimal import Decimal
 from enum import Enum, IntEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 from uuid import UUID
 
 import pydantic
@@ -100,6 +100,35 @@ def test_what_a_model_refuses_is_one_sentence_without_the_values(payload: Any, t
     def take(ctx: JobContext, checked: Checked) -> None: ...
 
     assert refusal("take", payload, registry) == f"the payload does not fit handler 'take': {text}"
+
+
+class Size(TypedDict):
+    dpi: int
+    note: NotRequired[str]
+
+
+class Page(Size, total=False):
+    inner: list[Page]
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        ({"dpi": 1, "note": "a4"}, ""),
+        ({"dpi": 1, "inner": [{"dpi": 2}]}, ""),
+        ({"dip": 1}, "field 'page.dip' is unknown; Page has 'dpi', 'note', 'inner'"),
+        ({}, "field 'page.dpi' is missing"),
+        ({"dpi": 1, "inner": [{"dpi": "x"}]}, "field 'page.inner[0].dpi' must be a whole number, not 'x'"),
+        (7, "field 'page' must be an object with the fields of Page, not 7"),
+    ],
+)
+def test_a_typed_dict_is_checked_and_stays_a_dict(payload: Any, text: str) -> None:
+    if text:
+        with pytest.raises(Mismatch) as refused:
+            converter(Page)(payload, "page")
+        assert str(refused.value) == text
+    else:
+        assert converter(Page)(payload, "page") == payload
 
 
 def test_of_many_refused_fields_a_few_are_named() -> None:
