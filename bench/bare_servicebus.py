@@ -10,13 +10,11 @@ from typing import Any
 
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 
-from bench.processes import family_seconds
+from bench.alone import Meter, preload
 from bench.programs import answer
-from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.message.definition import JobDefinition
 
-BATCH = 1000
 AT_ONCE = 50
 """Messages that a receiver asks for in one call."""
 
@@ -30,15 +28,9 @@ SOCKET_TIMEOUT = 0.02
 def run(url: str, receivers: int, jobs: int, broker_pid: int = 0) -> dict[str, Any]:
     """Send what a pool would find there, then receive and complete every message; what that took."""
     queue = f"bare-{secrets.token_hex(4)}"
-    _preload(url, queue, jobs)
+    with contextlib.closing(open_backend(url)) as backend:
+        preload(backend, [JobDefinition("noop", {}, queue=queue)] * jobs)
     return asyncio.run(_measure(url, queue, receivers, jobs, broker_pid))
-
-
-def _preload(url: str, queue: str, jobs: int) -> None:
-    backend: QueueBackend = open_backend(url)
-    with contextlib.closing(backend):
-        for begin in range(0, jobs, BATCH):
-            backend.enqueue_many([JobDefinition("noop", {}, queue=queue)] * min(BATCH, jobs - begin))
 
 
 async def _measure(url: str, queue: str, receivers: int, jobs: int, broker_pid: int) -> dict[str, Any]:
@@ -48,14 +40,12 @@ async def _measure(url: str, queue: str, receivers: int, jobs: int, broker_pid: 
             await stack.enter_async_context(client.get_queue_receiver(queue, socket_timeout=SOCKET_TIMEOUT))
             for _ in range(receivers)
         ]
-        server, own, begun = family_seconds(broker_pid), time.process_time(), time.monotonic()
+        meter = Meter(broker_pid)
         ended = await asyncio.gather(*(_work(receiver) for receiver in opened))
-        own, server = time.process_time() - own, family_seconds(broker_pid) - server
+        found = meter.read(jobs, max(last for _, last in ended))
     if sum(done for done, _ in ended) != jobs:
         raise RuntimeError(f"{sum(done for done, _ in ended)} of {jobs} messages were there")
-    seconds = max(last for _, last in ended) - begun
-    thousands = jobs / 1000
-    return {"seconds": seconds, "rate": jobs / seconds, "workers": own / thousands, "server": server / thousands}
+    return found
 
 
 async def _work(receiver: ServiceBusReceiver) -> tuple[int, float]:

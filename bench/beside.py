@@ -1,4 +1,4 @@
-"""Contestants over a broker, each on an empty place of a server: a pool, its peers, pools without a broker."""
+"""One sample of a contestant, on an empty place of a server: a pool, its peers, pools without a broker."""
 
 from __future__ import annotations
 
@@ -20,52 +20,38 @@ KEY = "bench-key-of-some-length"
 Contest = Callable[[], dict[str, Any]]
 
 
-def pool(plan: Plan, server: Server, jobs: int, key: str = KEY) -> Contest:
-    """Return a pool; its messages are signed unless `key` is empty. Its handler counts as the peers' do, with an open
-    gate.
-    """
-
-    def contest() -> dict[str, Any]:
-        with plan.scratch() as scratch, server.fresh() as url, contextlib.closing(Marks(scratch / "marks")) as marks:
-            marks.open_gate()
-            return sample(
-                "host",
-                environment={VARIABLE: str(marks.path)},
-                url=url,
-                workers=plan.workers,
-                jobs=jobs,
-                handler="counted",
-                key=key,
-                broker_pids=(server.pid,),
-            )
-
-    return contest
+def pool(plan: Plan, server: Server, jobs: int) -> dict[str, Any]:
+    """Run a pool over signed messages. Its handler counts as the peers' do, with an open gate."""
+    with plan.scratch() as scratch, server.fresh() as url, contextlib.closing(Marks(scratch / "marks")) as marks:
+        marks.open_gate()
+        return sample(
+            "host",
+            environment={VARIABLE: str(marks.path)},
+            url=url,
+            workers=plan.workers,
+            jobs=jobs,
+            handler="counted",
+            key=KEY,
+            broker_pids=(server.pid,),
+        )
 
 
-def peer(plan: Plan, server: Server, which: Peer, jobs: int) -> Contest:
-    """Return workers of a peer."""
-
-    def contest() -> dict[str, Any]:
-        with plan.scratch() as scratch:
-            return running.measure(which, server, plan.workers, jobs, scratch)
-
-    return contest
+def peer(plan: Plan, server: Server, which: Peer, jobs: int) -> dict[str, Any]:
+    """Run workers of a peer."""
+    with plan.scratch() as scratch:
+        return running.measure(which, server, plan.workers, jobs, scratch)
 
 
-def local(plan: Plan, kind: str, jobs: int) -> Contest:
-    """Return a pool of processes without a broker."""
+def local(plan: Plan, kind: str, jobs: int) -> dict[str, Any]:
+    """Run a pool of processes without a broker."""
     python = environment.program("python")
-    return lambda: sample("peers.pools", python=python, do="measure", kind=kind, workers=plan.workers, jobs=jobs)
+    return sample("peers.pools", python=python, do="measure", kind=kind, workers=plan.workers, jobs=jobs)
 
 
-def loop(server: Server, batch: int, jobs: int) -> Contest:
-    """Return one process that fetches and acks, `batch` messages a call: a backend with nothing around it."""
-
-    def contest() -> dict[str, Any]:
-        with server.fresh() as url:
-            return sample("loop", url=url, batch=batch, jobs=jobs, broker_pid=server.pid)
-
-    return contest
+def loop(server: Server, batch: int, jobs: int) -> dict[str, Any]:
+    """Run one process that fetches and acks, `batch` messages a call: a backend with nothing around it."""
+    with server.fresh() as url:
+        return sample("loop", url=url, batch=batch, jobs=jobs, broker_pid=server.pid)
 
 
 def costs(samples: Samples, target: Target | None = None) -> list[Figure]:

@@ -27,8 +27,8 @@ def run(plan: Plan) -> Section:
     """Run broker after broker."""
     with plan.sqlite() as few, plan.sqlite() as many:
         figures = _compare(plan, "SQLite", few, many)
-    with plan.scratch() as one, plan.scratch() as two, servers.redis(one) as redis, servers.postgres(two) as postgres:
-        for name, server in {"Redis": redis, "Postgres": postgres}.items():
+    with servers.both(plan) as brokers:
+        for name, server in brokers.items():
             with server.fresh() as url:
                 figures += _compare(plan, name, *servers.two_stores(server, url))
     return Section("claims", TITLE, figures, NOTES)

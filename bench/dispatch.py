@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from bench.beside import KEY
 from bench.figures import Section, Target, median, ratio
 from bench.peers import environment
 from bench.plan import Plan
@@ -15,7 +16,6 @@ from bench.rounds import Samples, interleaved, rates
 from bench.throughput import cpu_split
 
 TITLE = "no-op jobs, side by side"
-KEY = "bench-key-of-some-length"
 CHUNK = 100
 MOST_AHEAD = 64
 """Frames that one socket certainly takes."""

@@ -32,9 +32,9 @@ def run(plan: Plan) -> Section:
     """Run interleaved rounds, in each of them many blocks by turns; ratios within the blocks."""
     if plan.peers:
         environment.ensure()
-    with plan.scratch() as one, plan.scratch() as two, servers.redis(one) as redis, servers.postgres(two) as postgres:
+    with servers.both(plan) as brokers:
         contestants: dict[str, Contest] = {}
-        for name, server in {"Redis": redis, "Postgres": postgres}.items():
+        for name, server in brokers.items():
             contestants[name] = partial(_jobpool, plan, server)
             if plan.peers:
                 contestants |= {

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from bench import servers
 from bench.beanstalk_server import beanstalkd
@@ -23,7 +22,7 @@ from jobpool.message.definition import JobDefinition
 from jobpool_torture import processes
 from jobpool_torture.fleet import Fleet, Pool
 from jobpool_torture.ledger import LEDGER, Ledger, Line
-from jobpool_torture.network import Proxy, through
+from jobpool_torture.network import Proxy, Route, find_route
 
 WORKERS = 2
 
@@ -37,6 +36,7 @@ class Mortal:
     def __init__(self, name: str, directory: Path) -> None:
         self._name = name
         self._directory = directory
+        directory.mkdir()
         self._port = servers.free_port()
         self._life = ExitStack()
         self._server: servers.Server | None = None
@@ -82,12 +82,15 @@ class Stage:
             undo.pop_all()
 
     def _build(self, directory: Path, broker: str) -> None:
-        self.server = None if broker == "sqlite" else Mortal(broker, _made(directory / "server"))
+        self.server = None if broker == "sqlite" else Mortal(broker, directory / "server")
         if self.server:
             self._life.callback(self.server.close)
         url = self.server.start() if self.server else f"sqlite:///{directory}/bench.db"
-        self.proxies = [self._life.enter_context(_network(url)) for _ in range(2)] if self.server else []
-        urls = [_routed(url, proxy) for proxy in self.proxies] or [url, url]
+        urls, route = [url, url], find_route(url)
+        self.proxies: list[Proxy] = []
+        if isinstance(route, Route):
+            self.proxies = [self._life.enter_context(Proxy(route.host, route.port)) for _ in urls]
+            urls = [route.to(proxy.host, proxy.port) for proxy in self.proxies]
         words = ["-A", "jobpool_torture.handlers", "-w", str(WORKERS), "--ttl", f"{self.ttl:g}", "--stop-grace", "1"]
         self._ledger = Ledger(directory / "ledger")
         self._fleet = Fleet(directory, urls, words, environment={LEDGER: str(self._ledger.path)})
@@ -108,7 +111,7 @@ class Stage:
 
     def wait_ready(self, pool: Pool) -> float:
         """Return CLOCK_MONOTONIC when its master said that all children are ready, none of which is dead."""
-        wait_for(lambda: (pool.ready() == WORKERS and len(pool.children()) == WORKERS) or None, f"{pool.name} is ready")
+        wait_for(lambda: pool.is_full(WORKERS) or None, f"{pool.name} is ready")
         return time.monotonic()
 
     def mend(self) -> None:
@@ -190,20 +193,3 @@ def stage(plan: Plan, broker: str, ttl: float) -> Iterator[Stage]:
             yield made
         finally:
             made.close()
-
-
-def _made(directory: Path) -> Path:
-    directory.mkdir()
-    return directory
-
-
-def _network(url: str) -> Proxy:
-    place = urlsplit(url)
-    return Proxy(str(place.hostname), int(place.port or 0))
-
-
-def _routed(url: str, proxy: Proxy) -> str:
-    routed, why_not = through(url, proxy.host, proxy.port)
-    if why_not:
-        raise ValueError(why_not)
-    return routed

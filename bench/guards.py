@@ -46,12 +46,8 @@ def run(plan: Plan) -> Section:
 @contextmanager
 def brokers_of(plan: Plan) -> Iterator[dict[str, tuple[Place, tuple[int, ...]]]]:
     """Yield, by name, how to come to an empty place in each broker, and its processes."""
-    with plan.scratch() as one, plan.scratch() as two, servers.redis(one) as redis, servers.postgres(two) as postgres:
-        yield {
-            "SQLite": (plan.sqlite, ()),
-            "Redis": (redis.fresh, (redis.pid,)),
-            "Postgres": (postgres.fresh, (postgres.pid,)),
-        }
+    with servers.both(plan) as found:
+        yield {"SQLite": (plan.sqlite, ())} | {name: (one.fresh, (one.pid,)) for name, one in found.items()}
 
 
 def _figures(samples: dict[tuple[str, str], list[dict[str, Any]]]) -> list[Figure]:

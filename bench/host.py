@@ -12,11 +12,11 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 from bench import mixing, programs
+from bench.alone import preload
 from bench.processes import family_seconds, thread_seconds, total_cpu
 from bench.programs import ROOT, answer
 from bench.watched import Watched
@@ -27,8 +27,6 @@ from jobpool.master.run import run_pool
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.settings import Settings
-
-BATCH = 1000
 
 
 def run(
@@ -64,9 +62,9 @@ def run(
     backend = open_backend(url, signer=EnvelopeSigner(list(keys) or None))
     try:
         if mix:
-            _preload(backend, _naps(mix, jobs, notes, queue))
+            preload(backend, _naps(mix, jobs, notes, queue))
         else:
-            _preload(backend, _alike(JobDefinition(handler, payload or {}, queue=queue), jobs, keyed))
+            preload(backend, _alike(JobDefinition(handler, payload or {}, queue=queue), jobs, keyed))
         watched = Watched(backend, jobs)
         observer = _Observer(watched, workers, tuple(broker_pids))
         settings = Settings(
@@ -94,11 +92,6 @@ def _alike(job: JobDefinition, jobs: int, keyed: bool) -> Iterator[JobDefinition
 def _naps(mix: mixing.Mix, jobs: int, notes: str, queue: str) -> Iterator[JobDefinition]:
     for seconds in mixing.lengths(mix, jobs):
         yield JobDefinition("nap", {"path": notes, "seconds": seconds}, queue=queue)
-
-
-def _preload(backend: QueueBackend, jobs: Iterator[JobDefinition]) -> None:
-    while some := list(islice(jobs, BATCH)):
-        backend.enqueue_many(some)
 
 
 class _Observer:

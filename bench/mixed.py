@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ def shares(plan: Plan, brokers: dict[str, Place], name: str, workers: int) -> li
     mix = MIXES[name]
     jobs = plan.jobs or max(20, round(workers * plan.pick(5, 2) * (0.02 if plan.tiny else 1) / mixing.mean(mix)))
     samples = interleaved(
-        {broker: _pool(plan, place, mix, workers, jobs) for broker, place in brokers.items()}
-        | {EXECUTOR: _executor(plan, mix, workers, jobs)},
+        {broker: partial(_pool, plan, place, mix, workers, jobs) for broker, place in brokers.items()}
+        | {EXECUTOR: partial(_executor, plan, mix, workers, jobs)},
         plan.turns(5),
     )
     used = {who: [found["used"] for found in each] for who, each in samples.items()}
@@ -68,20 +69,14 @@ def shares(plan: Plan, brokers: dict[str, Place], name: str, workers: int) -> li
     return figures + [ratio(f"{what}: {who} / {EXECUTOR}", used[who], used[EXECUTOR]) for who in brokers]
 
 
-def _pool(plan: Plan, place: Place, mix: mixing.Mix, workers: int, jobs: int) -> Callable[[], dict[str, Any]]:
-    def contest() -> dict[str, Any]:
-        with plan.scratch() as scratch, place() as url:
-            return sample("host", url=url, workers=workers, jobs=jobs, mix=mix, notes=str(scratch / "notes"))
-
-    return contest
+def _pool(plan: Plan, place: Place, mix: mixing.Mix, workers: int, jobs: int) -> dict[str, Any]:
+    with plan.scratch() as scratch, place() as url:
+        return sample("host", url=url, workers=workers, jobs=jobs, mix=mix, notes=str(scratch / "notes"))
 
 
-def _executor(plan: Plan, mix: mixing.Mix, workers: int, jobs: int) -> Callable[[], dict[str, Any]]:
-    def contest() -> dict[str, Any]:
-        with plan.scratch() as scratch:
-            return sample("executor", workers=workers, jobs=jobs, mix=mix, notes=str(scratch / "notes"))
-
-    return contest
+def _executor(plan: Plan, mix: mixing.Mix, workers: int, jobs: int) -> dict[str, Any]:
+    with plan.scratch() as scratch:
+        return sample("executor", workers=workers, jobs=jobs, mix=mix, notes=str(scratch / "notes"))
 
 
 def _urgent(plan: Plan, broker: str, place: Place) -> list[Figure]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from bench.beanstalk_server import BeanstalkServer, beanstalkd
 from bench.beside import Contest, costs, loop, pool
 from bench.figures import Figure, Section, Target, median, ratio
@@ -45,16 +48,13 @@ def _bare(connections: int) -> str:
 def _contestants(plan: Plan, quick: BeanstalkServer, logged: BeanstalkServer) -> dict[str, Contest]:
     jobs = plan.jobs or plan.pick(20_000, 5000, 200)
     return {
-        POOL: pool(plan, quick, jobs),
-        f"{POOL}, binlog": pool(plan, logged, jobs),
-        "backend alone": loop(quick, BATCH, jobs),
-        **{_bare(count): _loop(quick, count, jobs) for count in CONNECTIONS},
+        POOL: partial(pool, plan, quick, jobs),
+        f"{POOL}, binlog": partial(pool, plan, logged, jobs),
+        "backend alone": partial(loop, quick, BATCH, jobs),
+        **{_bare(count): partial(_loop, quick, count, jobs) for count in CONNECTIONS},
     }
 
 
-def _loop(server: BeanstalkServer, connections: int, jobs: int) -> Contest:
-    def contest() -> dict[str, object]:
-        with server.fresh() as url:
-            return sample("bare_beanstalk", url=url, connections=connections, jobs=jobs, broker_pid=server.pid)
-
-    return contest
+def _loop(server: BeanstalkServer, connections: int, jobs: int) -> dict[str, Any]:
+    with server.fresh() as url:
+        return sample("bare_beanstalk", url=url, connections=connections, jobs=jobs, broker_pid=server.pid)

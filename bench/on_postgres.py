@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from bench import servers
 from bench.beside import Contest, costs, loop, peer, pool
 from bench.figures import Figure, Section, Target, median, ratio
@@ -42,11 +44,15 @@ def run(plan: Plan) -> Section:
 
 
 def _contestants(plan: Plan, server: servers.Server) -> dict[str, Contest]:
-    found = {POOL: pool(plan, server, plan.noops())}
+    found: dict[str, Contest] = {POOL: partial(pool, plan, server, plan.noops())}
     if plan.peers:
         found |= {
-            "Procrastinate": peer(plan, server, fleet.PROCRASTINATE, plan.pick(2000, 1000, 50)),
-            "PgQueuer": peer(plan, server, fleet.PGQUEUER, plan.pick(20_000, 6000, 400)),
-            "PgQueuer, batches of 100": peer(plan, server, fleet.PGQUEUER_BATCHES, plan.pick(40_000, 10_000, 600)),
+            "Procrastinate": partial(peer, plan, server, fleet.PROCRASTINATE, plan.pick(2000, 1000, 50)),
+            "PgQueuer": partial(peer, plan, server, fleet.PGQUEUER, plan.pick(20_000, 6000, 400)),
+            "PgQueuer, batches of 100": partial(
+                peer, plan, server, fleet.PGQUEUER_BATCHES, plan.pick(40_000, 10_000, 600)
+            ),
         }
-    return found | {f"fetch and ack, batches of {n}": loop(server, n, plan.pick(20_000, 5000, 100)) for n in LOOPS}
+    return found | {
+        f"fetch and ack, batches of {n}": partial(loop, server, n, plan.pick(20_000, 5000, 100)) for n in LOOPS
+    }

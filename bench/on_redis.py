@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from bench import servers
 from bench.beside import Contest, costs, local, peer, pool
 from bench.figures import Figure, Section, Target, median, ratio
@@ -54,23 +56,23 @@ def run(plan: Plan) -> Section:
 
 
 def _contestants(plan: Plan, server: servers.Server) -> dict[str, Contest]:
-    found = {POOL: pool(plan, server, plan.noops())}
+    found: dict[str, Contest] = {POOL: partial(pool, plan, server, plan.noops())}
     if plan.peers:
         found |= {
-            "Celery": peer(plan, server, fleet.CELERY, _slow(plan)),
-            "Celery, acks late": peer(plan, server, fleet.CELERY_LATE, _slow(plan)),
-            "Dramatiq": peer(plan, server, fleet.DRAMATIQ, _quick(plan)),
-            "Huey": peer(plan, server, fleet.HUEY, _quick(plan)),
-            "Pebble, no broker": local(plan, "pebble", plan.noops()),
-            "executor, no broker": local(plan, "executor", plan.noops()),
+            "Celery": partial(peer, plan, server, fleet.CELERY, _slow(plan)),
+            "Celery, acks late": partial(peer, plan, server, fleet.CELERY_LATE, _slow(plan)),
+            "Dramatiq": partial(peer, plan, server, fleet.DRAMATIQ, _quick(plan)),
+            "Huey": partial(peer, plan, server, fleet.HUEY, _quick(plan)),
+            "Pebble, no broker": partial(local, plan, "pebble", plan.noops()),
+            "executor, no broker": partial(local, plan, "executor", plan.noops()),
         }
     return found
 
 
 def _logged(plan: Plan, server: servers.Server) -> dict[str, Contest]:
-    found = {f"{POOL}, {EVERY_SECOND}": pool(plan, server, plan.noops())}
+    found: dict[str, Contest] = {f"{POOL}, {EVERY_SECOND}": partial(pool, plan, server, plan.noops())}
     if plan.peers:
-        found[f"Dramatiq, {EVERY_SECOND}"] = peer(plan, server, fleet.DRAMATIQ, _quick(plan))
+        found[f"Dramatiq, {EVERY_SECOND}"] = partial(peer, plan, server, fleet.DRAMATIQ, _quick(plan))
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from bench.beside import Contest, costs, loop, pool
 from bench.figures import Figure, Section, Target, median, ratio
 from bench.plan import Plan
@@ -42,15 +44,9 @@ def _alone(receivers: int) -> str:
 
 def _contestants(plan: Plan, server: ServiceBusPeer) -> dict[str, Contest]:
     jobs = plan.jobs or plan.pick(6000, 2000, 100)
+    alone = partial(sample, "bare_servicebus", url=server.url, jobs=jobs, broker_pid=server.pid)
     return {
-        POOL: pool(plan, server, jobs),
-        "backend alone": loop(server, BATCH, jobs),
-        **{_alone(count): _bare(server, count, jobs) for count in RECEIVERS},
+        POOL: partial(pool, plan, server, jobs),
+        "backend alone": partial(loop, server, BATCH, jobs),
+        **{_alone(count): partial(alone, receivers=count) for count in RECEIVERS},
     }
-
-
-def _bare(server: ServiceBusPeer, receivers: int, jobs: int) -> Contest:
-    def contest() -> dict[str, object]:
-        return sample("bare_servicebus", url=server.url, receivers=receivers, jobs=jobs, broker_pid=server.pid)
-
-    return contest

@@ -71,14 +71,13 @@ REST = {
 
 def run(plan: Plan) -> Section:
     """Run all sizes and kinds by turns on each broker, then pools at rest, then pools behind a proxy."""
-    with plan.scratch() as one, plan.scratch() as two, servers.redis(one) as redis, servers.postgres(two) as postgres:
-        brokers = {"Redis": redis, "Postgres": postgres}
+    with servers.both(plan) as brokers:
         sizes, turns = (1, 2) if plan.tiny else (1, 2, 4, 8), plan.turns(5)
         specs = [(broker, kind, pools) for broker in brokers for kind in _kinds(plan) for pools in sizes]
         busy = interleaved({_name(s): partial(_busy, plan, brokers[s[0]], s[1], s[2]) for s in specs}, turns)
         quiet = {f"{name}, {_so_many(n)}": partial(_rest, plan, brokers[name], n) for name in brokers for n in sizes}
         rest = interleaved(quiet, max(1, turns // 2))
-        wire = {kind: _busy(plan, postgres, kind, 1, proxied=True)["wire"] for kind in _kinds(plan)}
+        wire = {kind: _busy(plan, brokers["Postgres"], kind, 1, proxied=True)["wire"] for kind in _kinds(plan)}
     figures = [figure for spec in specs for figure in _columns(_name(spec), busy[_name(spec)], _shown(spec[2]))]
     for broker in brokers:
         figures += _places(broker, {s: busy[_name(s)] for s in specs if s[0] == broker}, wire)

@@ -25,8 +25,8 @@ NOTES = ["The ratio is of the medians; its lowest and highest are those of ten b
 def run(plan: Plan) -> Section:
     """Measure each broker and each state anew."""
     figures: list[Figure] = []
-    with plan.scratch() as one, plan.scratch() as two, servers.redis(one) as redis, servers.postgres(two) as postgres:
-        for name, server in {"Redis": redis, "Postgres": postgres}.items():
+    with servers.both(plan) as brokers:
+        for name, server in brokers.items():
             for state in STATES:
                 figures += _compare(plan, name, state, server)
     return Section("scale", TITLE, figures, NOTES)

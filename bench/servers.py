@@ -22,6 +22,7 @@ from psycopg import sql
 from redis import Redis
 from redis import exceptions as redis_errors
 
+from bench.plan import Plan
 from bench.processes import family_seconds
 
 LIMIT = 30.0
@@ -191,6 +192,13 @@ def postgres(directory: Path, settings: Mapping[str, str] | None = None, port: i
     log = directory / "postgres.log"
     with running(words, log, signal.SIGINT, lambda: _postgres_answers(url), **_identity()) as process:
         yield PostgresServer(url, process.pid)
+
+
+@contextmanager
+def both(plan: Plan) -> Iterator[dict[str, Server]]:
+    """Yield, by name, a Redis and a Postgres."""
+    with plan.scratch() as one, plan.scratch() as two, redis(one) as quick, postgres(two) as durable:
+        yield {"Redis": quick, "Postgres": durable}
 
 
 def versions() -> dict[str, str]:

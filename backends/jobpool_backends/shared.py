@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from jobpool.broker.values import UNHELD, Message, MessageFilter, State, Verb
+from jobpool.broker.values import UNHELD, Message, MessageFilter, NewMessage, State, Verb
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED
@@ -124,6 +125,19 @@ def grouped(items: Iterable[Item], key: Callable[[Item], K]) -> dict[K, list[Ite
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+def touchable(where: MessageFilter, verb: Verb) -> MessageFilter | None:
+    """Return the filter without the states in which a verb may not meet a message; None if none are left."""
+    states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
+    return replace(where, states=states) if states else None
+
+
+def with_past(message: NewMessage, past: Sequence[str | None]) -> NewMessage:
+    """Return a message that moves with the last error and cause that it has, unless it brings newer ones."""
+    error, cause = past
+    error = error if message.last_error is None else message.last_error
+    return replace(message, last_error=error, cause=cause if message.cause is None else message.cause)
 
 
 def lifts_expiry(lease: JobLease, release: Release) -> bool:

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
-from msgspec.structs import replace
-
 from jobpool.broker.claim_store import QueueMessage
-from jobpool.broker.values import Message, MessageFilter, NewMessage, State, Verb
+from jobpool.broker.values import Message, State
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.batches import BatchStatus
 from jobpool.message.lease import JobLease
-from jobpool_backends.shared import MICRO, TOUCHABLE, unix_time
+from jobpool_backends.shared import MICRO, unix_time
 
 BULK_BATCH_MESSAGES = 500  # in each transaction
 
@@ -74,19 +72,6 @@ class IdleConnections(Generic[C]):
 def number_of(lease: JobLease) -> int:
     """Return the message's sequence number; 0, which no message has, for a lease of another backend."""
     return lease.token if isinstance(lease.token, int) else 0
-
-
-def touchable(where: MessageFilter, verb: Verb) -> MessageFilter | None:
-    """Return the filter without the states in which a verb may not meet a message; None if none are left."""
-    states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
-    return replace(where, states=states) if states else None
-
-
-def with_past(message: NewMessage, past: Sequence[str | None]) -> NewMessage:
-    """Return a message that moves with the last error and cause that it has, unless it brings newer ones."""
-    error, cause = past
-    error = error if message.last_error is None else message.last_error
-    return replace(message, last_error=error, cause=cause if message.cause is None else message.cause)
 
 
 def read_message(row: Sequence[Any], state: State, claim: str | None) -> Message:

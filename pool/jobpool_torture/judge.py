@@ -142,7 +142,7 @@ def unpoisoned(lines: Iterable[Line], items: Mapping[str, Item], max_crashes: in
 
 
 def unrun(lines: Sequence[Line], items: Mapping[str, Item]) -> dict[str, str]:
-    """Return jobs acked by a delivery whose handler had never begun. One with a key may be: see keys.py."""
+    """Return jobs acked by a delivery whose handler had never begun. One with a key may be: see `broken`."""
     ran = {(line.id, line.fence) for line in lines if line.event == "start"}
     acked = (line for line in lines if line.event == "settled" and line.verb == "ack" and line.answer in ACCEPTED)
     return {

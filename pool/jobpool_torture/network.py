@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,12 +68,6 @@ class Route:
     def to(self, host: str, port: int) -> str:
         """Return the URL that leads there instead, and is the same otherwise."""
         return f"{self.before}{f'[{host}]' if ':' in host else host}:{port}{self.after}"
-
-
-def through(url: str, host: str, port: int) -> tuple[str, str]:
-    """Return the URL of the same broker through a proxy, and ""; or "" and why there is none, as half a sentence."""
-    route = find_route(url)
-    return ("", route) if isinstance(route, str) else (route.to(host, port), "")
 
 
 def find_route(url: str) -> Route | str:
@@ -171,7 +164,7 @@ class Proxy:
         connections that have lost something are half-open: they never work again, and neither side is told. A second
         hole adds its directions; where one keeps and the other loses, it is lost.
         """
-        self._order("black_hole", directions=directions or ("up", "down"), keep=keep)
+        self._order("black_hole", directions=directions or BOTH, keep=keep)
 
     def refuse(self) -> None:
         """Refuse new connections; those that are open go on."""
@@ -185,9 +178,9 @@ class Proxy:
         """Reset every open connection, on both sides. New ones are taken as before."""
         self._order("cut")
 
-    def delay(self, seconds: float, *directions: Direction) -> None:
-        """Let everything that is sent from now on in these directions (both, if none is named) arrive later."""
-        self._order("delay", seconds=seconds, directions=directions or ("up", "down"))
+    def delay(self, seconds: float) -> None:
+        """Let everything that is sent from now on arrive later."""
+        self._order("delay", seconds=seconds)
 
     def drop_replies(
         self,
@@ -256,12 +249,6 @@ def _takes_connections(address: str, port: int) -> bool:
     with suppress(OSError), socket.create_connection((address, port), CONNECT_LIMIT_S):
         return True
     return False
-
-
-def close_all(proxies: Sequence[Proxy]) -> None:
-    """Close each."""
-    for proxy in proxies:
-        proxy.close()
 
 
 class NetworkState:

@@ -130,7 +130,7 @@ class Carrier:
         self._strangers: set[Any] = set()
         self._stopped: set[str] = set()
         self._losing: set[str] = set()
-        self._delays = {"up": 0.0, "down": 0.0}
+        self._delay = 0.0
         self._links: set[Link] = set()
         self._masks: dict[int, int] = {}
         self._epoll = select.epoll()
@@ -268,7 +268,7 @@ class Carrier:
             self.counts.requests += 1
             link.dropping = self.drops.choose(data)
         self.counts.bytes_up += len(data)
-        link.up.put(data, time.monotonic() + self._delays["up"])
+        link.up.put(data, time.monotonic() + self._delay)
 
     def _carry_down(self, link: Link, data: bytes) -> None:
         link.answered = True
@@ -276,7 +276,7 @@ class Carrier:
             self._drop(link, data)
             return
         self.counts.bytes_down += len(data)
-        link.down.put(data, time.monotonic() + self._delays["down"])
+        link.down.put(data, time.monotonic() + self._delay)
 
     def _drop(self, link: Link, data: bytes) -> None:
         """Drop the reply: the server has done its work, and the client shall not hear of it."""
@@ -364,8 +364,8 @@ class Carrier:
             self._end(self._listener, reset=False)
             self._listener = None
 
-    def do_delay(self, seconds: float, directions: list[str]) -> None:
-        self._delays |= dict.fromkeys(directions, seconds)
+    def do_delay(self, seconds: float) -> None:
+        self._delay = seconds
 
     def do_drop_replies(self, count: int, share: float, seed: int, match: str, cut: bool) -> None:
         pattern = re.compile(match.encode("latin-1"), re.DOTALL) if match else None

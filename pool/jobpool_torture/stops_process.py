@@ -1,4 +1,4 @@
-"""The process of `jobpool_torture.stops`: it outlives its parent, and continues stopped processes in its place.
+"""The process of `jobpool_torture.processes.Stops`: it outlives its parent, and continues what that one has stopped.
 
 It is sent a pidfd of each process before that is stopped. When its parent is gone, it continues all of them. They see
 that their owner is gone, and end in their own way, sweeping their own processes. Processes that have not ended some

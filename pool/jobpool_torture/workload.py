@@ -126,15 +126,15 @@ def _choose(rng: random.Random, usable: list[str]) -> str:
 
 
 def _item(rng: random.Random, number: int, at: float, name: str, ttl: float) -> Item:
-    kind = KINDS[name]
-    made = kind.make(rng, number, ttl)
-    payload = made.pop("payload")
-    told = {name: made.pop(name) for name in ("handler", "delay", "cancel_after", "members") if name in made}
-    return Item(number, at, name, payload=payload, options=made, **{"handler": kind.handler, **told})
+    drawn = KINDS[name].draw(rng, number, ttl)
+    told = {field: drawn.pop(field) for field in TOLD if field in drawn}
+    return Item(number, at, name, **told, options=drawn)
 
 
 Make = Callable[[random.Random, int, float], dict[str, Any]]
 """A random generator, the job's number, the lease's seconds → payload, options, and other fields of its item."""
+
+TOLD = ("handler", "payload", "delay", "cancel_after", "members")  # fields of its item; all others are options
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,10 @@ class Kind:
     make: Make
     needs: tuple[str, ...] = ()
 
+    def draw(self, rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
+        """Return what `make` says of a job, and its handler."""
+        return {"handler": self.handler, **self.make(rng, number, ttl)}
+
 
 def _seconds(most: float) -> Make:
     return lambda rng, _number, _ttl: {"payload": {"seconds": round(rng.uniform(0.0, most), 4)}}
@@ -156,9 +160,8 @@ _work = _seconds(0.05)
 
 def _keyed(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
     """Draw a keyed job. One in three crashes in its first run: if its key was done by then, nobody would ever do it."""
-    made = KINDS["crash" if rng.random() < 1 / 3 else "work"]
-    key = {**made.make(rng, number, ttl), "handler": made.handler}
-    return {**key, "idempotency_key": f"key-{rng.randrange(1 << 20) % KEYS}-{number // KEY_SPAN_JOBS}"}
+    job = KINDS["crash" if rng.random() < 1 / 3 else "work"].draw(rng, number, ttl)
+    return {**job, "idempotency_key": f"key-{rng.randrange(1 << 20) % KEYS}-{number // KEY_SPAN_JOBS}"}
 
 
 def _unique(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
@@ -171,15 +174,14 @@ def _crashing(times: int) -> Make:
 
 
 def _kept(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
-    made = KINDS[rng.choice(("work", "flaky", "crash"))]
-    return {**made.make(rng, number, ttl), "handler": made.handler, "result_ttl": RESULT_TTL_S}
+    return {**KINDS[rng.choice(("work", "flaky", "crash"))].draw(rng, number, ttl), "result_ttl": RESULT_TTL_S}
 
 
 def _cancelled(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
     """Draw a job that is cancelled while it waits, is delayed, runs or has failed; or when it is done."""
-    made = KINDS[rng.choice(("delayed", "flaky", "work"))]
-    job = {**made.make(rng, number, ttl), "handler": made.handler, "cancel_after": round(rng.uniform(0.0, 2.0), 3)}
-    return job if made.handler != WORK else {**job, "payload": {"seconds": round(rng.uniform(0.0, 3.0), 2)}}
+    job = KINDS[rng.choice(("delayed", "flaky", "work"))].draw(rng, number, ttl)
+    job["cancel_after"] = round(rng.uniform(0.0, 2.0), 3)
+    return job if job["handler"] != WORK else {**job, "payload": {"seconds": round(rng.uniform(0.0, 3.0), 2)}}
 
 
 def _batch(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from jobpool.message.definition import JobDefinition
 from jobpool_torture.clocks import PoolClock
 from jobpool_torture.fleet import Fleet, Pool
 from jobpool_torture.nemesis import Nemesis
-from jobpool_torture.network import Proxy, Route, close_all, find_route
+from jobpool_torture.network import Proxy, Route, find_route
 from jobpool_torture.schedule import Fault
 from support.waiting import wait_until, whole_lines
 
@@ -155,4 +155,5 @@ def fleet_rig(
         nemesis.close()
         fleet.kill_all()
         backend.close()
-        close_all(networks)
+        for network in networks:
+            network.close()

@@ -29,7 +29,7 @@ from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.enqueue import Copy, new_copies, put_copies
 from jobpool_backends.beanstalk.records import EXPIRED, Charge, Record, charge, to_bytes, whole_seconds
 from jobpool_backends.reaping import NativeReaping
-from jobpool_backends.shared import lifts_expiry
+from jobpool_backends.shared import lifts_expiry, with_past
 
 _MAX_FAILED_CALLS = 100  # calls that failed whose results are remembered
 # Command that ends a job → the good answer. `BURIED` to a release is a bad one.
@@ -165,9 +165,8 @@ class Settler:
 
     def _move(self, held: Held, message: NewMessage) -> Copy:
         """Return the copy of a moved message: it keeps its enqueue time, the length of its lease, and how it failed."""
-        kept = held.record.with_texts(message.last_error, message.cause)
-        moved = replace(message, last_error=kept.last_error, cause=kept.cause)
-        [copy] = new_copies(self._connections, [moved], since=kept.enqueued_at)
+        moved = with_past(message, (held.record.last_error, held.record.cause))
+        [copy] = new_copies(self._connections, [moved], since=held.record.enqueued_at)
         return replace(copy, ttr=held.ttr)
 
     def _put(self, call: Call, helds: Sequence[Held]) -> dict[Held, list[int]]:

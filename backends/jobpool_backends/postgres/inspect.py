@@ -18,8 +18,8 @@ from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Ver
 from jobpool_backends.postgres import schema
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.leases import numbers
-from jobpool_backends.shared import MICRO, contains, micros
-from jobpool_backends.sql import BULK_BATCH_MESSAGES, read_message, touchable
+from jobpool_backends.shared import MICRO, contains, micros, touchable
+from jobpool_backends.sql import BULK_BATCH_MESSAGES, read_message
 
 STATS_CAP = 10_000
 """Messages of each state that are counted. Exact counts would be rows that every fetch and settlement changes, and

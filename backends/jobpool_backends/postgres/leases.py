@@ -27,8 +27,8 @@ from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Releas
 from jobpool_backends.postgres.connection import Connection
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.enqueue import Enqueuer
-from jobpool_backends.shared import MICRO, delay_micros, micros, more_than
-from jobpool_backends.sql import number_of, with_past
+from jobpool_backends.shared import MICRO, delay_micros, micros, more_than, with_past
+from jobpool_backends.sql import number_of
 
 HOLDERS = 1 << 63
 _NOBODY = -1

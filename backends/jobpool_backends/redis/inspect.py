@@ -17,13 +17,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.keyspace import CHANGE, READ, STATS, WALK, Keyspace
 from jobpool_backends.redis.records import TIES_PER_SEQUENCE, Row, pieces, places_by, read_row, tie_of
-from jobpool_backends.shared import MICRO, TOUCHABLE, matches
+from jobpool_backends.shared import MICRO, matches, touchable
 
 MEMBERS_PER_SCRIPT = 500
 CHANGES_PER_SCRIPT = 250
@@ -207,10 +205,10 @@ class Inspector:
             members = members[len(answers) :]
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
-        states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
-        if not states:
+        wanted = touchable(where, verb)
+        if wanted is None:
             return 0
-        found = self.search(replace(where, states=states), piece=min(limit, CHANGES_PER_SCRIPT))
+        found = self.search(wanted, piece=min(limit, CHANGES_PER_SCRIPT))
         changed = 0
         while rows := list(islice(found, min(CHANGES_PER_SCRIPT, limit - changed))):
             changed += self._change(rows, verb)

@@ -32,7 +32,7 @@ from jobpool_backends.servicebus.leases import Held, HeldLeases, Locks
 from jobpool_backends.servicebus.namespace import ATTEMPT_LIMIT_S, Namespace
 from jobpool_backends.servicebus.queue_client import Doubt, QueueReceiver
 from jobpool_backends.servicebus.records import Record, charge, copy_id
-from jobpool_backends.shared import grouped, lifts_expiry, micros
+from jobpool_backends.shared import grouped, lifts_expiry, micros, with_past
 
 MAX_PARTIAL_CALLS = 1000  # calls answered in part whose answers are kept
 MIN_CALL_TIME_S = 1.0  # however little is left of a lease: the broker knows if it was too late
@@ -110,10 +110,9 @@ class Settler:
                 return Plan(held, COMPLETE, [self._moved(held, message) for message in brought])
 
     def _moved(self, held: Held, message: NewMessage) -> Outgoing:
-        outgoing = self._producer.outgoing(message, copy_id(message.id, "m", held.sequence))
-        old, new = held.record, outgoing.record
-        kept = replace(new, enqueued_at=old.enqueued_at, crashed_at=old.crashed_at)
-        kept = replace(kept, last_error=old.last_error, cause=old.cause).with_texts(new.last_error, new.cause)
+        old, ident = held.record, copy_id(message.id, "m", held.sequence)
+        outgoing = self._producer.outgoing(with_past(message, (old.last_error, old.cause)), ident)
+        kept = replace(outgoing.record, enqueued_at=old.enqueued_at, crashed_at=old.crashed_at)
         return replace(outgoing, record=kept)
 
     def _copied(self, held: Held, record: Record, delay: float) -> Plan:

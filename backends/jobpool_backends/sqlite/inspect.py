@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
 from jobpool.message.settlement import CANCELLED
-from jobpool_backends.shared import MICRO, micros
-from jobpool_backends.sql import BULK_BATCH_MESSAGES, read_message, touchable
+from jobpool_backends.shared import MICRO, micros, touchable
+from jobpool_backends.sql import BULK_BATCH_MESSAGES, read_message
 from jobpool_backends.sqlite.batches import CANCELLED as BATCH_CANCELLED
 from jobpool_backends.sqlite.batches import end_members
 from jobpool_backends.sqlite.database import Database

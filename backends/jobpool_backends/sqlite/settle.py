@@ -22,8 +22,8 @@ from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.results import Kept
 from jobpool.message.settlement import CANCELLED, Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
-from jobpool_backends.shared import DeadCaps, delay_micros, micros
-from jobpool_backends.sql import number_of, with_past
+from jobpool_backends.shared import DeadCaps, delay_micros, micros, with_past
+from jobpool_backends.sql import number_of
 from jobpool_backends.sqlite import batches, enqueue
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.fetch import owner_token

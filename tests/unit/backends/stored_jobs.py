@@ -167,6 +167,10 @@ def _write_sqlite(folder: Path) -> str:
     return found
 
 
+def _a_row_a_line(rows: list[Any]) -> str:
+    return "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
+
+
 def functions(schema: str) -> list[list[str]]:
     """Return name, parameters and result of each function of a Postgres schema."""
     with psycopg.connect(shared_postgres().url()) as connection:
@@ -181,8 +185,8 @@ def functions(schema: str) -> list[list[str]]:
 def _write_postgres(folder: Path) -> str:
     with tempfile.TemporaryDirectory() as scratch, closing(PostgresHarness(Path(scratch))) as harness:
         found = _described(harness.open(signer=SIGNER))
-        (folder / "postgres.functions.json").write_text(json.dumps(functions(harness._schema.name), indent=1) + "\n")
         schema = harness._schema.name
+        (folder / "postgres.functions.json").write_text(_a_row_a_line(functions(schema)))
         command = ["pg_dump", "--no-owner", "--no-privileges", "--rows-per-insert=100", "-t", f"{schema}.*"]
         dump = subprocess.run([*command, shared_postgres().url()], check=True, capture_output=True, text=True).stdout
     (folder / "postgres.sql").write_text("\n".join(_statements(dump.replace(schema, "{schema}"))) + "\n")
@@ -203,7 +207,7 @@ def _write_redis(folder: Path) -> str:
         with closing(redis.Redis.from_url(server.url)) as client:
             keys = sorted(client.keys("*stored*"))
             rows = [[key.decode(), client.pttl(key), base64.b64encode(client.dump(key)).decode()] for key in keys]
-    (folder / "redis.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (folder / "redis.json").write_text(_a_row_a_line(rows))
     return found
 
 

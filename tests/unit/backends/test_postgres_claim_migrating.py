@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from postgres_rig import Rig
 from support.claims import a_post, claim, found, ids
-from test_postgres_migrating import shape, versions
+from test_postgres_migrating import make_version, shape, versions
 
 from jobpool.broker.claim_store import Deleted
 from jobpool.broker.values import MessageFilter, State, Verb
@@ -17,14 +16,6 @@ from jobpool.message.settlement import Settled
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.schema import VERSION
 
-VERSION_2 = Path(__file__).with_name("postgres_version_2.sql")
-
-_MADE_BY_VERSION_2 = """
-CREATE SCHEMA {schema};
-CREATE TABLE {schema}.migrations (
-    version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT clock_timestamp());
-INSERT INTO {schema}.migrations (version) VALUES (1), (2);
-"""
 _USED_BY_VERSION_2 = """
 SELECT {schema}.enqueue_one(name, true, 'reports', 'report', 5::smallint, NULL,
     convert_to('{"job":"report","payload":{},"queue":"reports"}', 'UTF8'))
@@ -44,8 +35,7 @@ _CALLS_OF_VERSION_2 = {
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     with Rig(new=True) as rig:
-        rig.ask(_MADE_BY_VERSION_2)
-        rig.ask(VERSION_2.read_text("utf-8"))
+        make_version(rig, 2)
         yield rig
 
 

@@ -133,14 +133,6 @@ def test_an_older_schema_is_migrated_with_what_is_missing(rig: Rig, monkeypatch:
     assert rig.ask("SELECT n FROM {schema}.extra") == [(1,)]
 
 
-VERSION_1 = Path(__file__).with_name("postgres_version_1.sql")
-
-_MADE_BY_VERSION_1 = """
-CREATE SCHEMA {schema};
-CREATE TABLE {schema}.migrations (
-    version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT clock_timestamp());
-INSERT INTO {schema}.migrations (version) VALUES (1);
-"""
 _USED_BY_VERSION_1 = """
 SELECT {schema}.enqueue_one(name, true, 'reports', 'report', 5::smallint, NULL,
     convert_to('{"job":"report","payload":{},"queue":"reports"}', 'UTF8'))
@@ -159,9 +151,14 @@ _SHAPE = {
 }
 
 
-def make_version_1(rig: Rig) -> None:
-    rig.ask(_MADE_BY_VERSION_1)
-    rig.ask(VERSION_1.read_text("utf-8"))
+LEFT_OUT = "LANGUAGE plpgsql AS $$ BEGIN RAISE 'its body was left out'; END $$"
+
+
+def make_version(rig: Rig, version: int) -> None:
+    """Make the schema as that version left it; each file says what its version did to the one before."""
+    for number in range(1, version + 1):
+        text = Path(__file__).with_name(f"postgres_version_{number}.sql").read_text("utf-8")
+        rig.ask(text.replace("{left_out}", LEFT_OUT))
 
 
 FORMER = (
@@ -182,7 +179,7 @@ def shape(rig: Rig) -> dict[str, set[str]]:
 
 
 def test_a_schema_of_version_1_becomes_what_a_new_one_is(rig: Rig) -> None:
-    make_version_1(rig)
+    make_version(rig, 1)
     before = shape(rig)
     rig.open().prepare()
     assert versions(rig) == list(range(1, VERSION + 1))
@@ -194,7 +191,7 @@ def test_a_schema_of_version_1_becomes_what_a_new_one_is(rig: Rig) -> None:
 
 
 def test_what_version_1_left_behind_goes_on(rig: Rig) -> None:
-    make_version_1(rig)
+    make_version(rig, 1)
     rig.ask(_USED_BY_VERSION_1)
     backend = rig.open()
     assert [message.id for message in backend.list_messages()] == ["acked", "failed", "waits"]
