@@ -261,18 +261,6 @@ class JobBuilder:
 
         return await producers.on_thread(send)
 
-    def check_enqueued(self) -> None:
-        """Raise `InvalidJob` if a step was meant for a schedule: the job would run at once, as if it had none."""
-        steps = [name for name in _OF_SCHEDULES if name in self._fields]
-        if self._cron is not _NO_CRON:
-            steps.insert(0, "cron times")
-        if steps:
-            raise InvalidJob(
-                f"job {self._handler!r} has {' and '.join(steps)}, which only a schedule may have: leave that out, or"
-                " declare the job with jobpool.Scheduler().define(…) and without dispatch()."
-                " For a job after another write first.then(second); for a later one, delay(…)"
-            )
-
     def __repr__(self) -> str:
         return f"<JobBuilder of {self._handler!r}: dispatch() enqueues it>"
 
@@ -305,11 +293,24 @@ def definition_of(job: JobDefinition | JobBuilder) -> JobDefinition:
     Raises `InvalidJob`: it is neither, or the builder's steps make a schedule.
     """
     if isinstance(job, JobBuilder):
-        job.check_enqueued()
+        _check_unscheduled(job)
         return job.to_definition()
     if isinstance(job, JobDefinition):
         return job
     raise InvalidJob(f"not a job, but {type(job).__name__}: give handler.define(…), or jobs.define(name, payload)")
+
+
+def _check_unscheduled(job: JobBuilder) -> None:
+    """Raise `InvalidJob` if a step was meant for a schedule: the job would run at once, as if it had none."""
+    steps = [name for name in _OF_SCHEDULES if name in job._fields]
+    if job._cron is not _NO_CRON:
+        steps.insert(0, "cron times")
+    if steps:
+        raise InvalidJob(
+            f"job {job._handler!r} has {' and '.join(steps)}, which only a schedule may have: leave that out, or"
+            " declare the job with jobpool.Scheduler().define(…) and without dispatch()."
+            " For a job after another write first.then(second); for a later one, delay(…)"
+        )
 
 
 def _check_handler(name: str) -> str:
