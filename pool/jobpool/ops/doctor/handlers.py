@@ -162,7 +162,7 @@ def load(settings: Settings, sys_path: Sequence[str]) -> Loaded | Finding | None
             "preload": settings.preload,
         }
     )
-    command = [sys.executable, "-m", "jobpool.ops.listing"]
+    command = [sys.executable, "-P", "-m", "jobpool.ops.listing"]  # as the fork server is started
     try:
         done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=PATIENCE, check=False)
         told: dict[str, Any] = json.loads(done.stdout.rpartition("\n")[2])
