@@ -56,6 +56,11 @@ class Session:
         self._config = self.flags.pop("config", None)
         self._louder = louder
 
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether there are more `-q` than `-v`."""
+        return self._louder < 0
+
     def settings(self, **more: Any) -> Settings:
         """Return the settings that apply, with `more` flags, if they were given. Raises `ConfigurationError`."""
         flags = {key: value for key, value in more.items() if value != ()}
