@@ -20,8 +20,10 @@ from jobpool.cli.output import answer, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration, parse_duration
+from jobpool.settings import nearest
 
 if TYPE_CHECKING:
+    from jobpool.broker.backend import QueueBackend
     from jobpool.broker.control import PoolRecord
     from jobpool.broker.values import MessageFilter
     from jobpool.message.batches import BatchStatus
@@ -65,13 +67,30 @@ def pause(session: Session, queues: tuple[str, ...], reason: str, until: Any, js
 
     with session.broker() as backend:
         made = [control.pause(backend, queue, reason, until) for queue in queues]
+        unknown = _note_unknown(session, backend, queues)
     if json_:
         answer_json([asdict(one) for one in made])
     else:
         for one in made:
             say(one_line(f"{one.queue} is paused" + (f" until {moment(one.until)}" if one.until else "")))
     for queue in queues:
-        note_unserved(session, queue, "the pause is for")
+        if queue not in unknown:
+            note_unserved(session, queue, "the pause is for")
+
+
+def _note_unknown(session: Session, backend: QueueBackend, queues: tuple[str, ...]) -> set[str]:
+    """Say which queues neither hold a message nor are served by a pool of any host, and return them."""
+    from jobpool.broker import control
+
+    if not backend.capabilities.makes_queues:  # then nothing can be done with one that is not there
+        return set()
+    served = {queue for pool in control.pools(backend) for queue in pool.queues} | set(+session.queues_served())
+    known = sorted({*backend.queues(), *served})
+    unknown = [queue for queue in dict.fromkeys(queues) if queue not in known]
+    for queue in unknown:
+        near = nearest(queue, known) or (f"; there are {', '.join(known)}" if known else "")
+        note(f"queue {queue!r} holds no message, and no pool serves it{near}")
+    return set(unknown)
 
 
 @click.command("resume", cls=Command, short_help="Resume paused queues.")

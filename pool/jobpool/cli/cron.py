@@ -58,7 +58,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
     Without --once or --test-time it runs until SIGTERM or SIGINT; a second one ends an inline job, too. The broker must
     answer at the start; a later outage is waited out. --test-time really enqueues and runs the jobs.
     """
-    from jobpool.cron.service import opened, runner_of, serve
+    from jobpool.cron.service import opened, runner_of, serve, warn_of_unfit
 
     at = None if test_time is None else _parse_time(test_time)
     start = _start(session, flags)
@@ -69,6 +69,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
     schedulers = _schedulers(start)
     with opened(start) as backend:
         runner = runner_of(start, backend, schedulers)
+        warn_of_unfit(runner)
         firings = runner.run() if at is None else runner.try_out(at)
     answer(json_, firings, lambda firing: firing.to_dict(), FIRED, _firing_cells, "nothing is due")
     ctx.exit(int(any(firing.status.value in ("failed", "later") for firing in firings)))

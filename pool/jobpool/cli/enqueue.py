@@ -99,12 +99,23 @@ def enqueue(
         told = "are enqueued" if counts else "are enqueued; their ids are printed above"
         answer_ids(json_, batches if file is None else _counted(batches), "job", told, "enqueued" if counts else "")
     if single:
+        if not (no_check or "queue" in defaults or session.settings(apps=apps).apps):
+            _note_unseen(session, single.handler)
         mend = ". `jobpool edit ID --move QUEUE` moves it"
         if registry is None:
             mend += "; with --app a job goes to the queue of its handler"
         elif "queue" not in defaults and single.queue != DEFAULT_QUEUE:
             mend = ". It is the queue of its handler: let a pool serve it, or send the pool HUP if the handler is new"
         note_unserved(session, single.queue or DEFAULT_QUEUE, "the job waits in", mend)
+
+
+def _note_unseen(session: Session, handler: str) -> None:
+    """Say that the job was enqueued unseen. With an app, a built-in handler's would be too."""
+    from jobpool.handlers.builtin import MAKERS
+
+    if handler not in MAKERS and not session.is_quiet:
+        unseen = f"the job was not checked, and is in queue {DEFAULT_QUEUE!r}"
+        note(f"{unseen}: no app is named (--app, or apps in jobpool.toml)")
 
 
 def note_unserved(session: Session, queue: str, what: str, mend: str = "") -> None:

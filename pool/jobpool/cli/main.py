@@ -55,7 +55,17 @@ OFTEN_USED = (
 
 NEEDS_LINUX = frozenset({"run", "top", "health", "doctor", "cron", "run-one", "torture"})
 DESTRUCTIVE_VERBS = frozenset({"purge", "delete", "pop"})
-MEANT = dict.fromkeys(("start", "work", "worker", "serve"), "run") | {"show": "inspect", "help": "--help"}
+MEANT = dict.fromkeys(("start", "work", "worker", "serve"), "run") | {
+    "beat": "run --cron",
+    "control": "pause",
+    "empty": "purge",
+    "flower": "top",
+    "help": "--help",
+    "info": "stats",
+    "requeue": "dead retry",
+    "revoke": "cancel",
+    "show": "inspect",
+}
 """Words that others have for a verb of ours."""
 
 NEAR, VERY_NEAR = 0.5, 0.8

@@ -1,4 +1,4 @@
-"""The program that a pool with `--cron` runs: `python -m jobpool.cli.pool_scheduler CONFIG_FD LINE_FD MASTER`."""
+"""The program that a pool with `--cron` runs: `python -P -m jobpool.cli.pool_scheduler CONFIG_FD LINE_FD MASTER`."""
 
 from __future__ import annotations
 

@@ -103,17 +103,19 @@ def live_summary(note: PoolFile, lines: LineHandler) -> Iterator[None]:
 
 
 @contextmanager
-def logged_summary(note: PoolFile, pause: float = LOG_PAUSE_S) -> Iterator[None]:
-    """Log a summary every `pause` seconds, while jobs run."""
+def logged_summary(note: PoolFile, pause: float = LOG_PAUSE_S, *, awaits_delayed: bool = False) -> Iterator[None]:
+    """Log a summary every `pause` seconds, while jobs run; with `awaits_delayed`, while jobs are delayed, too."""
     before, since = 0, time.monotonic()
 
     def tell(sample: PoolSample) -> None:
         nonlocal before, since
         assert sample.header is not None
         now, ended = time.monotonic(), done(sample.header)
-        if sample.busy or ended != before:
+        delayed = _delayed(sample.header)
+        if sample.busy or ended != before or (awaits_delayed and delayed):
             rate = f"{(ended - before) / max(0.001, now - since):.1f}"
-            fields = {"busy": sample.busy, "waiting": sample.header.waiting, "done": ended, "jobs_per_second": rate}
+            waiting = {"waiting": sample.header.waiting} | ({"delayed": delayed} if delayed else {})
+            fields = {"busy": sample.busy, **waiting, "done": ended, "jobs_per_second": rate}
             log.info("at work", extra={"fields": fields | _troubles(sample.header)})
         before, since = ended, now
 
@@ -147,11 +149,15 @@ def summary(sample: PoolSample) -> str:
     if not header.loop_at:
         return ""
     waiting = f"  {header.waiting:,} waiting" if header.waiting or header.depths else ""
-    if delayed := sum(one.delayed for one in QueueDepth.read(header.depths)):
+    if delayed := _delayed(header):
         waiting += f"  {delayed:,} delayed"
     rate = f"  {sample.rate:,.1f} jobs/s" if sample.rate else ""
     shown = f"{sample.busy}/{header.workers} busy{waiting}  {done(header):,} ended{rate}"
     return shown + "".join(f"  {count:,} {word.replace('_', ' ')}" for word, count in _troubles(header).items())
+
+
+def _delayed(header: HeaderView) -> int:
+    return sum(one.delayed for one in QueueDepth.read(header.depths))
 
 
 def _troubles(header: HeaderView) -> dict[str, int]:

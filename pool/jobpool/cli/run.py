@@ -210,7 +210,7 @@ def _progress(
     from jobpool.cli import progress
 
     if lines is None:
-        return progress.logged_summary(note)
+        return progress.logged_summary(note, awaits_delayed=pool.until_empty)
     if not (pool.until_empty or pool.max_total):
         return progress.live_summary(note, lines)
     return progress.progress_bar(note, partial(progress.expected, pool, queues), lines)

@@ -56,6 +56,11 @@ class Session:
         self._config = self.flags.pop("config", None)
         self._louder = louder
 
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether there are more `-q` than `-v`."""
+        return self._louder < 0
+
     def settings(self, **more: Any) -> Settings:
         """Return the settings that apply, with `more` flags, if they were given. Raises `ConfigurationError`."""
         flags = {key: value for key, value in more.items() if value != ()}
@@ -176,12 +181,21 @@ def find_app(app: str, sys_path: tuple[str, ...]) -> str:
     if colon:  # as other tools write it
         raise ConfigurationError(f"app {app!r} cannot be found: name the module or file alone, {name!r}")
     if is_file:
-        raise ConfigurationError(f"app {app!r} cannot be found: no such file in {looked}")
+        raise ConfigurationError(f"app {app!r} cannot be found: no such file in {looked}{_package_at(app, sys_path)}")
     top = app.partition(".")[0]
     if PathFinder.find_spec(top, [*sys_path, *sys.path]) is None:
         hint = f"; for a file write --app {app}.py" if Path(f"{app}.py").is_file() else ""
         raise ConfigurationError(f"app {app!r} cannot be found: no module {top!r} in {looked}{hint}")
     return app
+
+
+def _package_at(app: str, sys_path: tuple[str, ...]) -> str:
+    """Return a hint to name the package as a module, if `app` is its folder in one of these directories."""
+    from jobpool.handlers.app import as_module
+
+    folders = (Path(directory, app).resolve() for directory in sys_path)
+    folder = next((one for one in folders if (one / "__init__.py").is_file()), None)
+    return f"; for a package write {as_module(folder)}" if folder else ""
 
 
 def warn_of_keys(pool: Settings) -> None:

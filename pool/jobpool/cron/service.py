@@ -268,11 +268,12 @@ def serve(
         with Stop() as stop:
             if on_ready is not None:
                 on_ready()
-            _warn_of_unfit(runner)
+            warn_of_unfit(runner)
             CronLoop(runner, stop, tell).run()
 
 
-def _warn_of_unfit(runner: CronRunner) -> None:
+def warn_of_unfit(runner: CronRunner) -> None:
+    """Log a warning for each schedule that is served here and whose jobs the imported app cannot run."""
     for one in runner.planned:
         if runner.serves(one) and (why := DEFAULT.unfit(one.definition)):
             log.warning("jobs of a schedule cannot run", extra={"fields": {"schedule": one.name, "why": why}})

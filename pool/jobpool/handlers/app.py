@@ -100,15 +100,20 @@ def _why(app: str, error: BaseException) -> str:
         return f"the app {app} called sys.exit({error.code!r}) while it was imported{where}"
     text = str(error).partition("\n")[0]
     if isinstance(error, ImportError) and text.endswith("no known parent package"):
-        text += f"; a file is imported on its own: name the module, --app {_module_of(Path(app).resolve())}"
+        text += f"; a file is imported on its own: name the module, {as_module(Path(app).resolve())}"
     return f"the app {app} does not import: {type(error).__name__}: {text}{where}"
 
 
-def _module_of(path: Path) -> str:
-    """Return the name of a file as a module: from the working directory on if its package is there."""
-    inside = path.is_relative_to(Path.cwd()) and path.parent != Path.cwd()
-    parts = path.relative_to(Path.cwd()).parts if inside else path.parts[-2:]
-    return ".".join(parts).removesuffix(".py")
+def as_module(path: Path) -> str:
+    """Return the option that names a file in a package, or a package's folder, as a module. `path`: absolute.
+
+    It is followed by the folder to start in, if that is not the working directory.
+    """
+    outside = (folder for folder in path.parents[path.is_file() :] if not (folder / "__init__.py").is_file())
+    root, here = next(outside, path.parent), Path.cwd()
+    root = here if root.is_relative_to(here) else root
+    option = f"--app {'.'.join(path.relative_to(root).parts).removesuffix('.py')}"
+    return option if root == here else f"{option}, started in {root}"
 
 
 def _stack(error: BaseException) -> str:

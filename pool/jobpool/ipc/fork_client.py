@@ -263,14 +263,16 @@ def in_memory(options: ProgramOptions) -> Iterator[int]:
 def execute(
     program: str, words: Sequence[int | str], environ: Mapping[str, str], output: int | None
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m program WORD… MASTER_PID` in a session of its own, with `environ`.
+    """Start `python -P -m program WORD… MASTER_PID` in a session of its own, with `environ`.
+
+    By `-P`, a file in the working directory that is named like a module of Python's own does not take its place here.
 
     Numbers among the `words` are descriptors, which it gets. `output`: the descriptor of its two streams; None = this
     process's own. Raises `OSError` if no process or descriptor is to be had. Blocks until the interpreter is executed,
     some milliseconds.
     """
     return subprocess.Popen(
-        [sys.executable, "-m", program, *map(str, words), str(os.getpid())],
+        [sys.executable, "-P", "-m", program, *map(str, words), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

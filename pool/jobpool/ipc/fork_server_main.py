@@ -1,4 +1,4 @@
-"""The fork server, a program: `python -m jobpool.ipc.fork_server_main CONTROL_FD MODULE …`.
+"""The fork server, a program: `python -P -m jobpool.ipc.fork_server_main CONTROL_FD MODULE …`.
 
 Started by exec, so it is small and clean: one thread, no broker socket, no secrets in its environment. It imports the
 module, and waits until it is told its options: the master may still be reading settings, or connecting. Then it imports
@@ -67,7 +67,9 @@ def main(argv: list[str]) -> int:
     linux.close_all_but({0, 1, 2, control_fd, *told})
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=control_fd)
     _end_with_master(control)
-    config_fd, board_fd = told or _wait_until_told(control, argv[2])
+    with contextlib.suppress(Exception):  # told later, when it is needed
+        importlib.import_module(argv[2])  # before the app's folders, with files of any name, are on the path
+    config_fd, board_fd = told or _wait_until_told(control)
     config = ForkServerConfig.from_json(os.pread(config_fd, os.fstat(config_fd).st_size, 0))
     _prepare(config)
     inheritance = Inheritance(control_fd)
@@ -101,10 +103,8 @@ def _end_with_master(control: socket.socket) -> None:
         raise SystemExit(0)
 
 
-def _wait_until_told(control: socket.socket, module: str) -> list[int]:
-    """Import the module, then return the descriptors of options and scoreboard; end if the master hangs up."""
-    with contextlib.suppress(Exception):  # told later, when it is needed
-        importlib.import_module(module)
+def _wait_until_told(control: socket.socket) -> list[int]:
+    """Return the descriptors of options and scoreboard; end if the master hangs up."""
     got = packets.recv(control)
     if got is None:
         raise SystemExit(0)

@@ -56,6 +56,7 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
     if event.generation < pool.generation:
         return  # of two reloads, the later one was quicker
     is_first, pool.generation = pool.generation == 0, event.generation
+    pool.reload_error = ""
     pool.handlers = {info.name: info for info in event.app.handlers}
     serve_named(pool, event.app.handlers, is_first=is_first)
     pool.closed_to_hooks, pool.app_came = _closed_to_hooks(pool), True
@@ -111,6 +112,7 @@ def _app_failed(pool: Pool, event: ev.AppFailed) -> None:
         pool.fail(event.error, "the app does not load", event.trace)
         return
     pool.note("error", "the app does not load; what runs goes on", error=event.error, trace=event.trace or None)
+    pool.reload_failed(event.generation, event.error)
     if pool.server() is None:  # else it was a reload, and children come up as before
         pool.boot.failed(event.error, pool.now)
 
@@ -128,6 +130,7 @@ def _fork_server_gone(pool: Pool, event: ev.ForkServerGone) -> None:
         slot.end(EndReason.SERVER, pool.now, ALONE if len(running) == 1 else "")
     if not (server.ending or pool.is_stopping):
         what = "the fork server died" if server.loaded else "the process died that was importing the app"
+        pool.reload_failed(event.generation, what)
         again_in = f"{pool.boot.failed(what, pool.now):.1f}s"
         why = {} if server.loaded else {"mend": "`jobpool doctor`, with the same --app, tells how it dies"}
         pool.note("error", f"{what}; another is started", generation=event.generation, again_in=again_in, **why)

@@ -46,6 +46,7 @@ def _keep_server(pool: Pool, server: Server, now: float, actions: list[act.Actio
     late = not server.loaded and now - server.started_at >= pool.settings.boot_timeout
     if late:
         error = f"the app was not imported after {pool.settings.boot_timeout:g} s"
+        pool.reload_failed(server.generation, error)
         again_in = f"{pool.boot.failed(error, now):.1f}s"
         mend = "set a longer boot_timeout if it needs one; else see by hand where the import hangs"
         pool.note("error", "the fork server is killed", error=error, again_in=again_in, mend=mend)

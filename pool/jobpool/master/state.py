@@ -178,6 +178,8 @@ class Pool:
     stopping: Stopping = Stopping.NO
     stop_by: float = 0.0
     reload_asked: bool = False
+    reload_error: str = ""
+    """Why the last reload failed; "" = it did not. Until the next good one."""
     stacks_asked: bool = False
     requests: list[tuple[Request, socket.socket]] = field(default_factory=list)
     """Of people on this machine, and where they are answered."""
@@ -268,6 +270,11 @@ class Pool:
 
     def server(self) -> Server | None:
         return self.servers.get(self.generation)
+
+    def reload_failed(self, generation: int, error: str) -> None:
+        """Keep why this generation of the code does not come, if it is newer than the code that runs."""
+        if generation > self.generation and self.server() is not None:
+            self.reload_error = error
 
     @property
     def counters(self) -> Counts:

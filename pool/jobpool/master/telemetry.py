@@ -275,7 +275,9 @@ def _problem(pool: Pool) -> str:
         return refusal or "the broker does not answer"
     if pool.boot.failures:
         return f"children do not come up: {pool.boot.last_error}"
-    return pool.schedulers.problem or reload_under_way(pool)
+    if problem := pool.schedulers.problem or reload_under_way(pool):
+        return problem
+    return f"the last reload failed, the old code goes on: {pool.reload_error}" if pool.reload_error else ""
 
 
 class LoopCalls:

@@ -21,6 +21,9 @@ from jobpool.broker.opening import open_backend
 from jobpool.cli.main import cli
 from jobpool.message.definition import JobDefinition
 
+PROGRAM = (sys.executable, "-P", "-m", "jobpool.cli.main")
+"""As the console script: the working directory is not on the path."""
+
 LIMIT = 30.0
 """Seconds: far more than anything here takes on an idle machine."""
 
@@ -37,7 +40,7 @@ class Shell:
     def run(self, *words: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run it to its end."""
         return subprocess.run(
-            [sys.executable, "-m", "jobpool.cli.main", *words],
+            [*PROGRAM, *words],
             cwd=self.directory,
             env=self.environment,
             input="" if input is None else input,
@@ -71,7 +74,7 @@ class Shell:
         """Start it and come back at once; its log goes to `pool.log`."""
         with (self.directory / "pool.log").open("a") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "jobpool.cli.main", *words],
+                [*PROGRAM, *words],
                 cwd=self.directory,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
@@ -86,7 +89,7 @@ class Shell:
         """Run it on a terminal; once `until` is shown, press a key or signal. What was shown, and the code."""
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
-            [sys.executable, "-m", "jobpool.cli.main", *words],
+            [*PROGRAM, *words],
             cwd=self.directory,
             env=self.environment | {"TERM": "xterm", "COLUMNS": "150", "LINES": "40"},
             stdin=theirs,

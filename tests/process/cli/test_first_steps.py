@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from cli_shell import Shell, wait_until
 
 
@@ -44,6 +45,23 @@ def test_an_app_that_does_not_import_is_one_sentence_after_its_stack(shell: Shel
     assert done.stderr.count("Traceback") == 1
 
 
+@pytest.mark.parametrize("words", [("-A", "app.py"), ("-A", "app", "--no-preload"), ("-A", "app.py", "--cron")])
+def test_files_beside_the_app_are_not_taken_for_modules_of_python(shell: Shell, words: tuple[str, ...]) -> None:
+    """`token` is imported by the interpreter's own start of a program, the others by jobpool."""
+    (shell.directory / "app.py").write_text(
+        "import jobpool, beside\n@jobpool.handler\ndef work(ctx): ...\njobpool.Scheduler().define('work').hourly()\n"
+    )
+    for name in ("beside", "token", "types", "platform", "signal", "select", "random"):
+        (shell.directory / f"{name}.py").write_text("MINE = True\n")
+    shell.enqueue("work")
+    done = shell.run(*words, "-w", "1", "--until-empty", "--fail-on-dead", "--no-progress")
+    assert (done.returncode, "ERROR" in done.stderr) == (0, False), done.stderr
+    assert "succeeded=1" in done.stderr
+    found = json.loads(shell.run("doctor", "--json", *words).stdout)["findings"]
+    assert {one["level"] for one in found if one["check"] == "handlers"} == {"ok"}
+    assert shell.run("run-one", "work", *words[:2]).returncode == 0
+
+
 def test_top_and_health_of_a_pool_that_runs_is_stopped_is_killed(shell: Shell) -> None:
     assert shell.run("health").returncode == 3
     shell.run("init")
@@ -71,6 +89,12 @@ def test_top_and_health_of_a_pool_that_runs_is_stopped_is_killed(shell: Shell) -
     pool.wait(30)
     assert shell.call("health").exit_code == 3
     assert list((shell.directory / "run").iterdir()) == []
+
+
+def test_the_package_is_a_program_too(shell: Shell) -> None:
+    words = [sys.executable, "-m", "jobpool", "--version"]
+    told = subprocess.run(words, env=shell.environment, capture_output=True, text=True, timeout=30, check=True).stdout
+    assert told == shell.run("--version").stdout
 
 
 def test_a_closed_pipe_is_no_error_worth_a_word(shell: Shell) -> None:

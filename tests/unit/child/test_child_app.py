@@ -157,17 +157,27 @@ def test_an_app_that_is_not_there(tmp_path: Path, name: str, why: str) -> None:
     assert why.format(cwd=tmp_path) in str(raised.value)
 
 
+@pytest.mark.parametrize("inits", [[], ["shop_r"], ["shop_r", "shop_r/jobs"]], ids=["none", "outer", "both"])
 @pytest.mark.parametrize(
-    ("folder", "name"), [(".", "shop_r/jobs.py"), ("shop_r", "jobs.py")], ids=["from above", "from its folder"]
+    ("folder", "name"),
+    [(".", "shop_r/jobs/mails.py"), ("shop_r", "jobs/mails.py"), ("shop_r/jobs", "mails.py")],
+    ids=["from above", "from between", "from its folder"],
 )
 def test_a_relative_import_of_a_file_names_the_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inits: list[str], folder: str, name: str
 ) -> None:
-    path = write(tmp_path / "shop_r/jobs.py", "from . import mails\n")
+    """Without `__init__.py` only the innermost folder is known to be a package."""
+    for place in inits:
+        write(tmp_path / place / "__init__.py", "")
+    path = write(tmp_path / "shop_r/jobs/mails.py", "from ..models import Customer\n")
     monkeypatch.chdir(tmp_path / folder)
     with pytest.raises(ConfigurationError) as raised:
         load(name)
-    assert f"name the module, --app shop_r.jobs ({path}:1)" in str(raised.value)
+    module, root = "shop_r.jobs.mails", tmp_path
+    if folder != "." and not inits:
+        module, root = "jobs.mails", tmp_path / "shop_r"
+    started = "" if root == Path.cwd() else f", started in {root}"
+    assert f"name the module, --app {module}{started} ({path}:1)" in str(raised.value)
 
 
 def test_a_child_stays_small() -> None:

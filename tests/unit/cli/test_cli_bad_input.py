@@ -11,6 +11,7 @@ from click.testing import Result
 
 from jobpool.broker.opening import open_backend
 from jobpool.cli.session import find_app
+from jobpool.errors import ConfigurationError
 
 Jobpool = Callable[..., Result]
 
@@ -22,6 +23,13 @@ Jobpool = Callable[..., Result]
         (["stats", "--jsno"], 2, "No such option '--jsno'"),
         (["statz"], 2, "'statz' is not a verb of jobpool; did you mean 'stats'?"),
         (["start"], 2, "'start' is not a verb of jobpool; did you mean 'run'?"),
+        (["revoke", "0a1b"], 2, "'revoke' is not a verb of jobpool; did you mean 'cancel'?"),
+        (["requeue", "--all"], 2, "'requeue' is not a verb of jobpool; did you mean 'dead retry'?"),
+        (["beat"], 2, "'beat' is not a verb of jobpool; did you mean 'run --cron'?"),
+        (["info"], 2, "'info' is not a verb of jobpool; did you mean 'stats'?"),
+        (["control", "shutdown"], 2, "'control' is not a verb of jobpool; did you mean 'pause'?"),
+        (["empty", "reports"], 2, "'empty' is not a verb of jobpool; did you mean 'purge'?"),
+        (["flower"], 2, "'flower' is not a verb of jobpool; did you mean 'top'?"),
         (["show"], 2, "'show' is not a verb of jobpool; did you mean 'inspect'?"),
         (["dead", "show"], 2, "'show' is not a verb of jobpool; the verbs are list, purge, retry"),
         (["dead", "retyr"], 2, "'retyr' is not a verb of jobpool; did you mean 'retry'?"),
@@ -170,3 +178,14 @@ def test_a_colon_in_the_path_of_an_app_is_no_mistake(tmp_path: Path) -> None:
     app.parent.mkdir()
     app.touch()
     assert find_app("shop:v2/jobs.py", (str(tmp_path),)) == str(app)
+
+
+@pytest.mark.parametrize("word", ["acme/jobs", "acme/jobs/", "./acme/jobs"])
+def test_a_folder_of_a_package_is_told_how_to_be_named(tmp_path: Path, word: str) -> None:
+    (tmp_path / "acme" / "jobs").mkdir(parents=True)
+    with pytest.raises(ConfigurationError) as raised:
+        find_app(word, (str(tmp_path),))
+    assert "for a package" not in str(raised.value), "it has no __init__.py"
+    (tmp_path / "acme" / "jobs" / "__init__.py").touch()
+    with pytest.raises(ConfigurationError, match=r"no such file in .*; for a package write --app acme\.jobs$"):
+        find_app(word, (str(tmp_path),))

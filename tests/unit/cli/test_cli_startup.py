@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,22 @@ def test_elsewhere_a_line_of_the_log_tells_while_jobs_run(tmp_path: Path, caplog
     assert (fields[0]["busy"], fields[0]["waiting"], fields[0]["done"]) == (1, 7, 2)
     assert [one["done"] for one in fields if not one["busy"]] == [3, 4]
     assert [float(one["jobs_per_second"]) > 0.0 for one in fields if not one["busy"]] == [True, True]
+
+
+@pytest.mark.parametrize("awaits_delayed", [True, False])
+def test_a_pool_that_ends_by_itself_tells_that_it_waits_for_delayed_jobs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, awaits_delayed: bool
+) -> None:
+    note, board = publish(tmp_path, depths=QueueDepth("reports", 0, 3, 0, None, 0).line())
+    with board:
+        board.slot(0).child.finished(True, 0.0)
+        with caplog.at_level("INFO", "jobpool.pool"), logged_summary(note, 0.01, awaits_delayed=awaits_delayed):
+            time.sleep(0.1)
+            board.header.write(succeeded=1)
+            wait_until(lambda: any(fields_of(record)["done"] for record in caplog.records))
+    fields = [fields_of(record) for record in caplog.records]
+    assert {(one["busy"], one["delayed"]) for one in fields} == {(0, 3)}
+    assert bool([one for one in fields if not one["done"]]) == awaits_delayed
 
 
 def test_progress_without_a_board_says_nothing(tmp_path: Path) -> None:

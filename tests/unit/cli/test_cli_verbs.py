@@ -59,6 +59,14 @@ def test_a_payload_is_json_or_key_value(jobpool: Jobpool, words: list[str], payl
     assert payload_of(jobpool, enqueue(jobpool, "report", *words)) == payload
 
 
+def test_a_job_that_was_enqueued_unseen_is_remarked_unless_that_was_asked_for(jobpool: Jobpool) -> None:
+    told = "the job was not checked, and is in queue 'default': no app is named (--app, or apps in jobpool.toml)\n"
+    for words in (["report", "customer=1"], ["report", "--json"]):
+        assert jobpool("enqueue", *words).stderr == told
+    for words in (["report", "--no-check"], ["report", "-Q", "reports"], ["report", "-q"], ["shell", "words=ls"]):
+        assert jobpool("enqueue", *words).stderr == ""
+
+
 def test_enqueue_with_every_option(jobpool: Jobpool) -> None:
     ident = enqueue(
         *(jobpool, "report", "-Q", "reports", "-p", "1", "--delay", "1h", "--max-retries", "3"),

@@ -45,6 +45,21 @@ def test_a_pause_shows_in_stats_and_doctor_until_it_is_resumed(jobpool: Jobpool,
     assert control.read(broker).paused == {}
 
 
+def test_a_pause_of_a_queue_that_nobody_knows_is_remarked(jobpool: Jobpool, broker: QueueBackend) -> None:
+    result = jobpool("pause", "reprots")
+    assert (result.exit_code, result.stdout) == (0, "reprots is paused\n")
+    assert result.stderr == "queue 'reprots' holds no message, and no pool serves it\n"
+    broker.enqueue(a_job())
+    facts = {"host": "far", "pid": 7, "version": "1", "state": "running", "queues": ["mails"], "lease_margin": None}
+    control.tell(broker, control.PoolRecord(id="0a1b", name="night", children=2, busy=1, started=1.0, **facts))  # type: ignore[arg-type]
+    result = jobpool("pause", "reprots", "sweeps", "reports", "mails")
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 4)
+    assert result.stderr.splitlines() == [
+        "queue 'reprots' holds no message, and no pool serves it; did you mean 'reports'?",
+        "queue 'sweeps' holds no message, and no pool serves it; there are mails, reports",
+    ]
+
+
 @pytest.mark.parametrize("until", ["tomorrow", "2026-07-01T08:00", "-5", "2020-01-01T00:00Z"])
 def test_an_end_that_says_nothing_is_wrong_usage(jobpool: Jobpool, broker: QueueBackend, until: str) -> None:
     assert jobpool("pause", "reports", f"--until={until}").exit_code == 2 or broker is None

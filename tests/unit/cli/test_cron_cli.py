@@ -126,6 +126,18 @@ def test_a_trial_does_what_is_due_in_a_minute(jobpool: Jobpool, broker: QueueBac
     assert broker.keys.list_records(SPACE) == []
 
 
+@pytest.mark.parametrize("mode", ["--once", "--test-time=2026-07-01T03:00"])
+def test_jobs_that_cannot_run_are_warned_of(jobpool: Jobpool, app: Callable[..., str], mode: str) -> None:
+    text = APP + "\n@jobpool.handler\ndef mail(ctx, to: str): ...\n"
+    text += 'scheduler.define("mail").queue("default").every_minute()\nscheduler.define("cleanup").every_minute()\n'
+    flag = app(text + 'scheduler.define("nope").every_minute().environments("elsewhere")\n')
+    done = jobpool("cron", "run", mode, flag)
+    warnings = [line for line in done.stderr.splitlines() if "jobs of a schedule cannot run" in line]
+    assert len(warnings) == 2, done.stderr
+    assert "schedule=mail" in warnings[0]
+    assert "schedule=cleanup" in warnings[1]
+
+
 def test_nothing_due_is_said(jobpool: Jobpool, app: Callable[..., str]) -> None:
     flag = app('import jobpool\nscheduler = jobpool.Scheduler()\nscheduler.define("a").queue("q").yearly()\n')
     done = jobpool("cron", "run", "--test-time", "2026-07-01T03:00", flag)

@@ -529,6 +529,10 @@ def test_the_handlers_of_a_real_app(settings: Any, tmp_path: Path) -> None:
         ("import nothing_of_that_name", "needs the module 'nothing_of_that_name', which is not installed"),
         ("", "registers no handler"),
         ("import os; os._exit(3)", "while it was imported, the app ended its process with status 3"),
+        (
+            "import os, sys; os.write(2, b'first\\nno \\xff license\\n\\n'); os._exit(1)",
+            "with status 1, and its last words were: no \ufffd license",
+        ),
         ("import os; os.abort()", "the app was killed by signal 6 (Aborted)"),
         ("raise RuntimeError('broken')", "RuntimeError: broken"),
     ],

@@ -19,6 +19,7 @@ from jobpool.broker.finding import Finding, Level
 from jobpool.errors import ENQUEUE_LATER
 from jobpool.ipc.frames import HandlerInfo, Loaded
 from jobpool.message.dead_letters import ON_DEATH
+from jobpool.message.printable import MAX_HEADLINE_CHARS
 from jobpool.settings import ANY_COMMAND, Settings
 
 PATIENCE = 10.0  # seconds that the app may take to import
@@ -147,6 +148,12 @@ def _exit_of(code: int) -> str:
     return f"ended its process with status {code}"
 
 
+def _last_words(printed: str) -> str:
+    """Return the last line that a process has printed, as the end of a sentence; "" = it has printed none."""
+    lines = [line for line in map(str.strip, printed.splitlines()) if line]
+    return f", and its last words were: {lines[-1][:MAX_HEADLINE_CHARS]}" if lines else ""
+
+
 def load(settings: Settings, sys_path: Sequence[str]) -> Loaded | Finding | None:
     """Return what `settings.apps` bring, or the finding why that is not known; None = no app is named.
 
@@ -157,15 +164,17 @@ def load(settings: Settings, sys_path: Sequence[str]) -> Loaded | Finding | None
     paths, allowances = [*sys_path, os.getcwd()], asdict(settings.allowances)
     options = {"apps": settings.apps, "sys_path": paths, "allowances": allowances, "preload": settings.preload}
     asked = json.dumps(options)
-    command = [sys.executable, "-m", "jobpool.ops.listing"]
+    command = [sys.executable, "-P", "-m", "jobpool.ops.listing"]  # as the fork server is started
     try:
-        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(
+            command, input=asked, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False
+        )
         told: dict[str, Any] = json.loads(done.stdout.rpartition("\n")[2])
     except subprocess.TimeoutExpired:
         found = f"the handlers were not looked at: the app took more than {PATIENCE:g} s to import"
         return Finding("handlers", Level.NOTE, found)
     except ValueError:
-        told = {"error": f"while it was imported, the app {_exit_of(done.returncode)}"}
+        told = {"error": f"while it was imported, the app {_exit_of(done.returncode)}{_last_words(done.stderr)}"}
     if "error" in told:
         mend = "correct the app, or the setting `apps`"
         return Finding("handlers", Level.PROBLEM, told["error"], "no pool starts with it", mend)
