@@ -91,12 +91,6 @@ def test_top_and_health_of_a_pool_that_runs_is_stopped_is_killed(shell: Shell) -
     assert list((shell.directory / "run").iterdir()) == []
 
 
-def test_the_package_is_a_program_too(shell: Shell) -> None:
-    words = [sys.executable, "-m", "jobpool", "--version"]
-    told = subprocess.run(words, env=shell.environment, capture_output=True, text=True, timeout=30, check=True).stdout
-    assert told == shell.run("--version").stdout
-
-
 def test_a_closed_pipe_is_no_error_worth_a_word(shell: Shell) -> None:
     shell.enqueue("x", count=3000)
     reading, writing = os.pipe()
