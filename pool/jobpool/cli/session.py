@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec.structs import asdict
 
-from jobpool.broker.config_file import ConfigFile, find_config
+from jobpool.broker.config_file import ConfigFile, find_config, working_directory
 from jobpool.cli.output import note
 from jobpool.errors import ENQUEUE_LATER, NO_APP, ConfigurationError
 from jobpool.settings import Settings, load
@@ -147,8 +147,19 @@ class Session:
 
 
 def search_path(config_directory: Path) -> tuple[str, ...]:
-    """Return the folders of apps: the working directory and that of the configuration file."""
-    return tuple(dict.fromkeys(map(str, (Path.cwd(), config_directory))))
+    """Return the folders of apps: the working directory and that of the configuration file.
+
+    Raises `ConfigurationError`: jobs could not run in the working directory, to which a child goes back after each.
+    """
+    here = working_directory()
+    try:
+        os.stat(".")
+        os.getcwd()
+    except OSError as error:
+        trouble = "was removed" if isinstance(error, FileNotFoundError) else "cannot be entered by this user"
+        mend = "start it in another (WorkingDirectory= in a systemd unit)"
+        raise ConfigurationError(f"the working directory {here} {trouble}: {mend}") from None
+    return tuple(dict.fromkeys(map(str, (here, config_directory))))
 
 
 def check_apps(pool: Settings) -> Settings:
