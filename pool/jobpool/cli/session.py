@@ -195,9 +195,15 @@ def find_app(app: str, sys_path: tuple[str, ...]) -> str:
     return app
 
 
-def warn_of_keys(pool: Settings) -> None:
-    """Log a warning if others can read the file of signing keys."""
+def warn_of_secrets(pool: Settings, config: ConfigFile) -> None:
+    """Log a warning for the file of signing keys, and for a configuration file with secrets, if others can read it."""
+    from jobpool.broker.finding import Level
     from jobpool.broker.opening import judge_key_file
+    from jobpool.ops.doctor.configuration import judge_file
 
+    log = logging.getLogger("jobpool.cli")
     if pool.signing_key_file is not None and (found := judge_key_file(pool.signing_key_file)):
-        logging.getLogger("jobpool.cli").warning("others can use the signing keys", extra={"why": str(found)})
+        log.warning("others can use the signing keys", extra={"why": str(found)})
+    for found in judge_file(config):
+        if found.level is Level.PROBLEM:
+            log.warning("others can read the configuration file", extra={"why": str(found)})
