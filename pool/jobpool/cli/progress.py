@@ -112,7 +112,7 @@ def logged_summary(note: PoolFile, pause: float = LOG_PAUSE_S) -> Iterator[None]
         assert sample.header is not None
         now, ended = time.monotonic(), done(sample.header)
         if sample.busy or ended != before:
-            rate = f"{(ended - before) / max(0.001, now - since):.1f}"
+            rate = round((ended - before) / max(0.001, now - since), 1)
             fields = {"busy": sample.busy, "waiting": sample.header.waiting, "done": ended, "jobs_per_second": rate}
             log.info("at work", extra={"fields": fields | _troubles(sample.header)})
         before, since = ended, now
