@@ -948,6 +948,12 @@ class TestReload:
         stage.make_ready()
         assert len(of(stage.tell(ev.SignalCame(signal.SIGTTOU)), act.RetireChild)) == 1
         assert not of(stage.tell(ev.SignalCame(signal.SIGTTOU)), act.RetireChild)
+        told = [note.fields for note in stage.pool.notes if note.event == "told how many workers to run"]
+        assert told == [
+            {"signal": "SIGTTIN", "workers": 2},
+            {"signal": "SIGTTOU", "workers": 1},
+            {"signal": "SIGTTOU", "workers": 1},
+        ]
 
     def test_quit_asks_for_stacks(self) -> None:
         stage = Stage(workers=1).boot()
