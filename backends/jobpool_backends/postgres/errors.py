@@ -49,7 +49,7 @@ _UNAVAILABLE = {
 }
 _REFUSED = {
     "28000": "refuses this user: check the user in the URL and the server's pg_hba.conf",
-    "28P01": "refuses the password: check the user and the password in the URL",
+    "28P01": "refuses this password or user: check them in the URL",
     "3D000": "has no such database: create it (createdb), or name another in the URL",
     "42501": "does not allow this user what jobpool needs: GRANT USAGE ON SCHEMA {schema}, and SELECT, INSERT, UPDATE,"
     " DELETE ON ALL TABLES, USAGE ON ALL SEQUENCES and EXECUTE ON ALL FUNCTIONS in it",
@@ -75,7 +75,7 @@ _UNREACHED = {
 
 _UNWELCOME = {
     "password authentication failed|no password supplied|SASL authentication failed|auth(entication)? failed|no such"
-    " user": "refuses this user or password: check them in the URL",
+    " user": "refuses this password or user: check them in the URL",
     "role .* does not exist|not permitted to log in": "does not know this user: check it in the URL, or create it",
     "no pg_hba.conf entry|pg_hba.conf rejects": "does not let this user in from here: add a line to its pg_hba.conf",
     "database .* does not exist|no such database": "has no such database: create it (createdb), or name another in the"

@@ -95,7 +95,7 @@ def _memory(info: Mapping[str, str]) -> Finding | None:
     found = f"{used / 2**20:,.0f} of {most / 2**20:,.0f} MiB (maxmemory) are used"
     if used < _NEARLY_FULL_SHARE * most:
         return Finding(_MEMORY, Level.OK, found)
-    why = "a full server refuses what is enqueued, and settlements too, so that jobs run again"
+    why = "a full server refuses enqueues, posts, records and log lines; fetches and settlements go on"
     return Finding(_MEMORY, Level.PROBLEM, found, why, "raise maxmemory, or purge dead letters (`jobpool dead purge`)")
 
 

@@ -248,10 +248,10 @@ _BY_WORD = {
         "refuses writes because too few of its replicas are connected (min-replicas-to-write): bring them back"
     ),
     "NOAUTH": mend(
-        "wants a password: write it into the URL, redis://user:password@host, or into the option password (a sentinel's"
-        " into sentinel_password)"
+        "wants a password, and got none: write user and password before the host in the URL, or use the option password"
+        " (a sentinel's is sentinel_password)"
     ),
-    "WRONGPASS": mend("refuses this user name or password: mend them in the URL or in the options"),
+    "WRONGPASS": mend("refuses this password or user name: mend them in the URL or in the options"),
     "NOPERM": _GRANT,
     "DENIED": mend(
         "is in protected mode and takes connections from its own machine only: give it a password, or bind it to an"

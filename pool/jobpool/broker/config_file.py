@@ -45,11 +45,17 @@ def find_config(named: str | os.PathLike[str] | None = None, start: Path | None 
     named = named or os.environ.get("JOBPOOL_CONFIG")
     if named:
         path = Path(named)
-        if not path.is_file():
-            raise ConfigurationError(f"configuration file {path} does not exist; `jobpool init` writes one")
         return _config(path.absolute(), _read(path) or {})
-    start = (start or Path.cwd()).absolute()
+    start = (start or working_directory()).absolute()
     return _search(start) or ConfigFile(None, start)
+
+
+def working_directory() -> Path:
+    """Return the working directory; of one that was removed the path in the kernel's words, which leads nowhere."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return Path(os.readlink("/proc/self/cwd"))
 
 
 def _search(start: Path) -> ConfigFile | None:
@@ -74,7 +80,7 @@ def _search(start: Path) -> ConfigFile | None:
 
 def _in(directory: Path, status: os.stat_result) -> ConfigFile | None:
     for path in (directory / FILE_NAME, directory / SHARED_FILE_NAME):
-        values = _read(path) if path.is_file() else None
+        values = _read(path) if os.path.isfile(path) else None  # in a directory that may not be entered, there is none
         if values is not None:
             _check_trust(path, status)
             return _config(path, values)
@@ -160,6 +166,8 @@ def _read(path: Path) -> dict[str, Any] | None:
             values = tomllib.load(file)
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
+    except FileNotFoundError:
+        raise ConfigurationError(f"configuration file {path} does not exist; `jobpool init` writes one") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from None
     tool = values.get("tool")

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from jobpool.cli.options import Command, as_json, option, setting
 from jobpool.cli.output import answer, columns, note
-from jobpool.cli.session import Session, warn_of_keys
+from jobpool.cli.session import Session, warn_of_secrets
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import rfc3339
 from jobpool.settings import nearest
@@ -130,7 +130,7 @@ def _start(session: Session, flags: dict[str, Any]) -> CronStart:
     only = flags.pop("only_scheduler", False)
     pool = session.pool(flags)
     configure(pool.log_level, pool.log_format)
-    warn_of_keys(pool)
+    warn_of_secrets(pool, session.config_file())
     return structs.replace(cron_start(pool), only=only)
 
 

@@ -20,7 +20,7 @@ import click
 from jobpool import __version__
 from jobpool.cli import options
 from jobpool.cli.options import Command, option
-from jobpool.cli.session import Session, warn_of_keys
+from jobpool.cli.session import Session, warn_of_secrets
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.telemetry.logs import LineHandler, configure
 
@@ -80,7 +80,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, progress: bool | No
     log.info("pool starts", extra={"fields": about | {"backend": redact(pool.backend), "apps": list(pool.apps)}})
     if not pool.signing_keys() and scheme_of(pool.backend) not in LOCAL:
         log.warning("messages are not signed", extra={"mend": "set signing_key: who reaches the broker can enqueue"})
-    warn_of_keys(pool)
+    warn_of_secrets(pool, session.config_file())
     if watch:
         from jobpool.cli import watch as watcher
 

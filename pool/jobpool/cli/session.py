@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec.structs import asdict
 
-from jobpool.broker.config_file import ConfigFile, find_config
+from jobpool.broker.config_file import ConfigFile, find_config, working_directory
 from jobpool.cli.output import note
 from jobpool.errors import ENQUEUE_LATER, NO_APP, ConfigurationError
 from jobpool.settings import Settings, load
@@ -152,8 +152,19 @@ class Session:
 
 
 def search_path(config_directory: Path) -> tuple[str, ...]:
-    """Return the folders of apps: the working directory and that of the configuration file."""
-    return tuple(dict.fromkeys(map(str, (Path.cwd(), config_directory))))
+    """Return the folders of apps: the working directory and that of the configuration file.
+
+    Raises `ConfigurationError`: jobs could not run in the working directory, to which a child goes back after each.
+    """
+    here = working_directory()
+    try:
+        os.stat(".")
+        os.getcwd()
+    except OSError as error:
+        trouble = "was removed" if isinstance(error, FileNotFoundError) else "cannot be entered by this user"
+        mend = "start it in another (WorkingDirectory= in a systemd unit)"
+        raise ConfigurationError(f"the working directory {here} {trouble}: {mend}") from None
+    return tuple(dict.fromkeys(map(str, (here, config_directory))))
 
 
 def check_apps(pool: Settings) -> Settings:
@@ -198,9 +209,15 @@ def _package_at(app: str, sys_path: tuple[str, ...]) -> str:
     return f"; for a package write {as_module(folder)}" if folder else ""
 
 
-def warn_of_keys(pool: Settings) -> None:
-    """Log a warning if others can read the file of signing keys."""
+def warn_of_secrets(pool: Settings, config: ConfigFile) -> None:
+    """Log a warning for the file of signing keys, and for a configuration file with secrets, if others can read it."""
+    from jobpool.broker.finding import Level
     from jobpool.broker.opening import judge_key_file
+    from jobpool.ops.doctor.configuration import judge_file
 
+    log = logging.getLogger("jobpool.cli")
     if pool.signing_key_file is not None and (found := judge_key_file(pool.signing_key_file)):
-        logging.getLogger("jobpool.cli").warning("others can use the signing keys", extra={"why": str(found)})
+        log.warning("others can use the signing keys", extra={"why": str(found)})
+    for found in judge_file(config):
+        if found.level is Level.PROBLEM:
+            log.warning("others can read the configuration file", extra={"why": str(found)})

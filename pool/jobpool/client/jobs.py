@@ -128,8 +128,8 @@ class Jobs:
             send = self._target.enqueue_many
         elif producer.in_child():
             raise Unsupported(
-                "a job's process holds no signing keys: in its own transaction a handler enqueues with ctx.enqueue and"
-                " ctx.ack(connection), declared with ack_in_transaction=True"
+                "a job's process holds no signing keys, so in its own transaction a handler enqueues with ctx.enqueue"
+                " and ctx.ack(connection), declared with ack_in_transaction=True"
             )
         else:
             send = partial(self.backend.enqueue_in, connection)

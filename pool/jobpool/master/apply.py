@@ -40,10 +40,11 @@ def _signal(pool: Pool, event: ev.SignalCame) -> None:
             pool.stacks_asked = True
         case signal.SIGHUP:
             pool.reload_asked = True
-        case signal.SIGTTIN:
-            pool.target = min(pool.target + 1, len(pool.slots.all) - 1)
-        case signal.SIGTTOU:
-            pool.target = max(1, pool.target - 1)
+        case signal.SIGTTIN | signal.SIGTTOU:
+            more = 1 if event.number == signal.SIGTTIN else -1
+            pool.target = min(max(1, pool.target + more), len(pool.slots.all) - 1)
+            name = signal.Signals(event.number).name
+            pool.note("info", "told how many workers to run", signal=name, workers=pool.target)
 
 
 def _thread_died(pool: Pool, event: ev.ThreadDied) -> None:

@@ -284,7 +284,10 @@ class Master:
             for slot in pool.slots.live:
                 head = slot.deliveries[0] if slot.deliveries else None
                 job = {"id": head.lease.id, "handler": head.handler} if head else {}
-                pool.note("warning", STACK, slot=slot.index, pid=slot.pid, **job, stack=self.children.stack(slot))
+                stack = self.children.stack(slot)
+                if slot.state is SlotState.IDLE and stack and "  File " not in users_stack(stack):
+                    stack = "idle"  # nothing but jobpool waiting for a job
+                pool.note("warning", STACK, slot=slot.index, pid=slot.pid, **job, stack=stack)
         asks, self._stack_asks = self._stack_asks, []
         for ask in asks:
             (action, child, since) = ask

@@ -16,7 +16,7 @@ from jobpool.ipc.postfork import BROKEN
 from jobpool.master import events as ev
 from jobpool.master.serving import serve_named
 from jobpool.master.slots import Delivery, Slot, SlotState
-from jobpool.master.state import BROKEN_GRACE_S, Line, Pool
+from jobpool.master.state import BROKEN_GRACE_S, KILLED_BY_STOP, Line, Pool
 from jobpool.message import outcome as ended
 from jobpool.message.dead_letters import ON_DEATH
 from jobpool.message.death import Death, innermost
@@ -292,8 +292,11 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
     if was is SlotState.STARTING:
         pool.boot.failed(death.headline, pool.now)
     in_order = not rest and event.exited.code == 0  # told to leave while it was busy, and it did
+    running = next((delivery for delivery in rest if delivery.nonce == event.started), None)
+    if ending is EndReason.STOP and running is not None and not running.lost:
+        seconds = round(slot.killed_at - slot.head_since, 1)
+        pool.note("warning", KILLED_BY_STOP, id=running.lease.id, handler=running.handler, seconds=seconds)
     if ending not in _BY_ORDER and not in_order:
-        running = next((delivery for delivery in rest if delivery.nonce == event.started), None)
         slot.timeouts += ending is EndReason.TIMEOUT
         slot.crashes += ending is not EndReason.TIMEOUT
         _note_death(pool, slot, event, death, running)

@@ -72,6 +72,9 @@ class Server:
         return not (self.loaded or self.ending)
 
 
+KILLED_BY_STOP = "a job is killed by the stop; it goes back to its queue"
+
+
 class Note(NamedTuple):
     """A thing to say to a person, which the loop logs: by a logger's method, an event in words, and fields."""
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from msgspec import MsgspecError, convert
 
-from jobpool.broker.config_file import from_directory
+from jobpool.broker.config_file import from_directory, working_directory
 from jobpool.broker.opening import redact
 from jobpool.errors import ConfigurationError
 
@@ -124,7 +124,7 @@ def serving(directory: Path, backend: str) -> list[PoolFile]:
 
 def _place_of(url: str) -> str:
     """Return a broker's URL without login and options; of a SQLite file, with its real path."""
-    place = redact(from_directory(url, Path.cwd())).partition("?")[0]
+    place = redact(from_directory(url, working_directory())).partition("?")[0]
     scheme, sign, rest = place.partition("://")
     if scheme.lower() == "sqlite":
         return os.path.realpath(rest[1:])
@@ -144,7 +144,7 @@ def this_pool(*, name: str, backend: str, directory: Path, **about: Any) -> Pool
     pid = os.getpid()
     about |= {"pid": pid, "started": start_time(pid) or 0, "boot": boot_id(), "host": socket.gethostname()}
     board = str(note_path(directory, name, pid).with_suffix(".board"))
-    return PoolFile(name=name, backend=redact(from_directory(backend, Path.cwd())), board=board, **about)
+    return PoolFile(name=name, backend=redact(from_directory(backend, working_directory())), board=board, **about)
 
 
 def start_time(pid: int) -> int | None:

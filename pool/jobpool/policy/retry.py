@@ -6,6 +6,7 @@ comes last, so that jitter never lifts a delay above `max_delay`.
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import random
@@ -213,11 +214,13 @@ def parse_retry(value: object) -> RetryPolicy:
     up to 5 minutes, unless `max=` is given. Raises `ValueError` if it cannot be read; the text says how to write it.
     """
     text, given = parse_words(value, {word: parse for word, (_, parse) in _WORDS.items()})
-    strategy = text.lower()
+    strategy, *unknown = text.lower().split() or [""]
     if strategy not in _TAKES:
         raise ValueError(
             f"must be 'none', 'fixed' or 'exponential', then words such as base=5s max=5m attempts=25, not {value!r}"
         )
+    if unknown:
+        raise ValueError(_not_known(unknown[-1], _TAKES[strategy]))
     useless = [word for word in given if word not in _TAKES[strategy]]
     if useless:
         takes = ", ".join(f"{word}=" for word in _TAKES[strategy])
@@ -226,6 +229,12 @@ def parse_retry(value: object) -> RetryPolicy:
     if "base" in given and strategy == "exponential":
         preset = replace(preset, max_delay=MAX_DELAY_S)
     return replace(preset, **{_WORDS[word][0]: given[word] for word in given})
+
+
+def _not_known(given: str, takes: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(given.partition("=")[0], takes, n=1)
+    meant = f"did you mean {near[0]}=?" if near else f"write {', '.join(f'{word}=' for word in takes)}"
+    return f"{given!r} is not known there; {meant}"
 
 
 def parse_backoff(value: object) -> RetryPolicy:

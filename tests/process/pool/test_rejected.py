@@ -43,6 +43,17 @@ def test_a_pool_warns_of_a_file_of_keys_that_everybody_reads(rig: Rig, tmp_path:
     assert f"chmod 600 {tmp_path}/keys" in warning["why"]
 
 
+def test_a_pool_warns_of_a_configuration_file_with_a_secret_that_everybody_reads(rig: Rig, tmp_path: Path) -> None:
+    file = tmp_path / "secrets.toml"
+    file.write_text(f'signing_key = "{KEY}"')
+    for mode, warned in ((0o600, False), (0o644, True)):
+        file.chmod(mode)
+        warnings = rig.run_pool("--until-empty", "-C", str(file)).log("others can read the configuration file")
+        assert bool(warnings) is warned
+    assert "everybody on this machine can read signing_key; chmod 600" in warnings[0]["why"]
+    assert KEY not in str(warnings)
+
+
 def key_file(folder: Path, mode: int) -> str:
     """The path of a file of keys with these rights."""
     keys = folder / "keys"

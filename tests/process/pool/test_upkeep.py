@@ -98,6 +98,7 @@ def quit_logs_every_childs_stack(rig: Rig, pool: PoolProcess) -> None:
     pool.send(signal.SIGQUIT)
     wait_until(lambda: len(pool.log("stack of a child")) == 2)
     [hung] = [entry for entry in pool.log("stack of a child") if "hang_in_lock" in entry["stack"]]
+    assert [entry["stack"] for entry in pool.log("stack of a child") if entry != hung] == ["idle"]
     assert (hung["id"], hung["handler"]) == (ident, "hang")
     assert len(rig.starts(ident)) == 1
     pool.send(signal.SIGTERM)

@@ -261,8 +261,8 @@ def strict(mortal: PostgresServer) -> Iterator[Rig]:
 @pytest.mark.parametrize(
     ("user", "place", "kind", "told"),
     [
-        ("locked:wr0ng", "postgres", ConfigurationError, "refuses this user or password: check them in the URL"),
-        ("locked", "postgres", ConfigurationError, "refuses this user or password"),
+        ("locked:wr0ng", "postgres", ConfigurationError, "refuses this password or user: check them in the URL"),
+        ("locked", "postgres", ConfigurationError, "refuses this password or user"),
         ("nobody", "postgres", ConfigurationError, "does not know this user: check it in the URL, or create it"),
         ("unwelcome", "postgres", ConfigurationError, "does not let this user in from here: add a line"),
         ("barred", "postgres", BackendUnavailable, "has no connection left: raise max_connections"),

@@ -86,7 +86,7 @@ SAFE = {"appendonly": "yes", "appendfsync": "always", "save": "", "min-replicas-
         pytest.param(
             {"maxmemory": "1000", "used_memory": "950", "maxmemory_policy": "noeviction"},
             {},
-            ["are used: a full server refuses what is enqueued, .*; raise maxmemory, or purge dead letters"],
+            ["a full server refuses enqueues, .*; fetches and settlements go on; raise maxmemory, or purge dead"],
             id="nearly full",
         ),
         pytest.param({"maxmemory": "1000", "used_memory": "800"}, {}, [], id="room enough"),

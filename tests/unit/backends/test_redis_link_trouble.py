@@ -69,9 +69,9 @@ def wrote(link: Link, *, with_script: bool) -> Callable[[], object]:
 def test_a_wrong_password(start: Start) -> None:
     server = start(requirepass=PASSWORD)
     with link_to(server, password="wrong-" + PASSWORD) as link:
-        assert "refuses this user name or password: mend them" in told(ConfigurationError, lambda: link.call("PING"))
+        assert "refuses this password or user name: mend them" in told(ConfigurationError, lambda: link.call("PING"))
     with link_to(server, username="nobody", password=PASSWORD) as link:
-        assert "refuses this user name or password: mend them" in told(ConfigurationError, lambda: link.call("PING"))
+        assert "refuses this password or user name: mend them" in told(ConfigurationError, lambda: link.call("PING"))
     with link_to(server, password=PASSWORD) as link:
         assert link.call("PING") == b"PONG"
 
@@ -85,7 +85,7 @@ def test_a_missing_password(start: Start) -> None:
             lambda: link.wait_pop(["k"], 1),
         ):
             text = told(ConfigurationError, call)
-            assert f"Redis at 127.0.0.1:{server.port} wants a password: write it into the URL" in text
+            assert f"Redis at 127.0.0.1:{server.port} wants a password, and got none: write user" in text
 
 
 def test_a_password_that_nobody_asked_for() -> None:

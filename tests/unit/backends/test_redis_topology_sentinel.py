@@ -90,7 +90,7 @@ def test_passwords_of_servers_and_of_sentinels(start: Group) -> None:
     with linked(group.url, password=PASSWORD, sentinel_password=PASSWORD) as link:
         assert link.run(ADD, ["key"], [1]) == 1
     other = "other than it should be"
-    told(ConfigurationError, r"sentinel at .* wants a password: .* sentinel_password", group.url, password=PASSWORD)
+    told(ConfigurationError, r"sentinel at .* wants a password, .* sentinel_password", group.url, password=PASSWORD)
     told(ConfigurationError, r"master reports at .* wants a password", group.url, sentinel_password=PASSWORD)
     told(ConfigurationError, r"master .* refuses this", group.url, sentinel_password=PASSWORD, password=other)
     told(ConfigurationError, r"sentinel .* refuses this", group.url, sentinel_password=other, password=PASSWORD)

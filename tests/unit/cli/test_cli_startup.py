@@ -135,7 +135,10 @@ def test_elsewhere_a_line_of_the_log_tells_while_jobs_run(tmp_path: Path, caplog
     fields = [fields_of(record) for record in caplog.records]
     assert (fields[0]["busy"], fields[0]["waiting"], fields[0]["done"]) == (1, 7, 2)
     assert [one["done"] for one in fields if not one["busy"]] == [3, 4]
-    assert [float(one["jobs_per_second"]) > 0.0 for one in fields if not one["busy"]] == [True, True]
+    assert [isinstance(rate := one["jobs_per_second"], float) and rate > 0.0 for one in fields if not one["busy"]] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("awaits_delayed", [True, False])

@@ -26,7 +26,7 @@ from jobpool.master.deadlines import (
 from jobpool.master.dispatch import room
 from jobpool.master.slots import SlotState
 from jobpool.master.spawning import ANSWER_LIMIT_S, STOP_LIMIT_S, reload_under_way
-from jobpool.master.state import Stopping
+from jobpool.master.state import KILLED_BY_STOP, Stopping
 from jobpool.message.death import Death
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import EndReason, LostLease, Rejected, ResultKind
@@ -701,6 +701,30 @@ class TestStopping:
         assert len(of(stage.tell(ev.SignalCame(signal.SIGINT)), act.KillChild)) == 1
         assert stage.pool.stopping is Stopping.KILL
 
+    @pytest.mark.parametrize("again", [False, True], ids=["past its grace", "a second signal"])
+    def test_each_job_that_the_stop_kills_is_named(self, again: bool) -> None:
+        stage = Stage(workers=2, stop_grace=5.0).boot()
+        stage.lease("report", "slow")
+        ids = {slot.deliveries[0].lease.id for slot in stage.busy}
+        stage.tell(ev.SignalCame(signal.SIGTERM))
+        stage.after(2.0 if again else 5.0)
+        if again:
+            stage.tell(ev.SignalCame(signal.SIGTERM))
+        for slot in list(stage.pool.slots.live):
+            stage.die(slot, signal=signal.SIGKILL)
+        told = [note.fields for note in stage.pool.notes if note.event == KILLED_BY_STOP]
+        assert {fields["id"] for fields in told} == ids
+        assert {fields["handler"] for fields in told} == {"report", "slow"}
+        assert {fields["seconds"] for fields in told} == {2.0 if again else 5.0}
+
+    def test_a_child_that_the_stop_kills_before_its_job_began_is_not_named(self) -> None:
+        stage = Stage(workers=1, stop_grace=5.0).boot()
+        stage.lease("report")
+        stage.tell(ev.SignalCame(signal.SIGTERM))
+        stage.after(5.0)
+        stage.die(stage.pool.slots.live[0], signal=signal.SIGKILL, begun=False)
+        assert not [note for note in stage.pool.notes if note.event == KILLED_BY_STOP]
+
     def test_leases_that_come_in_after_the_stop_go_back(self) -> None:
         stage = Stage(workers=1).boot()
         stage.tell(ev.SignalCame(signal.SIGTERM))
@@ -957,6 +981,12 @@ class TestReload:
         stage.make_ready()
         assert len(of(stage.tell(ev.SignalCame(signal.SIGTTOU)), act.RetireChild)) == 1
         assert not of(stage.tell(ev.SignalCame(signal.SIGTTOU)), act.RetireChild)
+        told = [note.fields for note in stage.pool.notes if note.event == "told how many workers to run"]
+        assert told == [
+            {"signal": "SIGTTIN", "workers": 2},
+            {"signal": "SIGTTOU", "workers": 1},
+            {"signal": "SIGTTOU", "workers": 1},
+        ]
 
     def test_quit_asks_for_stacks(self) -> None:
         stage = Stage(workers=1).boot()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.descriptors import open_descriptors
+from support.small_disk import small_disk
 
 from jobpool.telemetry.history.places import HistoryFile, newest
 from jobpool.telemetry.history.row import encode
@@ -94,8 +97,42 @@ def test_names_without_end_do_not_fill_the_disk() -> None:
 
 
 def test_a_disk_that_takes_no_more_is_an_error() -> None:
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="no space left at /dev/full: free some"):
         HistoryFile(Path("/dev/full"), keep=10).append([a_line("a", 1)])
+
+
+def test_what_a_full_disk_refused_and_is_tried_again_is_there_once(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as mounted:
+        try:
+            disk = mounted.enter_context(small_disk(tmp_path / "disk", 1))
+        except OSError as error:
+            pytest.skip(f"no small disk can be mounted here: {error}")
+        history = HistoryFile(disk.path / "h", keep=10_000)
+        history.append([a_line("a", 0)])
+        disk.fill()
+        some = [a_line("a", number, fill=200) for number in range(1, 101)]
+        for _ in range(3):
+            with pytest.raises(OSError, match=f"no space left at {history.path}: free some"):
+                history.append(some)
+        assert history.path.read_bytes().splitlines() == [a_line("a", 0)[1]]
+        disk.free()
+        history.append(some)
+        assert ids(history.path, "a") == list(range(100, -1, -1))
+
+
+def test_a_tidy_that_fails_comes_before_anything_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = HistoryFile(tmp_path / "h", keep=10, tidy_from=1)
+    history.append([a_line("a", 0)])
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("the directory takes no new file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse)
+        with pytest.raises(PermissionError):
+            history.append([a_line("a", 1)])
+    history.append([a_line("a", 1)])
+    assert ids(history.path, "a") == [1, 0]
 
 
 def test_no_descriptor_is_left(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ the lock, it begins again if the path no longer leads to the locked file. Reader
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections import deque
@@ -28,6 +29,8 @@ MIN_TIDY_BYTES = 1024 * 1024  # a smaller file is left alone
 MAX_FILE_BYTES = 256 * 1024 * 1024
 """Bytes that are kept at most, whatever `keep` says: names without end would fill the disk. The oldest go."""
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
 Line = tuple[str, bytes]  # a name, and a row's line without its end
 
 
@@ -35,7 +38,7 @@ class Place(Protocol):
     """The place of rows. Each method raises `OSError` or `BackendUnavailable`."""
 
     def append(self, lines: Sequence[Line]) -> None:
-        """Keep lines, in their order. After an error, some of them may be kept."""
+        """Keep lines, in their order. After an error, a broker may have kept some of them."""
 
     def read(self, name: str, limit: int) -> list[dict[str, Any]]:
         """Return the newest rows of a name, the newest first."""
@@ -75,21 +78,24 @@ class HistoryFile:
         self._tidy_at = tidy_from
 
     def append(self, lines: Sequence[Line]) -> None:
-        """Add lines, in their order. Raises `OSError`: not all could be written.
+        """Add lines, in their order. Raises `OSError`: none was added, so that the caller may try all of them again.
 
         Blocks while another process tidies, some 10 ms for each MiB of the file.
         """
+        with contextlib.suppress(FileNotFoundError):
+            if self.path.stat().st_size >= self._tidy_at:
+                self.tidy()
         with self._locked() as fd:
             size = os.fstat(fd).st_size
-            if size and os.pread(fd, 1, size - 1) != b"\n":
-                os.write(fd, b"\n")  # a writer was killed in the middle of a line
-            for _, line in lines:
-                whole = line + b"\n"
-                if (written := os.write(fd, whole)) < len(whole):  # a full disk takes a part of it only
-                    raise OSError(f"only {written} of {len(whole)} bytes could be written")
-            size = os.fstat(fd).st_size
-        if size >= self._tidy_at:
-            self.tidy()
+            try:
+                if size and os.pread(fd, 1, size - 1) != b"\n":
+                    os.write(fd, b"\n")  # a writer was killed in the middle of a line
+                for _, line in lines:
+                    _write(fd, line + b"\n")
+            except OSError:
+                with contextlib.suppress(OSError):  # no other can have written: this one has the lock
+                    os.ftruncate(fd, size)
+                raise
 
     def read(self, name: str, limit: int) -> list[dict[str, Any]]:
         found = deque((row for row in self._rows() if row["name"] == name), maxlen=limit)
@@ -116,7 +122,10 @@ class HistoryFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        """Yield the file, open to read and append, locked, and still the one that the path leads to."""
+        """Yield the file, open to read and append, locked, and still the one that the path leads to.
+
+        An `OSError` of the block that means a full disk is raised with the path and the mend.
+        """
         import fcntl  # Windows, where history is only read, has none
 
         while True:
@@ -126,6 +135,10 @@ class HistoryFile:
                 if _is_at(fd, self.path):
                     yield fd
                     return
+            except OSError as error:
+                if error.errno in FULL:
+                    raise OSError(f"no space left at {self.path}: free some") from None
+                raise
             finally:
                 os.close(fd)
 
@@ -146,6 +159,12 @@ def newest(lines: Sequence[bytes], keep: int, largest: int) -> list[bytes]:
         kept.append(line)
     kept.reverse()
     return kept
+
+
+def _write(fd: int, line: bytes) -> None:
+    """Write the line as a whole; a full disk takes a part of it, and refuses the rest with the cause."""
+    while line:
+        line = line[os.write(fd, line) :]
 
 
 def _write_all(path: Path, lines: Sequence[bytes], mode: int) -> None:
