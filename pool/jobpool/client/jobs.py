@@ -44,6 +44,7 @@ BATCH = 1000  # jobs in one round trip of `enqueue_many`
 MAX_WAITING_CALLS = 32  # of `aresult` and `await_all` at a time; more take turns
 WAIT_SLICE_S = 0.5  # seconds of one such turn
 
+_OUR_OWN: object = object()  # not None: a connection that Django has not opened yet is None
 Answer = TypeVar("Answer")
 
 logger = logging.getLogger("jobpool.client")
@@ -93,7 +94,7 @@ class Jobs:
         return JobBuilder(handler, payload, producer=self)
 
     def enqueue(
-        self, job: JobDefinition | JobBuilder | str, /, payload: Any = None, *, connection: object = None
+        self, job: JobDefinition | JobBuilder | str, /, payload: Any = None, *, connection: object = _OUR_OWN
     ) -> JobHandle:
         """Enqueue one job and return its id, as a handle that can be asked for its status and result.
 
@@ -101,7 +102,7 @@ class Jobs:
             job: A definition, a builder, or the name of a handler.
             payload: With a name: any JSON value; None = an empty object.
             connection: Your own connection to the broker's database. The job is enqueued within its open transaction:
-                it is there if that commits, and never was if it rolls back.
+                it is there if that commits, and never was if it rolls back. None is refused: leave it out.
 
         Raises:
             InvalidJob, Unsupported, ConfigurationError: It was not enqueued.
@@ -111,11 +112,13 @@ class Jobs:
         one round trip; the first call also opens the backend.
         """
         definition = named_job(job, payload)
-        if connection is not None:
+        if connection is not _OUR_OWN:
             return JobHandle(self.enqueue_many([definition], connection=connection)[0], self)
         return JobHandle(self._target.enqueue(definition), self)
 
-    def enqueue_many(self, jobs: Iterable[JobDefinition | JobBuilder], /, *, connection: object = None) -> list[str]:
+    def enqueue_many(
+        self, jobs: Iterable[JobDefinition | JobBuilder], /, *, connection: object = _OUR_OWN
+    ) -> list[str]:
         """Enqueue any number of jobs, 1,000 in a round trip; their ids, in order.
 
         Each 1,000 are enqueued all or none; when it raises, those before are in the queue. `jobs` may be a generator:
@@ -125,6 +128,11 @@ class Jobs:
         """
         send: Callable[[list[JobDefinition]], list[str]]
         if connection is None:
+            raise ConfigurationError(
+                "the connection is None, so it is not open yet: open it first (in Django:"
+                " connection.ensure_connection()), or leave connection= out to enqueue outside your transaction"
+            )
+        if connection is _OUR_OWN:
             send = self._target.enqueue_many
         elif producer.in_child():
             raise Unsupported(
