@@ -14,9 +14,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from jobpool.broker import control, editing, tracking
 from jobpool.broker.backend import QueueBackend
@@ -36,17 +36,14 @@ from jobpool.message.results import JobHandle, JobStatus
 from jobpool.message.signing import Key
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    import asyncio
 
+    from jobpool.client.awaited import Waits
     from jobpool.client.batch import Callback
 
 BATCH = 1000  # jobs in one round trip of `enqueue_many`
-MAX_WAITING_CALLS = 32  # of `aresult` and `await_all` at a time; more take turns
-WAIT_SLICE_S = 0.5  # seconds of one such turn
 
 _OUR_OWN: object = object()  # not None: a connection that Django has not opened yet is None
-Answer = TypeVar("Answer")
-
 logger = logging.getLogger("jobpool.client")
 
 _all: weakref.WeakSet[Jobs] = weakref.WeakSet()
@@ -87,6 +84,7 @@ class Jobs:
         self._opened: QueueBackend | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self._waits_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Waits] = weakref.WeakKeyDictionary()
         _all.add(self)
 
     def define(self, handler: str, payload: Any = None) -> JobBuilder:
@@ -212,22 +210,23 @@ class Jobs:
         """Return a job's result and leave the event loop free meanwhile. Raises as `result`; may be cancelled."""
         give_up = tracking.give_up_at(timeout)
         while True:
-            remaining = give_up - time.monotonic()
             try:
-                return await _waiting(partial(self.result, ident, min(WAIT_SLICE_S, max(0.0, remaining))))
+                return await producer.on_thread(partial(self.result, ident, 0))
             except ResultPending:
-                if remaining <= WAIT_SLICE_S:
+                if time.monotonic() >= give_up:
                     raise
             ident = JobHandle(ident, self)  # it is known now
+            await self._waits().until_ended([ident], give_up)
 
     async def await_all(self, idents: Iterable[str], timeout: float | None = None) -> list[JobStatus]:
         """Wait for jobs as `wait` does, and leave the event loop free meanwhile; may be cancelled."""
         wanted, give_up = _ids(idents), tracking.give_up_at(timeout)
         while True:
-            remaining = give_up - time.monotonic()
-            found = await _waiting(partial(self.wait, wanted, min(WAIT_SLICE_S, max(0.0, remaining))))
-            if remaining <= WAIT_SLICE_S or all(status.has_ended for status in found):
+            found = await producer.on_thread(partial(self.wait, wanted, 0))
+            left = [status.id for status in found if not status.has_ended]
+            if not left or time.monotonic() >= give_up:
                 return found
+            await self._waits().until_ended(left, give_up)
 
     def batch(
         self,
@@ -402,6 +401,17 @@ class Jobs:
             return f"<Jobs on a {self._given.scheme} backend>"
         return f"<Jobs {redact(self._url) if self._url else 'on the default backend'}>"
 
+    def _waits(self) -> Waits:
+        """Return the waits of the running event loop."""
+        import asyncio  # a program without an event loop never pays for it
+
+        from jobpool.client.awaited import Waits
+
+        loop = asyncio.get_running_loop()
+        if loop not in self._waits_by_loop:
+            self._waits_by_loop[loop] = Waits(lambda: self.backend)
+        return self._waits_by_loop[loop]
+
     def _open(self) -> QueueBackend:
         config = find_config()
         url = self._url or default_url(config)
@@ -427,23 +437,8 @@ def _batches(jobs: Iterable[JobDefinition | JobBuilder]) -> Iterator[list[JobDef
         yield batch
 
 
-async def _waiting(call: Callable[[], Answer]) -> Answer:
-    """Return what a call that waits returns, made on a thread of its own kind: no enqueue has to wait for it."""
-    import asyncio  # a program without an event loop never pays for it
-
-    return await asyncio.get_running_loop().run_in_executor(_waiters(), call)
-
-
-@cache
-def _waiters() -> ThreadPoolExecutor:
-    from concurrent.futures import ThreadPoolExecutor
-
-    return ThreadPoolExecutor(MAX_WAITING_CALLS, "jobpool-wait")
-
-
 def _after_fork() -> None:
     """Forget, in a forked process, the parent's backends, and locks that its threads may have held."""
-    _waiters.cache_clear()
     for jobs in _all:
         jobs._lock = threading.Lock()
         if jobs._opened is not None:
