@@ -12,11 +12,12 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Self
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.broker.key_store import KeyStore
 from jobpool.broker.opening import redact
 from jobpool.broker.parts import Settlements
 from jobpool.broker.values import Capabilities, Leases, Message, NewMessage, QueueStats, Reaped
 from jobpool.clock import Clock
-from jobpool.errors import ConfigurationError, Unsupported
+from jobpool.errors import ConfigurationError, ResultNotKept, Unsupported
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
@@ -71,6 +72,22 @@ class SyncBackend(QueueBackend):
             self._runner(definition)
             idents.append(f"sync-{secrets.token_hex(6)}")
         return idents
+
+    def result(self, ident: str, timeout: float | None = None) -> Any:
+        """Raise `ResultNotKept`."""
+        del timeout
+        raise ResultNotKept(
+            f"sync:// ran job {ident} at its enqueue and keeps no result, whatever its result_ttl: call the handler"
+            " itself for what it returns, or test with jobpool.testing.VirtualPool"
+        )
+
+    @property
+    def control_keys(self) -> KeyStore:
+        """Raises `Unsupported`."""
+        raise Unsupported(
+            "sync:// runs each job before its enqueue returns, and has no pools: nothing is there to cancel, pause or"
+            " list; choose a backend that keeps messages"
+        )
 
     def _check(self, definition: JobDefinition) -> None:
         self.pack(definition)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import MessageFilter, Verb
+from jobpool.client.awaited import MAX_WAITING_CALLS
+from jobpool.client.jobs import Jobs
 from jobpool.errors import (
     JobFailed,
     NoResult,
@@ -292,6 +295,28 @@ def test_the_end_of_another_job_is_not_waited_for(harness: Harness) -> None:
 
 
 # --- brokers that keep none ---------------------------------------------------------------------------------
+
+
+@pytest.mark.spans
+@needs_results
+def test_many_tasks_wait_and_each_learns_of_its_own(harness: Harness) -> None:
+    """More than there are calls that wait, with an end of each kind: a result, an ack without one, a death."""
+    backend = harness.open_live()
+    jobs = Jobs(backend=backend)
+    idents = [JobHandle(ident, jobs) for ident in backend.enqueue_many(numbered(MAX_WAITING_CALLS + 8))]
+    leases = {lease.id: lease for lease in backend.fetch_many(QUEUE, limit=len(idents), ttl=60.0)}
+    dead, gone, *kept = (leases[ident] for ident in idents)
+
+    async def main() -> list[object]:
+        asked = [asyncio.create_task(jobs.aresult(ident, LIMIT_S)) for ident in idents]
+        await asyncio.sleep(0.1)
+        for lease, verb in ((dead, Abandon("broken", "no")), (gone, Ack()), *((lease, of(lease)) for lease in kept)):
+            assert await asyncio.to_thread(settle, backend, lease, verb) is Settled.OK
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    ends = asyncio.run(main())
+    assert [type(end) for end in ends[:2]] == [JobFailed, ResultNotKept]
+    assert ends[2:] == [{"pages": 7}] * len(kept)
 
 
 @pytest.mark.lacks("key_store")

@@ -1,8 +1,8 @@
 """Within a transaction of the caller's own: enqueueing, and a handler's ack of its own message.
 
 Works on a connection of psycopg 3 to the queue's database. Nothing is committed here, and nothing about the connection
-is changed. In autocommit with no transaction open, each call is a transaction of its own. A handler imports this module
-in a child, and the child stays small: nothing else of the backend comes with it.
+is changed. A connection in autocommit with no transaction open is refused: each call would be a transaction of its own.
+A handler imports this module in a child, and the child stays small: nothing else of the backend comes with it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ SELECT {schema}.settle(%(call)b::text, '{}', '{}', '{}', ARRAY[%(queue)b::text],
 _SNAPSHOT = (
     "jobpool: the lease was renewed, or a member of its batch ended, after this transaction had taken its snapshot. Ack"
     " in a transaction with isolation level READ COMMITTED, or ack first"
+)
+_AUTOCOMMIT = (
+    "the connection is in autocommit, with no transaction open: work within `with connection.transaction():`, or"
+    " connect without autocommit (in Django: within transaction.atomic())"
 )
 _FIELDS = {"ids": "id", "queues": "queue", "handlers": "handler", "priorities": "priority", "bodies": "body"}
 _MENDS = {
@@ -126,6 +130,8 @@ def all_columns(messages: Sequence[NewMessage], brought: bool = False) -> dict[s
 def _ask(connection: object, schema: str, sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Return the rows of one statement, through a cursor of our own making."""
     own = _check(connection)
+    if own.info.transaction_status == TransactionStatus.IDLE and own.autocommit:
+        raise ConfigurationError(_AUTOCOMMIT)
     try:
         with psycopg.Cursor(own, row_factory=tuple_row) as cursor:
             cursor.execute(sql.replace("{schema}", f'"{schema}"'), parameters, prepare=False)

@@ -98,7 +98,7 @@ def _begin(connection: sqlite3.Connection) -> None:
     """Begin as sqlite3 does before the first write; but at once for writing, so that no snapshot is too old."""
     if connection.in_transaction:
         return
-    if connection.isolation_level is None:
+    if connection.isolation_level is None or getattr(connection, "autocommit", None) is True:  # from Python 3.12
         raise ConfigurationError(
             "the connection is in autocommit, with no transaction open: execute BEGIN IMMEDIATE first"
         )

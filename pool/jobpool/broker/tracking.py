@@ -112,10 +112,13 @@ def _of_record(ident: str, record: bytes) -> JobStatus:
     return JobStatus(ident, JobState.DONE, read.queue, read.handler, read.attempts, ended_at=read.ended_at)
 
 
-def wait(backend: QueueBackend, idents: Sequence[str], timeout: float | None) -> list[JobStatus]:
+def wait(
+    backend: QueueBackend, idents: Sequence[str], timeout: float | None, *, first: bool = False
+) -> list[JobStatus]:
     """Return the states of jobs, in order, when all have ended, or `timeout` seconds are over; None = however long.
 
-    A job that keeps no result is noticed half a second late at most: its ack wakes nobody.
+    `first`: when one of them has. A job that keeps no result is noticed half a second late at most: its ack wakes
+    nobody.
 
     Raises `Unsupported` for a job of which this broker cannot tell whether it has ended.
     """
@@ -125,7 +128,7 @@ def wait(backend: QueueBackend, idents: Sequence[str], timeout: float | None) ->
         _check_told(backend, status)
     while left := [ident for ident, status in found.items() if not status.has_ended]:
         remaining = give_up - time.monotonic()
-        if remaining <= 0:
+        if remaining <= 0 or (first and len(left) < len(found)):
             break
         if any(found[ident].handler == BATCH for ident in left):  # whose end wakes nobody
             time.sleep(min(remaining, BATCH_LOOK_S))

@@ -14,9 +14,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from jobpool.broker import control, editing, tracking
 from jobpool.broker.backend import QueueBackend
@@ -36,16 +36,14 @@ from jobpool.message.results import NO_LOOK, JobHandle, JobStatus
 from jobpool.message.signing import Key
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    import asyncio
 
+    from jobpool.client.awaited import Waits
     from jobpool.client.batch import Callback
 
 BATCH = 1000  # jobs in one round trip of `enqueue_many`
-MAX_WAITING_CALLS = 32  # of `aresult` and `await_all` at a time; more take turns
-WAIT_SLICE_S = 0.5  # seconds of one such turn
 
-Answer = TypeVar("Answer")
-
+_OUR_OWN: object = object()  # not None: a connection that Django has not opened yet is None
 logger = logging.getLogger("jobpool.client")
 
 _all: weakref.WeakSet[Jobs] = weakref.WeakSet()
@@ -86,6 +84,7 @@ class Jobs:
         self._opened: QueueBackend | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self._waits_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Waits] = weakref.WeakKeyDictionary()
         _all.add(self)
 
     def define(self, handler: str, payload: Any = None) -> JobBuilder:
@@ -93,7 +92,7 @@ class Jobs:
         return JobBuilder(handler, payload, producer=self)
 
     def enqueue(
-        self, job: JobDefinition | JobBuilder | str, /, payload: Any = None, *, connection: object = None
+        self, job: JobDefinition | JobBuilder | str, /, payload: Any = None, *, connection: object = _OUR_OWN
     ) -> JobHandle:
         """Enqueue one job and return its id, as a handle that can be asked for its status and result.
 
@@ -101,7 +100,7 @@ class Jobs:
             job: A definition, a builder, or the name of a handler.
             payload: With a name: any JSON value; None = an empty object.
             connection: Your own connection to the broker's database. The job is enqueued within its open transaction:
-                it is there if that commits, and never was if it rolls back.
+                it is there if that commits, and never was if it rolls back. None is refused: leave it out.
 
         Raises:
             InvalidJob, Unsupported, ConfigurationError: It was not enqueued.
@@ -111,11 +110,13 @@ class Jobs:
         one round trip; the first call also opens the backend.
         """
         definition = named_job(job, payload)
-        if connection is not None:
+        if connection is not _OUR_OWN:
             return JobHandle(self.enqueue_many([definition], connection=connection)[0], self)
         return JobHandle(self._target.enqueue(definition), self)
 
-    def enqueue_many(self, jobs: Iterable[JobDefinition | JobBuilder], /, *, connection: object = None) -> list[str]:
+    def enqueue_many(
+        self, jobs: Iterable[JobDefinition | JobBuilder], /, *, connection: object = _OUR_OWN
+    ) -> list[str]:
         """Enqueue any number of jobs, 1,000 in a round trip; their ids, in order.
 
         Each 1,000 are enqueued all or none; when it raises, those before are in the queue. `jobs` may be a generator:
@@ -125,6 +126,11 @@ class Jobs:
         """
         send: Callable[[list[JobDefinition]], list[str]]
         if connection is None:
+            raise ConfigurationError(
+                "the connection is None, so it is not open yet: open it first (in Django:"
+                " connection.ensure_connection()), or leave connection= out to enqueue outside your transaction"
+            )
+        if connection is _OUR_OWN:
             send = self._target.enqueue_many
         elif producer.in_child():
             raise Unsupported(
@@ -204,22 +210,23 @@ class Jobs:
         """Return a job's result and leave the event loop free meanwhile. Raises as `result`; may be cancelled."""
         give_up = tracking.give_up_at(timeout)
         while True:
-            remaining = give_up - time.monotonic()
             try:
-                return await _waiting(partial(self.result, ident, min(WAIT_SLICE_S, max(0.0, remaining))))
+                return await producer.on_thread(partial(self.result, ident, 0))
             except ResultPending:
-                if remaining <= WAIT_SLICE_S:
+                if time.monotonic() >= give_up:
                     raise
             ident = JobHandle(ident, self)  # it is known now
+            await self._waits().until_ended([ident], give_up)
 
     async def await_all(self, idents: Iterable[str], timeout: float | None = None) -> list[JobStatus]:
         """Wait for jobs as `wait` does, and leave the event loop free meanwhile; may be cancelled."""
         wanted, give_up = _ids(idents), tracking.give_up_at(timeout)
         while True:
-            remaining = give_up - time.monotonic()
-            found = await _waiting(partial(self.wait, wanted, min(WAIT_SLICE_S, max(0.0, remaining))))
-            if remaining <= WAIT_SLICE_S or all(status.has_ended for status in found):
+            found = await producer.on_thread(partial(self.wait, wanted, 0))
+            left = [status.id for status in found if not status.has_ended]
+            if not left or time.monotonic() >= give_up:
                 return found
+            await self._waits().until_ended(left, give_up)
 
     def batch(
         self,
@@ -396,6 +403,17 @@ class Jobs:
             return f"<Jobs on a {self._given.scheme} backend>"
         return f"<Jobs {redact(self._url) if self._url else 'on the default backend'}>"
 
+    def _waits(self) -> Waits:
+        """Return the waits of the running event loop."""
+        import asyncio  # a program without an event loop never pays for it
+
+        from jobpool.client.awaited import Waits
+
+        loop = asyncio.get_running_loop()
+        if loop not in self._waits_by_loop:
+            self._waits_by_loop[loop] = Waits(lambda: self.backend)
+        return self._waits_by_loop[loop]
+
     def _open(self) -> QueueBackend:
         config = find_config()
         url = self._url or default_url(config)
@@ -421,23 +439,8 @@ def _batches(jobs: Iterable[JobDefinition | JobBuilder]) -> Iterator[list[JobDef
         yield batch
 
 
-async def _waiting(call: Callable[[], Answer]) -> Answer:
-    """Return what a call that waits returns, made on a thread of its own kind: no enqueue has to wait for it."""
-    import asyncio  # a program without an event loop never pays for it
-
-    return await asyncio.get_running_loop().run_in_executor(_waiters(), call)
-
-
-@cache
-def _waiters() -> ThreadPoolExecutor:
-    from concurrent.futures import ThreadPoolExecutor
-
-    return ThreadPoolExecutor(MAX_WAITING_CALLS, "jobpool-wait")
-
-
 def _after_fork() -> None:
     """Forget, in a forked process, the parent's backends, and locks that its threads may have held."""
-    _waiters.cache_clear()
     for jobs in _all:
         jobs._lock = threading.Lock()
         if jobs._opened is not None:

@@ -24,6 +24,7 @@ from jobpool.handlers.conversion import (
     is_model,
     resolve_hints,
     unchanged,
+    unknown,
 )
 from jobpool.handlers.event_loop import awaited
 from jobpool.message.context import JobContext
@@ -33,6 +34,11 @@ F = TypeVar("F", bound=Callable[..., Any])  # what a decorator takes and returns
 
 FILLED_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 _SETS = (set, frozenset)
+_IT_TAKES = "it takes"
+_NOT_FIELDS = {
+    "connection": "; to enqueue within your transaction: jobs.enqueue(handler.define(…), connection=…)",
+    "countdown": "; to start later: handler.define(…).delay(seconds).dispatch()",
+}
 
 
 class PayloadMismatch(Unrecoverable, ValueError):
@@ -119,6 +125,7 @@ class Parameters:
         self._rest = every[1:] if takes_context else every
         self._positions = [part.name for part in self._rest if part.kind is Parameter.POSITIONAL_OR_KEYWORD]
         self._converters: Mapping[str, Convert] = {}
+        self._taken: set[str] | None = None  # names that no further field may have; None = there are no further fields
         self._model: type | None = None
         self.read: Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
         if len(self._rest) == 1 and is_model(hint := hints.get(self._rest[0].name)):
@@ -138,6 +145,8 @@ class Parameters:
         """
         if args or (self._by_field and self.context in kwargs):
             kwargs = self._by_name(args, kwargs)
+        if self._by_field:
+            self._check_names(kwargs)
         if self._model is not None and len(kwargs) == 1:
             wanted, value = self._rest[0].name, kwargs.get(self._rest[0].name)
             if isinstance(value, self._model):
@@ -171,6 +180,12 @@ class Parameters:
             raise Mismatch(wrong + (context if self.context else ""))
         return given | kwargs
 
+    def _check_names(self, fields: dict[str, Any]) -> None:
+        """Refuse an unknown field before its value is: what JSON cannot carry was often meant for something else."""
+        for name in fields:
+            if name not in self._converters and (self._taken is None or name in self._taken):
+                raise Mismatch(f"{unknown(name, _IT_TAKES, self._converters)}{_NOT_FIELDS.get(name, '')}")
+
     @staticmethod
     def _read_none(context: str) -> Callable[[Any], tuple[tuple[()], dict[str, Any]]]:
         """Return a reader of any payload but one that shows that the context is meant to be an argument."""
@@ -197,13 +212,13 @@ class Parameters:
         self._converters = {parameter.name: converter(hints.get(parameter.name, Any)) for parameter in named}
         required = [parameter.name for parameter in named if parameter.default is Parameter.empty]
         # A function with `**fields` takes any other name, but not that of its context, or of its method's `self`.
-        takes_others = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in self._rest)
-        taken = {self.context, "self"} if takes_others else None
+        if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in self._rest):
+            self._taken = {self.context, "self"}
 
         def read(payload: Any) -> tuple[tuple[()], dict[str, Any]]:
             if type(payload) is not dict:
                 raise Mismatch(f"it must be an object with the handler's parameters, not {type(payload).__name__}")
-            return (), fill(payload, "", self._converters, required, "it takes", taken)
+            return (), fill(payload, "", self._converters, required, _IT_TAKES, self._taken)
 
         return read
 

@@ -13,7 +13,7 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
@@ -297,12 +297,16 @@ def fill(
         elif taken is not None and name not in taken:
             filled[name] = item
         else:
-            names = ", ".join(map(repr, fields)) or "none"
-            raise Mismatch(f"field {_path(where, name)!r} is unknown; {known} {names}")
+            raise unknown(_path(where, name), known, fields)
     for name in required:  # last: a misspelt one is unknown first, and then the text tells the names
         if name not in value:
             raise Mismatch(f"field {_path(where, name)!r} is missing")
     return filled
+
+
+def unknown(path: str, known: str, fields: Iterable[str]) -> Mismatch:
+    """Return the error of a field that is not there. `known`: begins the list of those that are."""
+    return Mismatch(f"field {path!r} is unknown; {known} {', '.join(map(repr, fields)) or 'none'}")
 
 
 def _wrong(where: str, wanted: str, value: Any) -> Mismatch:

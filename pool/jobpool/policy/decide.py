@@ -112,10 +112,13 @@ def _failed(
     delay: float | None = None,
     cause: str | None = None,
 ) -> Settlement:
-    """Try again, or give up if the attempt that is spent was the last."""
-    failures = lease.attempts + 1
-    if failures >= budget(lease, rules, retry):
-        return Abandon(reason, error, cause)
+    """Try again, or give up if the attempt that is spent was the last. `delay`: that the handler has asked for."""
+    failures, attempts = lease.attempts + 1, budget(lease, rules, retry)
+    if failures >= attempts:
+        asked_in_vain = (
+            "" if delay is None else f"; no retry is left: attempt {failures} of {attempts} (see max_retries)"
+        )
+        return Abandon(reason, error + asked_in_vain, cause)
     return Nack((rules.backoff or retry).delay(failures) if delay is None else delay, error, cause)
 
 

@@ -54,13 +54,20 @@ def context(
     fence: int = 1,
     crashes: int = 0,
     deadline: float | None = None,
+    previous: Any = None,
+    batch: str | None = None,
 ) -> RecordedContext:
     """Make the context of a job that no broker knows. `payload`: any JSON value; None = {}. `attempt`: >= 1.
 
     The handler itself gets its arguments from the test: `charge(context(attempt=2), order="17")`. The rest are the
-    facts that `JobContext` tells.
+    facts that `JobContext` tells. `batch`: the id of the one that the job is a member of.
     """
     payload = {} if payload is None else payload
     history = max_retries, attempt - 1, name, identifier
-    facts = JobEnvelope(handler, payload, queue, DEFAULT_PRIORITY, *history, meta=dict(meta or {}))
+    known = dict(meta or {})
+    if previous is not None:
+        known["_previous"] = [previous]
+    if batch is not None:
+        known["_batch"] = batch
+    facts = JobEnvelope(handler, payload, queue, DEFAULT_PRIORITY, *history, meta=known)
     return RecordedContext(facts, fence=fence, crashes=crashes, deadline=deadline)

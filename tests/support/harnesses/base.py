@@ -69,6 +69,10 @@ class Harness(ABC):
         """A client of one more store, on the machine's clock: for what really waits."""
         return self.keep(self.opener()())
 
+    def own_connection(self, *, autocommit: bool = False) -> Any:
+        """A connection of an application's own to the store's database; closed by whoever asked."""
+        raise NotImplementedError(f"{type(self).__name__} has no transactions")
+
     def lasts(self, ttl: float) -> float:
         """Seconds that a lease taken for `ttl` seconds really lasts: more than `ttl` where it cannot be chosen."""
         return ttl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -56,6 +57,9 @@ class SqliteHarness(TurnedClock):
 
     def connect(self, **options: Any) -> QueueBackend:
         return SqliteBackend.from_url(sqlite_url(self._path), clock=self.clock, **options)
+
+    def own_connection(self, *, autocommit: bool = False) -> sqlite3.Connection:
+        return sqlite3.connect(self._path, isolation_level=None if autocommit else "")
 
     def opener(self) -> Opener:
         return partial(SqliteBackend, str(self.folder / "live.db"), timeout=30.0)

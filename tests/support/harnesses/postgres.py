@@ -6,6 +6,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
 from jobpool.broker.backend import QueueBackend
 from jobpool.clock import ManualClock
 from jobpool_backends.postgres import PostgresBackend
@@ -39,6 +41,9 @@ class PostgresHarness(TurnedClock):
     def connect(self, **options: Any) -> QueueBackend:
         backend = _open(self._schema.name, self.clock, **options)
         return backend if options else self._schema.lend_connection(backend)
+
+    def own_connection(self, *, autocommit: bool = False) -> psycopg.Connection[Any]:
+        return psycopg.connect(shared_postgres().url(), autocommit=autocommit)
 
     def opener(self) -> Opener:
         self._live.append(take_schema())

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -178,14 +179,16 @@ def test_the_callers_connection_keeps_its_ways(rig: Rig, backend: PostgresBacken
     assert backend.stats(QUEUE).pending == 0
 
 
-def test_in_autocommit_it_is_a_transaction_of_its_own(rig: Rig, backend: PostgresBackend) -> None:
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_autocommit_is_refused_outside_a_transaction_alone(rig: Rig, backend: PostgresBackend, pipelined: bool) -> None:
     connection = rig.connect(autocommit=True)
-    backend.enqueue_in(connection, [a_job()])
+    with connection.pipeline() if pipelined else nullcontext():
+        with pytest.raises(ConfigurationError, match=r"in autocommit, with no .*: work within `with connection.trans"):
+            backend.enqueue_in(connection, [a_job()])
+        with connection.transaction():
+            backend.enqueue_in(connection, [a_job()])
+            assert backend.stats(QUEUE).waiting == 0
     assert backend.stats(QUEUE).waiting == 1
-    with connection.transaction():
-        backend.enqueue_in(connection, [a_job()])
-        assert backend.stats(QUEUE).waiting == 1
-    assert backend.stats(QUEUE).waiting == 2
 
 
 def test_it_works_in_a_pipeline_too(backend: PostgresBackend, connection: Connection) -> None:
@@ -374,9 +377,11 @@ def test_a_snapshot_that_is_older_than_the_lease_is_explained(
     assert backend.ack(lease) is Settled.OK
 
 
-def test_in_autocommit_an_ack_is_done_at_once(rig: Rig, backend: PostgresBackend) -> None:
-    lease = a_lease(backend)
-    still_open = ack(rig.connect(autocommit=True), backend.ticket(lease))
+def test_in_autocommit_an_ack_needs_a_transaction(rig: Rig, backend: PostgresBackend) -> None:
+    lease, connection = a_lease(backend), rig.connect(autocommit=True)
+    with connection.transaction():
+        still_open = ack(connection, backend.ticket(lease))
+        assert still_open()
     assert not still_open()
     assert backend.ack(lease) is Settled.ALREADY
 

@@ -88,6 +88,23 @@ def test_autocommit_without_a_transaction_is_refused(backend: SqliteBackend, tmp
     assert backend.stats(QUEUE).waiting == 1
 
 
+class Newer(sqlite3.Connection):
+    """As of `sqlite3.connect(…, autocommit=True)`, from Python 3.12; its level is not None."""
+
+    autocommit = True
+
+
+def test_the_newer_autocommit_is_refused_too(
+    backend: SqliteBackend, connection: sqlite3.Connection, tmp_path: Path
+) -> None:
+    del connection
+    with (
+        closing(sqlite3.connect(tmp_path / "jobpool.db", factory=Newer)) as newer,
+        pytest.raises(ConfigurationError, match="BEGIN IMMEDIATE"),
+    ):
+        backend.enqueue_in(newer, [a_job()])
+
+
 def test_a_backend_that_cannot_says_so() -> None:
     with pytest.raises(Unsupported, match="memory://"):
         MemoryBackend().enqueue_in(object(), [a_job()])

@@ -119,6 +119,16 @@ FITTING = [
 UNFIT = [
     (call("report"), "field 'customer' is missing"),
     (call("report", custmer=7), "field 'custmer' is unknown; it takes 'customer'"),
+    (
+        call("report", customer=7, connection=object()),
+        "field 'connection' is unknown; it takes 'customer', 'month', 'dry'; to enqueue within your transaction:"
+        " jobs.enqueue(handler.define(…), connection=…)",
+    ),
+    (
+        call("report", customer=7, countdown=5),
+        "field 'countdown' is unknown; it takes 'customer', 'month', 'dry'; to start later:"
+        " handler.define(…).delay(seconds).dispatch()",
+    ),
     (call("report", "7"), "field 'customer' must be a whole number, not '7'"),
     (call("report", customer=7, month=6), "field 'month' must be text, not 6"),
     (call("report", customer=7, mont="06"), "field 'mont' is unknown; it takes 'customer', 'month', 'dry'"),

@@ -81,6 +81,16 @@ def test_a_name_and_a_payload_are_a_job(memory: QueueBackend) -> None:
         jobs.enqueue(JobDefinition("report"), {"customer": 7})
 
 
+def test_a_connection_that_is_none_is_refused_and_not_left_out(memory: QueueBackend) -> None:
+    jobs, unopened = Jobs(backend=memory), None
+    told = r"the connection is None, so it is not open yet: .*ensure_connection\(\)"
+    with pytest.raises(ConfigurationError, match=told):
+        jobs.enqueue("report", connection=unopened)
+    with pytest.raises(ConfigurationError, match=told):
+        jobs.enqueue_many([JobDefinition("report")], connection=unopened)
+    assert memory.list_messages() == []
+
+
 @pytest.mark.parametrize("other", [len, {"report": 1}], ids=lambda other: type(other).__name__)
 def test_anything_else_is_refused_with_a_sentence(memory: QueueBackend, other: Any) -> None:
     jobs = Jobs(backend=memory)

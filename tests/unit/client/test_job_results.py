@@ -6,14 +6,17 @@ import asyncio
 import json
 import pickle
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jobpool.client import awaited
 from jobpool.client.jobs import Jobs
 from jobpool.client.worker import QueueWorker
-from jobpool.errors import InvalidJob, JobFailed, ResultNotKept, ResultPending, Unsupported
+from jobpool.errors import BackendUnavailable, InvalidJob, JobFailed, ResultNotKept, ResultPending, Unsupported
 from jobpool.handlers import ending
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.definition import JobDefinition
@@ -158,4 +161,70 @@ def test_asyncio_waits_for_many_at_once_and_may_stop(jobs: Jobs, worker: QueueWo
         with pytest.raises(asyncio.CancelledError):
             await dropped
 
+    asyncio.run(main())
+
+
+def test_a_time_limit_and_a_result_that_is_there_stand_behind_no_other_wait(
+    tmp_path: Path, registry: HandlerRegistry
+) -> None:
+    """With 400 waits that took turns at 32 threads, each of these took six seconds."""
+
+    async def main(jobs: Jobs) -> None:
+        done = await jobs.aenqueue(jobs.define("keeps", {"value": 7}))
+        await asyncio.to_thread(QueueWorker(jobs.backend, registry).process_once, "default")
+        pending = await jobs.aenqueue_many([JobDefinition("keeps")] * 400)
+        waits = [asyncio.create_task(jobs.aresult(ident)) for ident in pending]
+        await asyncio.sleep(0.2)
+        started = time.monotonic()
+        for timeout in (0, 0.1):
+            with pytest.raises(ResultPending):
+                await jobs.aresult(pending[0], timeout)
+            assert len(await jobs.await_all(pending, timeout)) == 400
+        assert await jobs.aresult(done, LIMIT) == 7
+        assert time.monotonic() - started < 5.0
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    with Jobs(f"sqlite:///{tmp_path}/jobs.db") as jobs:
+        asyncio.run(main(jobs))
+
+
+def test_a_loop_that_ends_leaves_no_wait_behind(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    entered, over = threading.Event(), threading.Event()
+
+    def wait_ended(_: Sequence[str], __: float) -> None:
+        entered.set()
+        over.wait(LIMIT)
+
+    async def main() -> None:
+        ident = await jobs.aenqueue(JobDefinition("plain"))
+        endless = asyncio.create_task(jobs.aresult(ident))
+        with pytest.raises(ResultPending):
+            await jobs.aresult(ident, 0.05)
+        assert await asyncio.to_thread(entered.wait, LIMIT)
+        assert not endless.done()  # the end of the loop cancels it
+
+    monkeypatch.setattr(jobs.backend, "wait_ended", wait_ended)
+    asyncio.run(main())
+    assert not over.is_set()
+    over.set()
+    awaited._threads().shutdown()
+    awaited._threads.cache_clear()
+    assert caplog.records == []
+
+
+def test_an_error_of_the_broker_reaches_all_who_wait(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait_ended(_: Sequence[str], __: float) -> None:
+        raise BackendUnavailable("the broker is gone")
+
+    async def main() -> None:
+        idents = await jobs.aenqueue_many([JobDefinition("plain")] * 40)
+        calls = [jobs.aresult(idents[0]), *map(jobs.await_all, (idents, idents[1:]))]
+        for end in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(end, BackendUnavailable)
+
+    monkeypatch.setattr(jobs.backend, "wait_ended", wait_ended)
     asyncio.run(main())

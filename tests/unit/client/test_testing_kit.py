@@ -496,6 +496,15 @@ def test_a_context_keeps_what_the_handler_said() -> None:
     assert ctx.acks == ["connection"]
 
 
+def test_a_context_tells_of_the_job_before_it_and_of_its_batch() -> None:
+    ctx = context(previous=[1, 2], batch="batch-1", meta={"by": "me"})
+    assert (ctx.previous, ctx.meta) == ([1, 2], {"by": "me"})
+    assert ctx.batch is not None
+    ident = ctx.batch.add(JobDefinition("mail"))
+    assert [(job.identifier, job.batch) for job in ctx.enqueued] == [(ident, "batch-1")]
+    assert (context().previous, context().batch) == (None, None)
+
+
 def _blocks() -> dict[str, str]:
     """The files of the page's example, by name."""
     page = (ROOT / "docs" / "testing.md").read_text("utf-8")

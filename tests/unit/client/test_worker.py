@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import threading
@@ -24,7 +25,7 @@ from jobpool.client import worker as worker_module
 from jobpool.client.jobs import Jobs
 from jobpool.client.worker import JobFailedError, QueueWorker, inline_runner
 from jobpool.clock import ManualClock
-from jobpool.errors import BackendUnavailable, Retry, Snooze, Unrecoverable, Unsupported
+from jobpool.errors import BackendUnavailable, ResultNotKept, Retry, Snooze, Unrecoverable, Unsupported
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
@@ -542,6 +543,21 @@ def test_sync_runs_a_job_at_enqueue(registry: HandlerRegistry) -> None:
         ident = jobs.define("report", {"customer": 7}).dispatch()
     assert seen == [{"customer": 7}]
     assert ident.startswith("sync-")
+
+
+def test_sync_says_itself_why_there_is_no_result_and_nothing_to_cancel(registry: HandlerRegistry) -> None:
+    registry.handler("report", result_ttl=600)(lambda _ctx: 7)
+    with Jobs("sync://", runner=inline_runner(registry)) as jobs:
+        handle = jobs.enqueue("report")
+        for ask in (lambda: handle.result(timeout=1), lambda: asyncio.run(jobs.aresult(handle))):
+            with pytest.raises(
+                ResultNotKept, match=f"sync:// ran job {handle} at its enqueue and keeps no result, what"
+            ):
+                ask()
+        for refused in (handle.cancel, jobs.pools, lambda: jobs.pause("reports")):
+            with pytest.raises(Unsupported, match=r"sync:// runs each job before .*nothing is there to cancel") as told:
+                refused()
+            assert "state=" not in str(told.value)
 
 
 def test_sync_runs_the_handlers_of_the_process_by_default(
