@@ -88,6 +88,8 @@ class Master:
     _stack_asks: list[tuple[act.TellStack, int, float]] = field(default_factory=list)
     """Requests for stacks, the child of each, and when they came."""
     _control_thread: ControlThread | None = None
+    _answered_at = 0.0
+    """CLOCK_MONOTONIC seconds of the broker's last good answer outside an outage."""
     _unpublished = True
     _published_at = 0.0
     _publish_at = 0.0
@@ -332,8 +334,9 @@ class Master:
 
     def _publish(self, now: float) -> None:
         self._published_at, self._publish_at, self._unpublished = now, now + PUBLISH_EVERY_S, False
-        answered = max(self.fetch_thread.answered_at, self.settle_thread.answered_at)
-        self.publisher.publish(self.pool, now, answered, self.settle_thread.reaped_at)
+        if not self.pool.outages:  # else some calls fail, whatever is answered to others
+            self._answered_at = max(self.fetch_thread.answered_at, self.settle_thread.answered_at)
+        self.publisher.publish(self.pool, now, self._answered_at, self.settle_thread.reaped_at)
 
     def _living(self) -> list[tuple[int, int, bool]]:
         return [(slot.child, slot.pid, slot.state is SlotState.BUSY) for slot in self.pool.slots.live]

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+import pytest
 from stage import HANDLERS, Stage
 from support.jobs import a_job
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.broker.values import ReapPolicy, State
+from jobpool.errors import AccessRefused
 from jobpool.ipc.frames import Loaded
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -179,6 +181,26 @@ def test_a_child_that_becomes_ready_is_shown_soon_and_anything_else_in_its_time(
         pool.child_came = True
         master._after(now)
         assert now < master._due() <= now + READY_PUBLISH_EVERY_S, "not at once: many become ready together"
+    inbox.close()
+
+
+def test_the_brokers_last_good_answer_stays_where_it_is_for_as_long_as_it_refuses_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Looks at an empty queue may be answered all the while, and health would take the pool for a well one."""
+    backend, inbox = MemoryBackend(), Inbox()
+    pool = Pool(SETTINGS, now=backend.clock.mono())
+    master = a_master(pool, backend, inbox, LastLease(inbox, ev.ReapDone([])))
+    published: list[float] = []
+    monkeypatch.setattr(master.publisher, "publish", lambda _pool, _now, answered, _reaped: published.append(answered))
+    for at, event in enumerate(
+        (None, ev.BrokerSilent("mend it", "settle", AccessRefused), ev.BrokerAnswered("settle"))
+    ):
+        if event:
+            apply(pool, event, pool.now)
+        master.settle_thread.answered_at = float(at)
+        master._publish(pool.now)
+    assert published == [0.0, 0.0, 2.0]
     inbox.close()
 
 
