@@ -374,7 +374,9 @@ class Master:
         if self.telemetry is not None:
             self.telemetry.end(self.pool)
         if left := len(self.pool.held):
-            self.pool.note("warning", "leases are left to expire: the broker did not answer", count=left)
+            _, error = self.pool.outages.get(self.settle_thread.name, (None, None))
+            what = "leases are left to expire: the broker did not take what became of them"
+            self.pool.note("warning", what, count=left, error=error)
         counts = self.pool.counters
         said = {"lines_left_out": self.pool.lines_left_out or None}
         self.pool.note("info", "stopped", **{name: count for name, count in asdict(counts).items() if count}, **said)

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from stage import HANDLERS, Stage
@@ -16,6 +17,7 @@ from support.jobs import a_job
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import ReapPolicy, State
 from jobpool.errors import AccessRefused
 from jobpool.ipc.frames import Loaded
@@ -26,8 +28,9 @@ from jobpool.master.inbox import Inbox
 from jobpool.master.loop import GC_EVERY_S, LAST_LOOK_S, READY_PUBLISH_EVERY_S, STREAM_WAIT_S, Master
 from jobpool.master.plan import Planner
 from jobpool.master.settle_thread import SettleThread
-from jobpool.master.state import Pool
+from jobpool.master.state import Note, Pool
 from jobpool.master.telemetry import PUBLISH_EVERY_S
+from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import Inspected, Inspector
 from jobpool.policy.retry import RetryPolicy
@@ -146,6 +149,30 @@ def test_what_the_lease_thread_brings_at_the_very_end_of_a_stop_is_given_back() 
         message = backend.inspect(lease.id)
         assert message is not None
         assert message.state is State.WAITING
+
+
+class Refusing(MemoryBackend):
+    """Takes no settlement."""
+
+    def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
+        del settlements, brought, call_id
+        raise AccessRefused("mend the rights")
+
+
+def test_leases_that_are_left_at_a_stop_are_told_with_what_the_broker_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, inbox = Refusing(), Inbox()
+    backend.enqueue(a_job())
+    [lease] = backend.fetch_many("reports", limit=1)
+    pool = Pool(replace(SETTINGS, stop_grace=0.1), now=backend.clock.mono())
+    apply(pool, ev.AppLoaded(1, Loaded(HANDLERS)), pool.now)
+    pool.stop("stopping")
+    master = a_master(pool, backend, inbox, LastLease(inbox, ev.Leased([Inspected(lease, None)])))
+    told: list[Note] = []
+    monkeypatch.setattr(master.publisher, "write_log", lambda pool: told.extend(pool.notes) or pool.notes.clear())
+    master.run()
+    inbox.close()
+    [left] = [note.fields for note in told if note.event.startswith("leases are left to expire")]
+    assert left == {"count": 1, "error": "mend the rights"}
 
 
 def test_a_stop_does_not_wait_for_a_lease_thread_that_sleeps_in_the_backend() -> None:
