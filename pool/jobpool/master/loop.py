@@ -42,6 +42,7 @@ MAX_STACK_WAIT_S = 2.0  # seconds after which one who asked for a child's stack 
 NO_STACK = "no stack came: the child is stopped, or the kernel holds it"
 READY_PUBLISH_EVERY_S = 0.05  # seconds between two writes while children become ready: who starts a pool waits for that
 HOUSEKEEPING_EVERY_S = 1.0  # seconds between two looks for output that nobody reads
+FILES_EVERY_S = 60.0  # seconds between two looks whether the pool's files in the runtime directory are still there
 
 GC_EVERY_S = 10.0
 """Seconds between two garbage collections, rare otherwise (run.py): nothing of a job is in a circle. But a broker's
@@ -84,6 +85,7 @@ class Master:
     _eventful = False
     """The last wait has brought something."""
     _housekeeping_at = 0.0
+    _files_at = 0.0
     _stacks_due = 0.0
     _stack_asks: list[tuple[act.TellStack, int, float]] = field(default_factory=list)
     """Requests for stacks, the child of each, and when they came."""
@@ -266,6 +268,9 @@ class Master:
         if now >= self._housekeeping_at:
             self._housekeeping_at = now + HOUSEKEEPING_EVERY_S
             self.children.bound_outputs()
+        if now >= self._files_at:
+            self._files_at = now + FILES_EVERY_S
+            self.publisher.look_for_files(pool)
         if now >= self._gc_at:
             self._gc_at = now + GC_EVERY_S
             gc.collect()

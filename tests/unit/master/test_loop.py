@@ -66,6 +66,9 @@ class Silent:
     def publish(self, *args: object, **more: object) -> None:
         pass
 
+    def look_for_files(self, pool: Pool) -> None:
+        pass
+
     def write_log(self, pool: Pool) -> None:
         pool.notes.clear()
 
