@@ -306,7 +306,7 @@ def test_a_pool_can_be_stopped_while_its_broker_is_away(broker: Broker, rig: Rig
         stop_all(rig, [pool])
         took = time.monotonic() - begun
     assert took < 1.0 + 2 * BACK + stalls.seconds
-    assert pool.log("leases are left to expire: the broker did not answer")
+    assert pool.log("leases are left to expire: the broker did not take what became of them")
     assert set(ids) == {message.id for message in rig.backend.list_messages()}
 
 

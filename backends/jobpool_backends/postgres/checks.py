@@ -20,6 +20,19 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)b AND c.relkind = 'r' ORDER BY c.relname
 """
 
+_RIGHTS = """
+SELECT current_user::text, kind, lacked, array_agg(name::text ORDER BY name) FROM (
+    SELECT 'TABLE' AS kind, c.relname AS name, array_to_string(ARRAY(
+        SELECT wanted FROM unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) AS wanted
+        WHERE (wanted = 'SELECT' OR c.relname <> 'migrations') AND NOT has_table_privilege(c.oid, wanted)
+    ), ', ') AS lacked
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %(schema)b AND c.relkind = 'r'
+    UNION ALL
+    SELECT 'FUNCTION', p.proname, CASE WHEN has_function_privilege(p.oid, 'EXECUTE') THEN '' ELSE 'EXECUTE' END
+    FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = %(schema)b
+) AS rights WHERE lacked <> '' GROUP BY kind, lacked ORDER BY kind DESC, lacked
+"""
+
 _LARGE_TABLE_BYTES = 16 * 1024 * 1024  # of one never analysed, from which on the server's guesses about it hurt
 
 _HOLDERS = """
@@ -31,11 +44,13 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
 ORDER BY xact_start LIMIT 10
 """
 
+MAX_NAMES = 3  # of tables or functions, that a finding names
 LONG_TRANSACTION_S = 300.0  # for which somebody's transaction may be open before it is told
 
 _UNSWEPT = "dead rows pile up, and fetching slows down within minutes under load"
 _LOST = "jobs that were enqueued are lost, and acked ones run again"
 _UNWRITABLE = "nothing can be enqueued or fetched"
+_UNUSABLE = "a pool cannot start, or cannot settle what it runs"
 _COLLIDE = "jobpool's transactions collide and are tried again"
 _MISTAKES = {
     ("synchronous_commit", "off"): (
@@ -70,6 +85,7 @@ def diagnose(database: Database, *, long_transaction: float = LONG_TRANSACTION_S
     return [
         *_of_settings(database),
         *_of_tables(database),
+        *_of_rights(database),
         *_of_transactions(database, long_transaction),
         _of_pooler(database.pooled),
     ]
@@ -124,6 +140,18 @@ def _of_tables(database: Database) -> Iterator[Finding]:
             told, why = f"table {table} was never analysed", "the server guesses how to fetch"
             found.append(Finding("postgres.tables", Level.WARNING, told, why, f"run ANALYZE {table}"))
     yield from found or [Finding("postgres.tables", Level.OK, f"the tables of schema {database.schema} are swept")]
+
+
+def _of_rights(database: Database) -> Iterator[Finding]:
+    check, schema = "postgres.rights", database.schema
+    found = database.run(_RIGHTS, {"schema": schema})
+    for user, kind, lacked, names in found:
+        shown = f"{', '.join(names[:MAX_NAMES])}{', …' if len(names) > MAX_NAMES else ''}"
+        told = f"user {user!r} lacks {lacked} on {len(names)} of the {kind.lower()}s of schema {schema} ({shown})"
+        mend = f"GRANT {lacked} ON ALL {kind}S IN SCHEMA {schema} TO {user}"
+        yield Finding(check, Level.PROBLEM, told, _UNUSABLE, mend)
+    if not found:
+        yield Finding(check, Level.OK, f"the user may use the tables and functions of schema {schema}")
 
 
 def _of_transactions(database: Database, seconds: float) -> Iterator[Finding]:

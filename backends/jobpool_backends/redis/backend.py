@@ -67,7 +67,7 @@ class RedisBackend(QueueBackend):
         clock: Clock | None = None,
     ) -> None:
         super().__init__(signer=signer, clock=clock)
-        self._link = link
+        self._link, self._prefix = link, prefix
         keys = Keyspace(link, prefix, spread=self.spread)
         self._enqueuer = Enqueuer(keys)
         self._leases = Leases(keys, self.clock, caps, self.scheme)
@@ -108,8 +108,8 @@ class RedisBackend(QueueBackend):
         checks.check_version(self._link)
 
     def diagnose(self) -> list[Finding]:
-        """Check what the server's settings can lose."""
-        return checks.diagnose(self._link)
+        """Check what the server's settings can lose, and that it takes writes."""
+        return [*checks.diagnose(self._link), *checks.try_to_write(self._link, self._prefix)]
 
     def broker_time(self) -> float:
         """Return the server's clock; of a cluster, that of the one which is furthest from this machine's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,15 +11,21 @@ from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
 from jobpool.broker.finding import Finding, Level
-from jobpool.errors import ConfigurationError
-from jobpool_backends.redis.connections import Link
+from jobpool.errors import AccessRefused, BackendUnavailable, ConfigurationError, WriteRefused
+from jobpool_backends.redis.connections import Link, Script
 
 _SETTINGS = ("appendonly", "appendfsync", "save", "no-appendfsync-on-rewrite", "min-replicas-to-write")
 _ASK = [("INFO",), *(("CONFIG", "GET", setting) for setting in _SETTINGS)]
 
-_EVICTION, _MEMORY, _PERSISTENCE, _REPLICATION = (
-    f"redis.{check}" for check in ("eviction", "memory", "persistence", "replication")
+_EVICTION, _MEMORY, _PERSISTENCE, _REPLICATION, _WRITES = (
+    f"redis.{check}" for check in ("eviction", "memory", "persistence", "replication", "writes")
 )
+_TRIAL = Script("""
+for _, write in ipairs({{'SET', '1', 'PX', 1000}, {'HSET', 'a', 1}, {'ZADD', 1, 'a'}, {'RPUSH', 'a'}, {'SADD', 'a'}}) do
+    redis.call(write[1], KEYS[1], unpack(write, 2))
+    redis.call('DEL', KEYS[1])
+end
+""")
 _NEARLY_FULL_SHARE = 0.9  # of `maxmemory`, from which on it deserves a word
 
 _EVICTED = {
@@ -54,6 +61,18 @@ def diagnose(link: Link) -> list[Finding]:
         for finding in judge(facts):
             found.setdefault(finding, []).append(title)
     return [replace(finding, found=f"{', '.join(titles)}: {finding.found}") for finding, titles in found.items()]
+
+
+def try_to_write(link: Link, prefix: str) -> list[Finding]:
+    """Write a key of each kind and remove it again; return what came of it, nothing for a replica."""
+    try:
+        link.run(_TRIAL, [f"{prefix}:trial:{secrets.token_hex(8)}"], ())
+    except (AccessRefused, WriteRefused) as error:
+        found, _, mend = str(error).rpartition(": ")
+        return [Finding(_WRITES, Level.PROBLEM, found, "nothing can be enqueued or fetched", mend)]
+    except BackendUnavailable:
+        return []
+    return [Finding(_WRITES, Level.OK, f"{link.title}: this user may write keys {prefix}:*")]
 
 
 def server_time(link: Link) -> float:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jobpool.broker.values import MessageFilter
     from jobpool.message.batches import BatchStatus
 
-LOST, NOT_KNOWN = 4, 5  # exit codes of `cancel` and `edit`
+LOST, NOT_KNOWN = 4, 5  # exit codes of `cancel`, `edit` and `pools drain`
 
 POOLS = columns("ID, NAME!, HOST~, PID>, STATE, QUEUES~, CHILDREN>, BUSY>, MARGIN>, SEEN>, VERSION")
 
@@ -132,14 +132,23 @@ def _row(pool: PoolRecord, now: float) -> list[str]:
 
 @click.command("drain", cls=Command)
 @click.argument("ident", metavar="ID")
-def pools_drain(session: Session, ident: str) -> None:
-    """Let a pool fetch nothing more, wherever it runs. Its jobs run to their end, and it waits for `pools resume`."""
+@click.pass_context
+def pools_drain(ctx: click.Context, /, session: Session, ident: str) -> None:
+    """Let a pool fetch nothing more, wherever it runs. Its jobs run to their end, and it waits for `pools resume`.
+
+    Exits 0 if it is asked, 1 if it is unknown. 5 means that it is SILENT, and may never read this.
+    """
     from jobpool.broker import control
 
     with session.broker() as backend:
         if not control.drain(backend, ident):
             raise _no_pool(ident)
-    say(f"{ident} is drained")
+        found, now = control.pools(backend), backend.control_time()
+    say(f"{ident} is asked to drain")
+    for pool in found:
+        if pool.id == ident and pool.silent:
+            note(f"{ident} has been SILENT for {format_duration(now - pool.seen)}: it may never read this")
+            ctx.exit(NOT_KNOWN)
 
 
 def _no_pool(ident: str) -> click.ClickException:

@@ -230,7 +230,7 @@ class HeaderView(Counts, frozen=True, kw_only=True):
     started: float
     started_wall: float
     loop_at: float  # when the master's loop last turned
-    broker_ok_at: float  # when the broker last answered
+    broker_ok_at: float  # when the broker last answered, and no call was failing
     broker_interval: float  # seconds in which it is asked at least once
     reaped_at: float  # when the reaper last ran
     reap_interval: float  # seconds

@@ -137,6 +137,7 @@ class FetchThread(MasterThread):
     def serve(self) -> None:
         while not self._halt.is_set():
             count = self._wait_for_room()
+            self._broker_retry.over()  # a queue that failed may be paused by now, or there may long be no room
             if (queues := self._queues) is not self._known:
                 self._known = queues
                 self._weights.add(queues)

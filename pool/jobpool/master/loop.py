@@ -42,6 +42,7 @@ MAX_STACK_WAIT_S = 2.0  # seconds after which one who asked for a child's stack 
 NO_STACK = "no stack came: the child is stopped, or the kernel holds it"
 READY_PUBLISH_EVERY_S = 0.05  # seconds between two writes while children become ready: who starts a pool waits for that
 HOUSEKEEPING_EVERY_S = 1.0  # seconds between two looks for output that nobody reads
+FILES_EVERY_S = 60.0  # seconds between two looks whether the pool's files in the runtime directory are still there
 
 GC_EVERY_S = 10.0
 """Seconds between two garbage collections, rare otherwise (run.py): nothing of a job is in a circle. But a broker's
@@ -84,10 +85,13 @@ class Master:
     _eventful = False
     """The last wait has brought something."""
     _housekeeping_at = 0.0
+    _files_at = 0.0
     _stacks_due = 0.0
     _stack_asks: list[tuple[act.TellStack, int, float]] = field(default_factory=list)
     """Requests for stacks, the child of each, and when they came."""
     _control_thread: ControlThread | None = None
+    _answered_at = 0.0
+    """CLOCK_MONOTONIC seconds of the broker's last good answer outside an outage."""
     _unpublished = True
     _published_at = 0.0
     _publish_at = 0.0
@@ -264,6 +268,9 @@ class Master:
         if now >= self._housekeeping_at:
             self._housekeeping_at = now + HOUSEKEEPING_EVERY_S
             self.children.bound_outputs()
+        if now >= self._files_at:
+            self._files_at = now + FILES_EVERY_S
+            self.publisher.look_for_files(pool)
         if now >= self._gc_at:
             self._gc_at = now + GC_EVERY_S
             gc.collect()
@@ -335,8 +342,9 @@ class Master:
 
     def _publish(self, now: float) -> None:
         self._published_at, self._publish_at, self._unpublished = now, now + PUBLISH_EVERY_S, False
-        answered = max(self.fetch_thread.answered_at, self.settle_thread.answered_at)
-        self.publisher.publish(self.pool, now, answered, self.settle_thread.reaped_at)
+        if not self.pool.outages:  # else some calls fail, whatever is answered to others
+            self._answered_at = max(self.fetch_thread.answered_at, self.settle_thread.answered_at)
+        self.publisher.publish(self.pool, now, self._answered_at, self.settle_thread.reaped_at)
 
     def _living(self) -> list[tuple[int, int, bool]]:
         return [(slot.child, slot.pid, slot.state is SlotState.BUSY) for slot in self.pool.slots.live]
@@ -374,7 +382,9 @@ class Master:
         if self.telemetry is not None:
             self.telemetry.end(self.pool)
         if left := len(self.pool.held):
-            self.pool.note("warning", "leases are left to expire: the broker did not answer", count=left)
+            _, error = self.pool.outages.get(self.settle_thread.name, (None, None))
+            what = "leases are left to expire: the broker did not take what became of them"
+            self.pool.note("warning", what, count=left, error=error)
         counts = self.pool.counters
         said = {"lines_left_out": self.pool.lines_left_out or None}
         self.pool.note("info", "stopped", **{name: count for name, count in asdict(counts).items() if count}, **said)

@@ -75,6 +75,7 @@ class SettleThread(MasterThread):
         self._dead_letters = DeadLetterJobs(backend, dead_letter_queue)
         self._ttl, self.reap_every, self._count_every = ttl, ttl / 3, count_every
         self._reap_at = self._count_at = 0.0
+        self._reap_failed = False
         self._until_empty, self._left = until_empty, math.inf  # of the jobs that the last count saw
         self.answered_at = self.reaped_at = self._clock.mono()
 
@@ -270,12 +271,15 @@ class SettleThread(MasterThread):
             self._reap_at = now + self.reap_every * random.uniform(0.8, 1.2)
             if self._dead_letters.is_due(self._queues):
                 self._try(partial(self._dead_letters.forward, self._queues), REAP)
-            self._try(self._reap_all, REAP if self._queues else PING, asks=not self._native_reap)
+            kind = REAP if self._queues else PING
+            self._reap_failed = not self._try(self._reap_all, kind, asks=not self._native_reap)
         if now >= self._count_at:
             self._count_at = now + self._count_every
-            kinds = (COUNT, SETTLE) if self._queues else (PING,)  # which tells nothing of rights
+            kinds = (COUNT, SETTLE, PING) if self._queues else (PING,)  # which tells nothing of rights
             if not self._try(self._count, *kinds):
                 self._count_at = 0.0  # again after the pause: a good answer ends the cooldown of the fetches' breakers
+            elif self._reap_failed:
+                self._reap_at = 0.0  # the broker is back: the outage is over with the next reap
 
     def _reap_all(self) -> None:
         """Reap each queue, whatever became of the others: they may be on different servers."""

@@ -200,6 +200,7 @@ class Publisher:
         self._board = board
         self._mask = mask
         self._last: dict[int, tuple[object, ...]] = {}
+        self._files: list[str] = []
         board.header.write(pid=os.getpid(), started=time.monotonic(), started_wall=time.time(), **constants)
 
     def publish(self, pool: Pool, now: float, broker_ok_at: float, reaped_at: float) -> None:
@@ -232,6 +233,20 @@ class Publisher:
         self._last[slot.index] = state
         same = {name: getattr(slot, name) for name in SLOT_FIELDS}
         self._board.slot(slot.index).master.write(state=slot.state.value, restarts=slot.restarts, **same)
+
+    def look_for_files(self, pool: Pool) -> None:
+        """Say once if a file has gone by which others on this machine find this pool; a first look notes what there is.
+
+        No other pool makes files of these names. A board that was removed cannot be put back in its place.
+        """
+        path = pool.settings.board_path
+        names = [path, *(os.path.splitext(path)[0] + end for end in (".json", ".sock"))] if path else []
+        there = [name for name in names if os.path.exists(name)]
+        if gone := [name for name in self._files if name not in there]:
+            what = "`top` and `health` cannot see this pool any more, for its files were removed"
+            mend = "keep cleaners of temporary files out of the runtime directory, and restart this pool"
+            pool.note("warning", what, files=" ".join(gone), mend=mend)
+        self._files = there
 
     def write_log(self, pool: Pool) -> None:
         """Log what handlers have said, then what has happened to them: in the order in which it came."""

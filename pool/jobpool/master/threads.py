@@ -37,6 +37,7 @@ OUTAGES = (BackendUnavailable, AccessRefused)  # errors of the broker that a poo
 
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0  # with a call that gives up after 3 s, work goes on less than 5 s after the broker is back
+FORGET_FAILURE_S = 90.0  # without a call of a kind that failed: a breaker's longest cooldown, and a call
 MAX_REFUSED_PAUSE_S = 3.0  # after a refused password: servers count those, and lock accounts
 
 MAX_RENEWALS_A_CALL = 500
@@ -85,8 +86,8 @@ class BrokerRetry:
     """Back-off of one thread from a broker's outage, which it tells the loop once each way.
 
     It begins at 50 ms and doubles, for each kind of call by itself; a good answer to that kind resets it. The outage
-    lasts until every kind of call that has failed was answered. So a call that always fails and one that always
-    succeeds do not take turns in the log. `stop`: set when the thread is to end.
+    lasts until every kind of call that has failed was answered, or was not made for `FORGET_FAILURE_S`. So a call that
+    always fails and one that always succeeds do not take turns in the log. `stop`: set when the thread is to end.
     """
 
     def __init__(self, inbox: Receiver, stop: threading.Event, thread: str = "") -> None:
@@ -94,6 +95,7 @@ class BrokerRetry:
         self._stop = stop
         self._thread = thread
         self._pauses: dict[str, float] = {}
+        self._failed_at: dict[str, float] = {}
         self._told: type[Exception] | None = None
         self._let_in: set[str] = set()
 
@@ -117,14 +119,17 @@ class BrokerRetry:
             self._told = type(error)
             self._inbox.put(BrokerSilent(str(error), self._thread, type(error)))
         self._pauses.setdefault(call, 0.0)
+        self._failed_at[call] = time.monotonic()
 
     def over(self, *calls: str) -> None:
-        """Note that the broker has answered these kinds of calls."""
+        """Note that the broker has answered these kinds of calls, if any."""
         self._let_in.update(calls)
         if self._told is None:
             return
-        for call in calls:
+        old = time.monotonic() - FORGET_FAILURE_S
+        for call in (*calls, *(call for call, at in self._failed_at.items() if at < old)):
             self._pauses.pop(call, None)
+            self._failed_at.pop(call, None)
         if not self._pauses:
             self._told = None
             self._inbox.put(BrokerAnswered(self._thread))
@@ -174,7 +179,8 @@ class RenewThread(MasterThread):
             for due in self._due().values()
             for start in range(0, len(due), MAX_RENEWALS_A_CALL)
         ]
-        if all(answered) and (answered or not self._held()):
+        boot = self._backend.clock.boot()
+        if all(answered) and (answered or all(boot < delivery.lease.expires_at for delivery in self._held())):
             self._broker_retry.over("")
 
     def _due(self) -> dict[str, list[Delivery]]:

@@ -49,7 +49,7 @@ def examine(header: HeaderView, pool: PoolFile, now: float) -> list[Check]:
     return [
         Check("loop", silent <= LOOP_LIMIT, f"{master} {told}"),
         _children(header),
-        _regular("broker", header.backend, "answered", "asked", broker, header.broker_interval),
+        _regular("broker", header.backend, "answered well", "asked", broker, header.broker_interval),
         _regular("reaper", "the reaper", "ran", "due", reaper, header.reap_interval),
         Check("boot", booted, "children boot" if booted else f"{failed} children in a row could not boot{why}"),
     ]

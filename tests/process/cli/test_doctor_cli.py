@@ -73,7 +73,7 @@ def test_it_prints_a_line_a_check_and_a_summary(ward: Shell) -> None:
     [ttl] = [line for line in lines if line.split()[1] == "ttl"]
     assert ttl.startswith("problem  ttl ")
     assert "ttl is 4 s, and a call to the broker may take 5 s: " in ttl
-    assert "; set ttl to 15 or more, or ?timeout= in backend to less than" in ttl
+    assert "; set ttl to 15 or more, or ?timeout= in backend to 1.3 or less" in ttl
     assert done.stderr.strip().endswith("checks: 1 problem")
 
 

@@ -217,3 +217,27 @@ def migrated(database: Database) -> bool:
     except BackendUnavailable:
         return False
     return True
+
+
+def test_a_user_who_may_only_read_is_told_what_it_lacks_and_what_to_grant(rig: Rig) -> None:
+    rig.open().prepare()
+    role, schema = f"reads_{rig.schema}", rig.schema
+    rig.ask(f"CREATE ROLE {role} LOGIN")
+    try:
+        rig.ask(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
+        rig.ask(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}")
+        database = rig.database(base=f"postgresql://{role}@{rig.server.host}:{rig.server.port}/postgres")
+        [told] = cautions(database)
+        assert told.startswith(f"user {role!r} lacks INSERT, UPDATE, DELETE on ")
+        mend = f"GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}"
+        assert told.endswith(mend)
+        rig.ask(mend)
+        assert cautions(database) == []
+        rig.ask(f"REVOKE ALL ON {schema}.results FROM {role}")
+        rig.ask(f"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC")
+        one, functions = cautions(database)
+        assert f"lacks SELECT, INSERT, UPDATE, DELETE on 1 of the tables of schema {schema} (results): " in one
+        assert functions.endswith(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role}")
+    finally:
+        rig.ask(f"DROP OWNED BY {role}")
+        rig.ask(f"DROP ROLE {role}")

@@ -316,7 +316,6 @@ def test_who_may_not_use_it_is_told_what_to_grant(rig: Rig, role: str) -> None:
     for what in (
         "USAGE ON SCHEMA {schema}",
         "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema}",
-        "USAGE ON ALL SEQUENCES IN SCHEMA {schema}",
         "EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema}",
     ):
         rig.ask(f"GRANT {what} TO {role}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,15 @@ from support.waiting import wait_until
 
 from jobpool.broker.finding import Finding, Level, cautions_of
 from jobpool.errors import ConfigurationError
-from jobpool_backends.redis.checks import Facts, check_version, diagnose, judge, require_version, server_time
+from jobpool_backends.redis.checks import (
+    Facts,
+    check_version,
+    diagnose,
+    judge,
+    require_version,
+    server_time,
+    try_to_write,
+)
 from jobpool_backends.redis.connection import Endpoint
 from jobpool_backends.redis.connections import Link, ServerLink
 
@@ -209,6 +218,22 @@ def test_a_replica_is_told(link_to: Any, tmp_path_factory: Any) -> None:
         [caution] = cautions_of(diagnose(there))
         there.close()
     assert "the server is a replica: nothing can be enqueued or fetched" in caution
+
+
+def test_a_user_who_may_only_read_and_a_full_server_take_no_writes(link_to: Any) -> None:
+    link = link_to(DURABLE)
+    [well] = try_to_write(link, "jobpool")
+    assert well.level is Level.OK
+    assert link.call("DBSIZE") == 0, "nothing is left behind"
+    link.call("ACL", "SETUSER", "reads", "on", ">secret", "~*", "+@all", "-@write")
+    there = ServerLink(replace(link.place, username="reads", password="secret"))
+    [lacking] = try_to_write(there, "jobpool")
+    there.close()
+    assert lacking.level is Level.PROBLEM
+    assert lacking.mend == "grant it the commands and the keys"
+    link.call("CONFIG", "SET", "maxmemory", 1)
+    [full] = try_to_write(link, "jobpool")
+    assert full.mend.startswith("raise maxmemory")
 
 
 def test_a_server_that_is_nearly_full(link_to: Any) -> None:

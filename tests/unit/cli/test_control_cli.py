@@ -98,13 +98,25 @@ def test_pools_are_listed_drained_and_resumed(jobpool: Jobpool, broker: QueueBac
     [pool] = json.loads(jobpool("pools", "--json").stdout)
     assert (pool["id"], pool["host"], pool["queues"], pool["silent"]) == ("0a1b", "far", ["a", "b"], False)
     assert "0a1b  night  far" in jobpool("pools", "list").stdout
-    assert jobpool("pools", "drain", "0a1b").stdout == "0a1b is drained\n"
+    assert jobpool("pools", "drain", "0a1b").stdout == "0a1b is asked to drain\n"
     assert control.read(broker).drained == {"0a1b"}
     assert jobpool("pools", "resume", "0a1b").stdout == "0a1b is resumed\n"
     assert "0a1b was not drained" in jobpool("pools", "resume", "0a1b").stderr
     for verb in ("drain", "resume"):
         result = jobpool("pools", verb, "nobody")
         assert (result.exit_code, "`jobpool pools` lists them" in result.stderr) == (1, True)
+
+
+def test_a_silent_pool_may_never_read_that_it_is_asked_to_drain(
+    jobpool: Jobpool, broker: QueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"host": "far", "pid": 7, "version": "1", "state": "running", "queues": ["a"], "lease_margin": None}
+    control.tell(broker, control.PoolRecord(id="0a1b", name="night", children=2, busy=1, started=1.0, **facts))  # type: ignore[arg-type]
+    monkeypatch.setattr(control, "SILENT_AFTER_S", -1.0)
+    result = jobpool("pools", "drain", "0a1b")
+    assert (result.exit_code, result.stdout) == (5, "0a1b is asked to drain\n")
+    assert "0a1b has been SILENT for " in result.stderr
+    assert control.read(broker).drained == {"0a1b"}
 
 
 # --- cancel -----------------------------------------------------------------------------------------------

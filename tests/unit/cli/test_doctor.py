@@ -143,6 +143,7 @@ def test_a_configuration_file_with_a_secret_that_everybody_reads(
             "loses leases, and their jobs run twice; set ttl to 60 or more",
         ),
         (5.0, "", Level.PROBLEM, "a call to the broker may take 5 s"),
+        (2.0, "", Level.PROBLEM, "set ttl to 15 or more, or ?timeout= in backend to 0.6 or less"),
         (2.0, "?timeout=0.5", Level.WARNING, "a master that stands still"),
         (5.0, "?timeout=soon", Level.PROBLEM, "may take 5 s: one renewal"),
         (7200.0, "", Level.WARNING, "after the death of a machine"),
@@ -386,6 +387,13 @@ def test_a_broker_that_is_down_is_a_finding_and_no_password_is_told(settings: An
     assert [(finding.check, finding.level) for finding in found] == [("broker", Level.PROBLEM)]
     assert levels(found) == [Level.PROBLEM]
     assert "topsecret" not in str(found)
+
+
+def test_a_broker_that_answers_is_not_to_be_started(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "jobs.db").write_bytes(b"not a database at all")
+    [found] = broker.examine(settings(backend=f"sqlite:///{tmp_path}/jobs.db"))
+    assert levels([found]) == [Level.PROBLEM]
+    assert "start it" not in str(found)
 
 
 def test_a_broker_that_keeps_no_messages(settings: Any) -> None:

@@ -33,7 +33,7 @@ def test_a_well_pool_passes_every_check(tmp_path: Path) -> None:
         ({"loop_at": NOW - 12}, "loop", "has not turned its loop for 12s"),
         ({"ready": 0}, "children", "0 of 2 children ready"),
         ({"ready": 0, "problem": "no module named x"}, "children", "0 of 2 children ready: no module named x"),
-        ({"broker_ok_at": NOW - 6.1}, "broker", "sqlite:///x.db last answered 6.1s ago; it is asked every 2.0s"),
+        ({"broker_ok_at": NOW - 6.1}, "broker", "sqlite:///x.db last answered well 6.1s ago; it is asked every 2.0s"),
         ({"reaped_at": NOW - 31}, "reaper", "the reaper last ran 31s ago; it is due every 10s"),
         ({"boot_failures": 5, "problem": "import error"}, "boot", "5 children in a row could not boot: import error"),
     ],

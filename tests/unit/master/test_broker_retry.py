@@ -9,6 +9,7 @@ from stage import Stage
 
 from jobpool.errors import AccessRefused, BackendUnavailable, WriteRefused
 from jobpool.master import events as ev
+from jobpool.master import threads
 from jobpool.master.inbox import Inbox
 from jobpool.master.threads import BrokerRetry
 
@@ -40,6 +41,18 @@ def test_a_call_that_always_fails_and_one_that_always_succeeds_do_not_take_turns
         outage.over("count")
     assert inbox.take() == [ev.BrokerSilent("silent", "settle")]
     outage.over("reap")
+    assert inbox.take() == [ev.BrokerAnswered("settle")]
+
+
+def test_a_kind_of_call_that_is_long_not_made_any_more_does_not_keep_an_outage_alive(
+    inbox: Inbox, outage: BrokerRetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its queue was paused, say, or there is no room for what it would bring."""
+    outage.failed(BackendUnavailable("silent"), "fetch:reports")
+    outage.over()
+    assert inbox.take() == [ev.BrokerSilent("silent", "settle")]
+    monkeypatch.setattr(threads, "FORGET_FAILURE_S", 0.0)
+    outage.over()
     assert inbox.take() == [ev.BrokerAnswered("settle")]
 
 

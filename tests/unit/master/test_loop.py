@@ -9,13 +9,17 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 
+import pytest
 from stage import HANDLERS, Stage
 from support.jobs import a_job
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import ReapPolicy, State
+from jobpool.errors import AccessRefused
 from jobpool.ipc.frames import Loaded
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -24,8 +28,9 @@ from jobpool.master.inbox import Inbox
 from jobpool.master.loop import GC_EVERY_S, LAST_LOOK_S, READY_PUBLISH_EVERY_S, STREAM_WAIT_S, Master
 from jobpool.master.plan import Planner
 from jobpool.master.settle_thread import SettleThread
-from jobpool.master.state import Pool
+from jobpool.master.state import Note, Pool
 from jobpool.master.telemetry import PUBLISH_EVERY_S
+from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import Inspected, Inspector
 from jobpool.policy.retry import RetryPolicy
@@ -59,6 +64,9 @@ class Silent:
     """Publishes nothing."""
 
     def publish(self, *args: object, **more: object) -> None:
+        pass
+
+    def look_for_files(self, pool: Pool) -> None:
         pass
 
     def write_log(self, pool: Pool) -> None:
@@ -146,6 +154,30 @@ def test_what_the_lease_thread_brings_at_the_very_end_of_a_stop_is_given_back() 
         assert message.state is State.WAITING
 
 
+class Refusing(MemoryBackend):
+    """Takes no settlement."""
+
+    def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
+        del settlements, brought, call_id
+        raise AccessRefused("mend the rights")
+
+
+def test_leases_that_are_left_at_a_stop_are_told_with_what_the_broker_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, inbox = Refusing(), Inbox()
+    backend.enqueue(a_job())
+    [lease] = backend.fetch_many("reports", limit=1)
+    pool = Pool(replace(SETTINGS, stop_grace=0.1), now=backend.clock.mono())
+    apply(pool, ev.AppLoaded(1, Loaded(HANDLERS)), pool.now)
+    pool.stop("stopping")
+    master = a_master(pool, backend, inbox, LastLease(inbox, ev.Leased([Inspected(lease, None)])))
+    told: list[Note] = []
+    monkeypatch.setattr(master.publisher, "write_log", lambda pool: told.extend(pool.notes) or pool.notes.clear())
+    master.run()
+    inbox.close()
+    [left] = [note.fields for note in told if note.event.startswith("leases are left to expire")]
+    assert left == {"count": 1, "error": "mend the rights"}
+
+
 def test_a_stop_does_not_wait_for_a_lease_thread_that_sleeps_in_the_backend() -> None:
     backend, inbox = Sleepy(), Inbox()
     pool = Pool(SETTINGS, now=backend.clock.mono())
@@ -179,6 +211,26 @@ def test_a_child_that_becomes_ready_is_shown_soon_and_anything_else_in_its_time(
         pool.child_came = True
         master._after(now)
         assert now < master._due() <= now + READY_PUBLISH_EVERY_S, "not at once: many become ready together"
+    inbox.close()
+
+
+def test_the_brokers_last_good_answer_stays_where_it_is_for_as_long_as_it_refuses_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Looks at an empty queue may be answered all the while, and health would take the pool for a well one."""
+    backend, inbox = MemoryBackend(), Inbox()
+    pool = Pool(SETTINGS, now=backend.clock.mono())
+    master = a_master(pool, backend, inbox, LastLease(inbox, ev.ReapDone([])))
+    published: list[float] = []
+    monkeypatch.setattr(master.publisher, "publish", lambda _pool, _now, answered, _reaped: published.append(answered))
+    for at, event in enumerate(
+        (None, ev.BrokerSilent("mend it", "settle", AccessRefused), ev.BrokerAnswered("settle"))
+    ):
+        if event:
+            apply(pool, event, pool.now)
+        master.settle_thread.answered_at = float(at)
+        master._publish(pool.now)
+    assert published == [0.0, 0.0, 2.0]
     inbox.close()
 
 

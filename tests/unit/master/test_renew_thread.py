@@ -63,6 +63,24 @@ def test_the_leases_of_other_queues_are_renewed_while_one_queue_is_silent(inbox:
     assert sum(isinstance(event, ev.BrokerSilent) for event in told) == 1
 
 
+def test_an_outage_is_over_when_what_was_not_renewed_has_been_settled(inbox: Inbox) -> None:
+    """And not when the next of what is held is due, which may take minutes."""
+    backend = HalfSilent()
+    fresh = held(backend, OTHER, ttl=3600.0)
+    deliveries = [held(backend, ttl=1.0), fresh]
+    renew_thread = RenewThread(backend, 1.0, lambda: deliveries, inbox)
+    renew_thread.start()
+    told: list[ev.Event] = []
+    try:
+        wait_until(lambda: told.extend(inbox.take()) or bool(told))
+        deliveries = [fresh]
+        wait_until(lambda: told.extend(inbox.take()) or len(told) > 1)
+    finally:
+        renew_thread.stop()
+        renew_thread.join(10.0)
+    assert [type(event) for event in told] == [ev.BrokerSilent, ev.BrokerAnswered]
+
+
 # --- lengths ----------------------------------------------------------------------------------------
 
 

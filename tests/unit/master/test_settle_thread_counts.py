@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
-from jobpool.broker.values import QueueStats, ReapPolicy
+from jobpool.broker.values import QueueStats, Reaped, ReapPolicy
 from jobpool.errors import BackendUnavailable
 from jobpool.master import events as ev
 from jobpool.master.inbox import Inbox
@@ -42,6 +42,39 @@ def test_a_count_that_was_not_answered_is_made_again_after_a_pause_and_not_at_it
         inbox.close()
     assert [type(event) for event in seen[:2]] == [ev.BrokerSilent, ev.Counted]
     assert backend.silent == 0
+
+
+class SilentReaps(MemoryBackend):
+    """Two calls are not answered: a reap, and the count after it."""
+
+    silent = 2
+
+    def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
+        self._answer()
+        return super()._reap(queue, policy, visibility_timeout)
+
+    def stats(self, queue: str) -> QueueStats:
+        self._answer()
+        return super().stats(queue)
+
+    def _answer(self) -> None:
+        if self.silent:
+            self.silent -= 1
+            raise BackendUnavailable("silent")
+
+
+def test_an_outage_is_over_soon_after_a_count_is_answered_and_not_at_the_next_turn_to_reap() -> None:
+    backend, inbox = SilentReaps(), Inbox()
+    settle_thread = SettleThread(backend, (QUEUE,), 3600.0, ReapPolicy(), inbox, 3600.0)
+    settle_thread.start()
+    seen: list[ev.Event] = []
+    try:
+        wait_until(lambda: seen.extend(inbox.take()) or any(isinstance(event, ev.BrokerAnswered) for event in seen))
+    finally:
+        settle_thread.stop()
+        settle_thread.join(10.0)
+        inbox.close()
+    assert [type(event) for event in seen] == [ev.BrokerSilent, ev.Counted, ev.BrokerAnswered]
 
 
 def test_until_empty_the_counts_are_looked_at_as_soon_as_all_that_the_last_look_saw_is_settled() -> None:

@@ -21,7 +21,15 @@ from jobpool.master.inbox import Inbox
 from jobpool.master.observer import Observer
 from jobpool.master.run import unmet
 from jobpool.master.state import Pool
-from jobpool.master.telemetry import NO_ANSWER, LoopCalls, Telemetry, make_telemetry, metrics_page, probe_page
+from jobpool.master.telemetry import (
+    NO_ANSWER,
+    LoopCalls,
+    Publisher,
+    Telemetry,
+    make_telemetry,
+    metrics_page,
+    probe_page,
+)
 from jobpool.message.outcome import OUTCOMES
 from jobpool.message.setting_types import Address, History
 from jobpool.settings import Settings
@@ -168,6 +176,24 @@ def test_the_probes_read_the_scoreboard(board: Scoreboard) -> None:
     assert probe_page(board, live).status == 503
     board.header.write(loop_at=1e12, broker_ok_at=1e12, workers=1, ready=1)
     assert (probe_page(board, live).status, probe_page(board, ready).status) == (200, 200)
+
+
+def test_a_pool_whose_files_were_removed_says_so_once(board: Scoreboard, tmp_path: Path) -> None:
+    files = [tmp_path / f"night.7.{end}" for end in ("board", "json", "sock")]
+    for file in files:
+        file.touch()
+    pool = Pool(some_settings(board_path=str(files[0])), now=0.0)
+    publisher = Publisher(board)
+    publisher.look_for_files(pool)
+    publisher.look_for_files(pool)
+    assert pool.notes == []
+    files[0].unlink()
+    files[2].unlink()
+    for _ in range(3):
+        publisher.look_for_files(pool)
+    [note] = pool.notes
+    assert note.fields["files"] == f"{files[0]} {files[2]}"
+    assert "cleaners of temporary files" in note.fields["mend"]
 
 
 # --- what the settings ask for ----------------------------------------------------------------------------------------

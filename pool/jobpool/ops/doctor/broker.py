@@ -33,8 +33,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
         with closing(open_backend(settings.backend)) as backend:
             yield from _ask(backend, settings)
     except JobpoolError as error:
-        why = "nothing can be enqueued or fetched"
-        yield Finding("broker", Level.PROBLEM, str(error), why, "start it, or mend the setting `backend`")
+        why, mend = "nothing can be enqueued or fetched", "mend that, then run `jobpool doctor` again"
+        yield Finding("broker", Level.PROBLEM, str(error), why, mend)  # the error names the way
 
 
 def _ask(backend: QueueBackend, settings: Settings) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator, Sequence
+from math import floor
 from urllib.parse import parse_qsl
 
 from jobpool.broker.config_file import ConfigFile
@@ -114,7 +115,9 @@ def judge_ttl(ttl: float, url: str) -> Finding:
     limit = f"a call to the broker may take {patience:.12g} s"
     if patience >= ttl * 2 / 3:
         why = "one renewal without an answer (they begin at a third of it) loses leases, and their jobs run twice"
-        mend = f"set ttl to {patience * 3:.12g} or more, or ?timeout= in backend to less than {ttl / 3:.12g}"
+        below = floor(ttl / 3 * 10) / 10
+        mend = f"set ttl to {patience * 3:.12g} or more"
+        mend += f", or ?timeout= in backend to {below:.12g} or less" if below else ""
         return Finding("ttl", Level.PROBLEM, f"ttl is {ttl:.12g} s, and {limit}", why, mend)
     if ttl < SHORT_TTL:
         why = "a master that stands still for so long (a suspend, swapping) loses its leases, and their jobs run twice"

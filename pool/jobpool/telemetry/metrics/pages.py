@@ -70,7 +70,7 @@ def ready(header: HeaderView, now: float) -> Probe:
         return Probe(False, f"not ready: {children}" + (f"; {header.problem}" if header.problem else ""))
     silent = seconds_since(header.broker_ok_at, header, now)
     if silent > MISSED * header.broker_interval:
-        return Probe(False, f"degraded: the broker last answered {format_duration(silent)} ago; {children}")
+        return Probe(False, f"degraded: the broker last answered well {format_duration(silent)} ago; {children}")
     return Probe(True, f"ready: {children}" + (", draining" if header.draining else ""))
 
 
