@@ -110,7 +110,7 @@ def test_the_allowed_handlers_are_set(tmp_path: Path) -> None:
         ),
         pytest.param(
             "import jobpool\n\n@jobpool.handler(backoff='fixed bsae=1s')\ndef f(): ...\n",
-            "not 'fixed bsae=1s' ({file}:3)",
+            "'bsae=1s' is not known there; did you mean base=? ({file}:3)",
             id="a wrong back-off, at the app's line",
         ),
         pytest.param(
