@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from resource import struct_rusage
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import orjson
 from msgspec import Meta, MsgspecError, Struct, field, json
@@ -18,6 +17,9 @@ from msgspec.structs import asdict
 
 from jobpool.message.death import Exit
 from jobpool.message.outcome import ResultKind
+
+if TYPE_CHECKING:
+    from resource import struct_rusage  # there is none on Windows, where producers import this
 
 RUN_HEAD = struct.Struct("<BQQIId")
 RESULT_HEAD = struct.Struct("<BQBdd")
