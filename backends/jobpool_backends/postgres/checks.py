@@ -21,7 +21,9 @@ WHERE n.nspname = %(schema)b AND c.relkind = 'r' ORDER BY c.relname
 """
 
 _RIGHTS = """
-SELECT current_user::text, kind, lacked, array_agg(name::text ORDER BY name) FROM (
+SELECT current_user::text, quote_ident(current_user), quote_ident(%(schema)b::text),
+    kind, lacked, array_agg(name::text ORDER BY name)
+FROM (
     SELECT 'TABLE' AS kind, c.relname AS name, array_to_string(ARRAY(
         SELECT wanted FROM unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) AS wanted
         WHERE (wanted = 'SELECT' OR c.relname <> 'migrations') AND NOT has_table_privilege(c.oid, wanted)
@@ -145,10 +147,10 @@ def _of_tables(database: Database) -> Iterator[Finding]:
 def _of_rights(database: Database) -> Iterator[Finding]:
     check, schema = "postgres.rights", database.schema
     found = database.run(_RIGHTS, {"schema": schema})
-    for user, kind, lacked, names in found:
+    for user, role, place, kind, lacked, names in found:
         shown = f"{', '.join(names[:MAX_NAMES])}{', …' if len(names) > MAX_NAMES else ''}"
         told = f"user {user!r} lacks {lacked} on {len(names)} of the {kind.lower()}s of schema {schema} ({shown})"
-        mend = f"GRANT {lacked} ON ALL {kind}S IN SCHEMA {schema} TO {user}"
+        mend = f"GRANT {lacked} ON ALL {kind}S IN SCHEMA {place} TO {role}"
         yield Finding(check, Level.PROBLEM, told, _UNUSABLE, mend)
     if not found:
         yield Finding(check, Level.OK, f"the user may use the tables and functions of schema {schema}")

@@ -68,8 +68,9 @@ def try_to_write(link: Link, prefix: str) -> list[Finding]:
     try:
         link.run(_TRIAL, [f"{prefix}:trial:{secrets.token_hex(8)}"], ())
     except (AccessRefused, WriteRefused) as error:
-        found, _, mend = str(error).rpartition(": ")
-        return [Finding(_WRITES, Level.PROBLEM, found, "nothing can be enqueued or fetched", mend)]
+        found, _, mend = str(error).removesuffix("; nothing was changed").rpartition(": ")
+        why = "nothing can be enqueued" + (" or fetched" if isinstance(error, AccessRefused) else "")
+        return [Finding(_WRITES, Level.PROBLEM, found, why, mend)]
     except BackendUnavailable:
         return []
     return [Finding(_WRITES, Level.OK, f"{link.title}: this user may write keys {prefix}:*")]

@@ -8,10 +8,14 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from typing import TypeVar
 
 from jobpool.broker import tracking
 from jobpool.broker.backend import QueueBackend
 
+T = TypeVar("T")
+
+MAX_LOOKS = 8  # at a time, which do not wait
 MAX_WAITING_CALLS = 32
 MAX_REPEATED_CALLS = 16  # the others are for tasks that begin to wait
 WAIT_SLICE_S = 0.5  # seconds of one such call
@@ -94,6 +98,11 @@ class Waits:
         self._untaken.clear()
 
 
+async def look(call: Callable[[], T]) -> T:
+    """Return what a call returns that does not wait, made on a thread of its own kind: no enqueue stands behind it."""
+    return await asyncio.get_running_loop().run_in_executor(_lookers(), call)
+
+
 def _ended(backend: Callable[[], QueueBackend], idents: list[str]) -> set[str]:
     """Return those of these jobs that have ended, as soon as one has; none after a slice."""
     found = tracking.wait(backend(), idents, WAIT_SLICE_S, first=True)
@@ -105,5 +114,11 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(MAX_WAITING_CALLS, "jobpool-wait")
 
 
+@cache
+def _lookers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MAX_LOOKS, "jobpool-look")
+
+
 if hasattr(os, "register_at_fork"):  # Windows cannot fork
     os.register_at_fork(after_in_child=_threads.cache_clear)
+    os.register_at_fork(after_in_child=_lookers.cache_clear)

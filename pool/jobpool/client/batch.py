@@ -125,5 +125,6 @@ def _check_takes_end(callback: Callback, definition: JobDefinition, status: Batc
             handler.check({**definition.payload, "batch": {**status.end(), "failed_ids": []}})
         except InvalidJob as error:
             raise InvalidJob(
-                f"{name}: {error}. It gets the end of the batch as 'batch': give it a parameter batch: dict"
+                f"{name}: {error}. It gets the end of the batch as 'batch': give it a parameter"
+                " batch: dict | None = None, and what else it takes by handler.define(…)"
             ) from None

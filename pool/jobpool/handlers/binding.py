@@ -74,7 +74,7 @@ def check_shape(function: Callable[..., Any], name: str, kind: str = "handler") 
     if needs_context and not takes_context:
         raise ConfigurationError(f"{shown}, must take the job's context as its first parameter")
     if kind == "handler" and takes_context:
-        _check_context(parameters[0].name, hints.get(parameters[0].name), shown)
+        _check_context(plain, parameters[0].name, hints.get(parameters[0].name), shown)
     for parameter in parameters[takes_context:]:
         if parameter.kind is Parameter.POSITIONAL_ONLY:
             raise ConfigurationError(f"{shown}: parameter {parameter.name!r} cannot be filled by name: drop the '/'")
@@ -230,9 +230,10 @@ def _takes_context(parameters: list[Parameter], hints: dict[str, Any]) -> bool:
     return not is_data(hints.get(parameters[0].name))
 
 
-def _check_context(name: str, hint: Any, shown: str) -> None:
+def _check_context(plain: Any, name: str, hint: Any, shown: str) -> None:
     """Raise `ConfigurationError` if the parameter that gets the context was plainly meant for something else."""
-    if name == "self":
+    # Not every `self` is a method's: Celery's tasks call their context so.
+    if name == "self" and "." in getattr(plain, "__qualname__", "").rpartition("<locals>.")[2]:
         raise ConfigurationError(f"{shown}, is a method: decorate its class, which then needs run(self, …)")
     if isinstance(hint, type) and hint is not Any:
         with contextlib.suppress(TypeError):  # a protocol: the context may be of its kind

@@ -26,6 +26,9 @@ N = TypeVar("N", float, Decimal)
 Convert = Callable[[Any, str], Any]
 """Of a value and the path of its field ("" = the payload itself)."""
 
+_QUALIFIERS = (typing.Annotated, typing.Required, typing.NotRequired, getattr(typing, "ReadOnly", typing.Annotated))
+"""The origins of annotations that stand around a type; `ReadOnly` is there from Python 3.13 on."""
+
 _MAX_FIELDS_NAMED = 5
 """Fields of a model that an error names."""
 
@@ -65,7 +68,7 @@ def converter(annotation: Any) -> Convert:
         return _typed_dict(annotation)
     origin = typing.get_origin(annotation) or annotation
     inner = typing.get_args(annotation)
-    if origin in (typing.Annotated, typing.Required, typing.NotRequired):
+    if origin in _QUALIFIERS:
         return converter(inner[0])
     if origin in (typing.Union, types.UnionType):
         return _union(inner)
@@ -252,12 +255,18 @@ def _typed_dict(kind: Any) -> Convert:
         if not built:  # at the first value, so that it may contain itself
             hints = resolve_hints(kind)
             # Not `__required_keys__` alone, which does not see a NotRequired in an annotation that is text.
-            optional = {name for name, hint in hints.items() if typing.get_origin(hint) is typing.NotRequired}
+            optional = {name for name, hint in hints.items() if _is_optional(hint)}
             fields = {name: converter(hints.get(name, Any)) for name in kind.__annotations__}
             built.append((fields, [name for name in fields if name in kind.__required_keys__ - optional]))
         return fill(value, where, *built[0], f"{kind.__name__} has")
 
     return _checked(dict, f"an object with the fields of {kind.__name__}", build)
+
+
+def _is_optional(hint: Any) -> bool:
+    while (origin := typing.get_origin(hint)) in _QUALIFIERS and origin is not typing.NotRequired:
+        hint = typing.get_args(hint)[0]
+    return origin is typing.NotRequired
 
 
 def fields_of(kind: type) -> tuple[Mapping[str, Convert], list[str]]:

@@ -221,14 +221,15 @@ def migrated(database: Database) -> bool:
 
 def test_a_user_who_may_only_read_is_told_what_it_lacks_and_what_to_grant(rig: Rig) -> None:
     rig.open().prepare()
-    role, schema = f"reads_{rig.schema}", rig.schema
+    user, schema = f"reads-{rig.schema}", rig.schema
+    role = f'"{user}"'  # a name that SQL has to quote
     rig.ask(f"CREATE ROLE {role} LOGIN")
     try:
         rig.ask(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
         rig.ask(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}")
-        database = rig.database(base=f"postgresql://{role}@{rig.server.host}:{rig.server.port}/postgres")
+        database = rig.database(base=f"postgresql://{user}@{rig.server.host}:{rig.server.port}/postgres")
         [told] = cautions(database)
-        assert told.startswith(f"user {role!r} lacks INSERT, UPDATE, DELETE on ")
+        assert told.startswith(f"user {user!r} lacks INSERT, UPDATE, DELETE on ")
         mend = f"GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}"
         assert told.endswith(mend)
         rig.ask(mend)

@@ -234,6 +234,8 @@ def test_a_user_who_may_only_read_and_a_full_server_take_no_writes(link_to: Any)
     link.call("CONFIG", "SET", "maxmemory", 1)
     [full] = try_to_write(link, "jobpool")
     assert full.mend.startswith("raise maxmemory")
+    assert full.mend.endswith("what is not needed")
+    assert (lacking.why, full.why) == ("nothing can be enqueued or fetched", "nothing can be enqueued")
 
 
 def test_a_server_that_is_nearly_full(link_to: Any) -> None:

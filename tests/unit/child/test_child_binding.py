@@ -319,7 +319,10 @@ def of_own(ctx: Own) -> None: ...
 def of_any(ctx: Any, a: int) -> None: ...
 
 
-@pytest.mark.parametrize("function", [of_protocol, of_own, of_any])
+def bound(self, a: int) -> None: ...  # type: ignore[no-untyped-def]
+
+
+@pytest.mark.parametrize("function", [of_protocol, of_own, of_any, bound])
 def test_an_annotation_that_a_context_may_have_is_no_obstacle(function: Callable[..., Any]) -> None:
     check_shape(function, "report")
 

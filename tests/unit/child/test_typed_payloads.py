@@ -10,7 +10,7 @@ from datetime import datetime
 from decimal import Decimal
 from enum import Enum, IntEnum
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from uuid import UUID
 
 import pydantic
@@ -105,6 +105,7 @@ def test_what_a_model_refuses_is_one_sentence_without_the_values(payload: Any, t
 class Size(TypedDict):
     dpi: int
     note: NotRequired[str]
+    colour: Annotated[NotRequired[str], "a remark"]
 
 
 class Page(Size, total=False):
@@ -116,7 +117,7 @@ class Page(Size, total=False):
     [
         ({"dpi": 1, "note": "a4"}, ""),
         ({"dpi": 1, "inner": [{"dpi": 2}]}, ""),
-        ({"dip": 1}, "field 'page.dip' is unknown; Page has 'dpi', 'note', 'inner'"),
+        ({"dip": 1}, "field 'page.dip' is unknown; Page has 'dpi', 'note', 'colour', 'inner'"),
         ({}, "field 'page.dpi' is missing"),
         ({"dpi": 1, "inner": [{"dpi": "x"}]}, "field 'page.inner[0].dpi' must be a whole number, not 'x'"),
         (7, "field 'page' must be an object with the fields of Page, not 7"),

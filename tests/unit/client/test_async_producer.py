@@ -152,6 +152,26 @@ def test_a_call_under_way_is_finished_when_its_loop_is_closed(broker: Broker, jo
     assert run(lambda: jobs.aenqueue(JobDefinition("report"))), "another loop has turns of its own"
 
 
+def test_no_enqueue_stands_behind_looks_for_results(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+
+    def result(ident: str, timeout: float | None = None) -> str:
+        assert gate.wait(LIMIT_S)
+        return f"{ident} {timeout}"
+
+    monkeypatch.setattr(jobs, "result", result)
+
+    async def test() -> list[str]:
+        looks = [asyncio.ensure_future(jobs.aresult("a job", 9)) for _ in range(4 * producer.MAX_AWAITED_CALLS)]
+        await beats(5)
+        await jobs.aenqueue(JobDefinition("report"))
+        assert not any(look.done() for look in looks)
+        gate.set()
+        return await asyncio.gather(*looks)
+
+    assert set(run(test)) == {"a job 0"}
+
+
 def test_many_jobs_keep_their_order(jobs: Jobs) -> None:
     def numbered() -> Iterator[JobDefinition]:
         assert threading.current_thread() is threading.main_thread(), "a generator is read where it was made"
