@@ -99,7 +99,7 @@ class Waits:
 
 
 async def look(call: Callable[[], T]) -> T:
-    """Return what a call returns that does not wait, made on a thread of its own kind: no enqueue stands behind it."""
+    """Return what a call returns that does not wait, made on a thread of its own kind: it holds up no enqueue."""
     return await asyncio.get_running_loop().run_in_executor(_lookers(), call)
 
 
