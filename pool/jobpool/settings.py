@@ -10,7 +10,6 @@ as from its TOML type, so that the three sources mean the same. An unknown key i
 
 from __future__ import annotations
 
-import difflib
 import operator
 import os
 import re
@@ -25,7 +24,7 @@ from jobpool.errors import ConfigurationError
 from jobpool.message import setting_types
 from jobpool.message.allowances import Allowances, check_allowed
 from jobpool.message.guards import LONGEST_KEPT
-from jobpool.message.names import check_queue
+from jobpool.message.names import check_queue, nearest_word
 from jobpool.message.setting_types import Address, History, OnCrash, Recycle, UrlLimits, choice, usable_cpus
 from jobpool.message.units import parse_duration, parse_size
 from jobpool.policy.retry import RetryPolicy, parse_retry
@@ -431,11 +430,7 @@ def load(
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the nearest known word, or nothing when none is near."""
-    return _did_you_mean(_nearest(word, known))
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    return next(iter(difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)), "")
+    return _did_you_mean(nearest_word(word, known))
 
 
 def _did_you_mean(word: str) -> str:
@@ -452,7 +447,8 @@ def _check_key(key: str, source: str, prefix: str = "") -> None:
     if key in REMOVED:
         raise ConfigurationError(removed(source, key))
     if key not in KEYS:
-        near = MEANT.get(key.replace("-", "_")) or _nearest(key, KEYS)  # without the prefix, which makes any two alike
+        # Without the prefix, which makes any two alike.
+        near = MEANT.get(key.replace("-", "_")) or nearest_word(key, KEYS)
         near = f"{prefix}{near.upper()}" if near and prefix else near
         raise ConfigurationError(f"{source} is not a setting of jobpool{_did_you_mean(near)}")
 

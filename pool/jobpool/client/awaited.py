@@ -68,7 +68,9 @@ class Waits:
         self._untaken.clear()
         if taken:
             idents = list(set[str]().union(*(wait.left for wait in taken)))
-            call = asyncio.get_running_loop().run_in_executor(_threads(), _ended, self._backend, idents)
+            call = asyncio.get_running_loop().run_in_executor(
+                _threads("wait", MAX_WAITING_CALLS), _ended, self._backend, idents
+            )
             self._calls.add(call)
             call.add_done_callback(partial(self._end, taken))
 
@@ -100,7 +102,7 @@ class Waits:
 
 async def look(call: Callable[[], T]) -> T:
     """Return what a call returns that does not wait, made on a thread of its own kind: it holds up no enqueue."""
-    return await asyncio.get_running_loop().run_in_executor(_lookers(), call)
+    return await asyncio.get_running_loop().run_in_executor(_threads("look", MAX_LOOKS), call)
 
 
 def _ended(backend: Callable[[], QueueBackend], idents: list[str]) -> set[str]:
@@ -110,15 +112,9 @@ def _ended(backend: Callable[[], QueueBackend], idents: list[str]) -> set[str]:
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MAX_WAITING_CALLS, "jobpool-wait")
-
-
-@cache
-def _lookers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MAX_LOOKS, "jobpool-look")
+def _threads(name: str, most: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(most, f"jobpool-{name}")
 
 
 if hasattr(os, "register_at_fork"):  # Windows cannot fork
     os.register_at_fork(after_in_child=_threads.cache_clear)
-    os.register_at_fork(after_in_child=_lookers.cache_clear)

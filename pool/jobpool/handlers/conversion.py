@@ -59,13 +59,13 @@ def converter(annotation: Any) -> Convert:
     if isinstance(annotation, typing.NewType):
         return converter(annotation.__supertype__)
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-        return _dataclass(annotation)
+        return _of_fields(annotation, fields_of, annotation)
     if callable(getattr(annotation, "model_validate", None)):
         return _model(annotation)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return _enum(annotation)
     if typing.is_typeddict(annotation):
-        return _typed_dict(annotation)
+        return _of_fields(annotation, _fields_of_typed_dict, dict)
     origin = typing.get_origin(annotation) or annotation
     inner = typing.get_args(annotation)
     if origin in _QUALIFIERS:
@@ -237,30 +237,26 @@ def _of_model(error: ValueError, where: str) -> str:
     return "; ".join(found[:_MAX_FIELDS_NAMED]) + more
 
 
-def _dataclass(kind: type) -> Convert:
-    built: list[tuple[Mapping[str, Convert], list[str]]] = []
+def _of_fields(
+    kind: Any, fields: Callable[[Any], tuple[Mapping[str, Convert], list[str]]], make: Callable[..., Any]
+) -> Convert:
+    """Return the reader of a class with these fields, and those that are required; `make` takes them by name."""
+    known: list[tuple[Mapping[str, Convert], list[str]]] = []
 
     def build(value: Any, where: str) -> Any:
-        if not built:  # at the first value, so that a dataclass may contain itself
-            built.append(fields_of(kind))
-        return kind(**fill(value, where, *built[0], f"{kind.__name__} has"))
+        if not known:  # at the first value, so that a class may contain itself
+            known.append(fields(kind))
+        return make(**fill(value, where, *known[0], f"{kind.__name__} has"))
 
     return _checked(dict, f"an object with the fields of {kind.__name__}", build)
 
 
-def _typed_dict(kind: Any) -> Convert:
-    built: list[tuple[Mapping[str, Convert], list[str]]] = []
-
-    def build(value: Any, where: str) -> Any:
-        if not built:  # at the first value, so that it may contain itself
-            hints = resolve_hints(kind)
-            # Not `__required_keys__` alone, which does not see a NotRequired in an annotation that is text.
-            optional = {name for name, hint in hints.items() if _is_optional(hint)}
-            fields = {name: converter(hints.get(name, Any)) for name in kind.__annotations__}
-            built.append((fields, [name for name in fields if name in kind.__required_keys__ - optional]))
-        return fill(value, where, *built[0], f"{kind.__name__} has")
-
-    return _checked(dict, f"an object with the fields of {kind.__name__}", build)
+def _fields_of_typed_dict(kind: Any) -> tuple[Mapping[str, Convert], list[str]]:
+    hints = resolve_hints(kind)
+    # Not `__required_keys__` alone, which does not see a NotRequired in an annotation that is text.
+    required = [name for name in kind.__annotations__ if name in kind.__required_keys__]
+    fields = {name: converter(hints.get(name, Any)) for name in kind.__annotations__}
+    return fields, [name for name in required if not _is_optional(hints.get(name))]
 
 
 def _is_optional(hint: Any) -> bool:

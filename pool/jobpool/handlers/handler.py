@@ -16,7 +16,7 @@ from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.builder import JobBuilder
 from jobpool.message.context import JobContext
 from jobpool.message.definition import check_result_ttl, check_seconds
-from jobpool.message.names import DEFAULT_QUEUE, check_name, check_queue
+from jobpool.message.names import DEFAULT_QUEUE, check_name, check_queue, nearest_word
 from jobpool.message.outcome import ExecutionResult
 from jobpool.message.results import JobHandle
 
@@ -219,9 +219,7 @@ def check_options(names: Iterable[str]) -> None:
     known = [*inspect.signature(Handler).parameters][2:]
     for name in names:
         if name not in known:
-            from difflib import get_close_matches  # only here, and most programs make no such mistake
-
-            meant = OPTIONS_ELSEWHERE.get(name) or next(iter(get_close_matches(name, known, 1)), "")
+            meant = OPTIONS_ELSEWHERE.get(name) or nearest_word(name, known)
             hint = f"; write {meant}" if meant else f"; there are {', '.join(known)}"
             raise TypeError(f"a handler has no option {name!r}{hint}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from jobpool.errors import ConfigurationError, InvalidJob
 
@@ -64,6 +64,13 @@ def check_name(name: str, what: str) -> str:
 def is_name(value: object) -> bool:
     """Return whether this is text for one line and for UTF-8: no control characters, no lone surrogates."""
     return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
+
+
+def nearest_word(word: str, known: Iterable[str]) -> str:
+    """Return the known word that `word` is most likely meant for; "" = none is near."""
+    from difflib import get_close_matches  # only here: most programs make no such mistake
+
+    return next(iter(get_close_matches(word, sorted(known), n=1)), "")
 
 
 def storable(text: str) -> str:

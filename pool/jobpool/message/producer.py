@@ -96,7 +96,7 @@ def set_default(producer: Producer | None) -> None:
 
 
 def chosen() -> Producer | None:
-    """Return the producer that `set_default` was given; None = there is no such one."""
+    """Return the producer that `set_default` was given; None = it was given none."""
     return _default.chosen
 
 

@@ -6,7 +6,6 @@ comes last, so that jitter never lifts a delay above `max_delay`.
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import random
@@ -16,6 +15,7 @@ from typing import Literal, TypeVar, get_args
 
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import LONGEST
+from jobpool.message.names import nearest_word
 from jobpool.message.setting_types import parse_count, parse_number, parse_share, parse_words
 from jobpool.message.units import parse_duration
 
@@ -232,8 +232,8 @@ def parse_retry(value: object) -> RetryPolicy:
 
 
 def _not_known(given: str, takes: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(given.partition("=")[0], takes, n=1)
-    meant = f"did you mean {near[0]}=?" if near else f"write {', '.join(f'{word}=' for word in takes)}"
+    near = nearest_word(given.partition("=")[0], takes)
+    meant = f"did you mean {near}=?" if near else f"write {', '.join(f'{word}=' for word in takes)}"
     return f"{given!r} is not known there; {meant}"
 
 

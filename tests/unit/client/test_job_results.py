@@ -211,7 +211,7 @@ def test_a_loop_that_ends_leaves_no_wait_behind(
     asyncio.run(main())
     assert not over.is_set()
     over.set()
-    awaited._threads().shutdown()
+    awaited._threads("wait", awaited.MAX_WAITING_CALLS).shutdown()
     awaited._threads.cache_clear()
     assert caplog.records == []
 
