@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from cli_shell import LIMIT, Shell
+from support.servers.launching import setpriv
 
 WHY = {"closed": "cannot be entered by this user", "gone": "was removed"}
 
@@ -48,9 +49,7 @@ class Elsewhere:
 def _as_an_ordinary_user() -> list[str]:
     if os.geteuid() != 0:
         return []
-    if shutil.which("setpriv") is None:
-        pytest.skip("there is no setpriv on this machine; install util-linux")
-    return ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--"]
+    return [setpriv(), "--bounding-set=-dac_override,-dac_read_search", "--"]
 
 
 @pytest.fixture(params=["closed", "gone"])

@@ -27,7 +27,7 @@ def launch(
     `user` as in `as_user`. Raises `ServerFailed` where `setpriv` (util-linux) is missing.
     """
     # setpriv sets the signal last: a change of credentials would clear it.
-    bound = [_setpriv(), "--pdeathsig", "KILL", *_credentials(user), "--", *command]
+    bound = [setpriv(), "--pdeathsig", "KILL", *_credentials(user), "--", *command]
     with log.open("ab") as output:
         return _launcher().call(
             # In "/", which every user may pass.
@@ -42,14 +42,15 @@ def launch(
 
 def as_user(command: Sequence[str], user: str | None) -> list[str]:
     """`command`, run by `user`; None = by who we are."""
-    return [_setpriv(), *_credentials(user), "--", *command] if user else list(command)
+    return [setpriv(), *_credentials(user), "--", *command] if user else list(command)
 
 
 def _credentials(user: str | None) -> list[str]:
     return ["--reuid", user, "--regid", user, "--clear-groups"] if user else []
 
 
-def _setpriv() -> str:
+def setpriv() -> str:
+    """The program that changes what a process may do. Raises `ServerFailed`: it is missing."""
     found = shutil.which("setpriv")
     if found is None:
         raise ServerFailed("there is no setpriv on this machine; install util-linux")

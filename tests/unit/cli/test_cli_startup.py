@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from face_boards import a_pool as a_note
 from support.waiting import wait_until
 
 from jobpool.broker.opening import open_backend
-from jobpool.cli.progress import bar, expected, live_summary, logged_summary, progress_bar, summary
+from jobpool.cli import progress
+from jobpool.cli.progress import bar, done, expected, live_summary, logged_summary, progress_bar, summary
 from jobpool.cli.session import check_apps, search_path
 from jobpool.errors import ConfigurationError
 from jobpool.ipc.board_layout import HeaderView, QueueDepth
@@ -143,13 +143,15 @@ def test_elsewhere_a_line_of_the_log_tells_while_jobs_run(tmp_path: Path, caplog
 
 @pytest.mark.parametrize("awaits_delayed", [True, False])
 def test_a_pool_that_ends_by_itself_tells_that_it_waits_for_delayed_jobs(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, awaits_delayed: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, awaits_delayed: bool
 ) -> None:
     note, board = publish(tmp_path, depths=QueueDepth("reports", 0, 3, 0, None, 0).line())
+    looks: list[int] = []
+    monkeypatch.setattr(progress, "done", lambda header: looks.append(done(header)) or looks[-1])  # type: ignore[func-returns-value]
     with board:
         board.slot(0).child.finished(True, 0.0)
         with caplog.at_level("INFO", "jobpool.pool"), logged_summary(note, 0.01, awaits_delayed=awaits_delayed):
-            time.sleep(0.1)
+            wait_until(lambda: len(looks) >= 3)
             board.header.write(succeeded=1)
             wait_until(lambda: any(fields_of(record)["done"] for record in caplog.records))
     fields = [fields_of(record) for record in caplog.records]

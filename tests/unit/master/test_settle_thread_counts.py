@@ -29,17 +29,9 @@ class SilentThrice(MemoryBackend):
 
 
 def test_a_count_that_was_not_answered_is_made_again_after_a_pause_and_not_at_its_next_turn() -> None:
-    backend, inbox = SilentThrice(), Inbox()
+    backend = SilentThrice()
     backend.enqueue(a_job())
-    settle_thread = SettleThread(backend, (QUEUE,), 30.0, ReapPolicy(), inbox, 3600.0)
-    settle_thread.start()
-    seen: list[ev.Event] = []
-    try:
-        wait_until(lambda: seen.extend(inbox.take()) or any(isinstance(event, ev.Counted) for event in seen))
-    finally:
-        settle_thread.stop()
-        settle_thread.join(10.0)
-        inbox.close()
+    seen = _events_until(ev.Counted, backend, ttl=30.0)
     assert [type(event) for event in seen[:2]] == [ev.BrokerSilent, ev.Counted]
     assert backend.silent == 0
 
@@ -64,17 +56,23 @@ class SilentReaps(MemoryBackend):
 
 
 def test_an_outage_is_over_soon_after_a_count_is_answered_and_not_at_the_next_turn_to_reap() -> None:
-    backend, inbox = SilentReaps(), Inbox()
-    settle_thread = SettleThread(backend, (QUEUE,), 3600.0, ReapPolicy(), inbox, 3600.0)
+    seen = _events_until(ev.BrokerAnswered, SilentReaps(), ttl=3600.0)
+    assert [type(event) for event in seen] == [ev.BrokerSilent, ev.Counted, ev.BrokerAnswered]
+
+
+def _events_until(kind: type[ev.Event], backend: MemoryBackend, ttl: float) -> list[ev.Event]:
+    """Run a thread whose turn to count comes but once, until there is an event of this kind; all events so far."""
+    inbox = Inbox()
+    settle_thread = SettleThread(backend, (QUEUE,), ttl, ReapPolicy(), inbox, 3600.0)
     settle_thread.start()
     seen: list[ev.Event] = []
     try:
-        wait_until(lambda: seen.extend(inbox.take()) or any(isinstance(event, ev.BrokerAnswered) for event in seen))
+        wait_until(lambda: seen.extend(inbox.take()) or any(isinstance(event, kind) for event in seen))
     finally:
         settle_thread.stop()
         settle_thread.join(10.0)
         inbox.close()
-    assert [type(event) for event in seen] == [ev.BrokerSilent, ev.Counted, ev.BrokerAnswered]
+    return seen
 
 
 def test_until_empty_the_counts_are_looked_at_as_soon_as_all_that_the_last_look_saw_is_settled() -> None:
