@@ -155,7 +155,18 @@ def _described(backend: QueueBackend) -> str:
         held = fill(backend)
     names = [name for name in JobLease.__struct_fields__ if name not in ("_envelope", "guards")]
     stored = {ident: {name: getattr(lease, name) for name in names} for ident, lease in held.items()}
-    return json.dumps({"leases": stored, "seen": snapshot(backend)}, default=_encoded, indent=1) + "\n"
+    told = json.loads(json.dumps({"leases": stored, "seen": snapshot(backend)}, default=_encoded))
+    return _a_thing_a_line(told) + "\n"
+
+
+def _a_thing_a_line(told: Any) -> str:
+    """Write JSON with each lease, message and claim in a line of its own."""
+    if isinstance(told, list) and any(isinstance(each, dict) for each in told):
+        return "[\n" + ",\n".join(map(_a_thing_a_line, told)) + "\n]"
+    if isinstance(told, dict) and any(isinstance(each, dict) for each in told.values()):
+        lines = (f"{json.dumps(name)}: {_a_thing_a_line(each)}" for name, each in told.items())
+        return "{\n" + ",\n".join(lines) + "\n}"
+    return json.dumps(told)
 
 
 def _write_sqlite(folder: Path) -> str:
