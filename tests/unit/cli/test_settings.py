@@ -367,28 +367,9 @@ def test_of_the_environments_keys_ours_comes_first(monkeypatch: pytest.MonkeyPat
     assert load().signing_keys() == ("ours", "old")
 
 
-@pytest.mark.parametrize("variable", ["JOBPOOL_SIGNING_KEY", "JOBS_SIGNING_KEY"])
-def test_an_empty_key_is_an_error_and_not_signing_off(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(variable, "")
-    with pytest.raises(ConfigurationError, match=f"{variable}: a signing key must not be empty"):
-        load()
-
-
-def test_an_empty_list_of_keys_is_an_error_and_not_signing_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "[]")
-    with pytest.raises(ConfigurationError, match="the list of signing keys is empty"):
-        load()
-
-
 def test_keys_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "hush-hush")
     assert "hush-hush" not in repr(load({"backend": "redis://:hush-hush@localhost"}))
-
-
-def test_a_key_file_without_a_key_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "empty", "\n")
-    with pytest.raises(ConfigurationError, match="holds no key: write one a line"):
-        load({"signing_key_file": str(tmp_path / "empty")}).signing_keys()
 
 
 # --- what the master gets ---------------------------------------------------------------------------
