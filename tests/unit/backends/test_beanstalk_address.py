@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from jobpool.errors import ConfigurationError
 from jobpool_backends.beanstalk.address import Address, read_address
 
 
-@pytest.mark.parametrize(
-    ("url", "options", "address"),
-    [
+def test_what_is_read() -> None:
+    for url, options, address in [
         ("beanstalk://localhost", {}, Address("localhost")),
         ("beanstalk://localhost/", {}, Address("localhost")),
         ("beanstalk://10.0.0.1:11301", {}, Address("10.0.0.1", 11301)),
@@ -22,10 +19,8 @@ from jobpool_backends.beanstalk.address import Address, read_address
         ("beanstalk://h?ttr=90", {"ttr": 5}, Address("h", ttr=5)),
         ("beanstalk://h", {"ttr": 0.1, "connect_timeout": 1}, Address("h", ttr=1, connect_timeout=1)),
         ("beanstalk://h?ttr=29.5", {}, Address("h", ttr=30)),
-    ],
-)
-def test_what_is_read(url: str, options: dict[str, Any], address: Address) -> None:
-    assert read_address(url, options) == address
+    ]:
+        assert read_address(url, options) == address, url
 
 
 @pytest.mark.parametrize(

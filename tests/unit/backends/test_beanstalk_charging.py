@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool_backends.beanstalk.records import MAX_DELAY_S, Charge, Record, charge, whole_seconds
 from jobpool_backends.reaping import NativeReaping
@@ -16,32 +14,30 @@ def highest(low: float, high: float) -> float:
     return max(low, high)
 
 
-@pytest.mark.parametrize(
-    ("before", "at", "new", "policy", "crashes", "delay", "dead"),
-    [
-        pytest.param(0, 0.0, 1, POLICY, 1, 0, False, id="first: at once"),
-        pytest.param(1, 950.0, 1, POLICY, 2, 8, False, id="second: after a back-off"),
-        pytest.param(2, 950.0, 1, POLICY, 3, 16, False, id="third: twice that"),
-        pytest.param(3, 950.0, 1, POLICY, 4, 0, True, id="past the limit"),
-        pytest.param(3, 900.0, 1, POLICY, 4, 0, True, id="at the window's end"),
-        pytest.param(3, 899.9, 1, POLICY, 1, 0, False, id="before the window: counted anew"),
-        pytest.param(1, 950.0, 2, POLICY, 3, 16, False, id="two at once"),
-        pytest.param(0, 0.0, 4, POLICY, 4, 0, True, id="four at once"),
-        pytest.param(8, 999.0, 1, ReapPolicy(max_crashes=0, back_off=8.0, back_off_cap=20.0), 9, 20, False, id="none"),
-        pytest.param(1, 999.0, 1, ReapPolicy(back_off=0.3), 2, 1, False, id="rounded up to a second"),
-        pytest.param(1, 999.0, 1, ReapPolicy(back_off=0.0), 2, 0, False, id="without a back-off"),
-    ],
-)
-def test_charge(before: int, at: float, new: int, policy: ReapPolicy, crashes: int, delay: int, dead: bool) -> None:
-    record = Record("x", 1.0, attempts=2, crashes=before, deliveries=7, crashed_at=at, last_error="boom", cause="old")
-    charged = charge(record, new, "SIGBUS", policy, NOW, highest)
-    died = ("crash-limit", NOW) if dead else (None, None)
-    assert charged == Charge(Record("x", 1.0, 2, crashes, 7, NOW, "boom", "SIGBUS", *died), delay)
+def test_charge() -> None:
+    for case, before, at, new, policy, crashes, delay, dead in [
+        ("first: at once", 0, 0.0, 1, POLICY, 1, 0, False),
+        ("second: after a back-off", 1, 950.0, 1, POLICY, 2, 8, False),
+        ("third: twice that", 2, 950.0, 1, POLICY, 3, 16, False),
+        ("past the limit", 3, 950.0, 1, POLICY, 4, 0, True),
+        ("at the window's end", 3, 900.0, 1, POLICY, 4, 0, True),
+        ("before the window: counted anew", 3, 899.9, 1, POLICY, 1, 0, False),
+        ("two at once", 1, 950.0, 2, POLICY, 3, 16, False),
+        ("four at once", 0, 0.0, 4, POLICY, 4, 0, True),
+        ("none", 8, 999.0, 1, ReapPolicy(max_crashes=0, back_off=8.0, back_off_cap=20.0), 9, 20, False),
+        ("rounded up to a second", 1, 999.0, 1, ReapPolicy(back_off=0.3), 2, 1, False),
+        ("without a back-off", 1, 999.0, 1, ReapPolicy(back_off=0.0), 2, 0, False),
+    ]:
+        record = Record(
+            "x", 1.0, attempts=2, crashes=before, deliveries=7, crashed_at=at, last_error="boom", cause="old"
+        )
+        charged = charge(record, new, "SIGBUS", policy, NOW, highest)
+        died = ("crash-limit", NOW) if dead else (None, None)
+        assert charged == Charge(Record("x", 1.0, 2, crashes, 7, NOW, "boom", "SIGBUS", *died), delay), case
 
 
-@pytest.mark.parametrize(
-    ("delay", "seconds"),
-    [
+def test_delays_are_rounded_up_to_whole_seconds() -> None:
+    for delay, seconds in [
         (0.0, 0),
         (-1.0, 0),
         (float("nan"), 0),
@@ -50,10 +46,8 @@ def test_charge(before: int, at: float, new: int, policy: ReapPolicy, crashes: i
         (1.001, 2),
         (float("inf"), MAX_DELAY_S),
         (1e12, MAX_DELAY_S),
-    ],
-)
-def test_delays_are_rounded_up_to_whole_seconds(delay: float, seconds: int) -> None:
-    assert whole_seconds(delay) == seconds
+    ]:
+        assert whole_seconds(delay) == seconds, delay
 
 
 def test_the_ledger_tells_each_charge_once_and_keeps_the_policy_of_each_queue() -> None:

@@ -28,42 +28,39 @@ GOOD: Stats = {
 }
 
 
-@pytest.mark.parametrize(
-    ("told", "check", "level", "said"),
-    [
-        pytest.param({}, "server", Level.OK, "beanstalkd 1.12, up for 2 days; connections: 3", id="well"),
-        pytest.param({"uptime": 59}, "server", Level.OK, "up for 59 s", id="just started"),
-        pytest.param({"uptime": 7300}, "server", Level.OK, "up for 2 hours", id="for hours"),
-        pytest.param({}, "persistence", Level.NOTE, "50 ms of it, or as -f says", id="a binlog"),
-        pytest.param(
+def test_what_a_server_says_of_itself() -> None:
+    for case, told, check, level, said in [
+        ("well", {}, "server", Level.OK, "beanstalkd 1.12, up for 2 days; connections: 3"),
+        ("just started", {"uptime": 59}, "server", Level.OK, "up for 59 s"),
+        ("for hours", {"uptime": 7300}, "server", Level.OK, "up for 2 hours"),
+        ("a binlog", {}, "persistence", Level.NOTE, "50 ms of it, or as -f says"),
+        (
+            "no binlog",
             {"binlog-current-index": 0},
             "persistence",
             Level.PROBLEM,
             "no binlog: a crash or restart of the server loses every message; start it with -b",
-            id="no binlog",
         ),
-        pytest.param({}, "drain-mode", Level.OK, "takes new messages", id="open"),
-        pytest.param(
+        ("open", {}, "drain-mode", Level.OK, "takes new messages"),
+        (
+            "draining",
             {"draining": "true"},
             "drain-mode",
             Level.PROBLEM,
             "in drain mode: it takes no new messages, and so no retries.*; restart it",
-            id="draining",
         ),
-        pytest.param({}, "job-size", Level.OK, "up to 1,114,112 bytes", id="large enough"),
-        pytest.param(
+        ("large enough", {}, "job-size", Level.OK, "up to 1,114,112 bytes"),
+        (
+            "as it is built",
             {"max-job-size": 65_535},
             "job-size",
             Level.NOTE,
             "up to 65,535 bytes .*: larger ones are refused when they are enqueued.* -z 1114112",
-            id="as it is built",
         ),
-    ],
-)
-def test_what_a_server_says_of_itself(told: Stats, check: str, level: Level, said: str) -> None:
-    [finding] = [finding for finding in judge({**GOOD, **told}) if finding.check == f"beanstalk.{check}"]
-    assert finding.level is level
-    assert re.search(said, str(finding)), str(finding)
+    ]:
+        [finding] = [finding for finding in judge({**GOOD, **told}) if finding.check == f"beanstalk.{check}"]
+        assert finding.level is level, case
+        assert re.search(said, str(finding)), str(finding)
 
 
 def test_a_server_that_says_nothing_is_told_too() -> None:

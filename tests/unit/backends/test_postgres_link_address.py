@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
+from support.tables import row
 
 from jobpool.errors import ConfigurationError
 from jobpool_backends.postgres.backend import PostgresBackend
@@ -70,21 +71,18 @@ def test_what_is_wrong_is_named(url: str, told: str) -> None:
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
+def test_no_password_is_told_of_a_wrong_url() -> None:
+    for url in [
         "postgresql://jo:s3cret@[::1/jobs",
         "postgresql://jo:s3cret@s3cret@[host/jobs",
         "postgresql://jo:s3cret%zz@host/jobs",
         "postgresql://jo:s3cret@host/jobs?nonsense=1",
         "postgresql://jo:s3cret@host/jobs?password=s3cret&timeout=x",
-    ],
-)
-def test_no_password_is_told_of_a_wrong_url(url: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        read_address(url)
-    told = f"{caught.value} {caught.value.__context__}"
-    assert "s3cret" not in told
+    ]:
+        with row(url), pytest.raises(ConfigurationError) as caught:
+            read_address(url)
+        told = f"{caught.value} {caught.value.__context__}"
+        assert "s3cret" not in told, url
 
 
 @pytest.mark.parametrize(
@@ -116,11 +114,10 @@ def test_defaults() -> None:
     assert address == Address(address.parameters, timeout=3.0, schema="jobpool", listen=True)
 
 
-@pytest.mark.parametrize(
-    ("url", "variables"),
-    [("postgresql://jo@host/jobs", ("PGPASSWORD",)), ("postgresql://jo:secret@host/jobs", ())],
-    ids=["from the environment", "in the URL"],
-)
-def test_where_its_password_comes_from_is_known(url: str, variables: tuple[str, ...]) -> None:
-    with closing(PostgresBackend.from_url(url)) as backend:
-        assert backend.credential_variables == variables
+def test_where_its_password_comes_from_is_known() -> None:
+    for case, url, variables in [
+        ("from the environment", "postgresql://jo@host/jobs", ("PGPASSWORD",)),
+        ("in the URL", "postgresql://jo:secret@host/jobs", ()),
+    ]:
+        with closing(PostgresBackend.from_url(url)) as backend:
+            assert backend.credential_variables == variables, case

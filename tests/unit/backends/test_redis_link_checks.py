@@ -30,107 +30,103 @@ from jobpool_backends.redis.connections import Link, ServerLink
 SAFE = {"appendonly": "yes", "appendfsync": "always", "save": "", "min-replicas-to-write": "0"}
 
 
-@pytest.mark.parametrize(
-    ("info", "config", "said"),
-    [
-        pytest.param({}, {}, [], id="nothing can be lost"),
-        pytest.param({}, {"save": "3600 1"}, [], id="saves and appends"),
-        pytest.param({"maxmemory": "1000", "maxmemory_policy": "noeviction"}, {}, [], id="full, and keeps what it has"),
-        pytest.param({"maxmemory": "0", "maxmemory_policy": "allkeys-lru"}, {}, [], id="never full"),
-        pytest.param(
+def test_what_the_settings_can_lose() -> None:
+    for case, info, config, said in [
+        ("nothing can be lost", {}, {}, []),
+        ("saves and appends", {}, {"save": "3600 1"}, []),
+        ("full, and keeps what it has", {"maxmemory": "1000", "maxmemory_policy": "noeviction"}, {}, []),
+        ("never full", {"maxmemory": "0", "maxmemory_policy": "allkeys-lru"}, {}, []),
+        (
+            "throws away messages",
             {"maxmemory": "1000", "maxmemory_policy": "allkeys-lru"},
             {},
             ["maxmemory-policy allkeys-lru: .* messages are thrown away unseen; set noeviction"],
-            id="throws away messages",
         ),
-        pytest.param(
+        (
+            "throws away calls",
             {"maxmemory": "1000", "maxmemory_policy": "volatile-ttl"},
             {},
             ["maxmemory-policy volatile-ttl: .* memory of calls is thrown away, .* may be done twice; set noeviction"],
-            id="throws away calls",
         ),
-        pytest.param(
+        (
+            "keeps nothing",
             {},
             {"appendonly": "no"},
             ["appendonly no, and no save: a crash or restart of the server loses every message; set appendonly yes"],
-            id="keeps nothing",
         ),
-        pytest.param(
+        (
+            "saves now and then",
             {},
             {"appendonly": "no", "save": "3600 1 300 100"},
             ["appendonly no, save 3600 1 300 100: a crash of the server loses all that was done since it last saved"],
-            id="saves now and then",
         ),
-        pytest.param(
+        (
+            "writes every second",
             {},
             {"appendfsync": "everysec"},
             ["appendfsync everysec: a crash of the server's machine loses up to two seconds of what was answered"],
-            id="writes every second",
         ),
-        pytest.param(
+        (
+            "writes when the kernel likes",
             {},
             {"appendfsync": "no"},
             ["appendfsync no: a crash of the server's machine loses up to half a minute of what was answered"],
-            id="writes when the kernel likes",
         ),
-        pytest.param(
+        (
+            "does not write while it rewrites",
             {},
             {"no-appendfsync-on-rewrite": "yes"},
             ["no-appendfsync-on-rewrite yes: .* while it rewrites its file loses what was answered meanwhile"],
-            id="does not write while it rewrites",
         ),
-        pytest.param(
+        (
+            "one replica that nobody waits for",
             {"connected_slaves": "1"},
             {},
             ["1 replica, min-replicas-to-write 0: a failover loses what had not reached the replica"],
-            id="one replica that nobody waits for",
         ),
-        pytest.param({"connected_slaves": "2"}, {"min-replicas-to-write": "1"}, [], id="replicas that are waited for"),
-        pytest.param(
+        ("replicas that are waited for", {"connected_slaves": "2"}, {"min-replicas-to-write": "1"}, []),
+        (
+            "replicas that scripts do not wait for",
             {"connected_slaves": "2", "redis_version": "6.2.14"},
             {"min-replicas-to-write": "1"},
             ["min-replicas-to-write is not heeded by scripts before Redis 7"],
-            id="replicas that scripts do not wait for",
         ),
-        pytest.param(
+        (
+            "nearly full",
             {"maxmemory": "1000", "used_memory": "950", "maxmemory_policy": "noeviction"},
             {},
             ["a full server refuses enqueues, .*; fetches and settlements go on; raise maxmemory, or purge dead"],
-            id="nearly full",
         ),
-        pytest.param({"maxmemory": "1000", "used_memory": "800"}, {}, [], id="room enough"),
-        pytest.param(
+        ("room enough", {"maxmemory": "1000", "used_memory": "800"}, {}, []),
+        (
+            "a replica",
             {"role": "slave"},
             {},
             ["the server is a replica: nothing can be enqueued or fetched; name its master"],
-            id="a replica",
         ),
-        pytest.param(
+        (
+            "all of it",
             {"connected_slaves": "2", "maxmemory": "9", "maxmemory_policy": "allkeys-lru"},
             {"appendonly": "no"},
             ["messages are thrown away", "loses every message", "2 replicas, min-replicas-to-write 0"],
-            id="all of it",
         ),
-        pytest.param(
+        (
+            "a managed service",
             {"connected_slaves": "2", "maxmemory": "9", "maxmemory_policy": "allkeys-lru"},
             None,
             ["messages are thrown away", "CONFIG is forbidden, so what a crash .* can lose could not be checked"],
-            id="a managed service",
         ),
-    ],
-)
-def test_what_the_settings_can_lose(info: dict[str, str], config: dict[str, str] | None, said: list[str]) -> None:
-    findings = judge(Facts(info, None if config is None else SAFE | config))
-    assert all(finding.mend for finding in findings if finding.is_bad)
-    found = cautions_of(findings)
-    assert len(found) == len(said)
-    for caution, pattern in zip(found, said, strict=True):
-        assert re.search(pattern, caution), caution
+    ]:
+        findings = judge(Facts(info, None if config is None else SAFE | config))
+        assert all(finding.mend for finding in findings if finding.is_bad), case
+        found = cautions_of(findings)
+        assert len(found) == len(said), case
+        for caution, pattern in zip(found, said, strict=True):
+            assert re.search(pattern, caution), caution
 
 
-@pytest.mark.parametrize(
-    ("info", "config", "check", "level"),
-    [
+def test_how_bad_it_is() -> None:
+    for info, config, check, level in [
         ({"maxmemory": "9", "maxmemory_policy": "allkeys-lru"}, {}, "redis.eviction", Level.PROBLEM),
         ({"maxmemory": "9", "maxmemory_policy": "volatile-lru"}, {}, "redis.eviction", Level.PROBLEM),
         ({"maxmemory": "9", "maxmemory_policy": "noeviction"}, {}, "redis.eviction", Level.OK),
@@ -141,10 +137,11 @@ def test_what_the_settings_can_lose(info: dict[str, str], config: dict[str, str]
         ({}, {}, "redis.persistence", Level.OK),
         ({"connected_slaves": "1"}, {}, "redis.replication", Level.PROBLEM),
         ({"connected_slaves": "1"}, {"min-replicas-to-write": "1"}, "redis.replication", Level.OK),
-    ],
-)
-def test_how_bad_it_is(info: dict[str, str], config: dict[str, str], check: str, level: Level) -> None:
-    assert [finding.level for finding in judge(Facts(info, SAFE | config)) if finding.check == check] == [level]
+    ]:
+        assert [finding.level for finding in judge(Facts(info, SAFE | config)) if finding.check == check] == [level], (
+            info,
+            config,
+        )
 
 
 # --- on real servers ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support.servers import RedisServer, free_port, shared_redis
 from support.stalls import Stopwatch
+from support.tables import row
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
@@ -171,9 +172,8 @@ def something_else(answer: bytes) -> Iterator[tuple[str, int]]:
     thread.join()
 
 
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [
+def test_something_else_listens_at_this_port() -> None:
+    for answer, text in [
         (
             b"HTTP/1.1 400 Bad Request\r\n\r\n",
             "does not speak Redis's protocol; if the port wants TLS, write rediss://",
@@ -182,11 +182,9 @@ def something_else(answer: bytes) -> Iterator[tuple[str, int]]:
             b"",
             "closed the connection: it was stopped or restarted, or it is full .* if the port wants TLS, write rediss://",
         ),
-    ],
-)
-def test_something_else_listens_at_this_port(answer: bytes, text: str) -> None:
-    with something_else(answer) as (host, port), pytest.raises(BackendUnavailable, match=text):
-        ServerLink(Endpoint(host, port)).call("PING")
+    ]:
+        with row(answer), something_else(answer) as (host, port), pytest.raises(BackendUnavailable, match=text):
+            ServerLink(Endpoint(host, port)).call("PING")
 
 
 # --- what the server cannot do now -------------------------------------------------------------------------

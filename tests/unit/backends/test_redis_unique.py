@@ -125,16 +125,13 @@ MOVED = NewMessage(
 )
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
+def test_an_entry_of_the_outbox_carries_all_of_its_message() -> None:
+    for message in [
         MOVED,
         NewMessage("id-1", True, QUEUE, "report", 5, 1_700_000_000.000001, b"{}", "order-17"),
         NewMessage("id-1", True, QUEUE, "report", 5, None, b"{}", 'a "key" \u2713', deliveries=1),
-    ],
-)
-def test_an_entry_of_the_outbox_carries_all_of_its_message(message: NewMessage) -> None:
-    assert read_entry(write_entry(message)) == message
+    ]:
+        assert read_entry(write_entry(message)) == message, message
 
 
 def test_entries_of_plain_follow_ups_have_the_form_that_older_pools_read() -> None:

@@ -56,9 +56,8 @@ def test_what_a_later_version_adds_is_left_alone() -> None:
     assert read(received([later])) == PLAIN
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
+def test_what_another_program_put_there_keeps_its_body_and_gets_an_id() -> None:
+    for body in [
         b"",
         b"\xff\xfe",
         ENVELOPE,
@@ -66,13 +65,11 @@ def test_what_a_later_version_adds_is_left_alone() -> None:
         b'{"jobpool":1,"id":"x"',
         b'{"jobpool":1,"id":"x","at":[],"job":"j","p":5}\n{}',
         b'{"jobpool":[]}',
-    ],
-)
-def test_what_another_program_put_there_keeps_its_body_and_gets_an_id(body: bytes) -> None:
-    sent = datetime.fromtimestamp(NOW, UTC)
-    record = read(received([body], sequence_number=12, enqueued_time_utc=sent))
-    assert (record.id, record.body, record.enqueued_at) == ("seq-12", body, int(NOW) * MICRO)
-    assert read(received([body], message_id="theirs")).id == "theirs"
+    ]:
+        sent = datetime.fromtimestamp(NOW, UTC)
+        record = read(received([body], sequence_number=12, enqueued_time_utc=sent))
+        assert (record.id, record.body, record.enqueued_at) == ("seq-12", body, int(NOW) * MICRO), body
+        assert read(received([body], message_id="theirs")).id == "theirs", body
 
 
 HOSTILE = [
@@ -118,15 +115,16 @@ def test_a_dead_letter_tells_how_it_died() -> None:
     assert (dead.attempts, dead.crashes, dead.deliveries, dead.body) == (2, 1, 4, ENVELOPE)
 
 
-@pytest.mark.parametrize(
-    ("reason", "word"),
-    [("MaxDeliveryCountExceeded", "crash-limit"), ("TTLExpiredException", "expired"), ("theirs", "theirs")],
-)
-def test_a_death_that_was_not_ours(reason: str, word: str) -> None:
-    dead = read(received([FULL.write()], dead_letter_reason=reason, dead_letter_error_description="{ said so"))
-    assert (dead.reason, dead.last_error, dead.died_at) == (word, "boom", None)
-    bare = read(received([PLAIN.write()], dead_letter_reason=reason, dead_letter_error_description="said so"))
-    assert bare.last_error == "said so"
+def test_a_death_that_was_not_ours() -> None:
+    for reason, word in [
+        ("MaxDeliveryCountExceeded", "crash-limit"),
+        ("TTLExpiredException", "expired"),
+        ("theirs", "theirs"),
+    ]:
+        dead = read(received([FULL.write()], dead_letter_reason=reason, dead_letter_error_description="{ said so"))
+        assert (dead.reason, dead.last_error, dead.died_at) == (word, "boom", None), reason
+        bare = read(received([PLAIN.write()], dead_letter_reason=reason, dead_letter_error_description="said so"))
+        assert bare.last_error == "said so", reason
 
 
 @pytest.mark.parametrize("error", ["x" * 100_000, "\x00" * 100_000, "😀" * 9_000, '"' * 5_000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.tables import row
 
 from jobpool.broker.values import Message, MessageFilter, State, Verb
 from jobpool.errors import Unsupported
@@ -34,52 +35,43 @@ def a_message(state: State = WAITING, place: int = 1, died_at: float | None = No
 # --- what a verb may meet -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("where", "verb", "states"),
-    [
-        pytest.param(MessageFilter(), Verb.DELETE, [WAITING, DELAYED, DEAD], id="all of all queues"),
-        pytest.param(MessageFilter(queue="q"), Verb.DELETE, [WAITING, DELAYED, DEAD], id="all of a queue"),
-        pytest.param(MessageFilter(states=(WAITING,)), Verb.DELETE, [WAITING], id="all that wait"),
-        pytest.param(MessageFilter(states=(LEASED,)), Verb.DELETE, [], id="never what is leased"),
-        pytest.param(MessageFilter(states=(DEAD,), text="x"), Verb.DELETE, [DEAD], id="dead letters by any filter"),
-        pytest.param(MessageFilter(states=(DELAYED,), ids=("a",)), Verb.DELETE, [DELAYED], id="delayed by any filter"),
-        pytest.param(MessageFilter(reason="timeout"), Verb.DELETE, [DEAD], id="only the dead have a reason"),
-        pytest.param(MessageFilter(handler="mail"), Verb.RETRY, [DEAD], id="only the dead are raised"),
-        pytest.param(MessageFilter(states=(WAITING,)), Verb.RESUME, [], id="what waits is not raised"),
-    ],
-)
-def test_a_verb_meets_only_what_it_can_take(where: MessageFilter, verb: Verb, states: list[State]) -> None:
-    assert touched(where, verb) == states
+def test_a_verb_meets_only_what_it_can_take() -> None:
+    for case, where, verb, states in [
+        ("all of all queues", MessageFilter(), Verb.DELETE, [WAITING, DELAYED, DEAD]),
+        ("all of a queue", MessageFilter(queue="q"), Verb.DELETE, [WAITING, DELAYED, DEAD]),
+        ("all that wait", MessageFilter(states=(WAITING,)), Verb.DELETE, [WAITING]),
+        ("never what is leased", MessageFilter(states=(LEASED,)), Verb.DELETE, []),
+        ("dead letters by any filter", MessageFilter(states=(DEAD,), text="x"), Verb.DELETE, [DEAD]),
+        ("delayed by any filter", MessageFilter(states=(DELAYED,), ids=("a",)), Verb.DELETE, [DELAYED]),
+        ("only the dead have a reason", MessageFilter(reason="timeout"), Verb.DELETE, [DEAD]),
+        ("only the dead are raised", MessageFilter(handler="mail"), Verb.RETRY, [DEAD]),
+        ("what waits is not raised", MessageFilter(states=(WAITING,)), Verb.RESUME, []),
+    ]:
+        assert touched(where, verb) == states, case
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        pytest.param(MessageFilter(ids=("a",)), id="ids"),
-        pytest.param(MessageFilter(handler="mail", states=(WAITING, DEAD)), id="handler"),
-        pytest.param(MessageFilter(queue="q", older_than=5.0), id="age"),
-    ],
-)
-def test_what_waits_is_not_deleted_one_by_one_and_the_refusal_says_what_is(where: MessageFilter) -> None:
-    with pytest.raises(Unsupported, match=r"keeps_records.*state:dead"):
-        touched(where, Verb.DELETE)
+def test_what_waits_is_not_deleted_one_by_one_and_the_refusal_says_what_is() -> None:
+    for case, where in [
+        ("ids", MessageFilter(ids=("a",))),
+        ("handler", MessageFilter(handler="mail", states=(WAITING, DEAD))),
+        ("age", MessageFilter(queue="q", older_than=5.0)),
+    ]:
+        with row(case), pytest.raises(Unsupported, match=r"keeps_records.*state:dead"):
+            touched(where, Verb.DELETE)
 
 
 # --- where to look ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("where", "looked"),
-    [
+def test_only_what_can_hold_a_match_is_looked_through() -> None:
+    for where, looked in [
         (MessageFilter(), [False, True]),
         (MessageFilter(states=(DEAD,)), [True]),
         (MessageFilter(states=(WAITING, LEASED)), [False]),
         (MessageFilter(reason="timeout"), [True]),
         (MessageFilter(reason="timeout", states=(WAITING,)), []),
-    ],
-)
-def test_only_what_can_hold_a_match_is_looked_through(where: MessageFilter, looked: list[bool]) -> None:
-    assert sides(where) == looked
+    ]:
+        assert sides(where) == looked, where
 
 
 def test_a_page_has_the_oldest_behind_its_cursor() -> None:
@@ -88,19 +80,16 @@ def test_a_page_has_the_oldest_behind_its_cursor() -> None:
     assert [int(sight.message.cursor) for sight in oldest(found, 9)] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize(
-    ("where", "expected"),
-    [
+def test_age_counts_from_the_enqueue_and_words_in_any_case() -> None:
+    for where, expected in [
         (MessageFilter(text="ZÜRICH"), True),
         (MessageFilter(text="Bern"), False),
         (MessageFilter(older_than=60.0), True),
         (MessageFilter(older_than=60.001), False),
         (MessageFilter(newer_than=60.0), True),
         (MessageFilter(newer_than=59.999), False),
-    ],
-)
-def test_age_counts_from_the_enqueue_and_words_in_any_case(where: MessageFilter, expected: bool) -> None:
-    assert is_meant(a_message(), where, now=160.0) is expected
+    ]:
+        assert is_meant(a_message(), where, now=160.0) is expected, where
 
 
 def test_the_age_of_a_dead_letter_counts_from_its_death() -> None:

@@ -11,7 +11,7 @@ from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import exceptions as sdk
 
 from jobpool.broker.opening import redact
-from jobpool.errors import AccessRefused, BackendUnavailable, InvalidJob, JobpoolError, WriteRefused
+from jobpool.errors import AccessRefused, BackendUnavailable, InvalidJob, WriteRefused
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.errors import explain, too_large
 
@@ -31,9 +31,8 @@ def verification() -> ssl.SSLCertVerificationError:
     return error
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "text"),
-    [
+def test_an_error_is_a_sentence() -> None:
+    for error, kind, text in [
         (
             sdk.MessagingEntityNotFoundError(),
             AccessRefused,
@@ -58,13 +57,11 @@ def verification() -> ssl.SSLCertVerificationError:
         ),
         (wrapped(verification()), BackendUnavailable, "certificate that is not accepted (self-signed certificate)"),
         (InvalidJob("as it is"), InvalidJob, "as it is"),
-    ],
-)
-def test_an_error_is_a_sentence(error: Exception, kind: type[JobpoolError], text: str) -> None:
-    told = explain(error, WITH_KEY, "mails")
-    assert type(told) is kind
-    assert text in str(told)
-    assert "\n" not in str(told)
+    ]:
+        told = explain(error, WITH_KEY, "mails")
+        assert type(told) is kind, error
+        assert text in str(told), error
+        assert "\n" not in str(told), error
 
 
 def test_who_has_no_key_is_told_of_roles() -> None:

@@ -145,25 +145,21 @@ def test_a_network_file_system(open_sqlite: Open, tmp_path: Path, kind: str) -> 
     )
 
 
-@pytest.mark.parametrize(
-    ("mount", "level"),
-    [
-        pytest.param(Mount("/", "ext4"), Level.OK, id="a disk"),
-        pytest.param(Mount("/", "fuseblk"), Level.OK, id="a disk through FUSE"),
-        pytest.param(Mount("/data", "overlay"), Level.OK, id="somebody's overlay"),
-        pytest.param(Mount("/", "overlay"), Level.WARNING, id="a container's own layer"),
-        pytest.param(Mount("/tmp", "tmpfs"), Level.PROBLEM, id="memory"),
-        pytest.param(Mount("/mnt", "nfs4"), Level.PROBLEM, id="a network"),
-        pytest.param(None, Level.NOTE, id="not known"),
-    ],
-)
-def test_the_kinds_of_places(mount: Mount | None, level: Level) -> None:
-    assert judge_place("/somewhere/jobpool.db", mount).level is level
+def test_the_kinds_of_places() -> None:
+    for case, mount, level in [
+        ("a disk", Mount("/", "ext4"), Level.OK),
+        ("a disk through FUSE", Mount("/", "fuseblk"), Level.OK),
+        ("somebody's overlay", Mount("/data", "overlay"), Level.OK),
+        ("a container's own layer", Mount("/", "overlay"), Level.WARNING),
+        ("memory", Mount("/tmp", "tmpfs"), Level.PROBLEM),
+        ("a network", Mount("/mnt", "nfs4"), Level.PROBLEM),
+        ("not known", None, Level.NOTE),
+    ]:
+        assert judge_place("/somewhere/jobpool.db", mount).level is level, case
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
+def test_which_file_system_a_file_is_on() -> None:
+    for path, kind in [
         ("/srv/jobs.db", "ext4"),
         ("/mnt/share/jobs.db", "nfs4"),
         ("/mnt/share", "nfs4"),
@@ -173,12 +169,10 @@ def test_the_kinds_of_places(mount: Mount | None, level: Level) -> None:
         ("/mnt/shared.db", "ext4"),
         ("/mnt/with blank/jobs.db", "cifs"),
         ("/twice/jobs.db", "fuse.sshfs"),
-    ],
-)
-def test_which_file_system_a_file_is_on(path: str, kind: str) -> None:
-    mount = mount_of(path, MOUNTS)
-    assert mount is not None
-    assert mount.kind == kind
+    ]:
+        mount = mount_of(path, MOUNTS)
+        assert mount is not None, path
+        assert mount.kind == kind, path
 
 
 def test_this_machine_tells_where_the_file_is(open_sqlite: Open, tmp_path: Path) -> None:
@@ -194,11 +188,13 @@ def test_without_proc_the_place_is_not_known(open_sqlite: Open, tmp_path: Path) 
     assert found["sqlite.file-system"].level is Level.NOTE
 
 
-@pytest.mark.parametrize(
-    ("free", "level"),
-    [(0, Level.PROBLEM), (2**20, Level.PROBLEM), (200 * 2**20, Level.WARNING), (10 * 2**30, Level.OK)],
-)
-def test_how_much_room_is_left(free: int, level: Level) -> None:
-    found = judge_space("jobs.db", free)
-    assert found.level is level
-    assert bool(found.mend) is found.is_bad
+def test_how_much_room_is_left() -> None:
+    for free, level in [
+        (0, Level.PROBLEM),
+        (2**20, Level.PROBLEM),
+        (200 * 2**20, Level.WARNING),
+        (10 * 2**30, Level.OK),
+    ]:
+        found = judge_space("jobs.db", free)
+        assert found.level is level, free
+        assert bool(found.mend) is found.is_bad, free

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.built_in import attempt, failure, output, refusal
+from support.tables import row
 
 from jobpool.errors import ConfigurationError
 from jobpool.message.allowances import Allowances
@@ -44,24 +45,20 @@ def allowed(*names: str) -> dict[str, Any]:
     return {"allowed_callables": [f"shop_calls:{name}" for name in names]}
 
 
-@pytest.mark.parametrize(
-    ("payload", "answer"),
-    [
+def test_it_calls_what_is_allowed_with_the_arguments_of_the_payload() -> None:
+    for payload, answer in [
         ("shop_calls:soon", "soon"),
         ({"callable": "shop_calls:soon"}, "soon"),
         ({"callable": "shop_calls:add", "args": [1]}, "1"),
         ({"callable": "shop_calls:add", "args": [1, 2], "kwargs": {"c": 4}}, "7"),
         ({"callable": "shop_calls:add", "kwargs": {"a": 1.5}}, "1.5"),
         ({"callable": "shop_calls:Maker", "args": [1]}, '"<made 1>"'),
-    ],
-)
-def test_it_calls_what_is_allowed_with_the_arguments_of_the_payload(payload: Any, answer: str) -> None:
-    assert output("callable", payload, **allowed("add", "soon", "Maker")) == answer
+    ]:
+        assert output("callable", payload, **allowed("add", "soon", "Maker")) == answer, payload
 
 
-@pytest.mark.parametrize(
-    ("payload", "text"),
-    [
+def test_everything_else_is_refused_for_good_and_nothing_is_imported() -> None:
+    for payload, text in [
         ({}, "field 'callable' must be 'module:function', not None"),
         (None, "the payload must be 'module:function', or an object"),
         ("", "field 'callable' must be 'module:function', not ''"),
@@ -81,11 +78,9 @@ def test_it_calls_what_is_allowed_with_the_arguments_of_the_payload(payload: Any
         ("shop_calls:__import__", "is not allowed here"),
         ("shop_calls:\uff41dd", "is not allowed here"),
         ("x" * 1000, "is not allowed here"),
-    ],
-)
-def test_everything_else_is_refused_for_good_and_nothing_is_imported(payload: Any, text: str) -> None:
-    assert text in refusal("callable", payload, **allowed("add"))
-    assert "shop_calls" not in sys.modules
+    ]:
+        assert text in refusal("callable", payload, **allowed("add")), payload
+        assert "shop_calls" not in sys.modules, payload
 
 
 def test_by_default_nothing_may_be_called() -> None:
@@ -93,21 +88,17 @@ def test_by_default_nothing_may_be_called() -> None:
     assert said == "callable 'shop_calls:add' is not allowed here; allowed_callables names none"
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
+def test_what_is_allowed_and_cannot_be_called_is_refused() -> None:
+    for name, text in [
         ("constant", "callable 'shop_calls:constant' cannot be called: it is int"),
         ("several", "callable 'shop_calls:several' is a generator and would never run"),
         ("handled", "callable 'shop_calls:handled' is the handler 'of_the_module': enqueue a job for that"),
-    ],
-)
-def test_what_is_allowed_and_cannot_be_called_is_refused(name: str, text: str) -> None:
-    assert refusal("callable", f"shop_calls:{name}", **allowed(name)) == text
+    ]:
+        assert refusal("callable", f"shop_calls:{name}", **allowed(name)) == text, name
 
 
-@pytest.mark.parametrize(
-    ("payload", "text"),
-    [
+def test_what_may_be_mended_by_a_deploy_is_a_failed_attempt_in_one_sentence() -> None:
+    for payload, text in [
         ("shop_calls:gone", "callable 'shop_calls:gone': module 'shop_calls' has no 'gone'"),
         ("shop_gone.deep:f", "callable 'shop_gone.deep:f': there is no module 'shop_gone' here"),
         ("shop_calls:add", "the payload does not fit callable 'shop_calls:add': missing a required argument: 'a'"),
@@ -115,33 +106,27 @@ def test_what_is_allowed_and_cannot_be_called_is_refused(name: str, text: str) -
             {"callable": "shop_calls:add", "kwargs": {"a": 1, "d": 2}},
             "the payload does not fit callable 'shop_calls:add': got an unexpected keyword argument 'd'",
         ),
-    ],
-)
-def test_what_may_be_mended_by_a_deploy_is_a_failed_attempt_in_one_sentence(payload: Any, text: str) -> None:
-    names = ["shop_calls:gone", "shop_calls:add", "shop_gone.deep:f"]
-    assert failure("callable", payload, allowed_callables=names) == text
+    ]:
+        names = ["shop_calls:gone", "shop_calls:add", "shop_gone.deep:f"]
+        assert failure("callable", payload, allowed_callables=names) == text, payload
 
 
-@pytest.mark.parametrize(
-    ("name", "last"),
-    [
+def test_an_error_of_its_own_is_told_with_its_traceback() -> None:
+    for name, last in [
         ("shop_calls:breaks", "ValueError: as it does"),
         ("shop_calls:mistaken", "TypeError: add() takes from 1 to 2 positional arguments but 3 were given"),
         ("shop_broken:f", "ModuleNotFoundError: No module named 'shop_missing'"),
-    ],
-)
-def test_an_error_of_its_own_is_told_with_its_traceback(name: str, last: str) -> None:
-    made = attempt("callable", name, allowed_callables=[name])
-    assert made.kind is ResultKind.FAILED
-    lines = made.error.splitlines()
-    assert lines[0] == "Traceback (most recent call last):"
-    assert lines[-1] == last
-    assert not any("/jobpool/child/" in line for line in lines)
+    ]:
+        made = attempt("callable", name, allowed_callables=[name])
+        assert made.kind is ResultKind.FAILED, name
+        lines = made.error.splitlines()
+        assert lines[0] == "Traceback (most recent call last):", name
+        assert lines[-1] == last, name
+        assert not any("/jobpool/child/" in line for line in lines), name
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_a_name_that_is_no_function_of_a_module_is_refused_when_it_is_allowed() -> None:
+    for name in [
         "os.system",
         "os:",
         ":f",
@@ -153,8 +138,9 @@ def test_an_error_of_its_own_is_told_with_its_traceback(name: str, last: str) ->
         "a b:f",
         "a:b\n",
         "",
-    ],
-)
-def test_a_name_that_is_no_function_of_a_module_is_refused_when_it_is_allowed(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"allowed_callables: .* is not written module:function"):
-        Allowances(allowed_callables=(name,))
+    ]:
+        with (
+            row(name),
+            pytest.raises(ConfigurationError, match=r"allowed_callables: .* is not written module:function"),
+        ):
+            Allowances(allowed_callables=(name,))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from datetime import date
 from enum import Enum
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.built_in import attempt, failure, output, refusal
+from support.tables import row
 
 from jobpool.errors import ConfigurationError, Unrecoverable
 from jobpool.handlers.builtin import Kit, make
@@ -209,28 +209,25 @@ class Written:
     def run(self, ctx: JobContext) -> None: ...
 
 
-@pytest.mark.parametrize(
-    ("name", "function", "text"),
-    [
-        pytest.param("two words", one, "the name 'two words' of the command", id="two words"),
-        pytest.param("", one, "the name '' of the command", id="empty"),
-        pytest.param("--all", one, "must be one word", id="an option"),
-        pytest.param("it's", one, "without quotes", id="quote"),
-        pytest.param("a\nb", one, "must be one word", id="two lines"),
-        pytest.param("x" * 256, one, "must be one word, 1 to 255", id="long"),
-        pytest.param(7, one, "must be one word", id="no text"),
-        pytest.param("x", bare, "must take the job's context as its first parameter", id="no context"),
-        pytest.param("x", by_place, "parameter 'a' cannot be filled by name", id="by place only"),
-        pytest.param("x", generator, "is a generator and would never run", id="generator"),
-        pytest.param("x", Written, "is a class: decorate a function", id="class"),
-    ],
-)
-def test_what_cannot_work_is_refused_when_it_is_registered(name: Any, function: Callable[..., Any], text: str) -> None:
-    registry = HandlerRegistry()
-    with pytest.raises(ConfigurationError) as raised:
-        registry.command(name)(function)
-    assert text in str(raised.value)
-    assert function.__name__ in str(raised.value)
+def test_what_cannot_work_is_refused_when_it_is_registered() -> None:
+    for case, name, function, text in [
+        ("two words", "two words", one, "the name 'two words' of the command"),
+        ("empty", "", one, "the name '' of the command"),
+        ("an option", "--all", one, "must be one word"),
+        ("quote", "it's", one, "without quotes"),
+        ("two lines", "a\nb", one, "must be one word"),
+        ("long", "x" * 256, one, "must be one word, 1 to 255"),
+        ("no text", 7, one, "must be one word"),
+        ("no context", "x", bare, "must take the job's context as its first parameter"),
+        ("by place only", "x", by_place, "parameter 'a' cannot be filled by name"),
+        ("generator", "x", generator, "is a generator and would never run"),
+        ("class", "x", Written, "is a class: decorate a function"),
+    ]:
+        registry = HandlerRegistry()
+        with row(case), pytest.raises(ConfigurationError) as raised:
+            registry.command(name)(function)
+        assert text in str(raised.value), case
+        assert function.__name__ in str(raised.value), case
 
 
 def test_parameters_that_no_word_can_fill_are_told_when_the_app_is_loaded() -> None:

@@ -48,38 +48,32 @@ def alive(pid: int) -> bool:
 # --- what it does --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("payload", "printed"),
-    [
-        pytest.param("echo 'two words' $HOME *", "two words $HOME *", id="split as a shell would, and no shell"),
-        pytest.param("echo a; echo b && echo c | cat > d", "a; echo b && echo c | cat > d", id="nothing of a shell's"),
-        pytest.param(["echo", "$(id)", "`id`", ""], "$(id) `id` ", id="a list is taken as it is"),
-        pytest.param(["sh", "-c", "echo one; echo; echo three"], "one\n\nthree", id="lines"),
-        pytest.param(["sh", "-c", "cat; echo end"], "end", id="nothing on standard input"),
-        pytest.param(["sh", "-c", "echo said >&2; echo done"], "done\nsaid\n", id="stderr is kept beside"),
-    ],
-)
-def test_it_runs_a_program_and_keeps_what_it_prints(payload: Any, printed: str) -> None:
-    made = shell(payload)
-    assert (made.kind, made.output) == (ResultKind.SUCCEEDED, printed)
+def test_it_runs_a_program_and_keeps_what_it_prints() -> None:
+    for case, payload, printed in [
+        ("split as a shell would, and no shell", "echo 'two words' $HOME *", "two words $HOME *"),
+        ("nothing of a shell's", "echo a; echo b && echo c | cat > d", "a; echo b && echo c | cat > d"),
+        ("a list is taken as it is", ["echo", "$(id)", "`id`", ""], "$(id) `id` "),
+        ("lines", ["sh", "-c", "echo one; echo; echo three"], "one\n\nthree"),
+        ("nothing on standard input", ["sh", "-c", "cat; echo end"], "end"),
+        ("stderr is kept beside", ["sh", "-c", "echo said >&2; echo done"], "done\nsaid\n"),
+    ]:
+        made = shell(payload)
+        assert (made.kind, made.output) == (ResultKind.SUCCEEDED, printed), case
 
 
 def test_the_output_is_bytes_of_any_kind() -> None:
     assert shell(["sh", "-c", r"printf '\377\303\244'"]).output == "\ufffdä"
 
 
-@pytest.mark.parametrize(
-    ("command", "text"),
-    [
-        pytest.param("exit 3", "program 'sh' exited with status 3", id="status"),
-        pytest.param("echo why >&2; exit 1", "program 'sh' exited with status 1\nwhy", id="with its last words"),
-        pytest.param("kill -9 $$", "program 'sh' was killed by signal 9 (SIGKILL)", id="signal"),
-        pytest.param("kill -TERM $$", "program 'sh' was killed by signal 15 (SIGTERM)", id="another signal"),
-    ],
-)
-def test_it_fails_when_the_program_does_and_may_be_tried_again(command: str, text: str) -> None:
-    made = shell(["sh", "-c", f"echo before; {command}"])
-    assert (made.kind, made.error, made.output) == (ResultKind.FAILED, text, "before\n")
+def test_it_fails_when_the_program_does_and_may_be_tried_again() -> None:
+    for case, command, text in [
+        ("status", "exit 3", "program 'sh' exited with status 3"),
+        ("with its last words", "echo why >&2; exit 1", "program 'sh' exited with status 1\nwhy"),
+        ("signal", "kill -9 $$", "program 'sh' was killed by signal 9 (SIGKILL)"),
+        ("another signal", "kill -TERM $$", "program 'sh' was killed by signal 15 (SIGTERM)"),
+    ]:
+        made = shell(["sh", "-c", f"echo before; {command}"])
+        assert (made.kind, made.error, made.output) == (ResultKind.FAILED, text, "before\n"), case
 
 
 def test_the_environment_is_the_pools_without_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

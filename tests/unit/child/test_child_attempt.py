@@ -69,33 +69,25 @@ def cut_off(ctx: JobContext) -> None:
         raise ValueError("outer") from None
 
 
-@pytest.mark.parametrize(
-    ("function", "kind", "after"),
-    [
-        pytest.param(lambda ctx: None, ResultKind.SUCCEEDED, 0.0, id="returns"),
-        pytest.param(raising(ValueError("x")), ResultKind.FAILED, 0.0, id="exception"),
-        pytest.param(raising(SystemExit(0)), ResultKind.FAILED, 0.0, id="sys.exit(0)"),
-        pytest.param(raising(KeyboardInterrupt()), ResultKind.FAILED, 0.0, id="KeyboardInterrupt"),
-        pytest.param(raising(GeneratorExit()), ResultKind.FAILED, 0.0, id="GeneratorExit"),
-        pytest.param(raising(Unrecoverable("x")), ResultKind.UNRECOVERABLE, 0.0, id="Unrecoverable"),
-        pytest.param(raising(ValueError(), Unrecoverable()), ResultKind.UNRECOVERABLE, 0.0, id="in the cause"),
-        pytest.param(in_context, ResultKind.UNRECOVERABLE, 0.0, id="in the context"),
-        pytest.param(cut_off, ResultKind.FAILED, 0.0, id="context cut off"),
-        pytest.param(
-            raising(ExceptionGroup("g", [ValueError(), Unrecoverable()])),
-            ResultKind.UNRECOVERABLE,
-            0.0,
-            id="in a group",
-        ),
-        pytest.param(raising(Retry(2.5)), ResultKind.RETRY, 2.5, id="Retry"),
-        pytest.param(raising(Retry(1), Unrecoverable()), ResultKind.UNRECOVERABLE, 0.0, id="Retry of a hopeless job"),
-        pytest.param(raising(Snooze(9)), ResultKind.SNOOZE, 9.0, id="Snooze"),
-    ],
-)
-def test_the_verdict(function: Callable[..., Any], kind: ResultKind, after: float) -> None:
-    made = attempt(function)
-    assert (made.kind, made.after) == (kind, after)
-    assert (made.error == "") == (kind is ResultKind.SUCCEEDED)
+def test_the_verdict() -> None:
+    for case, function, kind, after in [
+        ("returns", lambda ctx: None, ResultKind.SUCCEEDED, 0.0),
+        ("exception", raising(ValueError("x")), ResultKind.FAILED, 0.0),
+        ("sys.exit(0)", raising(SystemExit(0)), ResultKind.FAILED, 0.0),
+        ("KeyboardInterrupt", raising(KeyboardInterrupt()), ResultKind.FAILED, 0.0),
+        ("GeneratorExit", raising(GeneratorExit()), ResultKind.FAILED, 0.0),
+        ("Unrecoverable", raising(Unrecoverable("x")), ResultKind.UNRECOVERABLE, 0.0),
+        ("in the cause", raising(ValueError(), Unrecoverable()), ResultKind.UNRECOVERABLE, 0.0),
+        ("in the context", in_context, ResultKind.UNRECOVERABLE, 0.0),
+        ("context cut off", cut_off, ResultKind.FAILED, 0.0),
+        ("in a group", raising(ExceptionGroup("g", [ValueError(), Unrecoverable()])), ResultKind.UNRECOVERABLE, 0.0),
+        ("Retry", raising(Retry(2.5)), ResultKind.RETRY, 2.5),
+        ("Retry of a hopeless job", raising(Retry(1), Unrecoverable()), ResultKind.UNRECOVERABLE, 0.0),
+        ("Snooze", raising(Snooze(9)), ResultKind.SNOOZE, 9.0),
+    ]:
+        made = attempt(function)
+        assert (made.kind, made.after) == (kind, after), case
+        assert (made.error == "") == (kind is ResultKind.SUCCEEDED), case
 
 
 def test_the_result_is_that_of_the_documents() -> None:

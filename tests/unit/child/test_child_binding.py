@@ -15,6 +15,7 @@ from uuid import UUID
 
 import pydantic
 import pytest
+from support.tables import row
 
 from jobpool.errors import ConfigurationError
 from jobpool.handlers.binding import PayloadMismatch, bind, check_shape
@@ -139,48 +140,44 @@ def wrapped(*args: Any, **kwargs: Any) -> Any:
     return with_keywords(*args, **kwargs)
 
 
-@pytest.mark.parametrize(
-    ("function", "payload", "answer"),
-    [
-        pytest.param(only_context, [1, 2], [1, 2], id="context alone, any payload"),
-        pytest.param(only_context, None, None, id="context alone, null"),
-        pytest.param(only_context, {"ctx": 1}, {"ctx": 1}, id="context alone, declared, and a field of its name"),
-        pytest.param(lambda ctx: ctx.payload, {"a": 1}, {"a": 1}, id="context alone, no annotation"),
-        pytest.param(lambda ctx: ctx.payload, ["ctx"], ["ctx"], id="context alone, no annotation, no object"),
-        pytest.param(with_keywords, {"customer": 7}, (7, "2026-06", False), id="defaults"),
-        pytest.param(with_keywords, {"customer": 7, "dry": True, "month": "x"}, (7, "x", True), id="all keywords"),
-        pytest.param(without_context, {"customer": 7}, (7, "2026-06"), id="no context: its place is annotated as data"),
-        pytest.param(order_alone, {"order": {"customer": 7}}, (Order(7), None), id="no context, optional data"),
-        pytest.param(order_only, {"customer": 7}, Order(7), id="no context, a dataclass"),
-        pytest.param(nothing, {}, "ran", id="no parameters"),
-        pytest.param(fields_alone, {"ctx": 1}, {"ctx": 1}, id="no context, any fields"),
-        pytest.param(maybe_context, {"a": 2}, ("a1", 2), id="a context that may be None"),
-        pytest.param(with_rest, {"customer": 7, "x": 1}, (7, {"x": 1}), id="the rest"),
-        pytest.param(with_order, {"customer": 7}, Order(7), id="dataclass"),
-        pytest.param(
+def test_the_payload_becomes_arguments() -> None:
+    for case, function, payload, answer in [
+        ("context alone, any payload", only_context, [1, 2], [1, 2]),
+        ("context alone, null", only_context, None, None),
+        ("context alone, declared, and a field of its name", only_context, {"ctx": 1}, {"ctx": 1}),
+        ("context alone, no annotation", lambda ctx: ctx.payload, {"a": 1}, {"a": 1}),
+        ("context alone, no annotation, no object", lambda ctx: ctx.payload, ["ctx"], ["ctx"]),
+        ("defaults", with_keywords, {"customer": 7}, (7, "2026-06", False)),
+        ("all keywords", with_keywords, {"customer": 7, "dry": True, "month": "x"}, (7, "x", True)),
+        ("no context: its place is annotated as data", without_context, {"customer": 7}, (7, "2026-06")),
+        ("no context, optional data", order_alone, {"order": {"customer": 7}}, (Order(7), None)),
+        ("no context, a dataclass", order_only, {"customer": 7}, Order(7)),
+        ("no parameters", nothing, {}, "ran"),
+        ("no context, any fields", fields_alone, {"ctx": 1}, {"ctx": 1}),
+        ("a context that may be None", maybe_context, {"a": 2}, ("a1", 2)),
+        ("the rest", with_rest, {"customer": 7, "x": 1}, (7, {"x": 1})),
+        ("dataclass", with_order, {"customer": 7}, Order(7)),
+        (
+            "nested dataclasses, one of them in itself",
             with_order,
             {"customer": 7, "lines": [{"text": "a"}], "parent": {"customer": 1}},
             Order(7, [Line("a")], parent=Order(1)),
-            id="nested dataclasses, one of them in itself",
         ),
-        pytest.param(with_order_by_keyword, {"customer": 7}, Order(7), id="dataclass, keyword only"),
-        pytest.param(with_model, {"customer": 7}, (7, "2026-06"), id="pydantic model"),
-        pytest.param(with_unknown, {"thing": [1]}, ([1], 1), id="annotation for type checkers only"),
-        pytest.param(with_await, {"a": 1}, 2, id="coroutine"),
-        pytest.param(Callable_(), {"a": 1}, 1, id="object with __call__"),
-        pytest.param(wrapped, {"customer": 7}, (7, "2026-06", False), id="decorated"),
-        pytest.param(functools.partial(with_keywords, month="x"), {"customer": 7}, (7, "x", False), id="partial"),
-        pytest.param(lambda ctx, a: a, {"a": "any"}, "any", id="no annotations"),
-        pytest.param(lambda *args: len(args), {"a": 1}, 1, id="star args get the context"),
-    ],
-)
-def test_the_payload_becomes_arguments(function: Callable[..., Any], payload: Any, answer: Any) -> None:
-    assert call(function, payload) == answer
+        ("dataclass, keyword only", with_order_by_keyword, {"customer": 7}, Order(7)),
+        ("pydantic model", with_model, {"customer": 7}, (7, "2026-06")),
+        ("annotation for type checkers only", with_unknown, {"thing": [1]}, ([1], 1)),
+        ("coroutine", with_await, {"a": 1}, 2),
+        ("object with __call__", Callable_(), {"a": 1}, 1),
+        ("decorated", wrapped, {"customer": 7}, (7, "2026-06", False)),
+        ("partial", functools.partial(with_keywords, month="x"), {"customer": 7}, (7, "x", False)),
+        ("no annotations", lambda ctx, a: a, {"a": "any"}, "any"),
+        ("star args get the context", lambda *args: len(args), {"a": 1}, 1),
+    ]:
+        assert call(function, payload) == answer, case
 
 
-@pytest.mark.parametrize(
-    ("function", "payload", "text"),
-    [
+def test_a_payload_that_does_not_fit_names_handler_and_field() -> None:
+    for function, payload, text in [
         (with_keywords, {}, "field 'customer' is missing"),
         (with_keywords, {"customer": 7, "moth": "x"}, "field 'moth' is unknown; it takes 'customer', 'month', 'dry'"),
         (with_keywords, {"customer": "7"}, "field 'customer' must be a whole number, not '7'"),
@@ -196,15 +193,11 @@ def test_the_payload_becomes_arguments(function: Callable[..., Any], payload: An
         (with_order, {"customer": 7, "parent": {}}, "field 'parent.customer' is missing"),
         (with_order, 7, "it must be an object with the fields of Order, not 7"),
         (with_model, {"month": "x"}, "customer"),
-    ],
-)
-def test_a_payload_that_does_not_fit_names_handler_and_field(
-    function: Callable[..., Any], payload: Any, text: str
-) -> None:
-    with pytest.raises(PayloadMismatch) as raised:
-        call(function, payload)
-    assert str(raised.value).startswith("the payload does not fit handler 'report': ")
-    assert text in str(raised.value)
+    ]:
+        with row(function, payload), pytest.raises(PayloadMismatch) as raised:
+            call(function, payload)
+        assert str(raised.value).startswith("the payload does not fit handler 'report': "), (function, payload)
+        assert text in str(raised.value), (function, payload)
 
 
 @pytest.mark.parametrize(
@@ -238,9 +231,8 @@ def test_a_value_is_converted(annotation: Any, value: Any, converted: Any) -> No
     assert type(answer) is type(converted)
 
 
-@pytest.mark.parametrize(
-    ("annotation", "value", "text"),
-    [
+def test_a_wrong_value_is_named() -> None:
+    for annotation, value, text in [
         (float, "1", "field 'f' must be a number, not '1'"),
         (float, True, "must be a number"),
         (str, None, "must be text, not None"),
@@ -257,12 +249,10 @@ def test_a_value_is_converted(annotation: Any, value: Any, converted: Any) -> No
         (Decimal, "x", "must be a decimal number"),
         (str, 10**200, "..."),
         (None, 1, "must be null"),
-    ],
-)
-def test_a_wrong_value_is_named(annotation: Any, value: Any, text: str) -> None:
-    with pytest.raises(Mismatch) as raised:
-        converter(annotation)(value, "f")
-    assert text in str(raised.value)
+    ]:
+        with row(annotation, value), pytest.raises(Mismatch) as raised:
+            converter(annotation)(value, "f")
+        assert text in str(raised.value), (annotation, value)
 
 
 def test_a_dataclass_of_a_function_is_found_through_its_closure() -> None:
@@ -327,9 +317,8 @@ def test_an_annotation_that_a_context_may_have_is_no_obstacle(function: Callable
     check_shape(function, "report")
 
 
-@pytest.mark.parametrize(
-    ("function", "text"),
-    [
+def test_a_function_that_no_job_could_call_is_refused() -> None:
+    for function, text in [
         (generator, "is a generator and would never run"),
         (async_generator, "is a generator and would never run"),
         (late_context, "must take the job's context as its first parameter"),
@@ -338,10 +327,8 @@ def test_an_annotation_that_a_context_may_have_is_no_obstacle(function: Callable
         (positional_data, "parameter 'a' cannot be filled by name: drop the '/'"),
         (of_bytes, "parameter 'data' cannot be a bytes, which no payload is converted to"),
         (Plain.method, "is a method: decorate its class"),
-    ],
-)
-def test_a_function_that_no_job_could_call_is_refused(function: Callable[..., Any], text: str) -> None:
-    with pytest.raises(ConfigurationError) as raised:
-        check_shape(function, "report")
-    assert text in str(raised.value)
-    assert f"'report', {__file__}:" in str(raised.value)
+    ]:
+        with row(function), pytest.raises(ConfigurationError) as raised:
+            check_shape(function, "report")
+        assert text in str(raised.value), function
+        assert f"'report', {__file__}:" in str(raised.value), function

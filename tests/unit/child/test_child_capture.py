@@ -10,27 +10,22 @@ from jobpool.child.capture import Capture, OutputPipe
 from jobpool.message.capped_text import HeadTail, cap_text
 
 
-@pytest.mark.parametrize(
-    ("writes", "cap", "text"),
-    [
-        pytest.param([], 8, "", id="nothing"),
-        pytest.param([b"abc", b"def"], 8, "abcdef", id="fits"),
-        pytest.param([b"abcdefgh"], 8, "abcdefgh", id="fits exactly"),
-        pytest.param([b"abcdefghi"], 8, "abcd\n[… 1 bytes dropped …]\nfghi", id="one too many"),
-        pytest.param([b"abc", b"x" * 100, b"yz"], 8, "abcx\n[… 97 bytes dropped …]\nxxyz", id="many writes"),
-        pytest.param([b"a"] * 1000, 4, "aa\n[… 996 bytes dropped …]\naa", id="a thousand writes"),
-        pytest.param(
-            ["aaaé".encode(), b"-" * 9], 8, "aaa\n[… 7 bytes dropped …]\n----", id="character cut in the head"
-        ),
-        pytest.param([b"------------", "éaaa".encode()], 8, "----\n[… 10 bytes dropped …]\naaa", id="cut in the tail"),
-        pytest.param([b"\xff\xfe"], 8, "\ufffd\ufffd", id="no UTF-8"),
-    ],
-)
-def test_head_and_tail_are_kept(writes: list[bytes], cap: int, text: str) -> None:
-    kept = HeadTail(cap)
-    for data in writes:
-        kept.write(data)
-    assert kept.text() == text
+def test_head_and_tail_are_kept() -> None:
+    for case, writes, cap, text in [
+        ("nothing", [], 8, ""),
+        ("fits", [b"abc", b"def"], 8, "abcdef"),
+        ("fits exactly", [b"abcdefgh"], 8, "abcdefgh"),
+        ("one too many", [b"abcdefghi"], 8, "abcd\n[… 1 bytes dropped …]\nfghi"),
+        ("many writes", [b"abc", b"x" * 100, b"yz"], 8, "abcx\n[… 97 bytes dropped …]\nxxyz"),
+        ("a thousand writes", [b"a"] * 1000, 4, "aa\n[… 996 bytes dropped …]\naa"),
+        ("character cut in the head", ["aaaé".encode(), b"-" * 9], 8, "aaa\n[… 7 bytes dropped …]\n----"),
+        ("cut in the tail", [b"------------", "éaaa".encode()], 8, "----\n[… 10 bytes dropped …]\naaa"),
+        ("no UTF-8", [b"\xff\xfe"], 8, "\ufffd\ufffd"),
+    ]:
+        kept = HeadTail(cap)
+        for data in writes:
+            kept.write(data)
+        assert kept.text() == text, case
 
 
 def test_the_mark_counts_what_was_dropped() -> None:
@@ -49,17 +44,14 @@ def test_a_cleared_buffer_starts_anew() -> None:
     assert kept.text() == "ij"
 
 
-@pytest.mark.parametrize(
-    ("text", "capped"),
-    [
+def test_text_is_capped() -> None:
+    for text, capped in [
         ("short", "short"),
         ("x" * 20, "xxxx\n[… 12 bytes dropped …]\nxxxx"),
         ("\udc80", "\\udc80"),
         ("é" * 4, "éééé"),
-    ],
-)
-def test_text_is_capped(text: str, capped: str) -> None:
-    assert cap_text(text, 8) == capped
+    ]:
+        assert cap_text(text, 8) == capped, text
 
 
 @pytest.fixture

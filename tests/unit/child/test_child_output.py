@@ -5,8 +5,6 @@ from datetime import date
 from enum import Enum
 from typing import Any
 
-import pytest
-
 from jobpool.handlers.ending import join, render
 
 CAP = 1000
@@ -31,37 +29,34 @@ class Shy:
         raise RuntimeError("no")
 
 
-@pytest.mark.parametrize(
-    ("value", "printed", "output"),
-    [
-        pytest.param(None, "", "", id="nothing"),
-        pytest.param(None, "text\n", "text\n", id="None and text: the text"),
-        pytest.param("string", "", "string", id="string"),
-        pytest.param("string", "text", "string\ntext", id="string, newline, text"),
-        pytest.param("", "text", "text", id="empty string and text"),
-        pytest.param({"a": 1}, "", '{"a":1}', id="object as JSON"),
-        pytest.param({"a": 1}, "text", '{"a":1}\ntext', id="object with the text beside it"),
-        pytest.param([1, "x", None], "", '[1,"x",null]', id="list"),
-        pytest.param((1, 2), "", "[1,2]", id="tuple"),
-        pytest.param(7, "", "7", id="int"),
-        pytest.param(7, "text", "7\ntext", id="scalar with text"),
-        pytest.param(1.5, "", "1.5", id="float"),
-        pytest.param(True, "", "true", id="bool"),
-        pytest.param(False, "", "false", id="False is a value"),
-        pytest.param(0, "", "0", id="0 is a value"),
-        pytest.param({"k": {1}}, "", '{"k":[1]}', id="set"),
-        pytest.param(b"raw", "", '"raw"', id="bytes"),
-        pytest.param(Report(3), "", '{"pages":3}', id="dataclass"),
-        pytest.param(date(2026, 6, 1), "", '"2026-06-01"', id="date"),
-        pytest.param(Colour.RED, "", '"red"', id="enum"),
-        pytest.param({1: "x"}, "", '{"1":"x"}', id="number as a key"),
-        pytest.param(Model(), "", '{"a":1}', id="model"),
-        pytest.param(2**70, "", str(2**70), id="large int"),
-        pytest.param(Shy(), "", '"<Shy>"', id="neither JSON nor repr"),
-    ],
-)
-def test_output_is_composed(value: object, printed: str, output: str) -> None:
-    assert join(render(value, CAP), printed, CAP) == output
+def test_output_is_composed() -> None:
+    for case, value, printed, output in [
+        ("nothing", None, "", ""),
+        ("None and text: the text", None, "text\n", "text\n"),
+        ("string", "string", "", "string"),
+        ("string, newline, text", "string", "text", "string\ntext"),
+        ("empty string and text", "", "text", "text"),
+        ("object as JSON", {"a": 1}, "", '{"a":1}'),
+        ("object with the text beside it", {"a": 1}, "text", '{"a":1}\ntext'),
+        ("list", [1, "x", None], "", '[1,"x",null]'),
+        ("tuple", (1, 2), "", "[1,2]"),
+        ("int", 7, "", "7"),
+        ("scalar with text", 7, "text", "7\ntext"),
+        ("float", 1.5, "", "1.5"),
+        ("bool", True, "", "true"),
+        ("False is a value", False, "", "false"),
+        ("0 is a value", 0, "", "0"),
+        ("set", {"k": {1}}, "", '{"k":[1]}'),
+        ("bytes", b"raw", "", '"raw"'),
+        ("dataclass", Report(3), "", '{"pages":3}'),
+        ("date", date(2026, 6, 1), "", '"2026-06-01"'),
+        ("enum", Colour.RED, "", '"red"'),
+        ("number as a key", {1: "x"}, "", '{"1":"x"}'),
+        ("model", Model(), "", '{"a":1}'),
+        ("large int", 2**70, "", str(2**70)),
+        ("neither JSON nor repr", Shy(), "", '"<Shy>"'),
+    ]:
+        assert join(render(value, CAP), printed, CAP) == output, case
 
 
 def test_what_json_does_not_know_is_shown() -> None:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.built_in import attempt, failure, output, refusal
+from support.tables import row
 
 from jobpool.handlers.conversion import Mismatch, converter
 from jobpool.handlers.registry import HandlerRegistry
@@ -77,9 +78,8 @@ class Checked(pydantic.BaseModel):
         return value
 
 
-@pytest.mark.parametrize(
-    ("payload", "text"),
-    [
+def test_what_a_model_refuses_is_one_sentence_without_the_values() -> None:
+    for payload, text in [
         ({"numbers": [1]}, "it does not fit Checked: field 'password': Field required"),
         (
             {"numbers": [1, "x"], "password": "hunter2"},
@@ -91,15 +91,13 @@ class Checked(pydantic.BaseModel):
             "it does not fit Checked: field 'inner.password': Input should be a valid string",
         ),
         ([], "it does not fit Checked: it: Input should be a valid dictionary or instance of Checked"),
-    ],
-)
-def test_what_a_model_refuses_is_one_sentence_without_the_values(payload: Any, text: str) -> None:
-    registry = HandlerRegistry()
+    ]:
+        registry = HandlerRegistry()
 
-    @registry.handler
-    def take(ctx: JobContext, checked: Checked) -> None: ...
+        @registry.handler
+        def take(ctx: JobContext, checked: Checked) -> None: ...
 
-    assert refusal("take", payload, registry) == f"the payload does not fit handler 'take': {text}"
+        assert refusal("take", payload, registry) == f"the payload does not fit handler 'take': {text}", payload
 
 
 class Size(TypedDict):
@@ -112,24 +110,21 @@ class Page(Size, total=False):
     inner: list[Page]
 
 
-@pytest.mark.parametrize(
-    ("payload", "text"),
-    [
+def test_a_typed_dict_is_checked_and_stays_a_dict() -> None:
+    for payload, text in [
         ({"dpi": 1, "note": "a4"}, ""),
         ({"dpi": 1, "inner": [{"dpi": 2}]}, ""),
         ({"dip": 1}, "field 'page.dip' is unknown; Page has 'dpi', 'note', 'colour', 'inner'"),
         ({}, "field 'page.dpi' is missing"),
         ({"dpi": 1, "inner": [{"dpi": "x"}]}, "field 'page.inner[0].dpi' must be a whole number, not 'x'"),
         (7, "field 'page' must be an object with the fields of Page, not 7"),
-    ],
-)
-def test_a_typed_dict_is_checked_and_stays_a_dict(payload: Any, text: str) -> None:
-    if text:
-        with pytest.raises(Mismatch) as refused:
-            converter(Page)(payload, "page")
-        assert str(refused.value) == text
-    else:
-        assert converter(Page)(payload, "page") == payload
+    ]:
+        if text:
+            with row(payload), pytest.raises(Mismatch) as refused:
+                converter(Page)(payload, "page")
+            assert str(refused.value) == text, payload
+        else:
+            assert converter(Page)(payload, "page") == payload, payload
 
 
 def test_of_many_refused_fields_a_few_are_named() -> None:
@@ -230,34 +225,31 @@ def test_a_wrong_field_ends_the_job_and_the_text_names_it(handler: str, payload:
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize(
-    ("annotation", "value"),
-    [
-        pytest.param(Colour, True, id="true is not the member 1"),
-        pytest.param(Level, True, id="true is not the member 1 of an IntEnum"),
-        pytest.param(Level, 1.0, id="1.0 is not the member 1"),
-        pytest.param(Colour, None, id="null is not a member"),
-        pytest.param(Colour, {}, id="an object is not a member"),
-        pytest.param(int, True, id="true is not a number"),
-        pytest.param(bool, 1, id="1 is not true"),
-        pytest.param(float, 10**400, id="a number that no float can hold"),
-        pytest.param(float, math.inf, id="infinite"),
-        pytest.param(float, math.nan, id="no number at all"),
-        pytest.param(Decimal, "NaN", id="decimal nan"),
-        pytest.param(Decimal, "sNaN", id="signalling nan"),
-        pytest.param(Decimal, "Infinity", id="infinite decimal"),
-        pytest.param(Decimal, 1.1, id="a float is not an exact decimal"),
-        pytest.param(UUID, "x" * 100, id="no uuid"),
-        pytest.param(datetime, "2026-13-01", id="no month"),
-        pytest.param(Path, 7, id="a number is not a path"),
-        pytest.param(Literal[1], True, id="true is not the literal 1"),
-        pytest.param(list[Colour], [True], id="in a list"),
-        pytest.param(dict[str, float], {"a": math.inf}, id="in an object"),
-    ],
-)
-def test_values_that_look_alike_are_told_apart(annotation: Any, value: Any) -> None:
-    with pytest.raises(Mismatch, match="must be"):
-        converter(annotation)(value, "f")
+def test_values_that_look_alike_are_told_apart() -> None:
+    for case, annotation, value in [
+        ("true is not the member 1", Colour, True),
+        ("true is not the member 1 of an IntEnum", Level, True),
+        ("1.0 is not the member 1", Level, 1.0),
+        ("null is not a member", Colour, None),
+        ("an object is not a member", Colour, {}),
+        ("true is not a number", int, True),
+        ("1 is not true", bool, 1),
+        ("a number that no float can hold", float, 10**400),
+        ("infinite", float, math.inf),
+        ("no number at all", float, math.nan),
+        ("decimal nan", Decimal, "NaN"),
+        ("signalling nan", Decimal, "sNaN"),
+        ("infinite decimal", Decimal, "Infinity"),
+        ("a float is not an exact decimal", Decimal, 1.1),
+        ("no uuid", UUID, "x" * 100),
+        ("no month", datetime, "2026-13-01"),
+        ("a number is not a path", Path, 7),
+        ("true is not the literal 1", Literal[1], True),
+        ("in a list", list[Colour], [True]),
+        ("in an object", dict[str, float], {"a": math.inf}),
+    ]:
+        with row(case), pytest.raises(Mismatch, match="must be"):
+            converter(annotation)(value, "f")
 
 
 @pytest.mark.parametrize("field", ["me", "self"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.built_in import attempt, failure, output, refusal
+from support.tables import row
 from support.webserver import WebServer, answer
 
 from jobpool.errors import ConfigurationError
@@ -99,9 +100,8 @@ def test_hooks_and_retries_are_set_as_for_every_built_in_handler(server: WebServ
     assert registry.resolve("url", "default").max_retries == 4
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_wrong_limits_are_refused_by_name() -> None:
+    for wrong in [
         {"allowed_url_networks": ["10.1.2.3/24"]},
         {"allowed_url_networks": ["example.com"]},
         {"allowed_url_networks": "10.0.0.0/8"},
@@ -110,28 +110,22 @@ def test_hooks_and_retries_are_set_as_for_every_built_in_handler(server: WebServ
         {"url_timeout": float("nan")},
         {"url_max_bytes": 0},
         {"url_max_bytes": 1.5},
-    ],
-    ids=repr,
-)
-def test_wrong_limits_are_refused_by_name(wrong: dict[str, Any]) -> None:
-    [name] = wrong
-    with pytest.raises(ConfigurationError, match=name):
-        Allowances(**wrong)
+    ]:
+        [name] = wrong
+        with row(wrong), pytest.raises(ConfigurationError, match=name):
+            Allowances(**wrong)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "told"),
-    [
+def test_wrong_settings_are_refused_by_name() -> None:
+    for key, value, told in [
         ("allowed_url_networks", "10.1.2.3/24", "--allowed-url-networks: 10.1.2.3/24 has host bits set"),
         ("url_limits", "timeout=0", "--url-limits: timeout= must be above 0"),
         ("url_limits", "timeout=86401", "--url-limits: timeout= must be above 0, and at most 86400 seconds"),
         ("url_limits", "body=0", "--url-limits: body= must be 1 to"),
         ("url_limits", "body=1.5", "--url-limits: body=1.5: '1.5' is not a size"),
-    ],
-)
-def test_wrong_settings_are_refused_by_name(key: str, value: str, told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
-        load({key: value})
+    ]:
+        with row(key, value), pytest.raises(ConfigurationError, match=told):
+            load({key: value})
 
 
 def test_settings_reach_the_handler() -> None:

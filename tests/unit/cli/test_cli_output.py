@@ -7,18 +7,15 @@ from jobpool.cli.output import aligned, columns, fit, plural
 COLUMNS = columns("ID, HANDLER~, WHY~")
 
 
-@pytest.mark.parametrize(
-    ("room", "widths"),
-    [
+def test_only_flexible_columns_are_cut_the_widest_first() -> None:
+    for room, widths in [
         (100, [16, 20, 40]),
         (76, [16, 20, 40]),
         (60, [16, 20, 24]),
         (40, [16, 12, 12]),
         (10, [16, 8, 8]),
-    ],
-)
-def test_only_flexible_columns_are_cut_the_widest_first(room: int, widths: list[int]) -> None:
-    assert fit(COLUMNS, [16, 20, 40], room) == widths
+    ]:
+        assert fit(COLUMNS, [16, 20, 40], room) == widths, room
 
 
 def test_a_cell_takes_the_places_that_a_terminal_gives_it() -> None:

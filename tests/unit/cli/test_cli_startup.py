@@ -69,21 +69,20 @@ def test_the_bar_counts_what_is_to_do_in_the_queues_of_the_pool(tmp_path: Path) 
     assert expected(replace(pool, backend="redis://127.0.0.1:1"), ["default"], 5) is None
 
 
-@pytest.mark.parametrize(
-    ("fields", "total", "seconds", "line"),
-    [
+def test_the_bar_tells_how_far_how_fast_and_what_went_wrong() -> None:
+    for fields, total, seconds, line in [
         ({}, 10, 0.0, "░" * 30 + " 0/10  0 jobs/s"),
         ({"succeeded": 5}, 10, 2.0, "█" * 15 + "░" * 15 + " 5/10  2 jobs/s  2.0s left"),
-        ({"succeeded": 8, "dead": 2, "requeued": 3, "timed_out": 1, "crashed": 4}, 10, 5.0,
-         "█" * 30 + " 10/10  2 jobs/s  3 retried  1 timed out  4 crashed  2 dead"),
+        (
+            {"succeeded": 8, "dead": 2, "requeued": 3, "timed_out": 1, "crashed": 4},
+            10,
+            5.0,
+            "█" * 30 + " 10/10  2 jobs/s  3 retried  1 timed out  4 crashed  2 dead",
+        ),
         ({"succeeded": 12}, 10, 1.0, "█" * 30 + " 12/12  12 jobs/s"),
         ({}, 0, 1.0, "█" * 30 + " 0/0  0 jobs/s"),
-    ],
-)  # fmt: skip
-def test_the_bar_tells_how_far_how_fast_and_what_went_wrong(
-    fields: dict[str, int], total: int, seconds: float, line: str
-) -> None:
-    assert bar(header(**fields), total, seconds) == line
+    ]:
+        assert bar(header(**fields), total, seconds) == line, (fields, total)
 
 
 def test_the_bar_ends_with_the_last_word_and_the_summary_is_wiped(tmp_path: Path) -> None:

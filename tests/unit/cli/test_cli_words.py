@@ -17,9 +17,8 @@ from jobpool.settings import KEYS, SETTINGS, load
 Jobpool = Callable[..., Result]
 
 
-@pytest.mark.parametrize(
-    ("words", "arranged"),
-    [
+def test_words_find_their_verb() -> None:
+    for words, arranged in [
         ("", "run"),
         ("-w 4 -Q reports", "run -w 4 -Q reports"),
         ("run -w 4", "run -w 4"),
@@ -38,10 +37,8 @@ Jobpool = Callable[..., Result]
         ("dead -h", "dead -h"),
         ("enqueue report a=1 -Q mail", "enqueue report a=1 -Q mail"),
         ("--no-such list", "run --no-such list"),
-    ],
-)
-def test_words_find_their_verb(words: str, arranged: str) -> None:
-    assert arrange(cli, words.split(), "run") == arranged.split()  # type: ignore[arg-type]
+    ]:
+        assert arrange(cli, words.split(), "run") == arranged.split(), words  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -85,19 +82,16 @@ def test_every_setting_has_its_flag_and_every_flag_of_the_pool_is_a_setting() ->
     assert flags == KEYS - {"signing_key"}  # a key on the command line can be read by everybody on the machine
 
 
-@pytest.mark.parametrize(
-    ("flag", "key", "value"),
-    [
+def test_flags_reach_the_settings() -> None:
+    for flag, key, value in [
         ("--stop-grace=10", "stop_grace", 10.0),
         ("-c3", "workers", 3),
         ("--concurrency=3", "workers", 3),
         ("--broker=memory://", "backend", "memory://"),
-    ],
-)
-def test_flags_reach_the_settings(flag: str, key: str, value: object) -> None:
-    root = cli.make_context("jobpool", [flag])
-    run = cli.commands["run"].make_context("run", [flag], parent=root)  # type: ignore[attr-defined]
-    assert getattr(load({key: run.params[key]}), key) == value
+    ]:
+        root = cli.make_context("jobpool", [flag])
+        run = cli.commands["run"].make_context("run", [flag], parent=root)  # type: ignore[attr-defined]
+        assert getattr(load({key: run.params[key]}), key) == value, flag
 
 
 def test_help_fits_a_screen_and_shows_the_verbs_and_what_is_often_used() -> None:
@@ -131,19 +125,16 @@ def test_version(jobpool: Jobpool) -> None:
     assert jobpool("-V").stdout.startswith("jobpool 0.")
 
 
-@pytest.mark.parametrize(
-    ("words", "incomplete", "offered"),
-    [
+def test_completion() -> None:
+    for words, incomplete, offered in [
         ([], "st", {"stats", "status"}),
         ([], "--wor", {"--workers"}),
         (["-w", "4"], "--stop", {"--stop-grace"}),
         (["dead"], "re", {"retry"}),
         (["-C", "x.toml", "stats"], "--js", {"--json"}),
-    ],
-)
-def test_completion(words: list[str], incomplete: str, offered: set[str]) -> None:
-    complete = BashComplete(cli, {}, "jobpool", "_JOBPOOL_COMPLETE")
-    assert {item.value for item in complete.get_completions(words, incomplete)} == offered
+    ]:
+        complete = BashComplete(cli, {}, "jobpool", "_JOBPOOL_COMPLETE")
+        assert {item.value for item in complete.get_completions(words, incomplete)} == offered, (words, incomplete)
 
 
 def test_the_words_of_a_pool_load_no_other_verb_and_do_not_look_through_what_is_installed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.tables import row
 
 from jobpool.broker.values import ReapPolicy
 from jobpool.errors import ConfigurationError
@@ -50,9 +51,8 @@ def test_what_cannot_be_is_refused_with_its_flag(key: str, value: Any, sentence:
         load({key: value})
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+def test_a_crash_budget_that_cannot_be_is_refused_when_it_is_made() -> None:
+    for fields in [
         {"max_crashes": -1},
         {"max_crashes": 1.5},
         {"window": 0.0},
@@ -61,12 +61,9 @@ def test_what_cannot_be_is_refused_with_its_flag(key: str, value: Any, sentence:
         {"back_off": float("inf")},
         {"back_off_cap": -1.0},
         {"back_off_cap": float("nan")},
-    ],
-    ids=str,
-)
-def test_a_crash_budget_that_cannot_be_is_refused_when_it_is_made(fields: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=r"crash|back_off"):
-        ReapPolicy(**fields)
+    ]:
+        with row(fields), pytest.raises(ConfigurationError, match=r"crash|back_off"):
+            ReapPolicy(**fields)
 
 
 @pytest.mark.parametrize(("crashes", "ceiling"), [(1, 0.0), (2, 1.0), (3, 2.0), (7, 32.0), (8, 60.0), (5000, 60.0)])

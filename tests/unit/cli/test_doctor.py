@@ -50,16 +50,13 @@ def levels(findings: Any) -> list[Level]:
 # --- findings ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("finding", "text"),
-    [
+def test_a_finding_is_one_sentence() -> None:
+    for finding, text in [
         (Finding("x", Level.OK, "all is so"), "all is so"),
         (Finding("x", Level.PROBLEM, "it is so", "that hurts", "mend it"), "it is so: that hurts; mend it"),
         (Finding("x", Level.WARNING, "it is so", mend="mend it"), "it is so; mend it"),
-    ],
-)
-def test_a_finding_is_one_sentence(finding: Finding, text: str) -> None:
-    assert str(finding) == text
+    ]:
+        assert str(finding) == text, finding
 
 
 def test_only_what_is_bad_is_a_caution() -> None:
@@ -209,9 +206,8 @@ def test_settings_that_do_not_fit_together(settings: Any, flags: dict[str, Any],
 # --- who stops the pool -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("supervisor", "stop_grace", "level"),
-    [
+def test_the_grace_of_a_stop() -> None:
+    for supervisor, stop_grace, level in [
         (None, 1000.0, Level.OK),
         (Supervisor("systemd", 90.0, "TimeoutStopSec"), 25.0, Level.OK),
         (Supervisor("systemd", 27.0, "TimeoutStopSec"), 25.0, Level.OK),
@@ -221,15 +217,12 @@ def test_settings_that_do_not_fit_together(settings: Any, flags: dict[str, Any],
         (Supervisor("Kubernetes", 30.0, "terminationGracePeriodSeconds", known=False), 30.0, Level.WARNING),
         (Supervisor("docker", 10.0, "the time", known=False), 10.0, Level.WARNING),
         (Supervisor("docker", 10.0, "the time", known=False), 8.0, Level.OK),
-    ],
-    ids=str,
-)
-def test_the_grace_of_a_stop(supervisor: Supervisor | None, stop_grace: float, level: Level) -> None:
-    found = machine.judge_stop(stop_grace, supervisor)
-    assert levels([found]) == [level]
-    if found.is_bad:
-        assert supervisor is not None
-        assert f"set {supervisor.setting} to {stop_grace + 5:.0f} s or more" in found.mend
+    ]:
+        found = machine.judge_stop(stop_grace, supervisor)
+        assert levels([found]) == [level], (supervisor, stop_grace)
+        if found.is_bad:
+            assert supervisor is not None, (supervisor, stop_grace)
+            assert f"set {supervisor.setting} to {stop_grace + 5:.0f} s or more" in found.mend, (supervisor, stop_grace)
 
 
 @pytest.fixture
@@ -282,9 +275,8 @@ def test_who_supervises(root: Path, environ: dict[str, str], docker: bool, name:
     assert not found or found.seconds == seconds
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
+def test_times_as_systemd_writes_them() -> None:
+    for text, seconds in [
         ("1min 30s", 90),
         ("25s", 25),
         ("500ms", 0.5),
@@ -295,18 +287,15 @@ def test_who_supervises(root: Path, environ: dict[str, str], docker: bool, name:
         ("soon", None),
         ("12", None),
         ("5 parsecs", None),
-    ],
-)
-def test_times_as_systemd_writes_them(text: str, seconds: float | None) -> None:
-    assert parse_systemd(text) == seconds
+    ]:
+        assert parse_systemd(text) == seconds, text
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("found", "level"),
-    [
+def test_the_machine() -> None:
+    for found, level in [
         (machine.judge_open_files(4, 65536), Level.OK),
         (machine.judge_open_files(4, None), Level.OK),
         (machine.judge_open_files(4, 256), Level.PROBLEM),
@@ -327,11 +316,8 @@ def test_times_as_systemd_writes_them(text: str, seconds: float | None) -> None:
         (machine.judge_zone("Mars/Olympus"), Level.WARNING),
         (machine.judge_kernel(""), Level.OK),
         (machine.judge_kernel("no pidfd"), Level.PROBLEM),
-    ],
-    ids=str,
-)
-def test_the_machine(found: Finding, level: Level) -> None:
-    assert levels([found]) == [level]
+    ]:
+        assert levels([found]) == [level], found
 
 
 def test_what_this_machine_says_of_itself(settings: Any) -> None:
@@ -415,9 +401,8 @@ def test_the_default_broker_is_asked_for_everything(settings: Any) -> None:
     assert found["broker"] is found["broker.clock"] is found["broker.fit"] is Level.OK
 
 
-@pytest.mark.parametrize(
-    ("ahead", "blur", "level"),
-    [
+def test_two_clocks() -> None:
+    for ahead, blur, level in [
         (None, 0.0, Level.OK),
         (0.0, 0.0, Level.OK),
         (-0.9, 0.0, Level.OK),
@@ -426,10 +411,8 @@ def test_the_default_broker_is_asked_for_everything(settings: Any) -> None:
         (1.5, 0.6, Level.OK),
         (6.0, 0.0, Level.PROBLEM),
         (-3600.0, 1.0, Level.PROBLEM),
-    ],
-)
-def test_two_clocks(ahead: float | None, blur: float, level: Level) -> None:
-    assert levels([broker.judge_skew(ahead, blur)]) == [level]
+    ]:
+        assert levels([broker.judge_skew(ahead, blur)]) == [level], (ahead, blur)
 
 
 def test_the_clock_of_a_real_server_that_is_an_hour_ahead(settings: Any, tmp_path: Path) -> None:

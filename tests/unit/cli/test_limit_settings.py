@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.tables import row
 
 from jobpool.errors import ConfigurationError
 from jobpool.master.run import limits_of
@@ -63,9 +64,8 @@ def test_nothing_is_limited_unless_it_is_said() -> None:
     assert pool.idempotency_ttl == 86400.0
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "sentence"),
-    [
+def test_a_value_out_of_bounds_is_refused_with_the_bound() -> None:
+    for key, value, sentence in [
         ("concurrency_limits", ("default",), "--concurrency-limit: 'default' names no limit: write QUEUE=N"),
         (
             "concurrency_limits",
@@ -88,12 +88,10 @@ def test_nothing_is_limited_unless_it_is_said() -> None:
         ("result_ttl", ("default=soon",), "--result-ttl"),
         ("idempotency_ttl", "0", "--idempotency-ttl must be greater than 0"),
         ("idempotency_ttl", "367d", "--idempotency-ttl must be less than or equal to 31622400"),
-    ],
-)
-def test_a_value_out_of_bounds_is_refused_with_the_bound(key: str, value: object, sentence: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        load({key: value})
-    assert sentence in str(refused.value)
+    ]:
+        with row(key, value), pytest.raises(ConfigurationError) as refused:
+            load({key: value})
+        assert sentence in str(refused.value), (key, value)
 
 
 def test_times_for_results_are_read_by_queue() -> None:

@@ -77,9 +77,8 @@ def test_the_status_is_told_at_a_change_and_else_from_time_to_time(board: Scoreb
     assert "STATUS=not ready: 0 of 2" in report.next(header(board, ready=0, **alive), later)[0]
 
 
-@pytest.mark.parametrize(
-    ("variables", "found"),
-    [
+def test_the_variables_of_the_manager_are_taken_from_the_environment() -> None:
+    for variables, found in [
         ({}, None),
         ({"NOTIFY_SOCKET": "/run/n"}, Manager("/run/n")),
         ({"NOTIFY_SOCKET": "@n", "WATCHDOG_USEC": "2500000"}, Manager("@n", 2.5)),
@@ -87,14 +86,10 @@ def test_the_status_is_told_at_a_change_and_else_from_time_to_time(board: Scoreb
         ({"NOTIFY_SOCKET": "/n", "WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "1"}, Manager("/n")),
         ({"NOTIFY_SOCKET": "/n", "WATCHDOG_USEC": "soon"}, Manager("/n")),
         ({"NOTIFY_SOCKET": "vsock:2:1"}, None),
-    ],
-)
-def test_the_variables_of_the_manager_are_taken_from_the_environment(
-    variables: dict[str, str], found: Manager | None
-) -> None:
-    environment = {"HOME": "/", **variables}
-    assert take_manager(environment) == found
-    assert environment == {"HOME": "/"}
+    ]:
+        environment = {"HOME": "/", **variables}
+        assert take_manager(environment) == found, variables
+        assert environment == {"HOME": "/"}, variables
 
 
 def test_a_manager_that_has_gone_or_does_not_read_costs_nothing(tmp_path: Path) -> None:

@@ -386,9 +386,8 @@ def test_a_default_is_what_its_words_mean() -> None:
             assert setting.read(setting.default) == getattr(Settings(), key), key
 
 
-@pytest.mark.parametrize(
-    ("retry", "expected"),
-    [
+def test_words_of_retry_fill_what_the_strategy_leaves_open() -> None:
+    for retry, expected in [
         ("exponential", RetryPolicy("exponential", 0.2, 2.0, 5.0, 0.2, 25)),
         ("Exponential base=1 max=1m", RetryPolicy("exponential", 1.0, 2.0, 60.0, 0.2, 25)),
         ("exponential base=5s", RetryPolicy("exponential", 5.0, 2.0, 300.0, 0.2, 25)),
@@ -397,15 +396,12 @@ def test_a_default_is_what_its_words_mean() -> None:
         ("fixed base=300ms", RetryPolicy("fixed", 0.3)),
         ("none", RetryPolicy("none")),
         ("none attempts=2", RetryPolicy("none", max_attempts=2)),
-    ],
-)
-def test_words_of_retry_fill_what_the_strategy_leaves_open(retry: str, expected: RetryPolicy) -> None:
-    assert load({"retry": retry}).retry == expected
+    ]:
+        assert load({"retry": retry}).retry == expected, retry
 
 
-@pytest.mark.parametrize(
-    ("key", "written", "value"),
-    [
+def test_settings_of_several_words() -> None:
+    for key, written, value in [
         ("recycle", "jobs=7", (7, 0, "suspect")),
         ("recycle", "memory=1G failure=ALWAYS", (0, 1 << 30, "always")),
         ("on_crash", "Expire", ("expire", None)),
@@ -422,10 +418,8 @@ def test_words_of_retry_fill_what_the_strategy_leaves_open(retry: str, expected:
         ("history", "OFF", (None, False, 100, ())),
         ("history", "table keep=7 mask=iban,ssn", (None, True, 7, ("iban", "ssn"))),
         ("history", "file:/var/log/my jobs.ndjson keep=7", (Path("/var/log/my jobs.ndjson"), False, 7, ())),
-    ],
-)
-def test_settings_of_several_words(key: str, written: object, value: object) -> None:
-    assert getattr(load({key: written}), key) == value
+    ]:
+        assert getattr(load({key: written}), key) == value, (key, written)
 
 
 # --- settings of former versions --------------------------------------------------------------------

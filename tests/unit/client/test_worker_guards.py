@@ -91,30 +91,26 @@ def test_the_lock_is_held_while_the_handler_runs_and_given_back() -> None:
     assert bench.backend.keys.holders(QUEUE, "job:report") == []
 
 
-@pytest.mark.parametrize(
-    ("limits", "job"),
-    [
-        (Limits(), {"single_instance": True}),
-        (Limits(), KEYED),
-        (Limits(concurrency={QUEUE: 1}), {}),
-        (Limits(concurrency_per_key={QUEUE: 1}), {"concurrency_key": "acme"}),
-    ],
-    ids=["lock", "key", "queue", "concurrency key"],
-)
-def test_what_is_held_elsewhere_is_released_for_a_while_and_no_failure(limits: Limits, job: dict[str, Any]) -> None:
-    bench = Bench(limits)
-    bench.enqueue(job, job)
-    elsewhere = bench.backend.fetch(QUEUE)
-    assert elsewhere is not None
-    name = {"concurrency_key": "concurrency:acme"}.get(next(iter(job), ""), "queue" if not job else "job:report")
-    guards = Guards(job.get("idempotency_key"), holds=(Hold(name),))
-    assert bench.backend.keys.begin_many([(elsewhere, guards)])[0]
-    assert bench.process(2) == [Status.RELEASED, Status.EMPTY]
-    assert bench.runs == 0
-    assert bench.counters == {"jobs_fetched": 1, "jobs_released": 1}
-    bench.backend.release(elsewhere)
-    bench.clock.advance(1.0)
-    assert bench.process(2).count(Status.ACKED) >= 1
+def test_what_is_held_elsewhere_is_released_for_a_while_and_no_failure() -> None:
+    for case, limits, job in [
+        ("lock", Limits(), {"single_instance": True}),
+        ("key", Limits(), KEYED),
+        ("queue", Limits(concurrency={QUEUE: 1}), {}),
+        ("concurrency key", Limits(concurrency_per_key={QUEUE: 1}), {"concurrency_key": "acme"}),
+    ]:
+        bench = Bench(limits)
+        bench.enqueue(job, job)
+        elsewhere = bench.backend.fetch(QUEUE)
+        assert elsewhere is not None, case
+        name = {"concurrency_key": "concurrency:acme"}.get(next(iter(job), ""), "queue" if not job else "job:report")
+        guards = Guards(job.get("idempotency_key"), holds=(Hold(name),))
+        assert bench.backend.keys.begin_many([(elsewhere, guards)])[0], case
+        assert bench.process(2) == [Status.RELEASED, Status.EMPTY], case
+        assert bench.runs == 0, case
+        assert bench.counters == {"jobs_fetched": 1, "jobs_released": 1}, case
+        bench.backend.release(elsewhere)
+        bench.clock.advance(1.0)
+        assert bench.process(2).count(Status.ACKED) >= 1, case
 
 
 def test_a_rate_lets_so_many_start_and_the_rest_wait_until_there_is_room() -> None:

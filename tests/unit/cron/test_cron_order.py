@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import row
 
 from jobpool.cron.scheduler import execution_order, job_name
 from jobpool.errors import ConfigurationError
@@ -27,20 +28,17 @@ def ordered(jobs: list[JobDefinition]) -> list[JobDefinition]:
     return [jobs[number] for number in execution_order(jobs)]
 
 
-@pytest.mark.parametrize(
-    ("declared", "expected"),
-    [
-        pytest.param("", "", id="none"),
-        pytest.param("a b c", "abc", id="all free"),
-        pytest.param("c:b b:a a", "abc", id="backwards"),
-        pytest.param("a:c b c", "bca", id="b does not wait"),
-        pytest.param("z y:x x w:z", "zxyw", id="as declared where free"),
-        pytest.param("d:bc b:a c:a a e", "abcde", id="a diamond: who becomes free goes first if declared first"),
-        pytest.param("b:aa a", "ab", id="twice the same"),
-    ],
-)
-def test_each_comes_after_what_it_depends_on(declared: str, expected: str) -> None:
-    assert order(declared) == expected
+def test_each_comes_after_what_it_depends_on() -> None:
+    for case, declared, expected in [
+        ("none", "", ""),
+        ("all free", "a b c", "abc"),
+        ("backwards", "c:b b:a a", "abc"),
+        ("b does not wait", "a:c b c", "bca"),
+        ("as declared where free", "z y:x x w:z", "zxyw"),
+        ("a diamond: who becomes free goes first if declared first", "d:bc b:a c:a a e", "abcde"),
+        ("twice the same", "b:aa a", "ab"),
+    ]:
+        assert order(declared) == expected, case
 
 
 def test_a_job_without_a_name_is_called_like_its_handler() -> None:
@@ -56,20 +54,17 @@ def test_a_dependency_that_is_missing() -> None:
     assert str(refused.value) == "Dependency 'x' for job 'b' does not exist."
 
 
-@pytest.mark.parametrize(
-    ("declared", "circle"),
-    [
-        pytest.param("a:a", "'a' → 'a'", id="itself"),
-        pytest.param("a:b b:a", "'a' → 'b' → 'a'", id="two"),
-        pytest.param("x a:x d:c b:ad c:b", "'d' → 'c' → 'b' → 'd'", id="three, with others before them"),
-        pytest.param("w:a a:b b:a", "'a' → 'b' → 'a'", id="who waits for a circle is not in it"),
-    ],
-)
-def test_a_circle_is_named_in_the_notes(declared: str, circle: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        order(declared)
-    assert str(refused.value) == "Circular dependency detected in jobs."
-    assert refused.value.__notes__ == [f"each waits for the next: {circle}"]
+def test_a_circle_is_named_in_the_notes() -> None:
+    for case, declared, circle in [
+        ("itself", "a:a", "'a' → 'a'"),
+        ("two", "a:b b:a", "'a' → 'b' → 'a'"),
+        ("three, with others before them", "x a:x d:c b:ad c:b", "'d' → 'c' → 'b' → 'd'"),
+        ("who waits for a circle is not in it", "w:a a:b b:a", "'a' → 'b' → 'a'"),
+    ]:
+        with row(case), pytest.raises(ConfigurationError) as refused:
+            order(declared)
+        assert str(refused.value) == "Circular dependency detected in jobs.", case
+        assert refused.value.__notes__ == [f"each waits for the next: {circle}"], case
 
 
 def test_two_of_one_name_are_both_described() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
+from support.tables import row
 
 from jobpool.cron import scheduler as schedulers
 from jobpool.cron.runner import CronRunner
@@ -130,9 +130,8 @@ def _never(scheduler: Scheduler) -> None:
     scheduler.define("a").cron("0 0 30 2 *")
 
 
-@pytest.mark.parametrize(
-    ("declare", "lines", "texts"),
-    [
+def test_a_mistake_is_refused_when_the_schedules_are_read() -> None:
+    for declare, lines, texts in [
         (_two_of_one_name, [1, 2], ["'report'"]),
         (_circle, [], ["Circular dependency detected in jobs.", "a", "b"]),
         (_id, [1], ["identifier", "leave it out"]),
@@ -145,17 +144,13 @@ def _never(scheduler: Scheduler) -> None:
         (_zone, [1], ["Mars/Olympus"]),
         (_policy, [1], ["sometimes"]),
         (_never, [1], ["0 0 30 2 *"]),
-    ],
-)
-def test_a_mistake_is_refused_when_the_schedules_are_read(
-    declare: Callable[[Scheduler], None], lines: list[int], texts: list[str]
-) -> None:
-    scheduler = Scheduler()
-    declare(scheduler)
-    with pytest.raises(ConfigurationError) as refused:
-        CronRunner(scheduler, MemoryBackend())
-    texts = texts + [f"{HERE}:{declare.__code__.co_firstlineno + line}" for line in lines]
-    assert [text for text in texts if text not in str(refused.value)] == []
+    ]:
+        scheduler = Scheduler()
+        declare(scheduler)
+        with row(declare), pytest.raises(ConfigurationError) as refused:
+            CronRunner(scheduler, MemoryBackend())
+        texts = texts + [f"{HERE}:{declare.__code__.co_firstlineno + line}" for line in lines]
+        assert [text for text in texts if text not in str(refused.value)] == [], declare
 
 
 def test_a_bad_time_is_refused_where_it_is_written() -> None:

@@ -6,6 +6,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import row
 
 from jobpool.ipc.frames import (
     RESULT_HEAD,
@@ -62,9 +63,8 @@ def test_a_plain_success_is_a_head_and_nothing_else() -> None:
     assert len(Result(9, ResultKind.SUCCEEDED, 12.5, 0.25).encode()) == RESULT_HEAD.size
 
 
-@pytest.mark.parametrize(
-    "packet",
-    [
+def test_rubbish_is_a_bad_frame() -> None:
+    for packet in [
         b"",
         b"\x00",
         b"\x01",
@@ -90,11 +90,9 @@ def test_a_plain_success_is_a_head_and_nothing_else() -> None:
         RESULT_HEAD.pack(0x12, 1, 0, 0.0, 0.0) + b'["","",null,[],""]',
         RESULT_HEAD.pack(0x12, 1, 0, 0.0, 0.0) + b'["","",0,{},""]',
         RESULT_HEAD.pack(0x12, 1, 0, 0.0, 0.0) + b"7",
-    ],
-)
-def test_rubbish_is_a_bad_frame(packet: bytes) -> None:
-    with pytest.raises(BadFrame):
-        decode(packet)
+    ]:
+        with row(packet), pytest.raises(BadFrame):
+            decode(packet)
 
 
 @pytest.mark.parametrize(

@@ -24,26 +24,23 @@ def exited(number: int | None = None, code: int | None = None, **usage: Any) -> 
     return Exited(1, 1000, code, number, **usage)
 
 
-@pytest.mark.parametrize(
-    ("end", "ending", "killer", "sender"),
-    [
-        pytest.param(exited(signal.SIGKILL), EndReason.TIMEOUT, "", "the pool: timeout", id="timeout"),
-        pytest.param(exited(signal.SIGKILL), EndReason.MEMORY, "outside", "the pool: memory limit", id="memory limit"),
-        pytest.param(exited(signal.SIGKILL), EndReason.STOP, "outside", "the pool: stop", id="stop"),
-        pytest.param(exited(signal.SIGKILL), EndReason.PROTOCOL, "outside", "the pool: broken channel", id="channel"),
-        pytest.param(exited(signal.SIGKILL), EndReason.NONE, OOM, OOM, id="out of memory"),
-        pytest.param(exited(signal.SIGKILL), EndReason.NONE, "outside", "outside", id="kill -9"),
-        pytest.param(exited(signal.SIGKILL), EndReason.NONE, "", "outside, or the kernel", id="no count to be read"),
-        pytest.param(exited(signal.SIGTERM), EndReason.NONE, "", "outside", id="kill"),
-        pytest.param(exited(signal.SIGSEGV), EndReason.NONE, "", "itself", id="a fault"),
-        pytest.param(exited(signal.SIGSEGV), EndReason.STOP, "", "itself", id="a fault while it is to stop"),
-        pytest.param(exited(signal.SIGABRT), EndReason.NONE, "", "itself", id="abort"),
-        pytest.param(exited(signal.SIGXCPU), EndReason.NONE, "", "the kernel: a resource limit", id="CPU limit"),
-        pytest.param(exited(code=3), EndReason.NONE, "", "itself", id="exit"),
-    ],
-)
-def test_who_ended_it(end: Exited, ending: EndReason, killer: str, sender: str) -> None:
-    assert sender_of(end, ending, killer) == sender
+def test_who_ended_it() -> None:
+    for case, end, ending, killer, sender in [
+        ("timeout", exited(signal.SIGKILL), EndReason.TIMEOUT, "", "the pool: timeout"),
+        ("memory limit", exited(signal.SIGKILL), EndReason.MEMORY, "outside", "the pool: memory limit"),
+        ("stop", exited(signal.SIGKILL), EndReason.STOP, "outside", "the pool: stop"),
+        ("channel", exited(signal.SIGKILL), EndReason.PROTOCOL, "outside", "the pool: broken channel"),
+        ("out of memory", exited(signal.SIGKILL), EndReason.NONE, OOM, OOM),
+        ("kill -9", exited(signal.SIGKILL), EndReason.NONE, "outside", "outside"),
+        ("no count to be read", exited(signal.SIGKILL), EndReason.NONE, "", "outside, or the kernel"),
+        ("kill", exited(signal.SIGTERM), EndReason.NONE, "", "outside"),
+        ("a fault", exited(signal.SIGSEGV), EndReason.NONE, "", "itself"),
+        ("a fault while it is to stop", exited(signal.SIGSEGV), EndReason.STOP, "", "itself"),
+        ("abort", exited(signal.SIGABRT), EndReason.NONE, "", "itself"),
+        ("CPU limit", exited(signal.SIGXCPU), EndReason.NONE, "", "the kernel: a resource limit"),
+        ("exit", exited(code=3), EndReason.NONE, "", "itself"),
+    ]:
+        assert sender_of(end, ending, killer) == sender, case
 
 
 def test_the_record_has_the_users_frames_the_usage_and_the_last_output() -> None:

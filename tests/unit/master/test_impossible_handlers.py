@@ -5,23 +5,22 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from jobpool.broker.values import Capabilities
 from jobpool.ipc.frames import HandlerInfo, Loaded
 from jobpool.master.on_children import _not_possible
 
 
-@pytest.mark.parametrize(
-    ("can", "handler", "said"),
-    [
-        (Capabilities(), HandlerInfo("bill", result_ttl=60.0), "'bill' is declared with result_ttl"),
-        (Capabilities(key_store=True), HandlerInfo("bill", result_ttl=60.0), ""),
-        (Capabilities(), HandlerInfo("bill", result_ttl=0.0), ""),
-        (Capabilities(), HandlerInfo("own", ack_in_transaction=True), "'own' is declared with ack_in_transaction"),
-    ],
-    ids=["results", "kept", "none asked for", "transactions"],
-)
-def test_the_first_that_cannot_work_is_named(can: Capabilities, handler: HandlerInfo, said: str) -> None:
-    pool: Any = SimpleNamespace(can=can)
-    assert _not_possible(pool, Loaded([HandlerInfo("plain"), handler])) == said
+def test_the_first_that_cannot_work_is_named() -> None:
+    for case, can, handler, said in [
+        ("results", Capabilities(), HandlerInfo("bill", result_ttl=60.0), "'bill' is declared with result_ttl"),
+        ("kept", Capabilities(key_store=True), HandlerInfo("bill", result_ttl=60.0), ""),
+        ("none asked for", Capabilities(), HandlerInfo("bill", result_ttl=0.0), ""),
+        (
+            "transactions",
+            Capabilities(),
+            HandlerInfo("own", ack_in_transaction=True),
+            "'own' is declared with ack_in_transaction",
+        ),
+    ]:
+        pool: Any = SimpleNamespace(can=can)
+        assert _not_possible(pool, Loaded([HandlerInfo("plain"), handler])) == said, case

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 from stage import Stage
 
@@ -59,20 +58,15 @@ def test_without_limits_nothing_is_told() -> None:
     assert stage.pool.given_back == set()
 
 
-@pytest.mark.parametrize(
-    ("outcome", "settlement", "counter"),
-    [
-        pytest.param(AlreadyDone(), Ack(), "skipped", id="done"),
-        pytest.param(Contended(3.0), Release(3.0, begun=False), "released", id="held elsewhere"),
-        pytest.param(Contended(0.0), Release(0.0, begun=False), "released", id="the queue's limit"),
-    ],
-)
-def test_what_is_refused_is_settled_and_counted_and_no_failure(
-    outcome: AlreadyDone | Contended, settlement: Ack | Release, counter: str
-) -> None:
-    stage = Stage(workers=1).boot()
-    stage.lease("report", outcome=outcome)
-    assert stage.verdicts() == [settlement]
-    counters = stage.pool.counters
-    assert getattr(counters, counter) == 1
-    assert (counters.fetched, counters.succeeded, counters.failed, counters.dead) == (1, 0, 0, 0)
+def test_what_is_refused_is_settled_and_counted_and_no_failure() -> None:
+    for case, outcome, settlement, counter in [
+        ("done", AlreadyDone(), Ack(), "skipped"),
+        ("held elsewhere", Contended(3.0), Release(3.0, begun=False), "released"),
+        ("the queue's limit", Contended(0.0), Release(0.0, begun=False), "released"),
+    ]:
+        stage = Stage(workers=1).boot()
+        stage.lease("report", outcome=outcome)
+        assert stage.verdicts() == [settlement], case
+        counters = stage.pool.counters
+        assert getattr(counters, counter) == 1, case
+        assert (counters.fetched, counters.succeeded, counters.failed, counters.dead) == (1, 0, 0, 0), case

@@ -36,23 +36,20 @@ URGENT, USUAL, LATER = 0, 100, 200
 SHORT_S, LONG_S = 0.0005, 0.12
 
 
-@pytest.mark.parametrize(
-    ("waiting", "idle", "given"),
-    [
-        pytest.param([], 3, [], id="nothing waits"),
-        pytest.param([5], 0, [0], id="nobody is idle"),
-        pytest.param([1], 3, [1], id="one for three"),
-        pytest.param([4], 1, [2], id="half of it"),
-        pytest.param([9], 2, [6], id="a third for each"),
-        pytest.param([3, 3], 1, [2, 0], id="from the first"),
-        pytest.param([1, 8], 1, [1, 2], id="all of the first, then of the next"),
-        pytest.param([1, 1, 1, 1], 2, [1, 1, 0, 0], id="one each, though the equal share is less"),
-        pytest.param([0, 2], 1, [0, 1], id="one gives nothing"),
-        pytest.param([64] * 15, 1, [60] + [0] * 14, id="one of sixteen is idle"),
-    ],
-)
-def test_idle_children_get_an_equal_share_of_what_waits(waiting: list[int], idle: int, given: list[int]) -> None:
-    assert given_back(waiting, idle) == given
+def test_idle_children_get_an_equal_share_of_what_waits() -> None:
+    for case, waiting, idle, given in [
+        ("nothing waits", [], 3, []),
+        ("nobody is idle", [5], 0, [0]),
+        ("one for three", [1], 3, [1]),
+        ("half of it", [4], 1, [2]),
+        ("a third for each", [9], 2, [6]),
+        ("from the first", [3, 3], 1, [2, 0]),
+        ("all of the first, then of the next", [1, 8], 1, [1, 2]),
+        ("one each, though the equal share is less", [1, 1, 1, 1], 2, [1, 1, 0, 0]),
+        ("one gives nothing", [0, 2], 1, [0, 1]),
+        ("one of sixteen is idle", [64] * 15, 1, [60] + [0] * 14),
+    ]:
+        assert given_back(waiting, idle) == given, case
 
 
 # --- single decisions -----------------------------------------------------------------------------------------------

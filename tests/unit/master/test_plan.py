@@ -899,25 +899,22 @@ class TestReload:
         assert not stage.pool.is_stopping
         assert not of(stage.after(1.0), act.StartForkServer)
 
-    @pytest.mark.parametrize(
-        ("how", "error"),
-        [
+    def test_why_a_reload_failed_is_kept_until_the_next_good_one(self) -> None:
+        for how, error in [
             (ev.AppFailed(2, "SyntaxError", ""), "SyntaxError"),
             (ev.ForkServerGone(2), "the process died that was importing the app"),
             (None, "the app was not imported after"),
-        ],
-    )
-    def test_why_a_reload_failed_is_kept_until_the_next_good_one(self, how: ev.Event | None, error: str) -> None:
-        stage = Stage(workers=1).boot()
-        stage.tell(ev.SignalCame(signal.SIGHUP))
-        if how is None:
-            stage.after(stage.pool.settings.boot_timeout)
-        else:
-            stage.tell(how)
-        stage.tell(ev.SignalCame(signal.SIGHUP))
-        assert stage.pool.reload_error.startswith(error)
-        stage.load(generation=3)
-        assert stage.pool.reload_error == ""
+        ]:
+            stage = Stage(workers=1).boot()
+            stage.tell(ev.SignalCame(signal.SIGHUP))
+            if how is None:
+                stage.after(stage.pool.settings.boot_timeout)
+            else:
+                stage.tell(how)
+            stage.tell(ev.SignalCame(signal.SIGHUP))
+            assert stage.pool.reload_error.startswith(error), how
+            stage.load(generation=3)
+            assert stage.pool.reload_error == "", how
 
     def test_a_reload_that_a_later_one_has_overtaken_may_fail(self) -> None:
         stage = Stage(workers=1).boot()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-import pytest
 from stage import Stage
 from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
@@ -28,17 +27,14 @@ MAIL = HandlerInfo("mail", queues=["mails", "default"])
 URL = HandlerInfo("url")
 
 
-@pytest.mark.parametrize(
-    ("handlers", "queues"),
-    [
+def test_handlers_name_the_queues() -> None:
+    for handlers, queues in [
         ([REPORT], ("reports",)),
         ([MAIL, REPORT, URL], ("default", "mails", "reports")),
         ([URL], ("default",)),
         ([], ("default",)),
-    ],
-)
-def test_handlers_name_the_queues(handlers: list[HandlerInfo], queues: tuple[str, ...]) -> None:
-    assert named_queues(handlers) == queues
+    ]:
+        assert named_queues(handlers) == queues, handlers
 
 
 def test_without_the_setting_a_pool_serves_what_its_app_names_and_a_reload_adds_to_it() -> None:
@@ -75,23 +71,20 @@ def test_the_setting_wins() -> None:
 NOBODY = Neighbours()
 
 
-@pytest.mark.parametrize(
-    ("event", "settings", "said"),
-    [
+def test_what_nothing_serves_is_said_once() -> None:
+    for event, settings, said in [
         (Surveyed(NOBODY, {}), {"cron": True}, ["mails: mail; default: mail"]),
         (Surveyed(Neighbours(frozenset({"mails", "default"}), True), {}), {}, []),
         (Surveyed(Neighbours(frozenset({"mails", "default"})), {}), {}, [["nightly"]]),
         (Surveyed(NOBODY, {"typo": 1200}), {"cron": True}, ["mails: mail; default: mail", "typo (1,200)"]),
-    ],
-)
-def test_what_nothing_serves_is_said_once(event: Surveyed, settings: dict[str, Any], said: list[object]) -> None:
-    stage = Stage(**settings).boot()
-    stage.load(handlers=[MAIL, REPORT, URL])
-    stage.tell(event, event)
-    warnings = [note for note in stage.pool.notes if note.level == "warning"]
-    fields = [note.fields for note in warnings]
-    assert [one.get("handlers") or one.get("queues") or one.get("schedules") for one in fields] == said
-    assert all(one["mend"] for one in fields)
+    ]:
+        stage = Stage(**settings).boot()
+        stage.load(handlers=[MAIL, REPORT, URL])
+        stage.tell(event, event)
+        warnings = [note for note in stage.pool.notes if note.level == "warning"]
+        fields = [note.fields for note in warnings]
+        assert [one.get("handlers") or one.get("queues") or one.get("schedules") for one in fields] == said, event
+        assert all(one["mend"] for one in fields), event
 
 
 def test_queues_that_were_counted_before_the_app_came_are_not_the_pools() -> None:

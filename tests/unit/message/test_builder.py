@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from support.tables import row
 
 from jobpool.clock import ManualClock
 from jobpool.errors import InvalidJob
@@ -44,107 +45,94 @@ def test_a_bare_builder_makes_a_definition_with_the_defaults() -> None:
     assert JobBuilder("report").to_definition() == JobDefinition("report", {})
 
 
-@pytest.mark.parametrize(
-    ("step", "expected"),
-    [
-        pytest.param(lambda b: b.named("daily"), {"name": "daily"}, id="named"),
-        pytest.param(lambda b: b.queue("reports"), {"queue": "reports"}, id="queue"),
-        pytest.param(lambda b: b.priority(1), {"priority": 1}, id="priority"),
-        pytest.param(lambda b: b.max_retries(5), {"max_retries": 5}, id="max_retries"),
-        pytest.param(lambda b: b.max_attempts(5), {"max_retries": 4}, id="max_attempts"),
-        pytest.param(lambda b: b.max_attempts(1), {"max_retries": 0}, id="one attempt"),
-        pytest.param(lambda b: b.timeout(60), {"timeout": 60.0}, id="timeout"),
-        pytest.param(lambda b: b.scheduled_at(NOON), {"scheduled_at": NOON}, id="scheduled_at"),
-        pytest.param(lambda b: b.single_instance(), {"single_instance": True}, id="single_instance"),
-        pytest.param(
-            lambda b: b.environments("a", ["b", ("c",)]), {"environments": ("a", "b", "c")}, id="environments"
-        ),
-        pytest.param(lambda b: b.depends_on("a").depends_on(["b", "c"]), {"depends_on": ("b", "c")}, id="depends_on"),
-        pytest.param(lambda b: b.depends_on("a").depends_on(), {}, id="depends_on nothing"),
-        pytest.param(lambda b: b.idempotency_key(" k "), {"idempotency_key": "k"}, id="idempotency_key"),
-        pytest.param(lambda b: b.enabled(False), {"enabled": False}, id="enabled"),
-        pytest.param(lambda b: b.disable(), {"enabled": False}, id="disable"),
-        pytest.param(lambda b: b.disable().enabled(), {}, id="enabled again"),
-        pytest.param(lambda b: b.unique(), {"unique": True}, id="unique"),
-        pytest.param(lambda b: b.identifier("order-7"), {"identifier": "order-7"}, id="identifier"),
-        pytest.param(lambda b: b.expires_in(60), {"expires_in": 60.0}, id="expires_in"),
-        pytest.param(lambda b: b.concurrency_key("printer"), {"concurrency_key": "printer"}, id="concurrency_key"),
-        pytest.param(lambda b: b.meta({"a": 1}, b=2).meta(b=3), {"meta": {"a": 1, "b": 3}}, id="meta"),
-        pytest.param(lambda b: b.cron("0  3 * * 1"), {"cron_expression": "0 3 * * 1"}, id="cron"),
-        pytest.param(lambda b: b.cron("@daily").hourly_at(5), {"cron_expression": "5 0 * * *"}, id="cron alias"),
-        pytest.param(lambda b: b.zone("Europe/Berlin"), {"zone": "Europe/Berlin"}, id="zone"),
-        pytest.param(lambda b: b.misfire(" all(3) "), {"misfire": "all(3)"}, id="misfire"),
-        pytest.param(lambda b: b.queue("a").queue("b"), {"queue": "b"}, id="the last one counts"),
-    ],
-)
-def test_each_step_sets_its_field(step: Callable[[JobBuilder], JobBuilder], expected: dict[str, Any]) -> None:
-    builder = JobBuilder("report", {"x": 1})
+def test_each_step_sets_its_field() -> None:
+    for case, step, expected in [
+        ("named", lambda b: b.named("daily"), {"name": "daily"}),
+        ("queue", lambda b: b.queue("reports"), {"queue": "reports"}),
+        ("priority", lambda b: b.priority(1), {"priority": 1}),
+        ("max_retries", lambda b: b.max_retries(5), {"max_retries": 5}),
+        ("max_attempts", lambda b: b.max_attempts(5), {"max_retries": 4}),
+        ("one attempt", lambda b: b.max_attempts(1), {"max_retries": 0}),
+        ("timeout", lambda b: b.timeout(60), {"timeout": 60.0}),
+        ("scheduled_at", lambda b: b.scheduled_at(NOON), {"scheduled_at": NOON}),
+        ("single_instance", lambda b: b.single_instance(), {"single_instance": True}),
+        ("environments", lambda b: b.environments("a", ["b", ("c",)]), {"environments": ("a", "b", "c")}),
+        ("depends_on", lambda b: b.depends_on("a").depends_on(["b", "c"]), {"depends_on": ("b", "c")}),
+        ("depends_on nothing", lambda b: b.depends_on("a").depends_on(), {}),
+        ("idempotency_key", lambda b: b.idempotency_key(" k "), {"idempotency_key": "k"}),
+        ("enabled", lambda b: b.enabled(False), {"enabled": False}),
+        ("disable", lambda b: b.disable(), {"enabled": False}),
+        ("enabled again", lambda b: b.disable().enabled(), {}),
+        ("unique", lambda b: b.unique(), {"unique": True}),
+        ("identifier", lambda b: b.identifier("order-7"), {"identifier": "order-7"}),
+        ("expires_in", lambda b: b.expires_in(60), {"expires_in": 60.0}),
+        ("concurrency_key", lambda b: b.concurrency_key("printer"), {"concurrency_key": "printer"}),
+        ("meta", lambda b: b.meta({"a": 1}, b=2).meta(b=3), {"meta": {"a": 1, "b": 3}}),
+        ("cron", lambda b: b.cron("0  3 * * 1"), {"cron_expression": "0 3 * * 1"}),
+        ("cron alias", lambda b: b.cron("@daily").hourly_at(5), {"cron_expression": "5 0 * * *"}),
+        ("zone", lambda b: b.zone("Europe/Berlin"), {"zone": "Europe/Berlin"}),
+        ("misfire", lambda b: b.misfire(" all(3) "), {"misfire": "all(3)"}),
+        ("the last one counts", lambda b: b.queue("a").queue("b"), {"queue": "b"}),
+    ]:
+        builder = JobBuilder("report", {"x": 1})
 
-    assert step(builder) is builder
-    assert builder.to_definition() == JobDefinition("report", {"x": 1}, **expected)
+        assert step(builder) is builder, case
+        assert builder.to_definition() == JobDefinition("report", {"x": 1}, **expected), case
 
 
 class TestCron:
-    @pytest.mark.parametrize(
-        ("step", "expression"),
-        [
-            pytest.param(lambda b: b, "* * * * *", id="default"),
-            pytest.param(lambda b: b.every_minute(), "* * * * *", id="every_minute"),
-            pytest.param(lambda b: b.every_minute(5), "*/5 * * * *", id="every_minute 5"),
-            pytest.param(lambda b: b.hourly(), "0 * * * *", id="hourly"),
-            pytest.param(lambda b: b.hourly_at(17), "17 * * * *", id="hourly_at"),
-            pytest.param(lambda b: b.every_hour(1), "0 * * * *", id="every_hour 1"),
-            pytest.param(lambda b: b.every_hour(3, minute=15), "15 */3 * * *", id="every_hour 3"),
-            pytest.param(lambda b: b.daily(), "0 0 * * *", id="daily"),
-            pytest.param(lambda b: b.daily_at("08:05"), "5 8 * * *", id="daily_at"),
-            pytest.param(lambda b: b.daily_at("8:05"), "5 8 * * *", id="daily_at with one digit"),
-            pytest.param(lambda b: b.daily_at("23:59"), "59 23 * * *", id="daily_at the end"),
-            pytest.param(lambda b: b.weekly(), "0 0 * * 0", id="weekly"),
-            pytest.param(lambda b: b.monthly(), "0 0 1 * *", id="monthly"),
-            pytest.param(lambda b: b.quarterly(), "0 0 1 1,4,7,10 *", id="quarterly"),
-            pytest.param(lambda b: b.yearly(), "0 0 1 1 *", id="yearly"),
-            pytest.param(lambda b: b.weekdays(), "* * * * 1-5", id="weekdays"),
-            pytest.param(lambda b: b.weekends(), "* * * * 0,6", id="weekends"),
-            pytest.param(lambda b: b.on_days("Mon", "friday", 0), "* * * * 0,1,5", id="on_days"),
-            pytest.param(lambda b: b.on_days([7, 0], 6), "* * * * 0,6", id="on_days with 7 for Sunday"),
-            pytest.param(lambda b: b.in_months("jan", ["July", 12]), "* * * 1,7,12 *", id="in_months"),
-            pytest.param(lambda b: b.daily_at("08:30").weekdays(), "30 8 * * 1-5", id="helpers keep other fields"),
-            pytest.param(lambda b: b.weekdays().daily_at("08:30"), "30 8 * * 1-5", id="in any order"),
-            pytest.param(lambda b: b.monthly().daily_at("06:00"), "0 6 1 * *", id="monthly at six"),
-            pytest.param(lambda b: b.cron("1 2 3 4 5").hourly_at(9), "9 2 3 4 5", id="on top of cron"),
-            pytest.param(lambda b: b.daily().every_minute(10), "*/10 0 * * *", id="every_minute names the minute"),
-        ],
-    )
-    def test_helpers_overwrite_only_the_fields_they_name(
-        self, step: Callable[[JobBuilder], JobBuilder], expression: str
-    ) -> None:
-        assert step(JobBuilder("report")).to_definition().cron_expression == expression
+    def test_helpers_overwrite_only_the_fields_they_name(self) -> None:
+        for case, step, expression in [
+            ("default", lambda b: b, "* * * * *"),
+            ("every_minute", lambda b: b.every_minute(), "* * * * *"),
+            ("every_minute 5", lambda b: b.every_minute(5), "*/5 * * * *"),
+            ("hourly", lambda b: b.hourly(), "0 * * * *"),
+            ("hourly_at", lambda b: b.hourly_at(17), "17 * * * *"),
+            ("every_hour 1", lambda b: b.every_hour(1), "0 * * * *"),
+            ("every_hour 3", lambda b: b.every_hour(3, minute=15), "15 */3 * * *"),
+            ("daily", lambda b: b.daily(), "0 0 * * *"),
+            ("daily_at", lambda b: b.daily_at("08:05"), "5 8 * * *"),
+            ("daily_at with one digit", lambda b: b.daily_at("8:05"), "5 8 * * *"),
+            ("daily_at the end", lambda b: b.daily_at("23:59"), "59 23 * * *"),
+            ("weekly", lambda b: b.weekly(), "0 0 * * 0"),
+            ("monthly", lambda b: b.monthly(), "0 0 1 * *"),
+            ("quarterly", lambda b: b.quarterly(), "0 0 1 1,4,7,10 *"),
+            ("yearly", lambda b: b.yearly(), "0 0 1 1 *"),
+            ("weekdays", lambda b: b.weekdays(), "* * * * 1-5"),
+            ("weekends", lambda b: b.weekends(), "* * * * 0,6"),
+            ("on_days", lambda b: b.on_days("Mon", "friday", 0), "* * * * 0,1,5"),
+            ("on_days with 7 for Sunday", lambda b: b.on_days([7, 0], 6), "* * * * 0,6"),
+            ("in_months", lambda b: b.in_months("jan", ["July", 12]), "* * * 1,7,12 *"),
+            ("helpers keep other fields", lambda b: b.daily_at("08:30").weekdays(), "30 8 * * 1-5"),
+            ("in any order", lambda b: b.weekdays().daily_at("08:30"), "30 8 * * 1-5"),
+            ("monthly at six", lambda b: b.monthly().daily_at("06:00"), "0 6 1 * *"),
+            ("on top of cron", lambda b: b.cron("1 2 3 4 5").hourly_at(9), "9 2 3 4 5"),
+            ("every_minute names the minute", lambda b: b.daily().every_minute(10), "*/10 0 * * *"),
+        ]:
+            assert step(JobBuilder("report")).to_definition().cron_expression == expression, case
 
-    @pytest.mark.parametrize(
-        ("step", "text"),
-        [
-            pytest.param(lambda b: b.cron("* * *"), "must have five fields", id="cron"),
-            pytest.param(lambda b: b.every_minute(0), "minutes must be a whole number from 1 to 59", id="every_minute"),
-            pytest.param(lambda b: b.every_minute(60), "minutes must be .* not 60", id="every_minute 60"),
-            pytest.param(lambda b: b.every_hour(24), "hours must be a whole number from 1 to 23", id="every_hour"),
-            pytest.param(lambda b: b.every_hour(2, minute=60), "minute must be .* 0 to 59", id="every_hour minute"),
-            pytest.param(lambda b: b.hourly_at(-1), "minute must be", id="hourly_at"),
-            pytest.param(lambda b: b.daily_at("24:00"), "the time of day '24:00' is refused: write HH:MM", id="24:00"),
-            pytest.param(lambda b: b.daily_at("8"), "write HH:MM", id="no minutes"),
-            pytest.param(lambda b: b.daily_at("08:5"), "write HH:MM", id="one digit of minutes"),
-            pytest.param(lambda b: b.daily_at("-1:00"), "write HH:MM", id="negative"),
-            pytest.param(lambda b: b.daily_at("²:00"), "write HH:MM", id="odd digits"),
-            pytest.param(lambda b: b.daily_at(8), "write HH:MM", id="number"),
-            pytest.param(lambda b: b.on_days("mo"), "day 'mo' is refused: one of sun, mon", id="day"),
-            pytest.param(lambda b: b.on_days(8), "day must be a whole number from 0 to 7", id="day number"),
-            pytest.param(lambda b: b.on_days(), "on_days needs at least one value", id="no day"),
-            pytest.param(lambda b: b.in_months(0), "month must be a whole number from 1 to 12", id="month number"),
-            pytest.param(lambda b: b.in_months([]), "in_months needs at least one value", id="no month"),
-        ],
-    )
-    def test_out_of_range_is_refused(self, step: Callable[[Any], Any], text: str) -> None:
-        with pytest.raises(InvalidJob, match=text):
-            step(JobBuilder("report"))
+    def test_out_of_range_is_refused(self) -> None:
+        for case, step, text in [
+            ("cron", lambda b: b.cron("* * *"), "must have five fields"),
+            ("every_minute", lambda b: b.every_minute(0), "minutes must be a whole number from 1 to 59"),
+            ("every_minute 60", lambda b: b.every_minute(60), "minutes must be .* not 60"),
+            ("every_hour", lambda b: b.every_hour(24), "hours must be a whole number from 1 to 23"),
+            ("every_hour minute", lambda b: b.every_hour(2, minute=60), "minute must be .* 0 to 59"),
+            ("hourly_at", lambda b: b.hourly_at(-1), "minute must be"),
+            ("24:00", lambda b: b.daily_at("24:00"), "the time of day '24:00' is refused: write HH:MM"),
+            ("no minutes", lambda b: b.daily_at("8"), "write HH:MM"),
+            ("one digit of minutes", lambda b: b.daily_at("08:5"), "write HH:MM"),
+            ("negative", lambda b: b.daily_at("-1:00"), "write HH:MM"),
+            ("odd digits", lambda b: b.daily_at("²:00"), "write HH:MM"),
+            ("number", lambda b: b.daily_at(8), "write HH:MM"),
+            ("day", lambda b: b.on_days("mo"), "day 'mo' is refused: one of sun, mon"),
+            ("day number", lambda b: b.on_days(8), "day must be a whole number from 0 to 7"),
+            ("no day", lambda b: b.on_days(), "on_days needs at least one value"),
+            ("month number", lambda b: b.in_months(0), "month must be a whole number from 1 to 12"),
+            ("no month", lambda b: b.in_months([]), "in_months needs at least one value"),
+        ]:
+            with row(case), pytest.raises(InvalidJob, match=text):
+                step(JobBuilder("report"))
 
 
 class TestDelay:
@@ -196,20 +184,17 @@ class TestChecks:
 
         assert builder.to_definition().payload == {"x": []}
 
-    @pytest.mark.parametrize(
-        ("step", "text"),
-        [
+    def test_bounds_are_checked_when_the_definition_is_made(self) -> None:
+        for step, text in [
             (lambda b: b.priority(256), "priority must be"),
             (lambda b: b.scheduled_at(datetime(2026, 1, 1)), "has no timezone"),
             (lambda b: b.queue("a b"), "queue name"),
             (lambda b: b.environments(7), "a name in environments"),
-        ],
-    )
-    def test_bounds_are_checked_when_the_definition_is_made(self, step: Callable[[Any], Any], text: str) -> None:
-        builder = step(JobBuilder("report"))
+        ]:
+            builder = step(JobBuilder("report"))
 
-        with pytest.raises(InvalidJob, match=text):
-            builder.to_definition()
+            with row(step), pytest.raises(InvalidJob, match=text):
+                builder.to_definition()
 
     @pytest.mark.parametrize("attempts", [0, -1, 1.0, True])
     def test_max_attempts_is_at_least_one(self, attempts: Any) -> None:

@@ -52,9 +52,8 @@ def test_the_text_is_one_json_object_of_what_is_known() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_any_other_text_is_how_it_ended() -> None:
+    for text in [
         "lease expired",
         "SIGSEGV",
         "killed by SIGSEGV\nFile x, line 7",
@@ -67,10 +66,8 @@ def test_the_text_is_one_json_object_of_what_is_known() -> None:
         '{"how": "x", "core": "yes"}',
         '{"what": "somebody else\'s"}',
         "\x00\udc80",
-    ],
-)
-def test_any_other_text_is_how_it_ended(text: str) -> None:
-    assert Death.from_text(text) == Death(text)
+    ]:
+        assert Death.from_text(text) == Death(text), text
 
 
 def test_a_newer_versions_record_is_read_without_what_is_new() -> None:
@@ -94,31 +91,26 @@ def test_even_how_is_bounded() -> None:
     assert len(Death("x" * 10**6).to_text()) <= MAX_RECORD_BYTES
 
 
-@pytest.mark.parametrize(
-    ("death", "short", "line"),
-    [
-        pytest.param(
+def test_lines_for_tables_and_logs() -> None:
+    for case, death, short, line in [
+        (
+            "full",
             FULL,
             "killed by SIGSEGV (itself)",
             "killed by SIGSEGV (itself), core dumped; peak memory 31 MiB, CPU 0.25 s",
-            id="full",
         ),
-        pytest.param(
-            Death("timeout", "the pool: timeout", cpu_seconds=2.0), "timeout", "timeout; CPU 2.00 s", id="the pool"
-        ),
-        pytest.param(
+        ("the pool", Death("timeout", "the pool: timeout", cpu_seconds=2.0), "timeout", "timeout; CPU 2.00 s"),
+        (
+            "the pool, for another reason",
             Death("killed by SIGKILL", "the pool: broken channel"),
             "killed by SIGKILL (the pool: broken channel)",
             "killed by SIGKILL (the pool: broken channel)",
-            id="the pool, for another reason",
         ),
-        pytest.param(Death("lease expired"), "lease expired", "lease expired", id="of the reaper's"),
-        pytest.param(Death("killed by X\nstack"), "killed by X", "killed by X", id="of an older version"),
-        pytest.param(Death(""), "no cause is known", "no cause is known", id="nothing"),
-    ],
-)
-def test_lines_for_tables_and_logs(death: Death, short: str, line: str) -> None:
-    assert (death.short, death.headline) == (short, line)
+        ("of the reaper's", Death("lease expired"), "lease expired", "lease expired"),
+        ("of an older version", Death("killed by X\nstack"), "killed by X", "killed by X"),
+        ("nothing", Death(""), "no cause is known", "no cause is known"),
+    ]:
+        assert (death.short, death.headline) == (short, line), case
 
 
 def test_all_of_it_for_people() -> None:
@@ -168,13 +160,10 @@ Current thread 0x00007f3b (most recent call first):
   File "deep.py", line 1 in a"""
 
 
-@pytest.mark.parametrize(
-    ("stack", "calls"),
-    [
-        pytest.param(DUMP, [f'File "deep.py", line {n} in {c}' for n, c in ((4, "d"), (3, "c"), (2, "b"))], id="crash"),
-        pytest.param('  File "a.py", line 1 in a', ['File "a.py", line 1 in a'], id="no thread is named"),
-        pytest.param("", [], id="none"),
-    ],
-)
-def test_the_innermost_calls_are_those_of_the_thread_that_crashed(stack: str, calls: list[str]) -> None:
-    assert innermost(stack) == calls
+def test_the_innermost_calls_are_those_of_the_thread_that_crashed() -> None:
+    for case, stack, calls in [
+        ("crash", DUMP, [f'File "deep.py", line {n} in {c}' for n, c in ((4, "d"), (3, "c"), (2, "b"))]),
+        ("no thread is named", '  File "a.py", line 1 in a', ['File "a.py", line 1 in a']),
+        ("none", "", []),
+    ]:
+        assert innermost(stack) == calls, case

@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import row
 
 from jobpool.errors import InvalidJob, Unsupported
 from jobpool.message.definition import LONGEST, JobDefinition
@@ -226,23 +227,23 @@ def test_a_moment_is_kept_in_utc_to_the_microsecond() -> None:
 
 
 class TestRequire:
-    @pytest.mark.parametrize(
-        ("asks", "named"),
-        [
-            pytest.param({"single_instance": True}, "single_instance", id="single instance"),
-            pytest.param({"concurrency_key": "x"}, "concurrency_key", id="concurrency"),
-            pytest.param({"idempotency_key": "x"}, "idempotency_key", id="idempotency"),
-            pytest.param({"unique": True, "idempotency_key": "x"}, "unique and idempotency_key", id="unique"),
-        ],
-    )
-    def test_what_needs_a_key_store_is_refused_without_one(self, asks: dict[str, Any], named: str) -> None:
-        job = JobDefinition("report", **asks)
+    def test_what_needs_a_key_store_is_refused_without_one(self) -> None:
+        for case, asks, named in [
+            ("single instance", {"single_instance": True}, "single_instance"),
+            ("concurrency", {"concurrency_key": "x"}, "concurrency_key"),
+            ("idempotency", {"idempotency_key": "x"}, "idempotency_key"),
+            ("unique", {"unique": True, "idempotency_key": "x"}, "unique and idempotency_key"),
+        ]:
+            job = JobDefinition("report", **asks)
 
-        with pytest.raises(
-            Unsupported, match=rf"^sqlite:// keeps no keys .* 'report' needs for {named}: leave {named} out"
-        ):
-            job.require(False, "sqlite")
-        job.require(True, "sqlite")
+            with (
+                row(case),
+                pytest.raises(
+                    Unsupported, match=rf"^sqlite:// keeps no keys .* 'report' needs for {named}: leave {named} out"
+                ),
+            ):
+                job.require(False, "sqlite")
+            job.require(True, "sqlite")
 
     def test_a_plain_job_needs_nothing(self) -> None:
         JobDefinition("report").require(False, "sqlite")
@@ -274,17 +275,14 @@ class TestOverASocket:
 
         assert JobDefinition.from_dict(json.loads(json.dumps(job.to_dict()))) == job
 
-    @pytest.mark.parametrize(
-        ("values", "text"),
-        [
-            pytest.param([], "a definition is an object with a handler", id="list"),
-            pytest.param({"payload": 1}, "a definition is an object with a handler", id="no handler"),
-            pytest.param({"handler": "r", "colour": 1}, "a definition has no field 'colour'", id="unknown field"),
-            pytest.param({"handler": "r", "scheduled_at": "soon"}, "'soon' is not an RFC 3339", id="moment"),
-            pytest.param({"handler": "r", "scheduled_at": "2026-01-01T00:00"}, "has no timezone", id="naive moment"),
-            pytest.param({"handler": "r", "priority": 999}, "priority must be", id="bounds"),
-        ],
-    )
-    def test_rubbish_is_refused(self, values: Any, text: str) -> None:
-        with pytest.raises(InvalidJob, match=text):
-            JobDefinition.from_dict(values)
+    def test_rubbish_is_refused(self) -> None:
+        for case, values, text in [
+            ("list", [], "a definition is an object with a handler"),
+            ("no handler", {"payload": 1}, "a definition is an object with a handler"),
+            ("unknown field", {"handler": "r", "colour": 1}, "a definition has no field 'colour'"),
+            ("moment", {"handler": "r", "scheduled_at": "soon"}, "'soon' is not an RFC 3339"),
+            ("naive moment", {"handler": "r", "scheduled_at": "2026-01-01T00:00"}, "has no timezone"),
+            ("bounds", {"handler": "r", "priority": 999}, "priority must be"),
+        ]:
+            with row(case), pytest.raises(InvalidJob, match=text):
+                JobDefinition.from_dict(values)

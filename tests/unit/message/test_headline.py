@@ -9,9 +9,8 @@ import pytest
 from jobpool.message.printable import MAX_HEADLINE_CHARS, headline
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
+def test_of_a_text() -> None:
+    for text, line in [
         (None, None),
         ("", None),
         (" \n", None),
@@ -20,10 +19,8 @@ from jobpool.message.printable import MAX_HEADLINE_CHARS, headline
         ("| no group", "no group"),
         ("| ", "|"),
         ("x" * 1000, "x" * MAX_HEADLINE_CHARS),
-    ],
-)
-def test_of_a_text(text: str | None, line: str | None) -> None:
-    assert headline(text) == line
+    ]:
+        assert headline(text) == line, text
 
 
 FRAME = '  File "app.py", line 3, in greet\n    check(name)\n    ~~~~~^^^^^^\n'
@@ -71,9 +68,8 @@ def raised(error: BaseException) -> BaseException:
         return caught
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
+def test_of_a_group_it_is_what_the_group_says_and_the_first_in_it() -> None:
+    for error, line in [
         (ExceptionGroup("two failed", [ValueError("first"), KeyError("x")]), "two failed: ValueError: first"),
         (raised(ExceptionGroup("it", [raised(ValueError("first"))])), "it: ValueError: first"),
         (raised(ExceptionGroup("it\nin two lines", [ValueError("first")])), "it: ValueError: first"),
@@ -81,7 +77,5 @@ def raised(error: BaseException) -> BaseException:
             raised(ExceptionGroup("outer", [raised(ExceptionGroup("inner", [ValueError("first")]))])),
             "outer: ExceptionGroup: inner (1 sub-exception)",
         ),
-    ],
-)
-def test_of_a_group_it_is_what_the_group_says_and_the_first_in_it(error: BaseException, line: str) -> None:
-    assert headline("".join(traceback.format_exception(error))) == f"ExceptionGroup: {line}"
+    ]:
+        assert headline("".join(traceback.format_exception(error))) == f"ExceptionGroup: {line}", error

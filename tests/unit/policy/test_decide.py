@@ -35,7 +35,7 @@ from jobpool.message.outcome import (
     TimedOut,
     UnknownHandler,
 )
-from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.decide import MAX_EXTRA_MOVES, Rules, decide
 from jobpool.policy.outcomes import cancelled, counters_of, status_of
@@ -73,192 +73,169 @@ HUGE = a_lease(payload="x" * (MAX_BODY_BYTES - 240))
 RUBBISH = a_lease(body=b"\xff no wire object")
 
 
-@pytest.mark.parametrize(
-    ("outcome", "lease", "rules", "verdict"),
-    [
-        pytest.param(Succeeded(), FIRST, Rules(), Ack(), id="success"),
-        pytest.param(Succeeded((FOLLOW_UP,)), FIRST, Rules(), Ack((FOLLOW_UP,)), id="success with follow-ups"),
-        pytest.param(Failed("boom"), FIRST, Rules(), Nack(5.0, "boom"), id="first failure"),
-        pytest.param(Failed("boom"), a_lease(attempts=1), Rules(), Nack(10.0, "boom"), id="second failure backs off"),
-        pytest.param(Failed("boom"), LAST, Rules(), Abandon("failed", "boom"), id="last failure"),
-        pytest.param(Failed("boom"), a_lease(attempts=9), Rules(), Abandon("failed", "boom"), id="past the last"),
-        pytest.param(Failed("boom"), a_lease(0), Rules(), Abandon("failed", "boom"), id="a job that wants no retries"),
-        pytest.param(Failed("boom"), a_lease(None), Rules(), Abandon("failed", "boom"), id="nobody asks for retries"),
-        pytest.param(Failed("boom"), a_lease(None), Rules(1), Nack(5.0, "boom"), id="the handler asks for retries"),
-        pytest.param(
-            Failed("boom"), a_lease(0), Rules(3), Abandon("failed", "boom"), id="the job goes before the handler"
-        ),
-        pytest.param(
+def test_verdict() -> None:
+    for case, outcome, lease, rules, verdict in [
+        ("success", Succeeded(), FIRST, Rules(), Ack()),
+        ("success with follow-ups", Succeeded((FOLLOW_UP,)), FIRST, Rules(), Ack((FOLLOW_UP,))),
+        ("first failure", Failed("boom"), FIRST, Rules(), Nack(5.0, "boom")),
+        ("second failure backs off", Failed("boom"), a_lease(attempts=1), Rules(), Nack(10.0, "boom")),
+        ("last failure", Failed("boom"), LAST, Rules(), Abandon("failed", "boom")),
+        ("past the last", Failed("boom"), a_lease(attempts=9), Rules(), Abandon("failed", "boom")),
+        ("a job that wants no retries", Failed("boom"), a_lease(0), Rules(), Abandon("failed", "boom")),
+        ("nobody asks for retries", Failed("boom"), a_lease(None), Rules(), Abandon("failed", "boom")),
+        ("the handler asks for retries", Failed("boom"), a_lease(None), Rules(1), Nack(5.0, "boom")),
+        ("the job goes before the handler", Failed("boom"), a_lease(0), Rules(3), Abandon("failed", "boom")),
+        (
+            "unrecoverable with budget left",
             Failed("no such file", permanent=True),
             FIRST,
             Rules(),
             Abandon("unrecoverable", "no such file"),
-            id="unrecoverable with budget left",
         ),
-        pytest.param(RetryAsked(90.0, "later"), FIRST, Rules(), Nack(90.0, "later"), id="Retry: its own delay"),
-        pytest.param(RetryAsked(0.0, "now"), FIRST, Rules(), Nack(0.0, "now"), id="Retry at once"),
-        pytest.param(
+        ("Retry: its own delay", RetryAsked(90.0, "later"), FIRST, Rules(), Nack(90.0, "later")),
+        ("Retry at once", RetryAsked(0.0, "now"), FIRST, Rules(), Nack(0.0, "now")),
+        (
+            "Retry burns an attempt",
             RetryAsked(90.0, "later"),
             LAST,
             Rules(),
             Abandon("failed", "later; no retry is left: attempt 3 of 3 (see max_retries)"),
-            id="Retry burns an attempt",
         ),
-        pytest.param(
+        (
+            "Retry of a handler without retries",
             RetryAsked(90.0, "later"),
             a_lease(max_retries=0),
             Rules(),
             Abandon("failed", "later; no retry is left: attempt 1 of 1 (see max_retries)"),
-            id="Retry of a handler without retries",
         ),
-        pytest.param(RetryAsked(1e300, "later"), FIRST, Rules(), Nack(LONGEST, "later"), id="Retry in an endless time"),
-        pytest.param(Snoozed(60.0), LAST, Rules(), Release(60.0), id="Snooze burns none"),
-        pytest.param(Snoozed(float("inf")), FIRST, Rules(), Release(LONGEST), id="Snooze for ever"),
-        pytest.param(TimedOut("stack"), FIRST, Rules(), Nack(5.0, "stack"), id="timeout"),
-        pytest.param(TimedOut("stack"), LAST, Rules(), Abandon("timeout", "stack"), id="last timeout"),
-        pytest.param(MemoryExceeded("2 GiB"), FIRST, Rules(), Nack(5.0, "2 GiB"), id="memory limit"),
-        pytest.param(MemoryExceeded("2 GiB"), LAST, Rules(), Abandon("memory-limit", "2 GiB"), id="last memory limit"),
-        pytest.param(Crashed("SIGSEGV"), FIRST, Rules(), Forfeit("SIGSEGV"), id="crash"),
-        pytest.param(Crashed("SIGSEGV"), LAST, Rules(), Forfeit("SIGSEGV"), id="a crash has no retry budget"),
-        pytest.param(
-            Crashed("SIGSEGV"), FIRST, EXPIRING, Leave("left to expire: SIGSEGV"), id="crash, on_crash expire"
-        ),
-        pytest.param(Stopped(), LAST, Rules(), Release(), id="killed by a stop"),
-        pytest.param(Stopped(4.0), LAST, Rules(), Release(4.0), id="killed with its fork server again"),
-        pytest.param(NeverStarted(1, "SIGKILL"), FIRST, Rules(), NOT_BEGUN, id="never started"),
-        pytest.param(NeverStarted(2, "SIGKILL"), FIRST, Rules(), NOT_BEGUN, id="never started twice"),
-        pytest.param(NeverStarted(3, "SIGKILL"), FIRST, Rules(), Forfeit("SIGKILL"), id="never started thrice"),
-        pytest.param(NotRun(), FIRST, Rules(), NOT_BEGUN, id="leased and not run"),
-        pytest.param(LostLease(), FIRST, Rules(), Leave("lease lost"), id="lease lost"),
-        pytest.param(Rejected("no JSON"), RUBBISH, Rules(), Abandon("rejected", "no JSON"), id="rejected, undecodable"),
-        pytest.param(
+        ("Retry in an endless time", RetryAsked(1e300, "later"), FIRST, Rules(), Nack(LONGEST, "later")),
+        ("Snooze burns none", Snoozed(60.0), LAST, Rules(), Release(60.0)),
+        ("Snooze for ever", Snoozed(float("inf")), FIRST, Rules(), Release(LONGEST)),
+        ("timeout", TimedOut("stack"), FIRST, Rules(), Nack(5.0, "stack")),
+        ("last timeout", TimedOut("stack"), LAST, Rules(), Abandon("timeout", "stack")),
+        ("memory limit", MemoryExceeded("2 GiB"), FIRST, Rules(), Nack(5.0, "2 GiB")),
+        ("last memory limit", MemoryExceeded("2 GiB"), LAST, Rules(), Abandon("memory-limit", "2 GiB")),
+        ("crash", Crashed("SIGSEGV"), FIRST, Rules(), Forfeit("SIGSEGV")),
+        ("a crash has no retry budget", Crashed("SIGSEGV"), LAST, Rules(), Forfeit("SIGSEGV")),
+        ("crash, on_crash expire", Crashed("SIGSEGV"), FIRST, EXPIRING, Leave("left to expire: SIGSEGV")),
+        ("killed by a stop", Stopped(), LAST, Rules(), Release()),
+        ("killed with its fork server again", Stopped(4.0), LAST, Rules(), Release(4.0)),
+        ("never started", NeverStarted(1, "SIGKILL"), FIRST, Rules(), NOT_BEGUN),
+        ("never started twice", NeverStarted(2, "SIGKILL"), FIRST, Rules(), NOT_BEGUN),
+        ("never started thrice", NeverStarted(3, "SIGKILL"), FIRST, Rules(), Forfeit("SIGKILL")),
+        ("leased and not run", NotRun(), FIRST, Rules(), NOT_BEGUN),
+        ("lease lost", LostLease(), FIRST, Rules(), Leave("lease lost")),
+        ("rejected, undecodable", Rejected("no JSON"), RUBBISH, Rules(), Abandon("rejected", "no JSON")),
+        (
+            "rejected for its signature",
             Rejected("bad signature", signature=True),
             FIRST,
             Rules(),
             Abandon("rejected", "bad signature"),
-            id="rejected for its signature",
         ),
-        pytest.param(NewerWire(2), FIRST, Rules(), Release(5.0, begun=False), id="newer wire"),
-        pytest.param(UnknownHandler("gone", 0.0), FIRST, Rules(), Release(5.0, begun=False), id="unknown handler"),
-        pytest.param(
+        ("newer wire", NewerWire(2), FIRST, Rules(), Release(5.0, begun=False)),
+        ("unknown handler", UnknownHandler("gone", 0.0), FIRST, Rules(), Release(5.0, begun=False)),
+        (
+            "unknown handler, grace nearly over",
             UnknownHandler("gone", 598.0),
             FIRST,
             Rules(),
             Release(2.0, begun=False),
-            id="unknown handler, grace nearly over",
         ),
-        pytest.param(
+        (
+            "handler not allowed",
             HandlerNotAllowed("shell"),
             FIRST,
             Rules(),
             Abandon("handler-not-allowed", "handler 'shell' is not allowed on this queue"),
-            id="handler not allowed",
         ),
-        pytest.param(AlreadyDone(), FIRST, Rules(), Ack(), id="idempotency key done"),
-        pytest.param(Contended(1.5), LAST, Rules(), Release(1.5, begun=False), id="held elsewhere"),
-        pytest.param(
-            Cancelled("stack", KILLED), LAST, Rules(), Abandon("cancelled", "stack", KILLED), id="cancelled by a person"
-        ),
-        pytest.param(Expired(), FIRST, Rules(), Abandon("expired", "not started before it expired"), id="expired"),
-        pytest.param(
-            TimedOut("stack", KILLED), FIRST, Rules(), Nack(5.0, "stack", KILLED), id="timeout with its record"
-        ),
-        pytest.param(
-            TimedOut("stack", KILLED), LAST, Rules(), Abandon("timeout", "stack", KILLED), id="last timeout, record"
-        ),
-        pytest.param(
-            MemoryExceeded("2 GiB", KILLED), FIRST, Rules(), Nack(5.0, "2 GiB", KILLED), id="memory limit, record"
-        ),
-        pytest.param(Crashed(DEATH), FIRST, Rules(), Forfeit(DEATH), id="crash with its record"),
-        pytest.param(
+        ("idempotency key done", AlreadyDone(), FIRST, Rules(), Ack()),
+        ("held elsewhere", Contended(1.5), LAST, Rules(), Release(1.5, begun=False)),
+        ("cancelled by a person", Cancelled("stack", KILLED), LAST, Rules(), Abandon("cancelled", "stack", KILLED)),
+        ("expired", Expired(), FIRST, Rules(), Abandon("expired", "not started before it expired")),
+        ("timeout with its record", TimedOut("stack", KILLED), FIRST, Rules(), Nack(5.0, "stack", KILLED)),
+        ("last timeout, record", TimedOut("stack", KILLED), LAST, Rules(), Abandon("timeout", "stack", KILLED)),
+        ("memory limit, record", MemoryExceeded("2 GiB", KILLED), FIRST, Rules(), Nack(5.0, "2 GiB", KILLED)),
+        ("crash with its record", Crashed(DEATH), FIRST, Rules(), Forfeit(DEATH)),
+        (
+            "crash with its record, on_crash expire",
             Crashed(DEATH),
             FIRST,
             EXPIRING,
             Leave("left to expire: killed by SIGSEGV (itself); peak memory 1 MiB"),
-            id="crash with its record, on_crash expire",
         ),
-        pytest.param(
-            Crashed(DEATH), FIRST, MOVING, Move("careful", crashes=1, cause=DEATH), id="crash, on_crash_queue"
-        ),
-        pytest.param(
+        ("crash, on_crash_queue", Crashed(DEATH), FIRST, MOVING, Move("careful", crashes=1, cause=DEATH)),
+        (
+            "crash, on_crash_queue, one left",
             Crashed(DEATH),
             a_lease(crashes=1),
             MOVING,
             Move("careful", crashes=1, cause=DEATH),
-            id="crash, on_crash_queue, one left",
         ),
-        pytest.param(
-            Crashed(DEATH), a_lease(crashes=2), MOVING, Forfeit(DEATH), id="crash, on_crash_queue, past max_crashes"
-        ),
-        pytest.param(
+        ("crash, on_crash_queue, past max_crashes", Crashed(DEATH), a_lease(crashes=2), MOVING, Forfeit(DEATH)),
+        (
+            "crash, on_crash_queue, no limit",
             Crashed(DEATH),
             a_lease(crashes=99),
             structs.replace(MOVING, max_crashes=0),
             Move("careful", crashes=1, cause=DEATH),
-            id="crash, on_crash_queue, no limit",
         ),
-        pytest.param(
-            Crashed(DEATH), a_lease(queue="careful"), MOVING, Forfeit(DEATH), id="crash in the on_crash_queue itself"
-        ),
-        pytest.param(
+        ("crash in the on_crash_queue itself", Crashed(DEATH), a_lease(queue="careful"), MOVING, Forfeit(DEATH)),
+        (
+            "crash, on_crash_queue goes before on_crash",
             Crashed(DEATH),
             FIRST,
             structs.replace(MOVING, on_crash="expire"),
             Move("careful", crashes=1, cause=DEATH),
-            id="crash, on_crash_queue goes before on_crash",
         ),
-        pytest.param(
-            NeverStarted(3, DEATH), FIRST, MOVING, Move("careful", crashes=1, cause=DEATH), id="thrice, on_crash_queue"
-        ),
-        pytest.param(NeverStarted(2, DEATH), FIRST, MOVING, NOT_BEGUN, id="never started twice, on_crash_queue"),
-        pytest.param(Crashed(DEATH), HUGE, MOVING, Forfeit(DEATH), id="crash, a body with no room for another queue"),
-        pytest.param(
+        ("thrice, on_crash_queue", NeverStarted(3, DEATH), FIRST, MOVING, Move("careful", crashes=1, cause=DEATH)),
+        ("never started twice, on_crash_queue", NeverStarted(2, DEATH), FIRST, MOVING, NOT_BEGUN),
+        ("crash, a body with no room for another queue", Crashed(DEATH), HUGE, MOVING, Forfeit(DEATH)),
+        (
+            "memory limit, a body with no room for another queue",
             MemoryExceeded("2 GiB", KILLED),
             HUGE,
             MOVING,
             Nack(5.0, "2 GiB", KILLED),
-            id="memory limit, a body with no room for another queue",
         ),
-        pytest.param(
+        (
+            "memory limit, on_memory_limit_queue",
             MemoryExceeded("2 GiB", KILLED),
             FIRST,
             MOVING,
             Move("big", attempts=1, error="2 GiB", cause=KILLED),
-            id="memory limit, on_memory_limit_queue",
         ),
-        pytest.param(
+        (
+            "last memory limit, on_memory_limit_queue",
             MemoryExceeded("2 GiB", KILLED),
             LAST,
             MOVING,
             Move("big", attempts=1, error="2 GiB", cause=KILLED),
-            id="last memory limit, on_memory_limit_queue",
         ),
-        pytest.param(
+        (
+            "memory limit in the on_memory_limit_queue itself",
             MemoryExceeded("2 GiB", KILLED),
             a_lease(attempts=3, queue="big"),
             MOVING,
             Abandon("memory-limit", "2 GiB", KILLED),
-            id="memory limit in the on_memory_limit_queue itself",
         ),
-        pytest.param(
+        (
+            "memory limit in that queue with budget left",
             MemoryExceeded("2 GiB", KILLED),
             a_lease(attempts=0, queue="big"),
             MOVING,
             Nack(5.0, "2 GiB", KILLED),
-            id="memory limit in that queue with budget left",
         ),
-        pytest.param(
+        (
+            "memory limit, two queues that name each other",
             MemoryExceeded("2 GiB", KILLED),
             a_lease(attempts=3 + MAX_EXTRA_MOVES),
             MOVING,
             Abandon("memory-limit", "2 GiB", KILLED),
-            id="memory limit, two queues that name each other",
         ),
-        pytest.param(TimedOut("stack"), LAST, MOVING, Abandon("timeout", "stack"), id="a timeout moves nothing"),
-    ],
-)
-def test_verdict(outcome: Outcome, lease: JobLease, rules: Rules, verdict: Settlement | Leave) -> None:
-    assert decide(outcome, lease, rules, RETRY, NOW) == verdict
+        ("a timeout moves nothing", TimedOut("stack"), LAST, MOVING, Abandon("timeout", "stack")),
+    ]:
+        assert decide(outcome, lease, rules, RETRY, NOW) == verdict, case
 
 
 ONE_OF_EACH: list[Outcome] = [
@@ -411,20 +388,16 @@ def test_a_crash_that_is_left_to_expire_counts_as_a_crash(outcome: Outcome) -> N
     assert counters_of(settlement, outcome) == ("crashed",)
 
 
-@pytest.mark.parametrize(
-    ("outcome", "counters"),
-    [
-        (Crashed("SIGSEGV"), ("crashed", "moved")),
-        (NeverStarted(3, "SIGKILL"), ("crashed", "moved")),
-        (MemoryExceeded("2 GiB"), ("failed", "moved")),
-    ],
-    ids=["crashed", "never started", "memory limit"],
-)
-def test_what_moves_is_counted_as_what_it_was_and_as_moved(outcome: Outcome, counters: tuple[str, ...]) -> None:
-    settlement = decide(outcome, FIRST, MOVING, RETRY, NOW)
-    assert status_of(settlement, outcome) is Status.MOVED
-    assert counters_of(settlement, outcome) == counters
-    assert status_of(settlement, outcome, Settled.NOT_OWNER) is Status.LOST
+def test_what_moves_is_counted_as_what_it_was_and_as_moved() -> None:
+    for case, outcome, counters in [
+        ("crashed", Crashed("SIGSEGV"), ("crashed", "moved")),
+        ("never started", NeverStarted(3, "SIGKILL"), ("crashed", "moved")),
+        ("memory limit", MemoryExceeded("2 GiB"), ("failed", "moved")),
+    ]:
+        settlement = decide(outcome, FIRST, MOVING, RETRY, NOW)
+        assert status_of(settlement, outcome) is Status.MOVED, case
+        assert counters_of(settlement, outcome) == counters, case
+        assert status_of(settlement, outcome, Settled.NOT_OWNER) is Status.LOST, case
 
 
 @pytest.mark.parametrize("answer", [Settled.NOT_IN_FLIGHT, Settled.EXPIRED, Settled.NOT_OWNER])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from support.tables import row
 
 from jobpool.errors import ConfigurationError, MalformedEnvelope
 from jobpool.message.definition import JobDefinition
@@ -29,21 +30,17 @@ def an_envelope(**options: Any) -> JobEnvelope:
     return decode(encode(job, identifier="a", queue="reports", signer=EnvelopeSigner(), now=0.0), attempts=0)
 
 
-@pytest.mark.parametrize(
-    ("options", "limits", "guards"),
-    [
-        pytest.param({}, FREE, None, id="a plain job"),
-        pytest.param({"timeout": 5.0, "meta": {"a": 1}}, FREE, None, id="meta that asks for nothing"),
-        pytest.param({"idempotency_key": " k "}, FREE, Guards("k"), id="a key"),
-        pytest.param({"single_instance": True}, FREE, Guards(holds=(Hold("job:report"),)), id="alone by its handler"),
-        pytest.param(
-            {"single_instance": True, "name": "n"}, FREE, Guards(holds=(Hold("job:n"),)), id="alone by its name"
-        ),
-        pytest.param({"concurrency_key": "acme"}, FREE, None, id="a concurrency key that nothing limits"),
-        pytest.param(
-            {}, LIMITED, Guards(None, 60.0, (Hold("queue", 4),), (Rate("queue", 100),)), id="the queue's limits"
-        ),
-        pytest.param(
+def test_what_is_asked_for() -> None:
+    for case, options, limits, guards in [
+        ("a plain job", {}, FREE, None),
+        ("meta that asks for nothing", {"timeout": 5.0, "meta": {"a": 1}}, FREE, None),
+        ("a key", {"idempotency_key": " k "}, FREE, Guards("k")),
+        ("alone by its handler", {"single_instance": True}, FREE, Guards(holds=(Hold("job:report"),))),
+        ("alone by its name", {"single_instance": True, "name": "n"}, FREE, Guards(holds=(Hold("job:n"),))),
+        ("a concurrency key that nothing limits", {"concurrency_key": "acme"}, FREE, None),
+        ("the queue's limits", {}, LIMITED, Guards(None, 60.0, (Hold("queue", 4),), (Rate("queue", 100),))),
+        (
+            "everything",
             {"concurrency_key": "acme", "idempotency_key": "k", "single_instance": True},
             LIMITED,
             Guards(
@@ -52,25 +49,17 @@ def an_envelope(**options: Any) -> JobEnvelope:
                 (Hold("queue", 4), Hold("job:report"), Hold("concurrency:acme", 2)),
                 (Rate("queue", 100), Rate("concurrency:acme", 10)),
             ),
-            id="everything",
         ),
-        pytest.param(
-            {"concurrency_key": "acme"},
-            QueueLimits(per_key=3),
-            Guards(holds=(Hold("concurrency:acme", 3),)),
-            id="per key",
-        ),
-        pytest.param(
+        ("per key", {"concurrency_key": "acme"}, QueueLimits(per_key=3), Guards(holds=(Hold("concurrency:acme", 3),))),
+        (
+            "rate per key",
             {"concurrency_key": "acme"},
             QueueLimits(rate_per_key=3),
             Guards(rates=(Rate("concurrency:acme", 3),)),
-            id="rate per key",
         ),
-        pytest.param({}, QueueLimits(per_key=3, rate_per_key=3), None, id="limits per key, and no key"),
-    ],
-)
-def test_what_is_asked_for(options: dict[str, Any], limits: QueueLimits, guards: Guards | None) -> None:
-    assert guards_of(an_envelope(**options), limits) == guards
+        ("limits per key, and no key", {}, QueueLimits(per_key=3, rate_per_key=3), None),
+    ]:
+        assert guards_of(an_envelope(**options), limits) == guards, case
 
 
 def test_limits_are_a_queues_own() -> None:
@@ -82,29 +71,31 @@ def test_a_key_of_nothing_is_none(key: str) -> None:
     assert guards_of(replace(an_envelope(), idempotency_key=key), FREE) is None
 
 
-@pytest.mark.parametrize(
-    ("key", "shown"), [("k" * 256, "of 256 characters"), ("a\nb", "'a\\nb'"), ("\ud800", "'\\ud800'")]
-)
-def test_a_key_that_can_be_none_is_refused(key: str, shown: str) -> None:
-    with pytest.raises(MalformedEnvelope, match="idempotencyKey must be 1 to 255 printable characters") as refused:
-        guards_of(replace(an_envelope(), idempotency_key=key), FREE)
-    assert shown in str(refused.value)
+def test_a_key_that_can_be_none_is_refused() -> None:
+    for key, shown in [
+        ("k" * 256, "of 256 characters"),
+        ("a\nb", "'a\\nb'"),
+        ("\ud800", "'\\ud800'"),
+    ]:
+        with (
+            row(key),
+            pytest.raises(MalformedEnvelope, match="idempotencyKey must be 1 to 255 printable characters") as refused,
+        ):
+            guards_of(replace(an_envelope(), idempotency_key=key), FREE)
+        assert shown in str(refused.value), key
 
 
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
+def test_without_a_key_store_it_is_refused_in_the_words_of_the_enqueue() -> None:
+    for options, names in [
         ({"idempotency_key": "k"}, "idempotency_key"),
         ({"single_instance": True}, "single_instance"),
         ({"concurrency_key": "acme"}, "concurrency_key"),
         ({"single_instance": True, "idempotency_key": "k"}, "single_instance and idempotency_key"),
-    ],
-)
-def test_without_a_key_store_it_is_refused_in_the_words_of_the_enqueue(options: dict[str, Any], names: str) -> None:
-    said = refusal(an_envelope(**options), "sync")
-    with pytest.raises(Exception, match=f"needs for {names}: leave {names} out") as refused:
-        JobDefinition("report", **options).require(False, "sync")
-    assert said == str(refused.value)
+    ]:
+        said = refusal(an_envelope(**options), "sync")
+        with row(options), pytest.raises(Exception, match=f"needs for {names}: leave {names} out") as refused:
+            JobDefinition("report", **options).require(False, "sync")
+        assert said == str(refused.value), options
 
 
 @pytest.mark.parametrize("options", [{}, {"timeout": 5.0}])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import row
 
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import LONGEST
@@ -23,21 +24,16 @@ def exponential(base: float, **changes: Any) -> RetryPolicy:
     return RetryPolicy("exponential", base=base, **{"jitter": 0.0, **changes})
 
 
-@pytest.mark.parametrize(
-    ("base", "multiplier", "max_delay", "resolution", "delays"),
-    [
-        pytest.param(5, 2, 300, 1, [0, 5, 10, 20, 40, 80, 160, 300, 300], id="5 x2 to 300"),
-        pytest.param(2, 3, 20, 1, [0, 2, 6, 18, 20, 20], id="2 x3 to 20"),
-        pytest.param(3, 1.5, 60, 1, [0, 3, 5, 7, 10, 15, 23, 34, 51, 60], id="3 x1.5 to 60, rounded half up"),
-        pytest.param(1, 2.5, 100, 1, [0, 1, 3, 6, 16, 39, 98, 100], id="1 x2.5 to 100, rounded half up"),
-        pytest.param(0.2, 2, 5, 0.001, [0, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5], id="milliseconds"),
-    ],
-)
-def test_the_published_tables(
-    base: float, multiplier: float, max_delay: float, resolution: float, delays: list[float]
-) -> None:
-    policy = exponential(base, multiplier=multiplier, max_delay=max_delay, resolution=resolution)
-    assert [policy.compute_delay(attempt) for attempt in range(1, len(delays) + 1)] == delays
+def test_the_published_tables() -> None:
+    for case, base, multiplier, max_delay, resolution, delays in [
+        ("5 x2 to 300", 5, 2, 300, 1, [0, 5, 10, 20, 40, 80, 160, 300, 300]),
+        ("2 x3 to 20", 2, 3, 20, 1, [0, 2, 6, 18, 20, 20]),
+        ("3 x1.5 to 60, rounded half up", 3, 1.5, 60, 1, [0, 3, 5, 7, 10, 15, 23, 34, 51, 60]),
+        ("1 x2.5 to 100, rounded half up", 1, 2.5, 100, 1, [0, 1, 3, 6, 16, 39, 98, 100]),
+        ("milliseconds", 0.2, 2, 5, 0.001, [0, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5]),
+    ]:
+        policy = exponential(base, multiplier=multiplier, max_delay=max_delay, resolution=resolution)
+        assert [policy.compute_delay(attempt) for attempt in range(1, len(delays) + 1)] == delays, case
 
 
 @pytest.mark.parametrize("attempt", [1, 0, -3])
@@ -60,41 +56,35 @@ def test_fixed_is_constant_without_cap_or_jitter(retry: int) -> None:
     assert RetryPolicy("fixed", base=900.25, max_delay=300, jitter=1.0).delay(retry) == 900.25
 
 
-@pytest.mark.parametrize(
-    ("resolution", "base", "rounded"),
-    [
-        pytest.param(1, 2.5, 3, id="a half goes up, not to the even number"),
-        pytest.param(1, 3.5, 4, id="a half goes up"),
-        pytest.param(1, 0.49, 0, id="less than a half goes down"),
-        pytest.param(0.001, 0.0005, 0.001, id="half a millisecond"),
-        pytest.param(0.001, 1.0005, 1.001, id="a half as written, although its binary form is less"),
-        pytest.param(0.001, 0.1234, 0.123, id="down to a millisecond"),
-        pytest.param(0.25, 1.4, 1.5, id="quarters"),
-        pytest.param(10, 14.9, 10, id="tens"),
-    ],
-)
-def test_rounding_half_up_to_the_resolution(resolution: float, base: float, rounded: float) -> None:
-    assert exponential(base, resolution=resolution).delay(1) == rounded
+def test_rounding_half_up_to_the_resolution() -> None:
+    for case, resolution, base, rounded in [
+        ("a half goes up, not to the even number", 1, 2.5, 3),
+        ("a half goes up", 1, 3.5, 4),
+        ("less than a half goes down", 1, 0.49, 0),
+        ("half a millisecond", 0.001, 0.0005, 0.001),
+        ("a half as written, although its binary form is less", 0.001, 1.0005, 1.001),
+        ("down to a millisecond", 0.001, 0.1234, 0.123),
+        ("quarters", 0.25, 1.4, 1.5),
+        ("tens", 10, 14.9, 10),
+    ]:
+        assert exponential(base, resolution=resolution).delay(1) == rounded, case
 
 
-@pytest.mark.parametrize(
-    ("changes", "retry", "delay"),
-    [
-        pytest.param({"base": 0}, 3, 0, id="base 0"),
-        pytest.param({"base": -4}, 3, 0, id="base below 0 acts as 0"),
-        pytest.param({"base": 4, "multiplier": 0.5}, 3, 4, id="multiplier below 1 acts as 1"),
-        pytest.param({"base": 40, "max_delay": 10}, 1, 40, id="a cap below base acts as base"),
-        pytest.param({"base": 40, "max_delay": 10}, 5, 40, id="a cap below base stays base"),
-        pytest.param({"base": 1, "max_delay": 0}, 20, 2**19, id="cap 0: no cap"),
-        pytest.param({"base": 1, "max_delay": -1}, 20, 2**19, id="cap below 0: no cap"),
-        pytest.param({"base": 5, "max_delay": 300}, 5000, 300, id="retry 5000 gives the cap"),
-        pytest.param({"base": 5, "max_delay": 0}, 5000, LONGEST, id="retry 5000 without cap is finite"),
-        pytest.param({"base": 0, "max_delay": 0}, 5000, 0, id="retry 5000 of nothing"),
-        pytest.param({"base": 5, "max_delay": 300}, 0, 5, id="retry 0 acts as 1"),
-    ],
-)
-def test_edges(changes: dict[str, float], retry: int, delay: float) -> None:
-    assert exponential(**changes).delay(retry) == delay
+def test_edges() -> None:
+    for case, changes, retry, delay in [
+        ("base 0", {"base": 0}, 3, 0),
+        ("base below 0 acts as 0", {"base": -4}, 3, 0),
+        ("multiplier below 1 acts as 1", {"base": 4, "multiplier": 0.5}, 3, 4),
+        ("a cap below base acts as base", {"base": 40, "max_delay": 10}, 1, 40),
+        ("a cap below base stays base", {"base": 40, "max_delay": 10}, 5, 40),
+        ("cap 0: no cap", {"base": 1, "max_delay": 0}, 20, 2**19),
+        ("cap below 0: no cap", {"base": 1, "max_delay": -1}, 20, 2**19),
+        ("retry 5000 gives the cap", {"base": 5, "max_delay": 300}, 5000, 300),
+        ("retry 5000 without cap is finite", {"base": 5, "max_delay": 0}, 5000, LONGEST),
+        ("retry 5000 of nothing", {"base": 0, "max_delay": 0}, 5000, 0),
+        ("retry 0 acts as 1", {"base": 5, "max_delay": 300}, 0, 5),
+    ]:
+        assert exponential(**changes).delay(retry) == delay, case
 
 
 def test_jitter_draws_around_the_delay() -> None:
@@ -170,22 +160,19 @@ def _delays_in_a_fork(policy: RetryPolicy) -> list[float]:
     return delays
 
 
-@pytest.mark.parametrize(
-    ("job_attempts", "policy_attempts", "runs"),
-    [
-        pytest.param(20, 10, 10, id="the policy's is less"),
-        pytest.param(5, 0, 5, id="only the job's"),
-        pytest.param(None, 3, 3, id="only the policy's"),
-        pytest.param(None, 0, 1, id="neither: one attempt"),
-        pytest.param(2, 10, 2, id="the job's is less"),
-        pytest.param(1, 0, 1, id="a job that wants no retries"),
-        pytest.param(0, 0, 1, id="nothing runs less than once"),
-        pytest.param(None, -2, 1, id="a policy below 0 sets none"),
-    ],
-)
-def test_budget(job_attempts: int | None, policy_attempts: int, runs: int) -> None:
-    max_retries = None if job_attempts is None else job_attempts - 1
-    assert RetryPolicy(max_attempts=policy_attempts).budget(max_retries) == runs
+def test_budget() -> None:
+    for case, job_attempts, policy_attempts, runs in [
+        ("the policy's is less", 20, 10, 10),
+        ("only the job's", 5, 0, 5),
+        ("only the policy's", None, 3, 3),
+        ("neither: one attempt", None, 0, 1),
+        ("the job's is less", 2, 10, 2),
+        ("a job that wants no retries", 1, 0, 1),
+        ("nothing runs less than once", 0, 0, 1),
+        ("a policy below 0 sets none", None, -2, 1),
+    ]:
+        max_retries = None if job_attempts is None else job_attempts - 1
+        assert RetryPolicy(max_attempts=policy_attempts).budget(max_retries) == runs, case
 
 
 def test_retries_come_after_the_first_attempt() -> None:
@@ -220,23 +207,20 @@ def test_presets_of_one_seed_do_not_share_a_state() -> None:
     assert other.delay(1) == RetryPolicy.preset("exponential", seed=4).delay(1)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param({"strategy": "linear"}, id="unknown strategy"),
-        pytest.param({"strategy": None}, id="no strategy"),
-        pytest.param({"base": math.nan}, id="base is not a number"),
-        pytest.param({"base": "5"}, id="base is text"),
-        pytest.param({"max_delay": math.inf}, id="cap without end"),
-        pytest.param({"multiplier": math.inf}, id="multiplier without end"),
-        pytest.param({"jitter": "some"}, id="unknown jitter"),
-        pytest.param({"resolution": 0}, id="resolution 0"),
-        pytest.param({"resolution": math.inf}, id="resolution without end"),
-    ],
-)
-def test_what_cannot_work_is_a_configuration_error(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError):
-        RetryPolicy(**arguments)
+def test_what_cannot_work_is_a_configuration_error() -> None:
+    for case, arguments in [
+        ("unknown strategy", {"strategy": "linear"}),
+        ("no strategy", {"strategy": None}),
+        ("base is not a number", {"base": math.nan}),
+        ("base is text", {"base": "5"}),
+        ("cap without end", {"max_delay": math.inf}),
+        ("multiplier without end", {"multiplier": math.inf}),
+        ("unknown jitter", {"jitter": "some"}),
+        ("resolution 0", {"resolution": 0}),
+        ("resolution without end", {"resolution": math.inf}),
+    ]:
+        with row(case), pytest.raises(ConfigurationError):
+            RetryPolicy(**arguments)
 
 
 def test_the_error_names_what_would_work() -> None:

@@ -8,8 +8,6 @@ import textwrap
 import tomllib
 from pathlib import Path
 
-import pytest
-
 import jobpool
 import jobpool.broker.backend
 import jobpool.master.slots
@@ -35,17 +33,14 @@ def picture(text: str | None, first: str, last: str) -> str:
     return textwrap.dedent("\n".join(lines[start : end + 1]))
 
 
-@pytest.mark.parametrize(
-    ("code", "first", "last"),
-    [
-        pytest.param(jobpool.master.slots.__doc__, "EMPTY ──spawn", "▲────", id="slots"),
-        pytest.param(jobpool.broker.backend.__doc__, "enqueue ──► WAITING", "ack ──► gone", id="states of a message"),
-    ],
-)
-def test_the_pictures_are_those_of_the_code(code: str | None, first: str, last: str) -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+def test_the_pictures_are_those_of_the_code() -> None:
+    for case, code, first, last in [
+        ("slots", jobpool.master.slots.__doc__, "EMPTY ──spawn", "▲────"),
+        ("states of a message", jobpool.broker.backend.__doc__, "enqueue ──► WAITING", "ack ──► gone"),
+    ]:
+        page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 
-    assert picture(page, first, last) == picture(code, first, last)
+        assert picture(page, first, last) == picture(code, first, last), case
 
 
 def test_the_table_of_our_own_backends_is_that_of_the_entry_points() -> None:

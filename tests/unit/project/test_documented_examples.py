@@ -25,19 +25,16 @@ def needed_to_stop() -> float:
     return Settings().stop_grace + Settings().kill_grace
 
 
-@pytest.mark.parametrize(
-    ("file", "pattern"),
-    [
-        pytest.param(UNIT, r"^TimeoutStopSec=(\d+)$", id="systemd"),
-        pytest.param(MANIFESTS / "pool.yaml", r"terminationGracePeriodSeconds: (\d+)$", id="Kubernetes"),
-        pytest.param(DEPLOY / "Containerfile", r"--stop-timeout (\d+) ", id="container"),
-        pytest.param(DOCS / "deployment.md", r"--stop-timeout (\d+) ", id="container, on the page"),
-    ],
-)
-def test_whoever_stops_a_pool_waits_longer_than_it_needs(file: Path, pattern: str) -> None:
-    found = re.findall(pattern, file.read_text("utf-8"), re.MULTILINE)
-    assert found
-    assert all(int(seconds) >= needed_to_stop() + 10 for seconds in found)
+def test_whoever_stops_a_pool_waits_longer_than_it_needs() -> None:
+    for case, file, pattern in [
+        ("systemd", UNIT, r"^TimeoutStopSec=(\d+)$"),
+        ("Kubernetes", MANIFESTS / "pool.yaml", r"terminationGracePeriodSeconds: (\d+)$"),
+        ("container", DEPLOY / "Containerfile", r"--stop-timeout (\d+) "),
+        ("container, on the page", DOCS / "deployment.md", r"--stop-timeout (\d+) "),
+    ]:
+        found = re.findall(pattern, file.read_text("utf-8"), re.MULTILINE)
+        assert found, case
+        assert all(int(seconds) >= needed_to_stop() + 10 for seconds in found), case
 
 
 def test_the_environment_file_holds_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

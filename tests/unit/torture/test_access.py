@@ -175,9 +175,8 @@ def test_who_may_make_no_other_has_none_and_leaves_none(server: Server) -> None:
         server.end_weak()
 
 
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
+def test_where_it_cannot_be_had_it_says_why() -> None:
+    for url, why in [
         ("sqlite:///q.db", "sqlite:// has no users"),
         ("beanstalk://host", "beanstalk:// has no users"),
         ("redis+cluster://host", "one of several servers"),
@@ -187,9 +186,7 @@ def test_who_may_make_no_other_has_none_and_leaves_none(server: Server) -> None:
         ("postgresql:///jobs", "names no host"),
         ("redis://127.0.0.1:1", "the URL's user can make no other: "),
         ("postgresql://127.0.0.1:1/jobs", "the URL's user can make no other: "),
-    ],
-)
-def test_where_it_cannot_be_had_it_says_why(url: str, why: str) -> None:
-    said = make_access(url)
-    assert isinstance(said, str)
-    assert why in said
+    ]:
+        said = make_access(url)
+        assert isinstance(said, str), url
+        assert why in said, url

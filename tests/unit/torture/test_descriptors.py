@@ -6,8 +6,6 @@ import os
 import socket
 from collections import Counter
 
-import pytest
-
 from jobpool_torture import processes
 from jobpool_torture.baseline import (
     FILE,
@@ -46,37 +44,30 @@ def test_descriptors_are_compared_by_kind_and_pool() -> None:
     assert listed({}) == "as before"
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"socket": SOCKETS, "/jobs.db": MAX_MORE_FILES, "pipe": -2}, ""),
-        ({"socket": SOCKETS + 1}, f"+{SOCKETS + 1} socket"),
-        ({"unix socket": 1}, "+1 unix socket"),
-        ({"/log": MAX_MORE_FILES + 1}, f"+{MAX_MORE_FILES + 1} /log"),
-        ({f"/log{number}": 1 for number in range(3)}, "+1 /log0, +1 /log1, +1 /log2"),
-        ({"/pool.7.board": 2, "/pool.9.board": 3, "/pool.5.board": -3}, ""),
-        ({"anon_inode:[pidfd]": 1, "pipe": 1, "socket": 1}, "+1 anon_inode:[pidfd], +1 pipe"),
-        ({"/memfd:jobpool (deleted)": 1}, "+1 /memfd:jobpool (deleted)"),
-    ],
-    ids=["a few", "connections", "unix", "one file", "many files", "other names", "no file", "memory"],
-)
-def test_they_may_grow_by_a_few_connections_and_files_and_nothing_else(changes: dict[str, int], told: str) -> None:
-    assert grown({"pool1": changes}) == ([f"pool1: {told}"] if told else [])
+def test_they_may_grow_by_a_few_connections_and_files_and_nothing_else() -> None:
+    for case, changes, told in [
+        ("a few", {"socket": SOCKETS, "/jobs.db": MAX_MORE_FILES, "pipe": -2}, ""),
+        ("connections", {"socket": SOCKETS + 1}, f"+{SOCKETS + 1} socket"),
+        ("unix", {"unix socket": 1}, "+1 unix socket"),
+        ("one file", {"/log": MAX_MORE_FILES + 1}, f"+{MAX_MORE_FILES + 1} /log"),
+        ("many files", {f"/log{number}": 1 for number in range(3)}, "+1 /log0, +1 /log1, +1 /log2"),
+        ("other names", {"/pool.7.board": 2, "/pool.9.board": 3, "/pool.5.board": -3}, ""),
+        ("no file", {"anon_inode:[pidfd]": 1, "pipe": 1, "socket": 1}, "+1 anon_inode:[pidfd], +1 pipe"),
+        ("memory", {"/memfd:jobpool (deleted)": 1}, "+1 /memfd:jobpool (deleted)"),
+    ]:
+        assert grown({"pool1": changes}) == ([f"pool1: {told}"] if told else []), case
 
 
-@pytest.mark.parametrize(
-    ("connections", "changes", "is_fine"),
-    [
+def test_what_connections_are_depends_on_the_broker() -> None:
+    for kind, changes, is_fine in [
         (UNIX_SOCKET, {"unix socket": MAX_MORE_CONNECTIONS[UNIX_SOCKET]}, True),
         (UNIX_SOCKET, {"unix socket": MAX_MORE_CONNECTIONS[UNIX_SOCKET] + 1}, False),
         (UNIX_SOCKET, {"socket": 1}, False),
         (FILE, {"/jobs.db": MAX_MORE_CONNECTIONS[FILE] - 1, "/jobs.db-wal": 1}, True),
         (FILE, {"/jobs.db": MAX_MORE_CONNECTIONS[FILE], "/jobs.db-wal": 1}, False),
         (FILE, {"socket": 1}, False),
-    ],
-)
-def test_what_connections_are_depends_on_the_broker(connections: str, changes: dict[str, int], is_fine: bool) -> None:
-    assert (grown({"pool1": changes}, connections) == []) is is_fine
+    ]:
+        assert (grown({"pool1": changes}, kind) == []) is is_fine, (kind, changes)
 
 
 def test_the_systems_table_of_unix_sockets() -> None:
@@ -97,16 +88,13 @@ def test_sockets_of_the_unix_family_are_told_from_others() -> None:
     assert difference({"": before}, {"": now}) == {"": {"socket": 1, "unix socket": 2}}
 
 
-@pytest.mark.parametrize(
-    ("url", "kind"),
-    [
+def test_the_kind_of_a_connection_to_the_broker() -> None:
+    for url, kind in [
         ("redis://test/0", "socket"),
         ("rediss://test/0", "socket"),
         ("redis+unix:///run/redis.sock", "unix socket"),
         ("postgresql://test/jobs", "socket"),
         ("postgresql:///jobs?host=/run/postgresql", "unix socket"),
         ("sqlite:///jobs.db", "file"),
-    ],
-)
-def test_the_kind_of_a_connection_to_the_broker(url: str, kind: str) -> None:
-    assert connections(url) == kind
+    ]:
+        assert connections(url) == kind, url

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from support.tables import row
 from support.waiting import wait_until
 
 from jobpool.errors import ConfigurationError
@@ -14,9 +15,8 @@ from jobpool_torture.processes import state
 from jobpool_torture.witness import POINTS, FailPoint, parse_points
 
 
-@pytest.mark.parametrize(
-    ("text", "points"),
-    [
+def test_how_they_are_written() -> None:
+    for text, points in [
         ("", []),
         ("after-fetch", [FailPoint("after-fetch")]),
         ("after-fetch:3", [FailPoint("after-fetch", "", 3)]),
@@ -24,15 +24,12 @@ from jobpool_torture.witness import POINTS, FailPoint, parse_points
         ("before-renew=kill", [FailPoint("before-renew")]),
         ("before-renew, after-reap:1", [FailPoint("before-renew"), FailPoint("after-reap")]),
         ("before-settle/ack:2=stop", [FailPoint("before-settle", "ack", 2, "stop")]),
-    ],
-)
-def test_how_they_are_written(text: str, points: list[FailPoint]) -> None:
-    assert parse_points(text) == points
+    ]:
+        assert parse_points(text) == points, text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_is_none_is_said() -> None:
+    for text in [
         "fetch",
         "during-fetch",
         "after-fetch:0",
@@ -41,11 +38,9 @@ def test_how_they_are_written(text: str, points: list[FailPoint]) -> None:
         "before-settle/eat",
         ":",
         "after-fetch=eat",
-    ],
-)
-def test_what_is_none_is_said(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"fail-point|verb"):
-        parse_points(text)
+    ]:
+        with row(text), pytest.raises(ConfigurationError, match=r"fail-point|verb"):
+            parse_points(text)
 
 
 PROGRAM = """

@@ -24,22 +24,18 @@ HANG = {"a": item("hang")}
 STORY = [Line("start", "a", fence=2, at=10.0), Line("asked", "a", fence=2, at=12.5, verb="nack", pool="pool1")]
 
 
-@pytest.mark.parametrize(
-    ("window", "excused"),
-    [
-        (Window("pool1", "master.stop", 11.0, 11.5), True),
-        (Window("", "broker.restart", 11.0, 11.5), True),
-        (Window("pool2", "master.stop", 11.0, 11.5), False),
-        (Window("pool1", "child.stop", 11.0, 11.5), False),
-        (Window("pool1", "net.hole", 10.0 - TOLERATED_AFTER_S, 10.0 - TOLERATED_AFTER_S), True),
-        (Window("pool1", "net.hole", 9.9 - TOLERATED_AFTER_S, 9.9 - TOLERATED_AFTER_S), False),
-        (Window("pool1", "net.hole", 12.6, 20.0), False),
-    ],
-    ids=["stopped", "all of them", "another pool", "the child alone", "just before", "long before", "after"],
-)
-def test_a_timeout_is_late_by_the_verdict_unless_its_pool_was_held_up(window: Window, excused: bool) -> None:
-    assert overruns(STORY, HANG, []) == {"a": pytest.approx(1.5 - (HANG_TIMEOUT_S - 1.0))}
-    assert (overruns(STORY, HANG, [window]) == {}) is excused
+def test_a_timeout_is_late_by_the_verdict_unless_its_pool_was_held_up() -> None:
+    for case, window, excused in [
+        ("stopped", Window("pool1", "master.stop", 11.0, 11.5), True),
+        ("all of them", Window("", "broker.restart", 11.0, 11.5), True),
+        ("another pool", Window("pool2", "master.stop", 11.0, 11.5), False),
+        ("the child alone", Window("pool1", "child.stop", 11.0, 11.5), False),
+        ("just before", Window("pool1", "net.hole", 10.0 - TOLERATED_AFTER_S, 10.0 - TOLERATED_AFTER_S), True),
+        ("long before", Window("pool1", "net.hole", 9.9 - TOLERATED_AFTER_S, 9.9 - TOLERATED_AFTER_S), False),
+        ("after", Window("pool1", "net.hole", 12.6, 20.0), False),
+    ]:
+        assert overruns(STORY, HANG, []) == {"a": pytest.approx(1.5 - (HANG_TIMEOUT_S - 1.0))}, case
+        assert (overruns(STORY, HANG, [window]) == {}) is excused, case
 
 
 def test_only_verdicts_on_jobs_that_hang_count() -> None:
@@ -72,20 +68,16 @@ def poisoned() -> list[Line]:
     return [Line("start", "p", fence=number) for number in range(1, 5)]
 
 
-@pytest.mark.parametrize(
-    ("calls", "excused"),
-    [
-        ([("settled", "ok")], True),
-        ([("asked", ""), ("settled", "already")], True),
-        ([("asked", ""), ("unknown", "BackendUnavailable")], True),
-        ([("asked", "")], True),
-        ([("asked", ""), ("settled", "expired")], False),
-    ],
-    ids=["accepted", "repeated", "not answered", "the master was killed in the call", "refused"],
-)
-def test_a_run_whose_message_was_given_back_is_not_charged(calls: list[tuple[str, str]], excused: bool) -> None:
-    released = [Line(event, "p", fence=3, verb="release", answer=answer) for event, answer in calls]
-    assert (not unpoisoned([*poisoned(), *released], POISON, max_crashes=2)) is excused
+def test_a_run_whose_message_was_given_back_is_not_charged() -> None:
+    for case, calls, excused in [
+        ("accepted", [("settled", "ok")], True),
+        ("repeated", [("asked", ""), ("settled", "already")], True),
+        ("not answered", [("asked", ""), ("unknown", "BackendUnavailable")], True),
+        ("the master was killed in the call", [("asked", "")], True),
+        ("refused", [("asked", ""), ("settled", "expired")], False),
+    ]:
+        released = [Line(event, "p", fence=3, verb="release", answer=answer) for event, answer in calls]
+        assert (not unpoisoned([*poisoned(), *released], POISON, max_crashes=2)) is excused, case
 
 
 DONE = [Line("start", "a", fence=1, at=1.0), Line("settled", "a", fence=1, at=2.0, verb="ack", answer="ok")]
@@ -109,29 +101,24 @@ SENT = {
 }
 
 
-@pytest.mark.parametrize(
-    ("asked", "answer", "lost"),
-    [
-        ("a", "a", False),
-        ("a", "b", True),
-        ("b", "u1", True),
-        ("u2", "u1", False),
-        ("u3", "u1", True),
-        ("u1", "x", True),
-    ],
-    ids=["its own", "another's", "a unique one's", "unique, and taken", "unique by another key", "nobody's"],
-)
-def test_only_a_unique_job_may_be_answered_with_anothers_id(asked: str, answer: str, lost: bool) -> None:
-    assert set(swallowed([Line("enq", answer, tag=asked)], SENT)) == ({asked} if lost else set())
+def test_only_a_unique_job_may_be_answered_with_anothers_id() -> None:
+    for case, asked, answer, lost in [
+        ("its own", "a", "a", False),
+        ("another's", "a", "b", True),
+        ("a unique one's", "b", "u1", True),
+        ("unique, and taken", "u2", "u1", False),
+        ("unique by another key", "u3", "u1", True),
+        ("nobody's", "u1", "x", True),
+    ]:
+        assert set(swallowed([Line("enq", answer, tag=asked)], SENT)) == ({asked} if lost else set()), case
 
 
 def dead(reason: str, failures: int = 0, crashes: int = 0) -> Message:
     return structs.replace(kept(State.DEAD, 3, failures, crashes), reason=reason)
 
 
-@pytest.mark.parametrize(
-    ("kind", "message", "wrong"),
-    [
+def test_dead_letters_are_those_that_were_to_die_and_of_what_they_were_to_die() -> None:
+    for kind, message, wrong in [
         ("work", dead("failed"), True),
         ("flaky", dead("failed", 5), True),
         ("big", dead("rejected"), True),
@@ -157,13 +144,9 @@ def dead(reason: str, failures: int = 0, crashes: int = 0) -> Message:
         ("work", dead("cancelled"), True),
         ("work", dead(""), True),
         ("work", kept(State.WAITING, 1), False),
-    ],
-)
-def test_dead_letters_are_those_that_were_to_die_and_of_what_they_were_to_die(
-    kind: str, message: Message, wrong: bool
-) -> None:
-    items = {message.id: item(kind, max_retries=2)}
-    assert bool(undeserved([message], items, max_crashes=5)) is wrong
+    ]:
+        items = {message.id: item(kind, max_retries=2)}
+        assert bool(undeserved([message], items, max_crashes=5)) is wrong, (kind, message)
 
 
 def test_a_follow_up_is_good_work() -> None:
@@ -205,9 +188,8 @@ def delivered(verb: str, *events: str) -> list[Line]:
     return [*written, Line("asked", "a", fence=2, at=11.0, verb=verb, pool="pool1")]
 
 
-@pytest.mark.parametrize(
-    ("story", "kind", "blamed_for"),
-    [
+def test_a_job_that_fails_in_spite_of_its_handler_is_told() -> None:
+    for story, kind, blamed_for in [
         (delivered("nack", "start"), "work", "delivery 2 failed, and its handler had not"),
         (delivered("nack"), "work", "delivery 2 failed, and its handler had not"),
         (delivered("abandon", "start"), "doomed", "delivery 2 failed, and its handler had not"),
@@ -221,15 +203,12 @@ def delivered(verb: str, *events: str) -> list[Line]:
         (delivered("abandon", "start"), "cancelled", ""),
         (delivered("release", "start"), "work", ""),
         (delivered("ack", "start", "end"), "work", ""),
-    ],
-)
-def test_a_job_that_fails_in_spite_of_its_handler_is_told(story: list[Line], kind: str, blamed_for: str) -> None:
-    assert blamed(story, {"a": item(kind)}, []) == ({"a": blamed_for} if blamed_for else {})
+    ]:
+        assert blamed(story, {"a": item(kind)}, []) == ({"a": blamed_for} if blamed_for else {}), (story, kind)
 
 
-@pytest.mark.parametrize(
-    ("window", "excused"),
-    [
+def test_a_death_is_nobodys_fault_where_something_had_killed_in_that_pool() -> None:
+    for window, excused in [
         (Window("pool1", "child.kill", 10.5, 10.5), True),
         (Window("pool1", "forkserver.freeze", 2.0, 10.0 - DEATH_SEEN_S), True),
         (Window("pool1", "child.kill", 9.9 - DEATH_SEEN_S, 9.9 - DEATH_SEEN_S), False),
@@ -237,9 +216,7 @@ def test_a_job_that_fails_in_spite_of_its_handler_is_told(story: list[Line], kin
         (Window("pool2", "child.kill", 10.5, 10.5), False),
         (Window("pool1", "child.spoil", 10.5, 10.5), False),
         (Window("pool1", "net.hole", 10.5, 10.5), False),
-    ],
-)
-def test_a_death_is_nobodys_fault_where_something_had_killed_in_that_pool(window: Window, excused: bool) -> None:
-    story = delivered("forfeit", "start")
-    assert (blamed(story, {"a": item("work")}, [window]) == {}) is excused
-    assert blamed(delivered("nack", "start"), {"a": item("work")}, [window]), "a kill fails no job"
+    ]:
+        story = delivered("forfeit", "start")
+        assert (blamed(story, {"a": item("work")}, [window]) == {}) is excused, window
+        assert blamed(delivered("nack", "start"), {"a": item("work")}, [window]), "a kill fails no job"

@@ -44,68 +44,53 @@ def unsure(ident: str, begun: float) -> list[Line]:
     return of(ident, START, END, unknown(1, "ack"), begun=begun)
 
 
-@pytest.mark.parametrize(
-    ("lines", "caught"),
-    [
-        ([*done("a", 10), *skipped("b", 20)], set()),
-        ([*unsure("a", 10), *skipped("b", 20)], set()),
-        ([*of("a", START, END, asked(1, "ack"), begun=10), *skipped("b", 20)], set()),
-        (skipped("b", 20), {"b"}),
-        (skipped("b", 20, "already"), {"b"}),
-        (skipped("b", 20, "expired"), set()),
-        ([*skipped("b", 20), *done("a", 30)], {"b"}),
-        ([*of("a", START, settled(1, "forfeit"), begun=10), *skipped("a", 20, fence=2)], {"a"}),
-        ([*of("a", START, settled(1, "forfeit"), begun=10), *skipped("b", 20)], {"b"}),
-        ([*of("a", START, END, settled(1, "ack", "expired"), begun=10), *skipped("b", 20)], {"b"}),
-        ([*done("c", 10), *skipped("b", 20)], {"b"}),
-        ([*skipped("a", 10), *skipped("b", 20)], {"a", "b"}),
-    ],
-    ids=[
-        "its key was done",
-        "by an ack that was not answered",
-        "by a pool that was killed in its ack",
-        "by nobody",
-        "by nobody, and the ack was repeated",
-        "the ack was refused",
-        "later",
-        "killed, and the key was marked before the effect",
-        "by another that was killed",
-        "by another whose ack was refused",
-        "another key",
-        "by one that was itself skipped",
-    ],
-)
-def test_a_job_is_skipped_only_when_somebody_had_done_its_key(lines: list[Line], caught: set[str]) -> None:
-    assert set(broken(lines, KEYED)) == caught
+def test_a_job_is_skipped_only_when_somebody_had_done_its_key() -> None:
+    for case, lines, caught in [
+        ("its key was done", [*done("a", 10), *skipped("b", 20)], set()),
+        ("by an ack that was not answered", [*unsure("a", 10), *skipped("b", 20)], set()),
+        (
+            "by a pool that was killed in its ack",
+            [*of("a", START, END, asked(1, "ack"), begun=10), *skipped("b", 20)],
+            set(),
+        ),
+        ("by nobody", skipped("b", 20), {"b"}),
+        ("by nobody, and the ack was repeated", skipped("b", 20, "already"), {"b"}),
+        ("the ack was refused", skipped("b", 20, "expired"), set()),
+        ("later", [*skipped("b", 20), *done("a", 30)], {"b"}),
+        (
+            "killed, and the key was marked before the effect",
+            [*of("a", START, settled(1, "forfeit"), begun=10), *skipped("a", 20, fence=2)],
+            {"a"},
+        ),
+        ("by another that was killed", [*of("a", START, settled(1, "forfeit"), begun=10), *skipped("b", 20)], {"b"}),
+        (
+            "by another whose ack was refused",
+            [*of("a", START, END, settled(1, "ack", "expired"), begun=10), *skipped("b", 20)],
+            {"b"},
+        ),
+        ("another key", [*done("c", 10), *skipped("b", 20)], {"b"}),
+        ("by one that was itself skipped", [*skipped("a", 10), *skipped("b", 20)], {"a", "b"}),
+    ]:
+        assert set(broken(lines, KEYED)) == caught, case
 
 
-@pytest.mark.parametrize(
-    ("lines", "caught"),
-    [
-        ([*done("a", 10), *done("b", 20)], {"b"}),
-        ([*done("a", 10), *done("b", 12.5)], set()),
-        ([*done("a", 10), *of("b", START, settled(1, "nack"), begun=20)], {"b"}),
-        ([*unsure("a", 10), *done("b", 20)], set()),
-        ([*done("a", 10), *of("b", START, settled(1, "ack", "not-owner"), begun=20)], set()),
-        ([*done("a", 10), *of("b", START, begun=20)], set()),
-        ([*done("a", 10), *of("a", START, settled(2, "release"), begun=20, fence=2)], set()),
-        ([*done("a", 10), *done("c", 20)], set()),
-        ([*skipped("a", 10), *done("b", 20)], {"a"}),
-    ],
-    ids=[
-        "after the ack",
-        "between its call and its answer",
-        "after the ack, and failed",
-        "the ack was not answered",
-        "its lease had ended: its pool was stopped before it wrote that it began",
-        "the same, and its pool knew",
-        "the same job: a RERUN",
-        "another key",
-        "the ack was a skip, which is what is wrong",
-    ],
-)
-def test_after_an_accepted_ack_no_other_job_of_the_key_begins(lines: list[Line], caught: set[str]) -> None:
-    assert set(broken(lines, KEYED)) == caught
+def test_after_an_accepted_ack_no_other_job_of_the_key_begins() -> None:
+    for case, lines, caught in [
+        ("after the ack", [*done("a", 10), *done("b", 20)], {"b"}),
+        ("between its call and its answer", [*done("a", 10), *done("b", 12.5)], set()),
+        ("after the ack, and failed", [*done("a", 10), *of("b", START, settled(1, "nack"), begun=20)], {"b"}),
+        ("the ack was not answered", [*unsure("a", 10), *done("b", 20)], set()),
+        (
+            "its lease had ended: its pool was stopped before it wrote that it began",
+            [*done("a", 10), *of("b", START, settled(1, "ack", "not-owner"), begun=20)],
+            set(),
+        ),
+        ("the same, and its pool knew", [*done("a", 10), *of("b", START, begun=20)], set()),
+        ("the same job: a RERUN", [*done("a", 10), *of("a", START, settled(2, "release"), begun=20, fence=2)], set()),
+        ("another key", [*done("a", 10), *done("c", 20)], set()),
+        ("the ack was a skip, which is what is wrong", [*skipped("a", 10), *done("b", 20)], {"a"}),
+    ]:
+        assert set(broken(lines, KEYED)) == caught, case
 
 
 @pytest.mark.parametrize("items", [KEYED, SINGLE], ids=["a key", "one at a time"])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from stories import ID, asked, cut_short, failed, fetched, kept, ran, settled, unknown
 
-from jobpool.broker.values import Capabilities, Message, State
+from jobpool.broker.values import Capabilities, State
 from jobpool_torture.ledger import Line
 from jobpool_torture.message_history import CRASHED, CounterStep, History, Known, counter_steps, known_of, steps_of
 
@@ -18,26 +18,23 @@ CAN = Capabilities()
 # --- what is known of one delivery's settlement ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("calls", "done", "verb", "unknown_verbs"),
-    [
-        pytest.param([], 0, "", [], id="never asked"),
-        pytest.param(settled(1, "ack"), 1, "ack", [], id="accepted"),
-        pytest.param(settled(1, "ack", "expired"), 0, "", [], id="refused"),
-        pytest.param(unknown(1, "nack"), 0, "", ["nack"], id="raised"),
-        pytest.param([asked(1, "nack")], 0, "", ["nack"], id="killed in the call"),
-        pytest.param([*unknown(1, "ack"), *settled(1, "ack", "already")], 0, "ack", [], id="raised, then known"),
-        pytest.param([*unknown(1, "ack"), *settled(1, "ack")], 1, "ack", [], id="raised without effect"),
-        pytest.param([*unknown(1, "ack"), *settled(1, "ack", "expired")], 0, "", [], id="raised, then refused"),
-        pytest.param([asked(1, "ack"), *settled(1, "release")], 1, "release", [], id="killed, then by another"),
-        pytest.param([*settled(1, "ack"), *settled(1, "ack")], 2, "ack", [], id="accepted twice"),
-        pytest.param([*settled(1, "ack"), *settled(1, "ack", "already")], 1, "ack", [], id="repeated"),
-    ],
-)
-def test_what_is_known_of_a_settlement(calls: list[Line], done: int, verb: str, unknown_verbs: list[str]) -> None:
-    known = known_of(calls)
+def test_what_is_known_of_a_settlement() -> None:
+    for case, calls, done, verb, unknown_verbs in [
+        ("never asked", [], 0, "", []),
+        ("accepted", settled(1, "ack"), 1, "ack", []),
+        ("refused", settled(1, "ack", "expired"), 0, "", []),
+        ("raised", unknown(1, "nack"), 0, "", ["nack"]),
+        ("killed in the call", [asked(1, "nack")], 0, "", ["nack"]),
+        ("raised, then known", [*unknown(1, "ack"), *settled(1, "ack", "already")], 0, "ack", []),
+        ("raised without effect", [*unknown(1, "ack"), *settled(1, "ack")], 1, "ack", []),
+        ("raised, then refused", [*unknown(1, "ack"), *settled(1, "ack", "expired")], 0, "", []),
+        ("killed, then by another", [asked(1, "ack"), *settled(1, "release")], 1, "release", []),
+        ("accepted twice", [*settled(1, "ack"), *settled(1, "ack")], 2, "ack", []),
+        ("repeated", [*settled(1, "ack"), *settled(1, "ack", "already")], 1, "ack", []),
+    ]:
+        known = known_of(calls)
 
-    assert (len(known.done), known.verb, [line.verb for line in known.unknown]) == (done, verb, unknown_verbs)
+        assert (len(known.done), known.verb, [line.verb for line in known.unknown]) == (done, verb, unknown_verbs), case
 
 
 def test_where_repeats_are_not_known_again_a_refusal_tells_nothing_of_the_call_before() -> None:
@@ -63,25 +60,22 @@ def test_what_was_not_answered_is_remembered_for_brokers_that_copy() -> None:
 # --- what a delivery adds ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("calls", "steps"),
-    [
-        pytest.param([], {CRASHED}, id="left to expire"),
-        pytest.param(settled(1, "forfeit"), {CRASHED}, id="forfeited"),
-        pytest.param(settled(1, "nack"), {(1, 0)}, id="failed"),
-        pytest.param(settled(1, "release"), {(0, 0)}, id="released"),
-        pytest.param(settled(1, "abandon"), {(0, 0)}, id="given up"),
-        pytest.param(settled(1, "abandon", adds=(1, 0)), {(1, 0)}, id="given up after a failure"),
-        pytest.param(settled(1, "move", adds=(1, 0)), {(1, 0)}, id="moved after a failure"),
-        pytest.param(settled(1, "move", adds=(0, 1)), {CRASHED}, id="moved after a crash"),
-        pytest.param(settled(1, "nack", "expired"), {CRASHED}, id="refused"),
-        pytest.param(unknown(1, "nack"), {(1, 0), CRASHED}, id="failed, perhaps"),
-        pytest.param(unknown(1, "release"), {(0, 0), CRASHED}, id="released, perhaps"),
-        pytest.param(unknown(1, "ack"), {CRASHED}, id="acked, but not: it is there again"),
-    ],
-)
-def test_what_a_delivery_adds(calls: list[Line], steps: set[tuple[int, int]]) -> None:
-    assert steps_of(known_of(calls)) == steps
+def test_what_a_delivery_adds() -> None:
+    for case, calls, steps in [
+        ("left to expire", [], {CRASHED}),
+        ("forfeited", settled(1, "forfeit"), {CRASHED}),
+        ("failed", settled(1, "nack"), {(1, 0)}),
+        ("released", settled(1, "release"), {(0, 0)}),
+        ("given up", settled(1, "abandon"), {(0, 0)}),
+        ("given up after a failure", settled(1, "abandon", adds=(1, 0)), {(1, 0)}),
+        ("moved after a failure", settled(1, "move", adds=(1, 0)), {(1, 0)}),
+        ("moved after a crash", settled(1, "move", adds=(0, 1)), {CRASHED}),
+        ("refused", settled(1, "nack", "expired"), {CRASHED}),
+        ("failed, perhaps", unknown(1, "nack"), {(1, 0), CRASHED}),
+        ("released, perhaps", unknown(1, "release"), {(0, 0), CRASHED}),
+        ("acked, but not: it is there again", unknown(1, "ack"), {CRASHED}),
+    ]:
+        assert steps_of(known_of(calls)) == steps, case
 
 
 def test_nothing_known_is_nothing_done() -> None:
@@ -120,37 +114,34 @@ def test_a_broker_that_is_not_exact_may_charge_less_and_never_more() -> None:
     assert fits(CounterStep(2, (0, 2), frozenset({CRASHED}), 0), exact=False) == (True, False)
 
 
-@pytest.mark.parametrize(
-    ("lines", "message", "wrong"),
-    [
-        pytest.param(ran(1), None, [], id="acked at once"),
-        pytest.param([*failed(1), *cut_short(2, 1), *ran(3, 1, 1)], None, [], id="failed, crashed, done"),
-        pytest.param([*failed(1), *ran(2, 0)], None, [2], id="a failure forgotten"),
-        pytest.param([*cut_short(1), *cut_short(2, 0, 0), *ran(3, 0, 1)], None, [2], id="a crash forgotten"),
-        pytest.param([fetched(3, 0, 2)], None, [], id="two before it that nobody saw"),
-        pytest.param([fetched(2, 1)], None, [2], id="a failure before anybody saw it"),
-        pytest.param(failed(1, verb="abandon"), kept(State.DEAD, 1), [1], id="dead, its last failure not counted"),
-        pytest.param(failed(1, verb="abandon"), kept(State.DEAD, 1, 1), [], id="dead, its last failure counted"),
-        pytest.param(cut_short(1), kept(State.DEAD, 1, 0, 1), [], id="dead at the crash limit"),
-        pytest.param(cut_short(1), kept(State.DEAD, 1, 0, 0), [1], id="dead without its crash"),
-        pytest.param(failed(1), kept(State.DELAYED, 1, 1), [], id="to be retried"),
-        pytest.param(failed(1), kept(State.DELAYED, 1, 0), [1], id="to be retried, uncounted"),
-        pytest.param(cut_short(1, verb=""), kept(State.LEASED, 1), [], id="its lease still runs"),
-        pytest.param(cut_short(1, verb=""), kept(State.LEASED, 2, 0, 1), [], id="leased again"),
-        pytest.param(cut_short(1, verb=""), kept(State.LEASED, 2, 0, 2), [2], id="leased again, charged too early"),
-        pytest.param(cut_short(1), kept(State.LEASED, 1), [], id="forfeited, and not reaped yet"),
-        pytest.param(failed(1), kept(State.LEASED, 1), [1], id="failed, and still held by that delivery"),
-        pytest.param(failed(1), kept(State.LEASED, 2, 1), [], id="failed, and held by the next"),
-        pytest.param([], kept(State.WAITING, 0), [], id="never fetched"),
-        pytest.param([], kept(State.WAITING, 0, 1), [0], id="never fetched, and charged"),
-        pytest.param([], kept(State.WAITING, 1, 0, 1), [], id="fetched, unseen"),
-        pytest.param([*settled(1, "release"), *ran(2)], None, [], id="its first fetch was not written"),
-    ],
-)
-def test_the_chain_of_counters(lines: list[Line], message: Message | None, wrong: list[int]) -> None:
-    found = counter_steps(History(ID, lines, CAN), message)
+def test_the_chain_of_counters() -> None:
+    for case, lines, message, wrong in [
+        ("acked at once", ran(1), None, []),
+        ("failed, crashed, done", [*failed(1), *cut_short(2, 1), *ran(3, 1, 1)], None, []),
+        ("a failure forgotten", [*failed(1), *ran(2, 0)], None, [2]),
+        ("a crash forgotten", [*cut_short(1), *cut_short(2, 0, 0), *ran(3, 0, 1)], None, [2]),
+        ("two before it that nobody saw", [fetched(3, 0, 2)], None, []),
+        ("a failure before anybody saw it", [fetched(2, 1)], None, [2]),
+        ("dead, its last failure not counted", failed(1, verb="abandon"), kept(State.DEAD, 1), [1]),
+        ("dead, its last failure counted", failed(1, verb="abandon"), kept(State.DEAD, 1, 1), []),
+        ("dead at the crash limit", cut_short(1), kept(State.DEAD, 1, 0, 1), []),
+        ("dead without its crash", cut_short(1), kept(State.DEAD, 1, 0, 0), [1]),
+        ("to be retried", failed(1), kept(State.DELAYED, 1, 1), []),
+        ("to be retried, uncounted", failed(1), kept(State.DELAYED, 1, 0), [1]),
+        ("its lease still runs", cut_short(1, verb=""), kept(State.LEASED, 1), []),
+        ("leased again", cut_short(1, verb=""), kept(State.LEASED, 2, 0, 1), []),
+        ("leased again, charged too early", cut_short(1, verb=""), kept(State.LEASED, 2, 0, 2), [2]),
+        ("forfeited, and not reaped yet", cut_short(1), kept(State.LEASED, 1), []),
+        ("failed, and still held by that delivery", failed(1), kept(State.LEASED, 1), [1]),
+        ("failed, and held by the next", failed(1), kept(State.LEASED, 2, 1), []),
+        ("never fetched", [], kept(State.WAITING, 0), []),
+        ("never fetched, and charged", [], kept(State.WAITING, 0, 1), [0]),
+        ("fetched, unseen", [], kept(State.WAITING, 1, 0, 1), []),
+        ("its first fetch was not written", [*settled(1, "release"), *ran(2)], None, []),
+    ]:
+        found = counter_steps(History(ID, lines, CAN), message)
 
-    assert [link.fence for link in found if fits(link) != (True, True)] == wrong
+        assert [link.fence for link in found if fits(link) != (True, True)] == wrong, case
 
 
 # --- stories -----------------------------------------------------------------------------------------------------

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from jobpool_torture.network import Route, find_route
 
 KEY = "SharedAccessKeyName=root;SharedAccessKey=a=b;"
 
 
-@pytest.mark.parametrize(
-    ("url", "server", "led"),
-    [
+def test_a_server_in_a_url_is_found_and_replaced() -> None:
+    for url, server, led in [
         ("redis://broker", ("broker", 6379), "redis://127.0.0.1:99"),
         ("redis://broker:7000/3?prefix=a", ("broker", 7000), "redis://127.0.0.1:99/3?prefix=a"),
         ("redis://me:p%40ss@broker:7000/0", ("broker", 7000), "redis://me:p%40ss@127.0.0.1:99/0"),
@@ -32,19 +29,16 @@ KEY = "SharedAccessKeyName=root;SharedAccessKey=a=b;"
             ("localhost", 5672),
             f" endpoint=SB://127.0.0.1:99/;usedevelopmentemulator = TRUE ;{KEY}",
         ),
-    ],
-)
-def test_a_server_in_a_url_is_found_and_replaced(url: str, server: tuple[str, int], led: str) -> None:
-    route = find_route(url)
-    assert isinstance(route, Route)
-    assert (route.host, route.port) == server
-    assert route.to("127.0.0.1", 99) == led
-    assert find_route(led) == Route(route.before, "127.0.0.1", 99, route.after)
+    ]:
+        route = find_route(url)
+        assert isinstance(route, Route), url
+        assert (route.host, route.port) == server, url
+        assert route.to("127.0.0.1", 99) == led, url
+        assert find_route(led) == Route(route.before, "127.0.0.1", 99, route.after), url
 
 
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
+def test_what_no_proxy_can_stand_before_has_a_reason() -> None:
+    for url, why in [
         ("rediss://broker:6380/0", "TLS"),
         ("redis+cluster://a:7000,b:7000", "cluster"),
         ("rediss+cluster://a", "cluster"),
@@ -68,12 +62,10 @@ def test_a_server_in_a_url_is_found_and_replaced(url: str, server: tuple[str, in
         ("sync://", "no network"),
         ("kafka://broker", "kafka:// URL"),
         ("/tmp/jobpool.db", "not a URL"),
-    ],
-)
-def test_what_no_proxy_can_stand_before_has_a_reason(url: str, why: str) -> None:
-    reason = find_route(url)
-    assert isinstance(reason, str)
-    assert why in reason
+    ]:
+        reason = find_route(url)
+        assert isinstance(reason, str), url
+        assert why in reason, url
 
 
 def test_an_ipv6_proxy_is_written_in_brackets() -> None:

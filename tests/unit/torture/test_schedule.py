@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.tables import row
 from support.tiers import examples
 
 from jobpool_torture.schedule import KINDS, Fault, dump, load, plan
@@ -70,20 +71,17 @@ def test_two_seeds_differ() -> None:
     assert a_plan(1) != a_plan(2)
 
 
-@pytest.mark.parametrize(
-    ("changed", "text"),
-    [
+def test_a_wrong_parameter_is_named() -> None:
+    for changed, text in [
         ({"seconds": 0.0}, "seconds"),
         ({"pools": 0}, "pools"),
         ({"ttl": -1.0}, "ttl"),
         ({"rate": float("inf")}, "rate"),
         ({"kinds": ()}, "at least one kind"),
         ({"kinds": ("child.kill", "child.tickle")}, "'child.tickle' is not a kind of fault; there are child.kill"),
-    ],
-)
-def test_a_wrong_parameter_is_named(changed: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        a_plan(**changed)
+    ]:
+        with row(changed), pytest.raises(ValueError, match=text):
+            a_plan(**changed)
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
@@ -107,9 +105,8 @@ def test_a_file_written_by_hand_may_leave_out_what_does_not_matter_and_needs_no_
     assert load(text)[0] == [Fault(3, 1.5, "child.kill", pool=1), Fault(7, 2, "pool.hup")]
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
+def test_what_is_no_fault_is_refused() -> None:
+    for entry in [
         "child.kill",
         {"at": 1, "kind": "child.kill"},
         {"number": 0, "at": 1, "kind": "child.tickle"},
@@ -127,19 +124,21 @@ def test_a_file_written_by_hand_may_leave_out_what_does_not_matter_and_needs_no_
         {"number": 0, "at": 1, "kind": "net.drop", "amount": 1.1},
         {"number": 0, "at": 1, "kind": "net.delay", "amount": -0.1},
         {"number": 0, "at": 1, "kind": "clock.jump", "amount": 1e6},
-    ],
-)
-def test_what_is_no_fault_is_refused(entry: object) -> None:
-    with pytest.raises(ValueError, match="fault 0 of the schedule is none"):
-        load(json.dumps({"version": 1, "about": {}, "faults": [entry]}))
+    ]:
+        with row(entry), pytest.raises(ValueError, match="fault 0 of the schedule is none"):
+            load(json.dumps({"version": 1, "about": {}, "faults": [entry]}))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"faults": []}', '{"version": 1, "about": [], "faults": []}', "[" * 100_000]
-)
-def test_what_is_no_schedule_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="it is not a schedule"):
-        load(text)
+def test_what_is_no_schedule_is_refused() -> None:
+    for text in [
+        "",
+        "[]",
+        '{"faults": []}',
+        '{"version": 1, "about": [], "faults": []}',
+        "[" * 100_000,
+    ]:
+        with row(text), pytest.raises(ValueError, match="it is not a schedule"):
+            load(text)
 
 
 def test_a_schedule_of_another_version_is_refused_by_its_version() -> None:

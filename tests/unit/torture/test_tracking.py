@@ -38,53 +38,43 @@ def receipt(fence: int, attempt: int = 1, job: str = "m") -> dict[str, Any]:
 UNSURE = [fetched(1), run("start"), run("end"), *unknown(1, "ack")]
 
 
-@pytest.mark.parametrize(
-    ("lines", "found", "wrong"),
-    [
-        (ran(1), receipt(1), ""),
-        ([*failed(1), *ran(2, 1)], receipt(2, 2), ""),
-        ([*cut_short(1), *ran(2, 0, 1)], receipt(2), ""),
-        (UNSURE, None, ""),
-        (UNSURE, receipt(1), ""),
-        (failed(1, verb="abandon"), None, ""),
-        ([*ran(1), replace(enq("later"), at=CLOCK.now + RESULT_TTL_S)], None, ""),
-        ([fetched(1), run("start"), run("end"), *unknown(1, "ack"), *ran(2, 0, 1)], receipt(2), ""),
-        (ran(1), None, "delivery 1 was acked, and its result is not kept"),
-        ([*cut_short(1), *ran(2, 0, 1)], receipt(1), "delivery 2 was acked, and its result is "),
-        (ran(1), receipt(1, 2), "delivery 1 was acked, and its result is "),
-        (ran(1), receipt(1, job="another"), "delivery 1 was acked, and its result is "),
-        (ran(1), "rubbish", "delivery 1 was acked, and its result is rubbish"),
-        (failed(1), receipt(1), "no delivery was acked, and its result is "),
+def test_the_result_is_that_of_the_delivery_that_was_acked() -> None:
+    for case, lines, found, wrong in [
+        ("its own", ran(1), receipt(1), ""),
+        ("of its second attempt", [*failed(1), *ran(2, 1)], receipt(2, 2), ""),
+        ("after a crash", [*cut_short(1), *ran(2, 0, 1)], receipt(2), ""),
+        ("the ack was not answered, and not made", UNSURE, None, ""),
+        ("the ack was not answered, and made", UNSURE, receipt(1), ""),
+        ("dead", failed(1, verb="abandon"), None, ""),
+        ("its time is over", [*ran(1), replace(enq("later"), at=CLOCK.now + RESULT_TTL_S)], None, ""),
         (
+            "an unanswered ack before the one that was made",
+            [fetched(1), run("start"), run("end"), *unknown(1, "ack"), *ran(2, 0, 1)],
+            receipt(2),
+            "",
+        ),
+        ("missing", ran(1), None, "delivery 1 was acked, and its result is not kept"),
+        ("a former owner's", [*cut_short(1), *ran(2, 0, 1)], receipt(1), "delivery 2 was acked, and its result is "),
+        ("another attempt's", ran(1), receipt(1, 2), "delivery 1 was acked, and its result is "),
+        ("another job's", ran(1), receipt(1, job="another"), "delivery 1 was acked, and its result is "),
+        ("what no run returned", ran(1), "rubbish", "delivery 1 was acked, and its result is rubbish"),
+        ("a failed run's", failed(1), receipt(1), "no delivery was acked, and its result is "),
+        (
+            "of a refused ack",
             [fetched(1), run("start"), run("end"), *settled(1, "ack", "expired")],
             receipt(1),
             "no delivery was acked, and its result is ",
         ),
-        (UNSURE, receipt(2), "delivery 1 was acked, and its result is "),
-    ],
-    ids=[
-        "its own",
-        "of its second attempt",
-        "after a crash",
-        "the ack was not answered, and not made",
-        "the ack was not answered, and made",
-        "dead",
-        "its time is over",
-        "an unanswered ack before the one that was made",
-        "missing",
-        "a former owner's",
-        "another attempt's",
-        "another job's",
-        "what no run returned",
-        "a failed run's",
-        "of a refused ack",
-        "the ack was not answered, and another's result is there",
-    ],
-)
-def test_the_result_is_that_of_the_delivery_that_was_acked(lines: list[Line], found: Any, wrong: str) -> None:
-    told = results(lines, KEPT, {} if found is None else {"m": found})
-    assert set(told) == ({"m"} if wrong else set())
-    assert told.get("m", "").startswith(wrong)
+        (
+            "the ack was not answered, and another's result is there",
+            UNSURE,
+            receipt(2),
+            "delivery 1 was acked, and its result is ",
+        ),
+    ]:
+        told = results(lines, KEPT, {} if found is None else {"m": found})
+        assert set(told) == ({"m"} if wrong else set()), case
+        assert told.get("m", "").startswith(wrong), case
 
 
 def test_a_job_that_keeps_no_result_owes_none() -> None:
@@ -103,47 +93,45 @@ CUT = cut_short(1, verb="abandon")
 NO_DEAD_LETTER = "its cancel was answered, and it is not a dead letter of that"
 
 
-@pytest.mark.parametrize(
-    ("lines", "left", "wrong"),
-    [
-        ([enq(), cancelled()], BURIED, ""),
-        ([*CUT, cancelled()], BURIED, ""),
-        ([*failed(1), cancelled("already cancelled")], BURIED, ""),
-        ([*ran(1), cancelled("ended first")], None, ""),
-        ([enq(), cancelled("asked"), *ran(1)], None, ""),
-        ([fetched(1), fetched(2), *settled(2, "abandon"), cancelled(), run("start")], BURIED, ""),
-        ([*ran(1), cancelled()], None, NO_DEAD_LETTER),
-        ([enq(), cancelled()], None, NO_DEAD_LETTER),
-        ([enq(), cancelled()], structs.replace(BURIED, reason="failed"), NO_DEAD_LETTER),
-        ([enq(), cancelled()], kept(State.DELAYED, 0), NO_DEAD_LETTER),
-        ([cancelled(), *cut_short(1, verb="")], BURIED, "delivery 1 began after its cancel was answered"),
-        ([cancelled("already cancelled"), *CUT], BURIED, "delivery 1 began after its cancel was answered"),
+def test_after_the_answer_to_a_cancel_nothing_begins() -> None:
+    for case, lines, left, wrong in [
+        ("while it waited", [enq(), cancelled()], BURIED, ""),
+        ("while it ran", [*CUT, cancelled()], BURIED, ""),
+        ("by an earlier cancel", [*failed(1), cancelled("already cancelled")], BURIED, ""),
+        ("too late", [*ran(1), cancelled("ended first")], None, ""),
+        ("nobody knew yet", [enq(), cancelled("asked"), *ran(1)], None, ""),
         (
+            "one without a lease began and wrote that late",
+            [fetched(1), fetched(2), *settled(2, "abandon"), cancelled(), run("start")],
+            BURIED,
+            "",
+        ),
+        ("acked", [*ran(1), cancelled()], None, NO_DEAD_LETTER),
+        ("gone", [enq(), cancelled()], None, NO_DEAD_LETTER),
+        ("dead of something else", [enq(), cancelled()], structs.replace(BURIED, reason="failed"), NO_DEAD_LETTER),
+        ("still there", [enq(), cancelled()], kept(State.DELAYED, 0), NO_DEAD_LETTER),
+        (
+            "fetched later",
+            [cancelled(), *cut_short(1, verb="")],
+            BURIED,
+            "delivery 1 began after its cancel was answered",
+        ),
+        (
+            "fetched later, and it was an earlier cancel",
+            [cancelled("already cancelled"), *CUT],
+            BURIED,
+            "delivery 1 began after its cancel was answered",
+        ),
+        (
+            "fetched before, and begun by its holder later",
             [fetched(1), cancelled(), run("start"), *settled(1, "abandon")],
             BURIED,
             "delivery 1 began after its cancel was answered",
         ),
-    ],
-    ids=[
-        "while it waited",
-        "while it ran",
-        "by an earlier cancel",
-        "too late",
-        "nobody knew yet",
-        "one without a lease began and wrote that late",
-        "acked",
-        "gone",
-        "dead of something else",
-        "still there",
-        "fetched later",
-        "fetched later, and it was an earlier cancel",
-        "fetched before, and begun by its holder later",
-    ],
-)
-def test_after_the_answer_to_a_cancel_nothing_begins(lines: list[Line], left: Message | None, wrong: str) -> None:
-    lines = [replace(line, at=CLOCK.tick(), since=CLOCK.now - 0.5) for line in lines]
-    told = cancels(lines, {"m": item("cancelled")}, [left] if left else [])
-    assert told == ({"m": wrong} if wrong else {})
+    ]:
+        lines = [replace(line, at=CLOCK.tick(), since=CLOCK.now - 0.5) for line in lines]
+        told = cancels(lines, {"m": item("cancelled")}, [left] if left else [])
+        assert told == ({"m": wrong} if wrong else {}), case
 
 
 # --- BATCH ---------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from msgspec import structs
 from stories import ID, cut_short, enq, failed, fetched, kept, ran, reaped, settled
 
@@ -63,54 +62,44 @@ KEYED = item("keyed", idempotency_key="k")
 FATAL = structs.replace(kept(State.DEAD, 1, 1), reason="timeout")
 
 
-@pytest.mark.parametrize(
-    ("lines", "left", "what", "found"),
-    [
-        ([fetched(1), *settled(1, "ack")], None, KEYED, {"KEY": "nobody had done its key"}),
-        ([fetched(1), *settled(1, "ack")], None, item("work"), {"LOST": "had not begun"}),
-        (hung(20.0), FATAL, item("hang", max_retries=0), {"LATE": "m: 19.0 s"}),
-        (hung(2.0), FATAL, item("hang", max_retries=0), {}),
-        (poisoned(MAX_CRASHES + 2), dead_of(MAX_CRASHES + 2), item("poison"), {"POISON": "ran 7 times"}),
-        (poisoned(MAX_CRASHES + 1), dead_of(MAX_CRASHES + 1), item("poison"), {}),
-        (poisoned(MAX_CRASHES), dead_of(MAX_CRASHES), item("poison"), {"LOST": "after 5 crashes"}),
+def test_each_of_its_own_judgements_arrives_in_the_result() -> None:
+    for case, lines, left, what, found in [
+        ("KEY", [fetched(1), *settled(1, "ack")], None, KEYED, {"KEY": "nobody had done its key"}),
+        ("LOST: skipped", [fetched(1), *settled(1, "ack")], None, item("work"), {"LOST": "had not begun"}),
+        ("LATE", hung(20.0), FATAL, item("hang", max_retries=0), {"LATE": "m: 19.0 s"}),
+        ("in time", hung(2.0), FATAL, item("hang", max_retries=0), {}),
+        ("POISON", poisoned(MAX_CRASHES + 2), dead_of(MAX_CRASHES + 2), item("poison"), {"POISON": "ran 7 times"}),
+        ("poison", poisoned(MAX_CRASHES + 1), dead_of(MAX_CRASHES + 1), item("poison"), {}),
+        ("LOST: too early", poisoned(MAX_CRASHES), dead_of(MAX_CRASHES), item("poison"), {"LOST": "after 5 crashes"}),
         (
+            "LOST: buried",
             failed(1, verb="abandon"),
             structs.replace(FATAL, reason="failed"),
             item("work"),
             {"LOST": "of the kind work"},
         ),
         (
+            "LOST: swallowed",
             [replace(enq("another"), tag=ID), Line("try", "another")],
             None,
             item("work"),
             {"LOST": "answered as another"},
         ),
-        (ran(1), None, item("kept", result_ttl=60.0), {"RESULT": "its result is not kept"}),
-        ([*ran(1), Line("cancel", ID, answer="cancelled")], None, item("cancelled"), {"CANCEL": "began after its"}),
-    ],
-    ids=[
-        "KEY",
-        "LOST: skipped",
-        "LATE",
-        "in time",
-        "POISON",
-        "poison",
-        "LOST: too early",
-        "LOST: buried",
-        "LOST: swallowed",
-        "RESULT",
-        "CANCEL",
-    ],
-)
-def test_each_of_its_own_judgements_arrives_in_the_result(
-    lines: list[Line], left: Message | None, what: Item, found: dict[str, str]
-) -> None:
-    result = Result()
-    promised = [] if any(line.event == "enq" for line in lines) else [enq()]
-    reach(result, [*promised, *lines], [left] if left else [], {ID: what}, [], Capabilities(), 1.0, results={})
-    told = {count: "; ".join(sentences) for count, sentences in result.counts.items()}
-    assert told.keys() == found.keys(), told
-    assert all(why in told[count] for count, why in found.items()), told
+        ("RESULT", ran(1), None, item("kept", result_ttl=60.0), {"RESULT": "its result is not kept"}),
+        (
+            "CANCEL",
+            [*ran(1), Line("cancel", ID, answer="cancelled")],
+            None,
+            item("cancelled"),
+            {"CANCEL": "began after its"},
+        ),
+    ]:
+        result = Result()
+        promised = [] if any(line.event == "enq" for line in lines) else [enq()]
+        reach(result, [*promised, *lines], [left] if left else [], {ID: what}, [], Capabilities(), 1.0, results={})
+        told = {count: "; ".join(sentences) for count, sentences in result.counts.items()}
+        assert told.keys() == found.keys(), (case, told)
+        assert all(why in told[count] for count, why in found.items()), (case, told)
 
 
 def test_a_batch_without_its_callback_arrives_in_the_result_and_so_does_what_there_was_to_judge_by() -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 from support.jobs import QUEUE, a_job, numbered
+from support.tables import row
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import ReapPolicy
@@ -273,14 +274,11 @@ def test_as_the_environment_asks(tmp_path: Path) -> None:
     assert [line.pool for line in Ledger(path).read()] == ["a pool"]
 
 
-@pytest.mark.parametrize(
-    ("environ", "why"),
-    [
+def test_what_cannot_be_is_said() -> None:
+    for environ, why in [
         ({}, LEDGER),
         ({LEDGER: "/no/such/folder/ledger"}, "cannot be opened: No such file"),
         ({LEDGER: "x", FAILPOINT: "sometimes"}, "not a fail-point"),
-    ],
-)
-def test_what_cannot_be_is_said(environ: dict[str, str], why: str) -> None:
-    with pytest.raises(ConfigurationError, match=why):
-        watched(MemoryBackend(), environ)
+    ]:
+        with row(environ), pytest.raises(ConfigurationError, match=why):
+            watched(MemoryBackend(), environ)

@@ -7,8 +7,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from inspect import signature
 
-import pytest
-
 from jobpool.broker.values import Capabilities
 from jobpool.handlers.registry import DEFAULT
 from jobpool_torture import handlers
@@ -63,24 +61,18 @@ def test_a_long_run_has_every_kind_in_its_share() -> None:
         assert abs(counts[name] - expected) < 6 * expected**0.5, name
 
 
-@pytest.mark.parametrize(
-    ("can", "without"),
-    [
-        (Capabilities(key_store=False), {"keyed", "unique", "single", "kept", "cancelled", "batch"}),
-        (Capabilities(key_store=True, priorities=False), {"ranked"}),
-        (Capabilities(key_store=True, atomic_across_queues=False), {"batch"}),
-    ],
-    ids=["no key store", "no priorities", "no step over several queues"],
-)
-def test_what_a_broker_cannot_do_is_plain_work_there_and_the_rest_is_the_same(
-    can: Capabilities, without: set[str]
-) -> None:
-    for there, here in zip(made(), made(can=can), strict=True):
-        assert here.kind == ("work" if there.kind in without else there.kind)
-        assert here.at == there.at
-        if there.kind not in without:
-            assert here == there
-        here.definition("torture", "a1").require(can.key_store, "test")
+def test_what_a_broker_cannot_do_is_plain_work_there_and_the_rest_is_the_same() -> None:
+    for case, can, without in [
+        ("no key store", Capabilities(key_store=False), {"keyed", "unique", "single", "kept", "cancelled", "batch"}),
+        ("no priorities", Capabilities(key_store=True, priorities=False), {"ranked"}),
+        ("no step over several queues", Capabilities(key_store=True, atomic_across_queues=False), {"batch"}),
+    ]:
+        for there, here in zip(made(), made(can=can), strict=True):
+            assert here.kind == ("work" if there.kind in without else there.kind), case
+            assert here.at == there.at, case
+            if there.kind not in without:
+                assert here == there, case
+            here.definition("torture", "a1").require(can.key_store, "test")
 
 
 def test_every_job_is_a_valid_one_for_a_handler_that_takes_its_payload() -> None:
