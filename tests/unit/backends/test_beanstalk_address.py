@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.tables import row
 
 from jobpool.errors import ConfigurationError
 from jobpool_backends.beanstalk.address import Address, read_address
@@ -23,9 +24,8 @@ def test_what_is_read() -> None:
         assert read_address(url, options) == address, url
 
 
-@pytest.mark.parametrize(
-    ("url", "told"),
-    [
+def test_a_slip_is_one_sentence_that_names_it() -> None:
+    for url, told in [
         ("beanstalk://", "write host, host:11300"),
         ("beanstalk://h:0", "valid host"),
         ("beanstalk://h:65536", "valid host"),
@@ -44,13 +44,11 @@ def test_what_is_read() -> None:
         ("beanstalk://h?tube_prefix=a%20b", "tube_prefix"),
         (f"beanstalk://h?tube_prefix={'a' * 101}", "up to 100"),
         ("beanstalk://h?dead_max=5", "no option dead_max: leave it out"),
-    ],
-)
-def test_a_slip_is_one_sentence_that_names_it(url: str, told: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"^beanstalk:// ") as raised:
-        read_address(url, {})
-    assert told in str(raised.value)
-    assert "pass" not in str(raised.value) or "password" in told
+    ]:
+        with row(url), pytest.raises(ConfigurationError, match=r"^beanstalk:// ") as raised:
+            read_address(url, {})
+        assert told in str(raised.value), url
+        assert "pass" not in str(raised.value) or "password" in told, url
 
 
 def test_an_option_by_keyword_of_a_wrong_kind_is_refused() -> None:

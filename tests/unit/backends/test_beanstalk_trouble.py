@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import greenstalk
 import pytest
 from support.servers import free_port
+from support.tables import row
 
 from jobpool import open_backend
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError
@@ -41,18 +42,15 @@ def answering(text: bytes) -> Iterator[int]:
             thread.join()
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
+def test_what_is_no_beanstalkd_is_told() -> None:
+    for text, told in [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak beanstalkd's protocol: mend the host or the port"),
         (b"OK many\r\n", "does not speak beanstalkd's protocol"),
         (b"", "closed the connection"),
         (b"OK 100\r\n---\n", "closed the connection"),
-    ],
-)
-def test_what_is_no_beanstalkd_is_told(text: bytes, told: str) -> None:
-    with answering(text) as port, pytest.raises(JobpoolError, match=told):
-        open_backend(f"beanstalk://127.0.0.1:{port}")
+    ]:
+        with row(text), answering(text) as port, pytest.raises(JobpoolError, match=told):
+            open_backend(f"beanstalk://127.0.0.1:{port}")
 
 
 def test_nobody_there() -> None:
@@ -77,9 +75,8 @@ def test_a_host_that_says_nothing() -> None:
             open_backend(url)
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "told"),
-    [
+def test_refusals() -> None:
+    for error, kind, told in [
         (greenstalk.DrainingError(), BackendUnavailable, "drain mode.*SIGUSR1.*Restart it"),
         (greenstalk.OutOfMemoryError(), BackendUnavailable, "out of memory or disk: give it more"),
         (greenstalk.BuriedError(), BackendUnavailable, "buried a job.*kick it"),
@@ -87,15 +84,15 @@ def test_a_host_that_says_nothing() -> None:
         (greenstalk.JobTooBigError(), InvalidJob, "as big as this: make its payload smaller, or .* -z"),
         (greenstalk.BadFormatError(), ConfigurationError, "check the option tube_prefix"),
         (greenstalk.UnknownCommandError(), ConfigurationError, "reserve-job.*upgrade it to beanstalkd 1.12"),
-    ],
-)
-def test_refusals(error: greenstalk.Error, kind: type[JobpoolError], told: str) -> None:
-    with pytest.raises(kind, match=rf"^beanstalkd at jobs:11300 .*{told}"):
-        raise refusal(error, Address("jobs")) or AssertionError
+    ]:
+        with row(error), pytest.raises(kind, match=rf"^beanstalkd at jobs:11300 .*{told}"):
+            raise refusal(error, Address("jobs")) or AssertionError
 
 
-@pytest.mark.parametrize(
-    "error", [greenstalk.NotFoundError(), greenstalk.TimedOutError(), greenstalk.DeadlineSoonError()]
-)
-def test_answers_like_any_other_are_no_trouble(error: greenstalk.Error) -> None:
-    assert refusal(error, Address("jobs")) is None
+def test_answers_like_any_other_are_no_trouble() -> None:
+    for error in [
+        greenstalk.NotFoundError(),
+        greenstalk.TimedOutError(),
+        greenstalk.DeadlineSoonError(),
+    ]:
+        assert refusal(error, Address("jobs")) is None, error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psycopg
 import pytest
+from support.tables import row
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.postgres.connection import Address, AnswerTimeout, read_address
@@ -58,9 +59,8 @@ def test_a_fault_of_ours_stays_what_it_is() -> None:
 FATAL = 'connection failed: connection to server at "10.1.2.3", port 6432 failed: FATAL:  '
 
 
-@pytest.mark.parametrize(
-    ("words", "kind", "told"),
-    [
+def test_what_libpq_says_while_connecting_is_explained() -> None:
+    for words, kind, told in [
         (FATAL + "the database system is starting up", BackendUnavailable, "is starting or stopping"),
         (FATAL + "the database system is shutting down", BackendUnavailable, "is starting or stopping"),
         (FATAL + "the database system is in recovery mode", BackendUnavailable, "is starting or stopping"),
@@ -77,14 +77,12 @@ FATAL = 'connection failed: connection to server at "10.1.2.3", port 6432 failed
         ("connection failed: SSL error: certificate verify failed", ConfigurationError, "check sslmode and the cert"),
         ("connection is bad: No route to host", BackendUnavailable, "does not answer: check host and port"),
         (FATAL + "Passwort-Authentifizierung fehlgeschlagen", BackendUnavailable, "cannot be reached (connection to"),
-    ],
-)
-def test_what_libpq_says_while_connecting_is_explained(words: str, kind: type[Exception], told: str) -> None:
-    with pytest.raises(kind) as caught:
-        raise_unreached(psycopg.OperationalError(words), ADDRESS)
-    assert str(caught.value).startswith("Postgres at db.example:6432 (database 'jobs') ")
-    assert told in str(caught.value)
-    assert words.removeprefix("connection failed: ").removeprefix("connection is bad: ") in str(caught.value)
+    ]:
+        with row(words), pytest.raises(kind) as caught:
+            raise_unreached(psycopg.OperationalError(words), ADDRESS)
+        assert str(caught.value).startswith("Postgres at db.example:6432 (database 'jobs') "), words
+        assert told in str(caught.value), words
+        assert words.removeprefix("connection failed: ").removeprefix("connection is bad: ") in str(caught.value), words
 
 
 def test_of_several_hosts_one_that_may_come_back_decides() -> None:

@@ -9,18 +9,15 @@ from bench import mixed, mixing
 from bench.plan import Plan
 
 
-@pytest.mark.parametrize(
-    ("naps", "workers", "share"),
-    [
-        pytest.param([(0.0, 1.0), (1.0, 1.0), (2.0, 9.0)], 1, 1.0, id="one after the other; the last does not count"),
-        pytest.param([(0.0, 1.0), (1.0, 1.0), (2.0, 9.0)], 2, 0.5, id="and nothing beside it"),
-        pytest.param([(3.0, 1.0), (0.0, 10.0), (4.0, 1.0)], 2, 0.625, id="a long one counts until the last begins"),
-    ],
-)
-def test_share_used(naps: list[tuple[float, float]], workers: int, share: float, tmp_path: Path) -> None:
-    notes = tmp_path / "notes"
-    notes.write_text("".join(f"{begun} {seconds}\n" for begun, seconds in naps))
-    assert mixing.share_used(notes, workers) == share
+def test_share_used(tmp_path: Path) -> None:
+    for case, naps, workers, share in [
+        ("one after the other; the last does not count", [(0.0, 1.0), (1.0, 1.0), (2.0, 9.0)], 1, 1.0),
+        ("and nothing beside it", [(0.0, 1.0), (1.0, 1.0), (2.0, 9.0)], 2, 0.5),
+        ("a long one counts until the last begins", [(3.0, 1.0), (0.0, 10.0), (4.0, 1.0)], 2, 0.625),
+    ]:
+        notes = tmp_path / "notes"
+        notes.write_text("".join(f"{begun} {seconds}\n" for begun, seconds in naps))
+        assert mixing.share_used(notes, workers) == share, case
 
 
 def test_all_run_the_same_jobs_in_the_same_order() -> None:

@@ -71,85 +71,79 @@ def registry() -> HandlerRegistry:
     return registry
 
 
-@pytest.mark.parametrize(
-    ("payload", "answer"),
-    [
-        pytest.param("app:report --month 6", '{"month":6}', id="option"),
-        pytest.param("app:report --month=6", '{"month":6}', id="option with ="),
-        pytest.param("app:report 6", '{"month":6}', id="by its place"),
-        pytest.param("app:report 6 --customer 7", '{"month":6,"customer":"7"}', id="a number where text is wanted"),
-        pytest.param("app:report 6 --customer ''", '{"month":6,"customer":""}', id="empty text"),
-        pytest.param("app:report 6 --customer=a=b", '{"month":6,"customer":"a=b"}', id="= in a value"),
-        pytest.param("app:report --month -6", '{"month":-6}', id="negative"),
-        pytest.param("app:report -6", '{"month":-6}', id="negative, by its place"),
-        pytest.param("app:report 6 --share 1e-1", '{"month":6,"share":0.1}', id="number"),
-        pytest.param("app:report 6 --share 2", '{"month":6,"share":2.0}', id="whole number where any is wanted"),
-        pytest.param("app:report 6 --dry-run", '{"month":6,"dry_run":true}', id="flag"),
-        pytest.param("app:report 6 --no-dry-run", '{"month":6}', id="flag off"),
-        pytest.param("app:report 6 --colour red", '{"month":6,"colour":"RED"}', id="enum"),
-        pytest.param("app:report 6 --since 2026-06-01", '{"month":6,"since":"2026-06-01"}', id="date"),
-        pytest.param("app:report 6 --size 5", '{"month":6,"size":5}', id="literal number"),
-        pytest.param("app:report 6 --tags a --tags 'b c'", '{"month":6,"tags":["a","b c"]}', id="repeated"),
-        pytest.param("app:report 6 --out /tmp/x", '{"month":6,"out":"/tmp/x"}', id="path"),
-        pytest.param("copy a b", '["a","b",[],false,1]', id="two by place"),
-        pytest.param("copy a b 3 4 --force", '["a","b",[3,4],true,1]', id="and the rest"),
-        pytest.param("copy --target a b", '["b","a",[],false,1]', id="a place that an option has filled"),
-        pytest.param("copy --level 2 -- --a -b", '["--a","-b",[],false,2]', id="behind --"),
-        pytest.param("words --x '1 2' -- y", '["--x","1 2","--","y"]', id="words as they are"),
-        pytest.param("words", "[]", id="no words"),
-        pytest.param("nothing", "command", id="no parameters"),
-        pytest.param("later 6", "7", id="async"),
-    ],
-)
-def test_words_become_arguments(registry: HandlerRegistry, payload: str, answer: str) -> None:
-    assert output("command", payload, registry) == answer
+def test_words_become_arguments(registry: HandlerRegistry) -> None:
+    for case, payload, answer in [
+        ("option", "app:report --month 6", '{"month":6}'),
+        ("option with =", "app:report --month=6", '{"month":6}'),
+        ("by its place", "app:report 6", '{"month":6}'),
+        ("a number where text is wanted", "app:report 6 --customer 7", '{"month":6,"customer":"7"}'),
+        ("empty text", "app:report 6 --customer ''", '{"month":6,"customer":""}'),
+        ("= in a value", "app:report 6 --customer=a=b", '{"month":6,"customer":"a=b"}'),
+        ("negative", "app:report --month -6", '{"month":-6}'),
+        ("negative, by its place", "app:report -6", '{"month":-6}'),
+        ("number", "app:report 6 --share 1e-1", '{"month":6,"share":0.1}'),
+        ("whole number where any is wanted", "app:report 6 --share 2", '{"month":6,"share":2.0}'),
+        ("flag", "app:report 6 --dry-run", '{"month":6,"dry_run":true}'),
+        ("flag off", "app:report 6 --no-dry-run", '{"month":6}'),
+        ("enum", "app:report 6 --colour red", '{"month":6,"colour":"RED"}'),
+        ("date", "app:report 6 --since 2026-06-01", '{"month":6,"since":"2026-06-01"}'),
+        ("literal number", "app:report 6 --size 5", '{"month":6,"size":5}'),
+        ("repeated", "app:report 6 --tags a --tags 'b c'", '{"month":6,"tags":["a","b c"]}'),
+        ("path", "app:report 6 --out /tmp/x", '{"month":6,"out":"/tmp/x"}'),
+        ("two by place", "copy a b", '["a","b",[],false,1]'),
+        ("and the rest", "copy a b 3 4 --force", '["a","b",[3,4],true,1]'),
+        ("a place that an option has filled", "copy --target a b", '["b","a",[],false,1]'),
+        ("behind --", "copy --level 2 -- --a -b", '["--a","-b",[],false,2]'),
+        ("words as they are", "words --x '1 2' -- y", '["--x","1 2","--","y"]'),
+        ("no words", "words", "[]"),
+        ("no parameters", "nothing", "command"),
+        ("async", "later 6", "7"),
+    ]:
+        assert output("command", payload, registry) == answer, case
 
 
-@pytest.mark.parametrize(
-    ("payload", "text"),
-    [
-        pytest.param("", "the payload of a command must not be empty", id="empty"),
-        pytest.param(" \t\n", "the payload of a command must not be empty", id="blank"),
-        pytest.param({}, "must be a text such as 'app:report --month 6', not an object", id="object"),
-        pytest.param(["app:report"], "must be a text", id="list"),
-        pytest.param(None, "must be a text", id="null"),
-        pytest.param(
+def test_what_does_not_fit_is_refused_for_good(registry: HandlerRegistry) -> None:
+    for case, payload, text in [
+        ("empty", "", "the payload of a command must not be empty"),
+        ("blank", " \t\n", "the payload of a command must not be empty"),
+        ("object", {}, "must be a text such as 'app:report --month 6', not an object"),
+        ("list", ["app:report"], "must be a text"),
+        ("null", None, "must be a text"),
+        (
+            "open quote",
             "app:report --password 'hunter2",
             "the payload of a command cannot be split into words: No closing quotation",
-            id="open quote",
         ),
-        pytest.param(
+        (
+            "unknown",
             "app:repotr 6",
             "no command is named 'app:repotr' here; there are app:report, copy, fails, later, never, nothing, words",
-            id="unknown",
         ),
-        pytest.param("a" * 900, f"no command is named '{'a' * 199} here", id="a long name"),
-        pytest.param("__class__", "no command is named '__class__'", id="no attribute is looked up"),
-        pytest.param("app:report", "command 'app:report': option --month is missing", id="missing"),
-        pytest.param("app:report --month", "option --month needs a value", id="no value"),
-        pytest.param("app:report --month six", "field '--month' must be a whole number, not 'six'", id="no number"),
-        pytest.param("app:report --month 6.5", "field '--month' must be a whole number", id="no whole number"),
-        pytest.param("app:report --month \uff16", "field '--month' must be a whole number", id="foreign digits"),
-        pytest.param(f"app:report {'9' * 5000}", "must be a whole number", id="endless number"),
-        pytest.param("app:report 6 --share 1e999", "field '--share' must be a number", id="infinite"),
-        pytest.param("app:report 6 --share nan", "field '--share' must be a number", id="nan"),
-        pytest.param("app:report 6 --month 6", "belongs to no option", id="twice, once by place"),
-        pytest.param("app:report --month 6 --month 7", "option --month is given twice", id="twice"),
-        pytest.param("app:report 6 7", "the word '7' belongs to no option", id="too many words"),
-        pytest.param("app:report 6 --verbose", "there is no option --verbose; it takes --month, --cus", id="unknown"),
-        pytest.param("app:report 6 --dry_run", "there is no option --dry_run", id="underscore"),
-        pytest.param("app:report 6 -v", "there is no option -v", id="letter"),
-        pytest.param("app:report 6 --dry-run=yes", "option --dry-run takes no value", id="flag with a value"),
-        pytest.param("app:report 6 --no-month", "there is no option --no-month", id="no flag"),
-        pytest.param("app:report 6 --colour blue", "must be one of 'red', not 'blue'", id="not in the enum"),
-        pytest.param("app:report 6 --since today", "must be a date in ISO 8601", id="no date"),
-        pytest.param("app:report 6 --ctx x", "there is no option --ctx", id="the context is not an option"),
-        pytest.param("nothing more", "the word 'more' belongs to no option; it takes none", id="takes nothing"),
-        pytest.param("copy a b c", "field 'a word' must be a whole number, not 'c'", id="one of the rest"),
-    ],
-)
-def test_what_does_not_fit_is_refused_for_good(registry: HandlerRegistry, payload: Any, text: str) -> None:
-    assert text in refusal("command", payload, registry)
+        ("a long name", "a" * 900, f"no command is named '{'a' * 199} here"),
+        ("no attribute is looked up", "__class__", "no command is named '__class__'"),
+        ("missing", "app:report", "command 'app:report': option --month is missing"),
+        ("no value", "app:report --month", "option --month needs a value"),
+        ("no number", "app:report --month six", "field '--month' must be a whole number, not 'six'"),
+        ("no whole number", "app:report --month 6.5", "field '--month' must be a whole number"),
+        ("foreign digits", "app:report --month \uff16", "field '--month' must be a whole number"),
+        ("endless number", f"app:report {'9' * 5000}", "must be a whole number"),
+        ("infinite", "app:report 6 --share 1e999", "field '--share' must be a number"),
+        ("nan", "app:report 6 --share nan", "field '--share' must be a number"),
+        ("twice, once by place", "app:report 6 --month 6", "belongs to no option"),
+        ("twice", "app:report --month 6 --month 7", "option --month is given twice"),
+        ("too many words", "app:report 6 7", "the word '7' belongs to no option"),
+        ("unknown", "app:report 6 --verbose", "there is no option --verbose; it takes --month, --cus"),
+        ("underscore", "app:report 6 --dry_run", "there is no option --dry_run"),
+        ("letter", "app:report 6 -v", "there is no option -v"),
+        ("flag with a value", "app:report 6 --dry-run=yes", "option --dry-run takes no value"),
+        ("no flag", "app:report 6 --no-month", "there is no option --no-month"),
+        ("not in the enum", "app:report 6 --colour blue", "must be one of 'red', not 'blue'"),
+        ("no date", "app:report 6 --since today", "must be a date in ISO 8601"),
+        ("the context is not an option", "app:report 6 --ctx x", "there is no option --ctx"),
+        ("takes nothing", "nothing more", "the word 'more' belongs to no option; it takes none"),
+        ("one of the rest", "copy a b c", "field 'a word' must be a whole number, not 'c'"),
+    ]:
+        assert text in refusal("command", payload, registry), case
 
 
 @pytest.mark.parametrize("word", ["--é\ny", "-v\x1b[2J", "--" + "x" * 1000])

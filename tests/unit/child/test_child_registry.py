@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from support.tables import row
 
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.handlers.handler import Handler
@@ -91,26 +92,21 @@ def test_define_gives_a_builder(registry: HandlerRegistry, kept: Kept) -> None:
     assert (definition.queue, definition.priority) == ("slow", 1)
 
 
-@pytest.mark.parametrize(
-    ("allowed", "queue", "refused"),
-    [
-        pytest.param({}, "reports", None, id="absent: free"),
-        pytest.param({"other": []}, "reports", None, id="other queues do not matter"),
-        pytest.param({"reports": ["report"]}, "reports", None, id="present: those"),
-        pytest.param({"reports": ["mail"]}, "reports", HandlerNotAllowed, id="present: only those"),
-        pytest.param({"reports": []}, "reports", HandlerNotAllowed, id="empty: none"),
-    ],
-)
-def test_a_queues_list_of_handlers_is_honoured(
-    registry: HandlerRegistry, allowed: dict[str, list[str]], queue: str, refused: type[Exception] | None
-) -> None:
-    made = registry.handler("report")(build_report)
-    registry.restrict(allowed)
-    if refused is None:
-        assert registry.resolve("report", queue) is made
-    else:
-        with pytest.raises(refused, match="handler 'report' is not allowed on queue 'reports'"):
-            registry.resolve("report", queue)
+def test_a_queues_list_of_handlers_is_honoured(registry: HandlerRegistry) -> None:
+    for case, allowed, queue, refused in [
+        ("absent: free", {}, "reports", None),
+        ("other queues do not matter", {"other": []}, "reports", None),
+        ("present: those", {"reports": ["report"]}, "reports", None),
+        ("present: only those", {"reports": ["mail"]}, "reports", HandlerNotAllowed),
+        ("empty: none", {"reports": []}, "reports", HandlerNotAllowed),
+    ]:
+        made = registry.handler("report")(build_report)
+        registry.restrict(allowed)
+        if refused is None:
+            assert registry.resolve("report", queue) is made, case
+        else:
+            with row(case), pytest.raises(refused, match="handler 'report' is not allowed on queue 'reports'"):
+                registry.resolve("report", queue)
 
 
 def test_an_unknown_handler_is_unknown_whatever_the_queue_allows(registry: HandlerRegistry) -> None:
@@ -136,9 +132,8 @@ def test_the_same_function_again_replaces_itself(registry: HandlerRegistry) -> N
     assert registry.resolve("report", "any") is again
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
+def test_a_bad_option_is_refused(registry: HandlerRegistry) -> None:
+    for options, text in [
         ({"max_retries": -1}, "max_retries of handler 'report' must be a whole number >= 0, not -1"),
         ({"max_retries": True}, "must be a whole number"),
         ({"backoff": "linear"}, "backoff of handler 'report': must be 'none', 'fixed' or 'exponential'"),
@@ -148,28 +143,23 @@ def test_the_same_function_again_replaces_itself(registry: HandlerRegistry) -> N
         ({"queue": "no good"}, "queue name 'no good' is refused"),
         ({"before_run": 7}, "before_run of handler 'report' must be a plain function, not 7"),
         ({"after_run": hook}, "after_run of handler 'report' must be a plain function"),
-    ],
-)
-def test_a_bad_option_is_refused(registry: HandlerRegistry, options: dict[str, Any], text: str) -> None:
-    decorate: Callable[..., Any] = registry.handler("report", **options)
-    with pytest.raises(InvalidJob) as raised:
-        decorate(build_report)
-    assert text in str(raised.value)
-    assert registry.names() == []
+    ]:
+        decorate: Callable[..., Any] = registry.handler("report", **options)
+        with row(options), pytest.raises(InvalidJob) as raised:
+            decorate(build_report)
+        assert text in str(raised.value), options
+        assert registry.names() == [], options
 
 
-@pytest.mark.parametrize(
-    ("option", "text"),
-    [
+def test_an_unknown_option_is_answered_with_what_is_meant(registry: HandlerRegistry) -> None:
+    for option, text in [
         ("max_retry", "a handler has no option 'max_retry'; write max_retries"),
         ("autoretry_for", "a handler has no option 'autoretry_for'; write max_retries (every exception is retried)"),
         ("frobnicate", "a handler has no option 'frobnicate'; there are queue, max_retries"),
-    ],
-)
-def test_an_unknown_option_is_answered_with_what_is_meant(registry: HandlerRegistry, option: str, text: str) -> None:
-    with pytest.raises(TypeError) as raised:
-        registry.handler("report", **{option: 3})
-    assert str(raised.value).startswith(text)
+    ]:
+        with row(option), pytest.raises(TypeError) as raised:
+            registry.handler("report", **{option: 3})
+        assert str(raised.value).startswith(text), option
 
 
 def test_an_attribute_of_the_function_does_not_shadow_the_handlers(registry: HandlerRegistry) -> None:

@@ -124,19 +124,16 @@ def test_a_naive_datetime(jobpool: Jobpool, line: str) -> None:
     assert "line 1: scheduled_at 2026-06-01T08:00:00 has no timezone" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
+def test_a_line_that_is_no_job(jobpool: Jobpool) -> None:
+    for line, sentence in [
         ("[1]", 'line 1: it is not an object with "handler"; name a HANDLER if the lines are payloads'),
         ('{"handler": "a", "que": "x"}', "line 1: a definition has no field 'que'"),
         ('{"handler": "a", "priority": "high"}', "line 1: priority must be a whole number"),
         ("\xff", "line 1: "),
-    ],
-)
-def test_a_line_that_is_no_job(jobpool: Jobpool, line: str, sentence: str) -> None:
-    result = jobpool("enqueue", "--file", "-", input=line)
-    assert result.exit_code == 2
-    assert sentence in result.stderr
+    ]:
+        result = jobpool("enqueue", "--file", "-", input=line)
+        assert result.exit_code == 2, line
+        assert sentence in result.stderr, line
 
 
 def test_a_database_that_cannot_be_made(jobpool: Jobpool) -> None:

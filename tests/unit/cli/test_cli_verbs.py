@@ -40,23 +40,22 @@ def payload_of(jobpool: Jobpool, ident: str) -> object:
 # --- enqueue ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "payload"),
-    [
+def test_a_payload_is_json_or_key_value(jobpool: Jobpool) -> None:
+    for words, payload in [
         ([], {}),
         (['{"customer": 7}'], {"customer": 7}),
         (["[1, 2]"], [1, 2]),
         (["7"], 7),
         (['"a=b"'], "a=b"),
         (["null"], None),
-        (["customer=7", "month=2026-06", "draft=true", "name=Zoë Ünlü"],
-         {"customer": 7, "month": "2026-06", "draft": True, "name": "Zoë Ünlü"}),
+        (
+            ["customer=7", "month=2026-06", "draft=true", "name=Zoë Ünlü"],
+            {"customer": 7, "month": "2026-06", "draft": True, "name": "Zoë Ünlü"},
+        ),
         (["url=https://x.org/?a=b"], {"url": "https://x.org/?a=b"}),
         (['number="7"', "empty="], {"number": "7", "empty": ""}),
-    ],
-)  # fmt: skip
-def test_a_payload_is_json_or_key_value(jobpool: Jobpool, words: list[str], payload: object) -> None:
-    assert payload_of(jobpool, enqueue(jobpool, "report", *words)) == payload
+    ]:
+        assert payload_of(jobpool, enqueue(jobpool, "report", *words)) == payload, words
 
 
 def test_a_job_that_was_enqueued_unseen_is_remarked_unless_that_was_asked_for(jobpool: Jobpool) -> None:
@@ -260,9 +259,8 @@ def test_dead_letters_are_retried_by_reason_and_purged(jobpool: Jobpool, broker:
     assert broker.stats("default").waiting == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+def test_a_filter_that_says_nothing_clear_is_refused(jobpool: Jobpool) -> None:
+    for words, sentence in [
         (["purge"], "say which messages: a FILTER such as queue:reports reason:timeout, or --all"),
         (["dead", "retry"], "say which messages"),
         (["dead", "purge", "queue:x", "--all"], "a FILTER and --all exclude each other"),
@@ -271,12 +269,10 @@ def test_dead_letters_are_retried_by_reason_and_purged(jobpool: Jobpool, broker:
         (["list", "colour:red"], "there is no filter key 'colour'"),
         (["list", "age:old"], "age:old is not clear: write age:>1h"),
         (["list", "state:gone"], "there is no state 'gone': use one of waiting, delayed, leased, dead"),
-    ],
-)
-def test_a_filter_that_says_nothing_clear_is_refused(jobpool: Jobpool, words: list[str], sentence: str) -> None:
-    result = jobpool(*words)
-    assert result.exit_code == 2
-    assert sentence in result.stderr
+    ]:
+        result = jobpool(*words)
+        assert result.exit_code == 2, words
+        assert sentence in result.stderr, words
 
 
 # --- init --------------------------------------------------------------------------------------------

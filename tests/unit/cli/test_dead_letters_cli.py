@@ -291,9 +291,8 @@ def test_the_wrong_queue_is_answered_with_those_there_are(jobpool: Jobpool, brok
         assert (result.stdout, result.stderr) == ("", said)
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+def test_what_is_not_clear_is_refused(jobpool: Jobpool) -> None:
+    for words, sentence in [
         (["dead", "retry"], "say which messages"),
         (["dead", "purge"], "say which messages"),
         (["dead", "retry", "--all", "--rate", "0"], "--rate"),
@@ -302,9 +301,7 @@ def test_the_wrong_queue_is_answered_with_those_there_are(jobpool: Jobpool, brok
         (["dead", "purge", "--older-than", "soon"], "age:>soon is not clear"),
         (["dead", "purge", "--older-than", "1h", "age:>2h"], "more than one age:> term"),
         (["dead", "retry", "state:waiting"], "this verb is for dead letters only"),
-    ],
-)
-def test_what_is_not_clear_is_refused(jobpool: Jobpool, words: list[str], sentence: str) -> None:
-    result = jobpool(*words)
-    assert result.exit_code == 2
-    assert sentence in result.stderr
+    ]:
+        result = jobpool(*words)
+        assert result.exit_code == 2, words
+        assert sentence in result.stderr, words

@@ -36,19 +36,16 @@ def test_what_is_said_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "sentence"),
-    [
+def test_what_cannot_be_is_refused_with_its_flag() -> None:
+    for key, value, sentence in [
         ("on_crash", "explode", "--on-crash must be 'forfeit' or 'expire', not 'explode'"),
         ("on_crash", "queue=no/queue", "--on-crash: queue=no/queue: queue name 'no/queue' is refused"),
         ("on_memory_limit_queue", "", "--on-memory-limit-queue: queue name '' is refused"),
         ("dead_letter_queue", "x" * 101, "--dead-letter-queue: queue name"),
         ("max_crashes", -1, "--max-crashes: -1 is not a whole number, 0 or more"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_its_flag(key: str, value: Any, sentence: str) -> None:
-    with pytest.raises(ConfigurationError, match=sentence):
-        load({key: value})
+    ]:
+        with row(key, value), pytest.raises(ConfigurationError, match=sentence):
+            load({key: value})
 
 
 def test_a_crash_budget_that_cannot_be_is_refused_when_it_is_made() -> None:

@@ -74,26 +74,23 @@ def test_a_problem_is_ill_and_a_warning_only_when_strict() -> None:
 NETWORK = "redis://localhost/0"
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected", "text"),
-    [
-        pytest.param({}, Level.OK, "only this machine's users", id="no key, no network"),
-        pytest.param({"backend": NETWORK}, Level.PROBLEM, "can have any handler run", id="no key on a network"),
-        pytest.param({"backend": NETWORK, "signing_key": KEY}, Level.OK, "messages are signed (1 key)", id="a key"),
-        pytest.param({"signing_key": KEY[:15]}, Level.PROBLEM, "has 15 bytes, fewer than 16", id="a short key"),
-        pytest.param({"signing_key": "x"}, Level.PROBLEM, "has 1 byte, fewer than 16", id="a very short key"),
-        pytest.param({"backend": "nonsense"}, Level.NOTE, "is not known", id="no key, no URL"),
-        pytest.param({"signing_key": "é" * 8}, Level.OK, "messages are signed", id="bytes count, not letters"),
-        pytest.param({"signing_key": [KEY, "old"]}, Level.PROBLEM, "has 3 bytes", id="a short old key"),
-        pytest.param({"signing_key": [KEY, KEY]}, Level.WARNING, "listed twice", id="the same key twice"),
-        pytest.param({"signing_key_file": "/nowhere/keys"}, Level.PROBLEM, "cannot be read", id="no file of keys"),
-    ],
-)
-def test_signing_keys(settings: Any, flags: dict[str, Any], expected: Level, text: str) -> None:
-    found = list(configuration.judge_keys(settings(**flags)))
-    assert levels(found) == [expected]
-    assert text in str(found[0])
-    assert KEY not in str(found)
+def test_signing_keys(settings: Any) -> None:
+    for case, flags, expected, text in [
+        ("no key, no network", {}, Level.OK, "only this machine's users"),
+        ("no key on a network", {"backend": NETWORK}, Level.PROBLEM, "can have any handler run"),
+        ("a key", {"backend": NETWORK, "signing_key": KEY}, Level.OK, "messages are signed (1 key)"),
+        ("a short key", {"signing_key": KEY[:15]}, Level.PROBLEM, "has 15 bytes, fewer than 16"),
+        ("a very short key", {"signing_key": "x"}, Level.PROBLEM, "has 1 byte, fewer than 16"),
+        ("no key, no URL", {"backend": "nonsense"}, Level.NOTE, "is not known"),
+        ("bytes count, not letters", {"signing_key": "é" * 8}, Level.OK, "messages are signed"),
+        ("a short old key", {"signing_key": [KEY, "old"]}, Level.PROBLEM, "has 3 bytes"),
+        ("the same key twice", {"signing_key": [KEY, KEY]}, Level.WARNING, "listed twice"),
+        ("no file of keys", {"signing_key_file": "/nowhere/keys"}, Level.PROBLEM, "cannot be read"),
+    ]:
+        found = list(configuration.judge_keys(settings(**flags)))
+        assert levels(found) == [expected], case
+        assert text in str(found[0]), case
+        assert KEY not in str(found), case
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(0o600, Level.OK), (0o640, Level.OK), (0o644, Level.PROBLEM)])
@@ -106,31 +103,25 @@ def test_a_file_of_keys_that_everybody_reads(settings: Any, tmp_path: Path, mode
     assert (f"chmod 600 {file}" in str(found[0])) is (expected is Level.PROBLEM)
 
 
-@pytest.mark.parametrize(
-    ("text", "mode", "expected", "secret"),
-    [
+def test_a_configuration_file_with_a_secret_that_everybody_reads(tmp_path: Path) -> None:
+    for text, mode, expected, secret in [
         (f'signing_key = "{KEY}"', 0o644, Level.PROBLEM, "signing_key"),
         ('backend = "redis://me:hidden@h/0"', 0o604, Level.PROBLEM, "the password in backend"),
         (f'signing_key = "{KEY}"', 0o640, Level.OK, ""),
         ('backend = "redis://h/0"', 0o644, Level.OK, ""),
-    ],
-)
-def test_a_configuration_file_with_a_secret_that_everybody_reads(
-    tmp_path: Path, text: str, mode: int, expected: Level, secret: str
-) -> None:
-    file = tmp_path / "jobpool.toml"
-    file.write_text(text)
-    file.chmod(mode)
-    [found] = configuration.judge_file(find_config(file))
-    assert found.level is expected
-    assert secret in found.why
-    assert "hidden" not in str(found)
-    assert KEY not in str(found)
+    ]:
+        file = tmp_path / "jobpool.toml"
+        file.write_text(text)
+        file.chmod(mode)
+        [found] = configuration.judge_file(find_config(file))
+        assert found.level is expected, (text, mode)
+        assert secret in found.why, (text, mode)
+        assert "hidden" not in str(found), (text, mode)
+        assert KEY not in str(found), (text, mode)
 
 
-@pytest.mark.parametrize(
-    ("ttl", "options", "level", "text"),
-    [
+def test_the_ttl() -> None:
+    for ttl, options, level, text in [
         (30.0, "", Level.OK, "ttl is 30 s"),
         (30.0, "?timeout=19", Level.OK, "may take 19 s"),
         (
@@ -144,12 +135,10 @@ def test_a_configuration_file_with_a_secret_that_everybody_reads(
         (2.0, "?timeout=0.5", Level.WARNING, "a master that stands still"),
         (5.0, "?timeout=soon", Level.PROBLEM, "may take 5 s: one renewal"),
         (7200.0, "", Level.WARNING, "after the death of a machine"),
-    ],
-)
-def test_the_ttl(ttl: float, options: str, level: Level, text: str) -> None:
-    found = configuration.judge_ttl(ttl, f"redis://localhost/0{options}")
-    assert levels([found]) == [level]
-    assert text in str(found)
+    ]:
+        found = configuration.judge_ttl(ttl, f"redis://localhost/0{options}")
+        assert levels([found]) == [level], (ttl, options)
+        assert text in str(found), (ttl, options)
 
 
 def test_a_default_timeout_of_0() -> None:
@@ -159,9 +148,8 @@ def test_a_default_timeout_of_0() -> None:
     assert "for ever" in str(found)
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected", "text"),
-    [
+def test_budgets_that_contradict(settings: Any) -> None:
+    for flags, expected, text in [
         ({}, Level.OK, "as many attempts as a job or its handler asks for"),
         ({"retry": "exponential"}, Level.OK, "attempts at most: 25"),
         ({"retry": "fixed base=5s attempts=3"}, Level.OK, "attempts at most: 3"),
@@ -169,13 +157,10 @@ def test_a_default_timeout_of_0() -> None:
         ({"retry": "none attempts=1"}, Level.OK, "attempts at most: 1"),
         ({"retry": "exponential attempts=1"}, Level.PROBLEM, "no job is ever tried again"),
         ({"retry": "fixed"}, Level.WARNING, "has one attempt, and is dead after it"),
-    ],
-    ids=str,
-)
-def test_budgets_that_contradict(settings: Any, flags: dict[str, Any], expected: Level, text: str) -> None:
-    found = configuration.judge_retries(settings(**flags).retry)
-    assert levels([found]) == [expected]
-    assert text in str(found)
+    ]:
+        found = configuration.judge_retries(settings(**flags).retry)
+        assert levels([found]) == [expected], flags
+        assert text in str(found), flags
 
 
 def test_no_limit_of_crashes() -> None:
@@ -184,9 +169,8 @@ def test_no_limit_of_crashes() -> None:
     assert "does so for ever" in str(found)
 
 
-@pytest.mark.parametrize(
-    ("flags", "level", "text"),
-    [
+def test_settings_that_do_not_fit_together(settings: Any) -> None:
+    for flags, level, text in [
         ({}, Level.OK, "fit together"),
         ({"signing_key_file": "/nowhere"}, Level.OK, "fit together"),
         (
@@ -194,13 +178,10 @@ def test_no_limit_of_crashes() -> None:
             Level.WARNING,
             "does not serve; it serves 'a': it limits nothing",
         ),
-    ],
-    ids=str,
-)
-def test_settings_that_do_not_fit_together(settings: Any, flags: dict[str, Any], level: Level, text: str) -> None:
-    found = list(configuration.judge_fit(settings(**flags)))
-    assert levels(found) == [level]
-    assert text in str(found[0])
+    ]:
+        found = list(configuration.judge_fit(settings(**flags)))
+        assert levels(found) == [level], flags
+        assert text in str(found[0]), flags
 
 
 # --- who stops the pool -----------------------------------------------------------------------------------------------
@@ -441,9 +422,8 @@ def test_a_beanstalkd_is_asked_for_everything(settings: Any, tmp_path: Path) -> 
 # --- the app ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("handler", "flags", "level", "text"),
-    [
+def test_handlers_against_the_settings(settings: Any) -> None:
+    for handler, flags, level, text in [
         (HandlerInfo("a", timeout=60), {}, Level.OK, "within the settings: a"),
         (HandlerInfo("a", timeout=0), {}, Level.WARNING, "timeout=0 (unlimited) on a: one that hangs"),
         (HandlerInfo("a", max_retries=3), {}, Level.OK, "within the settings: a"),
@@ -475,15 +455,10 @@ def test_a_beanstalkd_is_asked_for_everything(settings: Any, tmp_path: Path) -> 
         (HandlerInfo("a"), {"allowed_url_networks": "10.0.0.0/8,169.254.0.0/16"}, Level.WARNING, ": 169.254.0.0/16:"),
         (HandlerInfo("a"), {"allowed_url_networks": "::/0"}, Level.WARNING, "where a cloud serves credentials: ::/0"),
         (HandlerInfo("a"), {"allowed_url_networks": "10.1.2.0/24"}, Level.OK, "within the settings: a"),
-    ],
-    ids=str,
-)
-def test_handlers_against_the_settings(
-    settings: Any, handler: HandlerInfo, flags: dict[str, Any], level: Level, text: str
-) -> None:
-    found = list(handlers.judge([handler], settings(**flags)))
-    assert levels(found) == [level]
-    assert text in str(found[0])
+    ]:
+        found = list(handlers.judge([handler], settings(**flags)))
+        assert levels(found) == [level], (handler, flags)
+        assert text in str(found[0]), (handler, flags)
 
 
 APP = """

@@ -43,17 +43,14 @@ def test_the_lines_of_a_file_say_it_too(jobpool: Jobpool) -> None:
     assert len(set(ids)) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_what_cannot_be_is_refused_with_the_bound(jobpool: Jobpool) -> None:
+    for words, said in [
         (["--unique"], "unique needs an idempotency_key"),
         (["--idempotency-key", "k" * 10_240], "idempotency_key"),
         (["--single-instance", "--job-name", "n" * 10_240], "1 to 255 printable characters"),
         (["--expires-in", "0"], "expires_in must be more than 0 seconds"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_the_bound(jobpool: Jobpool, words: list[str], said: str) -> None:
-    result = jobpool("enqueue", "report", *words)
-    assert result.exit_code != 0
-    assert said in result.stderr
-    assert len(result.stderr) < 1000, "a value of 10 KB is not read out"
+    ]:
+        result = jobpool("enqueue", "report", *words)
+        assert result.exit_code != 0, words
+        assert said in result.stderr, words
+        assert len(result.stderr) < 1000, "a value of 10 KB is not read out"

@@ -197,24 +197,21 @@ def test_a_reason_means_dead_letters_which_are_purged_by_it(ask: Ask, broker: Me
     assert broker.stats("reports").waiting == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["-p", "1"], "modest:// knows no priorities (Capabilities.priorities)"),
+def test_an_enqueue_says_what_means_nothing_there(ask: Ask) -> None:
+    for case, words, said in [
+        ("priority", ["-p", "1"], "modest:// knows no priorities (Capabilities.priorities)"),
         (
+            "id",
             ["--id", "mine"],
             "modest:// knows no ids (Capabilities.keeps_records): enqueued again, it is a second message",
         ),
-        ([], ""),
-        (["-p", "5"], ""),
-    ],
-    ids=["priority", "id", "nothing", "the default"],
-)
-def test_an_enqueue_says_what_means_nothing_there(ask: Ask, words: list[str], said: str) -> None:
-    result = ask("enqueue", "report", "-Q", "reports", *words)
-    assert result.exit_code == 0
-    assert said in result.stderr
-    assert bool(said) is bool(result.stderr)
+        ("nothing", [], ""),
+        ("the default", ["-p", "5"], ""),
+    ]:
+        result = ask("enqueue", "report", "-Q", "reports", *words)
+        assert result.exit_code == 0, case
+        assert said in result.stderr, case
+        assert bool(said) is bool(result.stderr), case
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
+from support.tables import row
 
 from jobpool.broker.config_file import find_config
 from jobpool.cli.main import cli
@@ -182,19 +183,16 @@ def test_what_kubernetes_sets_for_a_service_called_jobpool_is_no_error(monkeypat
 # --- forms -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("written", "queues"),
-    [
+def test_queues_are_written_in_several_ways(tmp_path: Path) -> None:
+    for written, queues in [
         ('"reports"', (("reports", 1.0),)),
         ('"reports=8,mail"', (("reports", 8.0), ("mail", 1.0))),
         ('["reports=8", "mail=0.5"]', (("reports", 8.0), ("mail", 0.5))),
         ("{ reports = 8, mail = 1 }", (("reports", 8.0), ("mail", 1.0))),
         ('"3"', (("3", 1.0),)),
-    ],
-)
-def test_queues_are_written_in_several_ways(tmp_path: Path, written: str, queues: object) -> None:
-    write(tmp_path / "jobpool.toml", f"queues = {written}\n")
-    assert load().queues == queues
+    ]:
+        write(tmp_path / "jobpool.toml", f"queues = {written}\n")
+        assert load().queues == queues, written
 
 
 def test_queues_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,9 +240,8 @@ def test_sizes_shares_and_durations_have_units() -> None:
 # --- refusals: the cause, its source, the mend ------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "sentence"),
-    [
+def test_a_bad_flag_is_refused_with_its_name_and_what_it_takes() -> None:
+    for key, value, sentence in [
         ("ttl", "0", "--ttl must be greater than 0, not "),
         ("ttl", "soon", "--ttl: 'soon' is not a duration: write seconds, such as 90"),
         ("memory_limit", "much", "--memory-limit: 'much' is not a size"),
@@ -297,12 +294,10 @@ def test_sizes_shares_and_durations_have_units() -> None:
         ("max_crashes", "-1", "--max-crashes: '-1' is not a whole number, 0 or more"),
         ("log_level", "loud", "--log-level must be 'debug', 'info', "),
         ("name", "my pool", "--name: 'my pool' is not a name: 1 to 100 letters"),
-    ],
-)
-def test_a_bad_flag_is_refused_with_its_name_and_what_it_takes(key: str, value: object, sentence: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        load({key: value})
-    assert sentence in str(refused.value)
+    ]:
+        with row(key, value), pytest.raises(ConfigurationError) as refused:
+            load({key: value})
+        assert sentence in str(refused.value), (key, value)
 
 
 def test_an_unknown_key_names_the_nearest_known_one(tmp_path: Path) -> None:

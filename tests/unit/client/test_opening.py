@@ -14,6 +14,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import row
 
 from jobpool.broker.config_file import ConfigFile
 from jobpool.broker.opening import (
@@ -349,20 +350,17 @@ def test_a_file_of_keys_that_everybody_can_use_is_warned_of(
     assert all("chmod 600" in text and "mine" not in text for text in told)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        pytest.param('signing_key = ""', "empty", id="empty key"),
-        pytest.param('signing_key_file = "missing"', "cannot be read", id="missing file"),
-        pytest.param('signing_key_file = "blank"', "holds no key", id="file without a key"),
-        pytest.param("signing_key_file = 7", "must be a path", id="no path"),
-    ],
-)
-def test_a_key_that_cannot_be_used_is_an_error_and_not_signing_off(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "blank").write_text("\n")
-    (tmp_path / "jobpool.toml").write_text(text)
-    with pytest.raises(ConfigurationError, match=message):
-        default_signer()
+def test_a_key_that_cannot_be_used_is_an_error_and_not_signing_off(tmp_path: Path) -> None:
+    for case, text, message in [
+        ("empty key", 'signing_key = ""', "empty"),
+        ("missing file", 'signing_key_file = "missing"', "cannot be read"),
+        ("file without a key", 'signing_key_file = "blank"', "holds no key"),
+        ("no path", "signing_key_file = 7", "must be a path"),
+    ]:
+        (tmp_path / "blank").write_text("\n")
+        (tmp_path / "jobpool.toml").write_text(text)
+        with row(case), pytest.raises(ConfigurationError, match=message):
+            default_signer()
 
 
 def test_the_option_state_is_taken_out_of_a_url_and_shows_no_password() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from support.cron_oracle import Oracle
 from support.cron_texts import ALLOWED
+from support.tables import row
 from support.tiers import examples
 
 from jobpool.cron.schedule import DAY, LocalTimes
@@ -47,70 +48,71 @@ def _named_on(times: LocalTimes, day: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("expression", "text"),
-    [
-        pytest.param("* * * *", "must have five fields: minute hour day month weekday", id="four fields"),
-        pytest.param("0 * * * * *", "five fields: .*; there are none for seconds and years", id="seconds"),
-        pytest.param("", "must have five fields", id="empty"),
-        pytest.param(None, "None must have five fields", id="no text"),
-        pytest.param("* * * * ٣", "must have five fields", id="other digits"),
-        pytest.param("* " * 700, r"cron_expression '.{99}… must have five fields", id="too long"),
-        pytest.param("@reboot", "'@reboot' is not an alias: one of @yearly, .*@hourly", id="reboot"),
-        pytest.param("60 * * * *", r"the minute holds 0\.\.59.*'60' is none of that", id="minute"),
-        pytest.param("* 24 * * *", r"the hour holds 0\.\.23.*'24' is none of that", id="hour"),
-        pytest.param("* * 0 * *", r"the day of month holds 1\.\.31 or 'L', the last day", id="day"),
-        pytest.param("* * 32 * *", r"the day of month holds 1\.\.31", id="day 32"),
-        pytest.param("* * * 13 *", r"the month holds 1\.\.12 or jan\.\.dec.*'13'", id="month"),
-        pytest.param("* * * 0 *", r"the month holds 1\.\.12", id="month 0"),
-        pytest.param("* * * juin *", r"the month holds 1\.\.12 or jan\.\.dec.*'juin' is none of that", id="name"),
-        pytest.param("* * * * 8", r"the day of week holds 0\.\.7 or sun\.\.sat \(0 and 7 are Sunday\)", id="weekday"),
-        pytest.param("* * * * jan", "the day of week holds .*'jan' is none", id="a month among the days"),
-        pytest.param("mon * * * *", "the minute holds .*'mon' is none", id="a day among the minutes"),
-        pytest.param("* * * * fri#6", "the day of week holds .*'fri#6' is none", id="sixth Friday"),
-        pytest.param("* * * * 1-5#2", "'1-5#2' is none", id="range of nth"),
-        pytest.param("* * * * fri#2,mon", "'mon' cannot stand beside '#' or 'L' in one list", id="nth and plain"),
-        pytest.param("* * * * l5,1-3", "'1-3' cannot stand beside", id="last and plain"),
-        pytest.param("* * l-2 * *", "'l-2' is none of that", id="days before the last"),
-        pytest.param("* * 15W * *", "'15w' is none of that", id="nearest weekday"),
-        pytest.param("* * ? * 1", r"'\?' is none of that", id="question mark"),
-        pytest.param("H * * * *", "'h' is none of that", id="hash"),
-        pytest.param("* R * * *", "'r' is none of that", id="random"),
-        pytest.param("5-5 * * * *", "'5-5' names 5 and no other value: write 5", id="range of one"),
-        pytest.param("*/90 * * * *", "'[*]/90' names 0 and no other value: write 0", id="ninety minutes"),
-        pytest.param("59/15 * * * *", "'59/15' names 59 and no other value", id="step from the end"),
-        pytest.param("10-20/15 * * * *", "'10-20/15' names 10 and no other", id="step across the end"),
-        pytest.param("0 0 * * */7", "'[*]/7' names 0 and no other", id="weekly by step"),
-        pytest.param("0 0 * * 6/2", "'6/2' names 6 and no other", id="from Saturday"),
-        pytest.param("0 0 * * 7-2", "'7-2' begins with 7: write 0", id="from Sunday"),
-        pytest.param("0 0 * * 7-7", "'7-7' begins with 7: write 0", id="Sunday to Sunday"),
-        pytest.param("*/0 * * * *", "'[*]/0' has a step of 0", id="step of nothing"),
-        pytest.param("0 22-4/2 * * *", "goes round the end, and can then have no step", id="step round the end"),
-        pytest.param("*,5 * * * *", r"'\*' names all of them: '\*,5' cannot have more", id="star in a list"),
-        pytest.param("*-5 * * * *", r"'\*-5' is none of that", id="star to"),
-        pytest.param("1, * * * *", "'' is none of that", id="nothing in a list"),
-        pytest.param("-1 * * * *", "'-1' is none of that", id="negative"),
-        pytest.param("1.5 * * * *", "'1.5' is none of that", id="fraction"),
-        pytest.param("0 0 30 2 *", "never comes: no month of it has a day 30", id="February 30"),
-        pytest.param("0 0 31 feb,4,jun *", "never comes: no month of it has a day 31", id="short months"),
-    ],
-)
-def test_what_is_refused_says_what_the_field_may_hold(expression: str, text: str) -> None:
-    with pytest.raises(InvalidJob, match=text) as refused:
-        parse_fields(expression)
-    assert len(str(refused.value)) < 400
+def test_what_is_refused_says_what_the_field_may_hold() -> None:
+    for case, expression, text in [
+        ("four fields", "* * * *", "must have five fields: minute hour day month weekday"),
+        ("seconds", "0 * * * * *", "five fields: .*; there are none for seconds and years"),
+        ("empty", "", "must have five fields"),
+        ("no text", None, "None must have five fields"),
+        ("other digits", "* * * * ٣", "must have five fields"),
+        ("too long", "* " * 700, r"cron_expression '.{99}… must have five fields"),
+        ("reboot", "@reboot", "'@reboot' is not an alias: one of @yearly, .*@hourly"),
+        ("minute", "60 * * * *", r"the minute holds 0\.\.59.*'60' is none of that"),
+        ("hour", "* 24 * * *", r"the hour holds 0\.\.23.*'24' is none of that"),
+        ("day", "* * 0 * *", r"the day of month holds 1\.\.31 or 'L', the last day"),
+        ("day 32", "* * 32 * *", r"the day of month holds 1\.\.31"),
+        ("month", "* * * 13 *", r"the month holds 1\.\.12 or jan\.\.dec.*'13'"),
+        ("month 0", "* * * 0 *", r"the month holds 1\.\.12"),
+        ("name", "* * * juin *", r"the month holds 1\.\.12 or jan\.\.dec.*'juin' is none of that"),
+        ("weekday", "* * * * 8", r"the day of week holds 0\.\.7 or sun\.\.sat \(0 and 7 are Sunday\)"),
+        ("a month among the days", "* * * * jan", "the day of week holds .*'jan' is none"),
+        ("a day among the minutes", "mon * * * *", "the minute holds .*'mon' is none"),
+        ("sixth Friday", "* * * * fri#6", "the day of week holds .*'fri#6' is none"),
+        ("range of nth", "* * * * 1-5#2", "'1-5#2' is none"),
+        ("nth and plain", "* * * * fri#2,mon", "'mon' cannot stand beside '#' or 'L' in one list"),
+        ("last and plain", "* * * * l5,1-3", "'1-3' cannot stand beside"),
+        ("days before the last", "* * l-2 * *", "'l-2' is none of that"),
+        ("nearest weekday", "* * 15W * *", "'15w' is none of that"),
+        ("question mark", "* * ? * 1", r"'\?' is none of that"),
+        ("hash", "H * * * *", "'h' is none of that"),
+        ("random", "* R * * *", "'r' is none of that"),
+        ("range of one", "5-5 * * * *", "'5-5' names 5 and no other value: write 5"),
+        ("ninety minutes", "*/90 * * * *", "'[*]/90' names 0 and no other value: write 0"),
+        ("step from the end", "59/15 * * * *", "'59/15' names 59 and no other value"),
+        ("step across the end", "10-20/15 * * * *", "'10-20/15' names 10 and no other"),
+        ("weekly by step", "0 0 * * */7", "'[*]/7' names 0 and no other"),
+        ("from Saturday", "0 0 * * 6/2", "'6/2' names 6 and no other"),
+        ("from Sunday", "0 0 * * 7-2", "'7-2' begins with 7: write 0"),
+        ("Sunday to Sunday", "0 0 * * 7-7", "'7-7' begins with 7: write 0"),
+        ("step of nothing", "*/0 * * * *", "'[*]/0' has a step of 0"),
+        ("step round the end", "0 22-4/2 * * *", "goes round the end, and can then have no step"),
+        ("star in a list", "*,5 * * * *", r"'\*' names all of them: '\*,5' cannot have more"),
+        ("star to", "*-5 * * * *", r"'\*-5' is none of that"),
+        ("nothing in a list", "1, * * * *", "'' is none of that"),
+        ("negative", "-1 * * * *", "'-1' is none of that"),
+        ("fraction", "1.5 * * * *", "'1.5' is none of that"),
+        ("February 30", "0 0 30 2 *", "never comes: no month of it has a day 30"),
+        ("short months", "0 0 31 feb,4,jun *", "never comes: no month of it has a day 31"),
+    ]:
+        with row(case), pytest.raises(InvalidJob, match=text) as refused:
+            parse_fields(expression)
+        assert len(str(refused.value)) < 400, case
 
 
-@pytest.mark.parametrize(
-    "expression", ["0 0 29 2 *", "0 0 30 2 1", "0 0 l 2 *", "0 0 30,31 1,2 *", "0 0 31 2 mon#5", "0\t0  * *  sUn "]
-)
-def test_what_comes_now_and_then_is_allowed(expression: str) -> None:
-    assert parse_fields(expression).text == " ".join(expression.lower().split())
+def test_what_comes_now_and_then_is_allowed() -> None:
+    for expression in [
+        "0 0 29 2 *",
+        "0 0 30 2 1",
+        "0 0 l 2 *",
+        "0 0 30,31 1,2 *",
+        "0 0 31 2 mon#5",
+        "0\t0  * *  sUn ",
+    ]:
+        assert parse_fields(expression).text == " ".join(expression.lower().split()), expression
 
 
-@pytest.mark.parametrize(
-    ("expression", "kind"),
-    [
+def test_the_kind_goes_by_what_is_written() -> None:
+    for expression, kind in [
         ("0 0 * * *", Kind.FIXED),
         ("0,15,30,45 0-23 * * *", Kind.FIXED),
         ("5/10 0/2 * * *", Kind.FIXED),
@@ -122,10 +124,8 @@ def test_what_comes_now_and_then_is_allowed(expression: str) -> None:
         ("30 * * * *", Kind.HOURLY),
         ("* * 1 1 *", Kind.HOURLY),
         ("*/1 */1 * * *", Kind.HOURLY),
-    ],
-)
-def test_the_kind_goes_by_what_is_written(expression: str, kind: Kind) -> None:
-    assert parse_fields(expression).kind is kind
+    ]:
+        assert parse_fields(expression).kind is kind, expression
 
 
 def test_aliases_are_expressions_themselves() -> None:
@@ -133,9 +133,8 @@ def test_aliases_are_expressions_themselves() -> None:
         assert parse_fields(alias) == parse_fields(f" {alias.upper()} ") == parse_fields(expression)
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
+def test_an_unknown_zone_is_refused_and_near_ones_named() -> None:
+    for name, hint in [
         ("Europe/Berln", "did you mean 'Europe/Berlin'"),
         ("europe/berlin", "did you mean 'Europe/Berlin'?"),
         ("New York", "did you mean 'America/New_York'?"),
@@ -150,12 +149,10 @@ def test_aliases_are_expressions_themselves() -> None:
         ("a\0b", "there is no time zone"),
         ("x" * 5000, "there is no time zone 'xxx"),
         (None, "there is no time zone None"),
-    ],
-)
-def test_an_unknown_zone_is_refused_and_near_ones_named(name: str, hint: str) -> None:
-    with pytest.raises(InvalidJob, match=re.escape(hint)) as refused:
-        open_zone(name)
-    assert len(str(refused.value)) < 250
+    ]:
+        with row(name), pytest.raises(InvalidJob, match=re.escape(hint)) as refused:
+            open_zone(name)
+        assert len(str(refused.value)) < 250, name
 
 
 def test_who_schedules_nothing_does_not_import_what_schedules() -> None:

@@ -29,23 +29,20 @@ def filled(count: int, ahead: int, settlement: Settlement | None = None) -> Batc
     return batch
 
 
-@pytest.mark.parametrize(
-    ("count", "ahead", "due"),
-    [
-        pytest.param(0, 0, math.inf, id="nothing"),
-        pytest.param(1, 0, NOW, id="no stream: at once"),
-        pytest.param(1, 2, NOW + LINGER_S, id="a slow stream: waits for a second one"),
-        pytest.param(2, 2, NOW, id="two are company"),
-        pytest.param(2, 5, NOW + LINGER_S, id="two of five are not half of them"),
-        pytest.param(3, 5, NOW, id="three are"),
-        pytest.param(10, 800, NOW + LINGER_S, id="a quick stream waits for more"),
-        pytest.param(400 // LOOKAHEAD_SHARE, 400, NOW, id="half of the look-ahead is enough"),
-        pytest.param(MAX_ENOUGH - 1, 1024, NOW + LINGER_S, id="a very quick stream waits for more"),
-        pytest.param(MAX_ENOUGH, 1024, NOW, id="though not for half of a large look-ahead"),
-    ],
-)
-def test_when_acks_are_due(count: int, ahead: int, due: float) -> None:
-    assert filled(count, ahead).due == due
+def test_when_acks_are_due() -> None:
+    for case, count, ahead, due in [
+        ("nothing", 0, 0, math.inf),
+        ("no stream: at once", 1, 0, NOW),
+        ("a slow stream: waits for a second one", 1, 2, NOW + LINGER_S),
+        ("two are company", 2, 2, NOW),
+        ("two of five are not half of them", 2, 5, NOW + LINGER_S),
+        ("three are", 3, 5, NOW),
+        ("a quick stream waits for more", 10, 800, NOW + LINGER_S),
+        ("half of the look-ahead is enough", 400 // LOOKAHEAD_SHARE, 400, NOW),
+        ("a very quick stream waits for more", MAX_ENOUGH - 1, 1024, NOW + LINGER_S),
+        ("though not for half of a large look-ahead", MAX_ENOUGH, 1024, NOW),
+    ]:
+        assert filled(count, ahead).due == due, case
 
 
 @pytest.mark.parametrize("settlement", [Nack(), Abandon(), Release(), Forfeit()], ids=lambda s: type(s).__name__)

@@ -28,9 +28,8 @@ HEAD = "Traceback (most recent call last):\n" + FRAME
 DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
+def test_of_a_traceback_it_is_the_first_line_below_the_frames_of_the_last_error() -> None:
+    for text, line in [
         (f"{HEAD}ValueError: boom\nsecond line", "ValueError: boom"),
         (f"{HEAD}ValueError: boom\n\n  indented\nlast", "ValueError: boom"),
         (f"{HEAD}KeyError: 'a'\n{DURING}{HEAD}ValueError: boom\na note", "ValueError: boom"),
@@ -38,10 +37,8 @@ DURING = "\nDuring handling of the above exception, another exception occurred:\
         (f"{HEAD}\n[… 9 bytes dropped …]\nck(name)\n{FRAME}ValueError: boom\na note", "ValueError: boom"),
         (f"{HEAD}ValueError: long\n[… 9 bytes dropped …]\nend", "ValueError: long"),
         (HEAD, "    ~~~~~^^^^^^"),
-    ],
-)
-def test_of_a_traceback_it_is_the_first_line_below_the_frames_of_the_last_error(text: str, line: str) -> None:
-    assert headline(text) == line
+    ]:
+        assert headline(text) == line, text
 
 
 def noted(error: BaseException, note: str) -> BaseException:

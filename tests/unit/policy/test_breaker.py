@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from support.tables import row
 
 from jobpool.errors import ConfigurationError
 from jobpool.policy.breaker import BreakerState, CircuitBreaker
@@ -116,17 +115,14 @@ def test_looking_changes_nothing() -> None:
     assert breaker.allow(3.0)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
+def test_wrong_values_are_refused_when_it_is_made() -> None:
+    for wrong, sentence in [
         ({"threshold": 0}, "threshold is a whole number from 1"),
         ({"threshold": 2.5}, "threshold is a whole number from 1"),
         ({"cooldown": 0}, "cooldown is more than 0 seconds"),
         ({"cooldown": float("nan")}, "cooldown is more than 0 seconds"),
         ({"cooldown": 5.0, "max_cooldown": 4.0}, "at least its first one, 5 seconds, not 4.0"),
         ({"max_cooldown": float("inf")}, "longest cooldown"),
-    ],
-)
-def test_wrong_values_are_refused_when_it_is_made(wrong: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigurationError, match=sentence):
-        CircuitBreaker(**wrong)
+    ]:
+        with row(wrong), pytest.raises(ConfigurationError, match=sentence):
+            CircuitBreaker(**wrong)

@@ -91,23 +91,20 @@ def test_setup_names_the_python_that_is_missing() -> None:
 SUITE = '<testsuite tests="{tests}" failures="{failed}" errors="0" skipped="{skipped}" time="1.6"/>'
 
 
-@pytest.mark.parametrize(
-    ("tests", "failed", "skipped", "line", "status"),
-    [
-        pytest.param(5, 0, 1, "4 passed, 0 failed, 1 skipped in 2 s", 0, id="all well"),
-        pytest.param(5, 2, 0, "3 passed, 2 failed, 0 skipped in 2 s", 1, id="failures"),
-        pytest.param(0, 0, 0, "no test ran: 0 passed, 0 failed, 0 skipped in 2 s", 1, id="none collected"),
-        pytest.param(3, 0, 3, "no test ran: 0 passed, 0 failed, 3 skipped in 2 s", 1, id="all skipped"),
-    ],
-)
-def test_the_summary_of_a_run(tmp_path: Path, tests: int, failed: int, skipped: int, line: str, status: int) -> None:
-    results = tmp_path / "tests.xml"
-    results.write_text(f"<testsuites>{SUITE}</testsuites>".format(tests=tests, failed=failed, skipped=skipped))
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "summary.py", results], capture_output=True, text=True, check=False
-    )
+def test_the_summary_of_a_run(tmp_path: Path) -> None:
+    for case, tests, failed, skipped, line, status in [
+        ("all well", 5, 0, 1, "4 passed, 0 failed, 1 skipped in 2 s", 0),
+        ("failures", 5, 2, 0, "3 passed, 2 failed, 0 skipped in 2 s", 1),
+        ("none collected", 0, 0, 0, "no test ran: 0 passed, 0 failed, 0 skipped in 2 s", 1),
+        ("all skipped", 3, 0, 3, "no test ran: 0 passed, 0 failed, 3 skipped in 2 s", 1),
+    ]:
+        results = tmp_path / "tests.xml"
+        results.write_text(f"<testsuites>{SUITE}</testsuites>".format(tests=tests, failed=failed, skipped=skipped))
+        done = subprocess.run(
+            [sys.executable, SCRIPTS / "summary.py", results], capture_output=True, text=True, check=False
+        )
 
-    assert (done.stdout.strip(), done.returncode) == (line, status)
+        assert (done.stdout.strip(), done.returncode) == (line, status), case
 
 
 def test_a_run_that_wrote_no_results_is_a_failure(tmp_path: Path) -> None:
@@ -141,18 +138,13 @@ def test_names_that_lead_nowhere_are_told(names: ModuleType, tmp_path: Path) -> 
     assert [line.split(" ")[1] for line in names.missing_tests(tmp_path / "page.md")] == ["has", "names"]
 
 
-@pytest.mark.parametrize(
-    ("cells", "tests", "brokers", "told"),
-    [
-        pytest.param(["1", "x", "`faults/a.py::test_b`", "redis; all", "y", ""], {"test_b"}, {"redis"}, "", id="well"),
-        pytest.param(["1", "x", "", "redis", "y", ""], set(), set(), "lacks a cell", id="an empty cell"),
-        pytest.param(["1", "x", "`faults/a.py::test_b`", "redis", "y", ""], set(), set(), "other tests", id="tests"),
-        pytest.param(["1", "x", "`unit/a.py::test_b`", "redis", "y", ""], set(), {"sqlite"}, "not say", id="brokers"),
-    ],
-)
-def test_a_row_of_faults_that_is_wrong_is_told(
-    names: ModuleType, cells: list[str], tests: set[str], brokers: set[str], told: str
-) -> None:
-    found = list(names.wrong_fault_row(1, cells, {f"faults/a.py::{test}" for test in tests}, brokers))
-    assert len(found) == bool(told)
-    assert all(told in line for line in found)
+def test_a_row_of_faults_that_is_wrong_is_told(names: ModuleType) -> None:
+    for case, cells, tests, brokers, told in [
+        ("well", ["1", "x", "`faults/a.py::test_b`", "redis; all", "y", ""], {"test_b"}, {"redis"}, ""),
+        ("an empty cell", ["1", "x", "", "redis", "y", ""], set(), set(), "lacks a cell"),
+        ("tests", ["1", "x", "`faults/a.py::test_b`", "redis", "y", ""], set(), set(), "other tests"),
+        ("brokers", ["1", "x", "`unit/a.py::test_b`", "redis", "y", ""], set(), {"sqlite"}, "not say"),
+    ]:
+        found = list(names.wrong_fault_row(1, cells, {f"faults/a.py::{test}" for test in tests}, brokers))
+        assert len(found) == bool(told), case
+        assert all(told in line for line in found), case

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
 from stories import ID, asked, cut_short, failed, fetched, kept, ran, settled, unknown
 
 from jobpool.broker.values import Capabilities, State
@@ -89,24 +88,21 @@ def fits(link: CounterStep, *, exact: bool = True) -> tuple[bool, bool]:
     return link.attempts_fit(), link.crashes_fit(exact=exact)
 
 
-@pytest.mark.parametrize(
-    ("link", "fit"),
-    [
-        pytest.param(CounterStep(2, (1, 0), frozenset({(1, 0)}), 0), (True, True), id="as settled"),
-        pytest.param(CounterStep(2, (0, 0), frozenset({(1, 0)}), 0), (False, False), id="a failure forgotten"),
-        pytest.param(CounterStep(2, (2, 0), frozenset({(1, 0)}), 0), (False, False), id="a failure too many"),
-        pytest.param(CounterStep(2, (0, 0), frozenset({CRASHED}), 0), (True, False), id="a crash forgotten"),
-        pytest.param(CounterStep(2, (0, 2), frozenset({CRASHED}), 0), (True, False), id="a crash too many"),
-        pytest.param(CounterStep(2, (1, 0), frozenset({CRASHED}), 0), (False, False), id="a crash taken for a failure"),
-        pytest.param(CounterStep(2, (1, 1), frozenset({(1, 0), CRASHED}), 0), (True, False), id="both of two"),
-        pytest.param(CounterStep(4, (0, 3), frozenset({CRASHED}), 2), (True, True), id="two unseen that crashed"),
-        pytest.param(CounterStep(4, (0, 1), frozenset({CRASHED}), 2), (True, True), id="two unseen that were released"),
-        pytest.param(CounterStep(4, (0, 4), frozenset({CRASHED}), 2), (True, False), id="more than the unseen"),
-        pytest.param(CounterStep(4, (1, 1), frozenset({CRASHED}), 2), (False, False), id="an unseen one cannot fail"),
-    ],
-)
-def test_whether_counters_fit(link: CounterStep, fit: tuple[bool, bool]) -> None:
-    assert fits(link) == fit
+def test_whether_counters_fit() -> None:
+    for case, link, fit in [
+        ("as settled", CounterStep(2, (1, 0), frozenset({(1, 0)}), 0), (True, True)),
+        ("a failure forgotten", CounterStep(2, (0, 0), frozenset({(1, 0)}), 0), (False, False)),
+        ("a failure too many", CounterStep(2, (2, 0), frozenset({(1, 0)}), 0), (False, False)),
+        ("a crash forgotten", CounterStep(2, (0, 0), frozenset({CRASHED}), 0), (True, False)),
+        ("a crash too many", CounterStep(2, (0, 2), frozenset({CRASHED}), 0), (True, False)),
+        ("a crash taken for a failure", CounterStep(2, (1, 0), frozenset({CRASHED}), 0), (False, False)),
+        ("both of two", CounterStep(2, (1, 1), frozenset({(1, 0), CRASHED}), 0), (True, False)),
+        ("two unseen that crashed", CounterStep(4, (0, 3), frozenset({CRASHED}), 2), (True, True)),
+        ("two unseen that were released", CounterStep(4, (0, 1), frozenset({CRASHED}), 2), (True, True)),
+        ("more than the unseen", CounterStep(4, (0, 4), frozenset({CRASHED}), 2), (True, False)),
+        ("an unseen one cannot fail", CounterStep(4, (1, 1), frozenset({CRASHED}), 2), (False, False)),
+    ]:
+        assert fits(link) == fit, case
 
 
 def test_a_broker_that_is_not_exact_may_charge_less_and_never_more() -> None:

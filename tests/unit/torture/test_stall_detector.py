@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from jobpool.broker.values import QueueStats
 from jobpool_torture.stall_detector import DrainStall
 
@@ -18,36 +16,20 @@ def left(count: int) -> QueueStats:
     return QueueStats(waiting=count)
 
 
-@pytest.mark.parametrize(
-    ("looks", "over_after"),
-    [
-        ([(left(count), 0) for count in range(100, 0, -1)], None),
-        ([(left(5), 0), (left(5), 0), (left(5), 0)], 3),
-        ([(left(5), lines) for lines in range(0, 300, 100)], 3),
-        ([(left(5), 0), (left(7), 1), (left(6), 2)], 3),
-        ([(left(5), 0), (left(7), 1), (left(4), 2), (left(4), 3)], None),
-        ([(left(5), 0), (None, 1), (None, 2)], 3),
-        ([(left(5), 0), (None, 1), (left(4), 2), (None, 3)], None),
-        ([(None, 0), (None, 1)], 2),
-        ([(FULL, 10), (FULL, 20), (FULL, 30), (FULL, 40), (left(999), 40), (left(998), 40)], None),
-        ([(FULL, 10), (FULL, 10), (FULL, 10)], 3),
-        ([(FULL, 10), (left(999), 20), (FULL, 20), (FULL, 20)], 4),
-    ],
-    ids=[
-        "a long one",
-        "nothing happens",
-        "round and round",
-        "more, and less of that",
-        "less than ever again",
-        "the broker is silent",
-        "silent for a while",
-        "silent from the start",
-        "too many to count",
-        "too many, and nothing happens",
-        "too many again, and nothing happens",
-    ],
-)
-def test_it_is_over_when_no_look_found_less(looks: list[tuple[QueueStats | None, int]], over_after: int | None) -> None:
-    patience = DrainStall(SECONDS, 0.0)
-    over = [patience.is_over(number * STEP, *look) for number, look in enumerate(looks, start=1)]
-    assert over == [number == over_after for number in range(1, len(looks) + 1)]
+def test_it_is_over_when_no_look_found_less() -> None:
+    for case, looks, over_after in [
+        ("a long one", [(left(count), 0) for count in range(100, 0, -1)], None),
+        ("nothing happens", [(left(5), 0), (left(5), 0), (left(5), 0)], 3),
+        ("round and round", [(left(5), lines) for lines in range(0, 300, 100)], 3),
+        ("more, and less of that", [(left(5), 0), (left(7), 1), (left(6), 2)], 3),
+        ("less than ever again", [(left(5), 0), (left(7), 1), (left(4), 2), (left(4), 3)], None),
+        ("the broker is silent", [(left(5), 0), (None, 1), (None, 2)], 3),
+        ("silent for a while", [(left(5), 0), (None, 1), (left(4), 2), (None, 3)], None),
+        ("silent from the start", [(None, 0), (None, 1)], 2),
+        ("too many to count", [(FULL, 10), (FULL, 20), (FULL, 30), (FULL, 40), (left(999), 40), (left(998), 40)], None),
+        ("too many, and nothing happens", [(FULL, 10), (FULL, 10), (FULL, 10)], 3),
+        ("too many again, and nothing happens", [(FULL, 10), (left(999), 20), (FULL, 20), (FULL, 20)], 4),
+    ]:
+        patience = DrainStall(SECONDS, 0.0)
+        over = [patience.is_over(number * STEP, *look) for number, look in enumerate(looks, start=1)]
+        assert over == [number == over_after for number in range(1, len(looks) + 1)], case
