@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import Capabilities
+from jobpool.broker.values import Capabilities, NewMessage, Ticket
 from jobpool.clock import ManualClock
 from support.apart import context
 
@@ -72,6 +73,11 @@ class Harness(ABC):
     def own_connection(self, *, autocommit: bool = False) -> Any:
         """A connection of an application's own to the store's database; closed by whoever asked."""
         raise NotImplementedError(f"{type(self).__name__} has no transactions")
+
+    def ack_within(self, connection: Any, ticket: Ticket, messages: Sequence[NewMessage] = ()) -> Callable[[], bool]:
+        """What a handler's ack of its own message does, on such a connection."""
+        acked: Callable[[], bool] = resolve_name(str(ticket["ack"]))(connection, ticket, messages)
+        return acked
 
     def lasts(self, ttl: float) -> float:
         """Seconds that a lease taken for `ttl` seconds really lasts: more than `ttl` where it cannot be chosen."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import cache, partial
@@ -13,9 +13,11 @@ from typing import Any
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.config_file import sqlite_url
+from jobpool.broker.values import NewMessage, Ticket
 from jobpool.message.definition import JobDefinition
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sqlite import SqliteBackend
+from jobpool_backends.sqlite.in_transaction import ack
 from jobpool_backends.sync import SyncBackend
 from support.harnesses.base import Opener, TurnedClock, run
 
@@ -60,6 +62,9 @@ class SqliteHarness(TurnedClock):
 
     def own_connection(self, *, autocommit: bool = False) -> sqlite3.Connection:
         return sqlite3.connect(self._path, isolation_level=None if autocommit else "")
+
+    def ack_within(self, connection: Any, ticket: Ticket, messages: Sequence[NewMessage] = ()) -> Callable[[], bool]:
+        return ack(connection, ticket, messages, clock=self.clock)
 
     def opener(self) -> Opener:
         return partial(SqliteBackend, str(self.folder / "live.db"), timeout=30.0)

@@ -1,4 +1,4 @@
-"""Enqueue, and ack, within a transaction of the caller's own."""
+"""What the contract suite cannot see of an enqueue and an ack within a transaction of the caller's own."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from support.servers.pgbouncer import Pgbouncer
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
-from jobpool import Jobs
-from jobpool.errors import ConfigurationError, InvalidJob, LeaseLost
+from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Nack, Settled
 from jobpool_backends.postgres import PostgresBackend
@@ -47,26 +46,6 @@ def connection(rig: Rig, backend: PostgresBackend) -> Connection:
 
 
 # --- enqueue -------------------------------------------------------------------------------------------------
-
-
-def test_a_job_is_there_when_the_transaction_commits(
-    rig: Rig, backend: PostgresBackend, connection: Connection
-) -> None:
-    connection.execute(f"INSERT INTO {rig.schema}.mine VALUES ('order')")
-    known = backend.enqueue_in(connection, [a_job("one"), a_job("two")])
-    assert backend.stats(QUEUE).waiting == 0
-    assert backend.fetch(QUEUE) is None
-    connection.commit()
-    assert [lease.id for lease in backend.fetch_many(QUEUE, limit=5)] == known
-
-
-def test_a_job_never_was_when_it_rolls_back(backend: PostgresBackend, connection: Connection) -> None:
-    Jobs(backend=backend).enqueue(a_job(identifier="order-1"), connection=connection)
-    connection.rollback()
-    assert backend.stats(QUEUE).pending == 0
-    assert backend.inspect("order-1") is None
-    backend.enqueue(a_job(identifier="order-1"))
-    assert backend.stats(QUEUE).waiting == 1
 
 
 def test_the_first_job_of_all_may_come_this_way() -> None:
@@ -257,53 +236,6 @@ def a_lease(backend: PostgresBackend, ttl: float = 30.0, **fields: Any) -> JobLe
     return lease
 
 
-def test_an_ack_comes_true_with_the_commit_and_is_then_known(
-    rig: Rig, backend: PostgresBackend, connection: Connection
-) -> None:
-    lease = a_lease(backend, identifier="order-1")
-    connection.execute(f"INSERT INTO {rig.schema}.mine VALUES ('effect')")
-    still_open = ack(connection, backend.ticket(lease), [backend.pack(a_job("next"))])
-    assert still_open()
-    assert (backend.stats(QUEUE).leased, backend.stats(QUEUE).waiting) == (1, 0)
-    connection.commit()
-    assert not still_open()
-    assert backend.ack(lease) is Settled.ALREADY
-    assert backend.settle_many([(lease, Ack((a_job("not again"),)))], f"ack:{lease.owner_token}") == [Settled.ALREADY]
-    assert (backend.stats(QUEUE).leased, backend.stats(QUEUE).waiting) == (0, 1)
-    assert rig.ask("SELECT name FROM {schema}.mine") == [("effect",)]
-    backend.enqueue(a_job(identifier="order-1"))  # remembered: it has just ended
-    assert backend.stats(QUEUE).waiting == 1
-
-
-def test_an_ack_that_is_rolled_back_never_was(rig: Rig, backend: PostgresBackend, connection: Connection) -> None:
-    lease = a_lease(backend)
-    connection.execute(f"INSERT INTO {rig.schema}.mine VALUES ('effect')")
-    still_open = ack(connection, backend.ticket(lease), [backend.pack(a_job("next"))])
-    connection.rollback()
-    assert not still_open()
-    assert backend.stats(QUEUE).leased == 1
-    assert backend.renew(lease, 30.0).owner_token == lease.owner_token
-    assert backend.ack(lease) is Settled.OK
-    assert backend.stats(QUEUE).pending == 0
-    assert rig.ask("SELECT name FROM {schema}.mine") == []
-
-
-def test_an_ack_twice_in_one_transaction_is_one(backend: PostgresBackend, connection: Connection) -> None:
-    lease = a_lease(backend)
-    for _ in range(2):
-        ack(connection, backend.ticket(lease), [backend.pack(a_job("next"))])
-    connection.commit()
-    assert backend.stats(QUEUE).pending == 1
-
-
-def test_a_lost_connection_is_no_open_transaction(backend: PostgresBackend, connection: Connection) -> None:
-    lease = a_lease(backend)
-    still_open = ack(connection, backend.ticket(lease))
-    connection.close()
-    assert not still_open()
-    wait_until(lambda: backend.ack(lease) is Settled.OK, what="the server has rolled back")
-
-
 def test_an_open_transaction_is_passed_by(rig: Rig, backend: PostgresBackend, connection: Connection) -> None:
     """Renewing waits for nobody, and nothing is lost; nor is anything reaped, or held up."""
     lease, other = a_lease(backend, ttl=0.5), a_lease(backend)
@@ -337,30 +269,6 @@ def test_a_transaction_that_hangs_holds_up_no_settlement_of_others(
     assert backend.stats(QUEUE).leased == 1
 
 
-def test_a_lease_that_has_ended_is_refused(rig: Rig, backend: PostgresBackend, connection: Connection) -> None:
-    lease = a_lease(backend, ttl=0.05)
-    [[deadline]] = rig.ask("SELECT deadline FROM {schema}.messages")  # the server set it, some time after we asked
-    wait_until(lambda: rig.ask("SELECT {schema}.moment() >= %s", deadline) == [(True,)])
-    connection.execute(f"INSERT INTO {rig.schema}.mine VALUES ('effect')")
-    with pytest.raises(LeaseLost, match=f"{lease.id} in queue 'reports' has ended: expired"), connection:
-        ack(connection, backend.ticket(lease), [backend.pack(a_job("next"))])
-    assert rig.ask("SELECT name FROM {schema}.mine") == []
-    assert (backend.stats(QUEUE).leased, backend.stats(QUEUE).waiting) == (1, 0)
-
-
-def test_a_message_that_somebody_else_holds_is_refused(backend: PostgresBackend, connection: Connection) -> None:
-    lease = a_lease(backend, ttl=0.05)
-    wait_until(lambda: len(backend.reap(QUEUE)) == 1)
-    again = backend.fetch(QUEUE)
-    assert again is not None
-    with pytest.raises(LeaseLost, match="has ended: not the owner"):
-        ack(connection, backend.ticket(lease))
-    connection.rollback()
-    assert backend.ack(again) is Settled.OK
-    with pytest.raises(LeaseLost, match="has ended: not in flight"):
-        ack(connection, backend.ticket(lease))
-
-
 def test_a_snapshot_that_is_older_than_the_lease_is_explained(
     rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
@@ -375,15 +283,6 @@ def test_a_snapshot_that_is_older_than_the_lease_is_explained(
     assert "level READ COMMITTED, or ack first" in caught.value.__notes__[0]
     connection.rollback()
     assert backend.ack(lease) is Settled.OK
-
-
-def test_in_autocommit_an_ack_needs_a_transaction(rig: Rig, backend: PostgresBackend) -> None:
-    lease, connection = a_lease(backend), rig.connect(autocommit=True)
-    with connection.transaction():
-        still_open = ack(connection, backend.ticket(lease))
-        assert still_open()
-    assert not still_open()
-    assert backend.ack(lease) is Settled.ALREADY
 
 
 def test_both_work_through_a_pooler(rig: Rig, tmp_path: Path) -> None:
