@@ -22,7 +22,7 @@ Both take the fields of `Settings` by keyword: `key_name`, `key`, `auth` (True: 
 `Control(host, port)` speaks to the control port of a peer from any thread or process; it can be pickled. It asks for
 
 * queues: `create_queue`, `delete_queue`, `set_status`, `queues`, `counts`, `messages`, `purge`;
-* time: `turn`, `set_clock`, `now`; locks, schedules, times to live and duplicate windows go by the peer's clock;
+* time: `turn`, `set_clock`, `now`; locks and schedules go by the peer's clock;
 * faults of the network: `drop_connections`, `close_connections`, `detach_links`, `refuse`, `stall`, `restart`;
 * faults of operations: `fail`, `lose_replies`, `expire_locks`, `limit_management_replies`, `limit_unsettled`;
 * `heal`, which ends all faults, and `connections`, `links`: what is open.
@@ -33,7 +33,8 @@ Its rules come from the OASIS AMQP 1.0 standard ("AMQP" and a section number in 
 public pages on Service Bus: "AMQP 1.0 in Azure Service Bus and Event Hubs protocol guide" (the protocol guide),
 "AMQP 1.0 in Azure Service Bus: request-response-based operations" (the operations guide), "Message browsing", "Message
 sequencing and timestamps", "Message transfers, locks, and settlement", "Overview of Service Bus dead-letter queues",
-"Service Bus quotas". It has no sessions, topics, transactions, TLS or web sockets, and keeps nothing on disk.
+"Service Bus quotas". It has what jobpool uses: no sessions, topics, transactions, deferral, duplicate detection, times
+to live, receive-and-delete, TLS or web sockets. It keeps nothing on disk.
 """
 
 from __future__ import annotations

@@ -33,16 +33,6 @@ class Arguments:
     def maybe_text(self, name: str) -> str | None:
         return None if self._values.get(name) is None else self.text(name)
 
-    def deletes(self) -> bool:
-        """receiver-settle-mode 0: received and deleted; 1: under a lock."""
-        return bool(self._values.get("receiver-settle-mode") == 0)
-
-    def messages(self) -> list[bytes]:
-        """Encoded ones."""
-        return [
-            Arguments(item)._checked("message", item.get("message"), bytes) for item in self._list("messages", dict)
-        ]
-
     def _list(self, name: str, kind: type[T]) -> list[T]:
         return [self._checked(name, item, kind) for item in self._checked(name, self._values.get(name), list)]
 

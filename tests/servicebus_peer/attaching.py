@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from servicebus_peer.session import Session
 
 LARGEST_REQUEST = 4 << 20
-"""Bytes: of a request that schedules many messages, say."""
+"""Bytes."""
 
 ROOM = 1 << 16
 """Bytes by which a message may be too large and still be put together, so that it is rejected and not the link."""
@@ -46,6 +46,8 @@ def _consumer(session: Session, asked: Attach, address: str, queue: Queue, store
     queue.check_receive()
     if any("session-filter" in name for name in asked.filters):
         raise AmqpError(errors.NOT_ALLOWED, f"'{address}' has no sessions: this peer has none")
+    if asked.sender_settle_mode == codes.SETTLED:
+        raise AmqpError(errors.NOT_IMPLEMENTED, "this peer gives no message without a lock")
     return ConsumerLink(session, asked, address, store, session.broker.consumers(store))
 
 

@@ -18,11 +18,11 @@ class Clock:
         self._monotonic = 0.0
 
     def monotonic(self) -> float:
-        """By which locks and duplicate windows end."""
+        """By which locks end."""
         return self._monotonic if self.standing else self._monotonic + time.monotonic()
 
     def wall(self) -> float:
-        """Unix time, by which schedules and times to live end, and which messages are stamped with."""
+        """Unix time, by which schedules end, and which messages are stamped with."""
         return self._wall if self.standing else self._wall + time.time()
 
     def turn(self, seconds: float) -> None:

@@ -65,11 +65,11 @@ class Control:
     # --- time ---------------------------------------------------------------------------------------
 
     def turn(self, seconds: float) -> None:
-        """Move the peer's clock ahead; what becomes due (locks, schedules, times to live) has happened on return."""
+        """Move the peer's clock ahead; what becomes due (locks, schedules) has happened on return."""
         self._ask("turn", seconds=seconds)
 
     def set_clock(self, seconds: float) -> None:
-        """Set the peer's wall clock on, or back below 0. Locks and duplicate windows do not go by it."""
+        """Set the peer's wall clock on, or back below 0. Locks do not go by it."""
         self._ask("set_clock", seconds=seconds)
 
     def now(self) -> float:

@@ -13,7 +13,6 @@ _ULONG = struct.Struct(">BQ").pack
 _SMALL = struct.Struct(">Bb").pack
 _INT = struct.Struct(">Bi").pack
 _LONG = struct.Struct(">Bq").pack
-_DOUBLE = struct.Struct(">Bd").pack
 _SIZE_AND_COUNT = struct.Struct(">BII").pack
 
 NULL = b"\x40"
@@ -54,10 +53,6 @@ def long(value: int) -> bytes:
     return _SMALL(0x55, value) if -128 <= value < 128 else _LONG(0x81, value)
 
 
-def double(value: float) -> bytes:
-    return _DOUBLE(0x82, value)
-
-
 def timestamp(milliseconds: int) -> bytes:
     """Of Unix time."""
     return _LONG(0x83, milliseconds)
@@ -92,10 +87,6 @@ def map_(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
 def map_of(pairs: Sequence[bytes]) -> bytes:
     """Each is the encodings of a key and of its value."""
     return _compound(0xC1, b"".join(pairs), 2 * len(pairs))
-
-
-def array_of_longs(values: Sequence[int]) -> bytes:
-    return _array(0x81, b"".join([value.to_bytes(8, "big", signed=True) for value in values]), len(values))
 
 
 def array_of_timestamps(values: Sequence[int]) -> bytes:

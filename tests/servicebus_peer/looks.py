@@ -25,19 +25,13 @@ class Counts:
     ready: int
     locked: int
     scheduled: int
-    deferred: int
     dead: int
     tally: dict[str, int]
 
     @property
-    def active(self) -> int:
-        """As the service counts them: ready and locked."""
-        return self.ready + self.locked
-
-    @property
     def empty(self) -> bool:
         """Whether there is no message in any state, the sub-queue left out."""
-        return not (self.ready or self.locked or self.scheduled or self.deferred)
+        return not (self.ready or self.locked or self.scheduled)
 
 
 @dataclass(frozen=True)
@@ -53,13 +47,12 @@ class MessageLook:
     sequence_number: int
     message_id: str | None
     body: bytes
-    state: Literal["active", "deferred", "scheduled"]
+    state: Literal["active", "scheduled"]
     lock_token: str | None
     locked_until: float | None
     delivery_count: int
     enqueued: float
     scheduled_for: float | None
-    expires: float | None
     properties: dict[str, Any]
 
     @property
@@ -94,7 +87,6 @@ def shown(message: Message) -> dict[str, Any]:
         "delivery_count": message.delivery_count,
         "enqueued": message.enqueued,
         "scheduled_for": message.scheduled_for if message.state is State.SCHEDULED else None,
-        "expires": message.expires,
         "properties": _properties(message),
     }
 

@@ -35,7 +35,6 @@ class State(IntEnum):
     """x-opt-message-state; a locked message is active."""
 
     ACTIVE = 0
-    DEFERRED = 1
     SCHEDULED = 2
 
 
@@ -56,7 +55,6 @@ class Message:
     Attributes:
         delivery_count: Deliveries that failed, so 0 at the first.
         scheduled_for: When it becomes active; None = at once.
-        expires: When its time to live ends; None = never, or not known before it is active.
     """
 
     size: int
@@ -65,13 +63,10 @@ class Message:
     application_properties: list[Pair] | None = None
     body: bytes = b""
     message_id: object = None
-    durable: bool = False
-    ttl: float | None = None
     scheduled_for: float | None = None
     sequence_number: int = 0
     enqueued_sequence_number: int = 0
     enqueued: float = 0.0
-    expires: float | None = None
     delivery_count: int = 0
     state: State = State.ACTIVE
     lock: Lock | None = None
@@ -86,8 +81,7 @@ class Message:
         return self._header() + self._annotations(peeked) + self.properties + self._application() + self.body
 
     def _header(self) -> bytes:
-        ttl = e.NULL if self.ttl is None else e.uint(min(int(self.ttl * 1000), 0xFFFFFFFF))
-        return e.composite(codes.HEADER, [e.boolean(self.durable), e.NULL, ttl, e.NULL, e.uint(self.delivery_count)])
+        return e.composite(codes.HEADER, [e.FALSE, e.NULL, e.NULL, e.NULL, e.uint(self.delivery_count)])
 
     def _annotations(self, peeked: bool) -> bytes:
         pairs = [pair for key, pair in self.annotations if key not in _OURS]
@@ -126,13 +120,6 @@ def parsed(payload: bytes) -> Message:
     return message
 
 
-def _header(message: Message, payload: bytes, section: Section) -> None:
-    fields = Fields(decode(payload, section.value)[0], "header")
-    message.durable = fields.get(0, bool, False)
-    ttl = fields.find_number(2)
-    message.ttl = None if ttl is None else ttl / 1000
-
-
 def _message_annotations(message: Message, payload: bytes, section: Section) -> None:
     message.annotations = pairs_of(payload, section.value)
     for key, pair in message.annotations:
@@ -152,7 +139,7 @@ def _application_properties(message: Message, payload: bytes, section: Section) 
 
 
 def _nothing(_message: Message, _payload: bytes, _section: Section) -> None:
-    """Delivery annotations are for the next node only: AMQP 3.2.2."""
+    """Delivery annotations are for the next node only (AMQP 3.2.2), and of a header this peer heeds nothing."""
 
 
 def _body(message: Message, payload: bytes, section: Section) -> None:
@@ -161,7 +148,7 @@ def _body(message: Message, payload: bytes, section: Section) -> None:
 
 
 _READ = {
-    codes.HEADER: _header,
+    codes.HEADER: _nothing,
     codes.DELIVERY_ANNOTATIONS: _nothing,
     codes.MESSAGE_ANNOTATIONS: _message_annotations,
     codes.PROPERTIES: _properties,

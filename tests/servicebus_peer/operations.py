@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from servicebus_peer import encoding as e
 from servicebus_peer.arguments import Arguments
 from servicebus_peer.errors import ARGUMENT_ERROR, AmqpError
-from servicebus_peer.message import Message, parsed
 from servicebus_peer.store import Store
 
 Operation = Callable[[Store, Arguments, object], bytes | None]
@@ -34,27 +33,9 @@ def peek_message(store: Store, arguments: Arguments, _owner: object) -> bytes | 
     return _messages([_entry(message.encoded(peeked=True)) for message in found]) if found else None
 
 
-def schedule_message(store: Store, arguments: Arguments, _owner: object) -> bytes:
-    messages = [parsed(payload) for payload in arguments.messages()]
-    for message in messages:
-        store.check_size(message.size)
-    return _map("sequence-numbers", e.array_of_longs([store.enqueue(message) for message in messages]))
-
-
 def cancel_scheduled_message(store: Store, arguments: Arguments, _owner: object) -> bytes:
     store.cancel(arguments.numbers())
     return e.map_of([])
-
-
-def receive_by_sequence_number(store: Store, arguments: Arguments, owner: object) -> bytes:
-    """Deferred messages; each comes with its lock token beside it, for there is no delivery tag."""
-    found = store.take_deferred(arguments.numbers(), owner)
-    entries = [_locked_entry(message) for message in found]
-    if arguments.deletes():
-        for message in found:
-            assert message.lock is not None
-            store.complete(message.lock.token)
-    return _messages(entries)
 
 
 def update_disposition(store: Store, arguments: Arguments, _owner: object) -> bytes:
@@ -77,7 +58,6 @@ def _suspend(store: Store, token: uuid.UUID, arguments: Arguments) -> None:
 _DISPOSITIONS: dict[str, Callable[[Store, uuid.UUID, Arguments], None]] = {
     "completed": lambda store, token, _: store.complete(token),
     "abandoned": lambda store, token, _: store.abandon(token),
-    "defered": lambda store, token, _: store.defer(token),
     "suspended": _suspend,
 }
 """The words are the service's; "suspended" is dead-lettered."""
@@ -95,21 +75,9 @@ def _entry(encoded: bytes) -> bytes:
     return _map("message", e.binary(encoded))
 
 
-def _locked_entry(message: Message) -> bytes:
-    assert message.lock is not None
-    return e.map_of(
-        [
-            e.string("message") + e.binary(message.encoded()),
-            e.string("lock-token") + e.uuid(message.lock.token),
-        ]
-    )
-
-
 OPERATIONS: dict[str, Operation] = {
     "com.microsoft:renew-lock": renew_lock,
     "com.microsoft:peek-message": peek_message,
-    "com.microsoft:schedule-message": schedule_message,
     "com.microsoft:cancel-scheduled-message": cancel_scheduled_message,
-    "com.microsoft:receive-by-sequence-number": receive_by_sequence_number,
     "com.microsoft:update-disposition": update_disposition,
 }

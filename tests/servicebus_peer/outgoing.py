@@ -6,7 +6,7 @@ import uuid
 from collections import deque
 from typing import TYPE_CHECKING
 
-from servicebus_peer import codes, replies
+from servicebus_peer import replies
 from servicebus_peer.consumers import Consumers
 from servicebus_peer.links import SERIAL, Link
 from servicebus_peer.performatives import Attach, Flow
@@ -89,7 +89,7 @@ class ReplyLink(OutgoingLink):
 
 
 class ConsumerLink(OutgoingLink):
-    """Takes the messages of a queue, under a lock each or, if the client settles before it has them, without.
+    """Takes the messages of a queue, under a lock each.
 
     The delivery tag is the lock token, in the byte order of .NET: the operations guide, "Message Renew Lock".
     """
@@ -98,7 +98,6 @@ class ConsumerLink(OutgoingLink):
         super().__init__(session, asked, address)
         self.store = store
         self._consumers = consumers
-        self._presettled = asked.sender_settle_mode == codes.SETTLED
 
     def can_take(self) -> bool:
         return self.can_send() and len(self.session.unsettled) < self.session.broker.faults.max_unsettled
@@ -112,9 +111,6 @@ class ConsumerLink(OutgoingLink):
             pass
 
     def deliver_one(self) -> bool:
-        return self._deliver_settled() if self._presettled else self._deliver_locked()
-
-    def _deliver_locked(self) -> bool:
         message = self.store.take(self)
         if message is None:
             return False
@@ -122,13 +118,6 @@ class ConsumerLink(OutgoingLink):
         token = message.lock.token
         number = self.transfer(message.encoded(), token.bytes_le, settled=False)
         self.session.unsettled[number] = (self, token)
-        return True
-
-    def _deliver_settled(self) -> bool:
-        message = self.store.remove()
-        if message is None:
-            return False
-        self.transfer(message.encoded(), uuid.uuid4().bytes_le, settled=True)
         return True
 
     def end(self) -> None:

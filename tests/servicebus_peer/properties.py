@@ -15,24 +15,16 @@ class QueueProperties:
     Attributes:
         lock_duration: Seconds a peek-lock holds, above 0, at most 300 as at the service (whose least is 5).
         max_delivery_count: Failed deliveries after which a message is dead-lettered, 1 to 2000.
-        duplicate_window: Seconds in which a message id is taken once; 0 = no duplicate detection.
-        dead_letter_on_expiry: Whether messages whose time to live has ended are dead-lettered; else they vanish.
-        default_ttl: Seconds; of messages without a shorter one of their own. None = for ever.
         max_message_size: Bytes of a message, and of a batch; 262,144 in the Standard tier.
     """
 
     lock_duration: float = 60.0
     max_delivery_count: int = 10
-    duplicate_window: float = 0.0
-    dead_letter_on_expiry: bool = False
-    default_ttl: float | None = None
     max_message_size: int = 262_144
 
     def __post_init__(self) -> None:
         _check(0 < self.lock_duration <= 300, "lock_duration is above 0 and at most 300 seconds", self.lock_duration)
         _check(1 <= self.max_delivery_count <= 2000, "max_delivery_count is 1 to 2000", self.max_delivery_count)
-        _check(self.duplicate_window >= 0, "duplicate_window is 0 seconds or more", self.duplicate_window)
-        _check(self.default_ttl is None or self.default_ttl > 0, "default_ttl is above 0 seconds", self.default_ttl)
         _check(self.max_message_size >= 1024, "max_message_size is 1024 bytes or more", self.max_message_size)
 
 

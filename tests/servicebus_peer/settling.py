@@ -1,7 +1,7 @@
 """What a client's disposition does to a message: AMQP 3.4, and the SDK's settlement of received messages.
 
-The outcomes: accepted = complete; released = release; modified with delivery-failed = abandon; modified with
-undeliverable-here = defer; rejected = dead-letter, with reason and description in the error's info.
+The outcomes: accepted = complete; released = release; modified with delivery-failed = abandon; rejected =
+dead-letter, with reason and description in the error's info. Nothing is deferred (modified with undeliverable-here).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def _settled(store: Store, token: uuid.UUID, state: Described) -> bytes:
 def _modify(store: Store, token: uuid.UUID, modified: Fields) -> bytes:
     failed, undeliverable = modified.get(0, bool, False), modified.get(1, bool, False)
     if undeliverable:
-        store.defer(token)
-    elif failed:
+        raise AmqpError(errors.NOT_IMPLEMENTED, "this peer defers no message")
+    if failed:
         store.abandon(token)
     else:
         store.release(token)

@@ -29,31 +29,21 @@ class Listener(Protocol):
 
 
 class Shelf(ABC):
-    """What `Store` is built on.
+    """What `Store` is built on."""
 
-    Args:
-        default_ttl: Seconds, of messages without a shorter time to live of their own; None = for ever.
-    """
-
-    def __init__(self, clock: Clock, default_ttl: float | None) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.listener: Listener | None = None
         self._clock = clock
-        self._default_ttl = default_ttl
         self._numbers = itertools.count(1)
         # By sequence number, and in its order: who gets a new number is put last.
         self._messages: dict[int, Message] = {}
         # Heaps. Entries whose message has gone, or waits no more, are skipped when they come up.
         self._waiting: list[int] = []
         self._schedule: list[tuple[float, int]] = []
-        self._expiries: list[tuple[float, int]] = []
 
     @abstractmethod
     def advance(self) -> None:
         """Let happen what is due."""
-
-    @abstractmethod
-    def _expired(self, message: Message) -> None:
-        """Its time to live has ended."""
 
     # --- looking ------------------------------------------------------------------------------------
 
@@ -63,8 +53,8 @@ class Shelf(ABC):
         return list(islice((message for number, message in self._messages.items() if number >= first), most))
 
     def count(self) -> dict[str, int]:
-        """Messages by what they do now: ready, locked, scheduled, deferred."""
-        found = dict.fromkeys(("ready", "locked", "scheduled", "deferred"), 0)
+        """Messages by what they do now: ready, locked, scheduled."""
+        found = dict.fromkeys(("ready", "locked", "scheduled"), 0)
         for message in self._messages.values():
             if message.lock is not None:
                 found["locked"] += 1
@@ -84,8 +74,9 @@ class Shelf(ABC):
         heapq.heappush(self._schedule, (until, message.sequence_number))
         self._due_in(until - message.enqueued)
 
-    def _begin(self, now: float) -> None:
-        """What was scheduled is enqueued anew, with a new number."""
+    def _begin(self) -> None:
+        """What was scheduled is enqueued anew, with a new number, when its time has come."""
+        now = self._clock.wall()
         while self._schedule and self._schedule[0][0] <= now:
             moment, number = heapq.heappop(self._schedule)
             message = self._messages.get(number)
@@ -94,47 +85,19 @@ class Shelf(ABC):
                 message.enqueued = max(moment, message.enqueued)
                 message.state = State.ACTIVE
                 self._number(message)
-                self._activate(message)
-
-    def _activate(self, message: Message) -> None:
-        ttl = min((t for t in (message.ttl, self._default_ttl) if t is not None), default=None)
-        if ttl is not None:
-            message.expires = message.enqueued + ttl
-            heapq.heappush(self._expiries, (message.expires, message.sequence_number))
-            self._due_in(ttl)
-        self._wait(message)
-
-    def _end(self, now: float) -> None:
-        while self._expiries and self._expiries[0][0] <= now:
-            message = self._messages.get(heapq.heappop(self._expiries)[1])
-            # One that is locked is looked at again when it comes back; a deferred one stays.
-            if message is not None and message.lock is None and message.state is State.ACTIVE:
-                self._expired(message)
-
-    def _advance_shelf(self) -> None:
-        """What is scheduled begins, and what has lived its time ends."""
-        if self._schedule or self._expiries:
-            now = self._clock.wall()
-            self._begin(now)
-            self._end(now)
+                self._wait(message)
 
     def _next_on_shelf(self) -> list[float]:
-        """Seconds until something begins, and until something ends."""
-        now = self._clock.wall()
-        return [heap[0][0] - now for heap in (self._schedule, self._expiries) if heap]
+        """Seconds until something begins."""
+        return [self._schedule[0][0] - self._clock.wall()] if self._schedule else []
 
     def _clear(self) -> None:
         self._messages.clear()
-        for heap in (self._waiting, self._schedule, self._expiries):
+        for heap in (self._waiting, self._schedule):
             heap.clear()
 
     def _wait(self, message: Message) -> None:
-        """It may be taken, unless it was deferred: then it may be asked for again."""
-        if message.state is State.DEFERRED:
-            return
-        if message.expires is not None and message.expires <= self._clock.wall():
-            self._expired(message)
-            return
+        """It may be taken."""
         heapq.heappush(self._waiting, message.sequence_number)
         if self.listener is not None:
             self.listener.available()
@@ -147,12 +110,11 @@ class Shelf(ABC):
                 return message
         return None
 
-    def _all(self, numbers: Iterable[int], state: State) -> list[Message]:
+    def _scheduled(self, numbers: Iterable[int]) -> list[Message]:
         found = [self._messages.get(number) for number in numbers]
-        there = [message for message in found if message and message.state is state and message.lock is None]
+        there = [message for message in found if message and message.state is State.SCHEDULED]
         if len(there) != len(found):
-            what = "scheduled" if state is State.SCHEDULED else "deferred"
-            raise AmqpError(errors.MESSAGE_NOT_FOUND, f"there is no {what} message of that sequence number", 404)
+            raise AmqpError(errors.MESSAGE_NOT_FOUND, "there is no scheduled message of that sequence number", 404)
         return there
 
     def _due_in(self, seconds: float) -> None:

@@ -3,8 +3,8 @@
 The life of a message:
 
     enqueued --> scheduled --(its time)--> waiting --(taken)--> locked --> completed: gone
-                     |                       ^  |                 | | '---> dead-lettered: in the sub-queue
-                 cancelled              (abandoned, released,     | '-----> deferred --(by number)--> locked
+                     |                       ^  |                 | '---> dead-lettered: in the sub-queue
+                 cancelled              (abandoned, released,     |
                                          lock expired)            |
                                              '--------------------'
 
@@ -19,7 +19,6 @@ from collections.abc import Iterable
 
 from servicebus_peer import errors
 from servicebus_peer.clock import Clock
-from servicebus_peer.duplicates import Duplicates
 from servicebus_peer.errors import AmqpError
 from servicebus_peer.locks import Locks
 from servicebus_peer.message import Message, State
@@ -35,26 +34,22 @@ class Store(Shelf):
 
     Args:
         name: Of the queue, for errors.
-        dead_letters: The sub-queue; None for a sub-queue, whose messages neither expire nor are dead-lettered.
+        dead_letters: The sub-queue; None for a sub-queue, whose messages are not dead-lettered.
     """
 
     def __init__(self, name: str, properties: QueueProperties, clock: Clock, dead_letters: Store | None = None) -> None:
-        super().__init__(clock, properties.default_ttl)
+        super().__init__(clock)
         self.name = name
         self.properties = properties
         self.dead_letters = dead_letters
         self.tally = Tally()
         self._locks = Locks(properties.lock_duration, clock)
-        self._duplicates = Duplicates(properties.duplicate_window, clock)
 
     # --- sending ------------------------------------------------------------------------------------
 
     def enqueue(self, message: Message) -> int:
-        """Its sequence number; 0 for a duplicate, which is dropped. Raises `AmqpError` for one that is too large."""
+        """Its sequence number. Raises `AmqpError` for one that is too large."""
         self.check_size(message.size)
-        if self._duplicates.has(message.message_id):
-            self.tally.duplicates += 1
-            return 0
         self.tally.enqueued += 1
         message.enqueued = self._clock.wall()
         number = self._number(message)
@@ -62,7 +57,7 @@ class Store(Shelf):
         if message.scheduled_for is not None and message.scheduled_for > message.enqueued:
             self._put_off(message, message.scheduled_for)
         else:
-            self._activate(message)
+            self._wait(message)
         return number
 
     def check_size(self, size: int) -> None:
@@ -74,12 +69,11 @@ class Store(Shelf):
     def cancel(self, numbers: Iterable[int]) -> None:
         """Delete scheduled messages; none of them if one is not there (`AmqpError`, 404)."""
         self.advance()
-        for message in self._all(numbers, State.SCHEDULED):
+        for message in self._scheduled(numbers):
             del self._messages[message.sequence_number]
 
     def adopt(self, message: Message) -> None:
-        """Take in a message of another store: a dead letter. Its time to live has no meaning here."""
-        message.expires = None
+        """Take in a message of another store: a dead letter."""
         message.state = State.ACTIVE
         self._number(message)
         self._wait(message)
@@ -91,22 +85,6 @@ class Store(Shelf):
         message = self._first()
         if message is not None:
             self._lock(message, owner)
-        return message
-
-    def take_deferred(self, numbers: Iterable[int], owner: object) -> list[Message]:
-        """Lock deferred messages; none of them if one is not there (`AmqpError`, 404)."""
-        self.advance()
-        found = self._all(numbers, State.DEFERRED)
-        for message in found:
-            self._lock(message, owner)
-        return found
-
-    def remove(self) -> Message | None:
-        """Receive and delete the first message that waits."""
-        message = self._first()
-        if message is not None:
-            del self._messages[message.sequence_number]
-            self.tally.delivered += 1
         return message
 
     # --- locks --------------------------------------------------------------------------------------
@@ -153,11 +131,6 @@ class Store(Shelf):
         self.tally.released += 1
         self._wait(message)
 
-    def defer(self, token: uuid.UUID) -> None:
-        """Set aside, until it is asked for by its number."""
-        self._unlock(token).state = State.DEFERRED
-        self.tally.deferred += 1
-
     def dead_letter(self, token: uuid.UUID, reason: str | None, description: str | None) -> None:
         if self.dead_letters is None:
             self._locks.find(token)
@@ -170,7 +143,7 @@ class Store(Shelf):
         """Let happen what is due."""
         if self._locks:
             self._expire(self._locks.overdue())
-        self._advance_shelf()
+        self._begin()
 
     def next_due(self) -> float | None:
         """Seconds until something is due; None = nothing ever is. Below 0: it is due already."""
@@ -188,13 +161,6 @@ class Store(Shelf):
         return count
 
     # --- inside -------------------------------------------------------------------------------------
-
-    def _expired(self, message: Message) -> None:
-        self.tally.expired += 1
-        if self.properties.dead_letter_on_expiry and self.dead_letters is not None:
-            self._bury(message, "TTLExpiredException", "The message expired and was dead lettered.")
-        else:
-            del self._messages[message.sequence_number]
 
     def _lock(self, message: Message, owner: object) -> None:
         self._locks.take(message, owner)

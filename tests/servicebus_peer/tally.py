@@ -7,16 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Tally:
-    """Counts; `lost_locks` ended by themselves, `expired` are messages whose time to live has ended."""
+    """Counts; `lost_locks` ended by themselves."""
 
     enqueued: int = 0
-    duplicates: int = 0
     delivered: int = 0
     renewed: int = 0
     completed: int = 0
     abandoned: int = 0
     released: int = 0
-    deferred: int = 0
     dead_lettered: int = 0
     lost_locks: int = 0
-    expired: int = 0
