@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.harness import Harness
-from support.jobs import QUEUE, a_job, at, numbered
+from support.jobs import QUEUE, a_job, at, new_lease, numbered
 from support.looks import in_order, recover, seen
 
 from jobpool.broker.backend import QueueBackend
@@ -282,8 +282,7 @@ def test_what_was_deleted_is_never_fetched(backend: QueueBackend) -> None:
 
 
 def test_retry_gives_a_dead_letter_a_clean_record(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend)
     backend.nack(lease, error="boom")
     [lease] = backend.fetch_many(QUEUE, limit=1)
     backend.abandon(lease, "hopeless", "boom")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.claims import AT_ONCE, claim, found, ids
 from support.harness import Harness
-from support.jobs import QUEUE, a_job
+from support.jobs import QUEUE, a_job, new_lease
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import CLAIM_LIMIT, Deleted
@@ -28,9 +28,7 @@ def begin(backend: QueueBackend, lease: JobLease) -> Begin:
 
 def leased(backend: QueueBackend, ttl: float = 30.0) -> JobLease:
     """One more job, in the hands of a pool."""
-    backend.enqueue(a_job(priority=1))
-    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=ttl)
-    return lease
+    return new_lease(backend, priority=1, ttl=ttl)
 
 
 @pytest.mark.lacks("native_reap")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.claims import claim, found, ids, nothing_to_claim, post
 from support.harness import Harness
-from support.jobs import QUEUE, a_job
+from support.jobs import QUEUE, a_job, new_lease
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import Deleted
@@ -57,8 +57,7 @@ def test_age_is_never_negative_when_the_clock_is_set_back(harness: Harness, back
 @pytest.mark.needs("leases")
 def test_a_claim_ends_by_the_clock_by_which_a_lease_ends(harness: Harness, backend: QueueBackend) -> None:
     """Where the broker's wall clock decides, both have ended when it is set; else neither has."""
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=60.0)
+    lease = new_lease(backend, ttl=60.0)
     post(backend)
     held = claim(backend)
     backend.claims.renew(QUEUE, held.id, ttl=60.0)

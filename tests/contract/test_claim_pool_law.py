@@ -9,7 +9,7 @@ import pytest
 from support import crowd_claims
 from support.claims import AT_ONCE, claim, found, ids, nothing_to_claim, post
 from support.harness import Harness
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, new_lease, numbered
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import Deleted
@@ -164,8 +164,7 @@ def test_a_live_claim_never_shows_what_a_pool_took_from_another(harness: Harness
 
 
 def test_what_a_pool_gave_back_can_be_claimed_with_its_past(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend)
     backend.nack(lease, error="boom")
     held = claim(backend)
     message = found(backend, lease.id)

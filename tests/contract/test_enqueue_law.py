@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.harness import Harness
-from support.jobs import QUEUE, a_job, at, numbered
+from support.jobs import QUEUE, a_job, at, new_lease, numbered
 from support.looks import in_order, seen
 
 from jobpool.broker.backend import QueueBackend
@@ -114,8 +114,7 @@ def test_an_id_twice_in_one_call_makes_one_message(backend: QueueBackend) -> Non
 
 @pytest.mark.needs("known_ids")
 def test_an_id_that_is_dead_is_left_dead(backend: QueueBackend) -> None:
-    backend.enqueue(a_job(identifier="order-17"))
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend, identifier="order-17")
     backend.abandon(lease, "hopeless")
     backend.enqueue(a_job(identifier="order-17"))
     assert payloads(backend) == []
@@ -124,8 +123,7 @@ def test_an_id_that_is_dead_is_left_dead(backend: QueueBackend) -> None:
 
 @pytest.mark.needs("known_ids")
 def test_an_id_that_a_producer_gave_is_remembered_after_its_end(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue(a_job(identifier="order-17"))
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend, identifier="order-17")
     assert backend.ack(lease)
     harness.advance(ENQUEUE_MEMORY - harness.tick)
     assert backend.enqueue(a_job(identifier="order-17")) == "order-17"
@@ -145,12 +143,10 @@ def test_an_id_that_was_given_and_deleted_is_remembered_too(backend: QueueBacken
 
 def test_a_second_message_under_an_id_is_not_the_first(harness: Harness, backend: QueueBackend) -> None:
     """A lease of the first message of an id says nothing about the second."""
-    backend.enqueue(a_job(identifier="order-17"))
-    [old] = backend.fetch_many(QUEUE, limit=1, ttl=30.0)
+    old = new_lease(backend, identifier="order-17", ttl=30.0)
     backend.ack(old)
     harness.advance(ENQUEUE_MEMORY)
-    backend.enqueue(a_job(identifier="order-17"))
-    [new] = backend.fetch_many(QUEUE, limit=1, ttl=30.0)
+    new = new_lease(backend, identifier="order-17", ttl=30.0)
     assert not backend.abandon(old)
     assert backend.ack(new)
 
@@ -193,8 +189,7 @@ def test_what_one_client_enqueued_another_fetches(harness: Harness) -> None:
 
 @pytest.mark.spans
 def test_follow_ups_come_with_the_ack(backend: QueueBackend) -> None:
-    backend.enqueue(a_job("first"))
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend, "first")
     follow_ups = (a_job("second"), a_job("mail", queue="mails", identifier="mail-1"))
     [answer] = backend.settle_many([(lease, Ack(follow_ups))])
     assert answer
@@ -204,8 +199,7 @@ def test_follow_ups_come_with_the_ack(backend: QueueBackend) -> None:
 
 @pytest.mark.spans
 def test_a_repeated_ack_does_not_repeat_its_follow_ups(backend: QueueBackend) -> None:
-    backend.enqueue(a_job("first"))
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend, "first")
     for _ in range(3):
         assert backend.settle_many([(lease, Ack((a_job("second"),)))], call_id="the-call") != []
     assert payloads(backend) == ["second"]
@@ -213,8 +207,7 @@ def test_a_repeated_ack_does_not_repeat_its_follow_ups(backend: QueueBackend) ->
 
 @pytest.mark.spans
 def test_a_refused_ack_enqueues_no_follow_ups(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue(a_job("first"))
-    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=1.0)
+    lease = new_lease(backend, "first", ttl=1.0)
     harness.expire_leases(1.0)
     assert not all(backend.settle_many([(lease, Ack((a_job("second", queue="mails"),)))]))
     assert backend.stats("mails").pending == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.harness import Harness
-from support.jobs import QUEUE, a_job
+from support.jobs import QUEUE, a_job, new_lease
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.message.settlement import Settled
@@ -33,8 +33,7 @@ def test_whatever_is_asked_the_lease_tells_its_end_and_ends_then(
 
 @each_ttl
 def test_a_renewal_gives_the_whole_time_again(harness: Harness, backend: QueueBackend, ttl: float) -> None:
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=ttl)
+    lease = new_lease(backend, ttl=ttl)
     lasts = harness.lasts(ttl)
     for _ in range(3):
         harness.advance(0.7 * lasts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.harness import Harness
-from support.jobs import QUEUE, a_job, at, numbered
+from support.jobs import QUEUE, a_job, at, new_lease, numbered
 from support.looks import dead_letter, is_refusal
 
 from jobpool.broker.backend import QueueBackend
@@ -25,19 +25,13 @@ def with_follow_ups(*definitions: object) -> list[Settlement]:
 both = pytest.mark.parametrize("settlement", with_follow_ups(MAIL), ids=["ack", "abandon"])
 
 
-def a_lease(backend: QueueBackend, ttl: float = 30.0) -> JobLease:
-    backend.enqueue(a_job("first"))
-    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=ttl)
-    return lease
-
-
 def payloads(backend: QueueBackend, queue: str = "mails") -> list[object]:
     return [lease.envelope.payload for lease in backend.fetch_many(queue, limit=100)]
 
 
 @both
 def test_they_come_with_what_was_accepted(backend: QueueBackend, settlement: Settlement) -> None:
-    assert backend.settle_many([(a_lease(backend), settlement)]) == [Settled.OK]
+    assert backend.settle_many([(new_lease(backend, "first"), settlement)]) == [Settled.OK]
     assert payloads(backend) == ["mail"]
 
 
@@ -48,7 +42,7 @@ def test_they_come_with_what_was_accepted(backend: QueueBackend, settlement: Set
 )
 @pytest.mark.needs("priorities")
 def test_there_may_be_several_in_their_order_and_over_queues(backend: QueueBackend, settlement: Settlement) -> None:
-    assert backend.settle_many([(a_lease(backend), settlement)])[0]
+    assert backend.settle_many([(new_lease(backend, "first"), settlement)])[0]
     assert payloads(backend) == ["urgent", 0, 1, 2, 3, 4]
     assert payloads(backend, QUEUE) == ["here"]
 
@@ -58,7 +52,7 @@ def test_there_may_be_several_in_their_order_and_over_queues(backend: QueueBacke
 def test_they_come_once_when_the_call_is_repeated(
     harness: Harness, backend: QueueBackend, settlement: Settlement
 ) -> None:
-    batch = [(a_lease(backend), settlement)]
+    batch = [(new_lease(backend, "first"), settlement)]
     assert backend.settle_many(batch, "the-call") == [Settled.OK]
     assert harness.open().settle_many(batch, "the-call") == [Settled.ALREADY]
     assert payloads(backend) == ["mail"]
@@ -68,7 +62,7 @@ def test_they_come_once_when_the_call_is_repeated(
 
 @pytest.mark.parametrize("way", ["expired", "settled", "reaped and taken again"])
 def test_none_comes_with_what_was_refused(harness: Harness, backend: QueueBackend, way: str) -> None:
-    lease = a_lease(backend, ttl=5.0)
+    lease = new_lease(backend, "first", ttl=5.0)
     if way == "settled":
         backend.nack(lease, delay=60.0)
     else:
@@ -83,7 +77,7 @@ def test_none_comes_with_what_was_refused(harness: Harness, backend: QueueBacken
 
 
 def test_in_a_batch_only_the_accepted_bring_theirs(harness: Harness, backend: QueueBackend) -> None:
-    late = a_lease(backend, ttl=1.0)
+    late = new_lease(backend, "first", ttl=1.0)
     harness.expire_leases(1.0)
     backend.enqueue_many(numbered(3))
     leases = backend.fetch_many(QUEUE, limit=3)
@@ -104,7 +98,7 @@ def test_in_a_batch_only_the_accepted_bring_theirs(harness: Harness, backend: Qu
 
 def test_what_the_dead_leaves_is_a_message_of_its_own(backend: QueueBackend) -> None:
     """A copy of a failed payload for another queue; the dead letter stays."""
-    lease = a_lease(backend)
+    lease = new_lease(backend, "first")
     copy = a_job({"failed": "first"}, queue="failed-payloads", handler="store")
     assert backend.settle_many([(lease, Abandon("failed", "boom", "cause", (copy,)))]) == [Settled.OK]
     dead = dead_letter(backend, lease.id)
@@ -121,7 +115,7 @@ def test_what_the_dead_leaves_is_a_message_of_its_own(backend: QueueBackend) -> 
 def test_a_follow_up_may_be_delayed(harness: Harness, backend: QueueBackend, settlement: Settlement) -> None:
     later = a_job("later", queue="mails", scheduled_at=at(harness.now() + 10.0))
     [settlement] = [each for each in with_follow_ups(later) if type(each) is type(settlement)]
-    assert backend.settle_many([(a_lease(backend), settlement)])[0]
+    assert backend.settle_many([(new_lease(backend, "first"), settlement)])[0]
     assert payloads(backend) == []
     harness.advance(10.0)
     assert payloads(backend) == ["later"]
@@ -133,13 +127,13 @@ def test_an_id_that_is_known_adds_nothing(backend: QueueBackend, settlement: Set
     named = a_job("second", queue="mails", identifier="mail-1")
     backend.enqueue(a_job("first", queue="mails", identifier="mail-1"))
     [settlement] = [each for each in with_follow_ups(named) if type(each) is type(settlement)]
-    assert backend.settle_many([(a_lease(backend), settlement)]) == [Settled.OK]
+    assert backend.settle_many([(new_lease(backend, "first"), settlement)]) == [Settled.OK]
     assert payloads(backend) == ["first"]
 
 
 @pytest.mark.parametrize("settlement", with_follow_ups(a_job("x" * 1_048_577)), ids=["ack", "abandon"])
 def test_one_that_cannot_be_enqueued_leaves_the_message_leased(backend: QueueBackend, settlement: Settlement) -> None:
-    lease = a_lease(backend)
+    lease = new_lease(backend, "first")
     with pytest.raises(InvalidJob, match="1048576"):
         backend.settle_many([(lease, settlement)])
     assert backend.ack(lease) is Settled.OK

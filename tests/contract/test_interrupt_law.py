@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 from support.interrupts import interrupted, points
-from support.jobs import QUEUE, a_job
+from support.jobs import QUEUE, a_job, new_lease
 
 from jobpool.broker.backend import QueueBackend
 
@@ -50,11 +50,9 @@ def test_an_interrupt_in_a_fetch_leaves_the_next_one_whole(backend: QueueBackend
 
 @pytest.mark.needs("idempotent_settle")
 def test_a_settlement_that_was_interrupted_can_be_repeated(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend)
     for point in points(partial(backend.ack, lease)):
-        backend.enqueue(a_job())
-        [lease] = backend.fetch_many(QUEUE, limit=1)
+        lease = new_lease(backend)
         interrupted(partial(backend.ack, lease), point)
         backend.ack(lease)
         assert backend.inspect(lease.id) is None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from support.harness import Harness
-from support.jobs import QUEUE, a_job
+from support.jobs import QUEUE, a_job, new_lease
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.editing import read_changes
@@ -53,15 +53,13 @@ def test_a_queue_that_is_missing_is_named_with_the_mend(
 ) -> None:
     with pytest.raises(ConfigurationError, match=rf"(?s){MISSING}.*[Cc]reate|[Cc]reate.*{MISSING}"):
         call(backend)
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend)
     assert backend.ack(lease) is Settled.OK
 
 
 @pytest.mark.lacks("makes_queues")
 def test_a_message_that_cannot_be_moved_stays_leased(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend)
     with pytest.raises(ConfigurationError, match=MISSING):
         backend.settle_many([(lease, Move(MISSING))])
     assert backend.ack(lease) is Settled.OK
@@ -104,8 +102,7 @@ def test_a_transaction_of_the_caller_s_is_refused(backend: QueueBackend) -> None
 
 @pytest.mark.lacks("ack_in_transaction")
 def test_an_ack_in_a_transaction_of_the_handler_s_is_refused(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend)
     with pytest.raises(Unsupported, match="transaction of yours"):
         backend.ticket(lease)
     assert backend.ack(lease) is Settled.OK

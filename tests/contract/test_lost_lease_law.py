@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.harness import Harness
-from support.jobs import QUEUE, a_job, at
+from support.jobs import QUEUE, a_job, at, new_lease
 from support.looks import recover, seen
 
 from jobpool.broker.backend import QueueBackend
@@ -30,8 +30,7 @@ def test_a_former_schedule_counts_no_longer(harness: Harness, backend: QueueBack
 def test_a_delay_of_a_retry_counts_no_longer_and_its_count_and_error_stay(
     harness: Harness, backend: QueueBackend
 ) -> None:
-    backend.enqueue(a_job())
-    [first] = backend.fetch_many(QUEUE, limit=1)
+    first = new_lease(backend)
     backend.nack(first, delay=30.0, error="the last error")
     harness.advance(31.0)
     backend.fetch_many(QUEUE, limit=1, ttl=1.0)

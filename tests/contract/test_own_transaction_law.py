@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from support.claims import AT_ONCE
 from support.harness import Harness
-from support.jobs import QUEUE, a_job
+from support.jobs import QUEUE, a_job, new_lease
 from support.waiting import wait_until
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.client.jobs import Jobs
 from jobpool.errors import ConfigurationError, LeaseLost
-from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Settled
 
 pytestmark = pytest.mark.needs("enqueue_in_transaction", "ack_in_transaction")
@@ -42,12 +41,6 @@ def effects(connection: Any) -> list[str]:
     return [name for (name,) in connection.execute("SELECT name FROM mine").fetchall()]
 
 
-def a_lease(backend: QueueBackend, ttl: float = 30.0, **fields: Any) -> JobLease:
-    backend.enqueue(a_job(**fields))
-    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=ttl)
-    return lease
-
-
 # --- in autocommit ----------------------------------------------------------------------------------------
 
 
@@ -60,7 +53,7 @@ def test_an_enqueue_in_autocommit_is_refused_without_a_transaction(backend: Queu
 def test_an_ack_in_autocommit_is_refused_without_a_transaction(
     harness: Harness, backend: QueueBackend, autocommit: Any
 ) -> None:
-    lease = a_lease(backend)
+    lease = new_lease(backend)
     with pytest.raises(ConfigurationError, match=REFUSED):
         harness.ack_within(autocommit, backend.ticket(lease), [backend.pack(a_job("next"))])
     assert backend.stats(QUEUE).waiting == 0
@@ -79,7 +72,7 @@ def test_a_transaction_that_is_open_in_autocommit_decides(backend: QueueBackend,
 def test_an_ack_in_autocommit_belongs_to_the_transaction_that_is_open(
     harness: Harness, backend: QueueBackend, autocommit: Any
 ) -> None:
-    lease = a_lease(backend)
+    lease = new_lease(backend)
     autocommit.execute("BEGIN")
     still_open = harness.ack_within(autocommit, backend.ticket(lease))
     assert still_open()
@@ -120,7 +113,7 @@ def test_a_known_id_stays_as_it_is(backend: QueueBackend, connection: Any) -> No
 def test_an_ack_comes_true_with_the_commit_and_is_then_known(
     harness: Harness, backend: QueueBackend, connection: Any
 ) -> None:
-    lease = a_lease(backend, identifier="order-1")
+    lease = new_lease(backend, identifier="order-1")
     connection.execute("INSERT INTO mine VALUES ('effect')")
     still_open = harness.ack_within(connection, backend.ticket(lease), [backend.pack(a_job("next"))])
     assert still_open()
@@ -136,7 +129,7 @@ def test_an_ack_comes_true_with_the_commit_and_is_then_known(
 
 
 def test_an_ack_that_is_rolled_back_never_was(harness: Harness, backend: QueueBackend, connection: Any) -> None:
-    lease = a_lease(backend)
+    lease = new_lease(backend)
     connection.execute("INSERT INTO mine VALUES ('effect')")
     still_open = harness.ack_within(connection, backend.ticket(lease), [backend.pack(a_job("next"))])
     connection.rollback()
@@ -149,7 +142,7 @@ def test_an_ack_that_is_rolled_back_never_was(harness: Harness, backend: QueueBa
 
 
 def test_an_ack_twice_in_one_transaction_is_one(harness: Harness, backend: QueueBackend, connection: Any) -> None:
-    lease = a_lease(backend)
+    lease = new_lease(backend)
     for _ in range(2):
         harness.ack_within(connection, backend.ticket(lease), [backend.pack(a_job("next"))])
     connection.commit()
@@ -157,7 +150,7 @@ def test_an_ack_twice_in_one_transaction_is_one(harness: Harness, backend: Queue
 
 
 def test_a_lost_connection_is_no_open_transaction(harness: Harness, backend: QueueBackend, connection: Any) -> None:
-    lease = a_lease(backend)
+    lease = new_lease(backend)
     still_open = harness.ack_within(connection, backend.ticket(lease))
     connection.close()
     assert not still_open()
@@ -165,7 +158,7 @@ def test_a_lost_connection_is_no_open_transaction(harness: Harness, backend: Que
 
 
 def test_a_lease_that_has_ended_is_refused(harness: Harness, backend: QueueBackend, connection: Any) -> None:
-    lease = a_lease(backend, ttl=5.0)
+    lease = new_lease(backend, ttl=5.0)
     harness.expire_leases(5.0)
     connection.execute("INSERT INTO mine VALUES ('effect')")
     with pytest.raises(LeaseLost, match=f"{lease.id} in queue 'reports' has ended: expired"):
@@ -178,7 +171,7 @@ def test_a_lease_that_has_ended_is_refused(harness: Harness, backend: QueueBacke
 def test_a_message_that_somebody_else_holds_is_refused(
     harness: Harness, backend: QueueBackend, connection: Any
 ) -> None:
-    lease = a_lease(backend, ttl=5.0)
+    lease = new_lease(backend, ttl=5.0)
     harness.expire_leases(5.0)
     assert len(backend.reap(QUEUE, AT_ONCE)) == 1
     [again] = backend.fetch_many(QUEUE, limit=1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.harness import Harness
-from support.jobs import QUEUE, a_job
+from support.jobs import QUEUE, a_job, new_lease
 from support.looks import recover
 from support.tiers import examples
 
@@ -74,8 +74,7 @@ def test_any_payload_arrives_as_it_was_sent(backend: QueueBackend, payload: Any)
 
 
 def test_the_bytes_survive_a_nack_and_a_reap(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue(a_job({"z": 1, "a": [1.0, 2e300]}))
-    [first] = backend.fetch_many(QUEUE, limit=1)
+    first = new_lease(backend, {"z": 1, "a": [1.0, 2e300]})
     backend.nack(first)
     [second] = backend.fetch_many(QUEUE, limit=1, ttl=1.0)
     recover(harness, backend, 1.0)

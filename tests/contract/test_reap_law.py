@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.harness import Harness
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, new_lease, numbered
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Message, ReapPolicy, State
@@ -81,8 +81,7 @@ def test_only_the_queue_that_was_named_is_reaped(harness: Harness, backend: Queu
 
 
 def test_attempts_and_the_last_error_survive_a_crash(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend)
     backend.nack(lease, error="boom")
     message = crash(harness, backend)
     assert (message.attempts, message.crashes, message.last_error) == (1, 1, "boom")

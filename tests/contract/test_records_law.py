@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.harness import Harness
-from support.jobs import QUEUE, a_job
+from support.jobs import QUEUE, new_lease
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.key_store import LONGEST_RECORD, MOST_LINES, KeyStore
@@ -287,8 +287,7 @@ def test_none_of_it_is_a_message_or_a_queue(backend: QueueBackend) -> None:
     keys.put_records(QUEUE, {"one": b"1"}, 60.0)
     keys.append_log(QUEUE, [("one", b"1")], 5)
     assert (backend.queues(), backend.stats(QUEUE).pending, backend.list_messages()) == ([], 0, [])
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend)
     keys.first_run(QUEUE, "one")
     assert keys.begin_many([(lease, Guards(holds=(Hold("one"),)))])[0]
     assert backend.ack(lease)

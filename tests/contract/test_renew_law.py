@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.harness import Harness
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, new_lease, numbered
 from support.looks import is_refusal
 
 from jobpool.broker.backend import QueueBackend
@@ -15,8 +15,7 @@ pytestmark = pytest.mark.needs("leases")
 
 
 def test_a_renewed_lease_ends_ttl_seconds_from_now(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=10.0)
+    lease = new_lease(backend, ttl=10.0)
     harness.advance(8.0)
     before = backend.clock.boot()
     renewed = backend.renew(lease, 5.0)
@@ -33,16 +32,14 @@ def test_a_renewed_lease_ends_ttl_seconds_from_now(harness: Harness, backend: Qu
 
 @pytest.mark.needs("chosen_ttl")
 def test_a_renewal_may_shorten_a_lease(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=100.0)
+    lease = new_lease(backend, ttl=100.0)
     backend.renew(lease, 1.0)
     harness.advance(1.0)
     assert len(backend.reap(QUEUE)) == 1
 
 
 def test_at_the_deadline_it_is_too_late(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=2.0)
+    lease = new_lease(backend, ttl=2.0)
     harness.advance(harness.lasts(2.0))
     with pytest.raises(LeaseLost, match=lease.id):
         backend.renew(lease, 5.0)
@@ -62,8 +59,7 @@ def test_each_lease_of_a_batch_has_its_answer(harness: Harness, backend: QueueBa
 
 @pytest.mark.needs("forfeit")
 def test_a_forfeited_lease_cannot_be_renewed(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend)
     backend.forfeit(lease, "SIGKILL")
     assert backend.renew_many([lease], 30.0) == [None]
 
@@ -71,8 +67,7 @@ def test_a_forfeited_lease_cannot_be_renewed(backend: QueueBackend) -> None:
 @pytest.mark.above
 @pytest.mark.parametrize("ttl", [0.0, -1.0, float("nan")])
 def test_a_ttl_out_of_range_is_refused(backend: QueueBackend, ttl: float) -> None:
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend)
     with pytest.raises(ValueError, match="ttl"):
         backend.renew(lease, ttl)
 

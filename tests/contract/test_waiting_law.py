@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 from support.harness import Harness
-from support.jobs import QUEUE, a_job, at
+from support.jobs import QUEUE, a_job, at, new_lease
 from support.stalls import Stopwatch
 
 import jobpool_backends
@@ -97,8 +97,7 @@ def test_a_delay_that_falls_due_is_not_missed(harness: Harness) -> None:
 def test_a_release_wakes_whoever_waits(harness: Harness) -> None:
     opener = harness.opener()
     waiting, other = harness.keep(opener()), harness.keep(opener())
-    other.enqueue(a_job())
-    [lease] = other.fetch_many(QUEUE, limit=1)
+    lease = new_lease(other)
     with ThreadPoolExecutor(1) as executor:
         found = executor.submit(waiting.wait_any, [QUEUE], 30.0)
         other.release(lease)

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 from support.harness import Harness
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, new_lease, numbered
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import ReapPolicy
@@ -52,8 +52,7 @@ def test_fetches_and_settlements(witnessed: QueueBackend, ledger: Ledger) -> Non
 
 
 def test_leases_that_were_lost(witnessed: QueueBackend, ledger: Ledger) -> None:
-    witnessed.enqueue(a_job())
-    [lease] = witnessed.fetch_many(QUEUE, limit=1)
+    lease = new_lease(witnessed)
     witnessed.ack(lease)
 
     assert witnessed.renew_many([lease], 30.0) == [None]

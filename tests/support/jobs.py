@@ -1,11 +1,13 @@
-"""Small builders of definitions."""
+"""Small builders of definitions, and of a lease."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from jobpool.broker.backend import QueueBackend
 from jobpool.message.definition import JobDefinition
+from jobpool.message.lease import JobLease
 
 QUEUE = "reports"
 
@@ -25,3 +27,13 @@ def numbered(count: int, **fields: Any) -> list[JobDefinition]:
 def at(unix_time: float) -> datetime:
     """A Unix time as `scheduled_at` takes it, to the microsecond."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=round(unix_time * 1e6))
+
+
+def new_lease(
+    backend: QueueBackend, payload: Any = None, *, queue: str = QUEUE, ttl: float = 30.0, **fields: Any
+) -> JobLease:
+    """A new job, leased; no other waits before it."""
+    ident = backend.enqueue(a_job(payload, queue=queue, **fields))
+    [lease] = backend.fetch_many(queue, limit=1, ttl=ttl)
+    assert lease.id == ident
+    return lease

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.jobs import QUEUE, a_job
+from support.jobs import QUEUE, a_job, new_lease
 from support.servers import fresh_name, shared_beanstalk
 from support.waiting import wait_until
 
@@ -46,8 +46,7 @@ def test_what_a_living_holder_let_end_goes_to_others(
     clock: ManualClock, pair: tuple[BeanstalkBackend, BeanstalkBackend]
 ) -> None:
     holder, other = pair
-    holder.enqueue(a_job())
-    [lease] = holder.fetch_many(QUEUE, limit=1)
+    lease = new_lease(holder)
     let_it_end(clock)
     assert other.fetch_many(QUEUE, limit=1) == [], "forgotten"
     assert holder.lost() == []  # as a pool asks all the time
@@ -61,8 +60,7 @@ def test_the_holder_itself_can_fetch_it_again(
     clock: ManualClock, pair: tuple[BeanstalkBackend, BeanstalkBackend]
 ) -> None:
     holder, _ = pair
-    holder.enqueue(a_job())
-    [lease] = holder.fetch_many(QUEUE, limit=1)
+    lease = new_lease(holder)
     let_it_end(clock)
     holder.lost()
     again = soon(holder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, new_lease, numbered
 
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool.clock import ManualClock
@@ -44,8 +44,7 @@ def test_what_has_ended_takes_no_room() -> None:
     backend = MemoryBackend(clock=clock)
     for number in range(20):
         guards = Guards(f"key-{number}", 50.0, (Hold(f"job:{number}"),), (Rate(f"concurrency:{number}", 9, 10.0),))
-        backend.enqueue(a_job(number, unique=True, idempotency_key=f"key-{number}"))
-        [lease] = backend.fetch_many(QUEUE, limit=1)
+        lease = new_lease(backend, number, unique=True, idempotency_key=f"key-{number}")
         assert backend.keys.begin_many([(lease, guards)])[0]
         assert backend.ack(lease.guarded(guards))
     backend.keys.put_records("pools", {f"pool-{number}": b"x" for number in range(20)}, 50.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from support.jobs import QUEUE, a_job, at, numbered
+from support.jobs import QUEUE, a_job, at, new_lease, numbered
 
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool.clock import ManualClock
@@ -63,8 +63,7 @@ def test_what_need_not_be_remembered_is_dropped(seconds: float) -> None:
     for lease in backend.fetch_many(QUEUE, limit=2):
         backend.ack(lease)
     clock.advance(seconds)
-    backend.enqueue(a_job(identifier="c"))
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend, identifier="c")
     backend.ack(lease)
     assert len(backend._calls) == 1
     assert len(backend._store.ended) == (3 if seconds < 600 else 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from at_once import at_once
 from postgres_rig import Rig, together
-from support.jobs import QUEUE, a_job
+from support.jobs import QUEUE, a_job, new_lease
 
 from jobpool.broker.values import MessageFilter, NewBatch, Verb
 from jobpool.errors import ConfigurationError
@@ -320,9 +320,7 @@ def test_who_may_not_use_it_is_told_what_to_grant(rig: Rig, role: str) -> None:
     ):
         rig.ask(f"GRANT {what} TO {role}")
     backend = rig.open(base=base(rig, role))
-    backend.enqueue(a_job())
-    lease = backend.fetch(QUEUE)
-    assert lease is not None
+    lease = new_lease(backend)
     assert backend.ack(lease)
 
 

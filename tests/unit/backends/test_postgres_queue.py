@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from postgres_explained import explained
 from postgres_rig import Rig, together
-from support.jobs import QUEUE, a_job, at, numbered
+from support.jobs import QUEUE, a_job, at, new_lease, numbered
 from support.waiting import wait_until
 
 from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
@@ -102,8 +102,7 @@ def test_one_id_enqueued_twice_at_once_is_one_message(
 def test_an_id_that_ends_while_it_is_enqueued_again_is_remembered(
     rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
-    backend.enqueue(a_job(identifier="order-17"))
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend, identifier="order-17")
     ticket = backend.ticket(lease)
     sql = "SELECT {schema}.settle('c1', ARRAY[%s], ARRAY[%s]::bigint[], ARRAY[%s]::bigint[])"
     assert call(rig, connection, sql, ticket["queue"], ticket["seq"], ticket["holder"]) == [("o",)]

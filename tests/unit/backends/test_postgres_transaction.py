@@ -14,13 +14,12 @@ import psycopg
 import pytest
 from postgres_rig import Rig
 from psycopg.rows import dict_row
-from support.jobs import QUEUE, a_job, at
+from support.jobs import QUEUE, a_job, at, new_lease
 from support.servers.pgbouncer import Pgbouncer
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
 from jobpool.errors import ConfigurationError, InvalidJob
-from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Nack, Settled
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.in_transaction import ack
@@ -229,16 +228,9 @@ def test_an_asynchronous_connection_and_a_cursor_are_refused(backend: PostgresBa
 # --- ack -----------------------------------------------------------------------------------------------------
 
 
-def a_lease(backend: PostgresBackend, ttl: float = 30.0, **fields: Any) -> JobLease:
-    backend.enqueue(a_job(**fields))
-    lease = backend.fetch(QUEUE, ttl=ttl)
-    assert lease is not None
-    return lease
-
-
 def test_an_open_transaction_is_passed_by(rig: Rig, backend: PostgresBackend, connection: Connection) -> None:
     """Renewing waits for nobody, and nothing is lost; nor is anything reaped, or held up."""
-    lease, other = a_lease(backend, ttl=0.5), a_lease(backend)
+    lease, other = new_lease(backend, ttl=0.5), new_lease(backend)
     quick = rig.open(timeout=1)
     ack(connection, backend.ticket(lease))
     started = Stopwatch()
@@ -258,7 +250,7 @@ def test_a_transaction_that_hangs_holds_up_no_settlement_of_others(
     rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
     """Its child was killed, say, and the server has not noticed yet."""
-    stuck, other = a_lease(backend), a_lease(backend)
+    stuck, other = new_lease(backend), new_lease(backend)
     ack(connection, backend.ticket(stuck))
     started = Stopwatch()
     answers = rig.open().settle_many([(stuck, Nack(0.0, "timeout")), (other, Ack())])
@@ -272,7 +264,7 @@ def test_a_transaction_that_hangs_holds_up_no_settlement_of_others(
 def test_a_snapshot_that_is_older_than_the_lease_is_explained(
     rig: Rig, backend: PostgresBackend, connection: Connection
 ) -> None:
-    lease = a_lease(backend)
+    lease = new_lease(backend)
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     ack(connection, backend.ticket(lease))
     connection.rollback()
@@ -308,7 +300,7 @@ print(sorted(name for name in sys.modules if name.startswith(("jobpool_backends"
 
 
 def test_a_child_that_acks_stays_small(backend: PostgresBackend) -> None:
-    function = str(backend.ticket(a_lease(backend))["ack"])
+    function = str(backend.ticket(new_lease(backend))["ack"])
     told = subprocess.run([sys.executable, "-c", SMALL, function], capture_output=True, text=True, check=True).stdout
     own = ["", ".postgres", ".postgres.in_transaction", ".shared"]
     assert told.strip() == str([f"jobpool_backends{name}" for name in own])

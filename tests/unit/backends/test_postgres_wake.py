@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from postgres_rig import Rig
-from support.jobs import QUEUE, a_job, at
+from support.jobs import QUEUE, a_job, at, new_lease
 from support.servers import PostgresServer
 from support.stalls import Stopwatch
 from support.waiting import wait_until
@@ -66,8 +66,7 @@ def test_an_enqueue_wakes_at_once(rig: Rig, threads: ThreadPoolExecutor) -> None
 @pytest.mark.parametrize("verb", ["enqueue_many", "release", "nack", "retry of a dead letter", "reap"])
 def test_whatever_makes_a_message_fetchable_wakes(rig: Rig, threads: ThreadPoolExecutor, verb: str) -> None:
     backend, other = rig.open(), rig.open()
-    other.enqueue(a_job())
-    [lease] = other.fetch_many(QUEUE, limit=1)
+    lease = new_lease(other)
     if verb == "retry of a dead letter":
         other.abandon(lease, "by mistake")
     if verb == "reap":

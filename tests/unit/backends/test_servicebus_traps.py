@@ -22,7 +22,7 @@ import pytest
 from azure.servicebus._pyamqp.aio import Connection
 from azure.servicebus.aio import ServiceBusClient
 from servicebus_peer import Control, PeerThread
-from support.jobs import QUEUE, a_job
+from support.jobs import QUEUE, a_job, new_lease
 from support.waiting import patiently, wait_until
 
 from jobpool.broker.values import MessageFilter, Verb
@@ -179,8 +179,7 @@ def failover(backend: ServiceBusBackend, control: Control) -> None:
 @scene("a lost reply to an ack is not a lost lease")
 def lost_reply_to_an_ack(backend: ServiceBusBackend, control: Control) -> None:
     """The lock is gone when it is asked for again, because the first request was carried out."""
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend)
     control.lose_replies("settle")
     later(control.drop_connections)
     assert backend.ack(lease)
@@ -214,8 +213,7 @@ def lost_reply_to_a_nack(backend: ServiceBusBackend, control: Control) -> None:
 
 @scene("a lost reply to a renewal is asked for again")
 def lost_reply_to_a_renewal(backend: ServiceBusBackend, control: Control) -> None:
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend)
     control.lose_replies("management")
     later(control.drop_connections)
     assert backend.renew(lease, 30.0).expires_at > lease.expires_at
@@ -224,8 +222,7 @@ def lost_reply_to_a_renewal(backend: ServiceBusBackend, control: Control) -> Non
 
 @scene("a lock that is really gone is not taken for a lost reply")
 def really_gone(backend: ServiceBusBackend, control: Control) -> None:
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend)
     control.expire_locks(QUEUE)
     assert not backend.ack(lease)
     assert control.counts(QUEUE).ready == 1

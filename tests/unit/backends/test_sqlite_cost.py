@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from sqlite_explained import tracing
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, new_lease, numbered
 
 from jobpool.clock import ManualClock
 from jobpool.message.guards import Guards, Hold, Rate
@@ -22,8 +22,7 @@ KEY_TABLES = ("spent", "done", "holds", "starts", "records", "logs")
 def backend(open_sqlite: Open) -> SqliteBackend:
     """On a clock that stands still, and warm: what is swept once a second has been."""
     backend = open_sqlite(clock=ManualClock())
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend)
     backend.ack(lease)
     backend.keys.forget(QUEUE, "any")
     return backend
@@ -92,8 +91,7 @@ def test_what_names_share_is_read_once(backend: SqliteBackend) -> None:
 
 
 def test_guarded_jobs_settle_in_a_few_statements_more(backend: SqliteBackend) -> None:
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend)
     guards = Guards(key="order-17")
     backend.keys.begin_many([(lease, guards)])
     with tracing(backend) as statements:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.jobs import QUEUE, a_job
+from support.jobs import QUEUE, a_job, new_lease
 from support.waiting import wait_until
 
 from jobpool_backends.inotify import Listener, wake
@@ -90,8 +90,7 @@ def _wait_and_take(backend: SqliteBackend) -> float:
 def test_a_commit_without_a_bell_is_found_soon(path: Path, open_sqlite: Open) -> None:
     """Another program gives a message back by hand."""
     backend = open_sqlite()
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1)
+    lease = new_lease(backend)
     backend.abandon(lease, "by mistake")
     with ThreadPoolExecutor(1) as executor:
         found = executor.submit(backend.wait_any, [QUEUE], 30.0)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from support.jobs import QUEUE, a_job
+from support.jobs import QUEUE, a_job, new_lease
 from support.waiting import wait_until
 
 from jobpool.broker.parts import Brought, Settlements
@@ -44,9 +44,7 @@ class Full(MemoryBackend):
         return super()._renew(leases, ttl)
 
     def held(self, ttl: float = 30.0) -> Delivery:
-        self.enqueue(a_job())
-        lease = self.fetch(QUEUE, ttl=ttl)
-        assert lease is not None
+        lease = new_lease(self, ttl=ttl)
         return Delivery(lease, lease.deliveries, 0.0, "", self.clock.mono())
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from support.jobs import QUEUE, a_job
+from support.jobs import new_lease
 
 from jobpool.ipc.frames import run_packet
 from jobpool.message.lease import JobLease
@@ -19,9 +19,7 @@ from jobpool_backends.memory import MemoryBackend
 @pytest.fixture
 def lease() -> JobLease:
     backend = MemoryBackend()
-    backend.enqueue(a_job())
-    [lease] = backend.fetch_many(QUEUE, limit=1)
-    return lease
+    return new_lease(backend)
 
 
 def counting(lease: JobLease, counter: str, value: int) -> JobLease:

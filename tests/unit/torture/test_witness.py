@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, new_lease, numbered
 from support.tables import row
 
 from jobpool.broker.backend import QueueBackend
@@ -162,9 +162,7 @@ class Silent(MemoryBackend):
 
 def test_a_settlement_that_is_not_answered(tmp_path: Path) -> None:
     backend = cast(QueueBackend, Witness(Silent(), tmp_path / "ledger"))
-    backend.enqueue(a_job())
-    lease = backend.fetch(QUEUE)
-    assert lease is not None
+    lease = new_lease(backend)
     with pytest.raises(BackendUnavailable):
         backend.ack(lease)
 
