@@ -63,8 +63,7 @@ def callbacks(backend: QueueBackend) -> list[tuple[str, str]]:
 
 def told(backend: QueueBackend, queue: str = DONE) -> dict[str, Any]:
     """The end of the batch as its callback in this queue finds it, verified."""
-    lease = backend.fetch(queue)
-    assert lease is not None
+    [lease] = backend.fetch_many(queue, limit=1)
     verify(lease.body, lease.envelope, backend.signer, queue)
     backend.release(lease)
     assert lease.envelope.ended is not None
@@ -184,8 +183,7 @@ def test_a_move_is_no_end(backend: QueueBackend) -> None:
     assert settle(backend, lease, Move("slow")) is Settled.OK
     assert counts(backend) == (1, 0, 0, 0)
     assert backend.batches.members(BATCH, 10) == [lease.id]
-    moved = backend.fetch("slow")
-    assert moved is not None
+    [moved] = backend.fetch_many("slow", limit=1)
     assert backend.ack(moved) is Settled.OK
     assert callbacks(backend) == BOTH
 
@@ -547,8 +545,7 @@ def test_clients_share_a_batch(harness: Harness, backend: QueueBackend) -> None:
     ids: Sequence[str] = other.enqueue_many(numbered(2, batch=BATCH))
     other.batches.close(BATCH)
     for _ in ids:
-        lease = backend.fetch(QUEUE, ttl=100.0)
-        assert lease is not None
+        [lease] = backend.fetch_many(QUEUE, limit=1, ttl=100.0)
         other.ack(lease)
     assert callbacks(backend) == BOTH
 

@@ -149,12 +149,10 @@ def test_what_waits_or_is_delayed_becomes_a_dead_letter_in_one_step(harness: Har
 def test_a_cancelled_job_is_raised_again_and_runs_in_its_old_place(harness: Harness) -> None:
     backend = harness.open()
     first, second, third = backend.enqueue_many(numbered(3))
-    fetched = backend.fetch(QUEUE)
-    assert fetched is not None
+    [fetched] = backend.fetch_many(QUEUE, limit=1)
     assert fetched.id == first
     no_wait(backend, second)
-    later = backend.fetch(QUEUE)
-    assert later is not None
+    [later] = backend.fetch_many(QUEUE, limit=1)
     assert later.id == third
     assert backend.bulk(MessageFilter(ids=(second,)), Verb.RETRY) == 1
     [lease] = backend.fetch_many(QUEUE, limit=5)
@@ -171,8 +169,7 @@ def test_a_cancel_that_purges_leaves_nothing(backend: QueueBackend) -> None:
 
 def test_what_is_leased_is_only_marked_and_its_own_holder_ends_it(backend: QueueBackend) -> None:
     [ident] = backend.enqueue_many(numbered(1))
-    lease = backend.fetch(QUEUE)
-    assert lease is not None
+    [lease] = backend.fetch_many(QUEUE, limit=1)
     assert backend.bulk(MessageFilter(ids=(ident,)), Verb.CANCEL) == 0
     assert no_wait(backend, ident) == {ident: Cancel.ASKED}
     [mark] = control.read(backend).cancels.values()
@@ -186,8 +183,7 @@ def test_what_is_leased_is_only_marked_and_its_own_holder_ends_it(backend: Queue
 @pytest.mark.parametrize("won", ["ack", "nack", "abandon", "abandon as cancelled"])
 def test_a_cancel_says_what_won_against_it(backend: QueueBackend, won: str) -> None:
     [ident] = backend.enqueue_many(numbered(1))
-    lease = backend.fetch(QUEUE)
-    assert lease is not None
+    [lease] = backend.fetch_many(QUEUE, limit=1)
     cancels = control._Cancels(backend, purge=False)
     assert cancels.step(ident) is None
     if won == "ack":
@@ -202,8 +198,7 @@ def test_a_cancel_says_what_won_against_it(backend: QueueBackend, won: str) -> N
 
 def test_the_mark_goes_with_the_answer(backend: QueueBackend) -> None:
     [ident] = backend.enqueue_many(numbered(1))
-    lease = backend.fetch(QUEUE)
-    assert lease is not None
+    [_lease] = backend.fetch_many(QUEUE, limit=1)
     assert no_wait(backend, ident) == {ident: Cancel.ASKED}
     assert control.read(backend).cancels.keys() == {ident}
     control.unmark(backend, [ident])
@@ -212,8 +207,7 @@ def test_the_mark_goes_with_the_answer(backend: QueueBackend) -> None:
 
 def test_a_filter_cancels_all_that_match_but_no_posts(backend: QueueBackend) -> None:
     idents = backend.enqueue_many([*numbered(3), a_job(queue="mails")])
-    lease = backend.fetch(QUEUE)
-    assert lease is not None
+    [lease] = backend.fetch_many(QUEUE, limit=1)
     backend.claims.post(QUEUE, [NewPost("posted", True, b"{}")])
     count = control.cancel_matching(backend, MessageFilter(queue=QUEUE), wait=0.0)
     assert count == {Cancel.CANCELLED: 2, Cancel.ASKED: 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.claims import found
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at
 
@@ -113,8 +114,7 @@ def test_it_is_known_wherever_it_is(
     assert backend.enqueue_once(a_job("second"), KEY) == ident
     stats = backend.stats(QUEUE)
     assert (stats.pending + stats.dead) == 1
-    message = backend.inspect(ident)
-    assert message is not None
+    message = found(backend, ident)
     assert message.state is state
 
 

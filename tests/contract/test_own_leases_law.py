@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.claims import found
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 from support.looks import a_lease, recover
@@ -89,8 +90,7 @@ def test_a_refusal_leaves_the_message_as_it_was(backend: QueueBackend) -> None:
     [lease] = backend.fetch_many(QUEUE, limit=9)
     assert (lease.id, lease.attempts, lease.crashes, lease.deliveries) == (ident, 0, 0, 2)
     assert backend.abandon(lease, "looked at")
-    dead = backend.inspect(ident)
-    assert dead is not None
+    dead = found(backend, ident)
     assert (dead.last_error, dead.cause) == (None, None)
     assert (backend.stats(QUEUE).pending, backend.stats(QUEUE).dead, backend.stats("mails").pending) == (0, 1, 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.claims import found
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, new_lease, numbered
 
@@ -22,9 +23,7 @@ def crash(harness: Harness, backend: QueueBackend, policy: ReapPolicy = AT_ONCE,
     else:
         harness.expire_leases(1.0)
     assert len(backend.reap(QUEUE, policy)) == 1
-    message = backend.inspect(lease.id)
-    assert message is not None
-    return message
+    return found(backend, lease.id)
 
 
 def test_an_expired_message_comes_back_at_once_after_its_first_crash(harness: Harness, backend: QueueBackend) -> None:

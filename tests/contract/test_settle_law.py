@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
+from support.claims import found
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 from support.looks import dead_letter, in_order, is_refusal, seen, settle
@@ -87,8 +88,7 @@ def test_forfeit_ends_the_lease_at_once_and_leaves_the_rest_to_the_reaper(backen
     ident = backend.enqueue(a_job())
     lease = a_lease(backend)
     assert backend.forfeit(lease, "SIGSEGV") is Settled.OK
-    message = backend.inspect(ident)
-    assert message is not None
+    message = found(backend, ident)
     assert (message.state, message.cause, message.crashes) == (State.LEASED, "SIGSEGV", 0)
     assert backend.fetch_many(QUEUE, limit=1) == []
     assert backend.ack(lease) is Settled.EXPIRED
@@ -147,8 +147,7 @@ def test_an_error_that_is_not_given_leaves_the_last_one(backend: QueueBackend) -
     backend.nack(a_lease(backend), error="first")
     backend.nack(a_lease(backend))
     backend.abandon(a_lease(backend), "hopeless")
-    message = backend.inspect(ident)
-    assert message is not None
+    message = found(backend, ident)
     assert (message.last_error, message.attempts) == ("first", 2)
 
 

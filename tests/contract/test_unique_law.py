@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from support.claims import found
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at
 from support.looks import a_lease, picture
@@ -135,8 +136,7 @@ def test_it_is_known_wherever_it_is(
     before = picture(backend, QUEUE)
     assert backend.enqueue(unique("second")) == first
     assert picture(backend, QUEUE) == before
-    message = backend.inspect(first)
-    assert message is not None
+    message = found(backend, first)
     assert message.state is state
 
 

@@ -78,8 +78,7 @@ def test_what_one_was_told_of_another_may_fetch(harness: Harness) -> None:
     told, other = harness.keep(opener()), harness.keep(opener())
     ident = other.enqueue(a_job())
     assert told.wait_any([QUEUE], 10.0) == QUEUE
-    lease = other.fetch(QUEUE, ttl=30.0, wait=20.0)
-    assert lease is not None
+    [lease] = other.fetch_many(QUEUE, limit=1, ttl=30.0, wait=20.0)
     assert (lease.id, lease.attempts, lease.crashes) == (ident, 0, 0)
     assert told.fetch(QUEUE) is None
     assert other.ack(lease) is Settled.OK

@@ -147,8 +147,7 @@ def ask(found: Explained, guards: Guards, answer: Begin) -> None:
 
 
 def a_lease(found: Explained) -> JobLease:
-    lease = found.backend.fetch(QUEUE, ttl=3600.0)
-    assert lease is not None
+    [lease] = found.backend.fetch_many(QUEUE, limit=1, ttl=3600.0)
     return lease
 
 

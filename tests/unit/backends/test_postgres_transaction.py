@@ -96,8 +96,7 @@ def test_an_open_transaction_holds_up_nobody(rig: Rig, backend: PostgresBackend,
     backend.enqueue_in(connection, [a_job("late")])
     other = rig.open(timeout=1)
     [ident] = other.enqueue_many([a_job("early")])
-    lease = other.fetch(QUEUE)
-    assert lease is not None
+    [lease] = other.fetch_many(QUEUE, limit=1)
     assert lease.id == ident
     assert other.ack(lease) is Settled.OK
     assert other.reap(QUEUE) == []
@@ -118,8 +117,7 @@ def test_what_was_enqueued_before_others_and_committed_after_them_is_not_lost(
         assert all(backend.settle_many([(lease, Ack()) for lease in leases]))
     assert backend.fetch(QUEUE) is None
     connection.commit()
-    lease = backend.fetch(QUEUE)
-    assert lease is not None
+    [lease] = backend.fetch_many(QUEUE, limit=1)
     assert lease.id == late
 
 
@@ -146,8 +144,7 @@ def test_the_callers_connection_keeps_its_ways(rig: Rig, backend: PostgresBacken
     for _ in range(7):
         [ident] = backend.enqueue_in(connection, [a_job()])
         connection.commit()
-        lease = backend.fetch(QUEUE)
-        assert lease is not None
+        [lease] = backend.fetch_many(QUEUE, limit=1)
         assert lease.id == ident
         still_open = ack(connection, backend.ticket(lease))
         assert still_open()
@@ -284,8 +281,7 @@ def test_both_work_through_a_pooler(rig: Rig, tmp_path: Path) -> None:
             for _ in range(10):
                 backend.enqueue_in(connection, [a_job()])
                 connection.commit()
-                lease = backend.fetch(QUEUE)
-                assert lease is not None
+                [lease] = backend.fetch_many(QUEUE, limit=1)
                 ack(connection, backend.ticket(lease))
                 connection.commit()
                 assert backend.ack(lease) is Settled.ALREADY

@@ -28,8 +28,7 @@ def unique(key: str = "order-17", **fields: Any) -> JobDefinition:
 
 
 def a_lease(backend: PostgresBackend) -> JobLease:
-    lease = backend.fetch(QUEUE, ttl=300.0)
-    assert lease is not None
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=300.0)
     return lease
 
 

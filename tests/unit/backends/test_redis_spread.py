@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 
 import pytest
 from redis_rig import Rig, take
+from support.claims import found
 from support.jobs import QUEUE, a_job, at, numbered
 
 from jobpool.broker.values import MessageFilter, NewMessage, Verb
@@ -58,8 +59,7 @@ def test_lists_counts_and_verbs_go_over_all_queues(rig: Rig) -> None:
     assert len(seen) == 20
     assert set(seen) == known
     assert backend.count(MessageFilter(ids=tuple(known))) == 20
-    message = backend.inspect(seen[7])
-    assert message is not None
+    message = found(backend, seen[7])
     assert message.id == seen[7]
     assert backend.wait_any(["empty", "q2"], 0.0) == "q2"
     assert backend.bulk(MessageFilter(), Verb.DELETE) == 20

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from support.claims import found
 from support.jobs import a_job, at, numbered
 from support.servers import RedisCluster, fresh_name
 from support.servers.redis_cluster import ClusterNode
@@ -171,8 +172,7 @@ def test_a_message_that_moves_and_is_relayed_twice_is_there_once(
     move = Move(queues[1], crashes=1, error="boom")
     [entry] = map(write_entry, brought_by(backend, lease, move))
     assert backend.settle_many([(lease, move)]) == [Settled.OK]
-    message = backend.inspect(ident)
-    assert message is not None
+    message = found(backend, ident)
     assert (message.queue, message.crashes, message.last_error) == (queues[1], 1, "boom")
     node_of(cluster, queues[0]).ask("RPUSH", keys.one(queues[0], "outbox"), entry)
     backend.reap(queues[0])
@@ -270,8 +270,7 @@ def test_the_listings_go_over_all_nodes(open_one: Open, queues: list[str]) -> No
     idents = [backend.enqueue(a_job(number, queue=queue)) for number in range(4) for queue in queues]
     assert backend.queues() == sorted(queues)
     assert {message.id for message in backend.list_messages()} == set(idents)
-    message = backend.inspect(idents[5])
-    assert message is not None
+    message = found(backend, idents[5])
     assert message.queue == queues[2]
 
 

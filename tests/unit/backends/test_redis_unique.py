@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from redis_rig import Rig, take
+from support.claims import found
 from support.jobs import QUEUE, a_job, numbered
 
 from jobpool.broker.values import MessageFilter, NewMessage, ReapPolicy, Verb
@@ -36,8 +37,7 @@ def test_the_letter_of_a_record_says_that_it_has_a_key(rig: Rig, ident: str | No
     assert rig.call("PTTL", rig.key("unique:order-17")) == -1
     [lease] = take(backend)
     assert (lease.id, lease.token) == (known, member.decode() + ("w" if ident else "u"))
-    message = backend.inspect(known)
-    assert message is not None
+    message = found(backend, known)
     assert message.handler == "report"
 
 
@@ -147,8 +147,7 @@ def test_what_utf_8_cannot_carry_is_written_out_on_the_way(rig: Rig) -> None:
     backend.enqueue(a_job(identifier="order-17"))
     [lease] = take(backend)
     assert backend.settle_many([(lease, Move("mails", error="no \ud800", cause="\udfff"))]) == [Settled.OK]
-    message = backend.inspect("order-17")
-    assert message is not None
+    message = found(backend, "order-17")
     assert (message.queue, message.last_error, message.cause) == ("mails", "no \\ud800", "\\udfff")
 
 

@@ -48,8 +48,7 @@ def ask(jobpool: Ask, url: str, tmp_path: Path) -> Ask:
 
 
 def bury(broker: QueueBackend, queue: str) -> str:
-    lease = broker.fetch(queue)
-    assert lease is not None
+    [lease] = broker.fetch_many(queue, limit=1)
     assert broker.abandon(lease, "timeout", "too slow")
     return lease.id
 
@@ -127,8 +126,7 @@ def test_a_cancel_by_a_lent_store_is_for_jobs_enqueued_before_it_and_knows_dead_
         assert backend.abandon(before, "cancelled")
         assert (cancel(), control.read(backend).cancels) == (Cancel.ALREADY, {})
         assert backend.bulk(MessageFilter(ids=("order-7",)), Verb.RETRY) == 1
-        again = backend.fetch("reports")
-        assert again is not None
+        [again] = backend.fetch_many("reports", limit=1)
         assert backend.abandon(again, "failed")
         assert (cancel(), control.read(backend).cancels) == (Cancel.DEAD, {})
 

@@ -27,8 +27,7 @@ def enqueue(jobpool: Jobpool, *words: str) -> str:
 
 def kill_off(broker: QueueBackend, queue: str, reason: str = "timeout") -> str:
     """Lease the next message of `queue` and abandon it."""
-    lease = broker.fetch(queue)
-    assert lease is not None
+    [lease] = broker.fetch_many(queue, limit=1)
     assert broker.abandon(lease, reason, "Traceback:\n  deep\nValueError: no paper")
     return lease.id
 
@@ -174,8 +173,7 @@ def test_inspect_shows_a_dead_letter_with_its_error(jobpool: Jobpool, broker: Qu
 
 def test_other_peoples_text_cannot_steer_the_terminal(jobpool: Jobpool, broker: QueueBackend) -> None:
     enqueue(jobpool, "report")
-    lease = broker.fetch("default")
-    assert lease is not None
+    [lease] = broker.fetch_many("default", limit=1)
     broker.abandon(lease, "failed", "\x1b[2Jgone\x07")
     assert "\x1b" not in jobpool("dead").stdout
 
@@ -192,8 +190,7 @@ def test_options_stand_before_the_verb_too(jobpool: Jobpool, tmp_path: Path) -> 
 
 def test_reap_gives_back_what_has_expired(jobpool: Jobpool, broker: QueueBackend) -> None:
     ident = enqueue(jobpool, "report")
-    lease = broker.fetch("default")
-    assert lease is not None
+    [lease] = broker.fetch_many("default", limit=1)
     broker.forfeit(lease, "SIGSEGV")
     result = jobpool("reap", "default", "--json")
     assert [(one["id"], one["crashes"], one["dead"]) for one in json.loads(result.stdout)] == [(ident, 1, False)]

@@ -30,8 +30,7 @@ def kill_off(
     """One more dead letter: with one failed attempt before its last."""
     ident = broker.enqueue(JobDefinition("report", {"customer": 7}, queue=queue))
     for settle in (lambda lease: broker.nack(lease, error="first"), None):
-        lease = broker.fetch(queue)
-        assert lease is not None
+        [lease] = broker.fetch_many(queue, limit=1)
         if settle:
             settle(lease)
     text = cause.to_text() if cause else None
@@ -82,8 +81,7 @@ def test_json_has_the_cause_as_an_object(jobpool: Jobpool, broker: QueueBackend)
 
 def test_a_reap_tells_the_cause_as_an_object_too(jobpool: Jobpool, broker: QueueBackend) -> None:
     broker.enqueue(JobDefinition("report"))
-    lease = broker.fetch("default")
-    assert lease is not None
+    [lease] = broker.fetch_many("default", limit=1)
     broker.forfeit(lease, SEGV.to_text())
     [reaped] = json.loads(jobpool("reap", "default", "--json").stdout)
     assert reaped["cause"] == SEGV.to_dict()
@@ -112,8 +110,7 @@ def test_the_record_of_an_earlier_attempt_is_not_taken_for_the_cause(jobpool: Jo
 
 def test_an_older_records_text_is_shown_as_it_is(jobpool: Jobpool, broker: QueueBackend) -> None:
     broker.enqueue(JobDefinition("report"))
-    lease = broker.fetch("default")
-    assert lease is not None
+    [lease] = broker.fetch_many("default", limit=1)
     assert broker.settle_many([(lease, Abandon("crash-limit", None, "lease expired"))]) == [Settled.OK]
     assert jobpool("dead").stdout.splitlines()[1].endswith("crash-limit  lease expired")
     assert "\ncause\n  lease expired\n" in jobpool("inspect", lease.id).stdout

@@ -57,8 +57,7 @@ def put(broker: QueueBackend, queue: str = "reports", count: int = 1) -> list[st
 
 def bury(broker: QueueBackend, queue: str = "reports", reason: str = "timeout") -> str:
     put(broker, queue)
-    lease = broker.fetch(queue)
-    assert lease is not None
+    [lease] = broker.fetch_many(queue, limit=1)
     broker.settle_many([(lease, Abandon(reason, "too slow"))])
     return lease.id
 
@@ -150,8 +149,7 @@ def test_an_id_that_waits_is_told_apart_from_nothing(ask: Ask, broker: MemoryBac
 
 def test_whole_queues_are_purged_and_what_is_leased_stays(ask: Ask, broker: MemoryBackend) -> None:
     put(broker, count=3)
-    leased = broker.fetch("reports")
-    assert leased is not None
+    [leased] = broker.fetch_many("reports", limit=1)
     bury(broker)
     put(broker, "default")
     dry = ask("purge", "-Q", "reports", "--dry-run")

@@ -51,8 +51,7 @@ class Terminal(io.StringIO):
 def hostile(jobpool: Jobpool, broker: QueueBackend, tmp_path: Path) -> str:
     """The id of a dead letter that is hostile in each of its texts, written around the checks of a producer."""
     assert jobpool("enqueue", "report", "-Q", "reports", "--", json.dumps({"text": HOSTILE})).exit_code == 0
-    lease = broker.fetch("reports")
-    assert lease is not None
+    [lease] = broker.fetch_many("reports", limit=1)
     broker.abandon(lease, "failed", f"Traceback:\n  deep\nValueError: {HOSTILE}")
     assert jobpool("message", "post", "reports", json.dumps(HOSTILE)).exit_code == 0
     with sqlite3.connect(tmp_path / "jobpool.db") as connection:

@@ -124,8 +124,7 @@ def test_without_a_queue_it_comes_from_the_default_one(broker: QueueBackend) -> 
 
 def leased(broker: QueueBackend, queue: str = "reports") -> JobLease:
     broker.enqueue(JobDefinition("report", {"customer": 7}, queue=queue))
-    lease = broker.fetch(queue)
-    assert lease is not None
+    [lease] = broker.fetch_many(queue, limit=1)
     return lease
 
 

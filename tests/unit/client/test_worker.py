@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from support.claims import found
 from support.modest import Breakable, OwnLeases
 from support.waiting import wait_until
 
@@ -120,8 +121,7 @@ def test_the_context_knows_its_delivery(backend: MemoryBackend, registry: Handle
         seen.extend([ctx.id, ctx.queue, ctx.attempt, ctx.fence, ctx.crashes, ctx.max_retries])
 
     ident = put(backend, "report")
-    first = backend.fetch("reports", ttl=30)
-    assert first is not None
+    [first] = backend.fetch_many("reports", limit=1, ttl=30)
     backend.release(first)
     QueueWorker(backend, registry).process_once("reports")
     assert seen == [ident, "reports", 1, 2, 0, 4]
@@ -183,8 +183,7 @@ def test_a_handlers_own_back_off_wins_over_the_workers(backend: MemoryBackend, r
 
     ident = put(backend, "report")
     QueueWorker(backend, registry, retry=RetryPolicy("fixed", base=5)).process_once("reports")
-    message = backend.inspect(ident)
-    assert message is not None
+    message = found(backend, ident)
     assert message.available_at - backend.clock.wall() == pytest.approx(60, abs=2)
 
 
@@ -206,8 +205,7 @@ def test_what_a_handler_raises_on_purpose(
 
     ident = put(backend, "report", max_retries=3)
     assert QueueWorker(backend, registry).process_once("reports").status is status
-    message = backend.inspect(ident)
-    assert message is not None
+    message = found(backend, ident)
     assert message.state is state
 
 
@@ -405,8 +403,7 @@ def test_too_late_nothing_is_settled(backend: MemoryBackend, registry: HandlerRe
     worker = QueueWorker(backend, registry, ttl=30)
     assert worker.process_once("reports") == WorkerResult(Status.LOST, attempts=1, error="lease lost")
     assert worker.counters["reports"] == {"jobs_fetched": 1, "jobs_lease_lost": 1}
-    message = backend.inspect(ident)
-    assert message is not None
+    message = found(backend, ident)
     assert message.state is State.LEASED
     assert backend.reap_expired("reports") == 1
 

@@ -103,8 +103,7 @@ def crash_to_death(broker: QueueBackend, queue: str = "reports", job: JobDefinit
     broker.enqueue(job or JobDefinition("report", {"customer": 7}, queue=queue))
     reaped: list[Reaped] = []
     while not any(one.dead for one in reaped):
-        lease = broker.fetch(queue)
-        assert lease is not None
+        [lease] = broker.fetch_many(queue, limit=1)
         broker.forfeit(lease, "SIGSEGV")
         reaped = broker.reap(queue, AT_ONCE)
     return reaped
@@ -193,8 +192,7 @@ def test_where_a_broker_looks_through_its_letters_it_is_told_the_queue(clock: Ma
     broker = Charging(clock=clock)
     broker.enqueue(JobDefinition("report", {"customer": 7}, queue="reports"))
     for _ in range(2):
-        lease = broker.fetch("reports", ttl=30.0)
-        assert lease is not None
+        [_lease] = broker.fetch_many("reports", limit=1, ttl=30.0)
         clock.advance(30.0)
     assert broker.fetch("reports") is None, "it was met, charged and buried"
     reaped = broker.reap("reports")
@@ -202,8 +200,7 @@ def test_where_a_broker_looks_through_its_letters_it_is_told_the_queue(clock: Ma
     copies = DeadLetterJobs(broker, "failures")
     copies.died(reaped)
     copies.forward()
-    copy = broker.fetch("failures")
-    assert copy is not None
+    [copy] = broker.fetch_many("failures", limit=1)
     assert copy.envelope.payload["_dlq_metadata"]["reason"] == "crash-limit"
 
 

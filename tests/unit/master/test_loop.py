@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 from stage import HANDLERS, Stage
+from support.claims import found
 from support.jobs import a_job
 
 from jobpool.broker.backend import QueueBackend
@@ -149,8 +150,7 @@ def test_what_the_lease_thread_brings_at_the_very_end_of_a_stop_is_given_back() 
         master = a_master(pool, backend, inbox, fetch_thread)
         assert master.run() == 0
         inbox.close()
-        message = backend.inspect(lease.id)
-        assert message is not None
+        message = found(backend, lease.id)
         assert message.state is State.WAITING
 
 

@@ -27,8 +27,7 @@ TTL = 30.0
 
 def held(backend: QueueBackend, queue: str = QUEUE, ttl: float = TTL) -> Delivery:
     backend.enqueue(a_job(queue=queue))
-    lease = backend.fetch(queue, ttl=ttl)
-    assert lease is not None
+    [lease] = backend.fetch_many(queue, limit=1, ttl=ttl)
     return Delivery(lease, lease.deliveries, 0.0, "", backend.clock.mono())
 
 

@@ -105,8 +105,7 @@ def _settling(jobs: int, *, until_empty: bool) -> Iterator[tuple[Callable[[], No
         return events
 
     def settle_one() -> None:
-        lease = backend.fetch(QUEUE)
-        assert lease is not None
+        [lease] = backend.fetch_many(QUEUE, limit=1)
         before = sum(isinstance(event, ev.Answered) for event in seen())
         settle_thread.settle([(Delivery(lease, lease.deliveries, 0.0, "", 0.0), Ack())])
         wait_until(lambda: sum(isinstance(event, ev.Answered) for event in seen()) > before)

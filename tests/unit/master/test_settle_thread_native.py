@@ -36,8 +36,7 @@ class Thread:
 
     def held(self) -> Delivery:
         self.backend.enqueue(a_job())
-        lease = self.backend.fetch(QUEUE)
-        assert lease is not None
+        [lease] = self.backend.fetch_many(QUEUE, limit=1)
         return Delivery(lease, lease.deliveries, 0.0, "", 0.0)
 
     def start(self, *work: Work) -> None:
@@ -89,8 +88,7 @@ def poisoned() -> Modest:
     backend = Modest()
     backend.enqueue(a_job())
     for _ in range(2):
-        lease = backend.fetch(QUEUE, ttl=0.005)
-        assert lease is not None
+        [lease] = backend.fetch_many(QUEUE, limit=1, ttl=0.005)
         wait_until(lambda lease=lease: backend.clock.boot() > lease.expires_at)  # type: ignore[misc]
     backend.reap(QUEUE)
     return backend

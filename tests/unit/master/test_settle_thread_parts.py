@@ -40,8 +40,7 @@ class HalfSilent(MemoryBackend):
 
     def held(self, queue: str, ttl: float = 30.0) -> Delivery:
         self.enqueue(a_job(queue=queue))
-        lease = self.fetch(queue, ttl=ttl)
-        assert lease is not None
+        [lease] = self.fetch_many(queue, limit=1, ttl=ttl)
         return Delivery(lease, lease.deliveries, 0.0, "", 0.0)
 
 

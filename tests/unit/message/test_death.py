@@ -138,8 +138,7 @@ def test_no_cause_is_no_line() -> None:
 def test_a_message_tells_how_its_last_killed_attempt_ended() -> None:
     backend = MemoryBackend()
     ident = backend.enqueue(JobDefinition("report"))
-    lease = backend.fetch("default")
-    assert lease is not None
+    [lease] = backend.fetch_many("default", limit=1)
     before = backend.inspect(ident)
     backend.settle_many([(lease, Nack(cause=Death("killed by SIGSEGV", "itself").to_text()))])
     after = backend.inspect(ident)

@@ -92,8 +92,7 @@ def test_an_error_is_the_callers(scene: Scene) -> None:
 def test_a_fetch(scene: Scene) -> None:
     ident = scene.backend.enqueue(a_job(max_retries=3))
     begun = time.monotonic()
-    lease = scene.backend.fetch(QUEUE)
-    assert lease is not None
+    [lease] = scene.backend.fetch_many(QUEUE, limit=1)
 
     line = scene.last()
     assert (line.event, line.id, line.fence, line.attempt, line.crashes) == ("fetched", ident, 1, 1, 0)
@@ -134,8 +133,7 @@ def test_settlements_in_a_batch_are_two_writes(scene: Scene) -> None:
 
 def test_a_refused_settlement(scene: Scene) -> None:
     scene.backend.enqueue(a_job())
-    lease = scene.backend.fetch(QUEUE, ttl=5)
-    assert lease is not None
+    [lease] = scene.backend.fetch_many(QUEUE, limit=1, ttl=5)
     scene.clock.advance(5)
 
     assert not scene.backend.ack(lease)
@@ -144,8 +142,7 @@ def test_a_refused_settlement(scene: Scene) -> None:
 
 def test_a_move_says_what_it_adds(scene: Scene) -> None:
     scene.backend.enqueue(a_job())
-    lease = scene.backend.fetch(QUEUE)
-    assert lease is not None
+    [lease] = scene.backend.fetch_many(QUEUE, limit=1)
     scene.backend.settle_many([(lease, Move("large", attempts=1))])
 
     line = scene.last()
@@ -188,8 +185,7 @@ def test_a_lost_lease(scene: Scene) -> None:
 
 def test_renewals_write_nothing(scene: Scene) -> None:
     scene.backend.enqueue(a_job())
-    lease = scene.backend.fetch(QUEUE, ttl=5)
-    assert lease is not None
+    [lease] = scene.backend.fetch_many(QUEUE, limit=1, ttl=5)
     scene.backend.renew(lease, 5)
 
     assert len(scene.events()) == 1
@@ -215,8 +211,7 @@ def test_a_reap(scene: Scene) -> None:
     ident = scene.backend.enqueue(a_job())
     policy = ReapPolicy(max_crashes=1, back_off=0)
     for answer, crashes in (("back", 1), ("dead", 2)):
-        lease = scene.backend.fetch(QUEUE)
-        assert lease is not None
+        [lease] = scene.backend.fetch_many(QUEUE, limit=1)
         scene.backend.forfeit(lease, "killed by SIGSEGV")
         scene.backend.reap(QUEUE, policy)
         line = scene.last()
