@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, new_lease
+from support.tables import row
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.key_store import LONGEST_RECORD, MOST_LINES, KeyStore
@@ -16,6 +19,9 @@ pytestmark = pytest.mark.needs("key_store")
 SPACE = "pools"
 ODD = ["a", "a b", "Zürich", "z", "é", "\uff05", "😀", "a%", "a_", "a*b", "a?[x]", "a\\", "A", "a:b:c", "'\"{}"]
 """Whatever a broker might take for something else; among them what sorts differently as UTF-16 or by language."""
+
+
+ODD_NAMES = ("", "x" * 256, "a\nb")
 
 
 @pytest.fixture
@@ -131,52 +137,51 @@ def test_deleted_they_are_gone_and_what_is_not_there_is_no_error(keys: KeyStore)
     assert names(keys) == ["b"]
 
 
-def test_no_records_are_no_error(keys: KeyStore) -> None:
+@pytest.mark.above
+def test_what_is_out_of_bounds_is_refused_and_nothing_written(keys: KeyStore) -> None:
+    calls: dict[str, list[Callable[[], object]]] = {
+        "the key of a record": [
+            lambda key=key: keys.put_records(SPACE, {"one": b"1", key: b"2"}, 60.0) for key in ODD_NAMES
+        ],
+        "the name of a log": [
+            lambda name=name: keys.append_log(SPACE, [("report", b"1"), (name, b"2")], 5) for name in ODD_NAMES
+        ],
+        "ttl": [
+            lambda ttl=ttl: keys.put_records(SPACE, {"one": b"1"}, ttl)
+            for ttl in (0.0, -1.0, float("nan"), float("inf"), LONGEST_KEPT + 1)
+        ],
+        "1 to 10000": [lambda limit=limit: keys.list_records(SPACE, limit=limit) for limit in (0, -1, 10_001)],
+        str(LONGEST_RECORD): [
+            lambda: keys.put_records(SPACE, {"one": b"x" * (LONGEST_RECORD + 1)}, 60.0),
+            lambda: keys.append_log(SPACE, [("report", b"x" * (LONGEST_RECORD + 1))], 5),
+        ],
+        str(MOST_LINES): [
+            *(lambda most=most: keys.append_log(SPACE, [("report", b"1")], most) for most in (0, -1, MOST_LINES + 1)),
+            *(lambda most=most: keys.read_log(SPACE, "report", limit=most) for most in (0, -1, MOST_LINES + 1)),
+        ],
+        "queue name": [
+            lambda: keys.put_records("no space", {"one": b"1"}, 60.0),
+            lambda: keys.get_record("no space", "one"),
+            lambda: keys.list_records("no space"),
+            lambda: keys.delete_records("no space", ["one"]),
+            lambda: keys.append_log("no space", [("one", b"1")], 5),
+            lambda: keys.read_log("no space", "one"),
+            lambda: keys.list_logs("no space"),
+        ],
+    }
+    kinds = {"the key of a record": InvalidJob, "the name of a log": InvalidJob, "queue name": InvalidJob}
+    for told, refused in calls.items():
+        for number, call in enumerate(refused):
+            kind = kinds.get(told, ConfigurationError if told == "ttl" else ValueError)
+            with row(told, number), pytest.raises(kind, match=told):
+                call()
+    assert (keys.list_records(SPACE), keys.list_logs(SPACE)) == ([], [])
+
+
+def test_nothing_to_write_is_no_error(keys: KeyStore) -> None:
     keys.put_records(SPACE, {}, 60.0)
-    assert keys.list_records(SPACE) == []
-
-
-@pytest.mark.above
-@pytest.mark.parametrize("key", ["", "x" * 256, "a\nb"])
-def test_a_key_out_of_bounds_is_refused_and_nothing_written(keys: KeyStore, key: str) -> None:
-    with pytest.raises(InvalidJob, match="the key of a record"):
-        keys.put_records(SPACE, {"one": b"1", key: b"2"}, 60.0)
-    assert keys.list_records(SPACE) == []
-
-
-@pytest.mark.above
-def test_a_value_that_is_too_large_is_refused(keys: KeyStore) -> None:
-    with pytest.raises(ValueError, match=str(LONGEST_RECORD)):
-        keys.put_records(SPACE, {"one": b"x" * (LONGEST_RECORD + 1)}, 60.0)
-
-
-@pytest.mark.above
-@pytest.mark.parametrize("ttl", [0.0, -1.0, float("nan"), float("inf"), LONGEST_KEPT + 1])
-def test_a_ttl_out_of_bounds_is_refused(keys: KeyStore, ttl: float) -> None:
-    with pytest.raises(ConfigurationError, match="ttl"):
-        keys.put_records(SPACE, {"one": b"1"}, ttl)
-
-
-@pytest.mark.above
-@pytest.mark.parametrize("limit", [0, -1, 10_001])
-def test_a_page_out_of_bounds_is_refused(keys: KeyStore, limit: int) -> None:
-    with pytest.raises(ValueError, match="1 to 10000"):
-        keys.list_records(SPACE, limit=limit)
-
-
-@pytest.mark.above
-def test_a_space_that_cannot_be_is_refused(keys: KeyStore) -> None:
-    for call in (
-        lambda: keys.put_records("no space", {"one": b"1"}, 60.0),
-        lambda: keys.get_record("no space", "one"),
-        lambda: keys.list_records("no space"),
-        lambda: keys.delete_records("no space", ["one"]),
-        lambda: keys.append_log("no space", [("one", b"1")], 5),
-        lambda: keys.read_log("no space", "one"),
-        lambda: keys.list_logs("no space"),
-    ):
-        with pytest.raises(InvalidJob, match="queue name"):
-            call()
+    keys.append_log(SPACE, [], 5)
+    assert (keys.list_records(SPACE), keys.list_logs(SPACE)) == ([], [])
 
 
 # --- logs -------------------------------------------------------------------------------------------------
@@ -246,34 +251,6 @@ def test_a_log_is_no_record_and_a_record_no_log(keys: KeyStore) -> None:
     assert keys.list_logs(SPACE) == ["line"]
     keys.delete_records(SPACE, ["line"])
     assert lines(keys, "line") == [b"1"]
-
-
-@pytest.mark.above
-@pytest.mark.parametrize("name", ["", "x" * 256, "a\nb"])
-def test_a_name_out_of_bounds_is_refused_and_nothing_written(keys: KeyStore, name: str) -> None:
-    with pytest.raises(InvalidJob, match="the name of a log"):
-        keys.append_log(SPACE, [("report", b"1"), (name, b"2")], 5)
-    assert lines(keys) == []
-
-
-@pytest.mark.above
-def test_a_line_that_is_too_long_is_refused(keys: KeyStore) -> None:
-    with pytest.raises(ValueError, match=str(LONGEST_RECORD)):
-        keys.append_log(SPACE, [("report", b"x" * (LONGEST_RECORD + 1))], 5)
-
-
-@pytest.mark.above
-@pytest.mark.parametrize("number", [0, -1, MOST_LINES + 1])
-def test_bounds_out_of_bounds_are_refused(keys: KeyStore, number: int) -> None:
-    with pytest.raises(ValueError, match=str(MOST_LINES)):
-        keys.append_log(SPACE, [("report", b"1")], number)
-    with pytest.raises(ValueError, match=str(MOST_LINES)):
-        keys.read_log(SPACE, "report", limit=number)
-
-
-def test_no_lines_are_no_error(keys: KeyStore) -> None:
-    keys.append_log(SPACE, [], 5)
-    assert keys.list_logs(SPACE) == []
 
 
 # --- beside everything else -------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.tables import row
 
 from jobpool import IdempotencyGuard, Jobs
 from jobpool.client.worker import QueueWorker
@@ -20,11 +21,7 @@ from jobpool_backends.sync import SyncBackend
 
 def test_a_key_runs_first_once(backend: MemoryBackend) -> None:
     guard = IdempotencyGuard(backend)
-    assert [guard.first_run("order-17"), guard.first_run("order-17"), guard.first_run("order-18")] == [
-        True,
-        False,
-        True,
-    ]
+    assert [guard.first_run(key) for key in ("order-17", "order-17", "order-18")] == [True, False, True]
 
 
 def test_of_many_at_once_one_is_first(backend: MemoryBackend) -> None:
@@ -84,34 +81,28 @@ def test_a_jobs_is_opened_by_the_first_use(tmp_path: Path) -> None:
         assert jobs.backend.keys.forget("default", "order-17")
 
 
-@pytest.mark.parametrize("ttl", [0, -1.0, float("nan"), float("inf"), 1e9, "a day", True, None])
-def test_a_ttl_out_of_bounds_is_refused_when_it_is_made(backend: MemoryBackend, ttl: float) -> None:
-    with pytest.raises(ConfigurationError, match="ttl is more than 0 and at most 31622400 seconds"):
-        IdempotencyGuard(backend, ttl=ttl)
-
-
-def test_a_ttl_out_of_bounds_is_refused_by_a_call(backend: MemoryBackend) -> None:
-    with pytest.raises(ConfigurationError, match="ttl"):
-        IdempotencyGuard(backend).first_run("order-17", ttl=0.0)
-
-
-def test_a_queue_that_cannot_be_is_refused_when_it_is_made(backend: MemoryBackend) -> None:
+def test_what_cannot_be_is_refused_when_it_is_made(backend: MemoryBackend) -> None:
+    for ttl in (0, -1.0, float("nan"), float("inf"), 1e9, "a day", True, None):
+        with row(ttl), pytest.raises(ConfigurationError, match="ttl is more than 0 and at most 31622400 seconds"):
+            IdempotencyGuard(backend, ttl=ttl)  # type: ignore[arg-type]
     with pytest.raises(InvalidJob, match="queue name"):
         IdempotencyGuard(backend, "no queue")
+    for source in (None, "memory://", 5):
+        with (
+            row(source),
+            pytest.raises(ConfigurationError, match=r"an IdempotencyGuard takes a jobpool\.Jobs or an open backend"),
+        ):
+            IdempotencyGuard(source)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("key", ["", "   ", "x" * 256, "a\nb", 17, None])
-def test_a_key_out_of_bounds_is_refused(backend: MemoryBackend, key: str) -> None:
+def test_what_cannot_be_is_refused_by_a_call(backend: MemoryBackend) -> None:
     guard = IdempotencyGuard(backend)
-    for call in (guard.first_run, guard.forget):
-        with pytest.raises(InvalidJob, match="idempotency key"):
-            call(key)
-
-
-@pytest.mark.parametrize("source", [None, "memory://", 5])
-def test_what_is_no_backend_is_refused_when_it_is_made(source: object) -> None:
-    with pytest.raises(ConfigurationError, match=r"an IdempotencyGuard takes a jobpool\.Jobs or an open backend"):
-        IdempotencyGuard(source)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="ttl"):
+        guard.first_run("order-17", ttl=0.0)
+    for key in ("", "   ", "x" * 256, "a\nb", 17, None):
+        for call in (guard.first_run, guard.forget):
+            with row(key), pytest.raises(InvalidJob, match="idempotency key"):
+                call(key)  # type: ignore[arg-type]
 
 
 def test_a_backend_without_keys_is_refused_when_it_is_made_and_a_jobs_on_one_when_it_is_used() -> None:

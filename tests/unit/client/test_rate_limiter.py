@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support.tables import row
 
 from jobpool import Jobs, Limits, RateLimiter
 from jobpool.broker.key_store import KeyStore
@@ -147,25 +148,18 @@ def test_a_timeout_out_of_bounds_is_refused(backend: MemoryBackend, timeout: flo
 # --- refused when it is made ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("most", [0, -1, 1_000_001, 2.5, "3", True, None])
-def test_a_rate_out_of_bounds_is_refused(backend: MemoryBackend, most: int) -> None:
-    with pytest.raises(ConfigurationError, match="from 1 to 1000000"):
-        RateLimiter(backend, "smtp", most)
-
-
-@pytest.mark.parametrize("name", ["", "x" * 301, "a\nb", None])
-def test_a_name_out_of_bounds_is_refused(backend: MemoryBackend, name: str) -> None:
-    with pytest.raises(ConfigurationError, match="1 to 300 printable characters"):
-        RateLimiter(backend, name, 5)
-
-
-@pytest.mark.parametrize("window", [0.0, -1.0, 86401.0, float("nan"), float("inf")])
-def test_a_window_out_of_bounds_is_refused(backend: MemoryBackend, window: float) -> None:
-    with pytest.raises(ConfigurationError, match="window"):
-        RateLimiter(backend, "smtp", 5, window=window)
-
-
-def test_a_queue_that_cannot_be_is_refused(backend: MemoryBackend) -> None:
+def test_what_is_out_of_bounds_is_refused(backend: MemoryBackend) -> None:
+    tables: dict[str, tuple[str, tuple[object, ...]]] = {
+        "most": ("from 1 to 1000000", (0, -1, 1_000_001, 2.5, "3", True, None)),
+        "name": ("1 to 300 printable characters", ("", "x" * 301, "a\nb", None)),
+        "window": ("window", (0.0, -1.0, 86401.0, float("nan"), float("inf"))),
+        "backend": (r"a RateLimiter takes a jobpool\.Jobs or an open backend, not str", ("memory://",)),
+    }
+    for part, (told, values) in tables.items():
+        for value in values:
+            given = {"backend": backend, "name": "smtp", "most": 5, "window": 60.0} | {part: value}
+            with row(part, value), pytest.raises(ConfigurationError, match=told):
+                RateLimiter(given["backend"], given["name"], given["most"], window=given["window"])  # type: ignore[arg-type]
     with pytest.raises(InvalidJob, match="queue name"):
         RateLimiter(backend, "smtp", 5, queue="no queue")
 
@@ -176,11 +170,6 @@ def test_a_backend_without_keys_is_refused_when_it_is_made_and_a_jobs_on_one_whe
     limiter = RateLimiter(Jobs("sync://"), "smtp", 5)
     with pytest.raises(Unsupported, match="key_store"):
         limiter.take()
-
-
-def test_what_is_no_backend_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"a RateLimiter takes a jobpool\.Jobs or an open backend, not str"):
-        RateLimiter("memory://", "smtp", 5)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("in_child")

@@ -96,49 +96,31 @@ def test_it_is_immutable_and_keeps_copies() -> None:
         job.priority = 1  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", [part.name for part in fields(JobDefinition)])
-def test_every_field_has_a_copy_helper_that_changes_nothing_else(name: str) -> None:
+def test_every_field_has_a_copy_helper_that_changes_nothing_else() -> None:
     before = JobDefinition("report", {"x": 1})
-
-    after = getattr(before, f"with_{name}")(CHANGED[name])
-
-    assert getattr(after, name) == CHANGED[name]
-    assert before == JobDefinition("report", {"x": 1})
-    for other in fields(JobDefinition):
-        if other.name != name:
-            assert getattr(after, other.name) == getattr(before, other.name)
+    for name in [part.name for part in fields(JobDefinition)]:
+        after = getattr(before, f"with_{name}")(CHANGED[name])
+        assert getattr(after, name) == CHANGED[name], name
+        assert before == JobDefinition("report", {"x": 1}), name
+        for other in fields(JobDefinition):
+            if other.name != name:
+                assert getattr(after, other.name) == getattr(before, other.name), (name, other.name)
 
 
 JUNK: list[Any] = [
-    0,
-    -1,
-    False,
-    [],
-    "",
-    None,
-    (),
-    {},
-    {1: 2},
-    object(),
-    math.nan,
-    b"",
-    1.5,
-    set(),
-    [[]],
-    "\ud800",
-    10**400,
+    *(0, -1, False, [], "", None, (), {}, {1: 2}, object(), math.nan, b"", 1.5, set(), [[]], "\ud800", 10**400),
 ]
 
 
-@pytest.mark.parametrize("name", [part.name for part in fields(JobDefinition)])
-def test_what_is_accepted_can_be_sent(name: str) -> None:
+def test_what_is_accepted_can_be_sent() -> None:
     """A value that only breaks later would take a whole bulk enqueue with it."""
-    for junk in JUNK:
-        try:
-            definition = JobDefinition(**{"handler": "report", name: junk})
-        except InvalidJob:
-            continue
-        assert encode(definition, identifier="x", queue="q", signer=EnvelopeSigner(), now=0.0)
+    for name in [part.name for part in fields(JobDefinition)]:
+        for junk in JUNK:
+            try:
+                definition = JobDefinition(**{"handler": "report", name: junk})
+            except InvalidJob:
+                continue
+            assert encode(definition, identifier="x", queue="q", signer=EnvelopeSigner(), now=0.0), (name, junk)
 
 
 def test_what_is_out_of_bounds_is_refused_by_name() -> None:
@@ -202,15 +184,15 @@ def test_what_is_out_of_bounds_is_refused_by_name() -> None:
             JobDefinition(**{"handler": "report", **given_fields})
 
 
-@pytest.mark.parametrize("edge", [{"priority": 0}, {"priority": 255}, {"max_retries": 0}, {"timeout": 0}])
-def test_the_bounds_themselves_are_good(edge: dict[str, Any]) -> None:
-    assert JobDefinition("report", **edge)
+def test_the_bounds_themselves_are_good() -> None:
+    for edge in ({"priority": 0}, {"priority": 255}, {"max_retries": 0}, {"timeout": 0}):
+        assert JobDefinition("report", **edge), edge
 
 
-@pytest.mark.parametrize("key", ["idempotency_key", "concurrency_key"])
-@pytest.mark.parametrize(("raw", "kept"), [("  order-7\n", "order-7"), ("", None), (" \t", None), (None, None)])
-def test_keys_are_trimmed_and_an_empty_one_is_none(key: str, raw: str | None, kept: str | None) -> None:
-    assert getattr(JobDefinition("report", **{key: raw}), key) == kept  # type: ignore[arg-type]
+def test_keys_are_trimmed_and_an_empty_one_is_none() -> None:
+    for key in ("idempotency_key", "concurrency_key"):
+        for raw, kept in (("  order-7\n", "order-7"), ("", None), (" \t", None), (None, None)):
+            assert getattr(JobDefinition("report", **{key: raw}), key) == kept, (key, raw)
 
 
 def test_a_moment_is_kept_in_utc_to_the_microsecond() -> None:
@@ -242,10 +224,8 @@ class TestRequire:
                 job.require(False, "sqlite")
             job.require(True, "sqlite")
 
-    def test_a_plain_job_needs_nothing(self) -> None:
+    def test_a_plain_job_needs_nothing_and_unique_needs_a_key(self) -> None:
         JobDefinition("report").require(False, "sqlite")
-
-    def test_unique_needs_a_key(self) -> None:
         with pytest.raises(InvalidJob, match="unique needs an idempotency_key"):
             JobDefinition("report", unique=True).require(True, "redis")
 
