@@ -59,9 +59,9 @@ def told(kind: type[JobpoolError], call: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-def wrote(link: Link, *, with_script: bool) -> Callable[[], object]:
-    """A write, by a plain command or by a script."""
-    return (lambda: link.run(WRITE, ["key"], ["x"])) if with_script else (lambda: link.call("SET", "key", "x"))
+def writes(link: Link) -> list[Callable[[], object]]:
+    """A write, by a plain command and by a script."""
+    return [lambda: link.call("SET", "key", "x"), lambda: link.run(WRITE, ["key"], ["x"])]
 
 
 # --- settings that are wrong -------------------------------------------------------------------------------
@@ -116,11 +116,11 @@ def test_a_user_who_may_not_do_what_is_needed(start: Start) -> None:
             assert "does not allow this user what jobpool needs: grant" in told(ConfigurationError, call)
 
 
-@pytest.mark.parametrize("source", ["return redis.call('ZNEW', KEYS[1])", None], ids=["in a script", "plain"])
-def test_a_server_that_is_too_old_lacks_commands(source: str | None) -> None:
+def test_a_server_that_is_too_old_lacks_commands() -> None:
     with link_to(shared_redis()) as link:
-        call = (lambda: link.run(Script(source), ["k"], [])) if source else (lambda: link.call("ZNEW", "k"))
-        assert "does not know a command that jobpool needs: it must be Redis 6.2" in told(ConfigurationError, call)
+        within = Script("return redis.call('ZNEW', KEYS[1])")
+        for call in (lambda: link.call("ZNEW", "k"), lambda: link.run(within, ["k"], [])):
+            assert "does not know a command that jobpool needs: it must be Redis 6.2" in told(ConfigurationError, call)
 
 
 def test_a_node_of_a_cluster_is_not_a_server_by_itself(start: Start) -> None:
@@ -190,27 +190,30 @@ def test_something_else_listens_at_this_port() -> None:
 # --- what the server cannot do now -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("with_script", [False, True], ids=["plain", "in a script"])
-def test_a_full_memory(start: Start, with_script: bool) -> None:
-    with link_to(start(maxmemory="1")) as link:
-        text = told(BackendUnavailable, wrote(link, with_script=with_script))
-        assert "refuses to grow, for the server's memory is full (maxmemory is reached): raise maxmemory" in text
-        link.call("CONFIG", "SET", "maxmemory", 0)
-        assert wrote(link, with_script=with_script)() == b"OK"
+def test_a_full_memory(start: Start) -> None:
+    with link_to(start()) as link:
+        for write in writes(link):
+            link.call("CONFIG", "SET", "maxmemory", 1)
+            text = told(BackendUnavailable, write)
+            assert "refuses to grow, for the server's memory is full (maxmemory is reached): raise maxmemory" in text
+            link.call("CONFIG", "SET", "maxmemory", 0)
+            assert write() == b"OK"
 
 
-@pytest.mark.parametrize("with_script", [False, True], ids=["plain", "in a script"])
-def test_a_replica_takes_no_writes_and_its_connections_are_thrown_away(start: Start, with_script: bool) -> None:
+def test_a_replica_takes_no_writes_and_its_connections_are_thrown_away(start: Start) -> None:
     master, replica = start(), start()
     with link_to(replica, timeout=5.0) as link, link_to(replica) as other:
-        assert wrote(link, with_script=with_script)() == b"OK"
-        before = link.call("CLIENT", "ID")
-        other.call("REPLICAOF", master.host, master.port)
-        text = told(BackendUnavailable, wrote(link, with_script=with_script))
-        assert "is a replica, which takes no writes: after a failover the next call looks for the new master" in text
-        other.call("REPLICAOF", "NO", "ONE")
-        assert wrote(link, with_script=with_script)() == b"OK"
-        assert link.call("CLIENT", "ID") > before
+        for write in writes(link):
+            assert write() == b"OK"
+            before = link.call("CLIENT", "ID")
+            other.call("REPLICAOF", master.host, master.port)
+            text = told(BackendUnavailable, write)
+            assert (
+                "is a replica, which takes no writes: after a failover the next call looks for the new master" in text
+            )
+            other.call("REPLICAOF", "NO", "ONE")
+            assert write() == b"OK"
+            assert link.call("CLIENT", "ID") > before
 
 
 def test_who_waits_is_told_when_the_server_becomes_a_replica(start: Start) -> None:
@@ -233,23 +236,21 @@ def test_a_replica_without_its_master(start: Start) -> None:
         assert "is a replica that has lost its master" in told(BackendUnavailable, lambda: link.call("GET", "key"))
 
 
-@pytest.mark.parametrize("with_script", [False, True], ids=["plain", "in a script"])
-def test_too_few_replicas(start: Start, with_script: bool) -> None:
+def test_too_few_replicas(start: Start) -> None:
     with link_to(start(min_replicas_to_write="1")) as link:
-        text = told(BackendUnavailable, wrote(link, with_script=with_script))
-        assert "refuses writes because too few of its replicas are connected" in text
+        for write in writes(link):
+            assert "refuses writes because too few of its replicas are connected" in told(BackendUnavailable, write)
 
 
-@pytest.mark.parametrize("with_script", [False, True], ids=["plain", "in a script"])
-def test_a_disk_that_cannot_be_written(start: Start, with_script: bool) -> None:
+def test_a_disk_that_cannot_be_written(start: Start) -> None:
     server = start(save="3600 1000000")
     with link_to(server) as link:
         (server.folder / "dump.rdb").mkdir()  # in the way of what is saved
         link.call("SET", "key", "x")
         link.call("BGSAVE")
         wait_until(lambda: b"rdb_last_bgsave_status:err" in link.call("INFO", "persistence"), what="the save fails")
-        text = told(BackendUnavailable, wrote(link, with_script=with_script))
-        assert "refuses writes because it cannot save to its disk: see its log" in text
+        for write in writes(link):
+            assert "refuses writes because it cannot save to its disk: see its log" in told(BackendUnavailable, write)
         (server.folder / "dump.rdb").rmdir()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.built_in import attempt, output, refusal
+from support.tables import row
 
 from jobpool import Jobs, open_backend
 from jobpool.cli.session import check_apps
@@ -223,28 +224,22 @@ def test_options_are_set_once(registry: HandlerRegistry) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "error", "text"),
-    [
+def test_a_bad_option_is_refused(registry: HandlerRegistry) -> None:
+    for name, options, error, text in [
         ("shells", {}, ConfigurationError, "no built-in handler is named 'shells': callable, command"),
         ("shell", {"timeout": -1}, InvalidJob, "timeout of handler 'shell'"),
         ("shell", {"max_retries": 1.5}, InvalidJob, "max_retries of handler 'shell'"),
         ("shell", {"before_run": "x"}, InvalidJob, "before_run of handler 'shell' must be a plain function"),
-    ],
-)
-def test_a_bad_option_is_refused(
-    registry: HandlerRegistry, name: str, options: dict[str, Any], error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        registry.builtin(name, **options)
+    ]:
+        with row(name, options), pytest.raises(error, match=text):
+            registry.builtin(name, **options)
 
 
 # --- allowances ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
+def test_an_allowance_that_cannot_work_is_refused_when_it_is_made() -> None:
+    for options, text in [
         ({"allowed_callables": "a:b"}, "allowed_callables: it must be a list of texts, not 'a:b'"),
         ({"allowed_callables": [1]}, "allowed_callables: it must be a list of texts, not [1]"),
         ({"allowed_shell_commands": [""]}, "allowed_shell_commands: '' is neither a program's name nor an absolute"),
@@ -258,12 +253,10 @@ def test_a_bad_option_is_refused(
         ({"output_cap": True}, "output_cap must be 2 bytes or more, not True"),
         ({"url_timeout": True}, "url_timeout must be above 0, and at most 86400 seconds, not True"),
         ({"url_max_bytes": True}, "url_max_bytes must be 1 to 1073741824 bytes, not True"),
-    ],
-)
-def test_an_allowance_that_cannot_work_is_refused_when_it_is_made(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigurationError) as raised:
-        Allowances(**options)
-    assert text in str(raised.value)
+    ]:
+        with row(options), pytest.raises(ConfigurationError) as raised:
+            Allowances(**options)
+        assert text in str(raised.value), options
 
 
 def test_rules_of_one_place_do_not_reach_another(registry: HandlerRegistry) -> None:
@@ -280,51 +273,48 @@ def test_rules_of_one_place_do_not_reach_another(registry: HandlerRegistry) -> N
 
 # --- the handlers that a queue allows, wherever jobs run -----------------------------------------
 
-QUEUES = [
-    pytest.param({}, True, id="absent: all"),
-    pytest.param({"other": ["x"]}, True, id="another queue's: all"),
-    pytest.param({"ops": ["shell"]}, True, id="present: these"),
-    pytest.param({"ops": ["mail"]}, False, id="present: only these"),
-    pytest.param({"ops": []}, False, id="empty: none"),
+QUEUES: list[tuple[dict[str, list[str]], bool]] = [
+    ({}, True),
+    ({"other": ["x"]}, True),
+    ({"ops": ["shell"]}, True),
+    ({"ops": ["mail"]}, False),
+    ({"ops": []}, False),
 ]
+"""The lists of handlers, and whether `shell` runs on `ops`: absent is all, present these alone, and empty none."""
 
 
-@pytest.mark.parametrize(("queue_handlers", "runs"), QUEUES)
-def test_a_worker_asks_the_queues_list_for_built_in_handlers_too(
-    registry: HandlerRegistry, queue_handlers: dict[str, list[str]], runs: bool
-) -> None:
-    backend = open_backend("memory://")
-    backend.enqueue(JobDefinition("shell", "echo hi", queue="ops", max_retries=5))
-    worker = QueueWorker(backend, registry, queue_handlers=queue_handlers, allowances=Allowances(**ECHO))
-    result = worker.process_once("ops")
-    assert result.status is (Status.ACKED if runs else Status.DEAD_LETTERED)
-    if not runs:
-        assert "not allowed" in (result.error or "")
-        assert result.attempts == 0, "given up at once"
+def test_a_worker_asks_the_queues_list_for_built_in_handlers_too(registry: HandlerRegistry) -> None:
+    for queue_handlers, runs in QUEUES:
+        backend = open_backend("memory://")
+        backend.enqueue(JobDefinition("shell", "echo hi", queue="ops", max_retries=5))
+        worker = QueueWorker(backend, registry, queue_handlers=queue_handlers, allowances=Allowances(**ECHO))
+        result = worker.process_once("ops")
+        assert result.status is (Status.ACKED if runs else Status.DEAD_LETTERED), queue_handlers
+        if not runs:
+            assert "not allowed" in (result.error or ""), queue_handlers
+            assert result.attempts == 0, "given up at once"
 
 
-@pytest.mark.parametrize(("queue_handlers", "runs"), QUEUES)
-def test_so_does_what_runs_jobs_inline(
-    registry: HandlerRegistry, queue_handlers: dict[str, list[str]], runs: bool
-) -> None:
-    runner = inline_runner(registry, queue_handlers=queue_handlers, allowances=Allowances(**ECHO))
-    with Jobs("sync://", runner=runner) as jobs:
-        job = jobs.define("shell", "echo hi").queue("ops")
+def test_so_does_what_runs_jobs_inline(registry: HandlerRegistry) -> None:
+    for queue_handlers, runs in QUEUES:
+        runner = inline_runner(registry, queue_handlers=queue_handlers, allowances=Allowances(**ECHO))
+        with row(queue_handlers), Jobs("sync://", runner=runner) as jobs:
+            job = jobs.define("shell", "echo hi").queue("ops")
+            if runs:
+                assert job.dispatch().startswith("sync-")
+            else:
+                with pytest.raises(JobFailedError, match="handler 'shell' is not allowed on queue 'ops'"):
+                    job.dispatch()
+
+
+def test_so_does_a_child(registry: HandlerRegistry) -> None:
+    for queue_handlers, runs in QUEUES:
+        view = registry.with_rules(None, queue_handlers)
         if runs:
-            assert job.dispatch().startswith("sync-")
+            assert view.resolve("shell", "ops").name == "shell", queue_handlers
         else:
-            with pytest.raises(JobFailedError, match="handler 'shell' is not allowed on queue 'ops'"):
-                job.dispatch()
-
-
-@pytest.mark.parametrize(("queue_handlers", "runs"), QUEUES)
-def test_so_does_a_child(queue_handlers: dict[str, list[str]], runs: bool, registry: HandlerRegistry) -> None:
-    view = registry.with_rules(None, queue_handlers)
-    if runs:
-        assert view.resolve("shell", "ops").name == "shell"
-    else:
-        with pytest.raises(HandlerNotAllowed):
-            view.resolve("shell", "ops")
+            with row(queue_handlers), pytest.raises(HandlerNotAllowed):
+                view.resolve("shell", "ops")
 
 
 def test_a_denied_job_is_dead_at_once_however_many_retries_it_has(registry: HandlerRegistry) -> None:
@@ -337,27 +327,18 @@ def test_a_denied_job_is_dead_at_once_however_many_retries_it_has(registry: Hand
     assert (done.status, done.output) == (Status.ACKED, "hi")
 
 
-@pytest.mark.parametrize(
-    ("name", "payload"),
-    [
-        *(
-            (name, payload)
-            for name in ("command", "shell")
-            for payload in ({"env": "hunter2"}, "x --password 'hunter2")
-        ),
-        ("shell", ["gzip", {"password": "hunter2"}]),
-        ("shell", ["gzip", "hunter2\0"]),
-        ("callable", ["hunter2"]),
-        ("callable", {"callable": "a:b", "args": "hunter2"}),
-        ("callable", {"callable": "a:b", "kwargs": ["hunter2"]}),
-        ("event", ["hunter2"]),
-        ("event", "hunter2"),
-    ],
-)
-def test_what_a_payload_of_a_wrong_shape_holds_is_not_shown(name: str, payload: Any) -> None:
-    allowances = {
-        "allowed_callables": ["a:b"],
-        "allowed_shell_commands": ["gzip"],
-        "allowed_events": ["a"],
+def test_what_a_payload_of_a_wrong_shape_holds_is_not_shown() -> None:
+    allowances = {"allowed_callables": ["a:b"], "allowed_shell_commands": ["gzip"], "allowed_events": ["a"]}
+    payloads: dict[str, list[Any]] = {
+        "command": [{"env": "hunter2"}, "x --password 'hunter2"],
+        "shell": [
+            *({"env": "hunter2"}, "x --password 'hunter2", ["gzip", {"password": "hunter2"}], ["gzip", "hunter2\0"]),
+        ],
+        "callable": [
+            *(["hunter2"], {"callable": "a:b", "args": "hunter2"}, {"callable": "a:b", "kwargs": ["hunter2"]}),
+        ],
+        "event": [["hunter2"], "hunter2"],
     }
-    assert "hunter2" not in refusal(name, payload, **allowances)
+    for name, wrong in payloads.items():
+        for payload in wrong:
+            assert "hunter2" not in refusal(name, payload, **allowances), (name, payload)

@@ -27,6 +27,11 @@ def unknown_lease(fence: int, verb: str) -> list[Line]:
     return [fetched(fence, holds=9.0), *unknown(fence, verb)]
 
 
+def ended() -> list[Line]:
+    """A first run to its end, not settled yet."""
+    return [fetched(1), run("start"), run("end")]
+
+
 def counted(
     lines: Sequence[Line],
     messages: Sequence[Message] = (),
@@ -45,215 +50,172 @@ def named(account: Account) -> set[str]:
 
 # --- under a witness ---------------------------------------------------------------------------------------------
 
-CLEAN = [
-    pytest.param(ran(1), [], id="done at once"),
-    pytest.param([], [kept(State.WAITING, 0)], id="waits"),
-    pytest.param([*failed(1), *ran(2, 1)], [], id="failed, done"),
-    pytest.param(failed(1, verb="abandon"), [kept(State.DEAD, 1, 1)], id="failed for good"),
-    pytest.param([*cut_short(1), reaped(1), *ran(2, 0, 1)], [], id="crashed, done"),
-    pytest.param([*cut_short(1, verb=""), *ran(2, 0, 1)], [], id="its pool was killed"),
-    pytest.param([*cut_short(1), reaped(1, "dead")], [kept(State.DEAD, 1, 0, 1)], id="dead at the crash limit"),
-    pytest.param([*cut_short(1, verb="release"), *ran(2)], [], id="stopped, released"),
-    pytest.param([*cut_short(1, verb="nack"), *ran(2, 1)], [], id="timed out"),
-    pytest.param([fetched(1), run("start"), run("end"), asked(1, "ack")], [], id="killed in its ack, which was made"),
-    pytest.param(
-        [fetched(1), run("start"), run("end"), asked(1, "ack"), *ran(2, 0, 1)], [], id="killed before its ack was made"
-    ),
-    pytest.param([fetched(1), run("start"), run("end"), *unknown(1, "ack")], [], id="its ack was not answered"),
-    pytest.param([fetched(1), run("start"), run("fail"), *unknown(1, "nack"), *ran(2, 1)], [], id="its nack was made"),
-    pytest.param(
-        [fetched(1), run("start"), run("fail"), *unknown(1, "nack"), *ran(2, 0, 1)], [], id="its nack was not made"
-    ),
-    pytest.param([*cut_short(1, verb=""), *ran(3, 0, 2)], [], id="a reply of a fetch was lost"),
-    pytest.param([fetched(1), *settled(1, "ack")], [], id="skipped: its key was done already"),
-    pytest.param(
-        [
-            fetched(1),
-            run("start"),
-            run("end"),
-            fetched(2, 0, 1),
-            *settled(1, "ack", "not-owner"),
-            *settled(2, "release"),
-        ],
-        [kept(State.WAITING, 2, 0, 1)],
-        id="a late ack was refused",
-    ),
-    pytest.param([*ran(2, 0, 1), fetched(1)][-1:] + ran(2, 0, 1), [], id="an earlier line"),
-    pytest.param([fetched(1, holds=1.5), *ran(2, 0, 1)], [], id="delivered again after its lease"),
-    pytest.param([*unknown_lease(1, "release"), *ran(2)], [], id="given back before its lease was over, perhaps"),
-    pytest.param(
-        [*failed(1), *failed(2, 1, verb="abandon")], [kept(State.DEAD, 2, 2)], id="dead at the second failure"
-    ),
-    pytest.param(
-        [*failed(1), *cut_short(2, 1), reaped(1, "dead")], [kept(State.DEAD, 2, 1, 1)], id="failed, then died"
-    ),
-    pytest.param(cut_short(1, verb="release"), [kept(State.DEAD, 2, 0, 1)], id="died in a delivery that nobody saw"),
-    pytest.param(
-        failed(1), [structs.replace(kept(State.DEAD, 1, 1), reason="cancelled")], id="cancelled after a failure"
-    ),
-    pytest.param(
-        [fetched(1), run("start"), run("end"), *unknown(1, "ack"), *settled(1, "ack", "already")],
-        [],
-        id="its ack was known when it was repeated",
-    ),
-]
+
+def test_what_is_right() -> None:
+    for case, lines, messages in [
+        ("done at once", ran(1), []),
+        ("waits", [], [kept(State.WAITING, 0)]),
+        ("failed, done", [*failed(1), *ran(2, 1)], []),
+        ("failed for good", failed(1, verb="abandon"), [kept(State.DEAD, 1, 1)]),
+        ("crashed, done", [*cut_short(1), reaped(1), *ran(2, 0, 1)], []),
+        ("its pool was killed", [*cut_short(1, verb=""), *ran(2, 0, 1)], []),
+        ("dead at the crash limit", [*cut_short(1), reaped(1, "dead")], [kept(State.DEAD, 1, 0, 1)]),
+        ("stopped, released", [*cut_short(1, verb="release"), *ran(2)], []),
+        ("timed out", [*cut_short(1, verb="nack"), *ran(2, 1)], []),
+        ("killed in its ack, which was made", [*ended(), asked(1, "ack")], []),
+        ("killed before its ack was made", [*ended(), asked(1, "ack"), *ran(2, 0, 1)], []),
+        ("its ack was not answered", [*ended(), *unknown(1, "ack")], []),
+        ("its nack was made", [fetched(1), run("start"), run("fail"), *unknown(1, "nack"), *ran(2, 1)], []),
+        ("its nack was not made", [fetched(1), run("start"), run("fail"), *unknown(1, "nack"), *ran(2, 0, 1)], []),
+        ("a reply of a fetch was lost", [*cut_short(1, verb=""), *ran(3, 0, 2)], []),
+        ("skipped: its key was done already", [fetched(1), *settled(1, "ack")], []),
+        (
+            "a late ack was refused",
+            [*ended(), fetched(2, 0, 1), *settled(1, "ack", "not-owner"), *settled(2, "release")],
+            [kept(State.WAITING, 2, 0, 1)],
+        ),
+        ("an earlier line", [*ran(2, 0, 1), fetched(1)][-1:] + ran(2, 0, 1), []),
+        ("delivered again after its lease", [fetched(1, holds=1.5), *ran(2, 0, 1)], []),
+        ("given back before its lease was over, perhaps", [*unknown_lease(1, "release"), *ran(2)], []),
+        ("dead at the second failure", [*failed(1), *failed(2, 1, verb="abandon")], [kept(State.DEAD, 2, 2)]),
+        ("failed, then died", [*failed(1), *cut_short(2, 1), reaped(1, "dead")], [kept(State.DEAD, 2, 1, 1)]),
+        ("died in a delivery that nobody saw", cut_short(1, verb="release"), [kept(State.DEAD, 2, 0, 1)]),
+        ("cancelled after a failure", failed(1), [structs.replace(kept(State.DEAD, 1, 1), reason="cancelled")]),
+        ("its ack was known when it was repeated", [*ended(), *unknown(1, "ack"), *settled(1, "ack", "already")], []),
+    ]:
+        account = counted(lines, messages)
+        assert account.is_clean, (case, account.reasons)
+        account.assert_clean()
 
 
-@pytest.mark.parametrize(("lines", "messages"), CLEAN)
-def test_what_is_right(lines: list[Line], messages: list[Message]) -> None:
-    account = counted(lines, messages)
-
-    assert account.is_clean, account.reasons
-    account.assert_clean()
-
-
-CAUGHT = [
-    # LOST
-    pytest.param([], [], {"lost"}, id="nobody knows of it"),
-    pytest.param([enq()], [], {"lost"}, id="the ledger promised it"),
-    pytest.param(cut_short(1, verb=""), [], {"lost"}, id="gone in mid-run"),
-    pytest.param([fetched(1), run("start"), run("end")], [], {"lost"}, id="ended, never settled, gone"),
-    pytest.param([*failed(1)], [], {"lost"}, id="gone after a nack"),
-    pytest.param(cut_short(1, verb="release"), [], {"lost"}, id="gone after a release"),
-    pytest.param(failed(1, verb="abandon"), [], {"lost"}, id="its dead letter is gone"),
-    pytest.param([*cut_short(1), reaped(1, "dead")], [], {"lost"}, id="its dead letter of the reaper is gone"),
-    pytest.param(failed(1, verb="ack"), [], {"lost"}, id="acked though it failed"),
-    pytest.param(cut_short(1, verb="ack"), [], {"lost"}, id="acked though it died"),
-    pytest.param(
-        [fetched(1), run("start"), run("end"), *settled(1, "ack", "expired")], [], {"lost"}, id="its ack was refused"
-    ),
-    pytest.param(
-        [fetched(1), run("start"), run("end"), *unknown(1, "ack"), *failed(2, 0, 1)],
-        [],
-        {"lost"},
-        id="gone after a nack, and an ack before that which was not made",
-    ),
-    pytest.param(
-        [fetched(1), run("start"), run("end"), asked(1, "ack"), reaped(1)],
-        [],
-        {"lost"},
-        id="its pool was killed in its ack, it was reaped, and is gone",
-    ),
-    pytest.param(failed(1), [kept(State.DEAD, 1, 1)], {"lost"}, id="dead after a nack"),
-    pytest.param(cut_short(1, verb="release"), [kept(State.DEAD, 1)], {"lost"}, id="dead after a release"),
-    # DOUBLE-SETTLE
-    pytest.param([*ran(1), *settled(1, "ack")], [], {"double_settles"}, id="acked twice"),
-    pytest.param([*ran(1), *settled(1, "nack")], [], {"double_settles", "lost"}, id="acked, and nacked"),
-    pytest.param([*ran(1), *ran(2)], [], {"double_settles", "reruns", "duplicates"}, id="done twice"),
-    pytest.param(
-        [*ran(1), reaped(1, "dead")], [kept(State.DEAD, 1)], {"double_settles", "reruns"}, id="done, and reaped"
-    ),
-    pytest.param(
-        [*cut_short(1), reaped(1, "dead"), reaped(1, "dead")],
-        [kept(State.DEAD, 1, 0, 1)],
-        {"double_settles"},
-        id="died twice",
-    ),
-    pytest.param(
-        [fetched(1), run("start"), run("end"), fetched(2, 0, 1), *settled(1, "release"), *settled(2, "release")],
-        [kept(State.WAITING, 2, 0, 1)],
-        {"double_settles", "wrong_crashes"},
-        id="a late release was accepted",
-    ),
-    pytest.param(
-        [fetched(1), run("start"), run("end"), fetched(2, 0, 1), *settled(1, "ack")],
-        [],
-        {"double_settles", "reruns"},
-        id="a late ack was accepted",
-    ),
-    pytest.param(
-        [*failed(1), *settled(1, "ack", "already")],
-        [],
-        {"double_settles", "lost"},
-        id="nacked, and an ack answered as done",
-    ),
-    # RERUN
-    pytest.param(
-        [*failed(1, verb="abandon"), fetched(2, 1), *unknown(2, "ack")], [], {"reruns"}, id="given up, and back"
-    ),
-    pytest.param(failed(1, verb="abandon"), [kept(State.WAITING, 1, 1)], {"reruns"}, id="given up, and waiting"),
-    pytest.param(
-        [*cut_short(1), reaped(1, "dead"), fetched(2, 0, 1), *unknown(2, "ack")], [], {"reruns"}, id="died, and back"
-    ),
-    pytest.param([fetched(1, holds=9.0), *ran(2, 0, 1)], [], {"reruns"}, id="delivered while it was held"),
-    pytest.param([*ran(1), fetched(2, 0, 1)], [], {"reruns"}, id="delivered after its ack"),
-    pytest.param(ran(1), [kept(State.DEAD, 1)], {"reruns"}, id="acked, and dead"),
-    pytest.param(ran(1), [kept(State.WAITING, 1)], {"reruns"}, id="acked, and waiting"),
-    # FENCE
-    pytest.param(
-        [fetched(1), fetched(1, owner="another"), run("start"), run("end"), *settled(1, "ack")],
-        [],
-        {"fences"},
-        id="one number, two owners",
-    ),
-    pytest.param(
-        [fetched(1), run("start"), run("start"), run("end"), *settled(1, "ack")], [], {"fences"}, id="begun twice"
-    ),
-    pytest.param(
-        [fetched(1), run("start", 2), run("end", 2), *settled(1, "ack")],
-        [],
-        {"fences", "reruns"},
-        id="told another number",
-    ),
-    pytest.param(
-        [*cut_short(2, 0, 1, verb="release"), fetched(1), *settled(1, "release")],
-        [kept(State.WAITING, 2, 0, 1)],
-        {"fences", "double_settles", "wrong_crashes"},
-        id="the numbers begin anew",
-    ),
-    # ATT
-    pytest.param([*failed(1), *ran(2, 0)], [], {"wrong_attempts"}, id="a failure forgotten"),
-    pytest.param([*failed(1), *ran(2, 2)], [], {"wrong_attempts"}, id="a failure counted twice"),
-    pytest.param([*cut_short(1), *ran(2, 1)], [], {"wrong_attempts"}, id="a crash taken for a failure"),
-    pytest.param([*cut_short(1, verb="release"), *ran(2, 1)], [], {"wrong_attempts"}, id="a release counted"),
-    pytest.param([*failed(1, verb="release"), *ran(2)], [], {"wrong_attempts"}, id="a failure released"),
-    pytest.param(
-        [fetched(1), run("start", attempt=2), run("end"), *settled(1, "ack")],
-        [],
-        {"wrong_attempts"},
-        id="told another attempt",
-    ),
-    pytest.param(failed(1), [kept(State.DELAYED, 1, 0)], {"wrong_attempts"}, id="a failure forgotten in the queue"),
-    pytest.param(failed(1, verb="abandon"), [kept(State.DEAD, 1, 3)], {"wrong_attempts"}, id="in the dead letter"),
-    pytest.param(failed(1, verb="abandon"), [kept(State.DEAD, 1)], {"wrong_attempts"}, id="its last failure forgotten"),
-    # CR
-    pytest.param([*cut_short(1), *ran(2)], [], {"wrong_crashes"}, id="a crash forgotten"),
-    pytest.param([*cut_short(1), *ran(2, 0, 2)], [], {"wrong_crashes"}, id="a crash charged twice"),
-    pytest.param([*cut_short(1, verb=""), *ran(2)], [], {"wrong_crashes"}, id="an expiry not charged"),
-    pytest.param([*cut_short(1, verb="release"), *ran(2, 0, 1)], [], {"wrong_crashes"}, id="a release charged"),
-    pytest.param([*failed(1), *ran(2, 1, 1)], [], {"wrong_crashes"}, id="a failure charged as a crash, too"),
-    pytest.param(
-        [fetched(1), run("start", crashes=4), run("end"), *settled(1, "ack")],
-        [],
-        {"wrong_crashes"},
-        id="told other crashes",
-    ),
-    pytest.param([*cut_short(1)], [kept(State.DEAD, 1, 0, 0)], {"wrong_crashes"}, id="a dead letter without its crash"),
-    # DUP, OVERLAP
-    pytest.param(
-        [fetched(1), run("start"), run("end"), *cut_short(1)[3:], *ran(2, 0, 1)], [], {"duplicates"}, id="ended twice"
-    ),
-    pytest.param(
-        [fetched(1), run("start"), *ran(2, 0, 1), run("end")],
-        [],
-        {"duplicates", "overlaps"},
-        id="ran beside itself",
-    ),
-    pytest.param(
-        [fetched(1), fetched(2, 0, 1), run("start", 2, 1, 1), run("end", 2, 1, 1), *settled(2, "ack"), run("start")],
-        [],
-        {"overlaps"},
-        id="began late",
-    ),
-]
-
-
-@pytest.mark.parametrize(("lines", "messages", "counts"), CAUGHT)
-def test_what_is_wrong(lines: list[Line], messages: list[Message], counts: set[str]) -> None:
-    account = counted(lines, messages)
-
-    assert named(account) == counts, account.reasons
-    assert {attribute for attribute, _ in account.reasons} == counts, "a reason for each"
+def test_what_is_wrong() -> None:
+    for case, lines, messages, counts in [
+        # LOST
+        ("nobody knows of it", [], [], {"lost"}),
+        ("the ledger promised it", [enq()], [], {"lost"}),
+        ("gone in mid-run", cut_short(1, verb=""), [], {"lost"}),
+        ("ended, never settled, gone", [*ended()], [], {"lost"}),
+        ("gone after a nack", [*failed(1)], [], {"lost"}),
+        ("gone after a release", cut_short(1, verb="release"), [], {"lost"}),
+        ("its dead letter is gone", failed(1, verb="abandon"), [], {"lost"}),
+        ("its dead letter of the reaper is gone", [*cut_short(1), reaped(1, "dead")], [], {"lost"}),
+        ("acked though it failed", failed(1, verb="ack"), [], {"lost"}),
+        ("acked though it died", cut_short(1, verb="ack"), [], {"lost"}),
+        ("its ack was refused", [*ended(), *settled(1, "ack", "expired")], [], {"lost"}),
+        (
+            "gone after a nack, and an ack before that which was not made",
+            [*ended(), *unknown(1, "ack"), *failed(2, 0, 1)],
+            [],
+            {"lost"},
+        ),
+        (
+            "its pool was killed in its ack, it was reaped, and is gone",
+            [*ended(), asked(1, "ack"), reaped(1)],
+            [],
+            {"lost"},
+        ),
+        ("dead after a nack", failed(1), [kept(State.DEAD, 1, 1)], {"lost"}),
+        ("dead after a release", cut_short(1, verb="release"), [kept(State.DEAD, 1)], {"lost"}),
+        # DOUBLE-SETTLE
+        ("acked twice", [*ran(1), *settled(1, "ack")], [], {"double_settles"}),
+        ("acked, and nacked", [*ran(1), *settled(1, "nack")], [], {"double_settles", "lost"}),
+        ("done twice", [*ran(1), *ran(2)], [], {"double_settles", "reruns", "duplicates"}),
+        ("done, and reaped", [*ran(1), reaped(1, "dead")], [kept(State.DEAD, 1)], {"double_settles", "reruns"}),
+        (
+            "died twice",
+            [*cut_short(1), reaped(1, "dead"), reaped(1, "dead")],
+            [kept(State.DEAD, 1, 0, 1)],
+            {"double_settles"},
+        ),
+        (
+            "a late release was accepted",
+            [*ended(), fetched(2, 0, 1), *settled(1, "release"), *settled(2, "release")],
+            [kept(State.WAITING, 2, 0, 1)],
+            {"double_settles", "wrong_crashes"},
+        ),
+        ("a late ack was accepted", [*ended(), fetched(2, 0, 1), *settled(1, "ack")], [], {"double_settles", "reruns"}),
+        (
+            "nacked, and an ack answered as done",
+            [*failed(1), *settled(1, "ack", "already")],
+            [],
+            {"double_settles", "lost"},
+        ),
+        # RERUN
+        ("given up, and back", [*failed(1, verb="abandon"), fetched(2, 1), *unknown(2, "ack")], [], {"reruns"}),
+        ("given up, and waiting", failed(1, verb="abandon"), [kept(State.WAITING, 1, 1)], {"reruns"}),
+        ("died, and back", [*cut_short(1), reaped(1, "dead"), fetched(2, 0, 1), *unknown(2, "ack")], [], {"reruns"}),
+        ("delivered while it was held", [fetched(1, holds=9.0), *ran(2, 0, 1)], [], {"reruns"}),
+        ("delivered after its ack", [*ran(1), fetched(2, 0, 1)], [], {"reruns"}),
+        ("acked, and dead", ran(1), [kept(State.DEAD, 1)], {"reruns"}),
+        ("acked, and waiting", ran(1), [kept(State.WAITING, 1)], {"reruns"}),
+        # FENCE
+        (
+            "one number, two owners",
+            [fetched(1), fetched(1, owner="another"), run("start"), run("end"), *settled(1, "ack")],
+            [],
+            {"fences"},
+        ),
+        ("begun twice", [fetched(1), run("start"), run("start"), run("end"), *settled(1, "ack")], [], {"fences"}),
+        (
+            "told another number",
+            [fetched(1), run("start", 2), run("end", 2), *settled(1, "ack")],
+            [],
+            {"fences", "reruns"},
+        ),
+        (
+            "the numbers begin anew",
+            [*cut_short(2, 0, 1, verb="release"), fetched(1), *settled(1, "release")],
+            [kept(State.WAITING, 2, 0, 1)],
+            {"fences", "double_settles", "wrong_crashes"},
+        ),
+        # ATT
+        ("a failure forgotten", [*failed(1), *ran(2, 0)], [], {"wrong_attempts"}),
+        ("a failure counted twice", [*failed(1), *ran(2, 2)], [], {"wrong_attempts"}),
+        ("a crash taken for a failure", [*cut_short(1), *ran(2, 1)], [], {"wrong_attempts"}),
+        ("a release counted", [*cut_short(1, verb="release"), *ran(2, 1)], [], {"wrong_attempts"}),
+        ("a failure released", [*failed(1, verb="release"), *ran(2)], [], {"wrong_attempts"}),
+        (
+            "told another attempt",
+            [fetched(1), run("start", attempt=2), run("end"), *settled(1, "ack")],
+            [],
+            {"wrong_attempts"},
+        ),
+        ("a failure forgotten in the queue", failed(1), [kept(State.DELAYED, 1, 0)], {"wrong_attempts"}),
+        ("in the dead letter", failed(1, verb="abandon"), [kept(State.DEAD, 1, 3)], {"wrong_attempts"}),
+        ("its last failure forgotten", failed(1, verb="abandon"), [kept(State.DEAD, 1)], {"wrong_attempts"}),
+        # CR
+        ("a crash forgotten", [*cut_short(1), *ran(2)], [], {"wrong_crashes"}),
+        ("a crash charged twice", [*cut_short(1), *ran(2, 0, 2)], [], {"wrong_crashes"}),
+        ("an expiry not charged", [*cut_short(1, verb=""), *ran(2)], [], {"wrong_crashes"}),
+        ("a release charged", [*cut_short(1, verb="release"), *ran(2, 0, 1)], [], {"wrong_crashes"}),
+        ("a failure charged as a crash, too", [*failed(1), *ran(2, 1, 1)], [], {"wrong_crashes"}),
+        (
+            "told other crashes",
+            [fetched(1), run("start", crashes=4), run("end"), *settled(1, "ack")],
+            [],
+            {"wrong_crashes"},
+        ),
+        ("a dead letter without its crash", [*cut_short(1)], [kept(State.DEAD, 1, 0, 0)], {"wrong_crashes"}),
+        # DUP, OVERLAP
+        ("ended twice", [*ended(), *cut_short(1)[3:], *ran(2, 0, 1)], [], {"duplicates"}),
+        ("ran beside itself", [fetched(1), run("start"), *ran(2, 0, 1), run("end")], [], {"duplicates", "overlaps"}),
+        (
+            "began late",
+            [
+                fetched(1),
+                fetched(2, 0, 1),
+                run("start", 2, 1, 1),
+                run("end", 2, 1, 1),
+                *settled(2, "ack"),
+                run("start"),
+            ],
+            [],
+            {"overlaps"},
+        ),
+    ]:
+        account = counted(lines, messages)
+        assert named(account) == counts, (case, account.reasons)
+        assert {attribute for attribute, _ in account.reasons} == counts, (case, "a reason for each")
 
 
 def test_ghosts() -> None:
@@ -264,7 +226,6 @@ def test_ghosts() -> None:
 
 def test_what_was_tried_is_no_ghost_and_nobody_misses_it() -> None:
     tried = Line("try", ID)
-
     assert named(counted([tried], promised=False)) == set()
     assert named(counted([tried, *ran(1)], promised=False)) == set()
 
@@ -292,7 +253,6 @@ def test_a_follow_up_of_a_run_whose_ack_is_not_known_may_be_there_or_not() -> No
 
 def test_a_follow_up_of_a_run_that_was_not_acked_is_a_ghost() -> None:
     lines = [*parent(*settled(1, "nack")), *of_child(ran(1))]
-
     assert counted(lines, [kept(State.DELAYED, 1, 1)]).ghosts == {"child"}
 
 
@@ -324,7 +284,6 @@ HALF_DONE = [
 
 def test_a_broker_that_copies_may_leave_one_more_for_each_call_that_was_not_answered() -> None:
     account = counted(HALF_DONE, can=COPYING)
-
     assert named(account) <= {"duplicates", "overlaps"}
     assert account.excused == {ID}
     assert not counted(ran(1), can=COPYING).excused
@@ -339,14 +298,12 @@ def test_nor_is_it_known_whether_a_refused_one_had_put_its_copy(verb: str, excus
 
 def test_and_no_more_than_that() -> None:
     third = [*cut_short(3, 0, 1), *ran(4, 0, 2), *ran(5, 0, 2)]
-
     assert counted([*HALF_DONE, *third], can=COPYING).double_settles == {ID}
     assert counted(HALF_DONE).double_settles == {ID}, "no other broker may"
 
 
 def test_a_broker_that_is_not_exact_may_forget_a_crash() -> None:
     lines = [*cut_short(1, verb=""), *ran(2)]
-
     assert named(counted(lines, can=INEXACT)) == set()
     assert named(counted([*cut_short(1, verb=""), *ran(2, 0, 2)], can=INEXACT)) == {"wrong_crashes"}
 
@@ -370,7 +327,6 @@ def test_without_a_witness_it_goes_by_what_handlers_wrote() -> None:
 
 def test_it_sees_by_itself_whether_there_was_a_witness() -> None:
     done = [run("start"), run("end")]
-
     assert count(done, [ID]).is_clean
     assert count([fetched(1), *done], [ID]).lost == {ID}, "ended, and never acked"
 
@@ -385,7 +341,6 @@ def test_an_account_tells_what_is_wrong_with_whom() -> None:
 
 def test_duplicates_are_no_fault_unless_each_must_run_once() -> None:
     account = counted([fetched(1), run("start"), run("end"), *ran(2, 0, 1)])
-
     account.assert_clean()
     with pytest.raises(AssertionError, match="DUP"):
         account.assert_once_each()
