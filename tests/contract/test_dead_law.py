@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.harness import Harness
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, new_lease, numbered
 from support.looks import a_lease, dead_letter, in_order, is_refusal, recover, seen
 
 from jobpool.broker.backend import QueueBackend
@@ -80,8 +80,7 @@ def test_a_crash_takes_the_place_of_a_cause_and_a_cause_that_of_a_crash(
 
 
 def test_a_refused_settlement_leaves_no_cause(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    lease = a_lease(backend)
+    lease = new_lease(backend)
     backend.release(lease)
     [answer] = backend.settle_many([(lease, Nack(0.0, "boom", "late"))])
     assert is_refusal(backend, answer, Settled.NOT_IN_FLIGHT)

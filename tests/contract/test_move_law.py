@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.harness import Harness
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, new_lease, numbered
 from support.looks import a_lease, dead_letter, is_refusal, recover, seen
 from support.looks import picture as picture_of
 
@@ -216,8 +216,7 @@ def test_a_repeated_move_is_already_done(harness: Harness, backend: QueueBackend
 
 
 def test_the_old_lease_settles_nothing_there(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    old = a_lease(backend)
+    old = new_lease(backend)
     assert move(backend, old)
     there = a_lease(backend, THERE)
     assert not backend.ack(old)
@@ -227,8 +226,7 @@ def test_the_old_lease_settles_nothing_there(backend: QueueBackend) -> None:
 
 
 def test_a_refused_move_adds_nothing(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    late = a_lease(backend, ttl=1.0)
+    late = new_lease(backend, ttl=1.0)
     harness.expire_leases(1.0)
     before = picture(backend)
     assert is_refusal(backend, move(backend, late), Settled.EXPIRED)
@@ -264,8 +262,7 @@ def test_a_batch_may_move_some_and_settle_others(backend: QueueBackend) -> None:
 
 
 def test_a_queue_that_cannot_be_leaves_the_message_where_it_is(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    lease = a_lease(backend)
+    lease = new_lease(backend)
     with pytest.raises(InvalidJob, match="queue name"):
         move(backend, lease, Move("no queue"))
     assert backend.ack(lease) is Settled.OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.claims import found
 from support.harness import Harness
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, new_lease, numbered
 from support.looks import a_lease, recover
 
 from jobpool.broker.backend import QueueBackend
@@ -27,8 +27,7 @@ SETTLEMENTS: list[Settlement] = [
 @pytest.mark.lacks("settle_anywhere")
 def test_another_client_can_do_nothing_with_a_lease_and_harms_nothing(harness: Harness) -> None:
     owner, other = harness.open(), harness.open()
-    owner.enqueue(a_job())
-    lease = a_lease(owner)
+    lease = new_lease(owner)
     answers = [other.settle_many([(lease, settlement)])[0] for settlement in SETTLEMENTS]
     assert not any(answers)
     assert not any(other.settle_many([(lease, settlement) for settlement in SETTLEMENTS]))
@@ -46,8 +45,7 @@ def test_a_lease_of_before_says_nothing_about_the_same_client_s_next_one(
     harness: Harness, backend: QueueBackend
 ) -> None:
     """The broker knows the message by the same number, and the client has it leased again."""
-    backend.enqueue(a_job())
-    old = a_lease(backend)
+    old = new_lease(backend)
     harness.expire_leases(30.0)
     new = a_lease(backend)
     assert not any(backend.settle_many([(old, settlement)])[0] for settlement in SETTLEMENTS)

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from support.claims import found
 from support.harness import Harness
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, new_lease, numbered
 from support.looks import dead_letter, in_order, is_refusal, seen, settle
 from support.looks import picture as picture_of
 
@@ -250,8 +250,7 @@ def test_another_client_may_settle_with_the_lease(harness: Harness) -> None:
 
 
 def test_a_lease_that_was_never_given_is_refused(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    lease = a_lease(backend)
+    lease = new_lease(backend, ttl=10.0)
     assert is_refusal(backend, backend.ack(replace(lease, owner_token="0" * 32)), Settled.NOT_OWNER)
     never = replace(lease, token=None, owner_token="1" * 32)
     assert is_refusal(backend, backend.ack(never), Settled.NOT_IN_FLIGHT)
@@ -275,8 +274,7 @@ VERBS = [
 def test_a_repeated_verb_answers_already_and_changes_nothing(
     harness: Harness, backend: QueueBackend, verb: str, arguments: tuple[object, ...]
 ) -> None:
-    backend.enqueue(a_job())
-    lease = a_lease(backend)
+    lease = new_lease(backend, ttl=10.0)
     assert getattr(backend, verb)(lease, *arguments) is Settled.OK
     harness.advance(1.0)
     before = picture(backend)
@@ -299,8 +297,7 @@ def test_the_stored_reason_and_time_stay_those_of_the_first_call(harness: Harnes
 
 @pytest.mark.needs("idempotent_settle")
 def test_a_repeat_answers_already_even_when_somebody_else_holds_the_message(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    mine = a_lease(backend)
+    mine = new_lease(backend, ttl=10.0)
     backend.release(mine)
     theirs = a_lease(backend)
     assert backend.release(mine) is Settled.ALREADY
@@ -310,8 +307,7 @@ def test_a_repeat_answers_already_even_when_somebody_else_holds_the_message(back
 
 @pytest.mark.needs("idempotent_settle")
 def test_a_call_is_forgotten_after_a_minute(harness: Harness, backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    lease = a_lease(backend)
+    lease = new_lease(backend, ttl=10.0)
     backend.ack(lease)
     harness.advance(REMEMBER_CALLS - harness.tick)
     assert backend.ack(lease) is Settled.ALREADY
@@ -342,8 +338,7 @@ def test_a_repeated_batch_answers_as_the_first_time(harness: Harness, backend: Q
 
 
 def test_the_same_verb_in_calls_of_different_ids_is_two_calls(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    lease = a_lease(backend)
+    lease = new_lease(backend, ttl=10.0)
     assert backend.settle_many([(lease, Ack())], call_id="c1") == [Settled.OK]
     [second] = backend.settle_many([(lease, Ack())], call_id="c2")
     assert is_refusal(backend, second, Settled.NOT_IN_FLIGHT)
@@ -380,8 +375,7 @@ def test_a_batch_may_mix_verbs_queues_and_refusals(backend: QueueBackend) -> Non
 def test_a_lease_twice_in_one_batch_is_settled_once(
     harness: Harness, backend: QueueBackend, second: Settlement
 ) -> None:
-    backend.enqueue(a_job())
-    lease = a_lease(backend)
+    lease = new_lease(backend, ttl=10.0)
     accepted, refused = backend.settle_many([(lease, Nack(1.0, "boom")), (lease, second)])
     assert accepted is Settled.OK
     assert is_refusal(backend, refused, Settled.NOT_IN_FLIGHT)
@@ -392,8 +386,7 @@ def test_a_lease_twice_in_one_batch_is_settled_once(
 
 @pytest.mark.needs("forfeit")
 def test_after_a_forfeit_in_the_same_batch_the_lease_has_ended(backend: QueueBackend) -> None:
-    backend.enqueue(a_job())
-    lease = a_lease(backend)
+    lease = new_lease(backend, ttl=10.0)
     accepted, refused = backend.settle_many([(lease, Forfeit("SIGSEGV")), (lease, Ack())])
     assert accepted is Settled.OK
     assert is_refusal(backend, refused, Settled.EXPIRED)

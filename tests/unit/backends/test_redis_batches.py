@@ -7,7 +7,7 @@ from collections import Counter
 import orjson
 import pytest
 from redis_rig import Rig, take
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, new_lease, numbered
 
 from jobpool.broker.values import MessageFilter, NewBatch, ReapPolicy, Verb
 from jobpool.errors import InvalidJob, Unsupported
@@ -188,8 +188,7 @@ def test_where_queues_are_spread_a_member_is_refused_with_a_sentence() -> None:
         ):
             with pytest.raises(Unsupported, match=r"cannot count the jobs of a batch.*redis without a cluster"):
                 work()
-        backend.enqueue(a_job())
-        [lease] = take(backend)
+        lease = new_lease(backend)
         with pytest.raises(Unsupported, match="without a cluster"):
             backend.settle_many([(lease, Abandon("failed", follow_ups=(a_job(batch=BATCH),)))])
         assert backend.stats(QUEUE).leased == 1

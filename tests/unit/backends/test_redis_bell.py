@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from redis_rig import Rig, take
-from support.jobs import QUEUE, a_job, at, numbered
+from support.jobs import QUEUE, a_job, at, new_lease, numbered
 from support.stalls import Stopwatch
 from support.waiting import wait_until
 
@@ -66,8 +66,7 @@ def test_a_fetch_that_leaves_something_behind_wakes_the_next(rig: Rig, executor:
 @pytest.mark.parametrize("verb", ["release", "nack", "reap", "retry", "follow-up"])
 def test_whatever_makes_a_message_fetchable_rings(rig: Rig, verb: str) -> None:
     backend = rig.open()
-    backend.enqueue(a_job())
-    [lease] = take(backend)
+    lease = new_lease(backend)
     assert rig.holds("bell") == 0
     match verb:
         case "release":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from redis_rig import Rig, take
 from support.claims import AT_ONCE, a_post, bodies, claim, found, ids, nothing_to_claim, post
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, new_lease, numbered
 from support.servers import RedisServer
 
 from jobpool.broker.claim_store import Deleted
@@ -116,8 +116,7 @@ def test_the_members_of_one_claim_are_in_its_checkout_alone(rig: Rig) -> None:
 
 def test_a_late_settlement_is_told_how_things_are(turned: Rig) -> None:
     backend = turned.open()
-    backend.enqueue(a_job())
-    [late] = take(backend, ttl=1.0)
+    late = new_lease(backend, ttl=1.0)
     turned.server.advance(1.0)
     backend.reap(QUEUE, AT_ONCE)
     claim(backend, ttl=60.0)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from msgspec.structs import replace
 from redis_rig import Rig, take
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, new_lease, numbered
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
@@ -38,8 +38,7 @@ def beside(rig: Rig) -> set[str]:
 
 def test_after_the_ack_only_the_done_key_and_the_starts_are_left_and_they_end_by_themselves(rig: Rig) -> None:
     backend = rig.open()
-    backend.enqueue(a_job())
-    [lease] = take(backend)
+    lease = new_lease(backend)
     assert begin(backend, lease)
     assert beside(rig) == {"runs:order-17", "hold:job:nightly", "hold:queue", "guarded", "rate:queue"}
     assert backend.ack(lease.guarded(ALL)) is Settled.OK
@@ -173,8 +172,7 @@ def test_a_clock_that_was_set_back_far_holds_nobody_up(turned: Rig) -> None:
 
 def test_a_server_that_forgets_its_scripts_between_two_steps_does_no_harm(rig: Rig) -> None:
     backend = rig.open()
-    backend.enqueue(a_job())
-    [lease] = take(backend)
+    lease = new_lease(backend)
     for _ in range(2):
         rig.call("SCRIPT", "FLUSH")
         assert begin(backend, lease)
@@ -213,8 +211,7 @@ def test_a_batch_costs_one_round_trip_on_one_server(rig: Rig) -> None:
 
 def test_a_lease_of_another_backend_is_lost(rig: Rig) -> None:
     backend = rig.open()
-    backend.enqueue(a_job())
-    [lease] = take(backend)
+    lease = new_lease(backend)
     for token in (17, "", "short", "longer than any of ours", None):
         assert begin(backend, replace(lease, token=token)) == Begun(Begin.LOST)
         assert backend.ack(replace(lease, token=token).guarded(ALL)) is Settled.NOT_IN_FLIGHT
@@ -223,8 +220,7 @@ def test_a_lease_of_another_backend_is_lost(rig: Rig) -> None:
 def test_the_guards_of_a_lease_are_always_the_same_bytes(rig: Rig) -> None:
     """`settle.lua` finds what `begin.lua` has noted by them."""
     backend = rig.open()
-    backend.enqueue(a_job())
-    [lease] = take(backend)
+    lease = new_lease(backend)
     holds = '[["job:nightly",1],["queue",5]]'
     assert guarded_token(lease, ALL) == (
         f'{lease.owner_token}["order-17",50000000,{holds},[["queue",5,60000000]]]'.encode()

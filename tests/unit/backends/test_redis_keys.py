@@ -8,7 +8,7 @@ from threading import Thread
 import orjson
 import pytest
 from redis_rig import Rig, take
-from support.jobs import QUEUE, a_job, at
+from support.jobs import QUEUE, a_job, at, new_lease
 from support.waiting import wait_until
 
 from jobpool.broker.claim_store import NewPost
@@ -120,8 +120,7 @@ def test_a_body_stands_there_as_it_was_signed_and_notes_can_be_read(rig: Rig) ->
 
 def test_a_leased_message_shows_its_holder(rig: Rig) -> None:
     backend = rig.open()
-    backend.enqueue(a_job(identifier="order-17"))
-    [lease] = take(backend, ttl=12.5)
+    lease = new_lease(backend, identifier="order-17", ttl=12.5)
     record = rig.call("HGET", rig.key("record"), rig.call("ZRANGE", rig.key("leased"), 0, 0)[0]).decode()
     assert re.fullmatch(rf"{lease.owner_token[:16]} 00000012500000 1 0 0 - \d{{16}} gorder-17 report", record)
 

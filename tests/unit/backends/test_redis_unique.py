@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis_rig import Rig, take
 from support.claims import found
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, new_lease, numbered
 
 from jobpool.broker.values import MessageFilter, NewMessage, ReapPolicy, Verb
 from jobpool.message.definition import JobDefinition
@@ -144,8 +144,7 @@ def test_entries_of_plain_follow_ups_have_the_form_that_older_pools_read() -> No
 
 def test_what_utf_8_cannot_carry_is_written_out_on_the_way(rig: Rig) -> None:
     backend = rig.open()
-    backend.enqueue(a_job(identifier="order-17"))
-    [lease] = take(backend)
+    lease = new_lease(backend, identifier="order-17")
     assert backend.settle_many([(lease, Move("mails", error="no \ud800", cause="\udfff"))]) == [Settled.OK]
     message = found(backend, "order-17")
     assert (message.queue, message.last_error, message.cause) == ("mails", "no \\ud800", "\\udfff")
