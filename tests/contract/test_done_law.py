@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
+from support.tables import row
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import MessageFilter, Verb
@@ -275,19 +276,14 @@ def test_forgetting_leaves_alone_what_a_running_job_holds(backend: QueueBackend)
 
 
 @pytest.mark.above
-@pytest.mark.parametrize("key", ["", "x" * 256, "a\nb"])
-def test_a_key_that_cannot_be_is_refused(backend: QueueBackend, key: str) -> None:
-    with pytest.raises(InvalidJob, match="idempotency key"):
-        backend.keys.first_run(QUEUE, key)
-    with pytest.raises(InvalidJob, match="idempotency key"):
-        backend.keys.forget(QUEUE, key)
-
-
-@pytest.mark.above
-@pytest.mark.parametrize("ttl", [0.0, -1.0, float("nan"), float("inf"), LONGEST_KEPT + 1])
-def test_a_ttl_out_of_bounds_is_refused(backend: QueueBackend, ttl: float) -> None:
-    with pytest.raises(ConfigurationError, match="ttl"):
-        backend.keys.first_run(QUEUE, "order-17", ttl)
+def test_a_key_or_a_ttl_that_cannot_be_is_refused(backend: QueueBackend) -> None:
+    for key in ("", "x" * 256, "a\nb"):
+        for call in (backend.keys.first_run, backend.keys.forget):
+            with row(key), pytest.raises(InvalidJob, match="idempotency key"):
+                call(QUEUE, key)
+    for ttl in (0.0, -1.0, float("nan"), float("inf"), LONGEST_KEPT + 1):
+        with row(ttl), pytest.raises(ConfigurationError, match="ttl"):
+            backend.keys.first_run(QUEUE, "order-17", ttl)
 
 
 def test_many_keys_end_and_the_rest_stay(harness: Harness, backend: QueueBackend) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, numbered
+from support.tables import row
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.errors import InvalidJob
@@ -274,16 +275,10 @@ def test_take_is_scoped_by_queue_and_name(backend: QueueBackend) -> None:
 
 
 @pytest.mark.above
-@pytest.mark.parametrize("token", ["", "x" * 65])
-def test_a_token_out_of_bounds_is_refused(backend: QueueBackend, token: str) -> None:
-    with pytest.raises(InvalidJob, match="1 to 64"):
-        backend.keys.take(QUEUE, THREE, token)
-
-
-@pytest.mark.above
-def test_take_in_a_queue_that_cannot_be_is_refused(backend: QueueBackend) -> None:
-    with pytest.raises(InvalidJob, match="queue name"):
-        backend.keys.take("no queue", THREE, "a")
+def test_a_token_or_a_queue_that_cannot_be_is_refused(backend: QueueBackend) -> None:
+    for queue, token, told in ((QUEUE, "", "1 to 64"), (QUEUE, "x" * 65, "1 to 64"), ("no queue", "a", "queue name")):
+        with row(queue, token), pytest.raises(InvalidJob, match=told):
+            backend.keys.take(queue, THREE, token)
 
 
 def test_a_longest_token_will_do(backend: QueueBackend) -> None:

@@ -119,16 +119,11 @@ def test_each_end_is_counted_once_under_all_that_it_was(
     assert stage.outcomes() == dict.fromkeys(expected, 1)
 
 
-def test_nothing_is_counted_until_the_broker_has_accepted_it(stage: Watched) -> None:
-    stage.says = Settled.NOT_OWNER
+@pytest.mark.parametrize(("says", "counted"), [(Settled.NOT_OWNER, "lease_lost"), (Settled.ALREADY, "succeeded")])
+def test_what_is_counted_is_what_the_broker_answered(stage: Watched, says: Settled, counted: str) -> None:
+    stage.says = says
     run_one(stage)
-    assert stage.outcomes() == {"lease_lost": 1}
-
-
-def test_a_repeat_that_the_broker_knew_already_is_a_success(stage: Watched) -> None:
-    stage.says = Settled.ALREADY
-    run_one(stage)
-    assert stage.outcomes() == {"succeeded": 1}
+    assert stage.outcomes() == {counted: 1}
 
 
 def test_a_lost_lease_is_counted_once_and_its_result_is_not(stage: Watched) -> None:

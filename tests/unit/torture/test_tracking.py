@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from msgspec import structs
 from stories import CLOCK, cut_short, enq, failed, fetched, kept, ran, reaped, run, settled, unknown
 
@@ -165,87 +164,63 @@ FOLLOWED = [*CLOSED, *of(FIRST, [*PARENT, *settled(1, "ack")]), *of(SECOND, ran(
 UNSURE_PARENT = [*CLOSED, *of(FIRST, [*PARENT, *unknown(1, "ack")]), *of(SECOND, ran(1))]
 
 
-@pytest.mark.parametrize(
-    ("lines", "left", "wrong"),
-    [
-        (WELL, [], ""),
-        ([*both(FIRST), *told("2 1 1 0")], [dead(SECOND)], ""),
-        ([*both(FIRST), *told("2 1 0 1")], [dead(SECOND, "cancelled")], ""),
-        ([*both(), *told("2 0 1 1")], [dead(FIRST), dead(SECOND, "cancelled")], ""),
-        ([*FOLLOWED, *of("f", ran(1)), *told("3 3 0 0"), *told("3 3 0 0", SUCCESS)], [], ""),
-        ([*UNSURE_PARENT, *told("2 2 0 0"), *told("2 2 0 0", SUCCESS)], [], ""),
-        ([*UNSURE_PARENT, *told("3 3 0 0"), *told("3 3 0 0", SUCCESS)], [], ""),
-        (both(FIRST), [kept(State.WAITING, 0, ident=SECOND)], ""),
-        ([*ALL_DONE, *told("2 2 0 0")], [kept(State.WAITING, 0, ident=SUCCESS)], ""),
-        ([*of(DONE, cut_short(1)), *WELL], [], ""),
-        (ALL_DONE[:2], [], ""),
-        (ALL_DONE, [], "all of its members have ended, and b:on_done never ran"),
-        ([*ALL_DONE, *told("2 2 0 0", SUCCESS)], [], "all of its members have ended, and b:on_done never ran"),
-        ([*ALL_DONE, *told("2 2 0 0")], [], "all of its members have ended, and b:on_success never ran"),
-        (both(FIRST), [dead(SECOND)], "all of its members have ended, and b:on_done never ran"),
+NEVER = "all of its members have ended, and b:{} never ran"
+
+
+def off(told: str, members: int, dead: int, cancelled: int) -> str:
+    return f"b:on_done was told {told}: of {members} members, {dead} are dead, {cancelled} cancelled"
+
+
+def test_the_callbacks_of_a_batch_come_once_with_its_counts() -> None:
+    for case, lines, left, wrong in [
+        ("all have succeeded", WELL, [], ""),
+        ("one has failed", [*both(FIRST), *told("2 1 1 0")], [dead(SECOND)], ""),
+        ("one was cancelled", [*both(FIRST), *told("2 1 0 1")], [dead(SECOND, "cancelled")], ""),
+        ("none has succeeded", [*both(), *told("2 0 1 1")], [dead(FIRST), dead(SECOND, "cancelled")], ""),
+        ("one was added", [*FOLLOWED, *of("f", ran(1)), *told("3 3 0 0"), *told("3 3 0 0", SUCCESS)], [], ""),
+        ("one was perhaps added, and was not", [*UNSURE_PARENT, *told("2 2 0 0"), *told("2 2 0 0", SUCCESS)], [], ""),
+        ("one was perhaps added, and was", [*UNSURE_PARENT, *told("3 3 0 0"), *told("3 3 0 0", SUCCESS)], [], ""),
+        ("a member has not ended", both(FIRST), [kept(State.WAITING, 0, ident=SECOND)], ""),
+        ("a callback has not ended", [*ALL_DONE, *told("2 2 0 0")], [kept(State.WAITING, 0, ident=SUCCESS)], ""),
+        ("a callback crashed, and ran again", [*of(DONE, cut_short(1)), *WELL], [], ""),
+        ("it was perhaps not closed", ALL_DONE[:2], [], ""),
+        ("no callback", ALL_DONE, [], NEVER.format("on_done")),
+        ("only that of a success", [*ALL_DONE, *told("2 2 0 0", SUCCESS)], [], NEVER.format("on_done")),
+        ("not that of a success", [*ALL_DONE, *told("2 2 0 0")], [], NEVER.format("on_success")),
+        ("no callback after a failure", both(FIRST), [dead(SECOND)], NEVER.format("on_done")),
         (
+            "that of a success after a failure",
             [*both(FIRST), *told("2 1 1 0"), *told("2 1 1 0", SUCCESS)],
             [dead(SECOND)],
             "b:on_success ran, and 1 of its members had not succeeded",
         ),
-        ([*WELL, *told("2 2 0 0", fence=2)], [], "b:on_done came more than once: ['2 2 0 0']"),
-        ([*WELL, *told("2 2 0 0", SUCCESS, fence=2)], [], "b:on_success came more than once: ['2 2 0 0']"),
+        ("twice", [*WELL, *told("2 2 0 0", fence=2)], [], "b:on_done came more than once: ['2 2 0 0']"),
         (
+            "twice, of a success",
+            [*WELL, *told("2 2 0 0", SUCCESS, fence=2)],
+            [],
+            "b:on_success came more than once: ['2 2 0 0']",
+        ),
+        (
+            "twice, with other counts",
             [*WELL[:-5], *of(DONE, cut_short(1)[:2]), *of(DONE, [run("told", tag="1 1 0 0")]), *WELL[-5:]],
             [],
             "b:on_done came more than once: ['1 1 0 0', '2 2 0 0']",
         ),
-        ([*ALL_DONE, *told("1 1 0 0")], [], "b:on_done was told 1 1 0 0: of 2 members, 0 are dead, 0 cancelled"),
-        ([*ALL_DONE, *told("3 3 0 0")], [], "b:on_done was told 3 3 0 0: of 2 members, 0 are dead, 0 cancelled"),
-        ([*ALL_DONE, *told("2 1 1 0")], [], "b:on_done was told 2 1 1 0: of 2 members, 0 are dead, 0 cancelled"),
-        ([*ALL_DONE, *told("2 1 0 0")], [], "b:on_done was told 2 1 0 0: of 2 members, 0 are dead, 0 cancelled"),
+        ("a member too few", [*ALL_DONE, *told("1 1 0 0")], [], off("1 1 0 0", 2, 0, 0)),
+        ("a member too many", [*ALL_DONE, *told("3 3 0 0")], [], off("3 3 0 0", 2, 0, 0)),
+        ("a failure too many", [*ALL_DONE, *told("2 1 1 0")], [], off("2 1 1 0", 2, 0, 0)),
+        ("a success too few", [*ALL_DONE, *told("2 1 0 0")], [], off("2 1 0 0", 2, 0, 0)),
+        ("a failure too few", [*both(FIRST), *told("2 2 0 0")], [dead(SECOND)], off("2 2 0 0", 2, 1, 0)),
         (
-            [*both(FIRST), *told("2 2 0 0")],
-            [dead(SECOND)],
-            "b:on_done was told 2 2 0 0: of 2 members, 1 are dead, 0 cancelled",
-        ),
-        (
+            "a cancel taken for a failure",
             [*both(FIRST), *told("2 1 1 0")],
             [dead(SECOND, "cancelled")],
-            "b:on_done was told 2 1 1 0: of 2 members, 1 are dead, 1 cancelled",
+            off("2 1 1 0", 2, 1, 1),
         ),
-        (
-            [*FOLLOWED, *of("f", ran(1)), *told("2 2 0 0")],
-            [],
-            "b:on_done was told 2 2 0 0: of 3 members, 0 are dead, 0 cancelled",
-        ),
-    ],
-    ids=[
-        "all have succeeded",
-        "one has failed",
-        "one was cancelled",
-        "none has succeeded",
-        "one was added",
-        "one was perhaps added, and was not",
-        "one was perhaps added, and was",
-        "a member has not ended",
-        "a callback has not ended",
-        "a callback crashed, and ran again",
-        "it was perhaps not closed",
-        "no callback",
-        "only that of a success",
-        "not that of a success",
-        "no callback after a failure",
-        "that of a success after a failure",
-        "twice",
-        "twice, of a success",
-        "twice, with other counts",
-        "a member too few",
-        "a member too many",
-        "a failure too many",
-        "a success too few",
-        "a failure too few",
-        "a cancel taken for a failure",
-        "the added one is missing",
-    ],
-)
-def test_the_callbacks_of_a_batch_come_once_with_its_counts(lines: list[Line], left: list[Message], wrong: str) -> None:
-    assert batches(lines, ITEMS, left) == ({"b": wrong} if wrong else {})
+        ("the added one is missing", [*FOLLOWED, *of("f", ran(1)), *told("2 2 0 0")], [], off("2 2 0 0", 3, 0, 0)),
+    ]:
+        assert batches(lines, ITEMS, left) == ({"b": wrong} if wrong else {}), case
 
 
 def test_each_batch_is_judged_by_its_own_members() -> None:
