@@ -24,6 +24,7 @@ from jobpool.policy.retry import RetryPolicy
 from jobpool.settings import Settings
 
 A = TypeVar("A")
+V = TypeVar("V", bound=Settlement)
 
 CORES = 2
 
@@ -85,11 +86,15 @@ class Stage:
     def load(self, generation: int = 1, handlers: list[HandlerInfo] = HANDLERS) -> list[act.Action]:
         return self.tell(ev.AppLoaded(generation, Loaded(handlers)))
 
-    def boot(self) -> Stage:
-        """Bring up every child that was asked for."""
+    def start(self) -> Stage:
+        """Load the app, and have the children asked for; none has come up yet."""
         self.tell()
         self.load()
-        self.make_ready()
+        return self
+
+    def boot(self) -> Stage:
+        """Bring up every child that was asked for."""
+        self.start().make_ready()
         return self
 
     def make_ready(self) -> list[act.Action]:
@@ -101,6 +106,12 @@ class Stage:
     def lease(self, *handlers: str, outcome: Outcome | None = None, **options: object) -> list[act.Action]:
         leases = [self.a_lease(handler, **options) for handler in handlers]
         return self.tell(ev.Leased([Inspected(lease, outcome) for lease in leases]))
+
+    def run(self, handler: str = "report", **options: object) -> Slot:
+        """Lease a job, which begins in the one slot that is busy then."""
+        self.lease(handler, **options)
+        [slot] = self.busy
+        return slot
 
     def a_lease(self, handler: str, ttl: float = 30.0, attempts: int = 0, **options: object) -> JobLease:
         definition = JobDefinition(handler=handler, payload={}, queue="reports", **options)  # type: ignore[arg-type]
@@ -138,6 +149,12 @@ class Stage:
 
     def verdicts(self) -> list[Settlement]:
         return [settlement for _, settlement in self.settled]
+
+    def verdict(self, kind: type[V]) -> V:
+        """The one verdict, which is of this kind."""
+        [settlement] = self.verdicts()
+        assert isinstance(settlement, kind)
+        return settlement
 
 
 def of(actions: list[act.Action], kind: type[A]) -> list[A]:

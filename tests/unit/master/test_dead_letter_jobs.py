@@ -24,16 +24,9 @@ from jobpool.message.signing import EnvelopeSigner
 AT_ONCE = ReapPolicy(max_crashes=1, back_off=0.0)
 
 
-def the_abandon(stage: Stage) -> Abandon:
-    [settlement] = stage.verdicts()
-    assert isinstance(settlement, Abandon)
-    return settlement
-
-
 def failing(**settings: object) -> Stage:
     stage = Stage(workers=1, **settings).boot()
-    stage.lease("report")
-    stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
+    stage.answer(stage.run(), ResultKind.FAILED, error="boom")
     return stage
 
 
@@ -55,8 +48,7 @@ def test_in_the_queue_of_copies_itself_it_carries_nothing() -> None:
 
 def test_a_failure_with_budget_left_carries_nothing() -> None:
     stage = Stage(workers=1, dead_letter_queue="failures").boot()
-    stage.lease("stubborn")
-    stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
+    stage.answer(stage.run("stubborn"), ResultKind.FAILED, error="boom")
     assert isinstance(stage.verdicts()[0], Nack)
 
 
@@ -68,7 +60,7 @@ def test_a_failure_with_budget_left_carries_nothing() -> None:
 def test_what_is_forwarded_of_what_never_ran(outcome: Outcome, copies: int) -> None:
     stage = Stage(workers=1, dead_letter_queue="failures").boot()
     stage.lease("report", outcome=outcome)
-    follow_ups = the_abandon(stage).follow_ups
+    follow_ups = stage.verdict(Abandon).follow_ups
     assert len(follow_ups) == copies
     assert [copy.payload["_dlq_metadata"]["attempts"] for copy in follow_ups] == [0] * copies
 
@@ -79,9 +71,8 @@ def test_a_copy_that_the_backend_would_refuse_is_left_out_and_said() -> None:
 
     stage = Stage(workers=1, dead_letter_queue="failures").boot()
     stage.planner.check = check
-    stage.lease("report")
-    stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
-    assert the_abandon(stage).follow_ups == ()
+    stage.answer(stage.run(), ResultKind.FAILED, error="boom")
+    assert stage.verdict(Abandon).follow_ups == ()
     [note] = [note for note in stage.pool.notes if note.event == "a dead letter is not forwarded"]
     assert note.fields["error"] == "too large for failures"
 
@@ -215,9 +206,8 @@ def hooked(**settings: object) -> Stage:
 
 def test_the_last_failure_carries_the_hooks_job_and_the_copy() -> None:
     stage = hooked(dead_letter_queue="failures")
-    stage.lease("report")
-    stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
-    copy, told = the_abandon(stage).follow_ups
+    stage.answer(stage.run(), ResultKind.FAILED, error="boom")
+    copy, told = stage.verdict(Abandon).follow_ups
     assert (copy.queue, told.queue, told.handler, told.priority) == ("failures", "reports", ON_DEATH, 0)
     assert (told.payload["reason"], told.payload["error"], told.payload["attempts"]) == ("failed", "boom", 1)
 
@@ -230,7 +220,7 @@ def test_the_last_failure_carries_the_hooks_job_and_the_copy() -> None:
 def test_of_which_deaths_that_never_ran_hooks_are_told(handler: str, outcome: Outcome, jobs: int) -> None:
     stage = hooked()
     stage.lease(handler, outcome=outcome)
-    assert len(the_abandon(stage).follow_ups) == jobs
+    assert len(stage.verdict(Abandon).follow_ups) == jobs
 
 
 def test_a_record_that_would_be_too_large_goes_without_the_payload() -> None:
@@ -240,9 +230,8 @@ def test_a_record_that_would_be_too_large_goes_without_the_payload() -> None:
 
     stage = hooked()
     stage.planner.check = check
-    stage.lease("report")
-    stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
-    [told] = the_abandon(stage).follow_ups
+    stage.answer(stage.run(), ResultKind.FAILED, error="boom")
+    [told] = stage.verdict(Abandon).follow_ups
     assert (told.payload["payload"], told.payload["payload_left_out"]) == (None, True)
 
 

@@ -78,8 +78,7 @@ def test_what_no_child_has_begun_is_dropped() -> None:
 
 def test_with_on_lease_lost_finish_the_attempt_goes_on_and_nothing_is_settled() -> None:
     stage = Stage(workers=1, on_lease_lost="finish").boot()
-    stage.lease("report")
-    [slot] = stage.busy
+    slot = stage.run()
     stage.tell(ev.LeasesBroke([slot.deliveries[0].lease]))
     assert not kills(stage.after(0.02))
     assert next_due(stage.pool, stage.now) > stage.now, "no busy loop"

@@ -44,9 +44,7 @@ class TestBoot:
         assert len(of(stage.load(), act.SpawnChild)) == 3
 
     def test_nothing_is_leased_without_a_ready_child(self) -> None:
-        stage = Stage(workers=2)
-        stage.tell()
-        stage.load()
+        stage = Stage(workers=2).start()
         assert room(stage.pool, stage.now) == 0
         stage.make_ready()
         assert room(stage.pool, stage.now) == 2
@@ -76,9 +74,7 @@ class TestBoot:
         assert {head.handler: head.acks_itself for head in heads} == {"transfer": True, "report": False}
 
     def test_children_that_do_not_boot_are_tried_again_after_a_back_off(self) -> None:
-        stage = Stage(workers=1)
-        stage.tell()
-        stage.load()
+        stage = Stage(workers=1).start()
         [slot] = stage.pool.slots.live
         actions = stage.die(slot, signal=None, code=1)
         assert not of(actions, act.SpawnChild)
@@ -86,9 +82,7 @@ class TestBoot:
         assert len(of(stage.after(0.11), act.SpawnChild)) == 1
 
     def test_a_child_that_hangs_at_birth_is_killed(self) -> None:
-        stage = Stage(workers=1)
-        stage.tell()
-        stage.load()
+        stage = Stage(workers=1).start()
         assert len(of(stage.after(60.1), act.KillChild)) == 1
 
     def test_an_import_that_takes_long_is_told_once(self) -> None:
@@ -113,9 +107,7 @@ class TestBoot:
         assert started.generation == 2
 
     def test_a_refused_fork_gives_its_slot_back(self) -> None:
-        stage = Stage(workers=1)
-        stage.tell()
-        stage.load()
+        stage = Stage(workers=1).start()
         [slot] = stage.pool.slots.live
         stage.tell(ev.SpawnRefused(slot.child, "EAGAIN"))
         assert slot.state is SlotState.EMPTY
@@ -137,9 +129,7 @@ def step(stage: Stage, seconds: float) -> list[act.Action]:
 
 class TestForkServersThatDoNotAnswer:
     def test_one_that_forks_no_child_is_killed_and_replaced(self) -> None:
-        stage = Stage(workers=1)
-        stage.tell()
-        stage.load()
+        stage = Stage(workers=1).start()
         assert not server_kills(step(stage, ANSWER_LIMIT_S - 0.5))
         assert [action.generation for action in server_kills(step(stage, 1.0))] == [1]
         assert stage.pool.boot.failures == 1
@@ -149,15 +139,13 @@ class TestForkServersThatDoNotAnswer:
 
     def test_one_that_does_not_collect_a_dead_child_is_killed_and_what_that_was_is_known_then(self) -> None:
         stage = Stage(workers=2).boot()
-        stage.lease("report")
-        [slot] = stage.busy
+        slot = stage.run()
         stage.tell(ev.ChildEnded(slot.child), ev.ChildBroken(slot.child, "closed", closed=True))
         actions = step(stage, ANSWER_LIMIT_S + 0.1)
         assert not of(actions, act.KillChild), "it is dead"
         assert len(server_kills(actions)) == 1
         stage.die(slot, signal=signal.SIGSEGV)
-        [settlement] = stage.verdicts()
-        assert isinstance(settlement, Forfeit)
+        settlement = stage.verdict(Forfeit)
         assert Death.from_text(settlement.cause).how == "killed by SIGSEGV"
 
     def test_it_is_killed_as_soon_while_results_come_all_the_time(self) -> None:
@@ -172,8 +160,7 @@ class TestForkServersThatDoNotAnswer:
 
     def test_a_timeout_whose_death_it_does_not_collect_is_a_timeout(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("slow")
-        [slot] = stage.busy
+        slot = stage.run("slow")
         actions = step(stage, 12.0)
         assert len(of(actions, act.KillChild)) == 1
         stage.tell(ev.ChildEnded(slot.child))
@@ -181,14 +168,11 @@ class TestForkServersThatDoNotAnswer:
         assert not of(actions, act.ForgetChild)
         assert len(server_kills(actions)) == 1
         stage.die(slot, signal=signal.SIGKILL)
-        [settlement] = stage.verdicts()
-        assert isinstance(settlement, Abandon)
+        settlement = stage.verdict(Abandon)
         assert settlement.reason == "timeout"
 
     def test_each_answer_gives_it_the_time_anew(self) -> None:
-        stage = Stage(workers=3)
-        stage.tell()
-        stage.load()
+        stage = Stage(workers=3).start()
         first, *_ = stage.pool.slots.live
         step(stage, ANSWER_LIMIT_S - 1.0)
         stage.tell(ev.ChildSpawned(first.child, 1001))
@@ -196,9 +180,7 @@ class TestForkServersThatDoNotAnswer:
         assert server_kills(step(stage, 1.1))
 
     def test_a_master_that_stood_still_itself_waits_anew(self) -> None:
-        stage = Stage(workers=1)
-        stage.tell()
-        stage.load()
+        stage = Stage(workers=1).start()
         assert not server_kills(stage.after(3600.0))
         assert server_kills(step(stage, ANSWER_LIMIT_S + 0.1))
 
@@ -329,8 +311,7 @@ class TestHandingOut:
     def test_an_unknown_handler_waits_for_a_deploy(self) -> None:
         stage = Stage().boot()
         stage.lease("nobody")
-        [settlement] = stage.verdicts()
-        assert isinstance(settlement, Release)
+        settlement = stage.verdict(Release)
         assert settlement.delay > 0
         [note] = [note for note in stage.pool.notes if note.event.startswith("no such handler here")]
         assert (note.fields["handler"], note.fields["waits"]) == ("nobody", "10m")
@@ -344,29 +325,24 @@ class TestHandingOut:
 class TestResults:
     def test_success_is_acked(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("report")
-        stage.answer(stage.busy[0])
+        stage.answer(stage.run())
         assert stage.verdicts() == [Ack()]
         assert stage.pool.counters.succeeded == 1
 
     def test_the_handlers_own_retries_apply_when_the_job_sets_none(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("stubborn")
-        stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
-        [nack] = stage.verdicts()
-        assert isinstance(nack, Nack)
+        stage.answer(stage.run("stubborn"), ResultKind.FAILED, error="boom")
+        nack = stage.verdict(Nack)
         assert 0.85 <= nack.delay <= 1.15, "the pool's default: after 1 s"
 
     def test_the_handlers_own_back_off_wins_over_the_pools(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("patient")
-        stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
+        stage.answer(stage.run("patient"), ResultKind.FAILED, error="boom")
         assert stage.verdicts() == [Nack(60.0, "boom")]
 
     def test_an_answer_of_a_former_attempt_is_ignored(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("report")
-        [slot] = stage.busy
+        slot = stage.run()
         slot.deliveries[0].nonce += 1_000
         stage.pool.held = {slot.deliveries[0].nonce: slot.deliveries[0]}
         head = slot.deliveries[0].nonce
@@ -381,8 +357,7 @@ class TestResults:
         follow_up = stage.a_lease("report").envelope
         item = {"handler": follow_up.job, "payload": {}, "queue": "reports"}
         stage.answer(stage.busy[0], follow_ups=[item])
-        [ack] = stage.verdicts()
-        assert isinstance(ack, Ack)
+        ack = stage.verdict(Ack)
         assert [job.handler for job in ack.follow_ups] == ["report"]
 
     def test_a_follow_up_that_the_broker_would_refuse_fails_the_attempt(self) -> None:
@@ -390,15 +365,13 @@ class TestResults:
         stage.lease("report")
         item = {"handler": "report", "payload": {}, "single_instance": True}
         stage.answer(stage.busy[0], follow_ups=[item])
-        [settlement] = stage.verdicts()
-        assert isinstance(settlement, Abandon)
+        settlement = stage.verdict(Abandon)
         assert "single" in (settlement.error or "")
 
     def test_a_follow_up_to_a_queue_that_is_not_allowed_fails_the_attempt_whatever_the_child_let_pass(self) -> None:
         stage = Stage(workers=1, enqueue_to=("reports",)).boot()
         for queue in ("reports", "billing"):
-            stage.lease("report")
-            stage.answer(stage.busy[0], follow_ups=[{"handler": "report", "payload": {}, "queue": queue}])
+            stage.answer(stage.run(), follow_ups=[{"handler": "report", "payload": {}, "queue": queue}])
         allowed, refused = stage.verdicts()
         assert isinstance(allowed, Ack)
         assert isinstance(refused, Abandon)
@@ -420,8 +393,7 @@ class TestResults:
 
     def test_a_child_that_leaves_is_replaced_and_its_unread_frames_come_back(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("report")
-        [slot] = stage.busy
+        slot = stage.run()
         stage.answer(slot, leaving="100 jobs done")
         assert slot.state is SlotState.DYING
         assert len(of(stage.die(slot, signal=None, code=0), act.SpawnChild)) == 1
@@ -438,10 +410,8 @@ class TestResults:
 class TestDeaths:
     def test_a_crash_while_running_forfeits(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("report")
-        actions = stage.die(stage.busy[0])
-        [settlement] = stage.verdicts()
-        assert isinstance(settlement, Forfeit)
+        actions = stage.die(stage.run())
+        settlement = stage.verdict(Forfeit)
         assert Death.from_text(settlement.cause) == Death("killed by SIGSEGV", "itself")
         assert len(of(actions, act.SpawnChild)) == 1
 
@@ -458,8 +428,7 @@ class TestDeaths:
 
     def test_unread_frames_of_the_dead_go_to_another_child_and_nothing_is_charged(self) -> None:
         stage = Stage(workers=2).boot()
-        stage.lease("slow")
-        [slot] = stage.busy
+        slot = stage.run("slow")
         second = stage.a_lease("report")
         apply(stage.pool, ev.Leased([Inspected(second, None)]), stage.now)
         slot.hand([stage.pool.ready.popleft()], stage.now)
@@ -471,16 +440,14 @@ class TestDeaths:
 
     def test_an_answer_that_came_before_the_death_wins(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("report")
-        [slot] = stage.busy
+        slot = stage.run()
         stage.answer(slot)
         stage.die(slot)
         assert stage.verdicts() == [Ack()]
 
     def test_a_killed_child_that_does_not_die_loses_its_message_and_its_slot(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("slow")
-        [slot] = stage.busy
+        slot = stage.run("slow")
         stage.after(11.0 + DUMP_BEFORE_KILL_S)
         stage.after(0.1)
         assert slot.state is SlotState.DYING
@@ -494,16 +461,14 @@ class TestDeaths:
 class TestTimeouts:
     def test_stack_first_then_the_kill_then_a_failed_attempt(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("slow")
-        [slot] = stage.busy
+        slot = stage.run("slow")
         assert not of(stage.after(10.5), act.KillChild)
         assert len(of(stage.after(0.51), act.DumpStack)) == 1
         assert not of(stage.after(0.03), act.KillChild)
         assert len(of(stage.after(0.03), act.KillChild)) == 1
         assert slot.ending is EndReason.TIMEOUT
         stage.die(slot, signal=signal.SIGKILL)
-        [settlement] = stage.verdicts()
-        assert isinstance(settlement, Abandon)
+        settlement = stage.verdict(Abandon)
         assert (settlement.reason, settlement.error) == (
             "timeout",
             "Job 'slow' exceeded maximum execution time of 10 seconds.",
@@ -513,8 +478,7 @@ class TestTimeouts:
     def test_one_that_waits_in_c_without_cpu_says_what_it_looks_like(self) -> None:
         for at, cpu, said in ((5.0, 0.0, True), (5.0, 0.9, False), (1.0, 0.0, False)):
             stage = Stage(workers=1).boot()
-            stage.lease("slow")
-            [slot] = stage.busy
+            slot = stage.run("slow")
             stage.after(at)
             stage.tell(ev.Sampled([(slot.child, 101, cpu)], stage.now))
             stage.after(11.0 - at)
@@ -531,8 +495,7 @@ class TestTimeouts:
 
     def test_the_kill_waits_a_little_for_a_stack_that_is_not_written_yet(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("slow")
-        [slot] = stage.busy
+        slot = stage.run("slow")
         stage.after(11.01)
         slot.awaits_stack = True
         looked = stage.after(DUMP_BEFORE_KILL_S + 0.001)
@@ -544,8 +507,7 @@ class TestTimeouts:
 
     def test_a_pause_of_the_machine_hardly_shortens_the_wait_for_a_stack(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("slow")
-        [slot] = stage.busy
+        slot = stage.run("slow")
         stage.after(11.01)
         slot.awaits_stack = True
         for _ in range(2):
@@ -574,13 +536,11 @@ class TestTimeouts:
 
     def test_memory_above_the_limit_is_a_failed_attempt(self) -> None:
         stage = Stage(workers=1, memory_limit=100).boot()
-        stage.lease("report")
-        [slot] = stage.busy
+        slot = stage.run()
         stage.now += 0.1
         assert len(of(stage.tell(ev.Sampled([(slot.child, 101, 0.5)], stage.now)), act.KillChild)) == 1
         stage.die(slot, signal=signal.SIGKILL)
-        [settlement] = stage.verdicts()
-        assert isinstance(settlement, Abandon)
+        settlement = stage.verdict(Abandon)
         assert settlement.reason == "memory-limit"
 
     def test_memory_that_the_job_before_used_is_not_charged_to_this_one(self) -> None:
@@ -600,8 +560,7 @@ class TestTimeouts:
 class TestLeases:
     def test_a_lost_lease_kills_its_child_and_settles_nothing(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("report")
-        [slot] = stage.busy
+        slot = stage.run()
         stage.tell(ev.Renewed([(slot.deliveries[0], None)]))
         assert len(of(stage.after(0.02), act.KillChild)) == 1
         stage.die(slot, signal=signal.SIGKILL)
@@ -634,8 +593,7 @@ class TestLeases:
 
     def test_a_lost_lease_may_be_left_to_finish_with_its_result_dropped(self) -> None:
         stage = Stage(workers=1, on_lease_lost="finish").boot()
-        stage.lease("report")
-        [slot] = stage.busy
+        slot = stage.run()
         stage.tell(ev.Renewed([(slot.deliveries[0], None)]))
         assert not of(stage.after(0.02), act.KillChild)
         stage.answer(slot)
@@ -644,16 +602,14 @@ class TestLeases:
 
     def test_a_renewed_lease_replaces_the_old_one(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("report")
-        delivery = stage.busy[0].deliveries[0]
+        delivery = stage.run().deliveries[0]
         newer = stage.a_lease("report", ttl=60.0)
         stage.tell(ev.Renewed([(delivery, newer)]))
         assert delivery.lease is newer
 
     def test_lost_while_a_settlement_is_under_way_is_ignored(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("report")
-        [slot] = stage.busy
+        slot = stage.run()
         delivery = slot.deliveries[0]
         delivery.settling = True
         stage.tell(ev.Renewed([(delivery, None)]))
@@ -662,8 +618,7 @@ class TestLeases:
 
     def test_a_refused_settlement_is_counted_as_lost(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("report")
-        delivery = stage.busy[0].deliveries[0]
+        delivery = stage.run().deliveries[0]
         delivery.outcome = Rejected("x")
         stage.tell(ev.Answered([(delivery, Ack(), Settled.NOT_OWNER)]))
         assert stage.pool.counters.lost == 1
@@ -685,8 +640,7 @@ class TestStopping:
 
     def test_past_its_grace_the_rest_is_killed_and_released(self) -> None:
         stage = Stage(workers=1, stop_grace=5.0).boot()
-        stage.lease("report")
-        [slot] = stage.busy
+        slot = stage.run()
         stage.tell(ev.SignalCame(signal.SIGTERM))
         assert not of(stage.after(4.9), act.KillChild)
         assert len(of(stage.after(0.2), act.KillChild)) == 1
@@ -799,16 +753,14 @@ class TestStopping:
 
     def test_a_crash_that_is_left_to_expire_is_counted_as_a_crash(self) -> None:
         stage = Stage(workers=1, on_crash=OnCrash("expire"), max_total=1).boot()
-        stage.lease("report")
-        stage.die(stage.busy[0])
+        stage.die(stage.run())
         stage.tell(ev.BrokerAnswered())
         assert (stage.pool.counters.crashed, stage.pool.counters.lost) == (1, 0)
         assert stage.pool.is_stopping
 
     def test_a_silent_broker_does_not_hold_up_the_stop_for_ever(self) -> None:
         stage = Stage(workers=1, stop_grace=1.0).boot()
-        stage.lease("report")
-        delivery = stage.busy[0].deliveries[0]
+        delivery = stage.run().deliveries[0]
         delivery.settling = True
         stage.tell(ev.SignalCame(signal.SIGTERM))
         for slot in list(stage.pool.slots.live):
@@ -878,8 +830,7 @@ class TestReload:
 
     def test_a_busy_child_that_left_as_it_was_told_did_not_crash(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("report")
-        [slot] = stage.busy
+        slot = stage.run()
         stage.tell(ev.SignalCame(signal.SIGHUP))
         stage.load(generation=2)
         stage.make_ready()
@@ -947,8 +898,7 @@ class TestReload:
 
     def test_a_child_that_does_not_leave_when_it_was_told_is_killed_once_and_its_death_is_no_crash(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("report")
-        [slot] = stage.busy
+        slot = stage.run()
         stage.tell(ev.SignalCame(signal.SIGHUP))
         stage.load(generation=2)
         stage.make_ready()
@@ -993,14 +943,12 @@ class TestReload:
 class TestBrokenChannels:
     def test_a_closed_channel_is_no_death_but_ends_in_a_kill(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.lease("report")
-        [slot] = stage.busy
+        slot = stage.run()
         stage.tell(ev.ChildBroken(slot.child, "closed", closed=True))
         assert not of(stage.after(0.1), act.KillChild)
         assert len(of(stage.after(0.5), act.KillChild)) == 1
         stage.die(slot, signal=signal.SIGKILL)
-        [settlement] = stage.verdicts()
-        assert isinstance(settlement, Forfeit)
+        stage.verdict(Forfeit)
 
     def test_rubbish_is_killed_at_once(self) -> None:
         stage = Stage(workers=1).boot()

@@ -103,9 +103,7 @@ def test_queues_that_were_counted_before_the_app_came_are_not_the_pools() -> Non
 
 
 def test_children_that_cannot_import_the_app_end_a_pool_that_stops_by_itself() -> None:
-    stage = Stage(workers=1, until_empty=True)
-    stage.tell()
-    stage.load()
+    stage = Stage(workers=1, until_empty=True).start()
     for _ in range(5):
         stage.after(60.0)
         [slot] = stage.pool.slots.live

@@ -80,16 +80,14 @@ def stage() -> Watched:
 
 
 def run_one(stage: Watched, kind: ResultKind = ResultKind.SUCCEEDED, **fields: object) -> None:
-    stage.lease("report")
-    stage.answer(stage.busy[0], kind, **fields)
+    stage.answer(stage.run(), kind, **fields)
 
 
 # --- outcomes ---------------------------------------------------------------------------------------------------------
 
 
 def killed(stage: Watched, ending: EndReason) -> None:
-    stage.lease("report")
-    slot = stage.busy[0]
+    slot = stage.run()
     slot.end(ending, stage.now)
     stage.die(slot, 9)
 
@@ -127,8 +125,7 @@ def test_what_is_counted_is_what_the_broker_answered(stage: Watched, says: Settl
 
 
 def test_a_lost_lease_is_counted_once_and_its_result_is_not(stage: Watched) -> None:
-    stage.lease("report")
-    slot = stage.busy[0]
+    slot = stage.run()
     stage.tell(ev.Renewed([(slot.deliveries[0], None)]))
     stage.answer(slot)
     assert stage.outcomes() == {"lease_lost": 1}
@@ -185,8 +182,7 @@ def test_run_time_is_what_the_child_measured(stage: Watched) -> None:
 
 @pytest.mark.parametrize("rubbish", [float("nan"), float("inf"), -1.0, 1e300])
 def test_times_that_cannot_be_do_not_spoil_the_sums(stage: Watched, rubbish: float) -> None:
-    stage.lease("report")
-    slot = stage.busy[0]
+    slot = stage.run()
     stage.tell(ev.ChildResults(slot.child, [Result(slot.deliveries[0].nonce, ResultKind.SUCCEEDED, rubbish, rubbish)]))
     for metric in (names.RUN, names.WAIT):
         assert stage.histogram(metric, ("reports", "report")).total == 0.0
@@ -220,8 +216,7 @@ def test_a_call_that_settles_is_measured(stage: Watched) -> None:
 
 
 def test_the_margin_of_renewals_is_measured(stage: Watched) -> None:
-    stage.lease("report")
-    delivery = stage.busy[0].deliveries[0]
+    delivery = stage.run().deliveries[0]
     delivery.lease = replace(delivery.lease, expires_at=SystemClock().boot() + 12.0)
     stage.tell(ev.Renewed([(delivery, delivery.lease)]))
     assert stage.histogram(names.MARGIN).total == pytest.approx(12.0, abs=5.0)
@@ -229,8 +224,7 @@ def test_the_margin_of_renewals_is_measured(stage: Watched) -> None:
 
 def test_an_attempt_that_was_killed_has_run_too(stage: Watched) -> None:
     stage.now = time.monotonic() - 7.0
-    stage.lease("report")
-    slot = stage.busy[0]
+    slot = stage.run()
     stage.now = time.monotonic()
     slot.end(EndReason.TIMEOUT, stage.now)
     stage.die(slot, 9)
@@ -242,8 +236,7 @@ def test_an_attempt_that_was_killed_has_run_too(stage: Watched) -> None:
 
 def test_a_kill_for_time_tells_how_late_the_death_was(stage: Watched) -> None:
     stage.now = time.monotonic() - 11.5
-    stage.lease("slow")
-    slot = stage.busy[0]
+    slot = stage.run("slow")
     stage.now = time.monotonic()
     slot.end(EndReason.TIMEOUT, stage.now)
     stage.die(slot, 9)
@@ -327,16 +320,14 @@ def recorded(stage: Watched) -> list[dict[str, object]]:
 
 
 def test_what_the_child_said_is_recorded(stage: Watched) -> None:
-    stage.lease("report", name="monthly")
-    stage.answer(stage.busy[0], ResultKind.FAILED, error="ValueError: no", output="printed")
+    stage.answer(stage.run("report", name="monthly"), ResultKind.FAILED, error="ValueError: no", output="printed")
     assert recorded(stage) == [
         {"name": "monthly", "status": "dead-lettered", "output": "printed", "error": "ValueError: no", "attempt": 1}
     ]
 
 
 def test_a_crash_is_recorded_with_its_cause_and_what_it_printed(stage: Watched) -> None:
-    stage.lease("report")
-    slot = stage.busy[0]
+    slot = stage.run()
     nonce = slot.deliveries[0].nonce
     exited = Exited(slot.child, slot.pid, None, 11)
     stage.tell(ev.ChildDied(slot.child, exited, nonce, frozenset(), "", "last words"))
