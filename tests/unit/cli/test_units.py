@@ -1,41 +1,33 @@
 from __future__ import annotations
 
 import pytest
+from support.tables import row
 
 from jobpool.message.units import format_duration, format_size, parse_duration, parse_size
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        (90, 90.0),
-        (0.5, 0.5),
-        ("0", 0.0),
-        ("90", 90.0),
-        ("1.5", 1.5),
-        ("250ms", 0.25),
-        ("90s", 90.0),
-        ("5m", 300.0),
-        ("1h", 3600.0),
-        ("1h30m", 5400.0),
-        ("1h 30m", 5400.0),
-        ("2d", 172800.0),
-        ("1w", 604800.0),
-    ],
-)
-def test_a_duration_is_seconds_or_a_text_with_units(text: object, seconds: float) -> None:
-    assert parse_duration(text) == seconds
+def test_a_duration_is_seconds_or_a_text_with_units() -> None:
+    for text, seconds in [
+        *[
+            (90, 90.0),
+            (0.5, 0.5),
+            ("0", 0.0),
+            ("90", 90.0),
+            ("1.5", 1.5),
+            ("250ms", 0.25),
+            ("90s", 90.0),
+            ("5m", 300.0),
+        ],
+        *[("1h", 3600.0), ("1h30m", 5400.0), ("1h 30m", 5400.0), ("2d", 172800.0), ("1w", 604800.0)],
+    ]:
+        assert parse_duration(text) == seconds, text
+    for wrong in ("", "5x", "m", "5m3", "-1", -1, "1h-3m", "nan", "inf", "1e400", True, None, [], {}):
+        with row(wrong), pytest.raises(ValueError, match='is not a duration: write seconds, such as 90, or "90s"'):
+            parse_duration(wrong)
 
 
-@pytest.mark.parametrize("text", ["", "5x", "m", "5m3", "-1", -1, "1h-3m", "nan", "inf", "1e400", True, None, [], {}])
-def test_what_is_no_duration_is_refused_with_how_to_write_one(text: object) -> None:
-    with pytest.raises(ValueError, match='is not a duration: write seconds, such as 90, or "90s"'):
-        parse_duration(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
+def test_a_size_is_bytes_or_a_text_with_units() -> None:
+    for text, size in [
         *[
             (0, 0),
             (65536, 65536),
@@ -46,32 +38,25 @@ def test_what_is_no_duration_is_refused_with_how_to_write_one(text: object) -> N
             ("512M", 512 << 20),
         ],
         *[("2G", 2 << 30), ("2GB", 2 << 30), ("2GiB", 2 << 30), ("1 T", 1 << 40), ("7B", 7)],
-    ],
-)
-def test_a_size_is_bytes_or_a_text_with_units(text: object, size: int) -> None:
-    assert parse_size(text) == size
+    ]:
+        assert parse_size(text) == size, text
+    for wrong in ("", "M", "5X", "-1", -1, "1e3", True, None, 1.5):
+        with row(wrong), pytest.raises(ValueError, match='is not a size: write bytes, such as 65536, or "64K"'):
+            parse_size(wrong)
 
 
-@pytest.mark.parametrize("text", ["", "M", "5X", "-1", -1, "1e3", True, None, 1.5])
-def test_what_is_no_size_is_refused_with_how_to_write_one(text: object) -> None:
-    with pytest.raises(ValueError, match='is not a size: write bytes, such as 65536, or "64K"'):
-        parse_size(text)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
+def test_durations_and_sizes_are_shown_short() -> None:
+    for seconds, text in [
         *[(-3, "-3.0s"), (0, "0.0s"), (0.44, "0.4s"), (9.94, "9.9s"), (59.9, "59s"), (250, "4m10s"), (11100, "3h05m")],
         (183600, "2d03h"),
-    ],
-)
-def test_durations_are_shown_short(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0B"), (999, "999B"), (1000, "1.0K"), (812 * 1024, "812K"), (4404019, "4.2M"), (1 << 31, "2.0G")],
-)
-def test_sizes_are_shown_short(size: int, text: str) -> None:
-    assert format_size(size) == text
+    ]:
+        assert format_duration(seconds) == text, seconds
+    for size, text in [
+        (0, "0B"),
+        (999, "999B"),
+        (1000, "1.0K"),
+        (812 * 1024, "812K"),
+        (4404019, "4.2M"),
+        (2**31, "2.0G"),
+    ]:
+        assert format_size(size) == text, size

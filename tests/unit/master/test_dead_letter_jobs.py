@@ -31,7 +31,7 @@ def failing(**settings: object) -> Stage:
 
 
 def test_the_last_failure_carries_its_copy() -> None:
-    settlement = the_abandon(failing(dead_letter_queue="failures"))
+    settlement = failing(dead_letter_queue="failures").verdict(Abandon)
     [copy] = settlement.follow_ups
     assert (copy.queue, copy.handler, settlement.reason) == ("failures", "report", "failed")
     metadata = copy.payload["_dlq_metadata"]
@@ -39,11 +39,11 @@ def test_the_last_failure_carries_its_copy() -> None:
 
 
 def test_without_the_setting_it_carries_nothing() -> None:
-    assert the_abandon(failing()).follow_ups == ()
+    assert failing().verdict(Abandon).follow_ups == ()
 
 
 def test_in_the_queue_of_copies_itself_it_carries_nothing() -> None:
-    assert the_abandon(failing(dead_letter_queue="reports")).follow_ups == ()
+    assert failing(dead_letter_queue="reports").verdict(Abandon).follow_ups == ()
 
 
 def test_a_failure_with_budget_left_carries_nothing() -> None:

@@ -10,48 +10,30 @@ from support.tables import row
 from jobpool.errors import InvalidJob
 from jobpool.message.names import check_identifier, check_name, check_queue
 
-
-@pytest.mark.parametrize("queue", ["a", "reports", "9", "eu-west.pdf_v2", "A" * 100])
-def test_queue_names_that_are_good(queue: str) -> None:
-    assert check_queue(queue) == queue
+ODD_NAMES: tuple[Any, ...] = ("", "n" * 256, "a\nb", "a\x1b[31m", "\ud800", b"bytes")
 
 
-def test_a_queue_name_with_odd_characters_is_refused() -> None:
-    for case, queue in [
-        ("empty", ""),
-        ("too long", "A" * 101),
-        ("starts with a dot", ".hidden"),
-        ("starts with a dash", "-option"),
-        ("space", "two words"),
-        ("slash", "a/b"),
-        ("colon", "a:b"),
-        ("braces", "a{b}"),
-        ("newline at the end", "reports\n"),
-        ("not ASCII", "größe"),
-        ("no text", 7),
-        ("None", None),
+def check_job_name(name: Any) -> str:
+    return check_name(name, "job name")
+
+
+def test_names_that_are_good() -> None:
+    for check, names in {
+        check_queue: ("a", "reports", "9", "eu-west.pdf_v2", "A" * 100),
+        check_identifier: ("0123456789abcdef", "sync-0123456789ab", "order:2026/7@eu", "a" * 128),
+        check_job_name: ("report", "Bericht für Zoë", "app.jobs:run", "n" * 255),
+    }.items():
+        for name in names:
+            assert check(name) == name, (check, name)
+
+
+def test_odd_names_are_refused_with_what_they_may_hold() -> None:
+    odd_queues = ("", "A" * 101, ".hidden", "-option", "two words", "a/b", "a:b", "a{b}", "reports\n", "größe", 7, None)
+    for check, told, names in [
+        (check_queue, "queue name .* is refused: 1 to 100 letters, digits", odd_queues),
+        (check_identifier, "identifier .* is refused: 1 to 128", ("", "a" * 129, "-x", "a b", "a\n", "é", "a*", 1)),
+        (check_job_name, "job name .* is refused: 1 to 255 printable", ODD_NAMES),
     ]:
-        with row(case), pytest.raises(InvalidJob, match=r"queue name .* is refused: 1 to 100 letters, digits"):
-            check_queue(queue)
-
-
-@pytest.mark.parametrize("ident", ["0123456789abcdef", "sync-0123456789ab", "order:2026/7@eu", "a" * 128])
-def test_ids_that_are_good(ident: str) -> None:
-    assert check_identifier(ident) == ident
-
-
-@pytest.mark.parametrize("ident", ["", "a" * 129, "-x", "a b", "a\n", "é", "a*", 1])
-def test_an_odd_id_is_refused(ident: Any) -> None:
-    with pytest.raises(InvalidJob, match=r"identifier .* is refused: 1 to 128"):
-        check_identifier(ident)
-
-
-@pytest.mark.parametrize("name", ["report", "Bericht für Zoë", "app.jobs:run", "n" * 255])
-def test_names_that_are_good(name: str) -> None:
-    assert check_name(name, "job name") == name
-
-
-@pytest.mark.parametrize("name", ["", "n" * 256, "a\nb", "a\x1b[31m", "\ud800", b"bytes"])
-def test_a_name_that_cannot_be_shown_on_one_line_is_refused(name: Any) -> None:
-    with pytest.raises(InvalidJob, match=r"job name .* is refused: 1 to 255 printable"):
-        check_name(name, "job name")
+        for name in names:
+            with row(check, name), pytest.raises(InvalidJob, match=told):
+                check(name)
