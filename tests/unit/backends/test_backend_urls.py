@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.jobs import a_job
+from support.tables import row
 
 from jobpool.broker.config_file import sqlite_url
 from jobpool.broker.opening import open_backend
@@ -21,9 +22,10 @@ def test_a_relative_path_counts_from_the_working_directory(tmp_path: Path, monke
     assert (tmp_path / "jobs.db").exists()
 
 
-def test_four_slashes_make_an_absolute_path(path: Path) -> None:
-    SqliteBackend.from_url(f"sqlite:///{path}").close()
+def test_four_slashes_make_an_absolute_path_and_an_option_may_stand_in_the_url_or_beside_it(path: Path) -> None:
+    SqliteBackend.from_url(f"sqlite:///{path}?timeout=0.5").close()
     assert path.exists()
+    SqliteBackend.from_url(f"sqlite:///{path}", timeout="0.5").close()
 
 
 def test_any_path_can_be_written_as_a_url(tmp_path: Path) -> None:
@@ -34,21 +36,16 @@ def test_any_path_can_be_written_as_a_url(tmp_path: Path) -> None:
     assert odd.exists()
 
 
-def test_an_option_may_stand_in_the_url_or_beside_it(path: Path) -> None:
-    SqliteBackend.from_url(f"sqlite:///{path}?timeout=0.5").close()
-    SqliteBackend.from_url(f"sqlite:///{path}", timeout="0.5").close()
+def test_a_url_that_names_no_file_is_refused() -> None:
+    for url in ("sqlite://", "sqlite:///", "sqlite:jobs.db", "sqlite:///:memory:", "sqlite://host/x"):
+        with row(url), pytest.raises(ConfigurationError, match="names no file"):
+            SqliteBackend.from_url(url)
 
 
-@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:jobs.db", "sqlite:///:memory:", "sqlite://host/x"])
-def test_a_url_that_names_no_file_is_refused(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="names no file"):
-        SqliteBackend.from_url(url)
-
-
-@pytest.mark.parametrize("timeout", ["0", "-1", "soon", "", "nan", "1e9"])
-def test_a_timeout_out_of_range_is_refused(path: Path, timeout: str) -> None:
-    with pytest.raises(ConfigurationError, match="timeout"):
-        SqliteBackend.from_url(f"sqlite:///{path}", timeout=timeout)
+def test_a_timeout_out_of_range_is_refused(path: Path) -> None:
+    for timeout in ("0", "-1", "soon", "", "nan", "1e9"):
+        with row(timeout), pytest.raises(ConfigurationError, match="timeout"):
+            SqliteBackend.from_url(f"sqlite:///{path}", timeout=timeout)
     assert not path.exists()
 
 
@@ -79,12 +76,9 @@ def test_what_a_job_raises_in_sync_its_enqueue_raises() -> None:
         SyncBackend.from_url("sync://", runner=runner).enqueue(a_job())
 
 
-def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+def test_a_missing_directory_is_named_and_a_directory_is_no_database(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"directory .*nowhere of database .* does not exist: create it"):
         SqliteBackend(str(tmp_path / "nowhere" / "jobs.db"))
-
-
-def test_a_directory_is_no_database(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is a directory: name a file in it"):
         SqliteBackend(str(tmp_path))
 

@@ -16,13 +16,11 @@ def parameters(url: str, **options: object) -> dict[str, str]:
     return read_address(url, options).parameters
 
 
-@pytest.mark.parametrize(
-    "scheme", ["postgresql", "postgres", "PostgreSQL"], ids=["long", "short", "whatever its letters' case"]
-)
-def test_a_url_is_read_as_libpq_does(scheme: str) -> None:
-    found = parameters(f"{scheme}://jo%40acme:p%2Fw@db.example:6432/jobs?sslmode=require")
+def test_a_url_is_read_as_libpq_does() -> None:
     wanted = {"user": "jo@acme", "password": "p/w", "host": "db.example", "port": "6432", "dbname": "jobs"}
-    assert found.items() >= {**wanted, "sslmode": "require"}.items()
+    for scheme in ("postgresql", "postgres", "PostgreSQL"):
+        found = parameters(f"{scheme}://jo%40acme:p%2Fw@db.example:6432/jobs?sslmode=require")
+        assert found.items() >= {**wanted, "sslmode": "require"}.items(), scheme
 
 
 def test_several_hosts_and_what_is_asked_of_them_pass_through() -> None:
@@ -47,9 +45,8 @@ def test_our_own_options_are_not_given_to_libpq() -> None:
     assert not {"timeout", "schema", "listen"} & address.parameters.keys()
 
 
-@pytest.mark.parametrize(
-    ("url", "told"),
-    [
+def test_what_is_wrong_is_named() -> None:
+    for url, told in [
         ("postgresql://host?sslmood=require", "postgresql:// has no option sslmood: leave it out"),
         ("postgresql://host?timeout=0", "takes option timeout as more than 0 and at most 3600 seconds, not '0'"),
         ("postgresql://host?timeout=nan", "takes option timeout as"),
@@ -63,12 +60,10 @@ def test_our_own_options_are_not_given_to_libpq() -> None:
         ("postgresql://host?listen=yes", "option listen as auto or no, not 'yes'"),
         ("postgresql://[::1/jobs", "cannot be read: write postgresql://user:password@host:5432/database"),
         ("postgresql://host/%zz", "cannot be read"),
-    ],
-)
-def test_what_is_wrong_is_named(url: str, told: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        read_address(url)
-    assert told in str(caught.value)
+    ]:
+        with row(url), pytest.raises(ConfigurationError) as caught:
+            read_address(url)
+        assert told in str(caught.value), url
 
 
 def test_no_password_is_told_of_a_wrong_url() -> None:
@@ -85,25 +80,19 @@ def test_no_password_is_told_of_a_wrong_url() -> None:
         assert "s3cret" not in told, url
 
 
-@pytest.mark.parametrize(
-    ("url", "where"),
-    [
+def test_a_place_is_told_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PGHOST", "PGPORT", "PGDATABASE"):
+        monkeypatch.delenv(name, raising=False)
+    for url, where in [
         ("postgresql://db.example/jobs", "db.example:5432 (database 'jobs')"),
         ("postgresql://jo:s3cret@one:1,two:2/jobs", "one:1, two:2 (database 'jobs')"),
         ("postgresql://one,two/jobs", "one:5432, two:5432 (database 'jobs')"),
         ("postgresql:///jobs?host=/run/postgresql", "/run/postgresql:5432 (database 'jobs')"),
         ("postgresql://host", "host:5432"),
-    ],
-)
-def test_a_place_is_told_without_its_password(url: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PGHOST", "PGPORT", "PGDATABASE"):
-        monkeypatch.delenv(name, raising=False)
-    address = read_address(url)
-    assert address.where == where
-    assert "s3cret" not in repr(address)
-
-
-def test_a_place_in_the_environment_is_told_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    ]:
+        address = read_address(url)
+        assert address.where == where, url
+        assert "s3cret" not in repr(address), url
     monkeypatch.setenv("PGHOST", "db.example")
     monkeypatch.setenv("PGPORT", "6432")
     assert read_address("postgresql://").where == "db.example:6432"

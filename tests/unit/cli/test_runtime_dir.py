@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.tables import row
 
 from jobpool.errors import ConfigurationError
 from jobpool.ops.runtime_dir import (
@@ -118,10 +119,10 @@ def test_notes_of_other_hosts_are_left_alone(tmp_path: Path) -> None:
     assert path.exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": 1}', "\x00\xff"])
-def test_rubbish_in_the_directory_is_ignored(tmp_path: Path, text: str) -> None:
-    (tmp_path / "x.json").write_text(text)
-    assert discover(tmp_path) == []
+def test_rubbish_in_the_directory_is_ignored(tmp_path: Path) -> None:
+    for text in ("", "{", "[]", "{}", '{"pid": 1}', "\x00\xff"):
+        (tmp_path / "x.json").write_text(text)
+        assert discover(tmp_path) == [], text
 
 
 def test_the_start_time_of_this_process_is_known() -> None:
@@ -173,21 +174,16 @@ def test_last_a_directory_of_the_users_own_below_the_temporary_one(
             runtime_dir()
 
 
-def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_ours_is_refused_with_the_mend(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    with pytest.raises(ConfigurationError, match="can be written by others; chmod 700 it"):
-        runtime_dir(tmp_path / "open")
-
-
-def test_a_link_planted_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    with pytest.raises(ConfigurationError, match="is not a directory"):
-        runtime_dir(tmp_path / "link")
-
-
-def test_a_directory_that_cannot_be_made_is_refused_with_the_mend(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"cannot be made: .* set JOBPOOL_RUNTIME_DIR"):
-        runtime_dir(tmp_path / "file" / "sub")
+    for place, told in [
+        ("open", "can be written by others; chmod 700 it"),
+        ("link", "is not a directory"),
+        ("file/sub", r"cannot be made: .* set JOBPOOL_RUNTIME_DIR"),
+    ]:
+        with row(place), pytest.raises(ConfigurationError, match=told):
+            runtime_dir(tmp_path / place)

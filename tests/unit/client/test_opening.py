@@ -8,7 +8,6 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -76,9 +75,8 @@ def test_an_unknown_scheme_names_the_known_ones() -> None:
         open_backend("nosuch://localhost")
 
 
-@pytest.mark.parametrize(
-    ("url", "mend"),
-    [
+def test_what_is_no_url_says_how_to_write_one() -> None:
+    for url, mend in [
         *((url, "write scheme://…, with one of beanstalk://") for url in ("", "://", "nosuch")),
         ("sqlite:jobpool.db", "did you mean 'sqlite:///FILE'?"),
         ("redis", "did you mean 'redis://HOST'?"),
@@ -88,12 +86,10 @@ def test_an_unknown_scheme_names_the_known_ones() -> None:
         ("./data/jobs", "did you mean 'sqlite:///data/jobs'?"),
         ("/var/lib/jobpool.db", "did you mean 'sqlite:////var/lib/jobpool.db'?"),
         ("me:hidden/jobpool.db", "write scheme://"),
-    ],
-)
-def test_what_is_no_url_says_how_to_write_one(url: str, mend: str) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(f" is not a URL: {mend}")) as refused:
-        open_backend(url)
-    assert "hidden" not in str(refused.value)
+    ]:
+        with row(url), pytest.raises(ConfigurationError, match=re.escape(f" is not a URL: {mend}")) as refused:
+            open_backend(url)
+        assert "hidden" not in str(refused.value), url
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,29 +187,18 @@ def test_passwords_are_never_shown() -> None:
 SCHEMES = ("nosuch", "sync", "memory", "sqlite", "redis", "redis+sentinel", "postgresql", "beanstalk", "servicebus")
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
+def test_errors_hold_no_password() -> None:
+    for url in [
         "me:hidden@host?password=hidden",
         "host=db password=hidden",
         "Endpoint=sb://x/;SharedAccessKey=hidden",
         "Endpoint=sb://x/;SharedAccessKeyName=n;SharedAccessKey=hidden;x=1",
-        *(
-            f"{scheme}://me:{password}@host:x/0"
-            for scheme in SCHEMES
-            for password in ("hidden", "a?hidden", "a?b&hidden")
-        ),
-        *(
-            f"{scheme}://me:{password}"
-            for scheme in SCHEMES
-            for password in ("hidden", "1?hidden@host", "a?hidden=1@h")
-        ),
-    ],
-)
-def test_errors_hold_no_password(url: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        open_backend(url)
-    assert "hidden" not in str(caught.value)
+        *(f"{scheme}://me:{end}@host:x/0" for scheme in SCHEMES for end in ("hidden", "a?hidden", "a?b&hidden")),
+        *(f"{scheme}://me:{end}" for scheme in SCHEMES for end in ("hidden", "1?hidden@host", "a?hidden=1@h")),
+    ]:
+        with row(url), pytest.raises(ConfigurationError) as caught:
+            open_backend(url)
+        assert "hidden" not in str(caught.value), url
 
 
 ODD = st.text(st.sampled_from("ab1:@/?#&;=%'\" \\\n"), max_size=6)
@@ -292,11 +277,11 @@ def test_a_misspelt_backend_is_refused_where_the_default_would_take_its_place(
         default_url()
 
 
-@pytest.mark.parametrize("value", [7, "", ["memory://"]])
-def test_a_backend_in_the_file_that_is_no_url_is_refused(value: Any, tmp_path: Path) -> None:
-    config = ConfigFile(tmp_path / "jobpool.toml", tmp_path, {"backend": value})
-    with pytest.raises(ConfigurationError, match=r"jobpool\.toml: backend must be a URL"):
-        default_url(config)
+def test_a_backend_in_the_file_that_is_no_url_is_refused(tmp_path: Path) -> None:
+    for value in (7, "", ["memory://"]):
+        config = ConfigFile(tmp_path / "jobpool.toml", tmp_path, {"backend": value})
+        with row(value), pytest.raises(ConfigurationError, match=r"jobpool\.toml: backend must be a URL"):
+            default_url(config)
 
 
 def signature(signer: EnvelopeSigner) -> str:

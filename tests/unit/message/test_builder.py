@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from support.tables import row
@@ -75,7 +74,6 @@ def test_each_step_sets_its_field() -> None:
         ("the last one counts", lambda b: b.queue("a").queue("b"), {"queue": "b"}),
     ]:
         builder = JobBuilder("report", {"x": 1})
-
         assert step(builder) is builder, case
         assert builder.to_definition() == JobDefinition("report", {"x": 1}, **expected), case
 
@@ -136,35 +134,24 @@ class TestCron:
 
 
 class TestDelay:
-    @pytest.mark.parametrize("wait", [90, 90.0, timedelta(seconds=90)])
-    def test_it_counts_from_each_dispatch(self, wait: Any) -> None:
-        clock = ManualClock(wall=NOON.timestamp())
-        builder = JobBuilder("report", clock=clock).delay(wait)
-
-        assert builder.to_definition().scheduled_at == NOON + timedelta(seconds=90)
-        clock.advance(10)
-        assert builder.to_definition().scheduled_at == NOON + timedelta(seconds=100)
-
-    def test_it_is_exact_to_the_microsecond(self) -> None:
-        clock = ManualClock(wall=NOON.timestamp())
-
-        moment = JobBuilder("report", clock=clock).delay(0.000001).to_definition().scheduled_at
-
-        assert moment == NOON + timedelta(microseconds=1)
+    def test_it_counts_from_each_dispatch_and_is_exact_to_the_microsecond(self) -> None:
+        for wait, seconds in ((90, 90.0), (90.0, 90.0), (timedelta(seconds=90), 90.0), (0.000001, 0.000001)):
+            clock = ManualClock(wall=NOON.timestamp())
+            builder = JobBuilder("report", clock=clock).delay(wait)
+            assert builder.to_definition().scheduled_at == NOON + timedelta(seconds=seconds), wait
+            clock.advance(10)
+            assert builder.to_definition().scheduled_at == NOON + timedelta(seconds=seconds + 10), wait
 
     def test_delay_and_scheduled_at_replace_each_other(self) -> None:
         clock = ManualClock(wall=NOON.timestamp())
-
         later = JobBuilder("report", clock=clock).scheduled_at(NOON).delay(5).to_definition()
         fixed = JobBuilder("report", clock=clock).delay(5).scheduled_at(NOON).to_definition()
+        assert (later.scheduled_at, fixed.scheduled_at) == (NOON + timedelta(seconds=5), NOON)
 
-        assert later.scheduled_at == NOON + timedelta(seconds=5)
-        assert fixed.scheduled_at == NOON
-
-    @pytest.mark.parametrize("wait", [-1, float("nan"), float("inf"), timedelta(seconds=-1), "5"])
-    def test_out_of_range_is_refused(self, wait: Any) -> None:
-        with pytest.raises(InvalidJob, match="delay must be 0 to"):
-            JobBuilder("report").delay(wait)
+    def test_out_of_range_is_refused(self) -> None:
+        for wait in (-1, float("nan"), float("inf"), timedelta(seconds=-1), "5"):
+            with row(wait), pytest.raises(InvalidJob, match="delay must be 0 to"):
+                JobBuilder("report").delay(wait)  # type: ignore[arg-type]
 
 
 class TestChecks:
@@ -172,7 +159,6 @@ class TestChecks:
         payload = {"x": [1]}
         builder = JobBuilder("report", payload)
         payload["x"].append(2)
-
         assert builder.to_definition().payload == {"x": [1]}
         with pytest.raises(InvalidJob, match=r"payload\.x: JSON has no set"):
             JobBuilder("report", {"x": {1}})
@@ -181,7 +167,6 @@ class TestChecks:
         builder = JobBuilder("report", {"x": []})
         first = builder.to_definition()
         first.payload["x"].append(1)
-
         assert builder.to_definition().payload == {"x": []}
 
     def test_bounds_are_checked_when_the_definition_is_made(self) -> None:
@@ -192,65 +177,47 @@ class TestChecks:
             (lambda b: b.environments(7), "a name in environments"),
         ]:
             builder = step(JobBuilder("report"))
-
             with row(step), pytest.raises(InvalidJob, match=text):
                 builder.to_definition()
 
-    @pytest.mark.parametrize("attempts", [0, -1, 1.0, True])
-    def test_max_attempts_is_at_least_one(self, attempts: Any) -> None:
-        with pytest.raises(InvalidJob, match="max_attempts must be a whole number from 1"):
-            JobBuilder("report").max_attempts(attempts)
+    def test_max_attempts_is_at_least_one(self) -> None:
+        for attempts in (0, -1, 1.0, True):
+            with row(attempts), pytest.raises(InvalidJob, match="max_attempts must be a whole number from 1"):
+                JobBuilder("report").max_attempts(attempts)  # type: ignore[arg-type]
 
 
 class TestDispatch:
-    def test_to_the_backend_given(self, default: Recorder) -> None:
+    def test_to_the_backend_given_or_its_own_producer_or_the_default_of_the_process(self, default: Recorder) -> None:
         own, other = Recorder(), Recorder()
-
-        ident = JobBuilder("report", producer=own).queue("reports").dispatch(other)
-
-        assert ident == "id-1"
+        builder = JobBuilder("report", producer=own).queue("reports")
+        assert builder.dispatch(other) == "id-1"
         assert other.jobs == [JobDefinition("report", queue="reports")]
         assert own.jobs == default.jobs == []
-
-    def test_to_its_own_producer(self, default: Recorder) -> None:
-        own = Recorder()
-
-        JobBuilder("report", producer=own).dispatch()
-
-        assert len(own.jobs) == 1
-        assert default.jobs == []
-
-    def test_to_the_default_of_the_process(self, default: Recorder) -> None:
-        builder = JobBuilder("report")
-
-        assert [builder.dispatch(), builder.dispatch()] == ["id-1", "id-2"]
+        builder.dispatch()
+        assert (len(own.jobs), len(other.jobs), default.jobs) == (1, 1, [])
+        plain = JobBuilder("report")
+        assert [plain.dispatch(), plain.dispatch()] == ["id-1", "id-2"]
         assert len(default.jobs) == 2
 
-    @pytest.mark.parametrize(
-        ("step", "named"),
-        [
+    def test_the_steps_of_a_schedule_are_not_dropped_in_silence(self, default: Recorder) -> None:
+        steps: list[tuple[Callable[[JobBuilder], JobBuilder], str]] = [
             (lambda b: b.daily_at("02:30"), "cron times"),
             (lambda b: b.depends_on("first"), "depends_on"),
             (lambda b: b.zone("Europe/Zurich").disable(), "enabled and zone"),
             (lambda b: b.environments("production"), "environments"),
             (lambda b: b.misfire("skip"), "misfire"),
-        ],
-    )
-    def test_the_steps_of_a_schedule_are_not_dropped_in_silence(
-        self, default: Recorder, step: Callable[[JobBuilder], JobBuilder], named: str
-    ) -> None:
-        builder = step(JobBuilder("report"))
-
-        for send in (builder.dispatch, lambda: definition_of(builder)):
-            with pytest.raises(InvalidJob, match=f"job 'report' has {named}, which only a schedule may have"):
-                send()
-        assert builder.to_definition().handler == "report"
+        ]
+        for step, named in steps:
+            builder = step(JobBuilder("report"))
+            for send in (builder.dispatch, lambda builder=builder: definition_of(builder)):
+                with pytest.raises(InvalidJob, match=f"job 'report' has {named}, which only a schedule may have"):
+                    send()
+            assert builder.to_definition().handler == "report", named
         assert default.jobs == []
 
 
 def test_the_id_of_a_job_is_not_taken_for_the_name_of_a_handler() -> None:
     handle = JobBuilder("report").dispatch(Recorder())
-
     for take in (JobBuilder, named_job):
         with pytest.raises(InvalidJob, match="'id-1' is the id of a job that is enqueued already"):
             take(handle)
