@@ -1,4 +1,4 @@
-"""The namespace: all connections to it. Several backends may share them.
+"""The namespace: all connections to it.
 
 It has one thread with an event loop, one client of the SDK, and a queue client for each queue that was named. Nothing
 is made before the first call. A forked child has the memory of the parent's loop and connections, but not its thread.
@@ -195,28 +195,3 @@ class Namespace:
             else:
                 self._client = ServiceBusClient.from_connection_string(self.address.connection_string, **options)
         return self._client
-
-
-class Access(Namespace):
-    """One backend's access to a namespace, which it may own and close: it knows which queues were named to *it*."""
-
-    def __init__(self, namespace: Namespace, *, owns: bool) -> None:
-        self.address = namespace.address
-        self._namespace = namespace
-        self._owns = owns
-        self._named: set[str] = set()
-
-    def queue(self, name: str) -> QueueClient:
-        client = self._namespace.queue(name)
-        self._named.add(name)
-        return client
-
-    def call(self, work: Coroutine[Any, Any, Worked], limit: float | None = None) -> Worked:
-        return self._namespace.call(work, limit)
-
-    def named_queues(self) -> list[str]:
-        return sorted(self._named)
-
-    def close(self) -> None:
-        if self._owns:
-            self._namespace.close()

@@ -23,6 +23,7 @@ from azure.servicebus._pyamqp.aio import Connection
 from azure.servicebus.aio import ServiceBusClient
 from servicebus_peer import Control, PeerThread
 from support.jobs import QUEUE, a_job
+from support.peers import SharedNamespace
 from support.waiting import patiently, wait_until
 
 from jobpool.broker.values import MessageFilter, Verb
@@ -353,7 +354,7 @@ def test_deliveries_that_ran_out_do_not_fill_up_the_session(
     monkeypatch.setattr(queue_client, "MAX_UNSETTLED", 2)
     peer.control.limit_unsettled(3)
     clock = ManualClock(wall=time.time())
-    forgetful = ServiceBusBackend(backend.namespace, owns=False, clock=clock)
+    forgetful = ServiceBusBackend(SharedNamespace(backend.namespace), clock=clock)
     known = backend.enqueue_many([a_job() for _ in range(3)])
     assert len(forgetful.fetch_many(QUEUE, limit=3)) == 3
     peer.control.expire_locks(QUEUE)
