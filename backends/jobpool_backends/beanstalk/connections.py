@@ -20,10 +20,11 @@ from contextlib import contextmanager, nullcontext
 import greenstalk
 
 from jobpool.clock import Clock
-from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
+from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
 from jobpool_backends.beanstalk.connection import COMMANDS_PER_WRITE, TROUBLE, Answer, Connection, Held, explain
+from jobpool_backends.errors import inherited
 from jobpool_backends.shared import grouped
 
 MAX_IDLE = 4  # idle connections that are kept; more are closed
@@ -109,10 +110,7 @@ class Connections:
     def check_process(self) -> None:
         """Raise when this was inherited by a fork."""
         if self.is_inherited:
-            raise ConfigurationError(
-                f"the connections to {self.address.title} were opened by process {self._pid}, before a fork, and cannot"
-                " be shared: open the backend after the fork, in the process that uses it"
-            )
+            raise inherited(f"the connections to {self.address.title}", self._pid)
 
     def put_refusal(self, answer: Answer) -> JobpoolError:
         """Return the error of a put that was not answered with `INSERTED`."""
