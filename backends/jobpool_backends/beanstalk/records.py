@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from jobpool.broker.values import NewMessage, Reaped, ReapPolicy
 from jobpool.message.names import IDENTIFIER
+from jobpool_backends.shared import cut
 
 # Bytes that a new message leaves free below the server's `max-job-size`, so that its copies have room for a header.
 HEADER_ROOM = 640
@@ -115,8 +116,8 @@ def to_bytes(record: Record, body: bytes, largest: int) -> bytes:
     room = max(len(text or "") for text in (record.last_error, record.cause, record.reason))
     while len(packed) > largest and room > _MIN_TEXT_CHARS:
         room //= 2
-        error, cause = _cut(record.last_error, room), _cut(record.cause, room)
-        reason = _cut(record.reason, max(room, _MAX_REASON_CHARS))
+        error, cause = cut(record.last_error, room), cut(record.cause, room)
+        reason = cut(record.reason, max(room, _MAX_REASON_CHARS))
         record = replace(record, last_error=error, cause=cause, reason=reason)
         packed = _pack(record, body)
     return packed
@@ -133,10 +134,3 @@ def from_bytes(packed: bytes, job: int) -> tuple[Record, bytes]:
 
 def _pack(record: Record, body: bytes) -> bytes:
     return json.encode(record) + b"\n" + body
-
-
-def _cut(text: str | None, room: int) -> str | None:
-    """Return head and tail of `text`, `room` characters in all and a mark."""
-    if text is None or len(text) <= room:
-        return text
-    return f"{text[: room // 2]}…{text[len(text) - room // 2 :]}"

@@ -29,7 +29,7 @@ from msgspec.structs import asdict, replace
 from jobpool.broker.values import NewMessage, ReapPolicy
 from jobpool.message.definition import DEFAULT_PRIORITY
 from jobpool.message.names import IDENTIFIER
-from jobpool_backends.shared import micros
+from jobpool_backends.shared import cut, micros
 
 MAX_TEXT_CHARS = 16_384  # characters of an error or a cause in a header; more is cut in the middle
 MAX_EPITAPH_CHARS = 4096  # characters that the broker keeps of a reason or a description
@@ -40,7 +40,6 @@ OVERHEAD_BYTES = 320  # bytes of properties and annotations around a body, at mo
 # Bytes by which the header of a copy may be longer than that of the first message, without its texts.
 COPY_GROWTH_BYTES = 256
 _LAST_DUE = datetime(9999, 1, 1, tzinfo=UTC)
-_CUT = " … "
 
 Count = Annotated[int, Meta(ge=0, lt=2**31)]  # beyond any counter, and what a frame to a child can carry
 Moment = Annotated[int, Meta(ge=0, le=253402300799 * 10**6)]  # whole microseconds of Unix time, up to the year 9999
@@ -66,7 +65,7 @@ class Record(Struct, frozen=True, omit_defaults=True, tag_field="jobpool", tag=1
 
     def write(self) -> bytes:
         """Return the body of a message that carries this, without fields that only a dead letter has."""
-        error, cause = cut(self.last_error), cut(self.cause)
+        error, cause = cut(self.last_error, MAX_TEXT_CHARS), cut(self.cause, MAX_TEXT_CHARS)
         header = replace(self, last_error=error, cause=cause, reason=None, died_at=None, body=b"")
         return json.encode(header) + b"\n" + self.body
 
@@ -165,16 +164,6 @@ def copy_id(ident: str, place: str, sequence: int) -> str:
     if len(ident) + len(tail) <= MAX_MESSAGE_ID_CHARS:
         return ident + tail
     return hashlib.sha256(ident.encode()).hexdigest() + tail
-
-
-def cut(text: str | None, longest: int = MAX_TEXT_CHARS) -> str | None:
-    """Return the text, without its middle when it is too long; None for an empty one."""
-    if not text:
-        return None
-    if len(text) <= longest:
-        return text
-    half = max(0, longest - len(_CUT)) // 2
-    return text[:half] + _CUT + text[len(text) - half :] if half else None
 
 
 def _moment(due: float) -> datetime:

@@ -33,7 +33,7 @@ import threading
 import time
 import traceback
 import warnings
-from typing import Any
+from pkgutil import resolve_name
 
 import setproctitle
 from msgspec.structs import replace
@@ -137,8 +137,8 @@ def _load(config: ForkServerConfig, inheritance: Inheritance) -> Loaded | LoadFa
     """Import the app, whatever it does: its exceptions, SystemExit too, become one sentence and a traceback."""
     begun = time.monotonic()
     try:
-        resolve(config.child_main)
-        handlers = resolve(config.app_loader)(config.options)
+        resolve_name(config.child_main)
+        handlers = resolve_name(config.app_loader)(config.options)
     except BaseException as error:  # noqa: BLE001 - reported, and the program ends
         known = isinstance(error, ConfigurationError)  # its sentence says all that its notes do not
         stack = "\n".join(getattr(error, "__notes__", ())) if known else traceback.format_exc()
@@ -168,12 +168,6 @@ def prepared(handlers: list[HandlerInfo], inheritance: Inheritance, preload: boo
     )
 
 
-def resolve(reference: str) -> Any:
-    """Import what "module:function" names."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
 def _sentence(error: BaseException, options: ChildOptions) -> str:
     if isinstance(error, ConfigurationError):
         return str(error)
@@ -196,7 +190,7 @@ def _serve(
     config: ForkServerConfig, control: socket.socket, board_fd: int, inheritance: Inheritance, preloaded: bool
 ) -> int:
     options = replace(config.options, preload=preloaded)
-    fork_server = ForkServer(control, ChildPages(board_fd), options, resolve(config.child_main), inheritance)
+    fork_server = ForkServer(control, ChildPages(board_fd), options, resolve_name(config.child_main), inheritance)
     _reset_and_ignore_signals()
     warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)
     flush_streams()  # or every child would print what the import left in the buffer

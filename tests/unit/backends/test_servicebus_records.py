@@ -18,7 +18,8 @@ from jobpool_backends.servicebus import records
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.enqueue import Producer
 from jobpool_backends.servicebus.namespace import Namespace
-from jobpool_backends.servicebus.records import Record, charge, copy_id, cut, read
+from jobpool_backends.servicebus.records import Record, charge, copy_id, read
+from jobpool_backends.shared import cut
 
 NOW = 1_800_000_000.0
 MICRO = 1_000_000
