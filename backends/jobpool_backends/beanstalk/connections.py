@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import greenstalk
 
@@ -57,23 +57,19 @@ class Connections:
 
     # --- connections to speak on -----------------------------------------------------------------------
 
-    @contextmanager
-    def spare(self) -> Iterator[Connection]:
-        """Yield an idle connection, for this block alone; leases that it then has stay with it.
+    def spare(self) -> AbstractContextManager[Connection]:
+        """Lend an idle connection, for this block alone; leases that it then has stay with it.
 
         Inside the block, trouble with the connection ends it and becomes `BackendUnavailable`. Refusals of the server
         become errors as in `refusal`, and ordinary answers pass through. Refusals of a `burst` are values. Raises
         BackendUnavailable. Blocks as long as connecting does, if no connection is idle.
         """
-        with self.speaking(self.take_idle()) as connection:
-            yield connection
+        return self.speaking(self.take_idle())
 
-    @contextmanager
-    def fetching(self) -> Iterator[Connection]:
-        """Yield a connection to reserve on, as `spare`: one that has leases already, if any has room."""
+    def fetching(self) -> AbstractContextManager[Connection]:
+        """Lend a connection to reserve on, as `spare`: one that has leases already, if any has room."""
         with_room = self._take(lambda connection: 0 < len(connection.held) < MAX_LEASES_PER_CONNECTION)
-        with self.speaking(with_room or self.take_idle()) as connection:
-            yield connection
+        return self.speaking(with_room or self.take_idle())
 
     @contextmanager
     def speaking(self, connection: Connection) -> Iterator[Connection]:
