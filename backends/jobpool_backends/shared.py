@@ -24,6 +24,7 @@ MAX_LISTED_LOGS = 10_000
 
 KEY_PLACE = "key:"  # an idempotency key is held as the only place under this and the key (`KeyStore.holders`)
 
+_CUT = " … "
 _DEAD = (State.DEAD,)
 TOUCHABLE = {
     Verb.DELETE: (*UNHELD, State.DEAD),
@@ -89,6 +90,14 @@ def stand_in(body: bytes | int | None) -> bytes:
     brought; None of one that somebody's hand has taken away.
     """
     return body if isinstance(body, bytes) else b"" if body is None else OVERSIZED
+
+
+def cut(text: str | None, longest: int) -> str | None:
+    """Return the text, without its middle when it has more characters than that; None for an empty one."""
+    if not text or len(text) <= longest:
+        return text or None
+    half = max(0, longest - len(_CUT)) // 2
+    return text[:half] + _CUT + text[len(text) - half :] if half else None
 
 
 def contains(needle: str, body: bytes, *texts: str | None) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from jobpool.broker.values import Reaped, ReapPolicy
@@ -10,10 +12,6 @@ from jobpool_backends.reaping import NativeReaping
 
 NOW = 1000.0
 POLICY = ReapPolicy(max_crashes=3, window=100.0, back_off=8.0, back_off_cap=20.0)
-
-
-def highest(low: float, high: float) -> float:
-    return max(low, high)
 
 
 @pytest.mark.parametrize(
@@ -32,9 +30,19 @@ def highest(low: float, high: float) -> float:
         pytest.param(1, 999.0, 1, ReapPolicy(back_off=0.0), 2, 0, False, id="without a back-off"),
     ],
 )
-def test_charge(before: int, at: float, new: int, policy: ReapPolicy, crashes: int, delay: int, dead: bool) -> None:
+def test_charge(
+    before: int,
+    at: float,
+    new: int,
+    policy: ReapPolicy,
+    crashes: int,
+    delay: int,
+    dead: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(random, "uniform", max)
     record = Record("x", 1.0, attempts=2, crashes=before, deliveries=7, crashed_at=at, last_error="boom", cause="old")
-    charged = charge(record, new, "SIGBUS", policy, NOW, highest)
+    charged = charge(record, new, "SIGBUS", policy, NOW)
     died = ("crash-limit", NOW) if dead else (None, None)
     assert charged == Charge(Record("x", 1.0, 2, crashes, 7, NOW, "boom", "SIGBUS", *died), delay)
 

@@ -66,5 +66,5 @@ def test_what_need_not_be_remembered_is_dropped(seconds: float) -> None:
     backend.enqueue(a_job(identifier="c"))
     [lease] = backend.fetch_many(QUEUE, limit=1)
     backend.ack(lease)
-    assert len(backend._calls) == 1
-    assert len(backend._store.ended) == (3 if seconds < 600 else 1)
+    assert len(backend._calls._values) == 1
+    assert len(backend._store.ended._values) == (3 if seconds < 600 else 1)

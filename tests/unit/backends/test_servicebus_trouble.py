@@ -54,7 +54,7 @@ def verification() -> ssl.SSLCertVerificationError:
         (
             wrapped(socket.gaierror(-2, "unknown")),
             BackendUnavailable,
-            "cannot be found: mend the name of the namespace",
+            "cannot be found: mend the host name",
         ),
         (wrapped(verification()), BackendUnavailable, "certificate that is not accepted (self-signed certificate)"),
         (InvalidJob("as it is"), InvalidJob, "as it is"),
