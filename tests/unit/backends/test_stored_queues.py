@@ -296,8 +296,8 @@ class TestTodaysCodeWritesWhatThatCodeReads:
         with closing(PostgresBackend.from_url(shared_postgres().url(), schema=new)) as backend:
             backend.prepare()
         there = functions(new)
-        # Parts of `settle`, and of `lease` and claims, which alone call them.
-        within = ("settle_acks", "settle_one", "take_fresh", "take_unknown")
+        # Parts of `settle`, of `lease` and claims, and of `bring`, which alone call them.
+        within = ("settle_acks", "settle_one", "mark_done", "take_fresh", "take_unknown", "is_known")
 
         def is_there(name: str, parameters: str, result: str) -> bool:
             """More parameters than then have defaults: Postgres refuses a call that leaves out others."""

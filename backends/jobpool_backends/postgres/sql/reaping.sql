@@ -78,11 +78,7 @@ BEGIN
         RETURNING m.id, c.crashes, c.cause, c.dead, c.deadline, c.seq, c.batch)
     SELECT d.id, d.crashes, d.cause, d.dead, d.batch FROM changed d ORDER BY d.deadline, d.seq
     LOOP
-        id := one.id;
-        crashes := one.crashes;
-        cause := one.cause;
-        dead := one.dead;
-        RETURN NEXT;
+        RETURN QUERY SELECT one.id, one.crashes, one.cause, one.dead;
         IF one.dead AND one.batch IS NOT NULL THEN
             ends := ends || ARRAY[ARRAY[one.batch, one.id, 'f']];
         END IF;
