@@ -44,9 +44,9 @@ Its indexes, each for one question, partial where only one state asks it:
 
 The other tables are described where they are made, in `sql/tables*.sql`.
 
-Any call sweeps what is past its `until`. Decisions about keys, places and rates take advisory locks first, see `take_turns` in
-`sql/guarding.sql`. A fetch waits a moment for that of its queue, and goes another way without it; see `have_turn` in
-`sql/fetching.sql`.
+Any call sweeps what is past its `until`. Decisions about keys, places and rates take advisory locks first, see
+`take_turns` in `sql/guarding.sql`. A fetch waits a moment for that of its queue, and goes another way without it; see
+`have_turn` in `sql/fetching.sql`.
 
 `migrations` holds the versions that the schema has been through. Each of `MIGRATIONS` is done once, all in one
 transaction under a lock.

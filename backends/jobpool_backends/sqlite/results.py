@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from jobpool_backends.inotify import Listener
-from jobpool_backends.sql import IdleConnections
+from jobpool_backends.shared import IdleConnections
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.schema import EACH
 from jobpool_backends.sqlite.step import Step

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.inotify import Listener
-from jobpool_backends.shared import MICRO
-from jobpool_backends.sql import IdleConnections
+from jobpool_backends.shared import MICRO, IdleConnections
 from jobpool_backends.sqlite.database import Database
 
 LOOK_INTERVAL_S = 0.5  # between two looks when nothing wakes us

@@ -102,7 +102,7 @@ def test_the_contract_asks_them(open_sqlite: Open) -> None:
 )
 def test_a_file_in_another_journal_mode(open_sqlite: Open, on_disk: Path, mode: str, why: str) -> None:
     backend = open_sqlite()
-    backend._database._close_idle()  # who sets a mode needs the file for itself
+    backend._database.drop_idle()  # who sets a mode needs the file for itself
     backend._database._files.clear()  # the log beside it goes with the last connection
     backend._database._pragmas = (*PRAGMAS, "journal_mode = DELETE", f"journal_mode = {mode}")
     found = bad(backend, mounts=on_disk)["sqlite.journal"]
