@@ -10,13 +10,13 @@ from typing import Generic, Protocol, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from jobpool.broker.values import UNHELD, Message, MessageFilter, NewMessage, State, Verb
+from jobpool.broker.values import UNHELD, Edited, Message, MessageFilter, NewMessage, State, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError, MalformedEnvelope
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED
 from jobpool.message.guards import Guards, Rate
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Release
+from jobpool.message.settlement import Release, Settled
 
 MICRO = 1_000_000
 Item = TypeVar("Item")
@@ -25,6 +25,11 @@ K = TypeVar("K")
 MAX_LISTED_LOGS = 10_000
 
 KEY_PLACE = "key:"  # an idempotency key is held as the only place under this and the key (`KeyStore.holders`)
+
+SETTLED = {"o": Settled.OK, "n": Settled.NOT_IN_FLIGHT, "e": Settled.EXPIRED, "w": Settled.NOT_OWNER}
+REPEATED = SETTLED | {"o": Settled.ALREADY}
+EDITED = {"e": Edited.EDITED, "c": Edited.CHANGED, "d": Edited.DUPLICATE}
+"""The answers of a call, a letter each, as the brokers keep them for its repeat."""
 
 _DEAD = (State.DEAD,)
 TOUCHABLE = {

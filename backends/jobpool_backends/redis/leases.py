@@ -38,7 +38,7 @@ from jobpool_backends.redis.records import (
     readable,
     write_entry,
 )
-from jobpool_backends.shared import MICRO, DeadCaps, delay_micros, micros, more_than, stand_in
+from jobpool_backends.shared import MICRO, REPEATED, SETTLED, DeadCaps, delay_micros, micros, more_than, stand_in
 
 MAX_MESSAGES_PER_FETCH = 2000  # some 10 ms of the server's time, whatever was asked for
 MAX_LEASES_PER_SCRIPT = 1000  # settlements or renewals, some 5 ms of the server's time; a larger batch is several
@@ -46,14 +46,6 @@ MAX_REAPED_PER_CALL = 1000
 REAPED_PER_SCRIPT = 200
 
 _CALL_TTL_US = micros(REMEMBER_CALLS)
-_ANSWERS = {
-    ord("o"): Settled.OK,
-    ord("n"): Settled.NOT_IN_FLIGHT,
-    ord("e"): Settled.EXPIRED,
-    ord("w"): Settled.NOT_OWNER,
-}
-_REPEATED = _ANSWERS | {ord("o"): Settled.ALREADY}
-
 _ACKS = {"": "a", "g": "A", "u": "u", "w": "U"}
 """By the part of the token after the member; another backend's lease, which is refused, may have anything there."""
 
@@ -258,5 +250,5 @@ def _errors(error: str | None, cause: str | None) -> bytes:
 def _read_answers(letters: bytes) -> list[Settled]:
     """Parse the letters of `settle.lua` and `renew.lua`."""
     if letters[:1] == b"!":
-        return [_REPEATED[letter] for letter in letters[1:]]
-    return [_ANSWERS[letter] for letter in letters]
+        return [REPEATED[letter] for letter in letters[1:].decode()]
+    return [SETTLED[letter] for letter in letters.decode()]
