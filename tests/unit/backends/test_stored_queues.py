@@ -297,7 +297,7 @@ class TestTodaysCodeWritesWhatThatCodeReads:
             backend.prepare()
         there = functions(new)
         # Parts of `settle`, of `lease` and claims, and of `bring`, which alone call them.
-        within = ("settle_acks", "settle_one", "mark_done", "take_fresh", "take_unknown", "is_known")
+        within = ("settle_acks", "settle_one", "mark_done", "take_free", "take_fresh", "take_unknown", "is_known")
 
         def is_there(name: str, parameters: str, result: str) -> bool:
             """More parameters than then have defaults: Postgres refuses a call that leaves out others."""

@@ -83,9 +83,7 @@ BEGIN
             ends := ends || ARRAY[ARRAY[one.batch, one.id, 'f']];
         END IF;
     END LOOP;
-    IF ends IS NOT NULL THEN
-        PERFORM {schema}.end_members(ends);
-    END IF;
+    PERFORM {schema}.end_members(ends);
     PERFORM {schema}.ring(ARRAY[name]);
 END $$;
 

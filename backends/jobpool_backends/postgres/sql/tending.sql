@@ -67,9 +67,7 @@ BEGIN
         WHERE m.ctid = ANY (locked) AND CASE WHEN m.state IN (0, 1) THEN m.handler <> '' END
         RETURNING 1)
     SELECT count(*) INTO cancelled FROM changed;
-    IF ends IS NOT NULL THEN
-        PERFORM {schema}.end_members(ends);
-    END IF;
+    PERFORM {schema}.end_members(ends);
     RETURN cancelled;
 END $$;
 
