@@ -69,7 +69,7 @@ class IdleConnections(Generic[C]):
         """Raise when this database was closed, or inherited by a fork."""
         if self.closed:
             raise BackendUnavailable(f"{self._place} was closed here: open the backend again")
-        if self.is_inherited:
+        if os.getpid() != self._pid:
             raise ConfigurationError(
                 f"{self._place} was opened by process {self._pid}, before a fork, and connections do not survive"
                 " that: open the backend after the fork, in the process that uses it"

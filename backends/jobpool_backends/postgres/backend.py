@@ -77,7 +77,6 @@ class PostgresBackend(QueueBackend):
         return checks.diagnose(self._database)
 
     def broker_time(self) -> float:
-        """Return the server's clock."""
         return checks.server_time(self._database)
 
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing | None:

@@ -66,8 +66,6 @@ Row = tuple[Any, ...]
 
 
 class Inspector:
-    """The view of one database."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

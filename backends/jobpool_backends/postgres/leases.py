@@ -69,8 +69,6 @@ class _Term(NamedTuple):
 
 
 class Leases:
-    """The leases of one database."""
-
     def __init__(self, database: Database, clock: Clock, enqueuer: Enqueuer, scheme: str) -> None:
         self._database = database
         self._clock = clock

@@ -90,7 +90,8 @@ class NodeLink(ServerLink):
             self._fail(connection, error)
             raise
         self._forget(connection)
-        self._keep(connection, self._idle_listeners)
+        connection.used = True
+        self._idle_listeners.give_back(connection)
         return None if answer is None else answer[0].decode()
 
     def drop_wait(self, connection: Connection) -> None:

@@ -163,14 +163,16 @@ class ServerLink(Link):
         except BaseException:  # in the middle of an exchange: the next answer on this connection would be the wrong one
             connection.close()
             raise
-        self._keep(connection, idle)
+        connection.used = True
+        idle.give_back(connection)
         return answer
 
     def _judge(self, connection: Connection, error: RedisError, idle: _Idle) -> None:
         """Raise what the error means; return when it is a fault of ours. Keep the connection if it is sound."""
         meaning = self._explain(error)
         if meaning.sound:
-            self._keep(connection, idle)
+            connection.used = True
+            idle.give_back(connection)
         else:
             connection.close()
             self.drop_idle()
@@ -182,10 +184,6 @@ class ServerLink(Link):
 
     def _explain(self, error: RedisError) -> Explained:
         return explain(error, self.place)
-
-    def _keep(self, connection: Connection, idle: _Idle) -> None:
-        connection.used = True
-        idle.give_back(connection)
 
     def _announce(self, connection: Connection) -> None:
         """Let `close` interrupt this connection, on which a thread is about to wait."""

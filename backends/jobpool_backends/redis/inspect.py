@@ -78,8 +78,6 @@ class Place(NamedTuple):
 
 
 class Inspector:
-    """The view of queues."""
-
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
 

@@ -121,23 +121,11 @@ class KeyNames:
 
     def one(self, queue: str, name: str) -> str:
         """Return one key of `queue`, or of the namespace where that holds it."""
-        if name in SHARED and not self.spread:
-            return f"{self.prefix}:{name}"
-        return f"{self.prefix}:{{{queue}}}:{name}"
+        return self.shared(queue, name) if name in SHARED else f"{self.prefix}:{{{queue}}}:{name}"
 
-    def settle_call(self, queue: str, call_id: str) -> str:
-        """Return the key that remembers a settle call."""
-        place = f"{self.prefix}:{{{queue}}}" if self.spread else self.prefix
-        return f"{place}:call:settle:{call_id}"
-
-    def result(self, queue: str, ident: str) -> str:
-        """Return the key that keeps the result of a job."""
-        place = f"{self.prefix}:{{{queue}}}" if self.spread else self.prefix
-        return f"{place}:result:{ident}"
-
-    def batch(self, name: str, ident: str) -> str:
-        """Return one key of a batch."""
-        return f"{self.prefix}:{name}:{ident}"
+    def shared(self, queue: str, name: str) -> str:
+        """Return a key of the namespace; of `queue` where keys are spread."""
+        return f"{self.prefix}:{{{queue}}}:{name}" if self.spread else f"{self.prefix}:{name}"
 
 
 class QueueScript(Script):

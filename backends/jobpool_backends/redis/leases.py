@@ -51,8 +51,6 @@ _ACKS = {"": "a", "g": "A", "u": "u", "w": "U"}
 
 
 class Leases:
-    """The leases of one prefix. `caps` bound the dead letters."""
-
     def __init__(self, keys: Keyspace, clock: Clock, caps: DeadCaps, scheme: str) -> None:
         self._keys = keys
         self._clock = clock
@@ -122,7 +120,7 @@ class Leases:
                     continue
                 batch = Batch(settlements, places, brought, reach=not self._keys.spread)
                 words = [_CALL_TTL_US, self._caps.most, self._caps.age, *batch.words()]
-                lead = self._keys.settle_call(batch.queues[0], call)
+                lead = self._keys.shared(batch.queues[0], f"call:settle:{call}")
                 last = self._keys.one(batch.queues[0], "last")
                 told = _read_answers(self._keys.run(SETTLE, batch.queues, words, lead, last))
                 for place, answer in zip(places, told, strict=False):  # an id used for another batch is a mistake
@@ -138,7 +136,7 @@ class Leases:
         words: list[Word] = [_CALL_TTL_US, *tokens, *[lease.owner_token[:HOLDER_CHARS] for lease in leases]]
         words += [lease.id for lease in leases]
         queue = leases[0].queue
-        return bool(self._keys.run(ACK, [queue], words, self._keys.settle_call(queue, call)))
+        return bool(self._keys.run(ACK, [queue], words, self._keys.shared(queue, f"call:settle:{call}")))
 
     def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         """Take back up to `MAX_REAPED_PER_CALL` messages; those of ended claims, and ended posts, count too.

@@ -90,7 +90,7 @@ class Results:
 
     def get(self, idents: Sequence[str]) -> dict[str, bytes]:
         queues = self._inspector.names() if self._keys.spread else [""]
-        asked = [(ident, ("GET", self._keys.result(queue, ident))) for ident in idents for queue in queues]
+        asked = [(ident, ("GET", self._keys.shared(queue, f"result:{ident}"))) for ident in idents for queue in queues]
         answers = self._keys.link.call_many([command for _, command in asked])
         found = zip(asked, answers, strict=True)
         return {ident: record for (ident, _), record in found if record is not None}

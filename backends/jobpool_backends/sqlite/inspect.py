@@ -183,8 +183,7 @@ class Inspector:
             if verb in (Verb.DELETE, Verb.CANCEL):
                 end_members(step, numbers, BATCH_CANCELLED)
             if verb is Verb.DELETE:
-                step.delete(numbers)
-                step.remember_ended([ident for _, _, _, ident, given, _ in rows if given])
+                step.delete(numbers, [ident for _, _, _, ident, given, _ in rows if given])
             else:
                 asked = {"now": step.now.wall, "found": json.dumps(numbers)}
                 step.execute(f"{_CHANGES[verb]} {_THESE}", asked)

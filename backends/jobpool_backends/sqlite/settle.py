@@ -220,10 +220,7 @@ class _Changes(Struct):
 
     def write(self, caps: DeadCaps) -> None:
         step = self.step
-        if self.acked:
-            step.delete(self.acked)
-        if self.ended:
-            step.remember_ended(self.ended)
+        step.delete(self.acked, self.ended)
         for sql, rows in self.rows.items():
             step.connection.executemany(sql, rows)
         if self.moved:  # even under known ids: a message that moves is never lost
