@@ -32,10 +32,14 @@ class Stale(Exception):
 
 
 class Script:
-    """A Lua script. Its digest is known beforehand, so that a call sends forty characters instead of the source."""
+    """A Lua script. Its digest is known beforehand, so that a call sends forty characters instead of the source.
 
-    def __init__(self, source: str) -> None:
+    `names`: of the keys that it wants of each queue, or of the one space or queue that it is for.
+    """
+
+    def __init__(self, source: str, names: tuple[str, ...] = ()) -> None:
         self.source = source
+        self.names = names
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
