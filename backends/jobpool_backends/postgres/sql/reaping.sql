@@ -101,11 +101,3 @@ BEGIN
     GET DIAGNOSTICS gone = ROW_COUNT;
     RETURN gone;
 END $$;
-
--- Forget those among `most` fetches that have none left. Without it counts would walk over all that was settled since the
--- fetches of the last ttl.
-CREATE OR REPLACE FUNCTION {schema}.sweep_fetches(most integer) RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    RETURN {schema}.forget_fetches(
-        ARRAY(SELECT f.ctid FROM {schema}.fetches f ORDER BY f.queue, f.until LIMIT most), '{}');
-END $$;

@@ -105,21 +105,17 @@ local function end_posts(q, members)
     call('INCRBY', q.expired, #members)
 end
 
-local function end_due_lives(q, most)
-    local over = call('ZRANGE', q.lives, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
-    if #over > 0 then
-        end_posts(q, over)
-    end
-    return #over
-end
-
 -- Free what ended claims hold, and remove posts that have ended, some `most` of each; how many of each.
 local function sweep_claims(q, most)
     if call('EXISTS', q.claims, q.lives) == 0 then
         return 0, 0
     end
     local freed = end_due_claims(q, most)
-    return freed, end_due_lives(q, most)
+    local over = call('ZRANGE', q.lives, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
+    if #over > 0 then
+        end_posts(q, over)
+    end
+    return freed, #over
 end
 
 local function promote_posts(q, most)

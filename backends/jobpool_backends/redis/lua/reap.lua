@@ -33,10 +33,6 @@ local function is_over(deadline, text)
     return not text or deadline <= now or (visibility >= 0 and deadline - sub(text, 18, 31) <= now - visibility)
 end
 
-local function crashes_of(before, past)
-    return past.crashed and now - past.crashed > window and 1 or before + 1
-end
-
 local work = {members = {}, changes = {}, ready = {}, delayed = {}, later = {}, dead = {}, edits = {}, told = {}}
 
 -- Charge one crash, and say where the message goes; returns when it is available.
@@ -59,7 +55,7 @@ end
 local function take_back(member, text, note)
     local past = note and cjson.decode(note) or {}
     local deliveries, attempts, before, available, rest = match(text, '^(%d+) (%d+) (%d+) (%S+) (.*)$', 33)
-    local crashes = crashes_of(before, past)
+    local crashes = past.crashed and now - past.crashed > window and 1 or before + 1
     local cause = past.forfeited ~= '' and past.forfeited or 'lease expired'
     local edit, died = {member, 'forfeited', false, 'cause', cause, 'crashed', digits(now)}, #work.dead
     available = place(member, crashes, available, edit)
