@@ -235,13 +235,14 @@ def reach(
     result.dead, result.tracked = leftovers.reasons(kept), tracking.figures(lines, results)
     account = oracle.count(tolerated.heard(lines, windows), kept=kept, can=can, witnessed=True)
     if not can.lists_live:
-        account.lost -= _not_listed(lines, account.lost, result.left)
+        for ident in _not_listed(lines, account["LOST"], result.left):
+            del account.found["LOST"][ident]
     result.take(account, tolerated.doubled(lines, windows, can))
     late = overruns(lines, items, windows)
     result.late = sorted(late.values())
     bound = kill_grace + FAR_OUT_S
     result.add("LATE", [f"{ident}: {seconds:.1f} s" for ident, seconds in late.items() if seconds > bound])
-    ours = [message for message in kept if message.id not in account.ghosts]
+    ours = [message for message in kept if message.id not in account.found["GHOST"]]
     counted = can.exact_counts and can.keeps_records
     found = [
         ("LOST", unrun(lines, items)),

@@ -9,7 +9,7 @@ from typing import Any
 
 from jobpool_torture.ledger import Ledger, Line
 from jobpool_torture.message_history import ACCEPTED
-from jobpool_torture.oracle import Account
+from jobpool_torture.oracle import VIOLATIONS, Account
 
 MEANINGS = {
     "LOST": "enqueued, and neither done nor kept by the broker; or dead, though it was not to die",
@@ -116,10 +116,10 @@ class Result:
 
     def take(self, account: Account, copied: Collection[str] = ()) -> None:
         """Take the oracle's counts. `copied`: ids that are not judged by their counters and numbers either."""
-        for count, found in account.violations().items():
+        for count in VIOLATIONS:
             excused = () if count in EVEN_OF_COPIES else copied
-            self.add(count, [f"{ident}: {why}" for ident, why in found.items() if ident not in excused])
-        self.duplicates, self.overlaps = len(account.duplicates), len(account.overlaps)
+            self.add(count, [f"{ident}: {why}" for ident, why in account.found[count].items() if ident not in excused])
+        self.duplicates, self.overlaps = len(account["DUP"]), len(account["OVERLAP"])
         self.excused = len(account.excused.union(copied))
 
     @property

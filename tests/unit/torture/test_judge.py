@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
 from stories import kept
@@ -50,9 +48,9 @@ def test_only_verdicts_on_jobs_that_hang_count() -> None:
 
 def test_a_verdict_is_as_late_as_it_was_first_asked_for_however_often_that_was() -> None:
     """A broker that is locked, or whose disk stands still, keeps no timeout back."""
-    again = [replace(STORY[1], event="unknown"), replace(STORY[1], at=31.0)]
+    again = [structs.replace(STORY[1], event="unknown"), structs.replace(STORY[1], at=31.0)]
     assert overruns([*STORY, *again], HANG, []) == overruns(STORY, HANG, [])
-    later = [replace(line, fence=3, at=line.at + 100.0 + place) for place, line in enumerate(STORY)]
+    later = [structs.replace(line, fence=3, at=line.at + 100.0 + place) for place, line in enumerate(STORY)]
     assert overruns([*STORY, *again, *later], HANG, []) == {"a": pytest.approx(2.5 - (HANG_TIMEOUT_S - 1.0))}, (
         "the longest"
     )

@@ -52,7 +52,7 @@ def poisoned(times: int) -> list[Line]:
 def hung(seconds: float) -> list[Line]:
     """A job whose verdict was asked for so long after it had begun."""
     first, start, *calls = cut_short(1, verb="abandon")
-    return [first, start, *(replace(line, attempt=1, at=start.at + seconds) for line in calls)]
+    return [first, start, *(structs.replace(line, attempt=1, at=start.at + seconds) for line in calls)]
 
 
 def dead_of(crashes: int) -> Message:
@@ -80,7 +80,7 @@ FATAL = structs.replace(kept(State.DEAD, 1, 1), reason="timeout")
             {"LOST": "of the kind work"},
         ),
         (
-            [replace(enq("another"), tag=ID), Line("try", "another")],
+            [structs.replace(enq("another"), tag=ID), Line("try", "another")],
             None,
             item("work"),
             {"LOST": "answered as another"},
@@ -116,7 +116,7 @@ def test_each_of_its_own_judgements_arrives_in_the_result(
 def test_a_batch_without_its_callback_arrives_in_the_result_and_so_does_what_there_was_to_judge_by() -> None:
     result = Result()
     batch, lines = replace(item("batch"), members=(item("work"),)), [enq("b:on_done"), enq("bm0"), *ran(1)]
-    lines = [replace(line, id="bm0") if line.id == ID else line for line in lines]
+    lines = [structs.replace(line, id="bm0") if line.id == ID else line for line in lines]
     lines.append(Line("cancel", "c", answer="ended first"))
     items = {"b:on_done": batch, "b:on_success": batch, "bm0": item("work")}
     reach(result, lines, [], items, [], Capabilities(), 1.0, results={"r": {}})
