@@ -91,6 +91,8 @@ def torture(
 
 def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[Options, Sequence[Fault] | None]:
     """Return the options, and the faults of a schedule file. Raises `ConfigurationError` and `click.UsageError`."""
+    from msgspec.structs import asdict
+
     from jobpool_torture.entry_point import read_schedule
     from jobpool_torture.options import Options, absolute, check_machine
 
@@ -100,7 +102,8 @@ def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[
     if replay is not None:
         if run:
             raise click.UsageError(f"--replay takes --{next(iter(run))} from its file: leave it out")
-        faults, run = read_schedule(Path(replay))
+        faults, about = read_schedule(Path(replay))
+        run = asdict(about)
     else:
         run = _translated(run)
     options = Options(

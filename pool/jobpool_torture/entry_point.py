@@ -19,11 +19,11 @@ from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool_torture import schedule
 from jobpool_torture.environment import Environment
-from jobpool_torture.options import FAULTS_A_SECOND, Options, check_broker, check_kinds
+from jobpool_torture.options import FAULTS_A_SECOND, Options, check_broker
 from jobpool_torture.phases import Snapshot
 from jobpool_torture.result import Result
 from jobpool_torture.run import Run
-from jobpool_torture.schedule import KINDS, Fault
+from jobpool_torture.schedule import KINDS, About, Fault
 
 Part = TypeVar("Part")
 SCHEDULE = "schedule.json"
@@ -32,8 +32,6 @@ SHORTEST = "shortest.json"
 
 MAX_SHRINK_RUNS = 20
 SHRINK_TAIL_S = 3.0  # seconds for which jobs still arrive after the last fault of a shorter schedule
-REPLAYED = {"seed": int, "seconds": int | float, "pools": int, "workers": int, "ttl": int | float, "rate": int | float}
-"""Options that a schedule file brings along → what they must be."""
 
 
 def shrink(faults: Sequence[Part], fails: Callable[[list[Part]], bool], *, most: int = 100) -> list[Part]:
@@ -135,26 +133,17 @@ def _plan(options: Options, place: Environment) -> list[Fault]:
 
 def about(options: Options) -> dict[str, Any]:
     """Return a schedule file's facts about its run."""
-    return {name: getattr(options, name) for name in REPLAYED}
+    return {name: getattr(options, name) for name in About.__struct_fields__}
 
 
-def read_schedule(path: Path) -> tuple[list[Fault], dict[str, Any]]:
+def read_schedule(path: Path) -> tuple[list[Fault], About]:
     """Return the faults of a file, and the options that it brings along. Raises `ConfigurationError`."""
     try:
-        faults, told = schedule.load(path.read_text())
+        return schedule.load(path.read_text())
     except OSError as error:
         raise ConfigurationError(f"--replay {path}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigurationError(f"--replay {path}: {error}") from error
-    for name, kinds in REPLAYED.items():
-        if isinstance(told.get(name), bool) or not isinstance(told.get(name), kinds):
-            raise ConfigurationError(f"--replay {path}: it does not say the {name} of its run")
-        if name != "seed" and not -schedule.MAX_NUMBER <= told[name] <= schedule.MAX_NUMBER:
-            raise ConfigurationError(f"--replay {path}: no run has such a number of {name}")
-    if outside := [fault for fault in faults if fault.pool >= told["pools"]]:
-        raise ConfigurationError(f"--replay {path}: fault {outside[0].number} strikes a pool that is not there")
-    check_kinds([fault.kind for fault in faults])
-    return faults, {name: told[name] for name in REPLAYED}
 
 
 def find_shorter(

@@ -8,11 +8,12 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
 
 from jobpool.broker.opening import redact
 from jobpool.cli.output import columns, note, plural, say, table
