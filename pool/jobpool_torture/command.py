@@ -9,7 +9,6 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +19,13 @@ from jobpool.cli.output import answer_json, note
 from jobpool.cli.session import Session
 
 if TYPE_CHECKING:
-    from jobpool_torture.entry_point import Plan, Watcher
+    from jobpool_torture.entry_point import Plan
     from jobpool_torture.options import Options
     from jobpool_torture.phases import Snapshot
     from jobpool_torture.result import Result
     from jobpool_torture.run import Run
     from jobpool_torture.schedule import Fault
+    from jobpool_torture.view import Progress
 
 FAILED = 1
 OF_THE_RUN = ("minutes", "seed", "pools", "workers", "ttl", "rate", "faults")
@@ -96,7 +96,6 @@ def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[
     from jobpool_torture.entry_point import read_schedule
     from jobpool_torture.options import Options, absolute, check_machine
 
-    settings = session.settings()
     run = {name: given[name] for name in OF_THE_RUN if given[name] is not None}
     faults: Sequence[Fault] | None = None
     if replay is not None:
@@ -107,7 +106,7 @@ def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[
     else:
         run = _translated(run)
     options = Options(
-        absolute(settings.backend),
+        absolute(session.settings().backend),
         **run,
         queue=given["queue"] or "",
         restart_broker=given["restart_broker"] or "",
@@ -159,7 +158,7 @@ def _forget(folder: Path, really: bool) -> None:
 
 
 class _Face:
-    """The user's view of runs, and their interruption."""
+    """The user's view of runs, and their interruption: an `entry_point.Watcher`."""
 
     def __init__(self, folder: Path, verbose: bool, json_: bool, restart: str, queue: str) -> None:
         self._folder = folder
@@ -169,6 +168,7 @@ class _Face:
         self._queue = queue
         self._plan: Plan | None = None
         self._run: Run | None = None
+        self._progress: Progress | None = None  # None = runs are not shown
         self._shortest: Path | None = None
         self._has_said = False
         self._gives_up = False
@@ -178,19 +178,21 @@ class _Face:
         from jobpool_torture.entry_point import run_once
         from jobpool_torture.view import Progress
 
-        with _interrupts(self._interrupt), Progress() as progress:
-            return run_once(options, self._folder, self._watcher(self._planned, progress.tell), faults)
+        try:
+            with _interrupts(self._interrupt), Progress() as self._progress:
+                return run_once(options, self._folder, self, faults)
+        finally:
+            self._progress = None
 
     def shrink(self, options: Options) -> None:
         """Run shorter ones, and print a line for each. Findings are reported, however the search ends."""
         from jobpool_torture.entry_point import SHORTEST, find_shorter
 
         assert self._plan is not None
-        quiet = self._watcher(lambda _: None, lambda _: None)
         path = self._folder / SHORTEST
         try:
             with _interrupts(self._interrupt), suppress(KeyboardInterrupt):
-                find_shorter(options, self._folder, self._plan.faults, quiet, _told)
+                find_shorter(options, self._folder, self._plan.faults, self, _told)
         finally:
             self._shortest = path if path.exists() else None
 
@@ -205,28 +207,29 @@ class _Face:
         else:
             view.report(self._plan, result, folder, self._shortest, again)
 
-    def _planned(self, plan: Plan) -> None:
+    def planned(self, plan: Plan) -> None:
+        """Show the head, and keep the plan for the report; not those of the search for a shorter schedule."""
         from jobpool_torture import view
 
+        if self._progress is None:
+            return
         self._plan = plan
         with suppress(OSError):
             view.head(plan, with_schedule=self._verbose)
 
-    def _watcher(self, planned: Callable[[Plan], None], show: Callable[[Snapshot], None]) -> Watcher:
-        from jobpool_torture.entry_point import Watcher
-
-        return Watcher(planned, self._begun, partial(self._tell, show), self._over)
-
-    def _begun(self, run: Run) -> None:
+    def begun(self, run: Run) -> None:
+        """Let an interrupt be for this run."""
         self._run, self._has_said = run, False
 
-    def _tell(self, show: Callable[[Snapshot], None], moment: Snapshot) -> None:
+    def tell(self, moment: Snapshot) -> None:
+        """Say once that the run was interrupted, and show the moment."""
         if self._run is not None and self._run.result.interrupted and not self._has_said:
             self._has_said = True
             _told("\ninterrupted: healing, draining for a short time, and counting; again = give up")
-        show(moment)
+        if self._progress is not None:
+            self._progress.tell(moment)
 
-    def _over(self) -> None:
+    def over(self) -> None:
         """Let nothing be healed or counted until another run begins."""
         self._run = None
 

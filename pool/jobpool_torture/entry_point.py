@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError, JobpoolError
@@ -74,20 +74,18 @@ class Plan:
     """The plan of a run."""
 
     options: Options
-    folder: Path
     faults: Sequence[Fault]
     left_out: Mapping[str, str]  # kinds that were asked for and are impossible → why
     broker: Sequence[str] = ()  # the broker's own facts: its version, if it tells, and settings that can lose jobs
 
 
-@dataclass(frozen=True, slots=True)
-class Watcher:
+class Watcher(Protocol):
     """A receiver of news. `planned`: before the pools are started; `begun`, `over`: may be interrupted in between."""
 
-    planned: Callable[[Plan], None]
-    begun: Callable[[Run], None]
-    tell: Callable[[Snapshot], None]
-    over: Callable[[], None] = lambda: None
+    def planned(self, plan: Plan, /) -> None: ...
+    def begun(self, run: Run, /) -> None: ...
+    def tell(self, moment: Snapshot, /) -> None: ...
+    def over(self) -> None: ...
 
 
 def run_once(options: Options, folder: Path, watcher: Watcher, faults: Sequence[Fault] | None = None) -> Result:
@@ -114,7 +112,7 @@ def run_once(options: Options, folder: Path, watcher: Watcher, faults: Sequence[
         (folder / SCHEDULE).write_text(schedule.dump(chosen, about(options)))
         run = Run(options, folder, place, chosen, watcher.tell)
         run.result.left_out = left_out
-        watcher.planned(Plan(options, folder, chosen, left_out, told))
+        watcher.planned(Plan(options, chosen, left_out, told))
         watcher.begun(run)
         stack.callback(watcher.over)
         return run.go()

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from jobpool_torture.ledger import Ledger
 from jobpool_torture.nemesis import Nemesis
-from jobpool_torture.result import LedgerTally, Result, Tally
+from jobpool_torture.result import Result, Tally
 
 TURN_S = 0.05
 REPORT_EVERY_S = 0.5
@@ -32,11 +33,9 @@ class Snapshot:
 class Phases:
     """The phases of one run, in one thread. `pending` is set by the caller that asks the broker."""
 
-    def __init__(
-        self, nemesis: Nemesis, tallier: LedgerTally, result: Result, tell: Callable[[Snapshot], None]
-    ) -> None:
+    def __init__(self, nemesis: Nemesis, ledger: Ledger, result: Result, tell: Callable[[Snapshot], None]) -> None:
         self._nemesis = nemesis
-        self._tallier = tallier
+        self._ledger = ledger
         self._result = result
         self._tell = tell
         self._phase = ""
@@ -81,5 +80,5 @@ class Phases:
     def _say(self) -> None:
         self._told = time.monotonic()
         left = None if self._until is None else max(0.0, self._until - self._told)
-        struck = sum(self._result.struck.values())
-        self._tell(Snapshot(self._phase, left, self._tallier.look(), self.pending, struck, tuple(self._last)))
+        tally, struck = self._result.tally.follow(self._ledger), self._result.struck.total()
+        self._tell(Snapshot(self._phase, left, tally, self.pending, struck, tuple(self._last)))

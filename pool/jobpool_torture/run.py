@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,14 +13,13 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend, scheme_of
 from jobpool.broker.values import QueueStats
 from jobpool.errors import BackendUnavailable, JobpoolError
-from jobpool.message.signing import EnvelopeSigner
 from jobpool_torture import judge, leftovers
 from jobpool_torture.baseline import REST_LIMIT_S, Baseline, Open
 from jobpool_torture.environment import Environment
 from jobpool_torture.ledger import Ledger
 from jobpool_torture.options import Options
 from jobpool_torture.phases import TURN_S, Phases, Snapshot
-from jobpool_torture.result import LedgerTally, Result
+from jobpool_torture.result import Result
 from jobpool_torture.schedule import Fault
 from jobpool_torture.stall_detector import DrainStall
 from jobpool_torture.tolerated import Window
@@ -68,8 +67,7 @@ class Run:
         self._windows: list[Window] = []
         self._interrupted_at = 0.0
         self._ledger = Ledger(place.ledger)
-        self._tallier = LedgerTally(self._ledger)
-        self._pace = Phases(place.nemesis, self._tallier, self.result, tell)
+        self._pace = Phases(place.nemesis, self._ledger, self.result, tell)
         self._at_rest = Baseline(place.fleet, options.workers, place.connections, self._pace, self.result)
 
     def interrupt(self) -> None:
@@ -84,7 +82,8 @@ class Run:
         """
         with ExitStack() as stack:
             stack.callback(self._place.close)
-            backend = stack.enter_context(_opened(self._options, self._place.signer))
+            backend = open_backend(self._options.backend, signer=self._place.signer, timeout=10.0)  # past all networks
+            stack.callback(backend.close)
             producer = Producer(self._place.connect, self._options.queue, self._place.mark[:8], self._place.ledger)
             stack.callback(producer.close)
             stack.callback(producer.abort)
@@ -117,25 +116,22 @@ class Run:
                 raise JobpoolError(f"no job could be enqueued: {producer.error}") from producer.error
             if (was_answered and self._is_drained(backend)) or self.result.interrupted:
                 return self._at_rest.look()
-            left = self._pace.pending
-            raise JobpoolError(f"the pools did not do {left} jobs without any fault: see {self._folder}")
+            raise JobpoolError(f"the pools did not do {self._pace.pending} jobs without any fault: see {self._folder}")
 
     def _strike(self, producer: Producer) -> None:
         if self.result.interrupted:
             return
         options, can = self._options, self._place.capabilities
         with self._pace.phase("faults", options.seconds):
-            items = workload(
-                options.seed, seconds=options.seconds, rate=options.rate, ttl=options.ttl, capabilities=can
-            )
+            length = {"seconds": options.seconds, "rate": options.rate, "ttl": options.ttl}
+            items = workload(options.seed, capabilities=can, **length)
             begun, self._pace.pending = time.monotonic(), None
             producer.start(items)
             self._place.disturb_producer()
             waiting = list(self._faults)
             passed = 0.0
-            while passed < options.seconds and not (
-                self.result.interrupted or producer.error
-            ):  # no faults without jobs
+            # No faults without jobs.
+            while passed < options.seconds and not (self.result.interrupted or producer.error):
                 self._pace.turn()
                 passed = time.monotonic() - begun
                 while waiting and waiting[0].at <= passed:
@@ -151,8 +147,7 @@ class Run:
         if blow.missed:
             self.result.missed += 1
             return
-        struck = self.result.struck
-        struck[fault.kind] = struck.get(fault.kind, 0) + 1
+        self.result.struck[fault.kind] += 1
         of_all = OF_ALL_IN_ONE_FILE if scheme_of(self._options.backend) == "sqlite" else OF_ALL
         pool = "" if fault.kind in of_all else self._fleet.pools[fault.pool].name
         self._windows.append(Window(pool, fault.kind, begun, time.monotonic() + fault.seconds))
@@ -200,7 +195,7 @@ class Run:
 
     def _count(self, backend: QueueBackend, producer: Producer) -> None:
         with self._pace.phase("count", None):
-            self.result.tally = self._tallier.look()
+            self.result.tally.follow(self._ledger)
             problems = Counter(self._place.nemesis.problems)
             self.result.problems += [f"{text}{f', {n} times' if n > 1 else ''}" for text, n in problems.items()]
             lines, can, grace = self._ledger.read(), backend.capabilities, self._place.kill_grace
@@ -240,7 +235,8 @@ class Run:
             calm = calm + 1 if self._pace.pending == 0 else 0
             now = time.monotonic()
             is_hurried = self.result.interrupted and now - max(begun, self._interrupted_at) > INTERRUPTED_LIMIT_S
-            if calm == 0 and (patience.is_over(now, stats, self._tallier.look().written) or is_hurried):
+            lines = self.result.tally.follow(self._ledger).written
+            if calm == 0 and (patience.is_over(now, stats, lines) or is_hurried):
                 return False
             self._pace.rest(LOOK_EVERY_S)
         return True
@@ -262,16 +258,6 @@ class Run:
         with suppress(OSError):
             return f"{_last_line(path.read_text(errors='replace'))} ({path})"
         return f"it has no log ({path})"
-
-
-@contextmanager
-def _opened(options: Options, signer: EnvelopeSigner) -> Iterator[QueueBackend]:
-    """Open the broker directly, past all networks."""
-    backend = open_backend(options.backend, signer=signer, timeout=10.0)
-    try:
-        yield backend
-    finally:
-        backend.close()
 
 
 def _stats(backend: QueueBackend, queue: str) -> QueueStats | None:

@@ -147,7 +147,7 @@ def _figures(plan: Plan, result: Result) -> Iterator[str]:
         yield f"tracked: {', '.join(f'{count:,} {name}' for name, count in result.tracked.items())}"
     struck = ", ".join(f"{count} {kind}" for kind, count in sorted(result.struck.items()))
     missed = f"; {result.missed} found nothing to strike" if result.missed else ""
-    yield f"faults: {sum(result.struck.values())} ({struck or 'none'}){missed}"
+    yield f"faults: {result.struck.total()} ({struck or 'none'}){missed}"
     late = quantiles(result.late)
     if late["n"]:
         yield (

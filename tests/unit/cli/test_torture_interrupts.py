@@ -7,7 +7,8 @@ import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import Result as Answer
@@ -40,7 +41,8 @@ def face(tmp_path: Path) -> torture._Face:
 
 
 def watcher(face: torture._Face, shown: list[Snapshot]) -> Any:
-    return face._watcher(lambda _: None, shown.append)
+    face._progress = cast(tortureview.Progress, SimpleNamespace(tell=shown.append))
+    return face
 
 
 def test_a_signal_writes_nothing_and_the_next_moment_says_so_once(
@@ -88,9 +90,9 @@ def test_a_closed_terminal_is_no_error_of_its_progress(face: torture._Face, monk
         tortureview, "line", lambda _: monkeypatch.setattr(tortureview, "PROGRESS_EVERY_S", 0.0) or "asked"
     )
     with tortureview.Progress() as progress:
-        told: Any = face._watcher(face._planned, progress.tell)
-        run = Running()
-        told.planned(Plan(Options("redis://host/0"), Path("/somewhere"), [], {}))
+        told, run = watcher(face, []), Running()
+        face._progress = progress
+        told.planned(Plan(Options("redis://host/0"), [], {}))
         told.begun(run)
         run.interrupt()
         told.tell(MOMENT)
@@ -100,8 +102,8 @@ def test_a_closed_terminal_is_no_error_of_its_progress(face: torture._Face, monk
 def test_a_search_that_fails_loses_neither_the_report_nor_what_it_has_found(
     jobpool: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fails(options: Options, folder: Path, watcher: Watcher, _: object) -> Result:
-        watcher.planned(Plan(options.on_its_queue(), folder, [Fault(0, 1.5, "child.kill")], {}))
+    def fails(options: Options, _: Path, watcher: Watcher, __: object) -> Result:
+        watcher.planned(Plan(options.on_its_queue(), [Fault(0, 1.5, "child.kill")], {}))
         result = Result()
         result.add("LOST", ["job-17"])
         return result

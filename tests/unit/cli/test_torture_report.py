@@ -15,7 +15,6 @@ from jobpool_torture.view import SHOWN_IDS, document, head, line, report
 
 PLAN = Plan(
     Options("redis://:secret@host/0", seed=17, queue="torture-1", seconds=60.0),
-    Path("/somewhere"),
     [Fault(0, 1.5, "child.kill"), Fault(1, 2.0, "master.stop", 1, 0, 3.0)],
     {"net.cut": "no network", "net.hole": "no network", "clock.jump": "no clock"},
 )
