@@ -32,19 +32,16 @@ Open = dict[str, Counter[str]]  # how many descriptors of each kind each master 
 
 def difference(before: Mapping[str, Counter[str]], now: Mapping[str, Counter[str]]) -> dict[str, dict[str, int]]:
     """Return, by pool, how many more descriptors of each kind its master has; < 0: fewer. Equal ones are left out."""
-    before, now = _without_pids(before), _without_pids(now)
-    kinds = {pool: sorted({*before[pool], *counts}) for pool, counts in now.items() if pool in before}
-    changes = {pool: {kind: now[pool][kind] - before[pool][kind] for kind in found} for pool, found in kinds.items()}
-    return {pool: {kind: change for kind, change in found.items() if change} for pool, found in changes.items()}
+    return {pool: _change(before[pool], counts) for pool, counts in now.items() if pool in before}
 
 
-def _without_pids(counts: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]:
-    """Drop pids from names: another master has files of other names."""
-    found: dict[str, Counter[str]] = {pool: Counter() for pool in counts}
-    for pool, kinds in counts.items():
-        for kind, count in kinds.items():
-            found[pool][_PID.sub("PID", kind)] += count
-    return found
+def _change(before: Counter[str], now: Counter[str]) -> dict[str, int]:
+    """Return how many more there are of each kind. Pids in names do not count: another master has other files."""
+    changes: Counter[str] = Counter()
+    for sign, counts in ((-1, before), (1, now)):
+        for kind, count in counts.items():
+            changes[_PID.sub("PID", kind)] += sign * count
+    return {kind: change for kind, change in sorted(changes.items()) if change}
 
 
 def grown(changes: Mapping[str, Mapping[str, int]], connections: str = SOCKET) -> list[str]:

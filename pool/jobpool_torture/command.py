@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobpool.cli.options import Command, as_json, option
-from jobpool.cli.output import answer_json, note
+from jobpool.cli.output import answer_json, columns, note, table
 from jobpool.cli.session import Session
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ def torture(
     configured nor flushed. Exits 0: nothing was lost, ended twice or left behind; 1: something was, or nobody can say.
     """
     if given["faults"] == "help":
-        _list_faults()
+        from jobpool_torture.schedule import KINDS
+
+        table(columns("KIND, WHAT IT DOES~"), [[name, kind.about] for name, kind in KINDS.items()])
         return
     options, faults = _read(session, replay, given)
     if shrink and options.queue and options.keep:
@@ -75,14 +77,15 @@ def torture(
     try:
         result = face.run(options, faults)
     except BaseException:  # an interrupt too: at any end the folder is named, and the error goes on
-        has_begun = any(folder.glob("*.log"))
-        _forget(folder, not is_named and not has_begun)
-        if has_begun:
+        if any(folder.glob("*.log")):
             _told(f"logs and ledger: {folder}")
+        elif not is_named:
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     keeps = is_named or options.keep or not result.is_clean
     with ExitStack() as whatever_happens:
-        whatever_happens.callback(_forget, folder, not keeps)
+        if not keeps:
+            whatever_happens.callback(shutil.rmtree, folder, ignore_errors=True)
         whatever_happens.callback(face.report, result, folder if keeps else None)
         if shrink and result.counts and not result.interrupted:
             face.shrink(options)
@@ -112,7 +115,7 @@ def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[
         restart_broker=given["restart_broker"] or "",
         keep=given["keep_all"],
     )
-    check_machine(options, folder=Path(given["directory"] or tempfile.gettempdir()))
+    check_machine(options, Path(given["directory"] or tempfile.gettempdir()))
     return options, faults
 
 
@@ -136,13 +139,6 @@ def _translated(run: dict[str, Any]) -> dict[str, Any]:
     return run
 
 
-def _list_faults() -> None:
-    from jobpool.cli.output import columns, table
-    from jobpool_torture.schedule import KINDS
-
-    table(columns("KIND, WHAT IT DOES~"), [[name, kind.about] for name, kind in KINDS.items()])
-
-
 def _folder(directory: str | None) -> tuple[Path, bool]:
     """Return where the run writes, and whether the user has named it."""
     from jobpool_torture.options import check_folder
@@ -150,11 +146,6 @@ def _folder(directory: str | None) -> tuple[Path, bool]:
     if directory is None:
         return Path(tempfile.mkdtemp(prefix="jobpool-torture-")), False
     return check_folder(Path(directory)), True
-
-
-def _forget(folder: Path, really: bool) -> None:
-    if really:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Face:

@@ -76,13 +76,9 @@ def described(message: Message) -> dict[str, Any]:
 
 def own_ids(lines: Iterable[Line]) -> set[str]:
     """Return the ids of all messages that a run has put into its queue, as far as its ledger knows."""
-    found = set()
-    for line in lines:
-        if line.event in OURS:
-            found.add(line.id)
-        elif line.event == "follow":
-            found.add(line.tag)
-    return found
+    history = list(lines)
+    follow_ups = {line.tag for line in history if line.event == "follow"}
+    return follow_ups | {line.id for line in history if line.event in OURS}
 
 
 def empty(backend: QueueBackend, queue: str, ours: Collection[str], rest: Callable[[float], None], limit: float) -> str:

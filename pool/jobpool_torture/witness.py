@@ -80,17 +80,15 @@ class FailPoints:
 
     def at(self, point: str, verbs: Collection[str] = ()) -> None:
         """Act if the program is to end at `point`, with these verbs in the call."""
-        me = threading.get_ident()  # sent to the process, it may hit this thread late
-        for action in self._reached(point, verbs) if self._left else ():
-            signal.pthread_kill(me, _SIGNALS[action])
-
-    def _reached(self, point: str, verbs: Collection[str]) -> list[str]:
-        """Return the actions that are due now."""
+        if not self._left:
+            return
         with self._lock:
             here = [found for found in self._left if found.point == point and (not found.verb or found.verb in verbs)]
             for found in here:
                 self._left[found] -= 1
-            return [found.action for found in here if self._left[found] == 0]
+            due = [found for found in here if self._left[found] == 0]
+        for found in due:  # sent to the process, it may hit this thread late
+            signal.pthread_kill(threading.get_ident(), _SIGNALS[found.action])
 
 
 class Witness:
@@ -159,7 +157,11 @@ class Witness:
         policy = replace(policy or ReapPolicy(), back_off=0.0)
         reaped = self._backend.reap(queue, policy)
         if reaped:
-            self._write([self._of_reaped(one) for one in reaped])
+            lines = []
+            for one in reaped:
+                answer, cause = "dead" if one.dead else "back", (one.cause or "")[:MAX_CAUSE_CHARS]
+                lines.append(self._line("reaped", one.id, crashes=one.crashes, answer=answer, tag=cause))
+            self._write(lines)
             self._points.at("after-reap")
         return reaped
 
@@ -206,12 +208,6 @@ class Witness:
         elif isinstance(settlement, Move):
             about |= {"attempt": settlement.attempts, "crashes": settlement.crashes, "tag": settlement.queue}
         return self._line(event, lease.id, fence=lease.deliveries, since=since, answer=answer, **about)
-
-    def _of_reaped(self, reaped: Reaped) -> Line:
-        answer = "dead" if reaped.dead else "back"
-        return self._line(
-            "reaped", reaped.id, crashes=reaped.crashes, answer=answer, tag=(reaped.cause or "")[:MAX_CAUSE_CHARS]
-        )
 
     def _line(self, event: str, ident: str, **more: Any) -> Line:
         return Line(event, ident, at=self._clock.mono(), wall=self._clock.wall(), **self._about, **more)
