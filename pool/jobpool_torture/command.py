@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.options import Command, as_json, option
+from jobpool.cli.options import Command, as_json, option, time_option
 from jobpool.cli.output import answer_json, columns, note, table
 from jobpool.cli.session import Session
 
@@ -40,7 +40,7 @@ OF_THE_RUN = ("minutes", "seed", "pools", "workers", "ttl", "rate", "faults")
 @option("--pools", type=int, metavar="N", help="Number of pools.  [default: 3]")
 @option("-w", "--workers", type=int, metavar="N", help="Worker processes of each pool.  [default: 4]")
 @option("-Q", "--queue", metavar="NAME", help="Empty queue to use.  [default: a new one, torture-…]")
-@option("--ttl", metavar="TIME", help="Length of a lease.  [default: 5s]")
+@time_option("--ttl", help="Length of a lease.  [default: 5s]")
 @option("--rate", type=float, metavar="N", help="Jobs enqueued each second.  [default: 20]")
 @option("--faults", metavar="KIND,…|all", help="Kinds of faults; `--faults help` lists them.  [default: all]")
 @option(
@@ -121,16 +121,9 @@ def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[
 
 def _translated(run: dict[str, Any]) -> dict[str, Any]:
     """Translate flags into the fields of `Options`."""
-    from jobpool.message.units import parse_duration
-
     run = {"seed": secrets.randbelow(1 << 31), **run}
     if "minutes" in run:
         run["seconds"] = 60 * run.pop("minutes")
-    if "ttl" in run:
-        try:
-            run["ttl"] = parse_duration(run["ttl"])
-        except ValueError as error:
-            raise click.UsageError(f"--ttl: {error}") from None
     if "faults" in run:
         words = [word.strip() for word in run["faults"].split(",") if word.strip()]
         if not words:
