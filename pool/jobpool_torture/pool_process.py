@@ -1,8 +1,7 @@
 """`python -m jobpool_torture.pool_process …`: the command `jobpool`, whose pool runs under a torture's witness.
 
-JOBPOOL_LEDGER names the file that the witness writes; JOBPOOL_FAILPOINT may say where the pool's master kills itself
-(see `witness`). Every other word and variable is as for `jobpool`. One that a fleet has started is killed
-when the fleet's process ends: so none stays behind, stopped or not.
+JOBPOOL_LEDGER names the file that the witness writes. Every other word and variable is as for `jobpool`. One that a
+fleet has started is killed when the fleet's process ends: so none stays behind, stopped or not.
 """
 
 from __future__ import annotations
