@@ -141,14 +141,10 @@ class Environment:
         """Open the broker by the producer's own network. Raises and blocks as `open_backend`."""
         return open_backend(self._producer_url, signer=self.signer)
 
-    def disturb_producer(self) -> None:
-        """Lose answers to some of the producer's enqueues from now on."""
+    def disturb_producer(self, share: float = LOST_REPLIES_SHARE) -> None:
+        """Lose this share of the answers to the producer's enqueues from now on."""
         seed = self.options.seed
-        self._order([self._producer_network], lambda network: network.drop_replies(share=LOST_REPLIES_SHARE, seed=seed))
-
-    def soothe_producer(self) -> None:
-        """Undo `disturb_producer`."""
-        self._order([self._producer_network], lambda network: network.drop_replies(0))
+        self._order([self._producer_network], lambda network: network.drop_replies(share=share, seed=seed))
 
     def remove_user(self) -> None:
         """Delete the user of the run's own, once no pool needs it any more. Safe to call twice."""

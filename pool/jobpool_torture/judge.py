@@ -6,13 +6,12 @@ lease of the delivery it was granted to. If a delivery was settled in the end, i
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from jobpool.broker.values import Capabilities, Message, State
-from jobpool_torture import leftovers, oracle, tolerated, tracking
+from jobpool_torture import oracle, tolerated, tracking
 from jobpool_torture.ledger import Line
 from jobpool_torture.message_history import ACCEPTED, Delivery, histories_of
 from jobpool_torture.result import Result
@@ -232,7 +231,8 @@ def reach(
     results: Mapping[str, Any],
 ) -> None:
     """Fill in the findings of the whole ledger, of the messages that the broker still has (`kept`), and of results."""
-    result.dead, result.tracked = leftovers.reasons(kept), tracking.figures(lines, results)
+    reasons = Counter(message.reason or "" for message in kept if message.state is State.DEAD)
+    result.dead, result.tracked = dict(reasons.most_common()), tracking.figures(lines, results)
     account = oracle.count(tolerated.heard(lines, windows), kept=kept, can=can, witnessed=True)
     if not can.lists_live:
         for ident in _not_listed(lines, account["LOST"], result.left):
@@ -269,10 +269,3 @@ def _not_listed(lines: Sequence[Line], missing: Collection[str], left: int) -> s
     ended |= {line.id for line in lines if line.event == "reaped" and line.answer == "dead"}
     open_ = set(missing) - ended
     return open_ if len(open_) <= left else set()
-
-
-def dump(kept: Sequence[Message], file: Path) -> None:
-    """Write one JSON line a message: purged ones cannot be looked at any more. Raises OSError."""
-    with file.open("w") as stream:
-        for message in kept:
-            stream.write(json.dumps(leftovers.described(message)) + "\n")

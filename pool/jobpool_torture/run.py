@@ -154,7 +154,7 @@ class Run:
 
     def _heal(self, producer: Producer) -> None:
         with self._pace.phase("heal", 2 * START_LIMIT_S):
-            self._place.soothe_producer()
+            self._place.disturb_producer(share=0.0)
             self._pace.note(self._place.nemesis.heal())
             begun = time.monotonic()
             self._place.hang_up()
@@ -202,7 +202,7 @@ class Run:
             kept = self._ask(lambda: leftovers.kept(backend, self._options.queue))
             results = self._ask(lambda: leftovers.results(backend, producer.items))
             if kept is not None and results is not None:
-                judge.dump(kept, self._folder / "left.jsonl")
+                leftovers.dump(kept, self._folder / "left.jsonl")
                 judge.reach(self.result, lines, kept, producer.items, self._disturbed(), can, grace, results)
         if not self._options.keep:
             self._empty(backend, leftovers.own_ids(lines))

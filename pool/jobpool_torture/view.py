@@ -82,14 +82,11 @@ class Progress:
     def tell(self, moment: Snapshot) -> None:
         """Show the newest moment."""
         with suppress(OSError):
-            self._tell(moment)
-
-    def _tell(self, moment: Snapshot) -> None:
-        if sys.stderr.isatty():
-            self._show(moment)
-        elif moment.phase != self._phase or time.monotonic() - self._written >= PROGRESS_EVERY_S:
-            self._written, self._phase = time.monotonic(), moment.phase
-            note(line(moment))
+            if sys.stderr.isatty():
+                self._show(moment)
+            elif moment.phase != self._phase or time.monotonic() - self._written >= PROGRESS_EVERY_S:
+                self._written, self._phase = time.monotonic(), moment.phase
+                note(line(moment))
 
     def _show(self, moment: Snapshot) -> None:
         """Draw in place of the moment before. The cursor goes back to its beginning, for what others may print."""

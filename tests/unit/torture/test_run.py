@@ -131,7 +131,9 @@ class Acted:
 
     def start(self) -> None: ...
 
-    disturb_producer = soothe_producer = hang_up = remove_user = close = start
+    hang_up = remove_user = close = start
+
+    def disturb_producer(self, share: float = 0.05) -> None: ...
 
 
 def _answered(ledger: Path) -> set[str]:
