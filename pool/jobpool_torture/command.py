@@ -19,9 +19,8 @@ from jobpool.cli.output import answer_json, columns, note, table
 from jobpool.cli.session import Session
 
 if TYPE_CHECKING:
-    from jobpool_torture.entry_point import Plan
     from jobpool_torture.options import Options
-    from jobpool_torture.phases import Snapshot
+    from jobpool_torture.phases import Phases
     from jobpool_torture.result import Result
     from jobpool_torture.run import Run
     from jobpool_torture.schedule import Fault
@@ -86,7 +85,7 @@ def torture(
     with ExitStack() as whatever_happens:
         if not keeps:
             whatever_happens.callback(shutil.rmtree, folder, ignore_errors=True)
-        whatever_happens.callback(face.report, result, folder if keeps else None)
+        whatever_happens.callback(face.report, folder if keeps else None)
         if shrink and result.counts and not result.interrupted:
             face.shrink(options)
     ctx.exit(0 if result.is_clean else FAILED)
@@ -150,8 +149,8 @@ class _Face:
         self._json = json_
         self._restart = restart
         self._queue = queue
-        self._plan: Plan | None = None
-        self._run: Run | None = None
+        self._first: Run | None = None  # the requested run; those of a search come after it
+        self._run: Run | None = None  # the one that an interrupt is for
         self._progress: Progress | None = None  # None = runs are not shown
         self._shortest: Path | None = None
         self._has_said = False
@@ -172,46 +171,42 @@ class _Face:
         """Run shorter ones, and print a line for each. Findings are reported, however the search ends."""
         from jobpool_torture.entry_point import SHORTEST, find_shorter
 
-        assert self._plan is not None
+        assert self._first is not None
         path = self._folder / SHORTEST
         try:
             with _interrupts(self._interrupt), suppress(KeyboardInterrupt):
-                find_shorter(options, self._folder, self._plan.faults, self, _told)
+                find_shorter(options, self._folder, self._first.faults, self, _told)
         finally:
             self._shortest = path if path.exists() else None
 
-    def report(self, result: Result, folder: Path | None) -> None:
+    def report(self, folder: Path | None) -> None:
         """Print the answer. `folder`: None = it is removed."""
         from jobpool_torture import view
 
-        assert self._plan is not None
+        assert self._first is not None
         again = self._replay_command(folder)
         if self._json:
-            answer_json(view.document(self._plan, result, folder, self._shortest, again))
+            answer_json(view.document(self._first, folder, self._shortest, again))
         else:
-            view.report(self._plan, result, folder, self._shortest, again)
-
-    def planned(self, plan: Plan) -> None:
-        """Show the head, and keep the plan for the report; not those of the search for a shorter schedule."""
-        from jobpool_torture import view
-
-        if self._progress is None:
-            return
-        self._plan = plan
-        with suppress(OSError):
-            view.head(plan, with_schedule=self._verbose)
+            view.report(self._first, folder, self._shortest, again)
 
     def begun(self, run: Run) -> None:
-        """Let an interrupt be for this run."""
-        self._run, self._has_said = run, False
+        """Let an interrupt be for this run, and show its head; not that of one in a search."""
+        from jobpool_torture import view
 
-    def tell(self, moment: Snapshot) -> None:
-        """Say once that the run was interrupted, and show the moment."""
+        self._run, self._has_said = run, False
+        if self._first is None:
+            self._first = run
+            with suppress(OSError):
+                view.head(run, with_schedule=self._verbose)
+
+    def tell(self, now: Phases) -> None:
+        """Say once that the run was interrupted, and show how far it is."""
         if self._run is not None and self._run.result.interrupted and not self._has_said:
             self._has_said = True
             _told("\ninterrupted: healing, draining for a short time, and counting; again = give up")
         if self._progress is not None:
-            self._progress.tell(moment)
+            self._progress.tell(now)
 
     def over(self) -> None:
         """Let nothing be healed or counted until another run begins."""
@@ -235,8 +230,8 @@ class _Face:
         from jobpool.broker.opening import redact
         from jobpool_torture.entry_point import SCHEDULE
 
-        assert self._plan is not None
-        options = self._plan.options
+        assert self._first is not None
+        options = self._first.options
         words = ["jobpool", "torture", "--backend", redact(options.backend)]
         if folder is not None:
             words += ["--replay", str(folder / SCHEDULE)]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +20,7 @@ from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool_torture import schedule
 from jobpool_torture.environment import Environment
 from jobpool_torture.options import FAULTS_A_SECOND, Options, check_broker
-from jobpool_torture.phases import Snapshot
+from jobpool_torture.phases import Phases
 from jobpool_torture.result import Result
 from jobpool_torture.run import Run
 from jobpool_torture.schedule import KINDS, About, Fault
@@ -69,22 +69,11 @@ def _without_one(items: list[Part], pieces: int) -> Iterator[list[Part]]:
         yield items[:begin] + items[end:]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The plan of a run."""
-
-    options: Options
-    faults: Sequence[Fault]
-    left_out: Mapping[str, str]  # kinds that were asked for and are impossible → why
-    broker: Sequence[str] = ()  # the broker's own facts: its version, if it tells, and settings that can lose jobs
-
-
 class Watcher(Protocol):
-    """A receiver of news. `planned`: before the pools are started; `begun`, `over`: may be interrupted in between."""
+    """A receiver of news. `begun`: before the pools are started; from then until `over` it may be interrupted."""
 
-    def planned(self, plan: Plan, /) -> None: ...
     def begun(self, run: Run, /) -> None: ...
-    def tell(self, moment: Snapshot, /) -> None: ...
+    def tell(self, now: Phases, /) -> None: ...
     def over(self) -> None: ...
 
 
@@ -110,9 +99,8 @@ def run_once(options: Options, folder: Path, watcher: Watcher, faults: Sequence[
         left_out = {kind: why for kind, why in place.nemesis.cannot().items() if kind in wanted}
         chosen = _plan(options, place) if faults is None else list(faults)
         (folder / SCHEDULE).write_text(schedule.dump(chosen, about(options)))
-        run = Run(options, folder, place, chosen, watcher.tell)
+        run = Run(options, folder, place, chosen, watcher.tell, told)
         run.result.left_out = left_out
-        watcher.planned(Plan(options, chosen, left_out, told))
         watcher.begun(run)
         stack.callback(watcher.over)
         return run.go()

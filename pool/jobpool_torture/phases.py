@@ -6,11 +6,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from jobpool_torture.ledger import Ledger
 from jobpool_torture.nemesis import Nemesis
-from jobpool_torture.result import Result, Tally
+from jobpool_torture.result import Result
 
 TURN_S = 0.05
 REPORT_EVERY_S = 0.5
@@ -18,44 +17,38 @@ SHOWN_SENTENCES = 5
 """Last sentences of the nemesis that are shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A moment of a run, for its watchers."""
-
-    phase: str
-    left: float | None  # seconds until the phase ends; None = not known
-    tally: Tally
-    pending: int | None  # jobs that are not done yet, when last asked; None = not asked yet, or not answered
-    faults: int  # struck so far; `last`: those struck or undone last
-    last: tuple[str, ...] = ()
-
-
 class Phases:
-    """The phases of one run, in one thread. `pending` is set by the caller that asks the broker."""
+    """The phases of one run, in one thread; what `tell` is told of now and then."""
 
-    def __init__(self, nemesis: Nemesis, ledger: Ledger, result: Result, tell: Callable[[Snapshot], None]) -> None:
+    def __init__(self, nemesis: Nemesis, ledger: Ledger, result: Result, tell: Callable[[Phases], None]) -> None:
         self._nemesis = nemesis
         self._ledger = ledger
-        self._result = result
         self._tell = tell
-        self._phase = ""
         self._until: float | None = None
         self._told = 0.0
-        self._last: deque[str] = deque(maxlen=SHOWN_SENTENCES)
+        self.result = result
+        self.phase = ""
+        self.last: deque[str] = deque(maxlen=SHOWN_SENTENCES)  # faults struck or undone last, as sentences
         self.pending: int | None = None
+        """Jobs that are not done yet, when the caller last asked; None = not asked yet, or not answered."""
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the phase ends; None = not known."""
+        return None if self._until is None else max(0.0, self._until - time.monotonic())
 
     @contextmanager
-    def phase(self, name: str, seconds: float | None) -> Iterator[None]:
+    def enter(self, name: str, seconds: float | None) -> Iterator[None]:
         """Run the block as this phase; its seconds go into the result. `seconds`: its limit, None = not known."""
         begun = time.monotonic()
-        self._phase, self._until = name, None if seconds is None else begun + seconds
+        self.phase, self._until = name, None if seconds is None else begun + seconds
         self._say()
         yield
-        self._result.seconds[name] = time.monotonic() - begun
+        self.result.seconds[name] = time.monotonic() - begun
 
     def note(self, said: Iterable[str]) -> None:
         """Show these sentences."""
-        self._last.extend(said)
+        self.last.extend(said)
 
     def turn(self) -> None:
         """Undo expired faults, record ended pools, report progress; block for `TURN_S` seconds."""
@@ -79,6 +72,5 @@ class Phases:
 
     def _say(self) -> None:
         self._told = time.monotonic()
-        left = None if self._until is None else max(0.0, self._until - self._told)
-        tally, struck = self._result.tally.follow(self._ledger), self._result.struck.total()
-        self._tell(Snapshot(self._phase, left, tally, self.pending, struck, tuple(self._last)))
+        self.result.tally.follow(self._ledger)
+        self._tell(self)

@@ -18,7 +18,7 @@ from jobpool_torture.baseline import REST_LIMIT_S, Baseline, Open
 from jobpool_torture.environment import Environment
 from jobpool_torture.ledger import Ledger
 from jobpool_torture.options import Options
-from jobpool_torture.phases import TURN_S, Phases, Snapshot
+from jobpool_torture.phases import TURN_S, Phases
 from jobpool_torture.result import Result
 from jobpool_torture.schedule import Fault
 from jobpool_torture.stall_detector import DrainStall
@@ -56,14 +56,16 @@ class Run:
         folder: Path,
         place: Environment,
         faults: Sequence[Fault],
-        tell: Callable[[Snapshot], None],
+        tell: Callable[[Phases], None],
+        broker: Sequence[str] = (),
     ) -> None:
         self.result = Result(planned=len(faults))
-        self._options = options
+        self.options = options
         self._folder = folder
         self._place = place
         self._fleet = place.fleet
-        self._faults = faults
+        self.faults = faults
+        self.broker = broker  # its own facts: its version, if it tells, and settings that can lose jobs
         self._windows: list[Window] = []
         self._interrupted_at = 0.0
         self._ledger = Ledger(place.ledger)
@@ -82,9 +84,9 @@ class Run:
         """
         with ExitStack() as stack:
             stack.callback(self._place.close)
-            backend = open_backend(self._options.backend, signer=self._place.signer, timeout=10.0)  # past all networks
+            backend = open_backend(self.options.backend, signer=self._place.signer, timeout=10.0)  # past all networks
             stack.callback(backend.close)
-            producer = Producer(self._place.connect, self._options.queue, self._place.mark[:8], self._place.ledger)
+            producer = Producer(self._place.connect, self.options.queue, self._place.mark[:8], self._place.ledger)
             stack.callback(producer.close)
             stack.callback(producer.abort)
             self._start()
@@ -98,7 +100,7 @@ class Run:
         return self.result
 
     def _start(self) -> None:
-        with self._pace.phase("start", START_LIMIT_S):
+        with self._pace.enter("start", START_LIMIT_S):
             fleet = self._fleet
             fleet.start()
             self._pace.wait(lambda: bool(fleet.ends) or not fleet.wait_ready(0.0), START_LIMIT_S)
@@ -107,8 +109,8 @@ class Run:
 
     def _warm_up(self, backend: QueueBackend, producer: Producer) -> Open | None:
         """Open every connection, by a job of each kind for each pool; return the descriptors of each master, if any."""
-        options, can = self._options, self._place.capabilities
-        with self._pace.phase("warm up", None):
+        options, can = self.options, self._place.capabilities
+        with self._pace.enter("warm up", None):
             producer.start(taste(options.seed, ttl=options.ttl, capabilities=can, times=options.pools))
             self._pace.wait(lambda: not producer.is_busy or self.result.interrupted, WARM_UP_LIMIT_S)
             was_answered = producer.finish(INTERRUPTED_LIMIT_S)
@@ -121,14 +123,14 @@ class Run:
     def _strike(self, producer: Producer) -> None:
         if self.result.interrupted:
             return
-        options, can = self._options, self._place.capabilities
-        with self._pace.phase("faults", options.seconds):
+        options, can = self.options, self._place.capabilities
+        with self._pace.enter("faults", options.seconds):
             length = {"seconds": options.seconds, "rate": options.rate, "ttl": options.ttl}
             items = workload(options.seed, capabilities=can, **length)
             begun, self._pace.pending = time.monotonic(), None
             producer.start(items)
             self._place.disturb_producer()
-            waiting = list(self._faults)
+            waiting = list(self.faults)
             passed = 0.0
             # No faults without jobs.
             while passed < options.seconds and not (self.result.interrupted or producer.error):
@@ -148,12 +150,12 @@ class Run:
             self.result.missed += 1
             return
         self.result.struck[fault.kind] += 1
-        of_all = OF_ALL_IN_ONE_FILE if scheme_of(self._options.backend) == "sqlite" else OF_ALL
+        of_all = OF_ALL_IN_ONE_FILE if scheme_of(self.options.backend) == "sqlite" else OF_ALL
         pool = "" if fault.kind in of_all else self._fleet.pools[fault.pool].name
         self._windows.append(Window(pool, fault.kind, begun, time.monotonic() + fault.seconds))
 
     def _heal(self, producer: Producer) -> None:
-        with self._pace.phase("heal", 2 * START_LIMIT_S):
+        with self._pace.enter("heal", 2 * START_LIMIT_S):
             self._place.disturb_producer(share=0.0)
             self._pace.note(self._place.nemesis.heal())
             begun = time.monotonic()
@@ -167,22 +169,22 @@ class Run:
                 self.result.problems.append(f"the producer has ended, and with it the faults: {producer.error}")
 
     def _drain(self, backend: QueueBackend) -> None:
-        with self._pace.phase("drain", None):
+        with self._pace.enter("drain", None):
             if self._is_drained(backend):
                 return
             if self.result.interrupted:
                 self.result.left = self._pace.pending or 0
             else:
-                self.result.add("STUCK", self._ask(lambda: leftovers.stuck(backend, self._options.queue)) or ())
+                self.result.add("STUCK", self._ask(lambda: leftovers.stuck(backend, self.options.queue)) or ())
 
     def _idle(self, before: Open | None) -> None:
         """Compare descriptors once nothing runs; an interrupted run may have jobs under way."""
         if before is not None and not self.result.interrupted:
-            with self._pace.phase("idle", REST_LIMIT_S):
+            with self._pace.enter("idle", REST_LIMIT_S):
                 self._at_rest.compare(before)
 
     def _stop(self) -> None:
-        with self._pace.phase("stop", STOP_LIMIT_S):
+        with self._pace.enter("stop", STOP_LIMIT_S):
             statuses = self._fleet.stop_all(STOP_LIMIT_S)
             self.result.add("EXIT", [f"{name}: {_status(code)}" for name, code in statuses.items() if code != 0])
             give_up = time.monotonic() + ORPHANS_LIMIT_S
@@ -194,17 +196,17 @@ class Run:
             self._place.remove_user()
 
     def _count(self, backend: QueueBackend, producer: Producer) -> None:
-        with self._pace.phase("count", None):
+        with self._pace.enter("count", None):
             self.result.tally.follow(self._ledger)
             problems = Counter(self._place.nemesis.problems)
             self.result.problems += [f"{text}{f', {n} times' if n > 1 else ''}" for text, n in problems.items()]
             lines, can, grace = self._ledger.read(), backend.capabilities, self._place.kill_grace
-            kept = self._ask(lambda: leftovers.kept(backend, self._options.queue))
+            kept = self._ask(lambda: leftovers.kept(backend, self.options.queue))
             results = self._ask(lambda: leftovers.results(backend, producer.items))
             if kept is not None and results is not None:
                 leftovers.dump(kept, self._folder / "left.jsonl")
                 judge.reach(self.result, lines, kept, producer.items, self._disturbed(), can, grace, results)
-        if not self._options.keep:
+        if not self.options.keep:
             self._empty(backend, leftovers.own_ids(lines))
 
     def _disturbed(self) -> list[Window]:
@@ -216,8 +218,8 @@ class Run:
 
     def _empty(self, backend: QueueBackend, ours: set[str]) -> None:
         """Empty the queue. The counts are reported even if the broker ends now."""
-        queue, limit = self._options.queue, self._options.ttl + EMPTY_LIMIT_S
-        with self._pace.phase("empty", limit):
+        queue, limit = self.options.queue, self.options.ttl + EMPTY_LIMIT_S
+        with self._pace.enter("empty", limit):
             try:
                 left = leftovers.empty(backend, queue, ours, self._pace.rest, limit)
             except JobpoolError as error:
@@ -227,10 +229,10 @@ class Run:
     def _is_drained(self, backend: QueueBackend) -> bool:
         """Wait until everything is done; False: what is left will not be, or a person does not wait for it."""
         begun = time.monotonic()
-        patience = DrainStall(max(STALL_LIMIT_S, 6 * self._options.ttl), begun)
+        patience = DrainStall(max(STALL_LIMIT_S, 6 * self.options.ttl), begun)
         calm = 0
         while calm < CALM_LOOKS:
-            stats = _stats(backend, self._options.queue)
+            stats = _stats(backend, self.options.queue)
             self._pace.pending = None if stats is None else stats.pending
             calm = calm + 1 if self._pace.pending == 0 else 0
             now = time.monotonic()
