@@ -28,6 +28,8 @@ KILLING = ("child.kill", "forkserver.", "master.", "group.", "pool.")
 DYING = ("crash", "poison", "hang", "cancelled")  # kinds of job that end without a word of their own
 DEATH_SEEN_S = 2.0  # time after such a fault within which the death of a child is seen to
 MAX_CRASHES = 5
+KILL_GRACE_S = 1.0
+"""Settings of the pools."""
 
 
 def broken(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:
@@ -227,7 +229,6 @@ def reach(
     items: Mapping[str, Item],
     windows: Sequence[tolerated.Window],
     can: Capabilities,
-    kill_grace: float,
     results: Mapping[str, Any],
 ) -> None:
     """Fill in the findings of the whole ledger, of the messages that the broker still has (`kept`), and of results."""
@@ -240,7 +241,7 @@ def reach(
     result.take(account, tolerated.doubled(lines, windows, can))
     late = overruns(lines, items, windows)
     result.late = sorted(late.values())
-    bound = kill_grace + FAR_OUT_S
+    bound = KILL_GRACE_S + FAR_OUT_S
     result.add("LATE", [f"{ident}: {seconds:.1f} s" for ident, seconds in late.items() if seconds > bound])
     ours = [message for message in kept if message.id not in account.found["GHOST"]]
     counted = can.exact_counts and can.keeps_records

@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import os
 
-from jobpool.broker.backend import QueueBackend
 from jobpool.cli.main import cli
 from jobpool.ipc import linux
 from jobpool_torture.fleet import MARK
 from jobpool_torture.witness import watched
 
 
-def wrap(backend: QueueBackend) -> QueueBackend:
-    """Put the witness round the pool's broker. Raises `ConfigurationError`."""
-    return watched(backend, os.environ)
-
-
 def main() -> None:
     """Run the program."""
     if mark := os.environ.get(MARK):
         linux.die_with_parent(int(mark.partition("-")[0]))
-    cli(obj=wrap)
+    cli(obj=lambda backend: watched(backend, os.environ))
 
 
 if __name__ == "__main__":

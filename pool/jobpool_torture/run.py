@@ -14,7 +14,7 @@ from jobpool.broker.opening import open_backend, scheme_of
 from jobpool.broker.values import QueueStats
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_torture import judge, leftovers
-from jobpool_torture.baseline import REST_LIMIT_S, Baseline, Open
+from jobpool_torture.baseline import Open, difference, grown
 from jobpool_torture.environment import Environment
 from jobpool_torture.ledger import Ledger
 from jobpool_torture.options import Options
@@ -29,6 +29,9 @@ START_LIMIT_S = 90.0
 WARM_UP_LIMIT_S = 90.0
 STOP_LIMIT_S = 60.0
 """Seconds for these phases, or for a part of them."""
+
+REST_LIMIT_S = 30.0
+"""Seconds for pools without a job to have all their children, and for what their masters have open to be closed."""
 
 STALL_LIMIT_S = 60.0  # time, and six leases at least, within which fewer jobs must be left than ever before
 INTERRUPTED_LIMIT_S = 15.0  # time for a drain that a person waits for
@@ -70,7 +73,6 @@ class Run:
         self._interrupted_at = 0.0
         self._ledger = Ledger(place.ledger)
         self._pace = Phases(place.nemesis, self._ledger, self.result, tell)
-        self._at_rest = Baseline(place.fleet, options.workers, place.connections, self._pace, self.result)
 
     def interrupt(self) -> None:
         """Strike no more faults: heal, drain for a short time, and count."""
@@ -117,7 +119,7 @@ class Run:
             if producer.error is not None:
                 raise JobpoolError(f"no job could be enqueued: {producer.error}") from producer.error
             if (was_answered and self._is_drained(backend)) or self.result.interrupted:
-                return self._at_rest.look()
+                return self._descriptors_at_rest()
             raise JobpoolError(f"the pools did not do {self._pace.pending} jobs without any fault: see {self._folder}")
 
     def _strike(self, producer: Producer) -> None:
@@ -179,9 +181,39 @@ class Run:
 
     def _idle(self, before: Open | None) -> None:
         """Compare descriptors once nothing runs; an interrupted run may have jobs under way."""
-        if before is not None and not self.result.interrupted:
-            with self._pace.enter("idle", REST_LIMIT_S):
-                self._at_rest.compare(before)
+        if before is None or self.result.interrupted:
+            return
+
+        def more() -> list[str]:
+            return grown(self.result.descriptors, self._place.connections)
+
+        def is_as_before() -> bool:
+            if self._incomplete():
+                return False
+            self.result.descriptors = difference(before, self._fleet.descriptors())
+            return not more()
+
+        with self._pace.enter("idle", REST_LIMIT_S):
+            if self._pace.wait(is_as_before, REST_LIMIT_S) or not self._note_incomplete():
+                self.result.add("FD", more())
+
+    def _descriptors_at_rest(self) -> Open | None:
+        """Count the descriptors of each master, within `REST_LIMIT_S`. None: a pool lacks children, or an interrupt."""
+        self._pace.wait(lambda: self.result.interrupted or not self._incomplete(), REST_LIMIT_S)
+        return None if self.result.interrupted or self._note_incomplete() else self._fleet.descriptors()
+
+    def _incomplete(self) -> list[str]:
+        """Return pools that lack children, or have more: each of them costs its master some descriptors."""
+        return [pool.name for pool in self._fleet.pools if not pool.is_full(self.options.workers)]
+
+    def _note_incomplete(self) -> bool:
+        """Return whether there are such pools, which is a problem of the result then."""
+        if names := self._incomplete():
+            self.result.problems.append(
+                f"descriptors were not compared: after {REST_LIMIT_S:g} s without a job {' and '.join(names)} had more"
+                f" or fewer than {self.options.workers} ready children"
+            )
+        return bool(names)
 
     def _stop(self) -> None:
         with self._pace.enter("stop", STOP_LIMIT_S):
@@ -200,12 +232,12 @@ class Run:
             self.result.tally.follow(self._ledger)
             problems = Counter(self._place.nemesis.problems)
             self.result.problems += [f"{text}{f', {n} times' if n > 1 else ''}" for text, n in problems.items()]
-            lines, can, grace = self._ledger.read(), backend.capabilities, self._place.kill_grace
+            lines, can = self._ledger.read(), backend.capabilities
             kept = self._ask(lambda: leftovers.kept(backend, self.options.queue))
             results = self._ask(lambda: leftovers.results(backend, producer.items))
             if kept is not None and results is not None:
                 leftovers.dump(kept, self._folder / "left.jsonl")
-                judge.reach(self.result, lines, kept, producer.items, self._disturbed(), can, grace, results)
+                judge.reach(self.result, lines, kept, producer.items, self._disturbed(), can, results)
         if not self.options.keep:
             self._empty(backend, leftovers.own_ids(lines))
 
