@@ -20,9 +20,8 @@ from jobpool.cli.session import Session
 
 if TYPE_CHECKING:
     from jobpool_torture.options import Options
-    from jobpool_torture.phases import Phases
     from jobpool_torture.result import Result
-    from jobpool_torture.run import Run
+    from jobpool_torture.run import Phases, Run
     from jobpool_torture.schedule import Fault
     from jobpool_torture.view import Progress
 

@@ -20,9 +20,8 @@ from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool_torture import schedule
 from jobpool_torture.environment import Environment
 from jobpool_torture.options import FAULTS_A_SECOND, Options, check_broker
-from jobpool_torture.phases import Phases
 from jobpool_torture.result import Result
-from jobpool_torture.run import Run
+from jobpool_torture.run import Phases, Run
 from jobpool_torture.schedule import KINDS, About, Fault
 
 Part = TypeVar("Part")

@@ -23,9 +23,8 @@ from jobpool_torture.baseline import listed
 from jobpool_torture.result import MEANINGS, quantiles
 
 if TYPE_CHECKING:
-    from jobpool_torture.phases import Phases
     from jobpool_torture.result import Result
-    from jobpool_torture.run import Run
+    from jobpool_torture.run import Phases, Run
     from jobpool_torture.schedule import Fault
 
 PROGRESS_EVERY_S = 10.0

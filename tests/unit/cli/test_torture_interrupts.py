@@ -18,9 +18,8 @@ from jobpool_torture import entry_point
 from jobpool_torture import view as tortureview
 from jobpool_torture.entry_point import SHORTEST, Watcher
 from jobpool_torture.options import Options
-from jobpool_torture.phases import Phases
 from jobpool_torture.result import Result
-from jobpool_torture.run import Run
+from jobpool_torture.run import Phases, Run
 from jobpool_torture.schedule import Fault
 
 OPTIONS = Options("redis://host/0", queue="q")

@@ -10,9 +10,8 @@ from typing import cast
 import pytest
 
 from jobpool_torture.options import Options
-from jobpool_torture.phases import Phases
 from jobpool_torture.result import MEANINGS, Result, Tally
-from jobpool_torture.run import Run
+from jobpool_torture.run import Phases, Run
 from jobpool_torture.schedule import Fault
 from jobpool_torture.view import SHOWN_IDS, document, head, line, report
 

@@ -20,7 +20,6 @@ from jobpool.broker.opening import open_backend
 from jobpool.errors import JobpoolError
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner
-from jobpool_torture import phases
 from jobpool_torture import run as module
 from jobpool_torture.environment import Environment
 from jobpool_torture.fleet import End
@@ -148,7 +147,7 @@ def acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Acted]:
     monkeypatch.setattr(module, "workload", lambda *_, **__: jobs(*JOBS))
     monkeypatch.setattr(module, "DrainStall", lambda _, now: DrainStall(PATIENCE, now))
     monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(phases, "TURN_S", 0.005)
+    monkeypatch.setattr(module, "TURN_S", 0.005)
     for name in ("START_LIMIT_S", "ORPHANS_LIMIT_S", "INTERRUPTED_LIMIT_S", "REST_LIMIT_S"):
         monkeypatch.setattr(module, name, 0.2)
     made = Acted(tmp_path)
