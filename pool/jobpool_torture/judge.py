@@ -234,7 +234,7 @@ def reach(
     """Fill in the findings of the whole ledger, of the messages that the broker still has (`kept`), and of results."""
     reasons = Counter(message.reason or "" for message in kept if message.state is State.DEAD)
     result.dead, result.tracked = dict(reasons.most_common()), tracking.figures(lines, results)
-    account = oracle.count(tolerated.heard(lines, windows), kept=kept, can=can, witnessed=True)
+    account = oracle.count(tolerated.heard(lines, windows), kept=kept, can=can)
     if not can.lists_live:
         for ident in _not_listed(lines, account["LOST"], result.left):
             del account.found["LOST"][ident]

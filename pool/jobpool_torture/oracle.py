@@ -1,13 +1,13 @@
 """The oracle: counts, from a ledger and from what the broker still has, everything that must not be.
 
-DUP and OVERLAP are counted too, and may be allowed. With a witness the rules go by the broker's answers. Without one
-they go by the handlers' lines, and see less: no settlements, and only the counters that handlers were told. No I/O.
+DUP and OVERLAP are counted too, and may be allowed. The rules go by the broker's answers to pools that all ran under a
+witness, and by the handlers' lines. No I/O.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 
@@ -29,7 +29,6 @@ class Case:
     promised: bool  # an enqueue was answered
     tried: bool  # an enqueue was tried, at least
     can: Capabilities
-    witnessed: bool  # all pools ran under a witness
 
     @property
     def copies(self) -> int:
@@ -40,10 +39,6 @@ class Case:
 def lost(case: Case) -> Iterator[str]:
     """Report a message that was enqueued and is gone without an ack, or was acked before its time."""
     deliveries = case.history.deliveries
-    if not case.witnessed:
-        if case.promised and not case.kept and not case.history.wrote("end"):
-            yield "it was enqueued, no run of it ended, and the broker does not have it"
-        return
     for delivery in deliveries:
         if delivery.known.verb == "ack" and delivery.wrote("start") and not delivery.wrote("end"):
             yield f"delivery {delivery.fence} was acked though its handler had not ended"
@@ -144,11 +139,6 @@ def duplicate(case: Case) -> Iterator[str]:
 
 def fence(case: Case) -> Iterator[str]:
     """Report numbers of deliveries that do not grow, or that name two deliveries."""
-    if not case.witnessed:
-        numbers = [line.fence for line in case.history.wrote("start")]
-        if numbers != sorted(set(numbers)):
-            yield f"it began as the deliveries {numbers}"
-        return
     for delivery in case.history.deliveries if not case.copies else []:
         number, starts = delivery.fence, delivery.wrote("start")
         if len({line.owner for line in delivery.fetched}) > 1:
@@ -164,41 +154,26 @@ def fence(case: Case) -> Iterator[str]:
 
 def attempts(case: Case) -> Iterator[str]:
     """Report a counter of failures that differs from the settlements, or from what the handler was told and did."""
-    history = case.history
-    if not case.witnessed:
-        for start in history.wrote("start"):
-            failures = sum(line.fence < start.fence for line in history.wrote("fail"))
-            if start.attempt != failures + 1:
-                yield f"delivery {start.fence} was told attempt {start.attempt} after {failures} failures"
-        return
     if case.copies:
         return
     for link in _links(case):
         if not link.attempts_fit():
             yield f"before delivery {link.fence}, {link.added[0]} failures were added, not {_steps(link, 0)}"
-    yield from _told_otherwise(history, "attempt")
-    for delivery in history.deliveries:
+    yield from _told_otherwise(case.history, "attempt")
+    for delivery in case.history.deliveries:
         if delivery.known.verb == "release" and delivery.wrote("fail"):
             yield f"delivery {delivery.fence} failed, and was released"
 
 
 def crashes(case: Case) -> Iterator[str]:
     """Report a counter of crashes that differs from the deliveries without a verdict."""
-    history = case.history
-    if not case.witnessed:  # each run but the last that wrote no end and no failure was cut short
-        starts = history.wrote("start")
-        ends = {line.fence for line in history.run if line.event in ("end", "fail")}
-        cut_short = sum(line.fence not in ends for line in starts[:-1])
-        if starts and cut_short > starts[-1].crashes:
-            yield f"{cut_short} runs were cut short, and the last was told of {starts[-1].crashes} crashes"
-        return
     if case.copies:
         return
     for link in _links(case):
         if link.attempts_fit() and not link.crashes_fit(exact=case.can.exact_counts):
             unseen = f", and up to {link.unseen} of deliveries that nobody saw" if link.unseen else ""
             yield f"before delivery {link.fence}, {link.added[1]} crashes were added, not {_steps(link, 1)}{unseen}"
-    yield from _told_otherwise(history, "crashes")
+    yield from _told_otherwise(case.history, "crashes")
 
 
 def _links(case: Case) -> list[CounterStep]:
@@ -262,6 +237,17 @@ class Account:
         """Return the ids of a count."""
         return set(self.found[count])
 
+    def judge(self, case: Case, rules: Mapping[str, Rule]) -> None:
+        """Count a message in, by these rules."""
+        ident = case.history.id
+        for name, rule in rules.items():
+            if reason := next(rule(case), ""):
+                self.found[name][ident] = reason
+        if case.copies:
+            self.excused.add(ident)
+        if starts := case.history.wrote("start"):
+            self.crashes[ident] = starts[-1].crashes
+
     def assert_clean(self, counts: Iterable[str] = VIOLATIONS) -> None:
         """Raise `AssertionError`, with the first ids and what is wrong with them, unless these counts are 0."""
         if found := {name: list(self.found[name].items())[:5] for name in counts if self.found[name]}:
@@ -278,7 +264,6 @@ def count(
     kept: Iterable[Message] = (),
     *,
     can: Capabilities = ALL,
-    witnessed: bool | None = None,
 ) -> Account:
     """Count.
 
@@ -286,42 +271,38 @@ def count(
         lines: The whole ledger.
         enqueued: Ids of which an enqueue was answered, besides those that the ledger names.
         kept: All that the broker still has, live or dead.
-        witnessed: True if every pool ran under a witness; None = if a witness wrote something.
     """
     by_id: dict[str, list[Line]] = defaultdict(list)
     promised, tried = set(enqueued), set(enqueued)
-    seen = False
     for line in lines:
         by_id[line.id].append(line)
-        seen = seen or line.event == "fetched"
         if line.event in ("try", "enq"):
             tried.add(line.id)
         if line.event == "enq":
             promised.add(line.id)
-    witnessed = seen if witnessed is None else witnessed
     kept_by_id: dict[str, list[Message]] = defaultdict(list)
     for message in kept:
         kept_by_id[message.id].append(message)
     histories = {ident: History(ident, by_id.get(ident, ()), can) for ident in {*by_id, *kept_by_id, *enqueued}}
     for history in histories.values():
-        _add_follow_ups(history, can, witnessed, promised, tried)
+        _add_follow_ups(history, can, promised, tried)
     histories |= {ident: History(ident, (), can) for ident in promised - histories.keys()}  # follow-ups nobody has seen
     account = Account()
     for ident, history in histories.items():
         found = tuple(kept_by_id.get(ident, ()))
-        _judge(Case(history, found, ident in promised, ident in tried, can, witnessed), account)
+        account.judge(Case(history, found, ident in promised, ident in tried, can), RULES)
     return account
 
 
-def _add_follow_ups(history: History, can: Capabilities, witnessed: bool, promised: set[str], tried: set[str]) -> None:
+def _add_follow_ups(history: History, can: Capabilities, promised: set[str], tried: set[str]) -> None:
     """Add the follow-ups of a message to the ids whose enqueue was answered, and to those whose enqueue was tried."""
     for follow in history.wrote("follow"):
         delivery = history.at(follow.fence)
-        if not witnessed or delivery is None or delivery.known.may_be("ack"):
+        if delivery is None or delivery.known.may_be("ack"):
             tried.add(follow.tag)
         elif not can.atomic_across_queues and any(call.verb == "ack" for call in delivery.calls):
             tried.add(follow.tag)  # put before it was known that the ack is refused
-        if witnessed and delivery is not None and _is_each_run_acked(delivery):
+        if delivery is not None and _is_each_run_acked(delivery):
             promised.add(follow.tag)
 
 
@@ -329,14 +310,3 @@ def _is_each_run_acked(delivery: Delivery) -> bool:
     """Return False if a number was given twice: then it is open whose run an accepted ack has ended."""
     acks = sum(call.verb == "ack" and call.answer in ACCEPTED for call in delivery.calls if call.event == "settled")
     return delivery.known.verb == "ack" and acks >= len({line.owner for line in delivery.fetched})
-
-
-def _judge(case: Case, account: Account) -> None:
-    ident = case.history.id
-    for name, rule in RULES.items():
-        if reason := next(rule(case), ""):
-            account.found[name][ident] = reason
-    if case.copies:
-        account.excused.add(ident)
-    if starts := case.history.wrote("start"):
-        account.crashes[ident] = starts[-1].crashes

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec import structs
 from stories import ID, asked, cut_short, enq, failed, fetched, kept, ran, reaped, run, settled, unknown
+from support import unwitnessed
 
 from jobpool.broker.values import Capabilities, Message, State
 from jobpool_torture.ledger import Line
@@ -27,9 +28,8 @@ def counted(
     can: Capabilities = Capabilities(),  # noqa: B008 - a value
     *,
     promised: bool = True,
-    witnessed: bool = True,
 ) -> Account:
-    return count(lines, [ID] if promised else [], messages, can=can, witnessed=witnessed)
+    return count(lines, [ID] if promised else [], messages, can=can)
 
 
 def named(account: Account) -> set[str]:
@@ -360,14 +360,7 @@ def test_a_broker_that_is_not_exact_may_forget_a_crash() -> None:
     ],
 )
 def test_without_a_witness_it_goes_by_what_handlers_wrote(lines: list[Line], counts: set[str]) -> None:
-    assert named(counted(lines, witnessed=False)) == counts
-
-
-def test_it_sees_by_itself_whether_there_was_a_witness() -> None:
-    done = [run("start"), run("end")]
-
-    count(done, [ID]).assert_clean()
-    assert count([fetched(1), *done], [ID])["LOST"] == {ID}, "ended, and never acked"
+    assert named(unwitnessed.count(lines, [ID], [])) == counts
 
 
 # --- the account -------------------------------------------------------------------------------------------------
