@@ -70,9 +70,12 @@ def open_ledger(path: str | os.PathLike[str]) -> int:
 
 def append(target: int | str | os.PathLike[str], lines: Sequence[Line]) -> None:
     """Write these lines in one piece, to a descriptor of `open_ledger` or to a file. Raises `OSError`."""
-    if not lines:
-        return
-    text = encode(lines)
+    if lines:
+        write(target, encode(lines))
+
+
+def write(target: int | str | os.PathLike[str], text: bytes) -> None:
+    """Append this text in one piece, as `append` does."""
     descriptor = target if isinstance(target, int) else open_ledger(target)
     try:
         if os.write(descriptor, text) < len(text):

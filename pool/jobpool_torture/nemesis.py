@@ -8,14 +8,13 @@ in `fleet.unexpected`.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobpool_torture import processes, spoiling
+from jobpool_torture import ledger, processes, spoiling
 from jobpool_torture.broker_faults import Access, AccessFailed, BrokerRestart
 from jobpool_torture.clocks import PoolClock
 from jobpool_torture.fleet import Fleet, Pool
@@ -270,8 +269,8 @@ class Nemesis:
     def heal(self, limit: float = HEAL_LIMIT_S) -> list[str]:
         """Undo everything, and wait until all pools are up again. Safe at any time, and twice.
 
-        `limit`: seconds to wait for pools, for what they must replace, and for the broker; 0 = undo, and that is all.
-        Returns a sentence for each thing that was undone, and for each pool that is not up after the limit.
+        `limit`: seconds to wait for pools, for what they must replace, and for the broker. Returns a sentence for each
+        thing that was undone, and for each pool that is not up after the limit.
         """
         give_up = time.monotonic() + limit
         told = [self._undo(fault) for _, fault in list(self._pending.values())]
@@ -281,11 +280,9 @@ class Nemesis:
             time.sleep(HEAL_PAUSE_S)
         told += [self._say("over", said) for said in self._stalls.look(self._fleet.pools, give_up=True)]
         self._stops.go_all()
-        if limit and self._restart.is_under_way:
+        if self._restart.is_under_way:
             self.problems.append(f"{self._restart.command!r} has not ended after {limit:g} s")
-        if limit:
-            told += [f"{name} is not up" for name in self._fleet.wait_ready(max(0.0, give_up - time.monotonic()))]
-        return told
+        return told + [f"{name} is not up" for name in self._fleet.wait_ready(max(0.0, give_up - time.monotonic()))]
 
     def _is_ailing(self) -> bool:
         """Return whether a fault is still to be undone."""
@@ -376,11 +373,7 @@ class Nemesis:
         """Write one line in one write, so that an interrupt leaves no half of it."""
         when = {"event": event, "at": time.monotonic(), "wall": time.time()}
         line = json.dumps({**when, "said": said, "pids": list(pids), **about}) + "\n"
-        descriptor = os.open(self._record, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+        ledger.write(self._record, line.encode())
 
 
 MEANS: dict[str, Callable[[Nemesis, Fault, Pool], Deed]] = {

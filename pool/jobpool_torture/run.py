@@ -16,13 +16,13 @@ from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_torture import judge, leftovers
 from jobpool_torture.baseline import Open, difference, grown
 from jobpool_torture.environment import Environment
+from jobpool_torture.judge import Window
 from jobpool_torture.ledger import Ledger
 from jobpool_torture.nemesis import Nemesis
 from jobpool_torture.options import Options
 from jobpool_torture.result import Result
 from jobpool_torture.schedule import Fault
 from jobpool_torture.stall_detector import DrainStall
-from jobpool_torture.tolerated import Window
 from jobpool_torture.workload import Producer, taste, workload
 
 START_LIMIT_S = 90.0

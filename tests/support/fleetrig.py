@@ -156,7 +156,6 @@ def fleet_rig(
         assert fleet.wait_ready(LIMIT) == []
         yield FleetRig(directory, url, fleet, nemesis, networks, own, backend)
     finally:
-        nemesis.heal(0)
         nemesis.close()
         fleet.kill_all()
         backend.close()

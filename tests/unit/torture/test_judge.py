@@ -10,10 +10,19 @@ from msgspec import structs
 from stories import kept
 
 from jobpool.broker.values import Message, State
-from jobpool_torture.judge import DEATH_SEEN_S, blamed, overruns, swallowed, undeserved, unpoisoned, unrun
+from jobpool_torture.judge import (
+    DEATH_SEEN_S,
+    TOLERATED_AFTER_S,
+    Window,
+    blamed,
+    overruns,
+    swallowed,
+    undeserved,
+    unpoisoned,
+    unrun,
+)
 from jobpool_torture.ledger import Ledger, Line
 from jobpool_torture.result import Tally, quantiles
-from jobpool_torture.tolerated import TOLERATED_AFTER_S, Window
 from jobpool_torture.workload import DIES_OF, HANG_TIMEOUT_S, KINDS, Item
 
 
