@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from stories import ID, asked, cut_short, failed, fetched, kept, ran, settled, unknown
 
 from jobpool.broker.values import Capabilities, Message, State

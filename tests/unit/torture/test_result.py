@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from jobpool_torture.result import Result
@@ -10,11 +12,14 @@ from jobpool_torture.result import Result
 @pytest.mark.parametrize(
     ("result", "doubt"),
     [
-        (Result(planned=2, struck={"child.kill": 1}, missed=1), ""),
+        (Result(planned=2, struck=Counter({"child.kill": 1}), missed=1), ""),
         (Result(planned=0), ""),
         (Result(planned=2, missed=2), "none of the 2 faults of the schedule found anything to strike"),
         (Result(planned=2, interrupted=True), ""),
-        (Result(planned=2, struck={"child.kill": 2}, problems=["'x' has ended with status 127"]), "'x' has ended"),
+        (
+            Result(planned=2, struck=Counter({"child.kill": 2}), problems=["'x' has ended with status 127"]),
+            "'x' has ended",
+        ),
     ],
     ids=["one missed", "none planned", "all missed", "interrupted before the first", "a problem"],
 )

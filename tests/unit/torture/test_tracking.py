@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ def item(kind: str, members: int = 0, **options: object) -> Item:
 
 
 def of(ident: str, lines: list[Line]) -> list[Line]:
-    return [replace(line, id=ident) for line in lines]
+    return [structs.replace(line, id=ident) for line in lines]
 
 
 # --- RESULT --------------------------------------------------------------------------------------------------------
@@ -47,7 +46,7 @@ UNSURE = [fetched(1), run("start"), run("end"), *unknown(1, "ack")]
         (UNSURE, None, ""),
         (UNSURE, receipt(1), ""),
         (failed(1, verb="abandon"), None, ""),
-        ([*ran(1), replace(enq("later"), at=CLOCK.now + RESULT_TTL_S)], None, ""),
+        ([*ran(1), structs.replace(enq("later"), at=CLOCK.now + RESULT_TTL_S)], None, ""),
         ([fetched(1), run("start"), run("end"), *unknown(1, "ack"), *ran(2, 0, 1)], receipt(2), ""),
         (ran(1), None, "delivery 1 was acked, and its result is not kept"),
         ([*cut_short(1), *ran(2, 0, 1)], receipt(1), "delivery 2 was acked, and its result is "),
@@ -141,7 +140,7 @@ NO_DEAD_LETTER = "its cancel was answered, and it is not a dead letter of that"
     ],
 )
 def test_after_the_answer_to_a_cancel_nothing_begins(lines: list[Line], left: Message | None, wrong: str) -> None:
-    lines = [replace(line, at=CLOCK.tick(), since=CLOCK.now - 0.5) for line in lines]
+    lines = [structs.replace(line, at=CLOCK.tick(), since=CLOCK.now - 0.5) for line in lines]
     told = cancels(lines, {"m": item("cancelled")}, [left] if left else [])
     assert told == ({"m": wrong} if wrong else {})
 
@@ -262,7 +261,7 @@ def test_the_callbacks_of_a_batch_come_once_with_its_counts(lines: list[Line], l
 
 def test_each_batch_is_judged_by_its_own_members() -> None:
     two = {ident.replace("b", "c", 1): each for ident, each in ITEMS.items()}
-    other = [replace(line, id=line.id.replace("b", "c", 1)) for line in ALL_DONE]
+    other = [structs.replace(line, id=line.id.replace("b", "c", 1)) for line in ALL_DONE]
     assert batches([*WELL, *other], ITEMS | two, []) == {"c": "all of its members have ended, and c:on_done never ran"}
 
 

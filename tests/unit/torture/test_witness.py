@@ -20,7 +20,7 @@ from jobpool.errors import BackendUnavailable, ConfigurationError, LeaseLost
 from jobpool.message.settlement import Ack, Move, Nack, Settled
 from jobpool_backends.memory import MemoryBackend
 from jobpool_torture.ledger import LEDGER, Ledger, Line
-from jobpool_torture.witness import FAILPOINT, POOL_NAME, Witness, watched
+from jobpool_torture.witness import POOL_NAME, Witness, watched
 
 WATCHED = {
     *("fetch", "fetch_many", "ack", "nack", "abandon", "release", "forfeit", "settle_many"),
@@ -266,7 +266,7 @@ def test_it_costs_some_microseconds_a_message(scene: Scene) -> None:
 
 def test_as_the_environment_asks(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    backend = watched(MemoryBackend(), {LEDGER: str(path), POOL_NAME: "a pool", FAILPOINT: "before-reap:1000"})
+    backend = watched(MemoryBackend(), {LEDGER: str(path), POOL_NAME: "a pool"})
     backend.enqueue(a_job())
     backend.fetch(QUEUE)
 
@@ -278,7 +278,6 @@ def test_as_the_environment_asks(tmp_path: Path) -> None:
     [
         ({}, LEDGER),
         ({LEDGER: "/no/such/folder/ledger"}, "cannot be opened: No such file"),
-        ({LEDGER: "x", FAILPOINT: "sometimes"}, "not a fail-point"),
     ],
 )
 def test_what_cannot_be_is_said(environ: dict[str, str], why: str) -> None:
