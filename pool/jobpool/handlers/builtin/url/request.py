@@ -61,9 +61,7 @@ MAX_HEADER_BYTES = 16384
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e]*")
 
-MAX_URL_CHARS = 8192
-"""Characters of a URL, as most servers take it."""
-
+MAX_URL_CHARS = 8192  # characters of a URL, as most servers take it
 PORTS = {"http": 80, "https": 443}
 
 _PRINTABLE = re.compile(r"[\x21-\x7e]+")
