@@ -27,8 +27,7 @@ from jobpool.policy.retry import RetryPolicy
 from jobpool.testing.faults import Fault, FaultPlan, Injection, Point
 from jobpool.testing.worker import FaultyWorker, Run
 
-OUTAGE_PAUSE = 1.0
-"""Virtual seconds after which a fetch that was not answered is tried again."""
+OUTAGE_PAUSE = 1.0  # virtual seconds after which a fetch that was not answered is tried again
 
 Job = JobDefinition | JobBuilder
 

@@ -23,12 +23,8 @@ from jobpool.message.names import LONGEST_NAME, is_name
 
 Call = Callable[[JobContext, list[str]], Any]
 
-_NAME = re.compile(r"[^\s'\"\\-][^\s'\"\\]*")
-"""A word that needs no quotes in the payload, and that is not an option."""
-
-_RAW = "argv"
-"""A function whose only parameter besides the context is called so gets the words as they are."""
-
+_NAME = re.compile(r"[^\s'\"\\-][^\s'\"\\]*")  # a word that needs no quotes in the payload, and that is not an option
+_RAW = "argv"  # a function whose only parameter besides the context is called so gets the words as they are
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 
