@@ -162,5 +162,5 @@ class DeadLetterJobs:
 
     def _verified(self, message: Message) -> JobEnvelope:
         envelope = decode(message.body, attempts=message.attempts)
-        verify(message.body, envelope, self._backend.signer, message.queue)
+        verify(envelope, self._backend.signer, message.queue)
         return envelope

@@ -219,17 +219,16 @@ def decode_again(body: bytes, *, attempts: int) -> JobEnvelope:
     )
 
 
-def verify(body: bytes, envelope: JobEnvelope, signer: EnvelopeSigner, queue: str) -> None:
+def verify(envelope: JobEnvelope, signer: EnvelopeSigner, queue: str) -> None:
     """Prove that a message is what its producer signed, and was sent to this queue, from which it was fetched.
 
-    The body is not read again, because what is compared is made from the decoded values. Without keys only the queue
-    is checked.
+    What is compared is made from the decoded values, and the body is not read again. Without keys only the queue is
+    checked.
 
     Raises:
         BadSignature: The signature is missing or wrong under every key.
         MalformedEnvelope: It was signed for another queue.
     """
-    del body
     if signer.active and not signer.verify(canonical(_SIGNED_FIELDS(envelope)), envelope.sig):
         raise BadSignature("the signature is wrong" if envelope.sig else "the signature is missing")
     if envelope.queue != queue:
