@@ -408,7 +408,6 @@ class Jobs:
         return f"<Jobs {redact(self._url) if self._url else 'on the default backend'}>"
 
     def _waits(self) -> Waits:
-        """Return the waits of the running event loop."""
         import asyncio  # a program without an event loop never pays for it
 
         from jobpool.client.awaited import Waits

@@ -72,14 +72,13 @@ def load(keys: KeyStore, names: Iterable[str]) -> dict[str, Record]:
 
 @dataclass(slots=True)
 class State:
-    """The state of one schedule. Every instant up to `seen` was dealt with (None = never met); `next` comes after it.
+    """The state of one schedule."""
 
-    `ended`: the newest instant that this scheduler dealt with, and whether a dependent may run after it.
-    """
-
-    seen: datetime | None = None
-    next: datetime | None = None
-    ended: tuple[datetime, bool] | None = None
+    seen: datetime | None = None  # every instant up to here was dealt with; None = it was never met
+    next: datetime | None = None  # the instant after that
+    ended: tuple[datetime, bool] | None = (
+        None  # the newest that this scheduler dealt with; a dependent may run after it
+    )
 
 
 class Memory:

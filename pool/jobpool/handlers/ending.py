@@ -43,19 +43,15 @@ _OF_CUT_DESCRIPTORS = os.strerror(errno.EBADF), "disk I/O error", os.strerror(er
 
 
 class Ending(Struct, frozen=True):
-    """The end of the handler.
-
-    `after`: seconds that `Retry` or `Snooze` asked for. `suspect`: it failed in a way that may have spoilt its process.
-    `exception`: only where hooks ask for it.
-    """
+    """The end of the handler."""
 
     kind: ResultKind
     output: str = ""
     kept: str = ""  # its value as the broker is to keep it (`results.capped`); "" = it is not to be kept
     error: str = ""
-    after: float = 0.0
-    suspect: bool = False
-    exception: BaseException | None = None
+    after: float = 0.0  # seconds that `Retry` or `Snooze` asked for
+    suspect: bool = False  # it failed in a way that may have spoilt its process
+    exception: BaseException | None = None  # only where hooks ask for it
 
 
 SUCCEEDED = Ending(ResultKind.SUCCEEDED)

@@ -50,8 +50,6 @@ def register(commands: dict[str, Registered], function: F, name: str | None) -> 
 
 
 def make(kit: Kit) -> Callable[[JobContext], Any]:
-    """Return the handler."""
-
     def run(ctx: JobContext) -> Any:
         payload = ctx.payload
         if not isinstance(payload, str):
@@ -95,8 +93,6 @@ def _reader(function: Callable[..., Any], named: str, place: str) -> Call:
 
 
 class _Options:
-    """The parameters of one function."""
-
     def __init__(self, parameters: list[Parameter], hints: Mapping[str, Any]) -> None:
         named = {p.name: p for p in parameters if p.kind in FILLED_BY_NAME}
         bare = {name: _bare(hints.get(name, str)) for name in named}

@@ -87,16 +87,13 @@ class Refused(builtin.Refused):
 
 
 class Target(Struct, frozen=True):
-    """The target of a call. `host`: a name in lower case, or an address as text, without brackets.
-
-    `path` begins with a slash, and has the query.
-    """
+    """The target of a call."""
 
     scheme: str
-    host: str
+    host: str  # a name in lower case, or an address as text, without brackets
     address: Address | None
     port: int
-    path: str
+    path: str  # begins with a slash, and has the query
 
     @property
     def authority(self) -> str:
