@@ -222,8 +222,7 @@ def decode_again(body: bytes, *, attempts: int) -> JobEnvelope:
 def verify(envelope: JobEnvelope, signer: EnvelopeSigner, queue: str) -> None:
     """Prove that a message is what its producer signed, and was sent to this queue, from which it was fetched.
 
-    What is compared is made from the decoded values, and the body is not read again. Without keys only the queue is
-    checked.
+    The decoded values are signed again and compared; the body is not read. Without keys only the queue is checked.
 
     Raises:
         BadSignature: The signature is missing or wrong under every key.
