@@ -65,7 +65,7 @@ def told(backend: QueueBackend, queue: str = DONE) -> dict[str, Any]:
     """The end of the batch as its callback in this queue finds it, verified."""
     lease = backend.fetch(queue)
     assert lease is not None
-    verify(lease.body, lease.envelope, backend.signer, queue)
+    verify(lease.envelope, backend.signer, queue)
     backend.release(lease)
     assert lease.envelope.ended is not None
     return lease.envelope.ended

@@ -326,11 +326,9 @@ def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None, Masker | N
             handler.before_run(ctx)
         value = handler.bound(ctx)
         go_on(ctx, value, ending.plain)
-        if masker is not None:
-            return Ending(ResultKind.SUCCEEDED, *ending.rendered(value, masker, cap))
-        if value is None:
+        if value is None and masker is None:
             return ending.SUCCEEDED
-        return Ending(ResultKind.SUCCEEDED, output=ending.render(value, cap))
+        return Ending(ResultKind.SUCCEEDED, *ending.rendered(value, masker, cap))
     except BaseException as error:  # noqa: BLE001 - SystemExit, KeyboardInterrupt and HardTimeout fail the attempt
         return ending.of_error(error, cap) if hooks is None else ending.of_hook(error, cap, hooks.running)
 

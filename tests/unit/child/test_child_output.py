@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobpool.handlers.ending import join, render
+from jobpool.handlers.ending import join, rendered
 
 CAP = 1000
 
@@ -61,11 +61,11 @@ class Shy:
     ],
 )
 def test_output_is_composed(value: object, printed: str, output: str) -> None:
-    assert join(render(value, CAP), printed, CAP) == output
+    assert join(rendered(value, None, CAP)[0], printed, CAP) == output
 
 
 def test_what_json_does_not_know_is_shown() -> None:
-    assert render(object, CAP) == "\"<class 'object'>\""
+    assert rendered(object, None, CAP)[0] == "\"<class 'object'>\""
 
 
 def test_value_and_text_are_capped_together() -> None:
@@ -79,4 +79,4 @@ def test_value_and_text_are_capped_together() -> None:
 def test_a_value_in_itself_is_shown() -> None:
     loop: list[object] = []
     loop.append(loop)
-    assert render(loop, CAP) == "[[...]]"
+    assert rendered(loop, None, CAP)[0] == "[[...]]"

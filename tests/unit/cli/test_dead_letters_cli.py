@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from msgspec.structs import asdict
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Message, MessageFilter, State, Verb
@@ -76,7 +77,7 @@ def test_json_has_the_cause_as_an_object(jobpool: Jobpool, broker: QueueBackend)
     ident = kill_off(broker, cause=SEGV)
     [row] = json.loads(jobpool("dead", "list", "--json").stdout)
     assert row["cause"] == json.loads(jobpool("inspect", ident, "--json").stdout)["cause"]
-    assert row["cause"] == SEGV.to_dict()
+    assert row["cause"] == asdict(SEGV)
     assert json.loads(jobpool("inspect", kill_off(broker), "--json").stdout)["cause"] is None
 
 
@@ -86,7 +87,7 @@ def test_a_reap_tells_the_cause_as_an_object_too(jobpool: Jobpool, broker: Queue
     assert lease is not None
     broker.forfeit(lease, SEGV.to_text())
     [reaped] = json.loads(jobpool("reap", "default", "--json").stdout)
-    assert reaped["cause"] == SEGV.to_dict()
+    assert reaped["cause"] == asdict(SEGV)
 
 
 def test_inspect_shows_death_counters_and_payload(jobpool: Jobpool, broker: QueueBackend) -> None:
