@@ -28,7 +28,7 @@ _CHANGES = ("_default_executor", "_executor_shutdown_called", "_task_factory", "
 
 
 def awaited(value: Any) -> Any:
-    """Return the value; of a coroutine, its result, or raise its error. Whatever it leaves in the loop is cancelled.
+    """Return the value; of a coroutine, its result, or raise its error. Cancel what it leaves in the loop.
 
     Raises `RuntimeError`: this thread runs another event loop.
     """
@@ -70,6 +70,7 @@ def close() -> None:
     loop, _kept.loop = _kept.loop, None
     if loop is None or loop.is_closed() or loop.is_running():
         return
+    loop.set_task_factory(None)
     try:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
