@@ -91,6 +91,7 @@ class Tidy:
     def _spoilt(self) -> str:
         """Restore or name changes that only a costly look shows: 22 microseconds, 140 in a cold cache."""
         self._tell_crashes()  # a handler may have named a file of its own
+        self._interpreter.restore_rare()
         if linux.rights() != self._rights:
             return RIGHTS
         if linux.limits_text() != self._limits_text:
@@ -132,13 +133,18 @@ class _Interpreter:
     """Settings that Python keeps for the whole process."""
 
     def __init__(self) -> None:
-        self._settings = _settings()
+        self._settings, self._rare_settings = _settings(), _rare_settings()
         self._environ = os.environ
         self._noted = _NotedVariables(os.environ._data)  # type: ignore[attr-defined]
         os.environ._data = os.environb._data = self._noted  # type: ignore[attr-defined]
         self._variables = dict(self._noted)
         self._path = list(sys.path)
         self._filters = list(warnings.filters)
+
+    def restore_rare(self) -> None:
+        for before, now, put in zip(self._rare_settings, _rare_settings(), _PUT_RARE, strict=True):
+            if now != before:
+                put(before)
 
     def restore(self) -> None:
         faulthandler.cancel_dump_traceback_later()
@@ -192,10 +198,6 @@ def _settings() -> list[Any]:
         sys.getprofile(),
         socket.getdefaulttimeout(),
         gc.isenabled(),
-        gc.get_threshold(),
-        sys.getswitchinterval(),
-        sys.get_int_max_str_digits(),
-        threading.stack_size(),
         logging.root.manager.disable,
         decimals.prec,
         decimals.rounding,
@@ -208,13 +210,22 @@ _PUT: tuple[Callable[[Any], object], ...] = (
     sys.setprofile,
     socket.setdefaulttimeout,
     lambda on: gc.enable() if on else gc.disable(),
+    logging.disable,
+    lambda prec: setattr(decimal.getcontext(), "prec", prec),
+    lambda rounding: setattr(decimal.getcontext(), "rounding", rounding),
+)
+
+
+def _rare_settings() -> tuple[Any, ...]:
+    """Return those in the order of `_PUT_RARE`."""
+    return gc.get_threshold(), sys.getswitchinterval(), sys.get_int_max_str_digits(), threading.stack_size()
+
+
+_PUT_RARE: tuple[Callable[[Any], object], ...] = (
     lambda threshold: gc.set_threshold(*threshold),
     sys.setswitchinterval,
     sys.set_int_max_str_digits,
     threading.stack_size,
-    logging.disable,
-    lambda prec: setattr(decimal.getcontext(), "prec", prec),
-    lambda rounding: setattr(decimal.getcontext(), "rounding", rounding),
 )
 
 
