@@ -148,7 +148,7 @@ class Child:
         boot.work.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(IDLE_AFTER_S * 1e6)))
         self._more_work = select.poll()
         self._more_work.register(boot.work, select.POLLIN)
-        self._tidy = Tidy()
+        self._tidy = Tidy(boot.trace_fd)
         self._wear = Wear(boot)
 
     def serve(self) -> int:
