@@ -49,8 +49,9 @@ Receive = Callable[[Line], int | None]
 def run(workers: int, jobs: int, depth: int, bare: bool = False) -> dict[str, Any]:
     """Send `jobs` no-op attempts, `depth` at most to one child; what that took."""
     with Scoreboard.create(None, workers) as board:
-        server = ForkServerClient.start(_config(), board.fd, os.environ)
+        server = ForkServerClient.begin(os.environ)
         try:
+            server.tell(_config(), board.fd, os.environ)
             _await_loaded(server)
             lines = [_spawn(server, slot) for slot in range(workers)]
             _await_ready(server, lines)

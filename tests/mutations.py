@@ -107,8 +107,8 @@ MUTATIONS = [
     Mutation(
         "memory: follow-ups are lost",
         f"{BACKENDS}/memory/store.py",
-        "        self.add(brought)\n",
-        "",
+        "            self.add(brought, brought=True)\n",
+        "            pass\n",
         f"{LAWS}/test_follow_up_law.py {LAWS}/test_enqueue_law.py",
     ),
     Mutation(

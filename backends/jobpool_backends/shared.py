@@ -1,20 +1,22 @@
-"""Shared parts of several backends: microseconds, filters, guards, and caps on dead letters."""
+"""Shared parts of several backends: idle connections, microseconds, filters, guards, and caps on dead letters."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from jobpool.broker.values import UNHELD, Message, MessageFilter, NewMessage, State, Verb
-from jobpool.errors import MalformedEnvelope
+from jobpool.broker.values import UNHELD, Edited, Message, MessageFilter, NewMessage, State, Verb
+from jobpool.errors import BackendUnavailable, ConfigurationError, MalformedEnvelope
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED
 from jobpool.message.guards import Guards, Rate
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Release
+from jobpool.message.settlement import Release, Settled
 
 MICRO = 1_000_000
 Item = TypeVar("Item")
@@ -24,6 +26,12 @@ MAX_LISTED_LOGS = 10_000
 
 KEY_PLACE = "key:"  # an idempotency key is held as the only place under this and the key (`KeyStore.holders`)
 
+_CUT = " … "
+SETTLED = {"o": Settled.OK, "n": Settled.NOT_IN_FLIGHT, "e": Settled.EXPIRED, "w": Settled.NOT_OWNER}
+REPEATED = SETTLED | {"o": Settled.ALREADY}
+EDITED = {"e": Edited.EDITED, "c": Edited.CHANGED, "d": Edited.DUPLICATE}
+"""The answers of a call, a letter each, as the brokers keep them for its repeat."""
+
 _DEAD = (State.DEAD,)
 TOUCHABLE = {
     Verb.DELETE: (*UNHELD, State.DEAD),
@@ -32,6 +40,64 @@ TOUCHABLE = {
     Verb.CANCEL: UNHELD,
 }
 """The states in which a verb may meet a message."""
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closable)
+
+
+class IdleConnections(Generic[C]):
+    """The connections of one process that wait for their next use, by whatever thread; none crosses a fork.
+
+    `place` names the database in errors.
+    """
+
+    def __init__(self, place: str) -> None:
+        self.closed = False
+        self._place = place
+        self._pid = os.getpid()
+        self._idle: list[C] = []
+
+    @property
+    def is_inherited(self) -> bool:
+        """Return whether a fork has copied this: the connections are the parent's."""
+        return os.getpid() != self._pid
+
+    def check_usable(self) -> None:
+        """Raise when this database was closed, or inherited by a fork."""
+        if self.closed:
+            raise BackendUnavailable(f"{self._place} was closed here: open the backend again")
+        if os.getpid() != self._pid:
+            raise ConfigurationError(
+                f"{self._place} was opened by process {self._pid}, before a fork, and connections do not survive"
+                " that: open the backend after the fork, in the process that uses it"
+            )
+
+    def close(self) -> None:
+        """Close the connections; one that is in use is closed when its user is done with it. Safe to call twice."""
+        self.closed = True
+        if not self.is_inherited:
+            self.drop_idle()
+
+    def take(self) -> C | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def give_back(self, connection: C) -> None:
+        self._idle.append(connection)
+        if self.closed:
+            self.drop_idle()
+
+    def drop_idle(self) -> None:
+        """Close the connections that nobody uses just now."""
+        with suppress(IndexError):  # several threads may close: each pops its own
+            while True:
+                self._idle.pop().close()
 
 
 class DeadCaps(Struct, frozen=True):
@@ -89,6 +155,14 @@ def stand_in(body: bytes | int | None) -> bytes:
     brought; None of one that somebody's hand has taken away.
     """
     return body if isinstance(body, bytes) else b"" if body is None else OVERSIZED
+
+
+def cut(text: str | None, longest: int) -> str | None:
+    """Return the text, without its middle when it has more characters than that; None for an empty one."""
+    if not text or len(text) <= longest:
+        return text or None
+    half = max(0, longest - len(_CUT)) // 2
+    return text[:half] + _CUT + text[len(text) - half :] if half else None
 
 
 def contains(needle: str, body: bytes, *texts: str | None) -> bool:

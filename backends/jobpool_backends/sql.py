@@ -1,72 +1,17 @@
-"""Shared parts of the SQLite and Postgres backends: rows of messages, leases as rows, connections at rest."""
+"""Shared parts of the SQLite and Postgres backends: rows of messages, leases as rows."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from jobpool.broker.claim_store import QueueMessage
 from jobpool.broker.values import Message, State
-from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.batches import BatchStatus
 from jobpool.message.lease import JobLease
 from jobpool_backends.shared import MICRO, unix_time
 
 BULK_BATCH_MESSAGES = 500  # in each transaction
-
-
-class Closable(Protocol):
-    def close(self) -> None: ...
-
-
-C = TypeVar("C", bound=Closable)
-
-
-class IdleConnections(Generic[C]):
-    """The connections of one process that wait for their next use, by whatever thread; none crosses a fork.
-
-    `place` names the database in errors.
-    """
-
-    def __init__(self, place: str) -> None:
-        self.closed = False
-        self._place = place
-        self._pid = os.getpid()
-        self._idle: list[C] = []
-
-    def check_usable(self) -> None:
-        """Raise when this database was closed, or inherited by a fork."""
-        if self.closed:
-            raise BackendUnavailable(f"{self._place} was closed here: open the backend again")
-        if os.getpid() != self._pid:
-            raise ConfigurationError(
-                f"{self._place} was opened by process {self._pid}, before a fork, and connections do not survive"
-                " that: open the backend after the fork, in the process that uses it"
-            )
-
-    def close(self) -> None:
-        """Close the connections; one that is in use is closed when its user is done with it. Safe to call twice."""
-        self.closed = True
-        if os.getpid() == self._pid:
-            self._close_idle()
-
-    def take(self) -> C | None:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
-
-    def give_back(self, connection: C) -> None:
-        self._idle.append(connection)
-        if self.closed:
-            self._close_idle()
-
-    def _close_idle(self) -> None:
-        with suppress(IndexError):  # several threads may close: each pops its own
-            while True:
-                self._idle.pop().close()
 
 
 def number_of(lease: JobLease) -> int:

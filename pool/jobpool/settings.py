@@ -30,7 +30,7 @@ from jobpool.message.units import parse_duration, parse_size
 from jobpool.policy.retry import RetryPolicy, parse_retry
 
 PREFIX = "JOBPOOL_"
-NOT_SETTINGS = frozenset({"CONFIG", "DEBUG", "FAILPOINT", "LEDGER"})  # JOBPOOL_* variables that are not settings
+NOT_SETTINGS = frozenset({"CONFIG", "DEBUG", "LEDGER"})  # JOBPOOL_* variables that are not settings
 KUBERNETES = re.compile(r"(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?")
 """Variables that Kubernetes puts into every container beside a service that is called `jobpool`."""
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from jobpool_torture.fleet import Fleet, Pool
-from jobpool_torture.phases import Phases
 from jobpool_torture.processes import SOCKET, UNIX_SOCKET
-from jobpool_torture.result import Result
 
 MEMORY = "/memfd:"  # how a piece of shared memory is named among descriptors
 FILE = "file"  # files of all names together; and a connection to a database that is one
@@ -24,27 +21,21 @@ two.) A leak with every fault soon is more than that. Of all other kinds none is
 _PID = re.compile(r"(?<=[._])\d+(?=[. ]|$)")
 """In the name of a file that each master has one of: its board, and the memory of its clock."""
 
-REST_LIMIT_S = 30.0
-"""Seconds for pools without a job to have all their children, and for what their masters have open to be closed."""
-
 Open = dict[str, Counter[str]]  # how many descriptors of each kind each master has open, by the pool's name
 
 
 def difference(before: Mapping[str, Counter[str]], now: Mapping[str, Counter[str]]) -> dict[str, dict[str, int]]:
     """Return, by pool, how many more descriptors of each kind its master has; < 0: fewer. Equal ones are left out."""
-    before, now = _without_pids(before), _without_pids(now)
-    kinds = {pool: sorted({*before[pool], *counts}) for pool, counts in now.items() if pool in before}
-    changes = {pool: {kind: now[pool][kind] - before[pool][kind] for kind in found} for pool, found in kinds.items()}
-    return {pool: {kind: change for kind, change in found.items() if change} for pool, found in changes.items()}
+    return {pool: _change(before[pool], counts) for pool, counts in now.items() if pool in before}
 
 
-def _without_pids(counts: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]:
-    """Drop pids from names: another master has files of other names."""
-    found: dict[str, Counter[str]] = {pool: Counter() for pool in counts}
-    for pool, kinds in counts.items():
-        for kind, count in kinds.items():
-            found[pool][_PID.sub("PID", kind)] += count
-    return found
+def _change(before: Counter[str], now: Counter[str]) -> dict[str, int]:
+    """Return how many more there are of each kind. Pids in names do not count: another master has other files."""
+    changes: Counter[str] = Counter()
+    for sign, counts in ((-1, before), (1, now)):
+        for kind, count in counts.items():
+            changes[_PID.sub("PID", kind)] += sign * count
+    return {kind: change for kind, change in sorted(changes.items()) if change}
 
 
 def grown(changes: Mapping[str, Mapping[str, int]], connections: str = SOCKET) -> list[str]:
@@ -69,49 +60,3 @@ def is_file(kind: str) -> bool:
 def listed(kinds: Mapping[str, int]) -> str:
     """Return the changes of a pool, for people."""
     return ", ".join(f"{change:+d} {kind}" for kind, change in kinds.items()) or "as before"
-
-
-class Baseline:
-    """A look at the masters of a run. A missing comparison is a problem of the result.
-
-    `connections`: the kind of descriptor that a connection to the broker is.
-    """
-
-    def __init__(self, fleet: Fleet, workers: int, connections: str, pace: Phases, result: Result) -> None:
-        self._fleet, self._workers, self._connections = fleet, workers, connections
-        self._pace, self._result = pace, result
-
-    def look(self) -> Open | None:
-        """Count the open descriptors, within `REST_LIMIT_S`. None: a pool lacks children, or an interrupt."""
-        if self._pace.wait(lambda: self._result.interrupted or not self._short(), REST_LIMIT_S):
-            return None if self._result.interrupted else self._fleet.descriptors()
-        self._note_short()
-        return None
-
-    def compare(self, before: Open) -> None:
-        """Fill in FD, and how the descriptors have changed. Blocks for `REST_LIMIT_S` seconds at most."""
-
-        def is_as_before() -> bool:
-            if self._short():
-                return False
-            self._result.descriptors = difference(before, self._fleet.descriptors())
-            return not self._grown()
-
-        if self._pace.wait(is_as_before, REST_LIMIT_S) or not self._short():
-            self._result.add("FD", self._grown())
-        else:
-            self._note_short()
-
-    def _grown(self) -> list[str]:
-        return grown(self._result.descriptors, self._connections)
-
-    def _short(self) -> Sequence[Pool]:
-        """Return pools that lack children, or have more: each of them costs its master some descriptors."""
-        return [pool for pool in self._fleet.pools if not pool.is_full(self._workers)]
-
-    def _note_short(self) -> None:
-        names = " and ".join(pool.name for pool in self._short())
-        self._result.problems.append(
-            f"descriptors were not compared: after {REST_LIMIT_S:g} s without a job {names or 'a pool'} had more or"
-            f" fewer than {self._workers} ready children"
-        )

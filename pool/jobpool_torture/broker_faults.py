@@ -146,9 +146,8 @@ class Access:
 def make_access(url: str) -> Access | str:
     """Make a user on the broker of this URL; or return why there can be none, as half a sentence."""
     scheme = scheme_of(url)
-    users: dict[str, type[RedisUser | PostgresUser]] = {"redis": RedisUser}
-    users |= dict.fromkeys(("postgresql", "postgres"), PostgresUser)
-    user = users.get(scheme)
+    users = {"redis": RedisUser, "postgresql": PostgresUser, "postgres": PostgresUser}
+    user: type[User] | None = users.get(scheme)
     if user is None:
         several = "a user would belong to one of several servers" if "+" in scheme else NO_USERS.format(scheme=scheme)
         return _REASONS.get(scheme, several)

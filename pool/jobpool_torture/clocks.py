@@ -98,9 +98,13 @@ class PoolClock:
 
     def mend(self, pid: int) -> None:
         """Let go of the semaphore of the pool with this master, if it was taken at every call of `LOCK_LIMIT_S`."""
-        if not (SHARED_MEMORY / f"sem.faketime_sem_{pid}").exists() or not (semaphore := _opened(pid)):
+        if not (SHARED_MEMORY / f"sem.faketime_sem_{pid}").exists():
             return
-        if _value(semaphore):
+        semaphore, value = ctypes.c_void_p(_LIBC.sem_open(f"/faketime_sem_{pid}".encode(), 0)), ctypes.c_int()
+        if not semaphore:
+            return
+        _LIBC.sem_getvalue(semaphore, ctypes.byref(value))
+        if value.value:
             self._locked_since = None
         elif self._locked_since is None:
             self._locked_since = time.monotonic()
@@ -112,14 +116,3 @@ class PoolClock:
 
 _LIBC = ctypes.CDLL(None)
 _LIBC.sem_open.restype = ctypes.c_void_p
-
-
-def _opened(pid: int) -> ctypes.c_void_p | None:
-    at: int | None = _LIBC.sem_open(f"/faketime_sem_{pid}".encode(), 0)
-    return ctypes.c_void_p(at) if at else None
-
-
-def _value(semaphore: ctypes.c_void_p) -> int:
-    value = ctypes.c_int()
-    _LIBC.sem_getvalue(semaphore, ctypes.byref(value))
-    return value.value

@@ -9,23 +9,21 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.options import Command, as_json, option
-from jobpool.cli.output import answer_json, note
+from jobpool.cli.options import Command, as_json, option, time_option
+from jobpool.cli.output import answer_json, columns, note, table
 from jobpool.cli.session import Session
 
 if TYPE_CHECKING:
-    from jobpool_torture.entry_point import Plan, Watcher
     from jobpool_torture.options import Options
-    from jobpool_torture.phases import Snapshot
     from jobpool_torture.result import Result
-    from jobpool_torture.run import Run
+    from jobpool_torture.run import Phases, Run
     from jobpool_torture.schedule import Fault
+    from jobpool_torture.view import Progress
 
 FAILED = 1
 OF_THE_RUN = ("minutes", "seed", "pools", "workers", "ttl", "rate", "faults")
@@ -40,7 +38,7 @@ OF_THE_RUN = ("minutes", "seed", "pools", "workers", "ttl", "rate", "faults")
 @option("--pools", type=int, metavar="N", help="Number of pools.  [default: 3]")
 @option("-w", "--workers", type=int, metavar="N", help="Worker processes of each pool.  [default: 4]")
 @option("-Q", "--queue", metavar="NAME", help="Empty queue to use.  [default: a new one, torture-…]")
-@option("--ttl", metavar="TIME", help="Length of a lease.  [default: 5s]")
+@time_option("--ttl", help="Length of a lease.  [default: 5s]")
 @option("--rate", type=float, metavar="N", help="Jobs enqueued each second.  [default: 20]")
 @option("--faults", metavar="KIND,…|all", help="Kinds of faults; `--faults help` lists them.  [default: all]")
 @option(
@@ -64,7 +62,9 @@ def torture(
     configured nor flushed. Exits 0: nothing was lost, ended twice or left behind; 1: something was, or nobody can say.
     """
     if given["faults"] == "help":
-        _list_faults()
+        from jobpool_torture.schedule import KINDS
+
+        table(columns("KIND, WHAT IT DOES~"), [[name, kind.about] for name, kind in KINDS.items()])
         return
     options, faults = _read(session, replay, given)
     if shrink and options.queue and options.keep:
@@ -75,15 +75,16 @@ def torture(
     try:
         result = face.run(options, faults)
     except BaseException:  # an interrupt too: at any end the folder is named, and the error goes on
-        has_begun = any(folder.glob("*.log"))
-        _forget(folder, not is_named and not has_begun)
-        if has_begun:
+        if any(folder.glob("*.log")):
             _told(f"logs and ledger: {folder}")
+        elif not is_named:
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     keeps = is_named or options.keep or not result.is_clean
     with ExitStack() as whatever_happens:
-        whatever_happens.callback(_forget, folder, not keeps)
-        whatever_happens.callback(face.report, result, folder if keeps else None)
+        if not keeps:
+            whatever_happens.callback(shutil.rmtree, folder, ignore_errors=True)
+        whatever_happens.callback(face.report, folder if keeps else None)
         if shrink and result.counts and not result.interrupted:
             face.shrink(options)
     ctx.exit(0 if result.is_clean else FAILED)
@@ -91,54 +92,42 @@ def torture(
 
 def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[Options, Sequence[Fault] | None]:
     """Return the options, and the faults of a schedule file. Raises `ConfigurationError` and `click.UsageError`."""
+    from msgspec.structs import asdict
+
     from jobpool_torture.entry_point import read_schedule
     from jobpool_torture.options import Options, absolute, check_machine
 
-    settings = session.settings()
     run = {name: given[name] for name in OF_THE_RUN if given[name] is not None}
     faults: Sequence[Fault] | None = None
     if replay is not None:
         if run:
             raise click.UsageError(f"--replay takes --{next(iter(run))} from its file: leave it out")
-        faults, run = read_schedule(Path(replay))
+        faults, about = read_schedule(Path(replay))
+        run = asdict(about)
     else:
         run = _translated(run)
     options = Options(
-        absolute(settings.backend),
+        absolute(session.settings().backend),
         **run,
         queue=given["queue"] or "",
         restart_broker=given["restart_broker"] or "",
         keep=given["keep_all"],
     )
-    check_machine(options, folder=Path(given["directory"] or tempfile.gettempdir()))
+    check_machine(options, Path(given["directory"] or tempfile.gettempdir()))
     return options, faults
 
 
 def _translated(run: dict[str, Any]) -> dict[str, Any]:
     """Translate flags into the fields of `Options`."""
-    from jobpool.message.units import parse_duration
-
     run = {"seed": secrets.randbelow(1 << 31), **run}
     if "minutes" in run:
         run["seconds"] = 60 * run.pop("minutes")
-    if "ttl" in run:
-        try:
-            run["ttl"] = parse_duration(run["ttl"])
-        except ValueError as error:
-            raise click.UsageError(f"--ttl: {error}") from None
     if "faults" in run:
         words = [word.strip() for word in run["faults"].split(",") if word.strip()]
         if not words:
             raise click.UsageError("--faults names no kind: leave it out for all of them")
         run["faults"] = () if "all" in words else tuple(dict.fromkeys(words))
     return run
-
-
-def _list_faults() -> None:
-    from jobpool.cli.output import columns, table
-    from jobpool_torture.schedule import KINDS
-
-    table(columns("KIND, WHAT IT DOES~"), [[name, kind.about] for name, kind in KINDS.items()])
 
 
 def _folder(directory: str | None) -> tuple[Path, bool]:
@@ -150,13 +139,8 @@ def _folder(directory: str | None) -> tuple[Path, bool]:
     return check_folder(Path(directory)), True
 
 
-def _forget(folder: Path, really: bool) -> None:
-    if really:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 class _Face:
-    """The user's view of runs, and their interruption."""
+    """The user's view of runs, and their interruption: an `entry_point.Watcher`."""
 
     def __init__(self, folder: Path, verbose: bool, json_: bool, restart: str, queue: str) -> None:
         self._folder = folder
@@ -164,8 +148,9 @@ class _Face:
         self._json = json_
         self._restart = restart
         self._queue = queue
-        self._plan: Plan | None = None
-        self._run: Run | None = None
+        self._first: Run | None = None  # the requested run; those of a search come after it
+        self._run: Run | None = None  # the one that an interrupt is for
+        self._progress: Progress | None = None  # None = runs are not shown
         self._shortest: Path | None = None
         self._has_said = False
         self._gives_up = False
@@ -175,55 +160,54 @@ class _Face:
         from jobpool_torture.entry_point import run_once
         from jobpool_torture.view import Progress
 
-        with _interrupts(self._interrupt), Progress() as progress:
-            return run_once(options, self._folder, self._watcher(self._planned, progress.tell), faults)
+        try:
+            with _interrupts(self._interrupt), Progress() as self._progress:
+                return run_once(options, self._folder, self, faults)
+        finally:
+            self._progress = None
 
     def shrink(self, options: Options) -> None:
         """Run shorter ones, and print a line for each. Findings are reported, however the search ends."""
         from jobpool_torture.entry_point import SHORTEST, find_shorter
 
-        assert self._plan is not None
-        quiet = self._watcher(lambda _: None, lambda _: None)
+        assert self._first is not None
         path = self._folder / SHORTEST
         try:
             with _interrupts(self._interrupt), suppress(KeyboardInterrupt):
-                find_shorter(options, self._folder, self._plan.faults, quiet, _told)
+                find_shorter(options, self._folder, self._first.faults, self, _told)
         finally:
             self._shortest = path if path.exists() else None
 
-    def report(self, result: Result, folder: Path | None) -> None:
+    def report(self, folder: Path | None) -> None:
         """Print the answer. `folder`: None = it is removed."""
         from jobpool_torture import view
 
-        assert self._plan is not None
+        assert self._first is not None
         again = self._replay_command(folder)
         if self._json:
-            answer_json(view.document(self._plan, result, folder, self._shortest, again))
+            answer_json(view.document(self._first, folder, self._shortest, again))
         else:
-            view.report(self._plan, result, folder, self._shortest, again)
+            view.report(self._first, folder, self._shortest, again)
 
-    def _planned(self, plan: Plan) -> None:
+    def begun(self, run: Run) -> None:
+        """Let an interrupt be for this run, and show its head; not that of one in a search."""
         from jobpool_torture import view
 
-        self._plan = plan
-        with suppress(OSError):
-            view.head(plan, with_schedule=self._verbose)
-
-    def _watcher(self, planned: Callable[[Plan], None], show: Callable[[Snapshot], None]) -> Watcher:
-        from jobpool_torture.entry_point import Watcher
-
-        return Watcher(planned, self._begun, partial(self._tell, show), self._over)
-
-    def _begun(self, run: Run) -> None:
         self._run, self._has_said = run, False
+        if self._first is None:
+            self._first = run
+            with suppress(OSError):
+                view.head(run, with_schedule=self._verbose)
 
-    def _tell(self, show: Callable[[Snapshot], None], moment: Snapshot) -> None:
+    def tell(self, now: Phases) -> None:
+        """Say once that the run was interrupted, and show how far it is."""
         if self._run is not None and self._run.result.interrupted and not self._has_said:
             self._has_said = True
             _told("\ninterrupted: healing, draining for a short time, and counting; again = give up")
-        show(moment)
+        if self._progress is not None:
+            self._progress.tell(now)
 
-    def _over(self) -> None:
+    def over(self) -> None:
         """Let nothing be healed or counted until another run begins."""
         self._run = None
 
@@ -245,8 +229,8 @@ class _Face:
         from jobpool.broker.opening import redact
         from jobpool_torture.entry_point import SCHEDULE
 
-        assert self._plan is not None
-        options = self._plan.options
+        assert self._first is not None
+        options = self._first.options
         words = ["jobpool", "torture", "--backend", redact(options.backend)]
         if folder is not None:
             words += ["--replay", str(folder / SCHEDULE)]

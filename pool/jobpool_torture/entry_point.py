@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool_torture import schedule
 from jobpool_torture.environment import Environment
-from jobpool_torture.options import FAULTS_A_SECOND, Options, check_broker, check_kinds
-from jobpool_torture.phases import Snapshot
+from jobpool_torture.options import FAULTS_A_SECOND, Options, check_broker
 from jobpool_torture.result import Result
-from jobpool_torture.run import Run
-from jobpool_torture.schedule import KINDS, Fault
+from jobpool_torture.run import Phases, Run
+from jobpool_torture.schedule import KINDS, About, Fault
 
 Part = TypeVar("Part")
 SCHEDULE = "schedule.json"
@@ -32,8 +31,6 @@ SHORTEST = "shortest.json"
 
 MAX_SHRINK_RUNS = 20
 SHRINK_TAIL_S = 3.0  # seconds for which jobs still arrive after the last fault of a shorter schedule
-REPLAYED = {"seed": int, "seconds": int | float, "pools": int, "workers": int, "ttl": int | float, "rate": int | float}
-"""Options that a schedule file brings along → what they must be."""
 
 
 def shrink(faults: Sequence[Part], fails: Callable[[list[Part]], bool], *, most: int = 100) -> list[Part]:
@@ -71,25 +68,12 @@ def _without_one(items: list[Part], pieces: int) -> Iterator[list[Part]]:
         yield items[:begin] + items[end:]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The plan of a run."""
+class Watcher(Protocol):
+    """A receiver of news. `begun`: before the pools are started; from then until `over` it may be interrupted."""
 
-    options: Options
-    folder: Path
-    faults: Sequence[Fault]
-    left_out: Mapping[str, str]  # kinds that were asked for and are impossible → why
-    broker: Sequence[str] = ()  # the broker's own facts: its version, if it tells, and settings that can lose jobs
-
-
-@dataclass(frozen=True, slots=True)
-class Watcher:
-    """A receiver of news. `planned`: before the pools are started; `begun`, `over`: may be interrupted in between."""
-
-    planned: Callable[[Plan], None]
-    begun: Callable[[Run], None]
-    tell: Callable[[Snapshot], None]
-    over: Callable[[], None] = lambda: None
+    def begun(self, run: Run, /) -> None: ...
+    def tell(self, now: Phases, /) -> None: ...
+    def over(self) -> None: ...
 
 
 def run_once(options: Options, folder: Path, watcher: Watcher, faults: Sequence[Fault] | None = None) -> Result:
@@ -114,9 +98,8 @@ def run_once(options: Options, folder: Path, watcher: Watcher, faults: Sequence[
         left_out = {kind: why for kind, why in place.nemesis.cannot().items() if kind in wanted}
         chosen = _plan(options, place) if faults is None else list(faults)
         (folder / SCHEDULE).write_text(schedule.dump(chosen, about(options)))
-        run = Run(options, folder, place, chosen, watcher.tell)
+        run = Run(options, folder, place, chosen, watcher.tell, told)
         run.result.left_out = left_out
-        watcher.planned(Plan(options, folder, chosen, left_out, told))
         watcher.begun(run)
         stack.callback(watcher.over)
         return run.go()
@@ -135,26 +118,17 @@ def _plan(options: Options, place: Environment) -> list[Fault]:
 
 def about(options: Options) -> dict[str, Any]:
     """Return a schedule file's facts about its run."""
-    return {name: getattr(options, name) for name in REPLAYED}
+    return {name: getattr(options, name) for name in About.__struct_fields__}
 
 
-def read_schedule(path: Path) -> tuple[list[Fault], dict[str, Any]]:
+def read_schedule(path: Path) -> tuple[list[Fault], About]:
     """Return the faults of a file, and the options that it brings along. Raises `ConfigurationError`."""
     try:
-        faults, told = schedule.load(path.read_text())
+        return schedule.load(path.read_text())
     except OSError as error:
         raise ConfigurationError(f"--replay {path}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigurationError(f"--replay {path}: {error}") from error
-    for name, kinds in REPLAYED.items():
-        if isinstance(told.get(name), bool) or not isinstance(told.get(name), kinds):
-            raise ConfigurationError(f"--replay {path}: it does not say the {name} of its run")
-        if name != "seed" and not -schedule.MAX_NUMBER <= told[name] <= schedule.MAX_NUMBER:
-            raise ConfigurationError(f"--replay {path}: no run has such a number of {name}")
-    if outside := [fault for fault in faults if fault.pool >= told["pools"]]:
-        raise ConfigurationError(f"--replay {path}: fault {outside[0].number} strikes a pool that is not there")
-    check_kinds([fault.kind for fault in faults])
-    return faults, {name: told[name] for name in REPLAYED}
 
 
 def find_shorter(

@@ -15,7 +15,7 @@ from jobpool_torture.baseline import FILE
 from jobpool_torture.broker_faults import Access, make_access
 from jobpool_torture.clocks import PoolClock, missing
 from jobpool_torture.fleet import Fleet
-from jobpool_torture.judge import MAX_CRASHES
+from jobpool_torture.judge import KILL_GRACE_S, MAX_CRASHES
 from jobpool_torture.ledger import LASTS, LEDGER
 from jobpool_torture.nemesis import Nemesis
 from jobpool_torture.network import NetworkFailed, Proxy, find_route
@@ -29,7 +29,6 @@ TOLD_MOMENTS = ("servicebus",)
 UNIX_SCHEMES = ("redis+unix", "postgresql", "postgres")
 """Schemes whose servers may be reached by a Unix socket; no proxy stands there then."""
 
-KILL_GRACE_S = 1.0
 STOP_GRACE_S = 5.0
 KEYS_KEPT = "3h"
 """How long done keys are known: longer than any clock is set ahead."""
@@ -54,8 +53,6 @@ class Environment:
         backend: Open, to be asked what the broker can do. Not kept.
         wanted: Kinds of fault that the run may strike: what only others need is not built.
     """
-
-    kill_grace = KILL_GRACE_S
 
     def __init__(self, options: Options, folder: Path, backend: QueueBackend, wanted: Collection[str]) -> None:
         self.options = options
@@ -141,14 +138,10 @@ class Environment:
         """Open the broker by the producer's own network. Raises and blocks as `open_backend`."""
         return open_backend(self._producer_url, signer=self.signer)
 
-    def disturb_producer(self) -> None:
-        """Lose answers to some of the producer's enqueues from now on."""
+    def disturb_producer(self, share: float = LOST_REPLIES_SHARE) -> None:
+        """Lose this share of the answers to the producer's enqueues from now on."""
         seed = self.options.seed
-        self._order([self._producer_network], lambda network: network.drop_replies(share=LOST_REPLIES_SHARE, seed=seed))
-
-    def soothe_producer(self) -> None:
-        """Undo `disturb_producer`."""
-        self._order([self._producer_network], lambda network: network.drop_replies(0))
+        self._order([self._producer_network], lambda network: network.drop_replies(share=share, seed=seed))
 
     def remove_user(self) -> None:
         """Delete the user of the run's own, once no pool needs it any more. Safe to call twice."""

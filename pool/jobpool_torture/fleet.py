@@ -121,14 +121,10 @@ class Pool:
         with board:
             return board.header.read()
 
-    def ready(self) -> int:
-        """Return how many children are ready."""
-        header = self.header()
-        return header.ready if header else 0
-
     def is_full(self, workers: int) -> bool:
         """Return whether it has `workers` children, all of them ready, and no other."""
-        return self.ready() == len(self.children()) == workers
+        header = self.header()
+        return header is not None and header.ready == len(self.children()) == workers
 
     def is_ready(self) -> bool:
         """Return whether it has had a ready child since it was started, and so takes signals as a pool does."""
@@ -136,11 +132,6 @@ class Pool:
             self.was_ready = self.was_ready or header.ready > 0
             self.has_fetched = self.has_fetched or header.fetched > 0
         return self.was_ready
-
-    def generation(self) -> int:
-        """Return the generation of its newest fork server; 0 = none yet."""
-        header = self.header()
-        return header.generation if header else 0
 
     def fork_servers(self) -> list[int]:
         """Return its living fork servers, the newest generation last."""
@@ -346,14 +337,6 @@ class Fleet:
         with contextlib.suppress(OSError):
             return processes.works_for_us(pid, self._folder) or processes.has_mark(pid, self._mark)
         return False
-
-    def orphans(self) -> dict[int, str]:
-        """Return those of the `processes` that are not below a running master."""
-        found = self.processes()
-        for pool in self.pools:
-            for pid in processes.tree_of(pool.pid) if pool.pid else []:
-                found.pop(pid, None)
-        return found
 
     def descriptors(self) -> dict[str, Counter[str]]:
         """Return how many descriptors each running master has open, by kind; by the pool's name."""

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Sequence
 from pathlib import Path
 
-import orjson
+import msgspec
 
 from jobpool.errors import JobpoolError
 
@@ -34,8 +33,7 @@ class LedgerBroken(JobpoolError):
     """A line of the file is none: nobody can count by it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One event of one message. Unknown fields keep their default, and are not written.
 
     Attributes:
@@ -61,18 +59,8 @@ class Line:
     tag: str = ""  # other facts of the event: a follow-up's id, a cause of death, a queue
 
 
-_DEFAULTS = tuple((field.name, None if field.default is MISSING else field.default) for field in fields(Line))
-
-
-def encode(lines: Iterable[Line]) -> bytes:
-    """Return the bytes of these lines, each with its line end."""
-    return b"".join(_encode(line) for line in lines)
-
-
-def _encode(line: Line) -> bytes:
-    values = ((name, default, getattr(line, name)) for name, default in _DEFAULTS)
-    present = {name: value for name, default, value in values if value != default}
-    return orjson.dumps(present, option=orjson.OPT_APPEND_NEWLINE)
+encode = msgspec.json.Encoder().encode_lines
+_DECODER = msgspec.json.Decoder(Line)
 
 
 def open_ledger(path: str | os.PathLike[str]) -> int:
@@ -82,21 +70,19 @@ def open_ledger(path: str | os.PathLike[str]) -> int:
 
 def append(target: int | str | os.PathLike[str], lines: Sequence[Line]) -> None:
     """Write these lines in one piece, to a descriptor of `open_ledger` or to a file. Raises `OSError`."""
-    if not lines:
-        return
-    if isinstance(target, int):
-        _write(target, encode(lines))
-        return
-    descriptor = open_ledger(target)
+    if lines:
+        write(target, encode(lines))
+
+
+def write(target: int | str | os.PathLike[str], text: bytes) -> None:
+    """Append this text in one piece, as `append` does."""
+    descriptor = target if isinstance(target, int) else open_ledger(target)
     try:
-        _write(descriptor, encode(lines))
+        if os.write(descriptor, text) < len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
-        os.close(descriptor)
-
-
-def _write(descriptor: int, text: bytes) -> None:
-    if os.write(descriptor, text) < len(text):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if descriptor is not target:
+            os.close(descriptor)
 
 
 class Ledger:
@@ -113,10 +99,6 @@ class Ledger:
 
     def after(self, lines: int) -> list[Line]:
         """Return the same without the first `lines` of them."""
-        self._lines += self._new()
-        return self._lines[lines:]
-
-    def _new(self) -> list[Line]:
         try:
             with self.path.open("rb") as file:
                 file.seek(self._read)
@@ -125,12 +107,13 @@ class Ledger:
             return []
         whole = new[: new.rfind(b"\n") + 1]
         self._read += len(whole)
-        return [self._decode(line) for line in whole.splitlines()]
+        self._lines += map(self._decode, whole.splitlines())
+        return self._lines[lines:]
 
     def _decode(self, text: bytes) -> Line:
         try:
-            return Line(**orjson.loads(text))
-        except (TypeError, ValueError) as error:
+            return _DECODER.decode(text)
+        except ValueError as error:
             raise LedgerBroken(
                 f"{self.path} holds no line of a ledger: {text[:100]!r}. It is half a line where the disk was full"
             ) from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -63,26 +64,19 @@ def stuck(backend: QueueBackend, queue: str) -> list[str]:
     ]
 
 
-def reasons(messages: Iterable[Message]) -> dict[str, int]:
-    """Return how many dead letters there are of each reason."""
-    return dict(Counter(message.reason or "" for message in messages if message.state is State.DEAD).most_common())
-
-
-def described(message: Message) -> dict[str, Any]:
-    """Return JSON values, without the body, which may be long."""
-    fields = {name: value for name, value in structs.asdict(message).items() if name not in ("body", "cursor")}
-    return fields | {"bytes": len(message.body)}
+def dump(messages: Iterable[Message], file: Path) -> None:
+    """Write one JSON line a message, without its body: purged ones cannot be looked at any more. Raises OSError."""
+    with file.open("w") as stream:
+        for message in messages:
+            fields = {name: value for name, value in structs.asdict(message).items() if name not in ("body", "cursor")}
+            stream.write(json.dumps(fields | {"bytes": len(message.body)}) + "\n")
 
 
 def own_ids(lines: Iterable[Line]) -> set[str]:
     """Return the ids of all messages that a run has put into its queue, as far as its ledger knows."""
-    found = set()
-    for line in lines:
-        if line.event in OURS:
-            found.add(line.id)
-        elif line.event == "follow":
-            found.add(line.tag)
-    return found
+    history = list(lines)
+    follow_ups = {line.tag for line in history if line.event == "follow"}
+    return follow_ups | {line.id for line in history if line.event in OURS}
 
 
 def empty(backend: QueueBackend, queue: str, ours: Collection[str], rest: Callable[[float], None], limit: float) -> str:

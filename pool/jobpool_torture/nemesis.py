@@ -8,14 +8,13 @@ in `fleet.unexpected`.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobpool_torture import processes, spoiling
+from jobpool_torture import ledger, processes, spoiling
 from jobpool_torture.broker_faults import Access, AccessFailed, BrokerRestart
 from jobpool_torture.clocks import PoolClock
 from jobpool_torture.fleet import Fleet, Pool
@@ -114,17 +113,11 @@ class Nemesis:
     def _why_not(self, kind: str) -> str:
         return self._reasons.get(kind.partition(".")[0], "") or self._reasons.get(kind, "")
 
-    def strike(self, fault: Fault, now: float | None = None) -> Blow:
-        """Strike one fault, now; `due` undoes it when it is over. Blocks for milliseconds.
+    def strike(self, fault: Fault) -> Blow:
+        """Strike one fault of the `kinds`; `due` undoes it when it is over. Blocks for milliseconds.
 
-        Raises:
-            ValueError: Its kind cannot be struck here, or there is no such pool.
-            OSError: No process can be started any more.
+        Raises OSError: no process can be started any more.
         """
-        if why := self._why_not(fault.kind):
-            raise ValueError(f"{fault.kind} cannot be struck here: {why}")
-        if fault.pool >= len(self._fleet.pools):
-            raise ValueError(f"fault {fault.number} is for pool {fault.pool}, and there are {len(self._fleet.pools)}")
         pool = self._fleet.pools[fault.pool]
         try:
             deed = MEANS[fault.kind](self, fault, pool)
@@ -133,7 +126,7 @@ class Nemesis:
                 self.problems.append(f"{pool.name}: {error}")
             return Blow(self._note("missed", fault, Deed(f"missed: {error}")), missed=True)
         if not fault.kind.endswith(_OVER_AT_ONCE):
-            self._pending[fault.number] = ((time.monotonic() if now is None else now) + fault.seconds, fault)
+            self._pending[fault.number] = (time.monotonic() + fault.seconds, fault)
         return Blow(self._note("struck", fault, deed), missed=False)
 
     # children and fork servers
@@ -204,16 +197,16 @@ class Nemesis:
         return Deed(f"told to stop, pid {pid}; another {fault.seconds:g} s after its end", (pid,))
 
     def _hup(self, _: Fault, pool: Pool) -> Deed:
-        self._check_ready(pool)
-        pid = _there(pool)
+        pid = self._check_ready(pool)
         self._send(pid, signal.SIGHUP, pool.is_master)
         return Deed(f"told to load its app anew, pid {pid}", (pid,))
 
-    def _check_ready(self, pool: Pool) -> None:
+    def _check_ready(self, pool: Pool) -> int:
         """Miss the fault if the program has just been started: it would die of signals that it does not handle yet."""
-        _there(pool)
+        pid = _there(pool)
         if not pool.is_ready():
             raise Missed(f"{pool.name} is not up yet")
+        return pid
 
     def _order_end(self, pool: Pool, how: signal.Signals, away: float) -> int:
         _there(pool)
@@ -226,7 +219,7 @@ class Nemesis:
 
     def _hold_log(self, fault: Fault, pool: Pool) -> Deed:
         _there(pool)
-        if pool.log is None or self._has_pending("log.block", fault.pool):
+        if pool.log is None or self._in_force("log.block", fault.pool):
             raise Missed(f"nobody reads the log of {pool.name} as it is")
         pool.log.hold()
         return Deed(f"nobody reads its log for {fault.seconds:g} s")
@@ -260,12 +253,6 @@ class Nemesis:
             raise Missed(f"process {pids[0]} has ended just now")
         return Deed(f"{what} stopped for {fault.seconds:g} s, pid {stopped[0]}", tuple(stopped))
 
-    def next_due(self) -> float | None:
-        """Return when `due` next has something to do (CLOCK_MONOTONIC); None: nothing that is known beforehand."""
-        moments = [due for due, _ in self._pending.values()]
-        moments += [pool.start_at for pool in self._fleet.pools if not pool.pid and pool.start_at is not None]
-        return min(moments, default=None)
-
     def due(self, now: float | None = None) -> list[str]:
         """Undo what is over, collect what has ended, start what is to run again; return a sentence for each.
 
@@ -282,8 +269,8 @@ class Nemesis:
     def heal(self, limit: float = HEAL_LIMIT_S) -> list[str]:
         """Undo everything, and wait until all pools are up again. Safe at any time, and twice.
 
-        `limit`: seconds to wait for pools, for what they must replace, and for the broker; 0 = undo, and that is all.
-        Returns a sentence for each thing that was undone, and for each pool that is not up after the limit.
+        `limit`: seconds to wait for pools, for what they must replace, and for the broker. Returns a sentence for each
+        thing that was undone, and for each pool that is not up after the limit.
         """
         give_up = time.monotonic() + limit
         told = [self._undo(fault) for _, fault in list(self._pending.values())]
@@ -293,28 +280,23 @@ class Nemesis:
             time.sleep(HEAL_PAUSE_S)
         told += [self._say("over", said) for said in self._stalls.look(self._fleet.pools, give_up=True)]
         self._stops.go_all()
-        if limit and self._restart.is_under_way:
+        if self._restart.is_under_way:
             self.problems.append(f"{self._restart.command!r} has not ended after {limit:g} s")
-        if limit:
-            told += [f"{name} is not up" for name in self._fleet.wait_ready(max(0.0, give_up - time.monotonic()))]
-        return told
+        return told + [f"{name} is not up" for name in self._fleet.wait_ready(max(0.0, give_up - time.monotonic()))]
 
     def _is_ailing(self) -> bool:
         """Return whether a fault is still to be undone."""
         is_whole = self._access is None or self._access.is_whole
-        return self._restart.is_under_way or self._are_some_down() or self._stalls.are_frozen or not is_whole
+        some_down = any(pool.start_at is not None or (pool.pid and pool.awaited) for pool in self._fleet.pools)
+        return self._restart.is_under_way or some_down or self._stalls.are_frozen or not is_whole
 
-    def _has_pending(self, kind: str, pool: int) -> bool:
-        return any(fault.kind == kind and fault.pool == pool for _, fault in self._pending.values())
+    def _in_force(self, kind: str, pool: int) -> list[Fault]:
+        return [fault for _, fault in self._pending.values() if fault.kind == kind and fault.pool == pool]
 
     def _holds_up(self, pool: Pool) -> bool:
         """Return whether a pool cannot see to anything now, for faults that are in force."""
-        held = any(self._has_pending(kind, pool.number) for kind in ("master.stop", "group.stop"))
-        return held or not pool.pid or not pool.was_ready
-
-    def _are_some_down(self) -> bool:
-        """Return whether a fault has ended pools, or is about to."""
-        return any(pool.start_at is not None or (pool.pid and pool.awaited) for pool in self._fleet.pools)
+        held = self._in_force("master.stop", pool.number) or self._in_force("group.stop", pool.number)
+        return bool(held) or not pool.pid or not pool.was_ready
 
     def _undo(self, fault: Fault) -> str:
         self._pending.pop(fault.number, None)
@@ -330,9 +312,9 @@ class Nemesis:
             self._weather[fault.pool].end(fault.number)
             return "the network is as before"
         if fault.kind == "clock.jump":
-            left = [other.amount for _, other in self._pending.values() if _same_clock(other, fault)]
-            self._clocks[fault.pool].shift(left[-1] if left else 0.0)
-            return f"the wall clock {left[-1] if left else 0.0:+g} s"
+            amount = next((other.amount for other in reversed(self._in_force("clock.jump", fault.pool))), 0.0)
+            self._clocks[fault.pool].shift(amount)
+            return f"the wall clock {amount:+g} s"
         if fault.kind == "log.block":
             pool = self._fleet.pools[fault.pool]
             self._stalls.judge_log(pool, fault.seconds)
@@ -391,11 +373,7 @@ class Nemesis:
         """Write one line in one write, so that an interrupt leaves no half of it."""
         when = {"event": event, "at": time.monotonic(), "wall": time.time()}
         line = json.dumps({**when, "said": said, "pids": list(pids), **about}) + "\n"
-        descriptor = os.open(self._record, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+        ledger.write(self._record, line.encode())
 
 
 MEANS: dict[str, Callable[[Nemesis, Fault, Pool], Deed]] = {
@@ -432,7 +410,3 @@ def _there(pool: Pool) -> int:
     if not pool.pid:
         raise Missed(f"{pool.name} is not running")
     return pool.pid
-
-
-def _same_clock(one: Fault, other: Fault) -> bool:
-    return one.kind == other.kind and one.pool == other.pool

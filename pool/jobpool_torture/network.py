@@ -34,14 +34,10 @@ _NAMES_EACH_OTHER = "the servers name each other's addresses, which lead past a 
 _TLS = "the connection is by TLS, whose certificate names another host than a proxy's"
 _REASONS = {
     "rediss": _TLS,
-    "redis+cluster": f"in a cluster {_NAMES_EACH_OTHER}",
-    "rediss+cluster": f"in a cluster {_NAMES_EACH_OTHER}",
-    "redis+sentinel": f"with sentinels {_NAMES_EACH_OTHER}",
-    "rediss+sentinel": f"with sentinels {_NAMES_EACH_OTHER}",
+    **dict.fromkeys(("redis+cluster", "rediss+cluster"), f"in a cluster {_NAMES_EACH_OTHER}"),
+    **dict.fromkeys(("redis+sentinel", "rediss+sentinel"), f"with sentinels {_NAMES_EACH_OTHER}"),
     "redis+unix": "a Unix socket is not a network",
-    "sqlite": "sqlite:// has no network",
-    "memory": "memory:// has no network",
-    "sync": "sync:// has no network",
+    **{scheme: f"{scheme}:// has no network" for scheme in ("sqlite", "memory", "sync")},
 }
 
 ORDER_LIMIT_S = 10.0

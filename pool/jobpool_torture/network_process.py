@@ -66,22 +66,17 @@ class Drops:
         return True
 
 
+@dataclass(slots=True)
 class Flow:
     """One direction. `ended`: the source has said that it is done; `told`: so has the sink been."""
 
-    __slots__ = ("direction", "ended", "pending", "sink", "size", "source", "told")
-
-    def __init__(self, direction: str, source: socket.socket, sink: socket.socket) -> None:
-        self.direction = direction
-        self.source = source
-        self.sink = sink
-        self.pending: deque[tuple[float, bytes]] = deque()
-        self.size = 0
-        self.ended = self.told = False
-
-    def put(self, data: bytes, due: float) -> None:
-        self.pending.append((due, data))
-        self.size += len(data)
+    direction: str
+    source: socket.socket
+    sink: socket.socket
+    pending: deque[tuple[float, bytes]] = field(default_factory=deque)
+    size: int = 0
+    ended: bool = False
+    told: bool = False
 
     def is_due(self, now: float) -> bool:
         return bool(self.pending) and self.pending[0][0] <= now
@@ -156,8 +151,14 @@ class Carrier:
         for fd, mask in self._epoll.poll(timeout):
             if fd in self._calls:
                 self._calls[fd](mask)
-        if timeout >= 0:
-            self._do_what_is_due(time.monotonic())
+        if timeout < 0:
+            return
+        now = time.monotonic()
+        for link in list(self._links):
+            if link.drained_at and now >= link.drained_at:
+                self._close(link)
+            else:
+                self._move(link)
 
     def _timeout(self) -> float:
         """Return seconds until something is due; negative = forever. Only delays and drains wait for a time."""
@@ -166,13 +167,6 @@ class Carrier:
             due += [flow.pending[0][0] for flow in (link.up, link.down) if flow.pending and flow.pending[0][0] > now]
             due += [link.drained_at] if link.drained_at else []
         return max(0.0, min(due) - now) if due else -1
-
-    def _do_what_is_due(self, now: float) -> None:
-        for link in list(self._links):
-            if link.drained_at and now >= link.drained_at:
-                self._close(link)
-            else:
-                self._move(link)
 
     def _accept(self, _: int) -> None:
         assert self._listener is not None
@@ -251,10 +245,11 @@ class Carrier:
             link.gone = link.gone or flow.direction in self._losing
         elif link.gone or flow.direction in self._losing:
             self._lose(link, data)
-        elif flow is link.up:
-            self._carry_up(link, data)
+        elif flow is link.down and link.dropping:
+            link.answered = True
+            self._drop(link, data)
         else:
-            self._carry_down(link, data)
+            self._carry(link, flow, data)
 
     def _lose(self, link: Link, data: bytes) -> None:
         link.gone = True
@@ -262,21 +257,18 @@ class Carrier:
         if link.drained_at:
             link.drained_at = time.monotonic() + DRAIN_SILENCE_S
 
-    def _carry_up(self, link: Link, data: bytes) -> None:
-        if link.answered:
-            link.answered = False
-            self.counts.requests += 1
-            link.dropping = self.drops.choose(data)
-        self.counts.bytes_up += len(data)
-        link.up.put(data, time.monotonic() + self._delay)
-
-    def _carry_down(self, link: Link, data: bytes) -> None:
-        link.answered = True
-        if link.dropping:
-            self._drop(link, data)
-            return
-        self.counts.bytes_down += len(data)
-        link.down.put(data, time.monotonic() + self._delay)
+    def _carry(self, link: Link, flow: Flow, data: bytes) -> None:
+        if flow is link.down:
+            link.answered = True
+            self.counts.bytes_down += len(data)
+        else:
+            self.counts.bytes_up += len(data)
+            if link.answered:
+                link.answered = False
+                self.counts.requests += 1
+                link.dropping = self.drops.choose(data)
+        flow.pending.append((time.monotonic() + self._delay, data))
+        flow.size += len(data)
 
     def _drop(self, link: Link, data: bytes) -> None:
         """Drop the reply: the server has done its work, and the client shall not hear of it."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import parse_qsl
 
+import psutil
+
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.config_file import sqlite_url
 from jobpool.broker.opening import scheme_of
@@ -106,73 +108,51 @@ def check_broker(backend: QueueBackend, options: Options) -> None:
             f"{backend.scheme}:// makes no queues by itself (Capabilities.makes_queues): make an empty one, and name it"
             " with --queue"
         )
-    _check_caps(options.backend)
-    backend.prepare()
-    if options.queue:
-        check_empty(backend, options.queue)
-
-
-def _check_caps(url: str) -> None:
-    """Refuse caps on dead letters: messages that the broker has thrown away by itself look like lost ones."""
-    named = dict(parse_qsl(url.partition("?")[2]))
+    # Messages that the broker has thrown away by itself look like lost ones.
+    named = dict(parse_qsl(options.backend.partition("?")[2]))
     if found := [name for name in CAPS if named.get(name, "0").strip("0.")]:
         raise ConfigurationError(
             f"with {' and '.join(found)} in its URL the broker throws dead letters away, and each would count as"
             " lost: name the broker without, with --backend"
         )
-
-
-def check_empty(backend: QueueBackend, queue: str) -> None:
-    """Raise `ConfigurationError`: the queue holds messages. Blocks for a round trip."""
-    stats = backend.stats(queue)
+    backend.prepare()
+    if not options.queue:
+        return
+    stats = backend.stats(options.queue)
     held = {name: getattr(stats, name) for name in ("waiting", "delayed", "leased", "dead", "posted")}
     if any(held.values()):
         told = ", ".join(f"{count:,} {name}" for name, count in held.items() if count)
         raise ConfigurationError(
-            f"queue {queue!r} is not empty ({told}), and what is in it would be run and thrown away: name an empty one,"
-            " or leave --queue out"
+            f"queue {options.queue!r} is not empty ({told}), and what is in it would be run and thrown away: name an"
+            " empty one, or leave --queue out"
         )
 
 
-def check_machine(options: Options, meminfo: Path = Path("/proc/meminfo"), folder: Path | None = None) -> None:
+def check_machine(options: Options, folder: Path) -> None:
     """Raise `ConfigurationError`: there is too little memory for the processes or jobs, or disk for a ledger.
 
-    `folder`: where the run will write, or in which that will be made; None = its disk is not looked at.
+    `folder`: where the run will write, or in which that will be made.
     """
     needed = options.pools * (POOL_BYTES + options.workers * CHILD_BYTES)
-    free = _available(meminfo)
-    if free is not None and free < needed:
+    free = psutil.virtual_memory().available
+    if free < needed:
         raise ConfigurationError(
             f"{options.pools} pools with {options.workers} workers each take about {format_size(needed)} of memory, and"
             f" {format_size(free)} are free: ask for fewer with --pools and --workers"
         )
     jobs = round(options.seconds * options.rate)
-    if free is not None and free < needed + jobs * JOB_BYTES:
+    if free < needed + jobs * JOB_BYTES:
         raise ConfigurationError(
             f"to count {jobs:,} jobs takes about {format_size(jobs * JOB_BYTES)} of memory, and"
             f" {format_size(free - needed)} are free beside the pools: ask for fewer with --minutes or --rate"
         )
-    if folder is not None:
-        _check_disk(folder, jobs * FOLDER_BYTES)
-
-
-def _check_disk(folder: Path, needed: int) -> None:
     there = next((place for place in (folder, *folder.absolute().parents) if place.exists()), Path("/"))
-    free = shutil.disk_usage(there).free
-    if free < needed:
+    disk, ledger = shutil.disk_usage(there).free, jobs * FOLDER_BYTES
+    if disk < ledger:
         raise ConfigurationError(
-            f"the ledger takes about {format_size(needed)}, and {format_size(free)} are free at {there}: name a folder"
+            f"the ledger takes about {format_size(ledger)}, and {format_size(disk)} are free at {there}: name a folder"
             " on another disk with --directory, or ask for less with --minutes or --rate"
         )
-
-
-def _available(meminfo: Path) -> int | None:
-    """Return the free bytes; None = the system does not tell."""
-    try:
-        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) << 10
-    except (OSError, KeyError, ValueError):
-        return None
 
 
 def check_folder(directory: Path) -> Path:

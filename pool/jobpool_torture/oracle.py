@@ -1,104 +1,261 @@
 """The oracle: counts, from a ledger and from what the broker still has, everything that must not be.
 
-LOST, GHOST, DOUBLE-SETTLE, RERUN, FENCE, ATT and CR are always 0; DUP and OVERLAP are counted, and may be allowed.
-With a witness the rules go by the broker's answers. Without one they go by the handlers' lines, and see less: no
-settlements, and only the counters that handlers were told. No I/O.
+DUP and OVERLAP are counted too, and may be allowed. The rules go by the broker's answers to pools that all ran under a
+witness, and by the handlers' lines. No I/O.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise, product
 
-from jobpool.broker.values import Capabilities, Message
-from jobpool_torture import rules
+from jobpool.broker.values import Capabilities, Leases, Message, State
+from jobpool.message.settlement import CANCELLED
 from jobpool_torture.ledger import Line
-from jobpool_torture.message_history import ACCEPTED, Delivery, History
-from jobpool_torture.rules import Case, Rule
+from jobpool_torture.message_history import ACCEPTED, CounterStep, Delivery, History, counter_steps
 
-VIOLATIONS = {
-    "LOST": "lost",
-    "GHOST": "ghosts",
-    "DOUBLE-SETTLE": "double_settles",
-    "RERUN": "reruns",
-    "ATT": "wrong_attempts",
-    "CR": "wrong_crashes",
-    "FENCE": "fences",
-}
-"""The counts that must be 0, by the names that the documents use → attributes of an `Account`."""
-
-MULTIPLE = {"DUP": "duplicates", "OVERLAP": "overlaps"}  # counts of what may be, where leases were lost
 ALL = Capabilities()
+CLOCK_TOLERANCE_S = 0.1  # time by which a broker's clock may run ahead of this machine's within one lease
 
-RULES: dict[str, Rule] = {
-    "lost": rules.lost,
-    "ghosts": rules.ghost,
-    "double_settles": rules.double_settle,
-    "reruns": rules.rerun,
-    "fences": rules.fence,
-    "wrong_attempts": rules.attempts,
-    "wrong_crashes": rules.crashes,
-    "duplicates": rules.duplicate,
-    "overlaps": rules.overlap,
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The knowledge about one message."""
+
+    history: History
+    kept: tuple[Message, ...]  # messages that the broker still has under its id; mostly one or none
+    promised: bool  # an enqueue was answered
+    tried: bool  # an enqueue was tried, at least
+    can: Capabilities
+
+    @property
+    def copies(self) -> int:
+        """How many more of it there may be than were enqueued."""
+        return 0 if self.can.keeps_records else self.history.copies()
+
+
+def lost(case: Case) -> Iterator[str]:
+    """Report a message that was enqueued and is gone without an ack, or was acked before its time."""
+    deliveries = case.history.deliveries
+    for delivery in deliveries:
+        if delivery.known.verb == "ack" and delivery.wrote("start") and not delivery.wrote("end"):
+            yield f"delivery {delivery.fence} was acked though its handler had not ended"
+    deaths = _deaths(case.history)
+    if case.promised and not case.kept and not _may_be_acked(case):
+        died = any(delivery.known.verb == "abandon" for delivery in deliveries) or deaths
+        yield "it became a dead letter, and that is gone" if died else "it was never acked, and the broker has it not"
+    # After a nack or a release a reaper must leave a message alone; a person may cancel it.
+    dead = [message for message in case.kept if message.state is State.DEAD and message.reason != CANCELLED]
+    if deliveries and dead and case.can.keeps_records and not deaths:
+        last = deliveries[-1]
+        if last.known.verb in ("nack", "release") and dead[0].deliveries == last.fence:
+            yield f"it is dead, and delivery {last.fence}, its last, ended in a {last.known.verb}"
+
+
+def _may_be_acked(case: Case) -> bool:
+    """Return False for an unanswered ack if the message was delivered, or reaped, after it."""
+    deliveries = case.history.deliveries
+    if any(delivery.known.verb == "ack" for delivery in deliveries):
+        return True
+    last = deliveries if case.copies else deliveries[-1:]
+    return any(delivery.known.may_be("ack") and not _was_reaped(case, delivery) for delivery in last)
+
+
+def _was_reaped(case: Case, delivery: Delivery) -> bool:
+    """Return whether a reaper took it back from that delivery, or from a later one."""
+    if not case.can.exact_counts or case.copies or not delivery.fetched:
+        return False
+    return any(line.crashes > delivery.fetched[0].crashes for line in case.history.reaped)
+
+
+def _deaths(history: History) -> int:
+    return sum(line.answer == "dead" for line in history.reaped)
+
+
+def ghost(case: Case) -> Iterator[str]:
+    """Report a message that nobody has enqueued."""
+    if not case.tried and not (case.history.is_empty and not case.kept):
+        yield "nobody has enqueued it"
+
+
+def double_settle(case: Case) -> Iterator[str]:
+    """Report a message that ended twice, or was settled by a former holder."""
+    deliveries = case.history.deliveries
+    for delivery in deliveries:
+        done, verb = delivery.known.done, delivery.known.verb
+        verbs = ", ".join(call.verb for call in done)
+        if len(done) > 1 + case.copies:
+            yield f"delivery {delivery.fence} was settled {len(done)} times: {verbs}"
+        elif done and verb not in {call.verb for call in done} and not case.copies:
+            yield f"delivery {delivery.fence} ended in {verbs}, and {verb} was answered as done"
+    for delivery in deliveries if not case.copies else []:
+        for call, later in product(delivery.known.done, case.history.after(delivery.fence)):
+            if any(line.at < call.since for line in later.fetched):
+                yield f"{call.verb} of delivery {delivery.fence} was accepted after delivery {later.fence}"
+    ended = (delivery for delivery in deliveries if delivery.known.verb in ("ack", "abandon"))
+    ends = [f"{delivery.known.verb} of delivery {delivery.fence}" for delivery in ended]
+    ends += ["crash-limit"] * _deaths(case.history)
+    if len(ends) > 1 + case.copies:
+        yield f"it ended {len(ends)} times: {', '.join(ends)}"
+
+
+def rerun(case: Case) -> Iterator[str]:
+    """Report a delivery after an accepted end, or while another held the message."""
+    if case.copies:
+        return
+    deliveries = case.history.deliveries
+    for delivery in deliveries:
+        end = delivery.known.verb
+        if end in ("ack", "abandon"):
+            for later in case.history.after(delivery.fence):
+                yield f"delivery {later.fence} came after the {end} of delivery {delivery.fence}"
+            for message in case.kept:
+                if end == "ack" or message.state is not State.DEAD:
+                    yield f"delivery {delivery.fence} ended in an {end}, and the broker has it: {message.state.value}"
+    for death, delivery in product([line for line in case.history.reaped if line.answer == "dead"], deliveries):
+        if any(line.since > death.at for line in delivery.fetched):
+            yield f"delivery {delivery.fence} came after its crash-limit"
+    if case.can.leases is not Leases.CONNECTION and case.can.exact_counts:
+        yield from _too_soon(case.history)
+
+
+def _too_soon(history: History) -> Iterator[str]:
+    """Report a lease that nobody settled and that ended early: it lasts, whatever became of its pool."""
+    for held, later in pairwise(delivery for delivery in history.deliveries if delivery.fetched):
+        lease, came = held.fetched[0], min(line.at for line in later.fetched)
+        left = lease.since + lease.holds - CLOCK_TOLERANCE_S - came
+        if left > 0 and not held.calls:
+            yield f"delivery {later.fence} came {left:.2f} s before the lease of delivery {held.fence} was over"
+
+
+def duplicate(case: Case) -> Iterator[str]:
+    """Report a message that ended more than once."""
+    ends = len(case.history.wrote("end"))
+    if ends > 1:
+        yield f"it ended {ends} times"
+
+
+def fence(case: Case) -> Iterator[str]:
+    """Report numbers of deliveries that do not grow, or that name two deliveries."""
+    for delivery in case.history.deliveries if not case.copies else []:
+        number, starts = delivery.fence, delivery.wrote("start")
+        if len({line.owner for line in delivery.fetched}) > 1:
+            yield f"delivery {number} was handed out {len(delivery.fetched)} times"
+        if len(starts) > 1:
+            yield f"delivery {number} began {len(starts)} times"
+        if starts and not delivery.fetched:
+            yield f"it began as delivery {number}, which nobody had fetched"
+        for later in case.history.after(number):
+            if any(ours.since > theirs.at for ours in delivery.fetched for theirs in later.fetched):
+                yield f"delivery {number} was asked for after delivery {later.fence} was there"
+
+
+def attempts(case: Case) -> Iterator[str]:
+    """Report a counter of failures that differs from the settlements, or from what the handler was told and did."""
+    if case.copies:
+        return
+    for link in _links(case):
+        if not link.attempts_fit():
+            yield f"before delivery {link.fence}, {link.added[0]} failures were added, not {_steps(link, 0)}"
+    yield from _told_otherwise(case.history, "attempt")
+    for delivery in case.history.deliveries:
+        if delivery.known.verb == "release" and delivery.wrote("fail"):
+            yield f"delivery {delivery.fence} failed, and was released"
+
+
+def crashes(case: Case) -> Iterator[str]:
+    """Report a counter of crashes that differs from the deliveries without a verdict."""
+    if case.copies:
+        return
+    for link in _links(case):
+        if link.attempts_fit() and not link.crashes_fit(exact=case.can.exact_counts):
+            unseen = f", and up to {link.unseen} of deliveries that nobody saw" if link.unseen else ""
+            yield f"before delivery {link.fence}, {link.added[1]} crashes were added, not {_steps(link, 1)}{unseen}"
+    yield from _told_otherwise(case.history, "crashes")
+
+
+def _links(case: Case) -> list[CounterStep]:
+    return counter_steps(case.history, case.kept[0] if len(case.kept) == 1 else None)
+
+
+def _steps(link: CounterStep, place: int) -> str:
+    return " or ".join(str(number) for number in sorted({step[place] for step in link.steps}))
+
+
+def _told_otherwise(history: History, counter: str) -> Iterator[str]:
+    """Report a handler that was told a number other than its pool's."""
+    for delivery in history.deliveries:
+        told = {getattr(line, counter) for line in (*delivery.fetched, *delivery.wrote("start"))}
+        if len(told) > 1:
+            yield f"as delivery {delivery.fence} its {counter} were told as {sorted(told)}"
+
+
+def overlap(case: Case) -> Iterator[str]:
+    """Report a run that wrote something after a later one had begun."""
+    begun = 0
+    for line in case.history.run:
+        if line.event == "start":
+            if line.fence < begun:
+                yield f"delivery {line.fence} began after delivery {begun}"
+            begun = line.fence
+        elif line.fence < begun:
+            yield f"delivery {line.fence} ran on after delivery {begun} had begun"
+
+
+Rule = Callable[[Case], Iterator[str]]  # yields sentences that say what is wrong; the first one counts
+VIOLATIONS: dict[str, Rule] = {
+    "LOST": lost,
+    "GHOST": ghost,
+    "DOUBLE-SETTLE": double_settle,
+    "RERUN": rerun,
+    "ATT": attempts,
+    "CR": crashes,
+    "FENCE": fence,
 }
-"""By the attribute of the account that each fills."""
+"""The counts that must be 0, and how each is found."""
+
+MULTIPLE: dict[str, Rule] = {"DUP": duplicate, "OVERLAP": overlap}  # what may be, where leases were lost
+RULES = VIOLATIONS | MULTIPLE
 
 
 @dataclass(slots=True)
 class Account:
-    """The counts: ids, so that a failure names them (`rules` has their meaning).
+    """The counts, by ids, so that a failure names them.
 
     Attributes:
+        found: By count, ids → the fault: half a sentence.
         excused: Not judged by their counters and numbers, because a broker that copies may have left two of them.
-        reasons: By attribute and id, the fault, or why it was excused: half a sentence.
     """
 
-    lost: set[str] = field(default_factory=set)
-    ghosts: set[str] = field(default_factory=set)
-    double_settles: set[str] = field(default_factory=set)
-    reruns: set[str] = field(default_factory=set)
-    fences: set[str] = field(default_factory=set)
-    wrong_attempts: set[str] = field(default_factory=set)
-    wrong_crashes: set[str] = field(default_factory=set)
-    duplicates: set[str] = field(default_factory=set)
-    overlaps: set[str] = field(default_factory=set)
-    crashes: dict[str, int] = field(default_factory=dict)  # per id that has run, as its last run was told
+    found: dict[str, dict[str, str]] = field(default_factory=lambda: {name: {} for name in RULES})
     excused: set[str] = field(default_factory=set)
-    messages: int = 0  # how many there were
-    reasons: dict[tuple[str, str], str] = field(default_factory=dict)
+    crashes: dict[str, int] = field(default_factory=dict)  # per id that has run, as its last run was told
 
-    def note(self, attribute: str, ident: str, reason: str) -> None:
-        """Count a message in."""
-        getattr(self, attribute).add(ident)
-        self.reasons[attribute, ident] = reason
+    def __getitem__(self, count: str) -> set[str]:
+        """Return the ids of a count."""
+        return set(self.found[count])
 
-    def violations(self) -> dict[str, dict[str, str]]:
-        """Return the counts that must be 0, all of them: of each its ids → why."""
-        return self._told(VIOLATIONS)
+    def judge(self, case: Case, rules: Mapping[str, Rule]) -> None:
+        """Count a message in, by these rules."""
+        ident = case.history.id
+        for name, rule in rules.items():
+            if reason := next(rule(case), ""):
+                self.found[name][ident] = reason
+        if case.copies:
+            self.excused.add(ident)
+        if starts := case.history.wrote("start"):
+            self.crashes[ident] = starts[-1].crashes
 
-    def _told(self, counts: Mapping[str, str]) -> dict[str, dict[str, str]]:
-        return {
-            name: {ident: self.reasons[attribute, ident] for ident in sorted(getattr(self, attribute))}
-            for name, attribute in counts.items()
-        }
-
-    @property
-    def is_clean(self) -> bool:
-        return not any(self.violations().values())
-
-    def assert_clean(self) -> None:
-        """Raise `AssertionError`, with the first ids and what is wrong with them, unless it is clean."""
-        self._assert_none(VIOLATIONS)
+    def assert_clean(self, counts: Iterable[str] = VIOLATIONS) -> None:
+        """Raise `AssertionError`, with the first ids and what is wrong with them, unless these counts are 0."""
+        if found := {name: list(self.found[name].items())[:5] for name in counts if self.found[name]}:
+            raise AssertionError(str(found))
 
     def assert_once_each(self) -> None:
         """Assert as `assert_clean`, and that no message ended twice or ran beside itself."""
-        self._assert_none(VIOLATIONS | MULTIPLE)
-
-    def _assert_none(self, counts: Mapping[str, str]) -> None:
-        found = {name: list(reasons.items())[:5] for name, reasons in self._told(counts).items() if reasons}
-        if found:
-            raise AssertionError(str(found))
+        self.assert_clean(RULES)
 
 
 def count(
@@ -107,7 +264,6 @@ def count(
     kept: Iterable[Message] = (),
     *,
     can: Capabilities = ALL,
-    witnessed: bool | None = None,
 ) -> Account:
     """Count.
 
@@ -115,61 +271,42 @@ def count(
         lines: The whole ledger.
         enqueued: Ids of which an enqueue was answered, besides those that the ledger names.
         kept: All that the broker still has, live or dead.
-        witnessed: True if every pool ran under a witness; None = if a witness wrote something.
     """
     by_id: dict[str, list[Line]] = defaultdict(list)
+    promised, tried = set(enqueued), set(enqueued)
     for line in lines:
         by_id[line.id].append(line)
+        if line.event in ("try", "enq"):
+            tried.add(line.id)
+        if line.event == "enq":
+            promised.add(line.id)
     kept_by_id: dict[str, list[Message]] = defaultdict(list)
     for message in kept:
         kept_by_id[message.id].append(message)
-    if witnessed is None:
-        witnessed = any(line.event == "fetched" for history in by_id.values() for line in history)
     histories = {ident: History(ident, by_id.get(ident, ()), can) for ident in {*by_id, *kept_by_id, *enqueued}}
-    promised, tried = _known_ids(by_id, enqueued, histories, can, witnessed)
+    for history in histories.values():
+        _add_follow_ups(history, can, promised, tried)
     histories |= {ident: History(ident, (), can) for ident in promised - histories.keys()}  # follow-ups nobody has seen
-    account = Account(messages=len(histories))
+    account = Account()
     for ident, history in histories.items():
         found = tuple(kept_by_id.get(ident, ()))
-        _judge(Case(history, found, ident in promised, ident in tried, can, witnessed), account)
+        account.judge(Case(history, found, ident in promised, ident in tried, can), RULES)
     return account
 
 
-def _known_ids(
-    by_id: dict[str, list[Line]],
-    enqueued: Collection[str],
-    histories: dict[str, History],
-    can: Capabilities,
-    witnessed: bool,
-) -> tuple[set[str], set[str]]:
-    """Return ids whose enqueue was answered, and ids whose enqueue was tried."""
-    promised = {*enqueued, *(ident for ident, history in by_id.items() if any(line.event == "enq" for line in history))}
-    tried = promised | {ident for ident, history in by_id.items() if any(line.event == "try" for line in history)}
-    for history in histories.values():
-        for follow in history.wrote("follow"):
-            delivery = history.at(follow.fence)
-            if not witnessed or delivery is None or delivery.known.may_be("ack"):
-                tried.add(follow.tag)
-            elif not can.atomic_across_queues and any(call.verb == "ack" for call in delivery.calls):
-                tried.add(follow.tag)  # put before it was known that the ack is refused
-            if witnessed and delivery is not None and _is_each_run_acked(delivery):
-                promised.add(follow.tag)
-    return promised, tried
+def _add_follow_ups(history: History, can: Capabilities, promised: set[str], tried: set[str]) -> None:
+    """Add the follow-ups of a message to the ids whose enqueue was answered, and to those whose enqueue was tried."""
+    for follow in history.wrote("follow"):
+        delivery = history.at(follow.fence)
+        if delivery is None or delivery.known.may_be("ack"):
+            tried.add(follow.tag)
+        elif not can.atomic_across_queues and any(call.verb == "ack" for call in delivery.calls):
+            tried.add(follow.tag)  # put before it was known that the ack is refused
+        if delivery is not None and _is_each_run_acked(delivery):
+            promised.add(follow.tag)
 
 
 def _is_each_run_acked(delivery: Delivery) -> bool:
     """Return False if a number was given twice: then it is open whose run an accepted ack has ended."""
     acks = sum(call.verb == "ack" and call.answer in ACCEPTED for call in delivery.calls if call.event == "settled")
     return delivery.known.verb == "ack" and acks >= len({line.owner for line in delivery.fetched})
-
-
-def _judge(case: Case, account: Account) -> None:
-    ident = case.history.id
-    for attribute, rule in RULES.items():
-        if reason := next(rule(case), ""):
-            account.note(attribute, ident, reason)
-    if case.copies:
-        account.note("excused", ident, f"{case.copies} unanswered calls may have left a copy of it")
-    starts = case.history.wrote("start")
-    if starts:
-        account.crashes[ident] = starts[-1].crashes

@@ -52,11 +52,6 @@ def started_at(pid: int) -> int:
     return int(_stat(pid)[19])
 
 
-def terminal_of(pid: int) -> int:
-    """Return the number of its controlling terminal; 0 = it has none, or there is no such process."""
-    return int(_stat(pid)[4])
-
-
 def _stat(pid: int) -> list[str]:
     """Return the fields after the name in /proc/PID/stat, from the state on."""
     try:
@@ -97,22 +92,18 @@ def command(pid: int) -> str:
     return ""
 
 
-def lives_in(pid: int, directory: Path) -> bool:
-    """Return whether its working directory is this one, or below it. Raises OSError: it is gone, or another user's."""
-    return Path(os.readlink(f"/proc/{pid}/cwd")).is_relative_to(directory)
-
-
 def works_for_us(pid: int, directory: Path) -> bool:
-    """Return whether it `lives_in` the directory, is no older than this process, and has no terminal. Raises OSError.
+    """Return whether it works in the directory or below it, is no older than this process, and has no terminal.
 
     Fork servers, and all below them, are in sessions without one. A shell in that directory has one, and is spared.
+    Raises OSError: it is gone, or another user's.
     """
-    is_ours = started_at(pid) >= started_at(os.getpid()) and terminal_of(pid) == 0
-    return is_ours and lives_in(pid, directory)
+    is_ours = started_at(pid) >= started_at(os.getpid()) and int(_stat(pid)[4]) == 0
+    return is_ours and Path(os.readlink(f"/proc/{pid}/cwd")).is_relative_to(directory)
 
 
 def has_mark(pid: int, mark: str) -> bool:
-    """Return whether it was started with `mark` (NAME=value) in its environment. Raises OSError, as `lives_in`."""
+    """Return whether it was started with `mark` (NAME=value) in its environment. Raises OSError, as `works_for_us`."""
     return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobpool_torture.ledger import Ledger, Line
+from jobpool_torture.ledger import Ledger
 from jobpool_torture.message_history import ACCEPTED
-from jobpool_torture.oracle import Account
+from jobpool_torture.oracle import VIOLATIONS, Account
 
 MEANINGS = {
     "LOST": "enqueued, and neither done nor kept by the broker; or dead, though it was not to die",
@@ -53,8 +54,9 @@ class Tally:
     unknown: int = 0
     written: int = 0
 
-    def add(self, lines: Iterable[Line]) -> None:
-        for line in lines:
+    def follow(self, ledger: Ledger) -> Tally:
+        """Count the lines that were added to the ledger since the last call; return itself."""
+        for line in ledger.after(self.written):
             self.written += 1
             match line.event:
                 case "enq":
@@ -72,19 +74,7 @@ class Tally:
                     self.dead += line.verb == "abandon"
                 case "settled":
                     self.refused += 1
-
-
-class LedgerTally:
-    """A tally that follows a ledger."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._tally = Tally()
-
-    def look(self) -> Tally:
-        """Read up to the newest line; return the same object each time."""
-        self._tally.add(self._ledger.after(self._tally.written))
-        return self._tally
+        return self
 
 
 @dataclass(slots=True)
@@ -100,7 +90,7 @@ class Result:
     dead: dict[str, int] = field(default_factory=dict)
     tracked: dict[str, int] = field(default_factory=dict)  # what RESULT, CANCEL and BATCH were judged by → how many
     descriptors: dict[str, dict[str, int]] = field(default_factory=dict)  # by pool and kind: how many more, or < 0
-    struck: dict[str, int] = field(default_factory=dict)
+    struck: Counter[str] = field(default_factory=Counter)
     missed: int = 0
     left_out: dict[str, str] = field(default_factory=dict)  # kinds of fault that this run had none of → why
     problems: list[str] = field(default_factory=list)  # failures of the torture itself, not of the pools
@@ -116,10 +106,10 @@ class Result:
 
     def take(self, account: Account, copied: Collection[str] = ()) -> None:
         """Take the oracle's counts. `copied`: ids that are not judged by their counters and numbers either."""
-        for count, found in account.violations().items():
+        for count in VIOLATIONS:
             excused = () if count in EVEN_OF_COPIES else copied
-            self.add(count, [f"{ident}: {why}" for ident, why in found.items() if ident not in excused])
-        self.duplicates, self.overlaps = len(account.duplicates), len(account.overlaps)
+            self.add(count, [f"{ident}: {why}" for ident, why in account.found[count].items() if ident not in excused])
+        self.duplicates, self.overlaps = len(account["DUP"]), len(account["OVERLAP"])
         self.excused = len(account.excused.union(copied))
 
     @property
@@ -150,7 +140,7 @@ class Result:
             **{name: getattr(self, name) for name in ("duplicates", "overlaps", "excused")},
             "late": quantiles(self.late),
             **{name: getattr(self, name) for name in ("dead", "tracked", "descriptors")},
-            "faults": {"struck": sum(self.struck.values()), "missed": self.missed, "by_kind": self.struck},
+            "faults": {"struck": self.struck.total(), "missed": self.missed, "by_kind": self.struck},
             **{name: getattr(self, name) for name in ("left_out", "problems")},
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.seconds.items()},
             **{name: getattr(self, name) for name in ("left", "interrupted")},

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -13,23 +13,25 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend, scheme_of
 from jobpool.broker.values import QueueStats
 from jobpool.errors import BackendUnavailable, JobpoolError
-from jobpool.message.signing import EnvelopeSigner
 from jobpool_torture import judge, leftovers
-from jobpool_torture.baseline import REST_LIMIT_S, Baseline, Open
+from jobpool_torture.baseline import Open, difference, grown
 from jobpool_torture.environment import Environment
+from jobpool_torture.judge import Window
 from jobpool_torture.ledger import Ledger
+from jobpool_torture.nemesis import Nemesis
 from jobpool_torture.options import Options
-from jobpool_torture.phases import TURN_S, Phases, Snapshot
-from jobpool_torture.result import LedgerTally, Result
+from jobpool_torture.result import Result
 from jobpool_torture.schedule import Fault
 from jobpool_torture.stall_detector import DrainStall
-from jobpool_torture.tolerated import Window
 from jobpool_torture.workload import Producer, taste, workload
 
 START_LIMIT_S = 90.0
 WARM_UP_LIMIT_S = 90.0
 STOP_LIMIT_S = 60.0
 """Seconds for these phases, or for a part of them."""
+
+REST_LIMIT_S = 30.0
+"""Seconds for pools without a job to have all their children, and for what their masters have open to be closed."""
 
 STALL_LIMIT_S = 60.0  # time, and six leases at least, within which fewer jobs must be left than ever before
 INTERRUPTED_LIMIT_S = 15.0  # time for a drain that a person waits for
@@ -46,6 +48,9 @@ OF_ALL_IN_ONE_FILE = (*OF_ALL, "master.stop", "group.stop")
 
 Answered = TypeVar("Answered")
 LOG_LINE_CHARS = 500
+TURN_S = 0.05
+REPORT_EVERY_S = 0.5
+SHOWN_SENTENCES = 5  # of the nemesis: the last ones
 
 
 class Run:
@@ -57,20 +62,20 @@ class Run:
         folder: Path,
         place: Environment,
         faults: Sequence[Fault],
-        tell: Callable[[Snapshot], None],
+        tell: Callable[[Phases], None],
+        broker: Sequence[str] = (),
     ) -> None:
         self.result = Result(planned=len(faults))
-        self._options = options
+        self.options = options
         self._folder = folder
         self._place = place
         self._fleet = place.fleet
-        self._faults = faults
+        self.faults = faults
+        self.broker = broker  # its own facts: its version, if it tells, and settings that can lose jobs
         self._windows: list[Window] = []
         self._interrupted_at = 0.0
         self._ledger = Ledger(place.ledger)
-        self._tallier = LedgerTally(self._ledger)
-        self._pace = Phases(place.nemesis, self._tallier, self.result, tell)
-        self._at_rest = Baseline(place.fleet, options.workers, place.connections, self._pace, self.result)
+        self._pace = Phases(place.nemesis, self._ledger, self.result, tell)
 
     def interrupt(self) -> None:
         """Strike no more faults: heal, drain for a short time, and count."""
@@ -84,8 +89,9 @@ class Run:
         """
         with ExitStack() as stack:
             stack.callback(self._place.close)
-            backend = stack.enter_context(_opened(self._options, self._place.signer))
-            producer = Producer(self._place.connect, self._options.queue, self._place.mark[:8], self._place.ledger)
+            backend = open_backend(self.options.backend, signer=self._place.signer, timeout=10.0)  # past all networks
+            stack.callback(backend.close)
+            producer = Producer(self._place.connect, self.options.queue, self._place.mark[:8], self._place.ledger)
             stack.callback(producer.close)
             stack.callback(producer.abort)
             self._start()
@@ -99,7 +105,7 @@ class Run:
         return self.result
 
     def _start(self) -> None:
-        with self._pace.phase("start", START_LIMIT_S):
+        with self._pace.enter("start", START_LIMIT_S):
             fleet = self._fleet
             fleet.start()
             self._pace.wait(lambda: bool(fleet.ends) or not fleet.wait_ready(0.0), START_LIMIT_S)
@@ -108,34 +114,31 @@ class Run:
 
     def _warm_up(self, backend: QueueBackend, producer: Producer) -> Open | None:
         """Open every connection, by a job of each kind for each pool; return the descriptors of each master, if any."""
-        options, can = self._options, self._place.capabilities
-        with self._pace.phase("warm up", None):
+        options, can = self.options, self._place.capabilities
+        with self._pace.enter("warm up", None):
             producer.start(taste(options.seed, ttl=options.ttl, capabilities=can, times=options.pools))
             self._pace.wait(lambda: not producer.is_busy or self.result.interrupted, WARM_UP_LIMIT_S)
             was_answered = producer.finish(INTERRUPTED_LIMIT_S)
             if producer.error is not None:
                 raise JobpoolError(f"no job could be enqueued: {producer.error}") from producer.error
             if (was_answered and self._is_drained(backend)) or self.result.interrupted:
-                return self._at_rest.look()
-            left = self._pace.pending
-            raise JobpoolError(f"the pools did not do {left} jobs without any fault: see {self._folder}")
+                return self._descriptors_at_rest()
+            raise JobpoolError(f"the pools did not do {self._pace.pending} jobs without any fault: see {self._folder}")
 
     def _strike(self, producer: Producer) -> None:
         if self.result.interrupted:
             return
-        options, can = self._options, self._place.capabilities
-        with self._pace.phase("faults", options.seconds):
-            items = workload(
-                options.seed, seconds=options.seconds, rate=options.rate, ttl=options.ttl, capabilities=can
-            )
+        options, can = self.options, self._place.capabilities
+        with self._pace.enter("faults", options.seconds):
+            length = {"seconds": options.seconds, "rate": options.rate, "ttl": options.ttl}
+            items = workload(options.seed, capabilities=can, **length)
             begun, self._pace.pending = time.monotonic(), None
             producer.start(items)
             self._place.disturb_producer()
-            waiting = list(self._faults)
+            waiting = list(self.faults)
             passed = 0.0
-            while passed < options.seconds and not (
-                self.result.interrupted or producer.error
-            ):  # no faults without jobs
+            # No faults without jobs.
+            while passed < options.seconds and not (self.result.interrupted or producer.error):
                 self._pace.turn()
                 passed = time.monotonic() - begun
                 while waiting and waiting[0].at <= passed:
@@ -151,15 +154,14 @@ class Run:
         if blow.missed:
             self.result.missed += 1
             return
-        struck = self.result.struck
-        struck[fault.kind] = struck.get(fault.kind, 0) + 1
-        of_all = OF_ALL_IN_ONE_FILE if scheme_of(self._options.backend) == "sqlite" else OF_ALL
+        self.result.struck[fault.kind] += 1
+        of_all = OF_ALL_IN_ONE_FILE if scheme_of(self.options.backend) == "sqlite" else OF_ALL
         pool = "" if fault.kind in of_all else self._fleet.pools[fault.pool].name
         self._windows.append(Window(pool, fault.kind, begun, time.monotonic() + fault.seconds))
 
     def _heal(self, producer: Producer) -> None:
-        with self._pace.phase("heal", 2 * START_LIMIT_S):
-            self._place.soothe_producer()
+        with self._pace.enter("heal", 2 * START_LIMIT_S):
+            self._place.disturb_producer(share=0.0)
             self._pace.note(self._place.nemesis.heal())
             begun = time.monotonic()
             self._place.hang_up()
@@ -172,22 +174,52 @@ class Run:
                 self.result.problems.append(f"the producer has ended, and with it the faults: {producer.error}")
 
     def _drain(self, backend: QueueBackend) -> None:
-        with self._pace.phase("drain", None):
+        with self._pace.enter("drain", None):
             if self._is_drained(backend):
                 return
             if self.result.interrupted:
                 self.result.left = self._pace.pending or 0
             else:
-                self.result.add("STUCK", self._ask(lambda: leftovers.stuck(backend, self._options.queue)) or ())
+                self.result.add("STUCK", self._ask(lambda: leftovers.stuck(backend, self.options.queue)) or ())
 
     def _idle(self, before: Open | None) -> None:
         """Compare descriptors once nothing runs; an interrupted run may have jobs under way."""
-        if before is not None and not self.result.interrupted:
-            with self._pace.phase("idle", REST_LIMIT_S):
-                self._at_rest.compare(before)
+        if before is None or self.result.interrupted:
+            return
+
+        def more() -> list[str]:
+            return grown(self.result.descriptors, self._place.connections)
+
+        def is_as_before() -> bool:
+            if self._incomplete():
+                return False
+            self.result.descriptors = difference(before, self._fleet.descriptors())
+            return not more()
+
+        with self._pace.enter("idle", REST_LIMIT_S):
+            if self._pace.wait(is_as_before, REST_LIMIT_S) or not self._note_incomplete():
+                self.result.add("FD", more())
+
+    def _descriptors_at_rest(self) -> Open | None:
+        """Count the descriptors of each master, within `REST_LIMIT_S`. None: a pool lacks children, or an interrupt."""
+        self._pace.wait(lambda: self.result.interrupted or not self._incomplete(), REST_LIMIT_S)
+        return None if self.result.interrupted or self._note_incomplete() else self._fleet.descriptors()
+
+    def _incomplete(self) -> list[str]:
+        """Return pools that lack children, or have more: each of them costs its master some descriptors."""
+        return [pool.name for pool in self._fleet.pools if not pool.is_full(self.options.workers)]
+
+    def _note_incomplete(self) -> bool:
+        """Return whether there are such pools, which is a problem of the result then."""
+        if names := self._incomplete():
+            self.result.problems.append(
+                f"descriptors were not compared: after {REST_LIMIT_S:g} s without a job {' and '.join(names)} had more"
+                f" or fewer than {self.options.workers} ready children"
+            )
+        return bool(names)
 
     def _stop(self) -> None:
-        with self._pace.phase("stop", STOP_LIMIT_S):
+        with self._pace.enter("stop", STOP_LIMIT_S):
             statuses = self._fleet.stop_all(STOP_LIMIT_S)
             self.result.add("EXIT", [f"{name}: {_status(code)}" for name, code in statuses.items() if code != 0])
             give_up = time.monotonic() + ORPHANS_LIMIT_S
@@ -199,17 +231,17 @@ class Run:
             self._place.remove_user()
 
     def _count(self, backend: QueueBackend, producer: Producer) -> None:
-        with self._pace.phase("count", None):
-            self.result.tally = self._tallier.look()
+        with self._pace.enter("count", None):
+            self.result.tally.follow(self._ledger)
             problems = Counter(self._place.nemesis.problems)
             self.result.problems += [f"{text}{f', {n} times' if n > 1 else ''}" for text, n in problems.items()]
-            lines, can, grace = self._ledger.read(), backend.capabilities, self._place.kill_grace
-            kept = self._ask(lambda: leftovers.kept(backend, self._options.queue))
+            lines, can = self._ledger.read(), backend.capabilities
+            kept = self._ask(lambda: leftovers.kept(backend, self.options.queue))
             results = self._ask(lambda: leftovers.results(backend, producer.items))
             if kept is not None and results is not None:
-                judge.dump(kept, self._folder / "left.jsonl")
-                judge.reach(self.result, lines, kept, producer.items, self._disturbed(), can, grace, results)
-        if not self._options.keep:
+                leftovers.dump(kept, self._folder / "left.jsonl")
+                judge.reach(self.result, lines, kept, producer.items, self._disturbed(), can, results)
+        if not self.options.keep:
             self._empty(backend, leftovers.own_ids(lines))
 
     def _disturbed(self) -> list[Window]:
@@ -221,8 +253,8 @@ class Run:
 
     def _empty(self, backend: QueueBackend, ours: set[str]) -> None:
         """Empty the queue. The counts are reported even if the broker ends now."""
-        queue, limit = self._options.queue, self._options.ttl + EMPTY_LIMIT_S
-        with self._pace.phase("empty", limit):
+        queue, limit = self.options.queue, self.options.ttl + EMPTY_LIMIT_S
+        with self._pace.enter("empty", limit):
             try:
                 left = leftovers.empty(backend, queue, ours, self._pace.rest, limit)
             except JobpoolError as error:
@@ -232,15 +264,16 @@ class Run:
     def _is_drained(self, backend: QueueBackend) -> bool:
         """Wait until everything is done; False: what is left will not be, or a person does not wait for it."""
         begun = time.monotonic()
-        patience = DrainStall(max(STALL_LIMIT_S, 6 * self._options.ttl), begun)
+        patience = DrainStall(max(STALL_LIMIT_S, 6 * self.options.ttl), begun)
         calm = 0
         while calm < CALM_LOOKS:
-            stats = _stats(backend, self._options.queue)
+            stats = _stats(backend, self.options.queue)
             self._pace.pending = None if stats is None else stats.pending
             calm = calm + 1 if self._pace.pending == 0 else 0
             now = time.monotonic()
             is_hurried = self.result.interrupted and now - max(begun, self._interrupted_at) > INTERRUPTED_LIMIT_S
-            if calm == 0 and (patience.is_over(now, stats, self._tallier.look().written) or is_hurried):
+            lines = self.result.tally.follow(self._ledger).written
+            if calm == 0 and (patience.is_over(now, stats, lines) or is_hurried):
                 return False
             self._pace.rest(LOOK_EVERY_S)
         return True
@@ -264,16 +297,6 @@ class Run:
         return f"it has no log ({path})"
 
 
-@contextmanager
-def _opened(options: Options, signer: EnvelopeSigner) -> Iterator[QueueBackend]:
-    """Open the broker directly, past all networks."""
-    backend = open_backend(options.backend, signer=signer, timeout=10.0)
-    try:
-        yield backend
-    finally:
-        backend.close()
-
-
 def _stats(backend: QueueBackend, queue: str) -> QueueStats | None:
     with suppress(BackendUnavailable):
         return backend.stats(queue)
@@ -287,3 +310,62 @@ def _last_line(log: str) -> str:
 
 def _status(code: int | None) -> str:
     return "had to be killed" if code is None else f"status {code}"
+
+
+class Phases:
+    """The phases of one run, in one thread; what `tell` is told of now and then."""
+
+    def __init__(self, nemesis: Nemesis, ledger: Ledger, result: Result, tell: Callable[[Phases], None]) -> None:
+        self._nemesis = nemesis
+        self._ledger = ledger
+        self._tell = tell
+        self._until: float | None = None
+        self._told = 0.0
+        self.result = result
+        self.phase = ""
+        self.last: deque[str] = deque(maxlen=SHOWN_SENTENCES)  # faults struck or undone last, as sentences
+        self.pending: int | None = None
+        """Jobs that are not done yet, when the caller last asked; None = not asked yet, or not answered."""
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the phase ends; None = not known."""
+        return None if self._until is None else max(0.0, self._until - time.monotonic())
+
+    @contextmanager
+    def enter(self, name: str, seconds: float | None) -> Iterator[None]:
+        """Run the block as this phase; its seconds go into the result. `seconds`: its limit, None = not known."""
+        begun = time.monotonic()
+        self.phase, self._until = name, None if seconds is None else begun + seconds
+        self._say()
+        yield
+        self.result.seconds[name] = time.monotonic() - begun
+
+    def note(self, said: Iterable[str]) -> None:
+        """Show these sentences."""
+        self.last.extend(said)
+
+    def turn(self) -> None:
+        """Undo expired faults, record ended pools, report progress; block for `TURN_S` seconds."""
+        self.note(self._nemesis.due())
+        if time.monotonic() - self._told >= REPORT_EVERY_S:
+            self._say()
+        time.sleep(TURN_S)
+
+    def wait(self, is_so: Callable[[], bool], limit: float | None = None) -> bool:
+        """Turn until it is so; False: it was not within `limit` seconds."""
+        give_up = None if limit is None else time.monotonic() + limit
+        while not is_so():
+            if give_up is not None and time.monotonic() > give_up:
+                return False
+            self.turn()
+        return True
+
+    def rest(self, seconds: float) -> None:
+        """Turn for so long."""
+        self.wait(lambda: False, seconds)
+
+    def _say(self) -> None:
+        self._told = time.monotonic()
+        self.result.tally.follow(self._ledger)
+        self._tell(self)

@@ -12,15 +12,22 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+from msgspec import json as typed_json
+from msgspec.structs import asdict
 
 SCHEDULE_VERSION = 1
 HOUR_S = 3600.0
 MAX_PICK = 1 << 16
-MAX_NUMBER = 1e9
-"""No number of a schedule file is beyond it: seconds, or a pick."""
+MAX_NUMBER = 1_000_000_000  # no number of a schedule file is beyond it
+
+Count = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+Seconds = Annotated[float, Meta(ge=0, le=MAX_NUMBER)]
+Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 
 AMOUNTS = {"net.delay": (0.0, 60.0), "net.drop": (0.0, 1.0), "clock.jump": (-24 * HOUR_S, 24 * HOUR_S)}
 """Allowed amounts of a schedule file, by kind; see `Fault`."""
@@ -67,21 +74,20 @@ KINDS: Mapping[str, Kind] = {
 """Every kind, in the order in which they are shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True, forbid_unknown_fields=True):
     """One fault.
 
     Attributes:
         amount: `net.delay`: seconds; `net.drop`: share of the replies, 0 to 1; `clock.jump`: seconds, < 0 is back.
     """
 
-    number: int  # from 0; kept when a schedule is shrunk, so that it names the same fault
-    at: float  # seconds since the faults began, >= 0
+    number: Count  # from 0; kept when a schedule is shrunk, so that it names the same fault
+    at: Seconds  # since the faults began
     kind: str  # one of `KINDS`
-    pool: int = 0  # which pool, from 0
-    pick: int = 0  # >= 0; which child, direction or way: taken modulo what is there
-    seconds: float = 0.0  # for how long, or how long the ended pool stays away; 0 = it is over at once
-    amount: float = 0.0
+    pool: Count = 0  # which pool, from 0
+    pick: Count = 0  # which child, direction or way: taken modulo what is there
+    seconds: Seconds = 0.0  # for how long, or how long the ended pool stays away; 0 = it is over at once
+    amount: Number = 0.0
 
     @property
     def ends(self) -> float:
@@ -97,11 +103,7 @@ def plan(seed: int, *, seconds: float, pools: int, kinds: Sequence[str], ttl: fl
         kinds: Kinds that may be chosen; their order has no meaning.
         ttl: Seconds of a lease, > 0: faults last for shares and multiples of it.
         rate: Faults a second, on average, > 0.
-
-    Raises:
-        ValueError: One of these is out of its range, or a kind is unknown; the text is for the user.
     """
-    _check(seconds, pools, kinds, ttl, rate)
     chosen = [kind for kind in KINDS if kind in kinds]
     draw = random.Random(seed).random
     faults: list[Fault] = []
@@ -112,16 +114,6 @@ def plan(seed: int, *, seconds: float, pools: int, kinds: Sequence[str], ttl: fl
         if at >= seconds:
             return faults
         faults.append(fault)
-
-
-def _check(seconds: float, pools: int, kinds: Sequence[str], ttl: float, rate: float) -> None:
-    for name, value in (("seconds", seconds), ("pools", pools), ("ttl", ttl), ("rate", rate)):
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} of a schedule must be more than 0, not {value!r}")
-    if not kinds:
-        raise ValueError("a schedule needs at least one kind of fault")
-    if unknown := sorted(set(kinds).difference(KINDS)):
-        raise ValueError(f"{unknown[0]!r} is not a kind of fault; there are {', '.join(KINDS)}")
 
 
 def _fault(number: int, at: float, kinds: Sequence[str], pools: int, ttl: float, draws: Sequence[float]) -> Fault:
@@ -153,6 +145,26 @@ def _between(bounds: tuple[float, float], draw: float) -> float:
     return bounds[0] + (bounds[1] - bounds[0]) * draw
 
 
+class About(Struct):
+    """The options of a run that its schedule file brings along."""
+
+    seed: int
+    seconds: Seconds
+    pools: Count
+    workers: Count
+    ttl: Seconds
+    rate: Number
+
+
+class _Head(Struct):
+    version: int
+
+
+class _File(Struct):
+    about: About
+    faults: list[Fault]
+
+
 def dump(faults: Sequence[Fault], about: Mapping[str, Any]) -> str:
     """Return the text of a schedule file: what a replay must know `about` the run (JSON), and a line for each fault."""
     lines = ",\n".join(f"    {json.dumps(asdict(fault))}" for fault in faults)
@@ -160,49 +172,24 @@ def dump(faults: Sequence[Fault], about: Mapping[str, Any]) -> str:
     return f'{{\n  {head},\n  "faults": [\n{lines}\n  ]\n}}\n'
 
 
-def load(text: str) -> tuple[list[Fault], dict[str, Any]]:
+def load(text: str) -> tuple[list[Fault], About]:
     """Return the faults in a schedule file, by time, and what it says `about` the run.
 
     Raises `ValueError`: it is none; one sentence for the user.
     """
     try:
-        read = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is not a schedule: not JSON ({error})") from error
-    if not isinstance(read, dict) or "version" not in read or not isinstance(read.get("about"), dict):
-        raise ValueError('it is not a schedule: it has no "version", "about" and "faults"')
-    if read["version"] != SCHEDULE_VERSION:
-        raise ValueError(
-            f"it is a schedule of version {str(read['version'])[:20]}, and this jobpool reads {SCHEDULE_VERSION}"
-        )
-    faults = list(_faults(read.get("faults")))
-    if len({fault.number for fault in faults}) < len(faults):
+        version = typed_json.decode(text, type=_Head).version
+        file = typed_json.decode(text, type=_File) if version == SCHEDULE_VERSION else None
+    except ValueError as error:
+        raise ValueError(f"it is not a schedule: {error}") from error
+    if file is None:
+        raise ValueError(f"it is a schedule of version {version}, and this jobpool reads {SCHEDULE_VERSION}")
+    for fault in file.faults:
+        least, most = AMOUNTS.get(fault.kind, (-MAX_NUMBER, MAX_NUMBER))
+        if fault.kind not in KINDS or not least <= fault.amount <= most:
+            raise ValueError(f"fault {fault.number} of the schedule is none: {json.dumps(asdict(fault))}")
+        if fault.pool >= file.about.pools:
+            raise ValueError(f"fault {fault.number} strikes a pool that is not there")
+    if len({fault.number for fault in file.faults}) < len(file.faults):
         raise ValueError("two faults of the schedule have one number, by which each is undone")
-    return sorted(faults, key=lambda fault: fault.at), read["about"]
-
-
-def _faults(found: object) -> Iterator[Fault]:
-    if not isinstance(found, list):
-        raise ValueError('it is not a schedule: "faults" is not a list')
-    for index, entry in enumerate(found):
-        fault = _read(entry)
-        if fault is None:
-            raise ValueError(f"fault {index} of the schedule is none: {json.dumps(entry)[:200]}")
-        yield fault
-
-
-def _read(entry: object) -> Fault | None:
-    """Parse an entry; None: it is not a fault."""
-    names = {field.name for field in fields(Fault)}
-    if not isinstance(entry, dict) or not {"number", "at", "kind"} <= entry.keys() <= names:
-        return None
-    if entry["kind"] not in list(KINDS):  # a list: the value read may be anything, and a key must be hashable
-        return None
-    numbers = [value for name, value in entry.items() if name != "kind"]
-    if not all(type(value) in (int, float) and -MAX_NUMBER <= value <= MAX_NUMBER for value in numbers):  # no NaN
-        return None
-    fault = Fault(**entry)
-    whole = all(isinstance(value, int) and value >= 0 for value in (fault.number, fault.pool, fault.pick))
-    least, most = AMOUNTS.get(fault.kind, (0.0, 0.0))
-    sane = min(fault.at, fault.seconds) >= 0 and (not most or least <= fault.amount <= most)
-    return fault if whole and sane else None
+    return sorted(file.faults, key=lambda fault: fault.at), file.about

@@ -49,15 +49,11 @@ def _result(history: History, found: Mapping[str, Any], now: float) -> str:
         recent = [one for one in acked if one.known.accepted and now - one.known.accepted.at < RESULT_TTL_S / 2]
         return f"delivery {recent[-1].fence} was acked, and its result is not kept" if recent else ""
     possible = acked or [one for one in history.deliveries if one.known.may_be("ack")]
-    if found[history.id] in [_receipt(history.id, one) for one in possible]:
-        return ""
+    receipts = ((one.fence, one.fetched[0].attempt if one.fetched else 0) for one in possible)
+    if found[history.id] in [{"job": history.id, "fence": fence, "attempt": attempt} for fence, attempt in receipts]:
+        return ""  # see `handlers.receipt`
     told = f"delivery {possible[-1].fence} was acked" if possible else "no delivery was acked"
     return f"{told}, and its result is {found[history.id]}"
-
-
-def _receipt(ident: str, delivery: Delivery) -> dict[str, Any]:
-    """Return the result of a run of that delivery: see `handlers.receipt`."""
-    return {"job": ident, "fence": delivery.fence, "attempt": delivery.fetched[0].attempt if delivery.fetched else 0}
 
 
 def cancels(lines: Sequence[Line], items: Mapping[str, Item], kept: Sequence[Message]) -> dict[str, str]:

@@ -6,13 +6,14 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
 
 from jobpool.broker.opening import redact
 from jobpool.cli.output import columns, note, plural, say, table
@@ -22,9 +23,9 @@ from jobpool_torture.baseline import listed
 from jobpool_torture.result import MEANINGS, quantiles
 
 if TYPE_CHECKING:
-    from jobpool_torture.entry_point import Plan
-    from jobpool_torture.phases import Snapshot
     from jobpool_torture.result import Result
+    from jobpool_torture.run import Phases, Run
+    from jobpool_torture.schedule import Fault
 
 PROGRESS_EVERY_S = 10.0
 SHOWN_IDS = 10
@@ -32,37 +33,37 @@ SHOWN_FAULTS = 200
 SCHEDULE_LINE_CHARS = 110
 
 
-def head(plan: Plan, *, with_schedule: bool) -> None:
-    """Show the plan, on stderr."""
-    options = plan.options
+def head(run: Run, *, with_schedule: bool) -> None:
+    """Show the run's plan, on stderr."""
+    options = run.options
     note(f"torture of {redact(options.backend)}, queue {options.queue}, seed {options.seed}")
-    kinds = sorted({fault.kind for fault in plan.faults})
+    kinds = sorted({fault.kind for fault in run.faults})
     note(
         f"{plural(options.pools, 'pool')} with {plural(options.workers, 'worker')} each, ttl {options.ttl:g} s,"
-        f" {options.rate:g} jobs/s, {plural(len(plan.faults), 'fault')} in {format_duration(options.seconds)}"
+        f" {options.rate:g} jobs/s, {plural(len(run.faults), 'fault')} in {format_duration(options.seconds)}"
         f": {', '.join(kinds) or 'none'}"
     )
-    for text in [*(f"the broker: {said}" for said in plan.broker), *left_out(plan)]:
+    for text in [*(f"the broker: {said}" for said in run.broker), *left_out(run.result)]:
         note(text)
     if with_schedule:
-        for fault in plan.faults:
+        for fault in run.faults:
             note(
                 f"  {fault.at:8.2f} s  {fault.kind:<16} pool{fault.pool + 1}  {fault.seconds:6.2f} s"
                 f"  pick {fault.pick}  amount {fault.amount:g}"
             )
 
 
-def left_out(plan: Plan) -> Iterator[str]:
+def left_out(result: Result) -> Iterator[str]:
     """Yield a line for each reason."""
     by_reason: dict[str, list[str]] = {}
-    for kind, why in plan.left_out.items():
+    for kind, why in result.left_out.items():
         by_reason.setdefault(why, []).append(kind)
     for why, kinds in by_reason.items():
         yield f"left out: {', '.join(kinds)}: {why}"
 
 
 class Progress:
-    """The display of moments while the block runs, as long as stderr is open: a closed terminal does no harm."""
+    """The display of a run while the block runs, as long as stderr is open: a closed terminal does no harm."""
 
     def __init__(self) -> None:
         self._is_drawn = False
@@ -78,42 +79,40 @@ class Progress:
                 sys.stderr.write("\r\x1b[J")
                 sys.stderr.flush()
 
-    def tell(self, moment: Snapshot) -> None:
-        """Show the newest moment."""
+    def tell(self, now: Phases) -> None:
+        """Show the newest now."""
         with suppress(OSError):
-            self._tell(moment)
+            if sys.stderr.isatty():
+                self._show(now)
+            elif now.phase != self._phase or time.monotonic() - self._written >= PROGRESS_EVERY_S:
+                self._written, self._phase = time.monotonic(), now.phase
+                note(line(now))
 
-    def _tell(self, moment: Snapshot) -> None:
-        if sys.stderr.isatty():
-            self._show(moment)
-        elif moment.phase != self._phase or time.monotonic() - self._written >= PROGRESS_EVERY_S:
-            self._written, self._phase = time.monotonic(), moment.phase
-            note(line(moment))
-
-    def _show(self, moment: Snapshot) -> None:
-        """Draw in place of the moment before. The cursor goes back to its beginning, for what others may print."""
+    def _show(self, now: Phases) -> None:
+        """Draw in place of what was shown before. The cursor goes back to its beginning, for what others may print."""
         width = shutil.get_terminal_size().columns
-        texts = [line(moment), *(f"  {said}" for said in moment.last)]
+        texts = [line(now), *(f"  {said}" for said in now.last)]
         cut = [text if len(text) < width else f"{text[: width - 2]}…" for text in map(printable, texts)]
         sys.stderr.write("\r\x1b[J" + "\n".join(cut) + "\x1b[A" * (len(cut) - 1) + "\r")
         sys.stderr.flush()
         self._is_drawn = True
 
 
-def line(moment: Snapshot) -> str:
-    """Return one moment in one line."""
-    tally = moment.tally
-    left = "" if moment.left is None else f" {format_duration(moment.left)} left"
-    pending = "" if moment.pending is None else f", {moment.pending:,} to do"
+def line(now: Phases) -> str:
+    """Return how far the run is, in one line."""
+    tally = now.result.tally
+    left = "" if (seconds := now.left) is None else f" {format_duration(seconds)} left"
+    pending = "" if now.pending is None else f", {now.pending:,} to do"
     return (
-        f"{moment.phase}{left}: {tally.enqueued:,} enqueued, {tally.done:,} done, {tally.dead:,} dead{pending};"
+        f"{now.phase}{left}: {tally.enqueued:,} enqueued, {tally.done:,} done, {tally.dead:,} dead{pending};"
         f" {tally.failed:,} failures, {tally.crashed:,} crashes, {tally.refused:,} refused,"
-        f" {tally.unknown:,} unanswered; {plural(moment.faults, 'fault')}"
+        f" {tally.unknown:,} unanswered; {plural(now.result.struck.total(), 'fault')}"
     )
 
 
-def report(plan: Plan, result: Result, folder: Path | None, shortest: Path | None, again: str) -> None:
+def report(run: Run, folder: Path | None, shortest: Path | None, again: str) -> None:
     """Print the report for people, on stdout."""
+    result = run.result
     table(
         columns("COUNT, >, MEANS~"),
         [[name, str(len(result.counts.get(name, ()))), means] for name, means in MEANINGS.items()],
@@ -123,7 +122,7 @@ def report(plan: Plan, result: Result, folder: Path | None, shortest: Path | Non
             say(f"{name}: {each}")
         if len(found) > SHOWN_IDS:
             say(f"{name}: … and {len(found) - SHOWN_IDS} more")
-    for text in (*_figures(plan, result), *_schedule(plan)):
+    for text in (*_figures(result), *_schedule(run.faults)):
         say(text)
     say(f"{_verdict(result)}  jobpool {version('jobpool')}, Python {python_version()}")
     if folder is not None:
@@ -133,7 +132,7 @@ def report(plan: Plan, result: Result, folder: Path | None, shortest: Path | Non
     say(f"again: {again}")
 
 
-def _figures(plan: Plan, result: Result) -> Iterator[str]:
+def _figures(result: Result) -> Iterator[str]:
     tally = result.tally
     yield (
         f"jobs: {tally.enqueued:,} enqueued, and follow-ups; {tally.runs:,} runs, {tally.done:,} done,"
@@ -146,7 +145,7 @@ def _figures(plan: Plan, result: Result) -> Iterator[str]:
         yield f"tracked: {', '.join(f'{count:,} {name}' for name, count in result.tracked.items())}"
     struck = ", ".join(f"{count} {kind}" for kind, count in sorted(result.struck.items()))
     missed = f"; {result.missed} found nothing to strike" if result.missed else ""
-    yield f"faults: {sum(result.struck.values())} ({struck or 'none'}){missed}"
+    yield f"faults: {result.struck.total()} ({struck or 'none'}){missed}"
     late = quantiles(result.late)
     if late["n"]:
         yield (
@@ -156,14 +155,14 @@ def _figures(plan: Plan, result: Result) -> Iterator[str]:
     descriptors = ", ".join(f"{pool} {listed(kinds)}" for pool, kinds in result.descriptors.items())
     yield f"descriptors: {descriptors or 'not compared'}"
     yield f"seconds: {', '.join(f'{name} {seconds:.0f}' for name, seconds in result.seconds.items())}"
-    yield from left_out(plan)
+    yield from left_out(result)
     yield from (f"problem: {text}" for text in result.problems)
 
 
-def _schedule(plan: Plan) -> list[str]:
+def _schedule(faults: Sequence[Fault]) -> list[str]:
     """Return the planned faults, and their times, as lines."""
-    moments = [f"{fault.at:.1f} s {fault.kind} pool{fault.pool + 1}" for fault in plan.faults[:SHOWN_FAULTS]]
-    more = len(plan.faults) - len(moments)
+    moments = [f"{fault.at:.1f} s {fault.kind} pool{fault.pool + 1}" for fault in faults[:SHOWN_FAULTS]]
+    more = len(faults) - len(moments)
     if more:
         moments.append(f"and {more} more: see -v, --json or schedule.json")
     return textwrap.wrap(f"schedule: {', '.join(moments) or 'nothing'}", SCHEDULE_LINE_CHARS, subsequent_indent="  ")
@@ -178,19 +177,19 @@ def _verdict(result: Result) -> str:
     return f"clean, as far as it came{left}." if result.interrupted else "clean."
 
 
-def document(plan: Plan, result: Result, folder: Path | None, shortest: Path | None, again: str) -> dict[str, Any]:
+def document(run: Run, folder: Path | None, shortest: Path | None, again: str) -> dict[str, Any]:
     """Return the report for programs."""
-    options = plan.options
+    options = run.options
     told = ("queue", "seed", "pools", "workers", "ttl", "rate")
     return {
         "backend": redact(options.backend),
         **{name: getattr(options, name) for name in told},
         "minutes": options.seconds / 60,
-        **result.to_dict(),
-        "schedule": [asdict(fault) for fault in plan.faults],
+        **run.result.to_dict(),
+        "schedule": [asdict(fault) for fault in run.faults],
         "folder": None if folder is None else str(folder),
         "shortest": None if shortest is None else str(shortest),
-        "broker": list(plan.broker),
+        "broker": list(run.broker),
         "versions": {"jobpool": version("jobpool"), "python": python_version()},
         "again": again,
     }

@@ -3,19 +3,12 @@
 An oracle can count by that, and not by a pool's beliefs: by deliveries with their counters, accepted settlements, and
 those with an unknown result. It changes no answer, and of the calls only one thing: no message pauses after a crash,
 for which tests would wait.
-
-Fail-points kill or stop the master at a chosen call, such as `after-fetch:3` or `before-settle/ack:1=stop`. They name
-a point, the verb that a settle call must hold (optional), the number of that call, and the action (`kill`).
 """
 
 from __future__ import annotations
 
 import os
-import re
-import signal
-import threading
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,67 +23,8 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Move, Settled, Settlement
 from jobpool_torture.ledger import LEDGER, Line, append, open_ledger
 
-POINTS = tuple(f"{when}-{what}" for what in ("fetch", "settle", "renew", "reap") for when in ("before", "after"))
-"""After a fetch or a reap: one that brought something. Before it, or at a renewal: every one."""
-
-VERBS = ("ack", "nack", "abandon", "release", "forfeit", "move")
-_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-_FORM = re.compile(r"(?P<point>[a-z-]+)(/(?P<verb>[a-z]+))?(:(?P<number>[1-9][0-9]*))?(=(?P<action>kill|stop))?")
-FAILPOINT = "JOBPOOL_FAILPOINT"
-POOL_NAME = "JOBPOOL_NAME"
-"""Environment variables: fail-points; the pool's name, as a pool reads it itself."""
-
+POOL_NAME = "JOBPOOL_NAME"  # the environment variable, as a pool reads it itself
 MAX_CAUSE_CHARS = 100  # characters of a cause of death that are written: a stack is the log's business
-
-
-@dataclass(frozen=True, slots=True)
-class FailPoint:
-    """The `number`-th call (>= 1) at `point`; `verb` "" = whatever it settles. `action`: `kill` or `stop`."""
-
-    point: str
-    verb: str = ""
-    number: int = 1
-    action: str = "kill"
-
-    @classmethod
-    def parse(cls, text: str) -> FailPoint:
-        """Read `point[/verb][:number][=action]`. Raises `ConfigurationError`."""
-        found = _FORM.fullmatch(text.strip())
-        if found is None or found["point"] not in POINTS:
-            raise ConfigurationError(
-                f"{text!r} is not a fail-point POINT[/VERB][:NUMBER][=stop]; points: {', '.join(POINTS)}"
-            )
-        verb = found["verb"] or ""
-        if verb and (verb not in VERBS or not found["point"].endswith("settle")):
-            raise ConfigurationError(f"{text!r}: a verb belongs to a settle call, and is one of {', '.join(VERBS)}")
-        return cls(found["point"], verb, int(found["number"] or 1), found["action"] or "kill")
-
-
-def parse_points(text: str) -> list[FailPoint]:
-    """Read a list with commas; "" = none. Raises `ConfigurationError`."""
-    return [FailPoint.parse(part) for part in text.split(",") if part.strip()]
-
-
-class FailPoints:
-    """Counts calls, in any thread, and kills or stops the process at each point that is reached."""
-
-    def __init__(self, points: Sequence[FailPoint] = ()) -> None:
-        self._left = {point: point.number for point in points}
-        self._lock = threading.Lock()
-
-    def at(self, point: str, verbs: Collection[str] = ()) -> None:
-        """Act if the program is to end at `point`, with these verbs in the call."""
-        me = threading.get_ident()  # sent to the process, it may hit this thread late
-        for action in self._reached(point, verbs) if self._left else ():
-            signal.pthread_kill(me, _SIGNALS[action])
-
-    def _reached(self, point: str, verbs: Collection[str]) -> list[str]:
-        """Return the actions that are due now."""
-        with self._lock:
-            here = [found for found in self._left if found.point == point and (not found.verb or found.verb in verbs)]
-            for found in here:
-                self._left[found] -= 1
-            return [found.action for found in here if self._left[found] == 0]
 
 
 class Witness:
@@ -100,19 +34,11 @@ class Witness:
     `reap_expired`, which no pool calls, is not watched: it tells no ids. Raises OSError: the ledger cannot be opened.
     """
 
-    def __init__(
-        self,
-        backend: QueueBackend,
-        ledger: Path | str,
-        points: Sequence[FailPoint] = (),
-        pool: str = "",
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, backend: QueueBackend, ledger: Path | str, pool: str = "", clock: Clock | None = None) -> None:
         """Open the ledger. `clock`: the backend's, by which its leases end; None = the machine's."""
         self._backend = backend
         self._clock = clock or SystemClock()
         self._ledger = open_ledger(ledger)
-        self._points = FailPoints(points)
         self._about: dict[str, Any] = {"pool": pool, "pid": os.getpid()}
 
     def __getattr__(self, name: str) -> Any:
@@ -121,7 +47,6 @@ class Witness:
     def fetch_many(
         self, queue: str, *, limit: int, ttl: float = 30.0, wait: float = 0.0, fetch_id: str | None = None
     ) -> list[JobLease]:
-        self._points.at("before-fetch")
         since = self._clock.mono()
         leases = self._backend.fetch_many(queue, limit=limit, ttl=ttl, wait=wait, fetch_id=fetch_id)
         if leases:
@@ -129,38 +54,35 @@ class Witness:
             holds = [max(0.0, lease.expires_at - begun) for lease in leases]
             pairs = zip(leases, holds, strict=True)
             self._write([self._of_lease("fetched", one, since=since, holds=held, tag=queue) for one, held in pairs])
-            self._points.at("after-fetch")
         return leases
 
     def settle_many(self, settlements: Settlements, call_id: str | None = None) -> list[Settled]:
         verbs = [type(settlement).__name__.lower() for _, settlement in settlements]
         since = self._clock.mono()
         self._write_call("asked", settlements, [""] * len(verbs), since)
-        self._points.at("before-settle", verbs)
         try:
             answers = self._backend.settle_many(settlements, call_id)
         except Exception as error:
             self._write_failed(settlements, error, since)
             raise
         self._write_call("settled", settlements, [answer.value for answer in answers], since)
-        self._points.at("after-settle", verbs)
         return answers
 
     def renew_many(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
-        self._points.at("before-renew")
         renewed = self._backend.renew_many(leases, ttl)
         ended = [lease for lease, new in zip(leases, renewed, strict=True) if new is None]
         self._write([self._of_lease("lost", lease, verb="renew") for lease in ended])
-        self._points.at("after-renew")
         return renewed
 
     def reap(self, queue: str, policy: ReapPolicy | None = None) -> list[Reaped]:
-        self._points.at("before-reap")
         policy = replace(policy or ReapPolicy(), back_off=0.0)
         reaped = self._backend.reap(queue, policy)
         if reaped:
-            self._write([self._of_reaped(one) for one in reaped])
-            self._points.at("after-reap")
+            lines = []
+            for one in reaped:
+                answer, cause = "dead" if one.dead else "back", (one.cause or "")[:MAX_CAUSE_CHARS]
+                lines.append(self._line("reaped", one.id, crashes=one.crashes, answer=answer, tag=cause))
+            self._write(lines)
         return reaped
 
     def lost(self) -> list[JobLease]:
@@ -207,12 +129,6 @@ class Witness:
             about |= {"attempt": settlement.attempts, "crashes": settlement.crashes, "tag": settlement.queue}
         return self._line(event, lease.id, fence=lease.deliveries, since=since, answer=answer, **about)
 
-    def _of_reaped(self, reaped: Reaped) -> Line:
-        answer = "dead" if reaped.dead else "back"
-        return self._line(
-            "reaped", reaped.id, crashes=reaped.crashes, answer=answer, tag=(reaped.cause or "")[:MAX_CAUSE_CHARS]
-        )
-
     def _line(self, event: str, ident: str, **more: Any) -> Line:
         return Line(event, ident, at=self._clock.mono(), wall=self._clock.wall(), **self._about, **more)
 
@@ -224,17 +140,15 @@ QueueBackend.register(Witness)  # so that checks for the class of a backend acce
 
 
 def watched(backend: QueueBackend, environ: Mapping[str, str]) -> QueueBackend:
-    """Return the backend under a witness, as the environment asks for it (`LEDGER`, `FAILPOINT`, `POOL_NAME`).
+    """Return the backend under a witness, as the environment asks for it (`LEDGER`, `POOL_NAME`).
 
-    Raises:
-        ConfigurationError: There is no ledger in the environment, it cannot be opened, or a fail-point is unknown.
+    Raises `ConfigurationError`: there is no ledger in the environment, or it cannot be opened.
     """
     path = environ.get(LEDGER)
     if not path:
         raise ConfigurationError(f"set {LEDGER} to the file that the witness writes")
-    points = parse_points(environ.get(FAILPOINT, ""))
     try:
-        witness = Witness(backend, path, points, environ.get(POOL_NAME, ""))
+        witness = Witness(backend, path, environ.get(POOL_NAME, ""))
     except OSError as error:
         raise ConfigurationError(f"the ledger {path} cannot be opened: {error.strerror}") from error
     return cast(QueueBackend, witness)

@@ -64,7 +64,7 @@ def callbacks(backend: QueueBackend) -> list[tuple[str, str]]:
 def told(backend: QueueBackend, queue: str = DONE) -> dict[str, Any]:
     """The end of the batch as its callback in this queue finds it, verified."""
     [lease] = backend.fetch_many(queue, limit=1)
-    verify(lease.body, lease.envelope, backend.signer, queue)
+    verify(lease.envelope, backend.signer, queue)
     backend.release(lease)
     assert lease.envelope.ended is not None
     return lease.envelope.ended

@@ -8,7 +8,7 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE
 
-from jobpool.cron.records import Records
+from jobpool.cron.records import load
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
 from jobpool.handlers.registry import HandlerRegistry
@@ -45,6 +45,6 @@ def test_each_name_is_one_schedule_whatever_it_is_made_of(harness: Harness) -> N
 
     assert backend.stats(QUEUE).pending == 2 * len(NAMES)
     assert sorted(ran) == sorted(2 * [f"i{name}"[:255] for name in NAMES])
-    records = Records(backend.keys, "-").load(planned.name for planned in first.planned)
+    records = load(backend.keys, (planned.name for planned in first.planned))
     assert {record.last for record in records.values()} == {then + timedelta(minutes=1)}
     assert len(records) == 2 * len(NAMES)

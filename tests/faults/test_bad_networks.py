@@ -106,7 +106,7 @@ def test_a_pool_behind_a_black_hole_loses_what_it_holds_and_nobody_else_notices(
     rig.wait_drained()
     account = rig.account()
     account.assert_clean()
-    assert account.duplicates <= {done}
+    assert account["DUP"] <= {done}
     assert [len(rig.starts(ident)) for ident in (done, running)] == [2, 2]
     assert [rig.starts(ident)[1].crashes for ident in (done, running)] == [1, 1]
     assert len([ident for ident in rig.enqueued if len(rig.starts(ident)) > 1]) <= 2 + 4, "and what it had looked ahead"
@@ -165,7 +165,7 @@ def test_behind_a_black_hole_an_attempt_ends_with_its_lease_and_the_pool_goes_on
     rig.wait_drained()
     account = rig.account()
     account.assert_clean()
-    assert not account.overlaps | account.excused
+    assert not account["OVERLAP"] | account.excused
     wait_until(lambda: pool.header().lost >= 1)
     stop_all(rig, rig.pools)
 
@@ -204,11 +204,11 @@ def test_connections_that_hold_leases_are_reset_and_nothing_is_lost(broker: Brok
     rig.wait_drained()
     account = rig.account()
     # A crash is charged by a copy: a cut between copy and delete leaves two, each with numbers of its own.
-    assert not account.lost | account.ghosts | account.wrong_attempts
+    assert not account["LOST"] | account["GHOST"] | account["ATT"]
     few = len(rig.enqueued) / 10
-    assert len(account.double_settles | account.reruns | account.fences) < few
+    assert len(account["DOUBLE-SETTLE"] | account["RERUN"] | account["FENCE"]) < few
     assert len(account.excused) < few
-    assert len(account.duplicates) < len(rig.enqueued) / 2
+    assert len(account["DUP"]) < len(rig.enqueued) / 2
     stop_all(rig, rig.pools)
 
 
@@ -285,7 +285,7 @@ def test_leases_that_end_in_an_outage_are_neither_lost_nor_settled_late(
     rig.wait_drained()
     account = rig.account()
     account.assert_clean()
-    assert account.duplicates <= {held[1]}
+    assert account["DUP"] <= {held[1]}
     for pool in pools:
         wait_until(lambda p=pool: len(p.log(CLOSED)) == 1, what="closed")  # type: ignore[misc]
         [opened] = pool.log(OPENED)

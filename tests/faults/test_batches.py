@@ -57,7 +57,7 @@ class Mortal:
         self.alive = [self._start() for _ in range(POOLS)]
 
     def _start(self) -> PoolProcess:
-        more = {"JOBPOOL_FAILPOINT": self._points.pop() if self._points else ""}
+        more = {"FAILPOINT": self._points.pop() if self._points else ""}
         more[ORDERS_FOLDER] = str(self._rig.directory / "orders")
         return self._rig.start_pool(*FLAGS, app="jobpool_torture.handlers", **more)
 

@@ -139,10 +139,10 @@ def test_writers_killed_in_mid_commit_lose_nothing_that_was_answered(rig: Rig, f
         ids[word].update(named)
     rig.enqueued |= ids["enq"]
     account = rig.account()
-    assert account.ghosts <= ids["try"] - ids["enq"], "committed, and killed before it was noted"
-    account.ghosts.clear()
+    assert account["GHOST"] <= ids["try"] - ids["enq"], "committed, and killed before it was noted"
+    account.found["GHOST"].clear()
     account.assert_clean()
-    assert account.duplicates <= under_way(rig, first) | under_way(rig, second), "what the killed pools had under way"
+    assert account["DUP"] <= under_way(rig, first) | under_way(rig, second), "what the killed pools had under way"
     figure("kills", WRITERS + 2, "")
     figure("jobs answered", len(ids["enq"]), "")
-    figure("jobs lost", len(account.lost), "")
+    figure("jobs lost", len(account["LOST"]), "")

@@ -171,7 +171,7 @@ def test_what_a_fetch_has_leased_that_is_never_asked_again_comes_back_after_the_
     rig.wait_drained()
     account = rig.account()
     account.assert_clean()
-    assert account.duplicates <= {mine}, "it may have been killed while it settled that"
+    assert account["DUP"] <= {mine}, "it may have been killed while it settled that"
     stop_all(rig, [other])
 
 

@@ -41,7 +41,7 @@ class Doomed:
                 self.fell[point] = self._alive.pop(point)
         while self._points and len(self._alive) < AT_ONCE:
             point = self._points.pop(0)
-            self._alive[point] = self._rig.start_pool("--ttl", f"{TTL:g}", workers=1, JOBPOOL_FAILPOINT=point)
+            self._alive[point] = self._rig.start_pool("--ttl", f"{TTL:g}", workers=1, FAILPOINT=point)
         return not self._alive
 
 

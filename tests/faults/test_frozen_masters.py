@@ -83,7 +83,7 @@ def test_a_settlement_that_reaches_the_broker_too_late_is_refused(rig: Rig) -> N
     Not on SQLite: there its other threads may hold the file's lock where it stops, and nobody else gets anywhere.
     """
     first, later = rig.directory / "first", rig.directory / "later"
-    [sleeper] = start_pools(rig, 1, *FLAGS, JOBPOOL_FAILPOINT="before-settle/ack:1=stop")
+    [sleeper] = start_pools(rig, 1, *FLAGS, FAILPOINT="before-settle/ack:1=stop")
     ident = gated(rig, first, later)
     rig.wait_started(ident)
     first.touch()

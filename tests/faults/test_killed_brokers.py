@@ -165,11 +165,11 @@ def test_what_kills_take_from_a_redis_that_flushes_every_second(tmp_path: Path, 
                 wait_begun_after(rig, time.monotonic())
         rig.wait_drained()
         account = rig.account()
-        assert account.ghosts == set()
-        late = {ident for ident in account.lost if not was_just_answered(producer.answered[ident], killed)}
+        assert account["GHOST"] == set()
+        late = {ident for ident in account["LOST"] if not was_just_answered(producer.answered[ident], killed)}
         assert late == set(), "older than Redis may be behind"
-        figure(f"lost by {KILLS} kills with everysec", len(account.lost), "jobs")
-        figure("and run again", len(account.duplicates), "jobs")
+        figure(f"lost by {KILLS} kills with everysec", len(account["LOST"]), "jobs")
+        figure("and run again", len(account["DUP"]), "jobs")
         stop_all(rig, rig.pools)
 
 
@@ -240,10 +240,10 @@ def test_leases_are_lost_with_a_beanstalkd_that_is_killed_and_nothing_else_is(
     figure("work goes on after", wait_begun_after(rig, back), "s")
     rig.wait_drained()
     account = rig.account()
-    assert account.lost | account.ghosts | account.wrong_attempts == set()
+    assert account["LOST"] | account["GHOST"] | account["ATT"] == set()
     held = round(children * (1 + HELD_S / seconds))  # all of it goes back where both long jobs run in one pool
     assert len(account.excused) <= held, "what its masters were about to give back"
-    assert len(account.duplicates) <= held, "what was done, and not yet settled: on a busy machine several batches"
+    assert len(account["DUP"]) <= held, "what was done, and not yet settled: on a busy machine several batches"
     assert [len(rig.ends(ident)) for ident in long] == [1, 1]
     wait_until(lambda: sum(pool.header().lost for pool in pools) >= 2)
     stop_all(rig, rig.pools)

@@ -73,5 +73,5 @@ def _check_one_run_each(name: str, rig: Rig, handlers: dict[str, str], seconds: 
         figure(f"the run, on {name}", end.at - start.at, "s")
     account = rig.account()
     account.assert_clean()
-    assert not (account.duplicates | account.overlaps) & set(idents)
+    assert not (account["DUP"] | account["OVERLAP"]) & set(idents)
     stop_all(rig, rig.pools)

@@ -65,7 +65,7 @@ def test_a_master_killed_under_load_leaves_nothing_alive_and_loses_nothing(
     rig.wait_drained()
     account = rig.account()
     account.assert_clean()
-    assert not account.overlaps
+    assert not account["OVERLAP"]
     again = {ident for ident in rig.enqueued if len(rig.starts(ident)) > 1}
     assert again <= in_flight, "DUP: only what it held"
     figure("run again", len(again), "messages")
@@ -117,5 +117,5 @@ def test_masters_killed_again_and_again(rig: Rig) -> None:
     rig.wait_drained()
     account = rig.account()
     account.assert_clean()
-    assert not account.overlaps
+    assert not account["OVERLAP"]
     stop_all(rig, [stable])

@@ -63,7 +63,7 @@ def pools(rig: Rig) -> Iterator[list[PoolProcess]]:
     yield pools
     account = rig.account()
     account.assert_clean()
-    assert not account.overlaps
+    assert not account["OVERLAP"]
     stop_all(rig, pools)
 
 

@@ -32,7 +32,6 @@ BY_NUMBER = {
         "jobpool/ipc/scheduler_process.py",
         "SchedulerProcess.start",
     ): "its own child, by Popen, which has not collected it",
-    ("jobpool_torture/witness.py", "FailPoints.at"): "itself",
     ("jobpool_torture/handlers.py", "crash"): "itself",
     ("jobpool_torture/network.py", "Proxy.close"): "its own child, by Popen, which has not collected it",
     ("jobpool_torture/processes.py", "_Keeper.close"): "its own child, by Popen, which has not collected it",

@@ -109,7 +109,7 @@ def flipped(dice: random.Random) -> dict[str, bytes]:
 def is_genuine(body: bytes) -> bool:
     """Whether it says what its producer signed: a flip in a field that is not signed changes nothing that counts."""
     try:
-        verify(body, decode(body, attempts=0), KNOWN, "default")
+        verify(decode(body, attempts=0), KNOWN, "default")
     except MalformedEnvelope:
         return False
     return True

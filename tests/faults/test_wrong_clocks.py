@@ -15,11 +15,12 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from support.poolrig import Rig
 from support.waiting import wait_until, whole_lines
 
-from jobpool.cron.records import Record, Records
+from jobpool.cron.records import SPACE, Record
 from jobpool_torture.clocks import PoolClock, clear
 
 HOUR = 3600.0
@@ -97,7 +98,7 @@ def test_programs_on_wrong_clocks_fire_by_the_brokers(rig: Rig) -> None:
     """Each minute of the broker's once, and none of theirs. POOLTEST_FULL=1: over two minutes, and clocks that jump."""
     begun = datetime.now(UTC)
     seen = begun - MISSED
-    Records(rig.backend.keys, "of the test").put({"each-minute": Record(seen)})
+    rig.backend.keys.put_records(SPACE, {"each-minute": msgspec.json.encode(Record(seen))}, HOUR)
     with three_programs(rig) as programs:
         assert [program.hours_ahead() for program in programs] == [0, 1, -1]
         wait_until(lambda: len(fired_by(programs)) >= MISSED / MINUTE, LIMIT, "what was missed has fired")

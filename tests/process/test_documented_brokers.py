@@ -46,26 +46,27 @@ def redis_url() -> Iterator[str]:
 
 
 def test_the_shop_in_sqlite_books_every_order_once(tmp_path: Path) -> None:
-    run_shop("orders.py", "sqlite:///shop.db", tmp_path, {})
+    page = (DOCS / "transactions.md").read_text("utf-8")
+    [code] = re.findall(r"^```python\n(# orders\.py\n.*?)^```", page, re.MULTILINE | re.DOTALL)
+    run_shop(code, "sqlite:///shop.db", tmp_path, {})
 
     with closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
         assert sorted(shop.execute("SELECT * FROM ledger")) == ENTRIES
 
 
 def test_the_shop_in_postgres_books_every_order_once(tmp_path: Path, database: str) -> None:
-    run_shop("orders_pg.py", database, tmp_path, {"SHOP_DATABASE": database})
+    code = (DOCS / "cookbook" / "orders_pg.py").read_text("utf-8")
+    run_shop(code, database, tmp_path, {"SHOP_DATABASE": database})
 
     with psycopg.connect(database) as shop:
         assert sorted(shop.execute("SELECT * FROM ledger")) == ENTRIES
 
 
-def run_shop(file: str, url: str, folder: Path, variables: Mapping[str, str]) -> None:
+def run_shop(code: str, url: str, folder: Path, variables: Mapping[str, str]) -> None:
     """Place the orders and let a pool work until nothing is left."""
-    page = (DOCS / "transactions.md").read_text("utf-8")
-    [code] = re.findall(rf"^```python\n(# {re.escape(file)}\n.*?)^```", page, re.MULTILINE | re.DOTALL)
-    (folder / file).write_text(code)
-    words = ["--backend", url, "--queue", "orders", "--app", file, "--until-empty", "--fail-on-dead", "--workers", "2"]
-    run(folder, "python", file, **variables)
+    (folder / "shop.py").write_text(code)
+    words = ["--backend", url, "--queue", "orders", "--app", "shop.py", "--until-empty", "--fail-on-dead", "-w", "2"]
+    run(folder, "python", "shop.py", **variables)
     run(folder, "jobpool", *words, **variables)
 
 

@@ -77,6 +77,11 @@ class FleetRig:
         wait_until(there, LIMIT, what)
         return told
 
+    def all_is_over(self) -> bool:
+        """Whether no fault is to be undone, and no pool to be started again."""
+        waits = [pool for pool in self.fleet.pools if not pool.pid and pool.start_at is not None]
+        return not (self.nemesis._pending or waits)
+
     def enqueue(self, count: int = 1, **payload: Any) -> list[str]:
         return self.backend.enqueue_many([JobDefinition("tell", payload) for _ in range(count)])
 
@@ -107,7 +112,7 @@ class FleetRig:
         told = self.nemesis.heal(LIMIT)
         assert not [line for line in told if line.endswith("is not up")], told
         assert not self.nemesis.problems
-        assert self.nemesis.next_due() is None
+        assert self.all_is_over()
         self.wait_told_by(*(pool.name for pool in self.fleet.pools))
 
 
@@ -151,7 +156,6 @@ def fleet_rig(
         assert fleet.wait_ready(LIMIT) == []
         yield FleetRig(directory, url, fleet, nemesis, networks, own, backend)
     finally:
-        nemesis.heal(0)
         nemesis.close()
         fleet.kill_all()
         backend.close()

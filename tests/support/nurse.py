@@ -120,7 +120,9 @@ class Nurse:
         config = ForkServerConfig(
             ChildOptions(sys_path=[SUPPORT], **options), f"childmains:{main}", f"childmains:{app}", "test"
         )
-        self.server = ForkServerClient.start(config, self.board.fd, os.environ if environ is None else environ)
+        environ = os.environ if environ is None else environ
+        self.server = ForkServerClient.begin(environ)
+        self.server.tell(config, self.board.fd, environ)
         self.children: dict[int, Child] = {}
         self._heard: list[Frame] = []
         self._serial = 0

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,29 @@ def _process(name: str) -> PeerProcess:
     peer = PeerProcess(folder)
     atexit.register(_if_still_here, os.getpid(), peer.close)
     return peer
+
+
+class SharedNamespace(Namespace):
+    """One test's view of connections that others use too: it knows the queues named to it, and closes nothing."""
+
+    def __init__(self, shared: Namespace) -> None:
+        self.address = shared.address
+        self._shared = shared
+        self._named: set[str] = set()
+
+    def queue(self, name: str) -> QueueClient:
+        client = self._shared.queue(name)
+        self._named.add(name)
+        return client
+
+    def call(self, work: Coroutine[Any, Any, Any], limit: float | None = None) -> Any:
+        return self._shared.call(work, limit)
+
+    def named_queues(self) -> list[str]:
+        return sorted(self._named)
+
+    def close(self) -> None:
+        pass
 
 
 def shared_hub(connection_string: str) -> Namespace:

@@ -38,6 +38,7 @@ from jobpool_torture.ledger import LEDGER, Ledger, Line
 from jobpool_torture.options import with_timeout
 from jobpool_torture.oracle import Account, count
 from jobpool_torture.processes import is_alive
+from support import failpoints, unwitnessed
 from support.stalls import Stalls
 from support.waiting import wait_ended, wait_until, whole_lines
 
@@ -225,11 +226,13 @@ class Rig:
         url = url if timeout is None else with_timeout(url, timeout)
         words = ["-A", str(app), "-b", url, "-w", str(workers), "-n", name, "--log-format", "json", *flags]
         witnessed = self.witness if witness is None else witness
-        program = "jobpool_torture.pool_process" if witnessed else "jobpool.cli.main"
+        program = ["-m", "jobpool_torture.pool_process" if witnessed else "jobpool.cli.main"]
+        if environment.get(failpoints.FAILPOINT):
+            program = ["-P", failpoints.__file__]
         log = self.directory / f"{name}.log"
         with log.open("ab") as stream:
             process = subprocess.Popen(
-                [*through, sys.executable, "-m", program, *words],
+                [*through, sys.executable, *program, *words],
                 cwd=self.directory,
                 env=self._environment() | {"JOBPOOL_NAME": name} | environment,
                 stdin=subprocess.DEVNULL,
@@ -325,13 +328,10 @@ class Rig:
 
         `less`: what the test has taken from the broker, as `leases=Leases.CONNECTION` where it took leases away.
         """
-        return count(
-            self.lines(),
-            self.enqueued,
-            self.kept(),
-            can=replace(self.backend.capabilities, **less),
-            witnessed=bool(self.pools) and all(pool.witnessed for pool in self.pools),
-        )
+        lines, kept = self.lines(), self.kept()
+        if self.pools and all(pool.witnessed for pool in self.pools):
+            return count(lines, self.enqueued, kept, can=replace(self.backend.capabilities, **less))
+        return unwitnessed.count(lines, self.enqueued, kept)
 
     def processes(self) -> dict[int, str]:
         """Pid → command of all that is alive of this rig."""

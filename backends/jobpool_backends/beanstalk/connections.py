@@ -15,15 +15,16 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import greenstalk
 
 from jobpool.clock import Clock
-from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
+from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
 from jobpool_backends.beanstalk.connection import COMMANDS_PER_WRITE, TROUBLE, Answer, Connection, Held, explain
+from jobpool_backends.errors import inherited
 from jobpool_backends.shared import grouped
 
 MAX_IDLE = 4  # idle connections that are kept; more are closed
@@ -56,23 +57,19 @@ class Connections:
 
     # --- connections to speak on -----------------------------------------------------------------------
 
-    @contextmanager
-    def spare(self) -> Iterator[Connection]:
-        """Yield an idle connection, for this block alone; leases that it then has stay with it.
+    def spare(self) -> AbstractContextManager[Connection]:
+        """Lend an idle connection, for this block alone; leases that it then has stay with it.
 
         Inside the block, trouble with the connection ends it and becomes `BackendUnavailable`. Refusals of the server
         become errors as in `refusal`, and ordinary answers pass through. Refusals of a `burst` are values. Raises
         BackendUnavailable. Blocks as long as connecting does, if no connection is idle.
         """
-        with self.speaking(self.take_idle()) as connection:
-            yield connection
+        return self.speaking(self.take_idle())
 
-    @contextmanager
-    def fetching(self) -> Iterator[Connection]:
-        """Yield a connection to reserve on, as `spare`: one that has leases already, if any has room."""
+    def fetching(self) -> AbstractContextManager[Connection]:
+        """Lend a connection to reserve on, as `spare`: one that has leases already, if any has room."""
         with_room = self._take(lambda connection: 0 < len(connection.held) < MAX_LEASES_PER_CONNECTION)
-        with self.speaking(with_room or self.take_idle()) as connection:
-            yield connection
+        return self.speaking(with_room or self.take_idle())
 
     @contextmanager
     def speaking(self, connection: Connection) -> Iterator[Connection]:
@@ -109,10 +106,7 @@ class Connections:
     def check_process(self) -> None:
         """Raise when this was inherited by a fork."""
         if self.is_inherited:
-            raise ConfigurationError(
-                f"the connections to {self.address.title} were opened by process {self._pid}, before a fork, and cannot"
-                " be shared: open the backend after the fork, in the process that uses it"
-            )
+            raise inherited(f"the connections to {self.address.title}", self._pid)
 
     def put_refusal(self, answer: Answer) -> JobpoolError:
         """Return the error of a put that was not answered with `INSERTED`."""

@@ -10,7 +10,6 @@ A crash is charged by a copy with new counters, so that nobody charges it again.
 
 from __future__ import annotations
 
-import random
 import secrets
 from collections.abc import Sequence
 
@@ -121,7 +120,7 @@ class Fetcher:
         queue = self._address.queue(counters.tube) or counters.tube
         handed_out = replace(record, deliveries=record.deliveries + counters.reserves - 1)
         policy, now = self._ledger.policy(queue), self._clock.wall()
-        charged = charge(handed_out, counters.crashes, EXPIRED, policy, now, random.uniform)
+        charged = charge(handed_out, counters.crashes, EXPIRED, policy, now)
         answer = self._put(connection, charged, body, counters)
         copy = number_of(answer)
         if copy is None:

@@ -10,7 +10,6 @@ A call that failed may be repeated with its id: its finished parts are remembere
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
@@ -145,7 +144,7 @@ class Settler:
                 return self._go_on(place, held, replace(record, begun=True), whole_seconds(delay))
             case Forfeit(cause):
                 policy, now = self._ledger.policy(held.lease.queue), self._clock.wall()
-                charged = charge(record, 1, cause or EXPIRED, policy, now, random.uniform)
+                charged = charge(record, 1, cause or EXPIRED, policy, now)
                 return replace(self._go_on(place, held, charged.record, charged.delay), charged=charged)
             case Move():
                 copies = [self._move(held, message) for message in brought]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 
 from jobpool.broker.claim_store import (
@@ -35,6 +36,12 @@ class MemoryClaims(ClaimStore):
         self._store.tend(queue)
         return queue
 
+    @contextmanager
+    def _step(self, name: str) -> Iterator[Queue]:
+        """Make the block one step on a queue in which nothing is overdue."""
+        with self._turn.step():
+            yield self.tidy(name)
+
     def _post(self, queue: str, posts: Sequence[NewPost]) -> None:
         with self._turn.step():
             self._store.add_posts(queue, posts)
@@ -42,8 +49,7 @@ class MemoryClaims(ClaimStore):
     def _claim(
         self, queue: str, claim_id: str, limit: int, ttl: float, grace: float, max_claims: int
     ) -> HeldClaim | None:
-        with self._turn.step():
-            known = self.tidy(queue)
+        with self._step(queue) as known:
             claim = known.claims.get(claim_id)
             if claim is None:
                 found = list(islice(self._free(known, max_claims), limit))
@@ -90,13 +96,12 @@ class MemoryClaims(ClaimStore):
         return len(held)
 
     def _get(self, queue: str, claim_id: str) -> HeldClaim | None:
-        with self._turn.step():
-            claim = self.tidy(queue).claims.get(claim_id)
+        with self._step(queue) as known:
+            claim = known.claims.get(claim_id)
             return self._held(queue, claim) if claim else None
 
     def _renew(self, queue: str, claim_id: str, ttl: float, grace: float | None) -> HeldClaim | None:
-        with self._turn.step():
-            known = self.tidy(queue)
+        with self._step(queue) as known:
             claim = known.claims.get(claim_id)
             if claim is None:
                 return None
@@ -104,14 +109,12 @@ class MemoryClaims(ClaimStore):
             return self._held(queue, claim)
 
     def _release(self, queue: str, claim_id: str) -> int:
-        with self._turn.step():
-            known = self.tidy(queue)
+        with self._step(queue) as known:
             claim = known.claims.get(claim_id)
             return self._end(known, claim) if claim else 0
 
     def _delete(self, queue: str, idents: Sequence[str], claim_id: str | None) -> list[Deleted] | None:
-        with self._turn.step():
-            known = self.tidy(queue)
+        with self._step(queue) as known:
             claim = known.claims.get(claim_id) if claim_id is not None else None
             if claim is None and claim_id is not None:
                 return None
@@ -128,29 +131,26 @@ class MemoryClaims(ClaimStore):
         return Deleted.DONE
 
     def _pop(self, queue: str, limit: int) -> list[QueueMessage]:
-        with self._turn.step():
-            taken = list(islice(self._free(self.tidy(queue)), limit))
+        with self._step(queue) as known:
+            taken = list(islice(self._free(known), limit))
             for entry in taken:
                 self._store.remove(entry)
             return [_told(entry) for entry in taken]
 
     def _list(self, queue: str, after: int, limit: int, claimed: bool) -> list[QueueMessage]:
         states = (State.WAITING, State.LEASED) if claimed else (State.WAITING,)
-        with self._turn.step():
-            self.tidy(queue)
+        with self._step(queue):
             listed = (entry for entry in self._store.entries.values() if entry.queue == queue and entry.seq > after)
             found = islice((entry for entry in listed if entry.state in states), limit)
             return [_told(entry, whole=True) for entry in found]
 
     def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]:
-        with self._turn.step():
-            claims = self.tidy(queue).claims
-            page = sorted(ident for ident in claims if ident > after)[:limit]
-            return [self._held(queue, claims[ident], listed=True) for ident in page]
+        with self._step(queue) as known:
+            page = sorted(ident for ident in known.claims if ident > after)[:limit]
+            return [self._held(queue, known.claims[ident], listed=True) for ident in page]
 
     def _stats(self, queue: str) -> ClaimStats:
-        with self._turn.step():
-            known = self.tidy(queue)
+        with self._step(queue) as known:
             claimed, free, delayed = map(known.count, (State.LEASED, State.WAITING, State.DELAYED))
             return ClaimStats(claimed, free, delayed, known.expired)
 

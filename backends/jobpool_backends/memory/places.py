@@ -7,12 +7,11 @@ reap, the deadline alone shows that the holder has gone.
 from __future__ import annotations
 
 from collections import defaultdict
-from heapq import heappop, heappush
 
 from jobpool.broker.values import REMEMBER_CALLS
 from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool.message.lease import JobLease
-from jobpool_backends.memory.values import Entry, Expiring, Turn, judge
+from jobpool_backends.memory.values import Entry, Expiries, Expiring, Turn, judge
 from jobpool_backends.shared import MICRO, all_holds, longest_windows, micros
 
 
@@ -23,7 +22,7 @@ class Places:
         # By queue and name: the messages by their sequence number; and when each start was counted, by token, in order.
         self._held: dict[tuple[str, str], dict[int, Entry]] = defaultdict(dict)
         self._starts: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-        self._ends: list[tuple[int, tuple[str, str], str]] = []  # when each start need not be known any more
+        self._ends: Expiries[tuple[tuple[str, str], str]] = Expiries()  # when each start need not be known any more
 
     def begin(self, entry: Entry | None, lease: JobLease, guards: Guards) -> Begun:
         """Grant all guards or none."""
@@ -90,11 +89,10 @@ class Places:
         if token not in self._starts[place]:
             self._starts[place][token] = now
             # Longer than the window, so that a repeat after a lost answer is recognised.
-            heappush(self._ends, (now + micros(window + REMEMBER_CALLS), place, token))
+            self._ends.put((place, token), now + micros(window + REMEMBER_CALLS))
 
     def _forget_starts(self) -> None:
-        while self._ends and self._ends[0][0] <= self._turn.now:
-            _, place, token = heappop(self._ends)
+        for (place, token), _ in self._ends.due(self._turn.now):
             starts = self._starts[place]
             starts.pop(token, None)
             if not starts:

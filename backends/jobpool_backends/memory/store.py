@@ -1,7 +1,7 @@
 """The states of messages, and moves between them, within a turn.
 
 The jobs of a queue have a heap of sequence numbers for each priority, and a heap of delayed ones. Posted messages have
-the same of their own, and capped dead letters have a heap too. All heaps are cleaned lazily.
+the same of their own. All heaps are cleaned lazily.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Store:
             self.ended.put(entry.id, True, (self._turn.now if at is None else at) + micros(ENQUEUE_MEMORY))
 
     def _take_out(self, entry: Entry) -> None:
-        self._unlease(entry)
+        self._leave(entry)
         queue = self.queues[entry.queue]
         queue.line(entry).counts[entry.state] -= 1
         queue.life_ends.forget(entry.seq)
@@ -187,28 +187,18 @@ class Store:
             self.batches.ended(entry, entry.batch, End.CANCELLED if reason == CANCELLED else End.FAILED)
         entry.reason, entry.died_at = reason, self._turn.now
         entry.tell(error, None)
-        if self._caps:
-            queue = self.queues[entry.queue]
-            if len(queue.dead) > 2 * queue.count(State.DEAD) + 64:  # clear the places of raised ones now and then
-                queue.dead = [place for place in set(queue.dead) if self._lies_dead(*place)]
-                heapify(queue.dead)
-            heappush(queue.dead, (entry.died_at, entry.seq))
-            self.cap(queue)
-
-    def _lies_dead(self, died_at: int, seq: int) -> bool:
-        entry = self.entries.get(seq)
-        return entry is not None and entry.died_at == died_at
+        queue = self.queues[entry.queue]
+        queue.dead[entry.seq] = entry
+        self.cap(queue)
 
     def cap(self, queue: Queue) -> None:
         """Remove the dead letters of a queue that are too many or too old: those that died first."""
-        while queue.dead:
-            died_at, seq = queue.dead[0]
-            if self._lies_dead(died_at, seq):
-                if not self._caps.are_over(queue.count(State.DEAD), self._turn.now - died_at):
-                    return
-                self.remove(self.entries[seq])
-                queue.evicted += 1
-            heappop(queue.dead)
+        while self._caps and queue.dead:
+            oldest = min(queue.dead.values(), key=lambda entry: (entry.died_at or 0, entry.seq))
+            if not self._caps.are_over(len(queue.dead), self._turn.now - (oldest.died_at or 0)):
+                return
+            self.remove(oldest)
+            queue.evicted += 1
 
     def retry(self, entry: Entry) -> None:
         """Let a dead letter wait again, as if it had never run."""
@@ -258,14 +248,17 @@ class Store:
 
     def move(self, entry: Entry, state: State) -> None:
         """Count it there, held by nobody."""
-        self._unlease(entry)
+        self._leave(entry)
         counts = self.queues[entry.queue].line(entry).counts
         counts[entry.state] -= 1
         counts[state] += 1
         entry.state = state
 
-    def _unlease(self, entry: Entry) -> None:
-        self.queues[entry.queue].leased.pop(entry.seq, None)
+    def _leave(self, entry: Entry) -> None:
+        """Let it be neither leased nor dead."""
+        queue = self.queues[entry.queue]
+        queue.leased.pop(entry.seq, None)
+        queue.dead.pop(entry.seq, None)
         if entry.places:
             self.places.vacate(entry)
         if entry.claim:

@@ -58,14 +58,11 @@ class Turn:
 
 
 class Expiries(Generic[K]):
-    """The end of each key, in microseconds; the length is the room that takes."""
+    """The end of each key, in microseconds."""
 
     def __init__(self) -> None:
         self._until: dict[K, int] = {}
         self._heap: list[tuple[int, K]] = []
-
-    def __len__(self) -> int:
-        return len(self._heap)
 
     def put(self, key: K, until: int) -> None:
         self._until[key] = until
@@ -92,9 +89,6 @@ class Expiring(Generic[V]):
     def __init__(self) -> None:
         self._values: dict[Key, V] = {}
         self._ends: Expiries[Key] = Expiries()
-
-    def __len__(self) -> int:
-        return len(self._values)
 
     def put(self, key: Key, value: V, until: int) -> None:
         self._values[key] = value
@@ -191,7 +185,7 @@ class Queue(Struct):
     jobs: Line = field(default_factory=Line)
     posts: Line = field(default_factory=Line)
     leased: dict[int, Entry] = field(default_factory=dict)  # messages that pools hold, by sequence number
-    dead: list[tuple[int, int]] = field(default_factory=list)  # by time of death; filled where dead letters are capped
+    dead: dict[int, Entry] = field(default_factory=dict)  # the same of dead letters
     claims: dict[str, Claim] = field(default_factory=dict)
     claim_ends: Expiries[str] = field(default_factory=Expiries)
     life_ends: Expiries[int] = field(default_factory=Expiries)  # of posted messages, by sequence number

@@ -18,26 +18,12 @@ from jobpool_backends.postgres.batches import PostgresBatches
 from jobpool_backends.postgres.claims import PostgresClaims
 from jobpool_backends.postgres.connection import Address, read_address
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.edit import Editor
 from jobpool_backends.postgres.enqueue import Enqueuer
 from jobpool_backends.postgres.inspect import Inspector
 from jobpool_backends.postgres.keys import PostgresKeys
 from jobpool_backends.postgres.leases import Leases, holder_of, to_be_done
 from jobpool_backends.postgres.wait import Waiter
 from jobpool_backends.sql import number_of
-
-_FIND_RESULTS = "SELECT * FROM {schema}.find_results(%(ids)b::text[])"
-
-
-class Results:
-    """The part that looks for kept results."""
-
-    def __init__(self, database: Database, waiter: Waiter) -> None:
-        self._database = database
-        self.wait = waiter.wait_ended
-
-    def get(self, idents: Sequence[str]) -> dict[str, bytes]:
-        return dict(self._database.run(_FIND_RESULTS, {"ids": list(idents)}))
 
 
 class PostgresBackend(QueueBackend):
@@ -65,16 +51,13 @@ class PostgresBackend(QueueBackend):
         self._keys = self._key_store = PostgresKeys(database)
         self._claims = PostgresClaims(database)
         self._inspector = inspector = Inspector(database)
-        self._waiter = Waiter(database, listen=address.listen)
-        self._results = Results(database, self._waiter)
+        self._results = self._waiter = Waiter(database, listen=address.listen)
         self._batches = PostgresBatches(database)
         self._enqueue = enqueuer.add
         self._renew = leases.renew
         self._reap = leases.reap
         self._wait_any = self._waiter.wait_any
-        self._bulk = inspector.bulk
-        self._edits = Editor(database).edit
-        self._evicted = inspector.evicted
+        self._bulk, self._edits, self._evicted = inspector.bulk, inspector.edit, inspector.evicted
         self._closers = (database.close, self._waiter.close)
 
     @classmethod
@@ -94,7 +77,6 @@ class PostgresBackend(QueueBackend):
         return checks.diagnose(self._database)
 
     def broker_time(self) -> float:
-        """Return the server's clock."""
         return checks.server_time(self._database)
 
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing | None:

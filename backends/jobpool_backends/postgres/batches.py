@@ -15,8 +15,6 @@ from jobpool_backends.sql import read_batch
 
 
 class PostgresBatches:
-    """The batches of one database."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

@@ -21,7 +21,7 @@ from jobpool.errors import AccessRefused, BackendUnavailable
 from jobpool_backends.postgres.connection import Address, Connection, connect
 from jobpool_backends.postgres.errors import HIDDEN_POOLER, is_conflict, is_stale, raise_explained, raise_unreached
 from jobpool_backends.postgres.schema import WRONG_ISOLATION, check_current, fill
-from jobpool_backends.sql import IdleConnections
+from jobpool_backends.shared import IdleConnections
 
 MAX_IDLE_CONNECTIONS = 8  # kept for later calls; a server has few, and each is a process there
 
@@ -187,7 +187,7 @@ class Database(IdleConnections[Connection]):
                 return self._use(connection, step)
             except psycopg.Error as error:
                 if connection.closed:
-                    self._close_idle()  # the others have most likely broken too
+                    self.drop_idle()  # the others have most likely broken too
                 if not is_stale(error) or not (repeatable or error.sqlstate):
                     raise
                 self.pooled = self.pooled or error.sqlstate in HIDDEN_POOLER

@@ -37,8 +37,6 @@ Sized = TypeVar("Sized", NewMessage, NewPost)
 
 
 class Enqueuer:
-    """The adder of messages to one database."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

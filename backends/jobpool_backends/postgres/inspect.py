@@ -10,15 +10,15 @@ meanwhile in any way is left alone. Leased ones are never touched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
+from jobpool.broker.values import Edit, Edited, Message, MessageFilter, QueueStats, State, Verb
 from jobpool_backends.postgres import schema
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.leases import numbers
-from jobpool_backends.shared import MICRO, contains, micros, touchable
+from jobpool_backends.shared import EDITED, MICRO, contains, micros, touchable
 from jobpool_backends.sql import BULK_BATCH_MESSAGES, read_message
 
 STATS_CAP = 10_000
@@ -46,6 +46,11 @@ _UP, _UP_WHOLE = (
     f"SELECT {columns} FROM {{schema}}.look_up(%(ids)b::text[], {_FILTER})" for columns in (_PLACE, _SHOWN)
 )
 
+_EDIT = """
+SELECT {schema}.edit(%(call)b::text, %(seqs)b::bigint[], %(ids)b::text[], %(old_queues)b::text[],
+    %(old_priorities)b::smallint[], %(queues)b::text[], %(priorities)b::smallint[], %(dues)b::bigint[],
+    %(bodies)b::bytea[])
+"""
 _CHANGE = "SELECT {schema}.VERB(%(places)b::text[]::tid[], %(seqs)s)"
 _CHANGES = {Verb.DELETE: "discard", Verb.RETRY: "retry", Verb.RESUME: "resume", Verb.CANCEL: "cancel"}
 
@@ -61,8 +66,6 @@ Row = tuple[Any, ...]
 
 
 class Inspector:
-    """The view of one database."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -147,6 +150,22 @@ class Inspector:
         changed: int
         [(changed,)] = self._database.run(_CHANGE.replace("VERB", _CHANGES[verb]), asked)
         return changed
+
+    def edit(self, edits: Sequence[Edit], call_id: str) -> list[Edited]:
+        asked = {
+            "call": call_id,
+            "seqs": [int(edit.seen.cursor) for edit in edits],
+            "ids": [edit.seen.id for edit in edits],
+            "old_queues": [edit.seen.queue for edit in edits],
+            "old_priorities": [edit.seen.priority for edit in edits],
+            "queues": [edit.queue for edit in edits],
+            "priorities": [edit.priority for edit in edits],
+            "dues": [None if edit.due is None else micros(edit.due) for edit in edits],
+            "bodies": [edit.body for edit in edits],
+        }
+        [(letters,)] = self._database.run(_EDIT, asked)
+        self._database.sweep()
+        return [EDITED[letter] for letter in letters]
 
 
 def _message(row: Row) -> Message:

@@ -27,7 +27,7 @@ from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Releas
 from jobpool_backends.postgres.connection import Connection
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.enqueue import Enqueuer
-from jobpool_backends.shared import MICRO, delay_micros, micros, more_than, with_past
+from jobpool_backends.shared import MICRO, SETTLED, delay_micros, micros, more_than, with_past
 from jobpool_backends.sql import number_of
 
 HOLDERS = 1 << 63
@@ -49,13 +49,7 @@ _PAST = """
 SELECT last_error, cause, batch FROM {schema}.messages WHERE queue = %(queue)s AND state IN (0, 2) AND seq = %(seq)s
 """
 
-_ANSWERS = {
-    "o": Settled.OK,
-    "a": Settled.ALREADY,
-    "n": Settled.NOT_IN_FLIGHT,
-    "e": Settled.EXPIRED,
-    "w": Settled.NOT_OWNER,
-}
+_ANSWERS = SETTLED | {"a": Settled.ALREADY}
 
 _EVICT_BATCH_MESSAGES = 1000
 _MAX_EVICTIONS = 5  # statements for one queue after one call; the next goes on: somebody has set a cap on a long list
@@ -75,8 +69,6 @@ class _Term(NamedTuple):
 
 
 class Leases:
-    """The leases of one database."""
-
     def __init__(self, database: Database, clock: Clock, enqueuer: Enqueuer, scheme: str) -> None:
         self._database = database
         self._clock = clock

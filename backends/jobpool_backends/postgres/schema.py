@@ -42,74 +42,11 @@ Its indexes, each for one question, partial where only one state asks it:
     messages_later   (queue, available_at), posted delayed  when the next one falls due
     messages_batch   (batch, seq), members                  the members of a batch
 
-`heads`: one row for each queue and priority that was ever fetched: where fetch begins to read `messages_fresh`. See
-`step_floor` in `sql/fetching.sql`. Priority -1: where a claim begins to read what was posted and never claimed. All
-rows may be deleted at any time.
+The other tables are described where they are made, in `sql/tables*.sql`.
 
-    queue, priority
-    floor          bigint   no fresh message that waits has a lower seq
-    candidate, settled_before, reset_at     how the floor gets there
-
-`fetches`: where the first leases are, a row for each fetch and priority; see `take_leases` in `sql/fetching.sql`.
-Sweeps and reaps remove rows that have none left. If one is deleted by hand, nobody reaps its leases.
-
-    queue, until, holder, priority
-    low, high      bigint   they are those of this holder among the fresh messages with these sequence numbers
-
-`calls`: the answers of fetches and settlements for 60 s, one row a call (id, until, answer). `ended`: ids that
-producers gave, for 600 s after their end (id, until). Any call sweeps both.
-
-`sleepers`: a row for each queue (queue) for whose messages somebody sleeps. A statement that makes one fetchable
-deletes the row and rings: NOTIFY on channel `jobpool:<schema>`, payload = the queue. For the end of a job somebody
-sleeps in the same way, as `=` and its id.
-
-`uniques`: one row a unique key of a queue (queue, key), with the id of the message that has it. The key is known
-`until` then; NULL while the message is there, live or dead.
-
-`done`: idempotency keys that are done, and for how long (queue, key, until).
-
-`holds`: the places that leases have under names; an idempotency key k is the one place under `key:k`. A place counts
-while message `seq` is leased by `holder` and its deadline is not reached; it is never renewed. Past the deadline it
-counts as long as a transaction that began in time has the message's row.
-
-    queue, name, seq, holder
-    until                   when it is looked at, whether it can go
-
-`starts`: starts that rates count, in sliding windows.
-
-    queue, name, token      token: the lease's owner token, or the caller's own
-    at                      when it was
-    until                   when it can go: a minute after it has left the longest window that counts it
-
-`records`: small values that pools keep for a while (space, key, until, value).
-
-`logs`: lines that pools keep (space, name, number, line); numbers have no gaps.
-
-`results`: what handlers of acked messages returned, for a while (id, until, record).
-
-`evictions`: how many dead letters of a queue its caps have removed (queue, count).
-
-`claims`: one row a claim, until somebody notices that it has ended. Only its row says so, and a change of what a claim
-holds locks the row first; see `sql/holding.sql`. Messages name their claim.
-
-    queue, id
-    ttl, grace
-    since         bigint    when it was made or renewed
-    until         bigint    when it ends
-    states, seqs            of the messages that it took, in order, while it holds them; some may be gone
-
-`expiries`: how many posted messages of a queue have ended with their lives, the sum of its rows (queue, count).
-
-`batches`: one row a batch, in which the transactions that add and end its members count them; see `sql/batching.sql`. A
-constraint trigger ends it, and adds its callbacks, at the commit after which none is left.
-
-    id, parent, open, total, succeeded, failed, cancelled, failed_ids, stopped, created_at, ended_at: see `BatchStatus`
-    until         bigint    when it can go, NULL before its end
-    callbacks     jsonb     messages, with the names of the columns above; bodies in hex; only_success
-
-`uniques`, `done`, `holds`, `starts`, `records`, `results` and `batches` are swept like `calls`. Decisions about keys,
-places and rates take advisory locks first, see `take_turns` in `sql/guarding.sql`. A fetch waits a
-moment for that of its queue, and goes another way without it; see `have_turn` in `sql/fetching.sql`.
+Any call sweeps what is past its `until`. Decisions about keys, places and rates take advisory locks first, see
+`take_turns` in `sql/guarding.sql`. A fetch waits a moment for that of its queue, and goes another way without it; see
+`have_turn` in `sql/fetching.sql`.
 
 `migrations` holds the versions that the schema has been through. Each of `MIGRATIONS` is done once, all in one
 transaction under a lock.
@@ -249,6 +186,10 @@ _WORDS = {
     "{remember_calls}": str(micros(REMEMBER_CALLS)),
     "{enqueue_memory}": str(micros(ENQUEUE_MEMORY)),
     "{unique_memory}": str(micros(IDEMPOTENCY_TTL)),
+    # To give pages back to the disk (`vacuum_truncate`) takes a lock that stops everybody.
+    "{keeps_many}": "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 10000,"
+    " autovacuum_vacuum_cost_limit = 2000, autovacuum_analyze_scale_factor = 0.2,"
+    " autovacuum_analyze_threshold = 50000, vacuum_truncate = off",
     "{keeps_short}": "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,"
     " autovacuum_vacuum_cost_limit = 2000, vacuum_truncate = off",
     # Locks that stand for the names of all keys, places and rates; a power of 2. A server has some thousands for all.

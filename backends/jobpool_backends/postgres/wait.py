@@ -56,6 +56,7 @@ _LIE_DOWN = """,
     lain AS (
         INSERT INTO {schema}.sleepers (queue) SELECT unnest(%(queues)b::text[]) FROM hasty ON CONFLICT DO NOTHING
         RETURNING queue)"""
+_FIND_RESULTS = "SELECT * FROM {schema}.find_results(%(ids)b::text[])"
 _AWAIT = "SELECT {schema}.await_ends(%(ids)b::text[])"
 _AWAIT_NO_MORE = "SELECT {schema}.await_no_more(%(ids)b::text[])"
 _JUST_LOOK = _LOOK.replace("{lie_down}", "").replace("{lain}", "false")
@@ -77,7 +78,10 @@ class Sleeper:
 
 
 class Waiter:
-    """The wait on one database; any number of threads at once. `listen`: LISTEN may be used."""
+    """The wait on one database, for messages or ends of jobs, and kept results; any number of threads at once.
+
+    `listen`: LISTEN may be used.
+    """
 
     def __init__(self, database: Database, *, listen: bool = True) -> None:
         self._database = database
@@ -110,7 +114,11 @@ class Waiter:
         """Take the next notification at its word: a fetch has found something."""
         self._trust_next = 0.0
 
-    def wait_ended(self, idents: Sequence[str], timeout: float) -> None:
+    def get(self, idents: Sequence[str]) -> dict[str, bytes]:
+        """Return the kept results of these jobs, by their ids."""
+        return dict(self._database.run(_FIND_RESULTS, {"ids": list(idents)}))
+
+    def wait(self, idents: Sequence[str], timeout: float) -> None:
         """Wait until one of these jobs has ended, or for a while. Raises BackendUnavailable as soon as a look does."""
         sleeper = Sleeper(f"={ident}" for ident in idents)
         asked = {"ids": list(idents)}

@@ -23,14 +23,12 @@ from jobpool_backends.redis.claims import RedisClaimStore
 from jobpool_backends.redis.cluster_connections import ClusterLink
 from jobpool_backends.redis.connection import Sentinels
 from jobpool_backends.redis.connections import Link, ServerLink
-from jobpool_backends.redis.edit import Editor
 from jobpool_backends.redis.enqueue import Enqueuer
 from jobpool_backends.redis.inspect import Inspector
 from jobpool_backends.redis.keys import RedisKeyStore
 from jobpool_backends.redis.keyspace import Keyspace
 from jobpool_backends.redis.leases import Leases
-from jobpool_backends.redis.results import Results
-from jobpool_backends.redis.wait import Waiter
+from jobpool_backends.redis.wait import Results, Waiter
 from jobpool_backends.shared import DeadCaps
 
 NO_CAPS = DeadCaps()
@@ -83,9 +81,7 @@ class RedisBackend(QueueBackend):
         self._renew = self._leases.renew
         self._reap = self._leases.reap
         self._wait_any = waiter.wait_any
-        self._bulk = inspector.bulk
-        self._edits = Editor(keys).edit
-        self._evicted = inspector.evicted
+        self._bulk, self._edits, self._evicted = inspector.bulk, inspector.edit, inspector.evicted
         self._closers = (waiter.close, link.close)
 
     @classmethod

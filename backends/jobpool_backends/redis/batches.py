@@ -18,8 +18,6 @@ _FIELDS = ("open", "total", "succeeded", "failed", "cancelled", "failed_ids", "c
 
 
 class Batches:
-    """The batches of one prefix, whose keys are on one server."""
-
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
 
@@ -32,8 +30,8 @@ class Batches:
         self._keys.run(BATCH_CLOSE, [""], [ident, int(stop)])
 
     def get(self, ident: str) -> BatchStatus | None:
-        counts = ("HMGET", self._keys.batch("batch", ident), *_FIELDS)
-        found, nested = self._keys.link.call_many([counts, ("LRANGE", self._keys.batch("nested", ident), 0, -1)])
+        counts = ("HMGET", self._keys.shared("", f"batch:{ident}"), *_FIELDS)
+        found, nested = self._keys.link.call_many([counts, ("LRANGE", self._keys.shared("", f"nested:{ident}"), 0, -1)])
         opened, total, succeeded, failed, cancelled, failed_ids, created, ended, parent, stopped = found
         if opened is None:
             return None
@@ -53,7 +51,7 @@ class Batches:
         )
 
     def members(self, ident: str, limit: int) -> list[str]:
-        key = self._keys.batch("members", ident)
+        key = self._keys.shared("", f"members:{ident}")
         some = self._keys.link.call("ZRANGE", key, "-inf", "+inf", "BYSCORE", "LIMIT", 0, limit)
         return [each.decode() for each in some]
 

@@ -20,6 +20,7 @@ from jobpool.broker.values import MessageFilter, State
 from jobpool.errors import InvalidJob
 from jobpool_backends.redis import keyspace
 from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.connections import Script
 from jobpool_backends.redis.enqueue import MAX_MESSAGES_PER_CALL, Enqueuer
 from jobpool_backends.redis.inspect import Inspector
 from jobpool_backends.redis.records import cursor_of, read_tail
@@ -93,10 +94,10 @@ class RedisClaimStore(ClaimStore):
         free, delayed, claimed, _ = counts.by_state().values()
         return ClaimStats(claimed, free, delayed, counts.expired)
 
-    def _run(self, script: keyspace.QueueScript, queue: str, *words: Word) -> Any:
+    def _run(self, script: Script, queue: str, *words: Word) -> Any:
         return self._keys.run(script, [queue], words)
 
-    def _take(self, script: keyspace.QueueScript, queue: str, words: Sequence[Word]) -> Any:
+    def _take(self, script: Script, queue: str, words: Sequence[Word]) -> Any:
         """Return the messages that a script took, None for none. Each further run of it removes what was in the way."""
         answer = _AGAIN
         while answer == _AGAIN:

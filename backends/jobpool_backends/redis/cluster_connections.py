@@ -69,10 +69,7 @@ class NodeLink(ServerLink):
 
     def begin_wait(self, keys: Sequence[str], seconds: float) -> Connection:
         """Start to wait for an element in one slot. The connection must go to `end_wait` or `drop_wait`."""
-        try:
-            connection = self._idle_listeners.pop()
-        except IndexError:
-            connection = self._open()
+        connection = self._idle_listeners.take() or self._open()
         try:
             self._announce(connection)
             connection.ident = connection.ident or connection.ask(("CLIENT", "ID"))
@@ -93,7 +90,8 @@ class NodeLink(ServerLink):
             self._fail(connection, error)
             raise
         self._forget(connection)
-        self._keep(connection, self._idle_listeners)
+        connection.used = True
+        self._idle_listeners.give_back(connection)
         return None if answer is None else answer[0].decode()
 
     def drop_wait(self, connection: Connection) -> None:
@@ -285,7 +283,7 @@ class ClusterLink(Link):
 
     def _check_open(self) -> None:
         if self._closed.is_set():
-            raise BackendUnavailable(f"the connection to {self.title} was closed: open the backend again")
+            raise BackendUnavailable(f"the connection to {self.title} was closed here: open the backend again")
 
     def _endpoint(self, host: Host) -> Endpoint:
         return replace(self._seeds[0], host=host[0], port=host[1])

@@ -290,7 +290,6 @@ _NO_SOCKET = {
 
 
 def explain(error: RedisError, place: Endpoint) -> Explained:
-    """Explain `error`, which came from `place`."""
     hung_up = False
     meaning = _refusal(error)
     if meaning is None:

@@ -10,20 +10,19 @@ Blocks: a call takes `timeout` seconds at most for its answer, and `connect_time
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.redis.connection import Connection, Endpoint, Explained, Word, explain
+from jobpool_backends.shared import IdleConnections
 
 Result = TypeVar("Result")
+_Idle = IdleConnections[Connection]
 
 MIN_WAIT_S = 0.01  # BLPOP takes 0 for "forever", and Redis 6.2 takes 0.001 for 0
 
@@ -33,10 +32,14 @@ class Stale(Exception):
 
 
 class Script:
-    """A Lua script. Its digest is known beforehand, so that a call sends forty characters instead of the source."""
+    """A Lua script. Its digest is known beforehand, so that a call sends forty characters instead of the source.
 
-    def __init__(self, source: str) -> None:
+    `names`: of the keys that it wants of each queue, or of the one space or queue that it is for.
+    """
+
+    def __init__(self, source: str, names: tuple[str, ...] = ()) -> None:
         self.source = source
+        self.names = names
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -86,12 +89,10 @@ class ServerLink(Link):
         self.place = place
         self.title = place.title
         self._open_connection = open_connection or place.open
-        self._pid = os.getpid()
-        self._idle: list[Connection] = []
-        self._idle_listeners: list[Connection] = []
+        self._idle = _Idle(f"the connection to {self.title}")
+        self._idle_listeners = _Idle(f"the connection to {self.title}")
         self._listening: set[Connection] = set()
         self._changing = threading.Lock()
-        self.closed = False
 
     def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
         words = (len(keys), *keys, *args)
@@ -132,29 +133,24 @@ class ServerLink(Link):
         return None if answer is None else answer[0].decode()
 
     def close(self) -> None:
-        if os.getpid() != self._pid:  # after a fork the connections are the parent's
+        if self._idle.is_inherited:
             return
         with self._changing:
-            self.closed = True
+            self._idle.close()
+            self._idle_listeners.close()
             for connection in self._listening:
                 connection.interrupt()
-        self.drop_idle()
 
     def drop_idle(self) -> None:
         """Close the connections that nobody uses just now."""
-        for idle in (self._idle, self._idle_listeners):
-            with suppress(IndexError):  # several threads may drop: each pops its own
-                while True:
-                    idle.pop().close()
+        self._idle.drop_idle()
+        self._idle_listeners.drop_idle()
 
-    def _use(self, work: Callable[[Connection], Result], idle: list[Connection] | None = None) -> Result:
+    def _use(self, work: Callable[[Connection], Result], idle: _Idle | None = None) -> Result:
         """Do `work` on a kept connection; on a new one if there is none, or it turns out to be stale."""
-        self._check_usable()
         idle = self._idle if idle is None else idle
-        try:  # not `suppress`, whose code a program that enqueues now and then would find cold
-            kept = idle.pop()
-        except IndexError:
-            kept = None
+        idle.check_usable()
+        kept = idle.take()
         if kept is not None:
             try:
                 return self._work(kept, work, idle)
@@ -162,7 +158,7 @@ class ServerLink(Link):
                 pass
         return self._work(self._open(), work, idle)
 
-    def _work(self, connection: Connection, work: Callable[[Connection], Result], idle: list[Connection]) -> Result:
+    def _work(self, connection: Connection, work: Callable[[Connection], Result], idle: _Idle) -> Result:
         try:
             answer = work(connection)
         except RedisError as error:
@@ -171,18 +167,20 @@ class ServerLink(Link):
         except BaseException:  # in the middle of an exchange: the next answer on this connection would be the wrong one
             connection.close()
             raise
-        self._keep(connection, idle)
+        connection.used = True
+        idle.give_back(connection)
         return answer
 
-    def _judge(self, connection: Connection, error: RedisError, idle: list[Connection]) -> None:
+    def _judge(self, connection: Connection, error: RedisError, idle: _Idle) -> None:
         """Raise what the error means; return when it is a fault of ours. Keep the connection if it is sound."""
         meaning = self._explain(error)
         if meaning.sound:
-            self._keep(connection, idle)
+            connection.used = True
+            idle.give_back(connection)
         else:
             connection.close()
             self.drop_idle()
-            self._check_usable()  # closed by us meanwhile: say so
+            self._idle.check_usable()  # closed by us meanwhile: say so
         if meaning.hung_up and connection.used:
             raise Stale from error
         if meaning.error:
@@ -191,16 +189,10 @@ class ServerLink(Link):
     def _explain(self, error: RedisError) -> Explained:
         return explain(error, self.place)
 
-    def _keep(self, connection: Connection, idle: list[Connection]) -> None:
-        connection.used = True
-        idle.append(connection)
-        if self.closed:
-            self.drop_idle()
-
     def _announce(self, connection: Connection) -> None:
         """Let `close` interrupt this connection, on which a thread is about to wait."""
         with self._changing:
-            self._check_usable()
+            self._idle.check_usable()
             self._listening.add(connection)
 
     def _forget(self, connection: Connection) -> None:
@@ -214,12 +206,3 @@ class ServerLink(Link):
             if (meaning := self._explain(error).error) is None:
                 raise
             raise meaning from None
-
-    def _check_usable(self) -> None:
-        if self.closed:
-            raise BackendUnavailable(f"the connection to {self.title} was closed: open the backend again")
-        if os.getpid() != self._pid:
-            raise ConfigurationError(
-                f"the connection to {self.title} was opened by process {self._pid}, before a fork, and cannot"
-                " be shared: open the backend after the fork, in the process that uses it"
-            )

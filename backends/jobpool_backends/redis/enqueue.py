@@ -25,8 +25,6 @@ _LIST_INTERVAL_S = 60.0  # after which a cluster is told a queue's name again: s
 
 
 class Enqueuer:
-    """The adder of messages, and their relay on a cluster."""
-
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
         self._listed: dict[str, float] = {}

@@ -17,11 +17,21 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
+from jobpool.broker.values import REMEMBER_CALLS, Edit, Edited, Message, MessageFilter, QueueStats, State, Verb
 from jobpool_backends.redis.connection import Word
-from jobpool_backends.redis.keyspace import CHANGE, READ, STATS, WALK, Keyspace
-from jobpool_backends.redis.records import TIES_PER_SEQUENCE, Row, pieces, places_by, read_row, tie_of
-from jobpool_backends.shared import MICRO, matches, touchable
+from jobpool_backends.redis.keyspace import CHANGE, EDIT, READ, STATS, WALK, Keyspace
+from jobpool_backends.redis.records import (
+    PRIORITIES,
+    TIES_PER_SEQUENCE,
+    Row,
+    due_word,
+    member_of,
+    pieces,
+    places_by,
+    read_row,
+    tie_of,
+)
+from jobpool_backends.shared import EDITED, MICRO, matches, micros, touchable
 
 MEMBERS_PER_SCRIPT = 500
 CHANGES_PER_SCRIPT = 250
@@ -68,8 +78,6 @@ class Place(NamedTuple):
 
 
 class Inspector:
-    """The view of queues."""
-
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
 
@@ -219,3 +227,24 @@ class Inspector:
         for row in rows:
             by_queue.setdefault(row.message.queue, [verb.value]).extend((row.member, row.stored))
         return sum(self._keys.run(CHANGE, [queue], words) for queue, words in by_queue.items())
+
+    def edit(self, edits: Sequence[Edit], call_id: str) -> list[Edited]:
+        """Return the answers, in order. Each script remembers its own."""
+        answers = [Edited.CHANGED] * len(edits)
+        everything: Sequence[Sequence[int]] = [range(len(edits))]
+        for places in places_by(edit.queue for edit in edits).values() if self._keys.spread else everything:
+            told = self._edit([edits[place] for place in places], call_id)
+            for place, letter in zip(places, told, strict=False):  # an id used for other edits is a mistake
+                answers[place] = EDITED[letter]
+        return answers
+
+    def _edit(self, edits: Sequence[Edit], call_id: str) -> str:
+        queues = list(dict.fromkeys(queue for edit in edits for queue in (edit.seen.queue, edit.queue)))
+        numbers = {queue: number for number, queue in enumerate(queues, 1)}
+        words: list[Word] = [micros(REMEMBER_CALLS), *queues]
+        for edit in edits:
+            seen = edit.seen
+            words += (numbers[seen.queue], numbers[edit.queue], member_of(seen), seen.id, PRIORITIES[edit.priority])
+            words += (due_word(edit.due), edit.body or b"")
+        told: bytes = self._keys.run(EDIT, queues, words, self._keys.one(queues[0], f"call:edit:{call_id}"))
+        return told.decode()

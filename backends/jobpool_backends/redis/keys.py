@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 
 import orjson
 
@@ -19,7 +20,7 @@ from jobpool.message.lease import JobLease
 from jobpool_backends.redis import keyspace
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.records import MEMBER_CHARS, pieces, places_by
-from jobpool_backends.shared import KEY_PLACE, MAX_LISTED_LOGS, MICRO, micros
+from jobpool_backends.shared import KEY_PLACE, MAX_LISTED_LOGS, MICRO, grouped, micros
 
 MAX_LEASES_PER_SCRIPT = 500  # some 10 ms of the server's time when each lease asks for everything; also rates a script
 
@@ -35,9 +36,7 @@ class RedisKeyStore(KeyStore):
         begun = [Begun(Begin.LOST)] * len(asked)
         groups = places_by(lease.queue if self._keys.spread else "" for lease, _ in asked)
         for places in (piece for group in groups.values() for piece in pieces(group, MAX_LEASES_PER_SCRIPT)):
-            by_queue: dict[str, list[int]] = {}
-            for place in places:
-                by_queue.setdefault(asked[place][0].queue, []).append(place)
+            by_queue = grouped(places, lambda place: asked[place][0].queue)
             words: list[Word] = []
             for some in by_queue.values():
                 words.append(len(some))
@@ -96,13 +95,10 @@ class RedisKeyStore(KeyStore):
         self._keys.run(keyspace.DROP, [space], keys)
 
     def _append_log(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None:
-        logs: dict[str, list[bytes]] = {}
-        for name, line in lines:
-            logs.setdefault(name, []).append(line)
         words: list[Word] = [keep]
         keys = [self._keys.one(space, "logs")]
-        for name, added in logs.items():
-            words += (name, len(added), *added)
+        for name, added in grouped(lines, itemgetter(0)).items():
+            words += (name, len(added), *(line for _, line in added))
             keys.append(self._keys.one(space, f"log:{name}"))
         self._keys.link.run(keyspace.APPEND, keys, words)
 

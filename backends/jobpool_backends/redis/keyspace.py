@@ -81,12 +81,13 @@ life ends, in µs, and the claim that holds it (`-` for none).
 There is one script for each verb, put together from the pieces in `lua/`. Plain acks and a single plain message, which
 are most calls, have shorter ones. The first KEYS (`lead`) belong to the call.
 Then come the keys of each queue, always the same names in the same order. A header turns them into names, so that the
-Lua says `q.ready` and never counts. Only the keys of `beside.lua` are not declared: they are in the slot of declared
-ones.
+Lua says `q.ready` and never counts; what it says so is passed to it. Only the keys of `beside.lua` are not declared:
+they are in the slot of declared ones.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -98,6 +99,7 @@ from jobpool_backends.redis.connections import Link, Script
 _FOLDER = files("jobpool_backends.redis") / "lua"
 # Kept once for the namespace, so that an id is unique and the order of enqueue holds over all queues.
 SHARED = frozenset({"ids", "ended", "last", "queues"})
+_NAMED = re.compile(r"q\.(\w+)")  # a key of a queue, in Lua
 _MAX_KNOWN_LISTS = 10_000  # for programs that make up queues as they go
 
 
@@ -121,31 +123,11 @@ class KeyNames:
 
     def one(self, queue: str, name: str) -> str:
         """Return one key of `queue`, or of the namespace where that holds it."""
-        if name in SHARED and not self.spread:
-            return f"{self.prefix}:{name}"
-        return f"{self.prefix}:{{{queue}}}:{name}"
+        return self.shared(queue, name) if name in SHARED else f"{self.prefix}:{{{queue}}}:{name}"
 
-    def settle_call(self, queue: str, call_id: str) -> str:
-        """Return the key that remembers a settle call."""
-        place = f"{self.prefix}:{{{queue}}}" if self.spread else self.prefix
-        return f"{place}:call:settle:{call_id}"
-
-    def result(self, queue: str, ident: str) -> str:
-        """Return the key that keeps the result of a job."""
-        place = f"{self.prefix}:{{{queue}}}" if self.spread else self.prefix
-        return f"{place}:result:{ident}"
-
-    def batch(self, name: str, ident: str) -> str:
-        """Return one key of a batch."""
-        return f"{self.prefix}:{name}:{ident}"
-
-
-class QueueScript(Script):
-    """A script, and the names of the keys that it wants of each queue, or of the one space or queue that it is for."""
-
-    def __init__(self, source: str, names: tuple[str, ...]) -> None:
-        super().__init__(source)
-        self.names = names
+    def shared(self, queue: str, name: str) -> str:
+        """Return a key of the namespace; of `queue` where keys are spread."""
+        return f"{self.prefix}:{{{queue}}}:{name}" if self.spread else f"{self.prefix}:{name}"
 
 
 class Keyspace(KeyNames):
@@ -155,7 +137,7 @@ class Keyspace(KeyNames):
         super().__init__(prefix, spread=spread)
         self.link = link
 
-    def run(self, script: QueueScript, queues: Sequence[str], words: Sequence[Word], *lead: str) -> Any:
+    def run(self, script: Script, queues: Sequence[str], words: Sequence[Word], *lead: str) -> Any:
         """Run a script on these queues; `lead`: the keys of the call. Returns and raises as `Link.run`."""
         keys = list(lead)
         for queue in queues:
@@ -163,10 +145,11 @@ class Keyspace(KeyNames):
         return self.link.run(script, keys, words)
 
 
-def _script(name: str, pieces: str, names: str, lead: str = "") -> QueueScript:
-    wanted, first = tuple(names.split()), lead.split()
-    files = ("base", *pieces.split(), name)
-    return QueueScript("\n".join([_header(first, wanted), *map(_read, files)]), wanted or tuple(first))
+def _script(name: str, pieces: str, lead: str = "", more: str = "") -> Script:
+    """Return a script of pieces. Of each queue it wants the keys that its Lua names, and `more`; or only its `lead`."""
+    body = "\n".join(map(_read, ("base", *pieces.split(), name)))
+    wanted, first = tuple(dict.fromkeys([*_NAMED.findall(body), *more.split()])), lead.split()
+    return Script(f"{_header(first, wanted)}{body}", wanted or tuple(first))
 
 
 @cache  # the same few pieces are in most scripts. All are read at once: an upgrade may put others in their place
@@ -188,68 +171,55 @@ def _header(lead: Sequence[str], names: Sequence[str]) -> str:
     )
 
 
-_SWEEPING = "remember bell beside unique erase promote tail bodies claims"
-_SWEPT = (
-    "record body notes ids ended ready delayed later bell"
-    " posts postsdelayed postslater postsclaimed claimed lives claims claimids checkouts expired"
-)
-"""The pieces, and the keys, of scripts that free what ended claims hold, and remove posts that have ended."""
+_SWEEPING = "clock remember bell beside unique erase promote tail bodies claims"
+"""The pieces of scripts that free what ended claims hold, and remove posts that have ended."""
 
 _BATCHES = "batches add finish"
 """The pieces of scripts that end members of batches."""
 
-_ENQUEUED = "ids ended queues ready delayed later record body bell"
-
-ENQUEUE = _script("enqueue", "clock bell remember beside unique batches add", _ENQUEUED, "last")
-ENQUEUE_ONE = _script("enqueueone", "clock bell", "ids queues ready record body bell", "last")
-OUTBOX_PEEK = _script("outboxpeek", "", "", "outbox")
-OUTBOX_DROP = _script("outboxdrop", "", "", "outbox")
-FETCH = _script("fetch", "clock promote judge remember bodies", "ready delayed later leased record body bell", "memory")
+ENQUEUE = _script("enqueue", "clock bell remember beside unique batches add", "last")
+ENQUEUE_ONE = _script("enqueueone", "clock bell", "last")
+OUTBOX_PEEK = _script("outboxpeek", "", "outbox")
+OUTBOX_DROP = _script("outboxdrop", "", "outbox")
+FETCH = _script("fetch", "clock promote judge remember bodies", "memory")
 SETTLE = _script(
     "settle",
     f"clock judge remember bell beside unique places rates letgo {_BATCHES} notes erase bury tell",
-    "leased record body notes ids ended queues ready delayed later dead buried evicted bell outbox",
     "memory last",
+    "outbox",
 )
-ACK = _script("ack", "clock judge remember beside erase", "leased record body notes ids ended", "memory")
-RENEW = _script("renew", "clock judge", "leased record")
-REAP = _script("reap", f"clock {_SWEEPING} {_BATCHES} notes bury", f"{_SWEPT} leased dead buried evicted")
-AWAIT = _script("await", "beside", "record ids dead")
-LOOK = _script("look", "", "ready delayed")
-STATS = _script("stats", f"clock {_SWEEPING}", f"{_SWEPT} leased dead")
-WALK = _script("walk", f"clock {_SWEEPING}", f"{_SWEPT} buried")
-READ = _script("read", f"clock {_SWEEPING}", "record body notes leased delayed dead postsdelayed checkouts")
-CHANGE = _script(
-    "change",
-    f"clock remember bell beside unique {_BATCHES} notes erase bury tail",
-    "record body notes ids ended ready delayed later dead buried bell"
-    " posts postsdelayed postslater postsclaimed claimed lives",
-)
-EDIT = _script("edit", f"clock {_SWEEPING}", f"{_SWEPT} queues", "memory")
+ACK = _script("ack", "clock judge remember beside erase", "memory")
+RENEW = _script("renew", "clock judge")
+REAP = _script("reap", f"{_SWEEPING} {_BATCHES} notes bury")
+AWAIT = _script("await", "beside", more="record")
+LOOK = _script("look", "")
+STATS = _script("stats", _SWEEPING)
+WALK = _script("walk", _SWEEPING)
+READ = _script("read", _SWEEPING)
+CHANGE = _script("change", f"clock remember bell beside unique {_BATCHES} notes erase bury tail")
+EDIT = _script("edit", _SWEEPING, "memory", "queues")
 
-POST = _script("post", f"clock {_SWEEPING} batches add", f"{_SWEPT} queues", "last")
-CLAIM = _script("claim", f"clock {_SWEEPING} {_BATCHES} notes bury prolong choose", f"{_SWEPT} dead buried evicted")
-CLAIM_SHOW = _script("claimshow", f"clock {_SWEEPING}", "record body checkouts")
-CLAIM_RENEW = _script("claimrenew", f"clock {_SWEEPING} prolong", "record body claims lives checkouts")
-CLAIM_RELEASE = _script(
-    "claimrelease", f"clock {_SWEEPING}", "record ready bell posts postsclaimed claimed claims claimids checkouts"
-)
-CLAIM_DELETE = _script("claimdelete", f"clock {_SWEEPING} {_BATCHES}", f"{_SWEPT} leased dead")
-CLAIM_POP = _script("claimpop", f"clock {_SWEEPING} {_BATCHES} choose", _SWEPT)
-CLAIM_LIST = _script("claimlist", f"clock {_SWEEPING}", "claimids checkouts")
+POST = _script("post", f"{_SWEEPING} batches add", "last")
+CLAIM = _script("claim", f"{_SWEEPING} {_BATCHES} notes bury prolong choose")
+CLAIM_SHOW = _script("claimshow", _SWEEPING)
+CLAIM_RENEW = _script("claimrenew", f"{_SWEEPING} prolong")
+CLAIM_RELEASE = _script("claimrelease", _SWEEPING)
+CLAIM_DELETE = _script("claimdelete", f"{_SWEEPING} {_BATCHES}")
+CLAIM_POP = _script("claimpop", f"{_SWEEPING} {_BATCHES} choose")
+CLAIM_LIST = _script("claimlist", _SWEEPING)
 
-BATCH_OPEN = _script("batchopen", f"clock bell remember beside unique {_BATCHES}", "ids")
-BATCH_CLOSE = _script("batchclose", f"clock bell remember beside unique {_BATCHES}", "ids")
+BATCH_OPEN = _script("batchopen", f"clock bell remember beside unique {_BATCHES}")
+BATCH_CLOSE = _script("batchclose", f"clock bell remember beside unique {_BATCHES}")
 
-BEGIN = _script("begin", "clock judge remember beside places rates", "leased record")
-HOLDERS = _script("holders", "clock judge places", "leased record", "places")
-FIRST_RUN = _script("firstrun", "clock remember", "", "done")
-FORGET = _script("forget", "clock remember", "", "done")
-TAKE = _script("take", "clock rates", "")
+BEGIN = _script("begin", "clock judge remember beside places rates")
+HOLDERS = _script("holders", "clock judge places", "places")
+FIRST_RUN = _script("firstrun", "clock remember", "done")
+FORGET = _script("forget", "clock remember", "done")
+TAKE = _script("take", "clock rates")
 
 _RECORDS = "values names ends"
-PUT = _script("put", "clock", "", _RECORDS)
-GET = _script("get", "clock", "", _RECORDS)
-LIST = _script("list", "", "", _RECORDS)
-DROP = _script("drop", "", "", _RECORDS)
-APPEND = _script("append", "", "log", "logs")
+PUT = _script("put", "clock", _RECORDS)
+GET = _script("get", "clock", _RECORDS)
+LIST = _script("list", "clock", _RECORDS)
+DROP = _script("drop", "", _RECORDS)
+APPEND = _script("append", "", "logs", "log")

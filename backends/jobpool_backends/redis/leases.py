@@ -38,7 +38,7 @@ from jobpool_backends.redis.records import (
     readable,
     write_entry,
 )
-from jobpool_backends.shared import MICRO, DeadCaps, delay_micros, micros, more_than, stand_in
+from jobpool_backends.shared import MICRO, REPEATED, SETTLED, DeadCaps, delay_micros, micros, more_than, stand_in
 
 MAX_MESSAGES_PER_FETCH = 2000  # some 10 ms of the server's time, whatever was asked for
 MAX_LEASES_PER_SCRIPT = 1000  # settlements or renewals, some 5 ms of the server's time; a larger batch is several
@@ -46,21 +46,11 @@ MAX_REAPED_PER_CALL = 1000
 REAPED_PER_SCRIPT = 200
 
 _CALL_TTL_US = micros(REMEMBER_CALLS)
-_ANSWERS = {
-    ord("o"): Settled.OK,
-    ord("n"): Settled.NOT_IN_FLIGHT,
-    ord("e"): Settled.EXPIRED,
-    ord("w"): Settled.NOT_OWNER,
-}
-_REPEATED = _ANSWERS | {ord("o"): Settled.ALREADY}
-
 _ACKS = {"": "a", "g": "A", "u": "u", "w": "U"}
 """By the part of the token after the member; another backend's lease, which is refused, may have anything there."""
 
 
 class Leases:
-    """The leases of one prefix. `caps` bound the dead letters."""
-
     def __init__(self, keys: Keyspace, clock: Clock, caps: DeadCaps, scheme: str) -> None:
         self._keys = keys
         self._clock = clock
@@ -130,7 +120,7 @@ class Leases:
                     continue
                 batch = Batch(settlements, places, brought, reach=not self._keys.spread)
                 words = [_CALL_TTL_US, self._caps.most, self._caps.age, *batch.words()]
-                lead = self._keys.settle_call(batch.queues[0], call)
+                lead = self._keys.shared(batch.queues[0], f"call:settle:{call}")
                 last = self._keys.one(batch.queues[0], "last")
                 told = _read_answers(self._keys.run(SETTLE, batch.queues, words, lead, last))
                 for place, answer in zip(places, told, strict=False):  # an id used for another batch is a mistake
@@ -146,7 +136,7 @@ class Leases:
         words: list[Word] = [_CALL_TTL_US, *tokens, *[lease.owner_token[:HOLDER_CHARS] for lease in leases]]
         words += [lease.id for lease in leases]
         queue = leases[0].queue
-        return bool(self._keys.run(ACK, [queue], words, self._keys.settle_call(queue, call)))
+        return bool(self._keys.run(ACK, [queue], words, self._keys.shared(queue, f"call:settle:{call}")))
 
     def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         """Take back up to `MAX_REAPED_PER_CALL` messages; those of ended claims, and ended posts, count too.
@@ -258,5 +248,5 @@ def _errors(error: str | None, cause: str | None) -> bytes:
 def _read_answers(letters: bytes) -> list[Settled]:
     """Parse the letters of `settle.lua` and `renew.lua`."""
     if letters[:1] == b"!":
-        return [_REPEATED[letter] for letter in letters[1:]]
-    return [_ANSWERS[letter] for letter in letters]
+        return [REPEATED[letter] for letter in letters[1:].decode()]
+    return [SETTLED[letter] for letter in letters.decode()]

@@ -38,7 +38,6 @@ class Row(NamedTuple):
     message: Message  # its body is empty when it was not asked for
 
     def queue_message(self) -> QueueMessage:
-        """Return the message as claims see it."""
         return QueueMessage(**{name: getattr(self.message, name) for name in QueueMessage.__struct_fields__})
 
 
@@ -96,12 +95,10 @@ def tie_of(queue: str) -> int:
 
 
 def cursor_of(queue: str, member: str) -> str:
-    """Return the cursor of this message."""
     return f"{member[3:]}{tie_of(queue):03d}"
 
 
 def member_of(message: Message) -> str:
-    """Return the member of a message that was listed."""
     return PRIORITIES[message.priority] + message.cursor[: MEMBER_CHARS - 3]
 
 

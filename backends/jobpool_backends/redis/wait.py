@@ -1,4 +1,4 @@
-"""Sleep until a queue may have something: a look, and then a blocking pop of its wake list.
+"""Sleep until a queue may have something, or a job has ended: a look, and then a blocking pop of a wake list.
 
 The list `bell` of a queue holds one element or none. A script that makes a message fetchable puts the element there; a
 waiter takes it, with a command that blocks. It carries no message, so nothing is lost with a waiter that dies. An
@@ -6,18 +6,25 @@ element that nobody waits for stays, so one that comes between the look and the 
 fetch that leaves messages puts it there again; one that leaves none takes it away.
 
 A message that falls due wakes nobody: a look says when the next one does, and a waiter sleeps no longer than that.
+
+A kept result is a key of its own, which expires by itself. A client that waits for one leaves a token beside the ids of
+the jobs, and blocks on a list of its own. The script that ends such a job pushes to it.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Sequence
 
 from jobpool.errors import BackendUnavailable
-from jobpool_backends.redis.keyspace import LOOK, Keyspace
+from jobpool_backends.redis.inspect import Inspector
+from jobpool_backends.redis.keyspace import AWAIT, LOOK, Keyspace
+from jobpool_backends.redis.records import pieces, places_by
 from jobpool_backends.shared import MICRO
 
+IDS_PER_SCRIPT = 500
 LOOK_INTERVAL_S = 0.5  # for delays that were shortened meanwhile, and for a waiter that was woken and died
 
 
@@ -71,3 +78,34 @@ class Waiter:
             if until_due >= 0:
                 soonest = min(soonest, until_due / MICRO)
         return None, soonest
+
+
+class Results:
+    """The results of one prefix; any number of threads at once."""
+
+    def __init__(self, keys: Keyspace, inspector: Inspector) -> None:
+        self._keys = keys
+        self._inspector = inspector
+        self._tokens: list[str] = []  # of waits that are over: used again, so that few lists are left behind
+
+    def get(self, idents: Sequence[str]) -> dict[str, bytes]:
+        queues = self._inspector.names() if self._keys.spread else [""]
+        asked = [(ident, ("GET", self._keys.shared(queue, f"result:{ident}"))) for ident in idents for queue in queues]
+        answers = self._keys.link.call_many([command for _, command in asked])
+        found = zip(asked, answers, strict=True)
+        return {ident: record for (ident, _), record in found if record is not None}
+
+    def wait(self, idents: Sequence[str], timeout: float) -> None:
+        found = self._inspector.places(idents)
+        if len(found) < len(idents):
+            return
+        queues = places_by(place.queue for _, place in found)
+        token = self._tokens.pop() if self._tokens else secrets.token_hex(8)
+        try:
+            for queue, some in queues.items():
+                for piece in pieces([found[at][0] for at in some], IDS_PER_SCRIPT):
+                    if self._keys.run(AWAIT, [queue], [token, *piece]):
+                        return
+            self._keys.link.wait_pop([self._keys.one(queue, f"told:{token}") for queue in queues], timeout)
+        finally:
+            self._tokens.append(token)

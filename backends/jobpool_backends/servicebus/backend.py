@@ -16,7 +16,7 @@ from jobpool_backends.servicebus.bulk import BulkChanger
 from jobpool_backends.servicebus.enqueue import Producer
 from jobpool_backends.servicebus.inspect import Inspector
 from jobpool_backends.servicebus.leases import Fetcher, HeldLeases, Locks, Waiter
-from jobpool_backends.servicebus.namespace import CREDENTIAL_VARIABLES, Access, Namespace, require
+from jobpool_backends.servicebus.namespace import CREDENTIAL_VARIABLES, Namespace, require
 from jobpool_backends.servicebus.settle import Settler
 
 
@@ -27,8 +27,7 @@ class ServiceBusBackend(QueueBackend):
     at most the address's `timeout` (and a settlement no longer than its leases run), then it raises BackendUnavailable.
 
     `stats` looks through its queue, so it is capped. Lists, counts and `inspect` see the queues that were named to this
-    backend. `close` blocks for some seconds, at most 15: the SDK closes slowly. With `owns` False it leaves the
-    namespace alone, which other backends may use at the same time.
+    backend. `close` blocks for some seconds, at most 15: the SDK closes slowly.
 
     `clock`: for lease deadlines and delays; None = the machine's.
     """
@@ -45,32 +44,25 @@ class ServiceBusBackend(QueueBackend):
     )
 
     def __init__(
-        self,
-        namespace: Namespace,
-        *,
-        owns: bool = True,
-        signer: EnvelopeSigner | None = None,
-        clock: Clock | None = None,
+        self, namespace: Namespace, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None
     ) -> None:
         super().__init__(signer=signer, clock=clock)
         if namespace.address.connection_string is None:
             self.credential_variables = CREDENTIAL_VARIABLES
         self.namespace = namespace
-        access = Access(namespace, owns=owns)
-        self._access = access
         self.leases = HeldLeases(self.clock)
         self._locks = Locks(namespace.address, self.clock)
         self._charges = NativeReaping()
-        producer = Producer(access, self.clock)
-        waiter = Waiter(access)
-        self._fetch = Fetcher(access, self.leases, self._locks, self.scheme).fetch
-        self._inspector = inspector = Inspector(access, self.leases, self.clock)
+        producer = Producer(namespace, self.clock)
+        waiter = Waiter(namespace)
+        self._fetch = Fetcher(namespace, self.leases, self._locks, self.scheme).fetch
+        self._inspector = inspector = Inspector(namespace, self.leases, self.clock)
         self._enqueue = producer.add
         self._wait_any = waiter.wait_any
-        settler = Settler(access, self.leases, self._locks, producer, self._charges, self.clock)
+        settler = Settler(namespace, self.leases, self._locks, producer, self._charges, self.clock)
         self._settle, self._renew = settler.settle, settler.renew
-        self._bulk = BulkChanger(access, producer, inspector).bulk
-        self._closers = (waiter.close, self.leases.clear, access.close)
+        self._bulk = BulkChanger(namespace, producer, inspector).bulk
+        self._closers = (waiter.close, self.leases.clear, namespace.close)
 
     @classmethod
     def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
@@ -81,13 +73,13 @@ class ServiceBusBackend(QueueBackend):
 
     def ping(self) -> None:
         """Ask the service for a sign of life. Raises BackendUnavailable, ConfigurationError."""
-        checks.ping(self._access)
+        checks.ping(self.namespace)
 
     def diagnose(self) -> list[Finding]:
         """Check what the service's settings, and the clocks, can lose."""
-        return checks.diagnose(self._access, self._locks.noticed)
+        return checks.diagnose(self.namespace, self._locks.noticed)
 
     def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         del visibility_timeout  # the service alone ends locks
-        self._access.queue(queue)
+        self.namespace.queue(queue)
         return self._charges.reap(queue, policy)

@@ -6,9 +6,6 @@ that raised them. It is thrown away (channel.py), and the call is tried with a n
 
 from __future__ import annotations
 
-import asyncio
-import errno
-import socket
 import ssl
 from collections.abc import Iterator
 
@@ -31,12 +28,6 @@ _REFUSED = (*LOST, sdk.ServiceBusQuotaExceededError, sdk.MessageSizeExceededErro
 SOUND = (*_REFUSED, sdk.ServiceBusServerBusyError)
 # To try again at once would not help.
 FINAL = (*_REFUSED, *NOT_LET_IN, sdk.MessagingEntityNotFoundError, sdk.MessagingEntityDisabledError)
-_FAR = "cannot be reached from here: mend the host, the route or the firewall (ports 5671 and 5672)"
-_UNREACHABLE = {
-    errno.ECONNREFUSED: "refuses connections: nothing listens there. Mend the address, or start the emulator",
-    errno.EHOSTUNREACH: _FAR,
-    errno.ENETUNREACH: _FAR,
-}
 _REFUSED_KEY = (
     "refuses the key: mend SharedAccessKeyName and SharedAccessKey in the connection string (the Azure portal shows"
     " them under shared access policies); the policy needs the rights Send and Listen"
@@ -113,14 +104,12 @@ def _network(error: BaseException, timeout: float) -> str:
             f"shows a certificate that is not accepted ({beneath.verify_message}): mend the host, or the authorities"
             " that this machine trusts"
         )
-    if isinstance(beneath, socket.gaierror):
-        return "cannot be found: mend the name of the namespace, or the name service of this machine"
-    if beneath is not None and (way := _UNREACHABLE.get(beneath.errno or 0) or unreached(beneath, "it")):
+    if beneath is not None and (way := unreached(beneath, "the emulator")):
         return way
-    if isinstance(error, TimeoutError | asyncio.TimeoutError | sdk.OperationTimeoutError):
+    if isinstance(error, TimeoutError | sdk.OperationTimeoutError):
         return (
-            f"did not answer within {timeout:g} s: see whether it is up and no firewall swallows packets, or raise the"
-            " option timeout"
+            f"did not answer within {timeout:g} s: see whether it is up and no firewall swallows packets (ports 5671"
+            " and 5672), or raise the option timeout"
         )
     return f"broke off: the next call connects anew ({words(error)})"
 

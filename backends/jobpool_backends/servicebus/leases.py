@@ -14,7 +14,6 @@ them is there, that is an error, and for some seconds the next wait raises it at
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 import uuid
@@ -61,9 +60,8 @@ class HeldLeases:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._held: dict[str, dict[int, Held]] = {}
-        self._pid = os.getpid()
 
     def of(self, queue: str) -> Mapping[int, Held]:
         """Return the leases of a queue that still run, by the messages' sequence numbers."""
@@ -86,13 +84,19 @@ class HeldLeases:
                 _forget(held)
 
     def find(self, lease: JobLease) -> Held | Settled:
+        """Return the lease's entry, or the refusal."""
         with self._lock:
-            return self._find(lease)
+            held = self._held.get(lease.queue, {}).get(lease.token) if isinstance(lease.token, int) else None
+        if held is None:
+            return Settled.NOT_IN_FLIGHT
+        if self._clock.boot() >= held.expires_at:
+            return Settled.EXPIRED
+        return held if held.owner_token == lease.owner_token else Settled.NOT_OWNER
 
     def take(self, lease: JobLease) -> Held | Settled:
         """Take the lease's entry out, so that nobody else settles it; or return the refusal."""
         with self._lock:
-            held = self._find(lease)
+            held = self.find(lease)
             if isinstance(held, Held):
                 del self._held[held.queue][held.sequence]
             return held
@@ -115,17 +119,6 @@ class HeldLeases:
     def clear(self) -> None:
         with self._lock:
             self._held.clear()
-
-    def _find(self, lease: JobLease) -> Held | Settled:
-        if self._pid != os.getpid():  # forked: these are the parent's, and so are the connections that settle them
-            self._pid = os.getpid()
-            self._held.clear()
-        held = self._held.get(lease.queue, {}).get(lease.token) if isinstance(lease.token, int) else None
-        if held is None:
-            return Settled.NOT_IN_FLIGHT
-        if self._clock.boot() >= held.expires_at:
-            return Settled.EXPIRED
-        return held if held.owner_token == lease.owner_token else Settled.NOT_OWNER
 
 
 def _forget(held: Held) -> None:
@@ -233,7 +226,7 @@ class Waiter:
         self._closed = True
         waited, self._waited = self._waited, set()
         if waited:
-            with suppress(BackendUnavailable):
+            with suppress(BackendUnavailable, ConfigurationError):  # the second in a forked child
                 self._namespace.call(self._leave([self._namespace.queue(name) for name in waited]), GIVE_BACK_LIMIT_S)
 
     async def _leave(self, clients: Sequence[QueueClient]) -> None:

@@ -1,8 +1,8 @@
-"""The namespace: all connections to it. Several backends may share them.
+"""The namespace: all connections to it.
 
 It has one thread with an event loop, one client of the SDK, and a queue client for each queue that was named. Nothing
-is made before the first call. A forked child has the memory of the parent's loop and connections, but not its thread.
-The sockets are the parent's as well, so the child leaves them alone, for good, and makes everything anew.
+is made before the first call. A forked child has the memory of the parent's loop and connections, but not its thread,
+and the sockets are the parent's as well. So the child refuses to use them, and closes none.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from azure.core.credentials import AccessToken
 from azure.servicebus.aio import ServiceBusClient
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool_backends.errors import inherited
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.channel import CLOSE_LIMIT_S
 from jobpool_backends.servicebus.queue_client import QueueClient
@@ -41,8 +42,6 @@ FILTERED_LINES = {
 They come each time as warnings, or as errors with a traceback. They are left out for our own thread only.
 """
 
-# Objects that came over a fork: kept, so that nothing of them is ever closed by being forgotten.
-_INHERITED: list[object] = []
 Worked = TypeVar("Worked")
 
 
@@ -107,9 +106,6 @@ class Namespace:
     def __init__(self, address: Address) -> None:
         self.address = address
         self._closed = False
-        self._begin()
-
-    def _begin(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -117,14 +113,10 @@ class Namespace:
         self._client: ServiceBusClient | None = None
         self._queues: dict[str, QueueClient] = {}
 
-    def _begin_anew_after_a_fork(self) -> None:
-        if self._pid != os.getpid():
-            _INHERITED.append((self._lock, self._loop, self._thread, self._client, self._queues))
-            self._begin()
-
     def queue(self, name: str) -> QueueClient:
         """Return the client of a queue. Raises `ConfigurationError`: the connection string is good for another only."""
-        self._begin_anew_after_a_fork()
+        if self._pid != os.getpid():
+            raise inherited(f"the connections to {self.address.title}", self._pid)
         only = self.address.only
         if only is not None and only != name:
             raise ConfigurationError(
@@ -141,7 +133,9 @@ class Namespace:
 
         None = the address's timeout. Raises BackendUnavailable if that is not enough, and errors of the work.
         """
-        self._begin_anew_after_a_fork()
+        if self._pid != os.getpid():
+            work.close()
+            raise inherited(f"the connections to {self.address.title}", self._pid)
         with self._lock:
             if self._closed:
                 work.close()
@@ -170,7 +164,8 @@ class Namespace:
 
     def close(self) -> None:
         """Close all connections and end the thread. Safe to call twice. Blocks for some 15 seconds at most."""
-        self._begin_anew_after_a_fork()
+        if self._pid != os.getpid():
+            return
         with self._lock:
             is_open = not self._closed
             self._closed = True
@@ -195,28 +190,3 @@ class Namespace:
             else:
                 self._client = ServiceBusClient.from_connection_string(self.address.connection_string, **options)
         return self._client
-
-
-class Access(Namespace):
-    """One backend's access to a namespace, which it may own and close: it knows which queues were named to *it*."""
-
-    def __init__(self, namespace: Namespace, *, owns: bool) -> None:
-        self.address = namespace.address
-        self._namespace = namespace
-        self._owns = owns
-        self._named: set[str] = set()
-
-    def queue(self, name: str) -> QueueClient:
-        client = self._namespace.queue(name)
-        self._named.add(name)
-        return client
-
-    def call(self, work: Coroutine[Any, Any, Worked], limit: float | None = None) -> Worked:
-        return self._namespace.call(work, limit)
-
-    def named_queues(self) -> list[str]:
-        return sorted(self._named)
-
-    def close(self) -> None:
-        if self._owns:
-            self._namespace.close()

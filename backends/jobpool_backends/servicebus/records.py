@@ -20,16 +20,16 @@ import math
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
-import orjson
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import Meta, MsgspecError, Struct, field, json
+from msgspec.structs import asdict, replace
 
 from jobpool.broker.values import NewMessage, ReapPolicy
+from jobpool.message.definition import DEFAULT_PRIORITY
 from jobpool.message.names import IDENTIFIER
-from jobpool_backends.shared import micros
+from jobpool_backends.shared import cut, micros
 
 MAX_TEXT_CHARS = 16_384  # characters of an error or a cause in a header; more is cut in the middle
 MAX_EPITAPH_CHARS = 4096  # characters that the broker keeps of a reason or a description
@@ -40,41 +40,34 @@ OVERHEAD_BYTES = 320  # bytes of properties and annotations around a body, at mo
 # Bytes by which the header of a copy may be longer than that of the first message, without its texts.
 COPY_GROWTH_BYTES = 256
 _LAST_DUE = datetime(9999, 1, 1, tzinfo=UTC)
-_CUT = " … "
-_MAX_COUNT = 2**31 - 1  # beyond any counter, and what a frame to a child can carry
-_MAX_MOMENT_US = 253402300799 * 10**6  # the end of the year 9999
-# Key → field, of the header and of the epitaph. The header has `b`, for `begun`, besides.
-_ALWAYS_WRITTEN = {"id": "id", "at": "enqueued_at", "job": "handler", "p": "priority"}
-_WRITTEN = {"d": "deliveries", "a": "attempts", "c": "crashes", "x": "crashed_at", "e": "last_error", "k": "cause"}
-_EPITAPH = {"attempts": "attempts", "crashes": "crashes", "error": "last_error", "cause": "cause"}
+
+Count = Annotated[int, Meta(ge=0, lt=2**31)]  # beyond any counter, and what a frame to a child can carry
+Moment = Annotated[int, Meta(ge=0, le=253402300799 * 10**6)]  # whole microseconds of Unix time, up to the year 9999
 
 
-class Record(Struct, frozen=True):
-    """One message, whatever carried it. Times are whole microseconds on the Unix clock."""
+class Record(Struct, frozen=True, omit_defaults=True, tag_field="jobpool", tag=1):
+    """One message, whatever carried it. The fields up to `begun` are written as its header."""
 
-    id: str
-    enqueued_at: int  # of the first enqueue
-    body: bytes  # the envelope, as it was signed
-    handler: str = ""  # "" when another program put it there
-    priority: int = 5
-    attempts: int = 0
-    crashes: int = 0
-    crashed_at: int | None = None  # of the last crash; None = none yet
-    deliveries: int = 0  # of earlier copies; those of this one are the broker's to count
-    last_error: str | None = None
-    cause: str | None = None
-    begun: bool = False  # as in a lease
+    id: Annotated[str, Meta(pattern=rf"\A{IDENTIFIER.pattern}\Z")]
+    enqueued_at: Moment = field(name="at")  # of the first enqueue
+    handler: str = field(name="job")  # "" when another program put it there
+    priority: Count = field(name="p")
+    attempts: Count = field(name="a", default=0)
+    crashes: Count = field(name="c", default=0)
+    crashed_at: Moment | None = field(name="x", default=None)  # of the last crash; None = none yet
+    deliveries: Count = field(name="d", default=0)  # of earlier copies; those of this one are the broker's to count
+    last_error: str | None = field(name="e", default=None)
+    cause: str | None = field(name="k", default=None)
+    begun: bool = field(name="b", default=False)  # as in a lease
     reason: str | None = None  # of a dead letter, as `died_at`
-    died_at: int | None = None
+    died_at: Moment | None = None
+    body: bytes = b""  # the envelope, as it was signed
 
     def write(self) -> bytes:
         """Return the body of a message that carries this, without fields that only a dead letter has."""
-        header: dict[str, Any] = {"jobpool": 1} | {key: getattr(self, field) for key, field in _ALWAYS_WRITTEN.items()}
-        if self.deliveries or self.attempts or self.crashes or self.last_error or self.cause or self.begun:
-            more = {key: getattr(self, field) for key, field in _WRITTEN.items()}
-            more |= {"e": cut(self.last_error), "k": cut(self.cause), "b": self.begun}
-            header |= {key: value for key, value in more.items() if value}
-        return orjson.dumps(header) + b"\n" + self.body
+        error, cause = cut(self.last_error, MAX_TEXT_CHARS), cut(self.cause, MAX_TEXT_CHARS)
+        header = replace(self, last_error=error, cause=cause, reason=None, died_at=None, body=b"")
+        return json.encode(header) + b"\n" + self.body
 
     @property
     def size(self) -> int:
@@ -105,13 +98,26 @@ class Record(Struct, frozen=True):
 
     def epitaph(self, died_at: int) -> str:
         """Return the description of the dead letter that this becomes: one line of JSON, short enough."""
-        facts = {"died_at": died_at, "attempts": self.attempts, "crashes": self.crashes}
         for longest in (MAX_EPITAPH_CHARS, 1600, 800, 250, 0):
-            texts = {"error": cut(self.last_error, longest), "cause": cut(self.cause, longest)}
-            told = orjson.dumps({**{name: text for name, text in texts.items() if text}, **facts}).decode()
+            texts = cut(self.last_error, longest), cut(self.cause, longest)
+            told = json.encode(Epitaph(died_at, self.attempts, self.crashes, *texts)).decode()
             if len(told) <= MAX_EPITAPH_CHARS:
                 break
         return told
+
+
+class Epitaph(Struct, frozen=True, omit_defaults=True):
+    """The end of a message, in the description of its dead letter. None: the header tells it."""
+
+    died_at: Moment
+    attempts: Count | None = None
+    crashes: Count | None = None
+    last_error: str | None = field(name="error", default=None)
+    cause: str | None = None
+
+
+_decoder = json.Decoder(Record)  # later versions only add fields, which are ignored
+_UNREADABLE = (MsgspecError, ValueError, RecursionError)
 
 
 def new_record(message: NewMessage, enqueued_at: int) -> Record:
@@ -142,10 +148,9 @@ def read(message: ServiceBusReceivedMessage) -> Record:
     reason, text = str(message.dead_letter_reason or ""), str(message.dead_letter_error_description or "")
     if not (reason or text):
         return record
-    with suppress(LookupError, TypeError, ValueError):  # another program's
-        facts = orjson.loads(text)
-        told = {_EPITAPH[key]: facts[key] for key in _EPITAPH if key in facts}
-        return _checked(replace(record, reason=reason, died_at=facts["died_at"], **told))
+    with suppress(*_UNREADABLE):  # another program's
+        told = asdict(json.decode(text, type=Epitaph))
+        return replace(record, reason=reason, **{name: fact for name, fact in told.items() if fact is not None})
     return replace(record, reason=REASONS.get(reason, reason), last_error=record.last_error or text or None)
 
 
@@ -161,17 +166,6 @@ def copy_id(ident: str, place: str, sequence: int) -> str:
     return hashlib.sha256(ident.encode()).hexdigest() + tail
 
 
-def cut(text: str | None, longest: int = MAX_TEXT_CHARS) -> str | None:
-    """Return the text, without its middle when it is too long, and with what UTF-8 cannot carry written out."""
-    if not text:
-        return None
-    readable = text.encode("utf-8", "backslashreplace").decode()
-    if len(readable) <= longest:
-        return readable
-    half = max(0, longest - len(_CUT)) // 2
-    return readable[:half] + _CUT + readable[len(readable) - half :] if half else None
-
-
 def _moment(due: float) -> datetime:
     """Round a delayed moment up to milliseconds, as the broker's clock has them."""
     milliseconds = math.ceil(max(0, micros(due)) / 1000)
@@ -185,33 +179,13 @@ def _read_body(message: ServiceBusReceivedMessage) -> Record:
     raw = body_of(message)
     if raw.startswith(b'{"jobpool":'):
         line, _, body = raw.partition(b"\n")
-        with suppress(KeyError, TypeError, ValueError):  # it only looks like one of ours
-            header = orjson.loads(line)  # later versions only add fields, which are ignored
-            fields = {field: header[key] for key, field in _ALWAYS_WRITTEN.items()}
-            fields |= {field: header[key] for key, field in _WRITTEN.items() if key in header}
-            return _checked(Record(**fields, body=body, begun=header.get("b") is True))
+        with suppress(*_UNREADABLE):  # it only looks like one of ours
+            return replace(_decoder.decode(line), body=body, reason=None, died_at=None)
     ident = str(message.message_id or "")
     if not IDENTIFIER.fullmatch(ident):
         ident = f"seq-{message.sequence_number}"
     sent = message.enqueued_time_utc
-    return Record(ident, micros(sent.timestamp()) if sent else 0, raw)
-
-
-def _checked(record: Record) -> Record:
-    """Return the record; ValueError if it holds impossible values."""
-    counts = (record.priority, record.attempts, record.crashes, record.deliveries)
-    moments = (record.enqueued_at, record.crashed_at or 0, record.died_at or 0)
-    good = (
-        isinstance(record.id, str)
-        and IDENTIFIER.fullmatch(record.id)
-        and isinstance(record.handler, str)
-        and all(type(count) is int and 0 <= count <= _MAX_COUNT for count in counts)
-        and all(type(moment) is int and 0 <= moment <= _MAX_MOMENT_US for moment in moments)
-        and all(text is None or isinstance(text, str) for text in (record.last_error, record.cause))
-    )
-    if not good:
-        raise ValueError("a header that jobpool has not written")
-    return record
+    return Record(ident, micros(sent.timestamp()) if sent else 0, "", DEFAULT_PRIORITY, body=raw)
 
 
 def body_of(message: ServiceBusReceivedMessage) -> bytes:

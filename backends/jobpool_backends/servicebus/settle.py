@@ -46,6 +46,7 @@ class Plan(Struct):
     disposition: Disposition
     copies: list[Outgoing] = field(default_factory=list)
     reaped: Reaped | None = None
+    answer: Settled | None = None  # None: nothing is known
 
 
 class Settler:
@@ -83,8 +84,22 @@ class Settler:
                     plans[place] = self._plan(held, lease, settlement, brought.get(place, ()))
                 else:
                     answers[place] = held
-        if plans:
-            answers |= self._carry_out(plans, answers, call_id)
+        try:
+            refused = self._carry_out(list(plans.values())) if plans else None
+        finally:
+            answers |= {place: plan.answer for place, plan in plans.items() if plan.answer is not None}
+            if len(answers) < len(settlements):
+                self._partial[call_id] = answers
+                while len(self._partial) > MAX_PARTIAL_CALLS:
+                    self._partial.popitem(last=False)
+        told = [answers.get(place) for place in range(len(settlements))]
+        if refused is not None:
+            raise WriteRefused(str(refused), told) from refused
+        if unknown := told.count(None):
+            raise BackendUnavailable(
+                f"{self._namespace.address.title} did not say what became of {unknown} of {len(plans)} messages: settle"
+                " them again while their leases run"
+            )
         return [answers[place] for place in range(len(settlements))]
 
     def _plan(self, held: Held, lease: JobLease, settlement: Settlement, brought: Sequence[NewMessage]) -> Plan:
@@ -136,40 +151,24 @@ class Settler:
         plan.reaped = Reaped(record.id, held.queue, record.crashes, record.cause, dead)
         return plan
 
-    def _carry_out(self, plans: dict[int, Plan], known: dict[int, Settled], call_id: str) -> dict[int, Settled]:
-        left = max(plan.held.expires_at for plan in plans.values()) - self._clock.boot()
+    def _carry_out(self, plans: Sequence[Plan]) -> WriteRefused | None:
+        """Give each plan its answer, if one is known; return why copies of some were refused."""
+        left = max(plan.held.expires_at for plan in plans) - self._clock.boot()
         limit = min(self._namespace.address.timeout, max(left, MIN_CALL_TIME_S))
-        answers: dict[int, Settled] = {}
         try:
-            refused = self._namespace.call(self._send_and_settle(plans, answers, time.monotonic() + limit), 2 * limit)
+            return self._namespace.call(self._send_and_settle(plans, time.monotonic() + limit), 2 * limit)
         finally:
-            for place, plan in plans.items():
-                if place not in answers:
+            for plan in plans:
+                if plan.answer is None:
                     self._leases.put_back(plan.held)
-                elif plan.reaped is not None and answers[place]:
+                elif plan.reaped is not None and plan.answer:
                     self._charges.add(plan.reaped)
-            if len(answers) < len(plans):
-                self._partial[call_id] = known | answers
-                while len(self._partial) > MAX_PARTIAL_CALLS:
-                    self._partial.popitem(last=False)
-        if refused is not None:
-            told = known | answers
-            raise WriteRefused(str(refused), [told.get(place) for place in range(len(known) + len(plans))]) from refused
-        if len(answers) < len(plans):
-            raise BackendUnavailable(
-                f"{self._namespace.address.title} did not say what became of {len(plans) - len(answers)} of"
-                f" {len(plans)} messages: settle them again while their leases run"
-            )
-        return answers
 
-    async def _send_and_settle(
-        self, plans: dict[int, Plan], answers: dict[int, Settled], deadline: float
-    ) -> WriteRefused | None:
-        """Return why copies of some were refused; what needs none of these is settled."""
-        refused = await self._send_copies(list(plans.values()))
-        ready = [place for place, plan in plans.items() if not plan.copies or plan.held.copied]
-        parts = grouped(ready, lambda place: plans[place].held.delivery.receiver).items()
-        await _all([self._settle_part(receiver, plans, places, answers, deadline) for receiver, places in parts])
+    async def _send_and_settle(self, plans: Sequence[Plan], deadline: float) -> WriteRefused | None:
+        refused = await self._send_copies(plans)
+        ready = [plan for plan in plans if not plan.copies or plan.held.copied]  # those that need no refused copy
+        parts = grouped(ready, lambda plan: plan.held.delivery.receiver).items()
+        await _all([self._settle_part(receiver, theirs, deadline) for receiver, theirs in parts])
         return refused
 
     async def _send_copies(self, plans: Sequence[Plan]) -> WriteRefused | None:
@@ -192,22 +191,15 @@ class Settler:
                 plan.held.copied = not plan.copies
         return refused
 
-    async def _settle_part(
-        self,
-        receiver: QueueReceiver,
-        plans: dict[int, Plan],
-        places: Sequence[int],
-        answers: dict[int, Settled],
-        deadline: float,
-    ) -> None:
-        told = await receiver.settle([(plans[at].held.delivery, plans[at].disposition) for at in places], deadline)
-        for place, answer in zip(places, told, strict=True):
+    async def _settle_part(self, receiver: QueueReceiver, plans: Sequence[Plan], deadline: float) -> None:
+        told = await receiver.settle([(plan.held.delivery, plan.disposition) for plan in plans], deadline)
+        for plan, answer in zip(plans, told, strict=True):
             if answer is None:
-                answers[place] = Settled.OK
+                plan.answer = Settled.OK
             elif isinstance(answer, LOST):
-                answers[place] = Settled.EXPIRED
+                plan.answer = Settled.EXPIRED
             elif isinstance(answer, Doubt):
-                answers[place] = await self._resolve(plans[place])
+                plan.answer = await self._resolve(plan)
 
     async def _resolve(self, plan: Plan) -> Settled:
         """Look at a message whose lock is gone, perhaps by our own request, whose answer was lost."""

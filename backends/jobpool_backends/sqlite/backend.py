@@ -21,7 +21,6 @@ from jobpool_backends.sqlite import checks, in_transaction
 from jobpool_backends.sqlite.batches import SqliteBatches
 from jobpool_backends.sqlite.claims import SqliteClaims
 from jobpool_backends.sqlite.database import PRAGMAS, Database, check_place
-from jobpool_backends.sqlite.edit import Editor
 from jobpool_backends.sqlite.enqueue import add
 from jobpool_backends.sqlite.fetch import Fetcher
 from jobpool_backends.sqlite.inspect import Inspector
@@ -82,9 +81,8 @@ class SqliteBackend(QueueBackend):
         self._reap = Reaper(self._database, caps).reap
         self._keys = SqliteKeys(self._database, of_keys)
         self._claims = SqliteClaims(self._database, sweeper, caps)
-        self._inspector = inspector = Inspector(self._database)
-        self._bulk, self._evicted = inspector.bulk, inspector.evicted
-        self._edits = Editor(self._database, sweeper).edit
+        self._inspector = inspector = Inspector(self._database, sweeper)
+        self._bulk, self._edits, self._evicted = inspector.bulk, inspector.edit, inspector.evicted
         self._closers = (self._database.close, waiter.close, results.close)
 
     @classmethod

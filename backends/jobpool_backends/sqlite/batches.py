@@ -42,8 +42,6 @@ _SWEEP = sweeping("batches", "id")
 
 
 class SqliteBatches:
-    """The batches of one database."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from jobpool.broker.finding import Finding, Level
 from jobpool_backends.sqlite.database import Database
 
-MOUNTS = Path("/proc/self/mountinfo")
 NETWORK = re.compile(r"nfs\d?|cifs|smb\w*|9p|afs|ncpfs?|ceph|gfs2?|ocfs2|lustre|glusterfs|virtiofs|vboxsf|fuse(\..+)?")
 """Kinds of file systems whose locks, or whose shared memory, are not those of one machine; or may not be."""
 
@@ -20,7 +19,6 @@ IN_MEMORY = re.compile(r"tmpfs|ramfs")
 LEAST_FREE_BYTES = 64 * 2**20  # about what the write-ahead log may grow to
 LITTLE_FREE_BYTES = 512 * 2**20
 _SYNCHRONOUS = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
-_ESCAPED = re.compile(r"\\(\d{3})")
 
 
 class Mount(NamedTuple):
@@ -28,19 +26,22 @@ class Mount(NamedTuple):
     kind: str
 
 
-def diagnose(database: Database, *, mounts: Path = MOUNTS) -> list[Finding]:
-    """Return the findings, check by check. Raises BackendUnavailable. `mounts`: the kernel's table of file systems."""
+def diagnose(database: Database, *, mounts: Sequence[Mount] | None = None) -> list[Finding]:
+    """Return the findings, check by check. Raises BackendUnavailable. `mounts`: None = those of this machine."""
+    import psutil  # for a person's call: not with the backend
+
     with database.session() as connection:
         [(mode,)] = connection.execute("PRAGMA journal_mode").fetchall()
         [(synchronous,)] = connection.execute("PRAGMA synchronous").fetchall()
-    path, table = database.path, ""
-    with suppress(OSError):
-        table = mounts.read_text(errors="surrogateescape")
+    path = database.path
+    if mounts is None:
+        with suppress(OSError):
+            mounts = [Mount(each.mountpoint, each.fstype) for each in psutil.disk_partitions(all=True)]
     free = os.statvfs(os.path.dirname(path))
     return [
         judge_journal(path, str(mode), database.found_journal),
         judge_synchronous(int(synchronous)),
-        judge_place(path, mount_of(path, table)),
+        judge_place(path, mount_of(path, mounts or ())),
         judge_space(path, free.f_bavail * free.f_frsize),
         judge_mode(path, stat.S_IMODE(os.stat(path).st_mode)),
     ]
@@ -108,17 +109,8 @@ def judge_mode(path: str, mode: int) -> Finding:
     return Finding("sqlite.mode", Level.WARNING, found, why, f"stop what uses it, and chmod o= {path}*")
 
 
-def mount_of(path: str, mounts: str) -> Mount | None:
+def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
     """Return the file system that holds `path`: of those mounted at its folders the deepest, and of these the last."""
     folder = os.path.realpath(path)
-    best: Mount | None = None
-    for line in mounts.splitlines():  # `36 35 98:0 /root /point options… - kind source super`; a blank is written \\040
-        head, _, tail = line.partition(" - ")
-        fields, kind = head.split(" "), tail.partition(" ")[0]
-        if len(fields) < 5 or not kind:
-            continue
-        point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields[4])
-        holds = folder == point or folder.startswith(point.rstrip("/") + "/")
-        if holds and (best is None or len(point) >= len(best.point)):
-            best = Mount(point, kind)
-    return best
+    holding = [mount for mount in mounts if f"{folder}/".startswith(f"{mount.point.rstrip('/')}/")]
+    return max(reversed(holding), key=lambda mount: len(mount.point), default=None)

@@ -202,8 +202,6 @@ def free(step: Step, queue: str, claims: Sequence[str]) -> list[int | None]:
 
 def remove_posts(step: Step, ended: Sequence[EndedPost]) -> None:
     """Remove these; ids that were given are remembered from the end of the life on, whenever that is noticed."""
-    if not ended:
-        return
     step.delete([post.seq for post in ended])
     for post in ended:
         step.counts.move(post.queue, counted_as(post.state, ""), EXPIRED)

@@ -301,12 +301,8 @@ def _may_go(step: Step, queue: str, fact: _Fact, claim_id: str | None) -> bool:
 
 
 def _remove(step: Step, queue: str, gone: list[_Fact]) -> None:
-    if not gone:
-        return
-    step.delete([fact.seq for fact in gone])
+    step.delete([fact.seq for fact in gone], [fact.id for fact in gone if fact.given])
     for fact in gone:
         if fact.batch is not None:
             batches.end(step, fact.batch, fact.id, batches.CANCELLED)
-    step.remember_ended([fact.id for fact in gone if fact.given])
-    for fact in gone:
         step.counts.add(queue, counted_as(fact.state, fact.handler), -1)

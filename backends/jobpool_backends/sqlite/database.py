@@ -20,8 +20,7 @@ from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.errors import mend, take_no_writes, wait
 from jobpool_backends.inotify import wake
-from jobpool_backends.shared import contains, micros
-from jobpool_backends.sql import IdleConnections
+from jobpool_backends.shared import IdleConnections, contains, micros
 from jobpool_backends.sqlite.schema import is_current, migrate
 from jobpool_backends.sqlite.step import Moment, Step, read_moment
 from jobpool_backends.sqlite.turns import NoTurn, Turns

@@ -4,21 +4,22 @@ A filter becomes SQL and index ranges. A range is read in enqueue order, and bou
 and states costs the same at any length of the queue. A handler, an age or a text is looked for message by message.
 
 For a bulk change, messages are looked for without the lock, and changed in transactions of bounded size, in which the
-filter must hold again. One that moved on meanwhile is left alone. Leased ones are never touched.
+filter must hold again. One that moved on meanwhile is left alone. Leased ones are never touched. An edit reads its job,
+compares it with what was seen, and changes it, in one transaction with the others of its call.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
 
-from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
+from jobpool.broker.values import Edit, Edited, Message, MessageFilter, QueueStats, State, Verb
 from jobpool.message.settlement import CANCELLED
-from jobpool_backends.shared import MICRO, micros, touchable
+from jobpool_backends.shared import EDITED, MICRO, micros, touchable
 from jobpool_backends.sql import BULK_BATCH_MESSAGES, read_message
 from jobpool_backends.sqlite.batches import CANCELLED as BATCH_CANCELLED
 from jobpool_backends.sqlite.batches import end_members
@@ -33,6 +34,7 @@ from jobpool_backends.sqlite.schema import (
     WAITING,
     living,
 )
+from jobpool_backends.sqlite.step import Step, Sweeper
 
 _COUNTS = "SELECT waiting, delayed, leased, dead, posts + posts_delayed + posts_claimed FROM queues WHERE name = ?"
 _EVICTED = "SELECT evicted FROM queues WHERE name = ?"
@@ -92,12 +94,25 @@ _CHANGES = {
     Verb.CANCEL: f"UPDATE messages SET state = {DEAD}, reason = '{CANCELLED}', died_at = :now",
 }
 
+_READ_WAITING = """
+SELECT state, available_at, unique_key FROM messages
+WHERE seq = ? AND id = ? AND queue = ? AND priority = ? AND state IN (0, 1) AND handler <> ''
+"""
+_EDIT = "UPDATE messages SET queue = ?, priority = ?, state = ?, available_at = ? WHERE seq = ?"
+_EDIT_BODY = "UPDATE bodies SET body = ? WHERE seq = ?"
+_HAS_KEY = """
+SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_unique WHERE queue = :queue AND unique_key = :key)
+    OR EXISTS (SELECT 1 FROM spent WHERE queue = :queue AND key = :key AND until > :now)
+"""
+_LETTERS = {answer: letter for letter, answer in EDITED.items()}
+
 
 class Inspector:
-    """The view of one database, and its bulk changes."""
+    """The view of one database, its bulk changes, and edits of jobs that wait."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, sweeper: Sweeper) -> None:
         self._database = database
+        self._sweeper = sweeper
 
     def stats(self, queue: str) -> QueueStats:
         with self._database.read() as connection:
@@ -168,8 +183,7 @@ class Inspector:
             if verb in (Verb.DELETE, Verb.CANCEL):
                 end_members(step, numbers, BATCH_CANCELLED)
             if verb is Verb.DELETE:
-                step.delete(numbers)
-                step.remember_ended([ident for _, _, _, ident, given, _ in rows if given])
+                step.delete(numbers, [ident for _, _, _, ident, given, _ in rows if given])
             else:
                 asked = {"now": step.now.wall, "found": json.dumps(numbers)}
                 step.execute(f"{_CHANGES[verb]} {_THESE}", asked)
@@ -181,6 +195,41 @@ class Inspector:
                 elif verb is not Verb.DELETE:
                     step.counts.add(queue, WAITING if handler else POSTED)
         return len(rows)
+
+    def edit(self, edits: Sequence[Edit], call_id: str) -> list[Edited]:
+        call = f"edit:{call_id}"
+        with self._database.write() as step:
+            known = step.recall(call)
+            if known is not None:
+                return [EDITED[letter] for letter in known]
+            self._sweeper.sweep(step)
+            answers = [_edit(step, edit) for edit in edits]
+            step.remember(call, "".join([_LETTERS[answer] for answer in answers]))
+            step.frees_jobs = Edited.EDITED in answers
+        return answers
+
+
+def _edit(step: Step, edit: Edit) -> Edited:
+    seen, number = edit.seen, int(edit.seen.cursor)
+    row: tuple[Any, ...] | None = step.execute(_READ_WAITING, (number, seen.id, seen.queue, seen.priority)).fetchone()
+    if row is None:
+        return Edited.CHANGED
+    before, available_at, key = row
+    now = step.now.wall
+    if edit.queue != seen.queue and key is not None:
+        asked = {"queue": edit.queue, "key": key, "now": now}
+        if step.execute(_HAS_KEY, asked).fetchone()[0]:
+            return Edited.DUPLICATE
+    after = before
+    if edit.due is not None:
+        available_at = max(now, micros(edit.due))
+        after = DELAYED if available_at > now else WAITING
+    step.execute(_EDIT, (edit.queue, edit.priority, after, available_at, number))
+    if edit.body is not None:
+        step.execute(_EDIT_BODY, (edit.body, number))
+    step.counts.add(seen.queue, before, -1)
+    step.counts.add(edit.queue, after)
+    return Edited.EDITED
 
 
 def _message(row: tuple[Any, ...], now: int) -> Message:

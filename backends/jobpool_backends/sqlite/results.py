@@ -10,11 +10,10 @@ import json
 import time
 from collections.abc import Sequence
 
-from jobpool_backends.inotify import Listener
-from jobpool_backends.sql import IdleConnections
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.schema import EACH
 from jobpool_backends.sqlite.step import Step
+from jobpool_backends.sqlite.wait import UNNOTIFIED_LOOK_INTERVAL_S, Listeners
 
 _GET = f"SELECT id, record FROM results WHERE id IN {EACH} AND until > ?"
 _LIVE = f"SELECT count(*) FROM messages INDEXED BY messages_by_id WHERE id IN {EACH} AND state <> 3"
@@ -23,7 +22,6 @@ _SWEEP = "DELETE FROM results WHERE id > ? AND id <= ? AND until <= ?"
 _SWEEP_REST = "DELETE FROM results WHERE id > ? AND until <= ?"
 
 MIN_SWEPT_ROWS, MAX_SWEPT_ROWS = 500, 20_000  # looked at by one sweep
-UNNOTIFIED_LOOK_INTERVAL_S = 0.02  # where there is no listener
 
 
 class Results:
@@ -31,7 +29,7 @@ class Results:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._listeners = IdleConnections[Listener](database.shared)
+        self._listeners = Listeners(database.shared)
         self.close = self._listeners.close
         self.kept = 0
         self._swept_to = ""
@@ -41,8 +39,7 @@ class Results:
             return dict(connection.execute(_GET, (json.dumps(idents), self._database.wall())).fetchall())
 
     def wait(self, idents: Sequence[str], timeout: float) -> None:
-        listener = self._listeners.take() or self._listen()
-        try:
+        with self._listeners.lend() as listener:
             with self._database.session() as connection:
                 (live,) = connection.execute(_LIVE, (json.dumps(idents),)).fetchone()
             if live < len(idents):
@@ -51,15 +48,6 @@ class Results:
                 time.sleep(min(timeout, UNNOTIFIED_LOOK_INTERVAL_S))
             else:
                 listener.wait(timeout)
-        finally:
-            if listener:
-                self._listeners.give_back(listener)
-
-    def _listen(self) -> Listener | None:
-        try:
-            return Listener(self._database.shared)
-        except OSError:
-            return None
 
     def sweep(self, step: Step) -> None:
         """Remove ended ones among the next rows: more than were kept meanwhile, so that the rounds keep up."""

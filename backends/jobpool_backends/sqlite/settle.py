@@ -22,7 +22,7 @@ from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.results import Kept
 from jobpool.message.settlement import CANCELLED, Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
-from jobpool_backends.shared import DeadCaps, delay_micros, micros, with_past
+from jobpool_backends.shared import REPEATED, SETTLED, DeadCaps, delay_micros, micros, with_past
 from jobpool_backends.sql import number_of
 from jobpool_backends.sqlite import batches, enqueue
 from jobpool_backends.sqlite.database import Database
@@ -55,8 +55,7 @@ _DONE = "INSERT OR REPLACE INTO done VALUES (?, ?, ?)"
 _LEAVE = "DELETE FROM holds WHERE seq = ?"
 _UNCOUNT = "DELETE FROM starts WHERE queue = ? AND name = ? AND token = ?"
 
-_LETTERS = {Settled.OK: "o", Settled.NOT_IN_FLIGHT: "n", Settled.EXPIRED: "e", Settled.NOT_OWNER: "w"}
-_REPEATED = {letter: answer for answer, letter in _LETTERS.items()} | {"o": Settled.ALREADY}
+_LETTERS = {answer: letter for letter, answer in SETTLED.items()}
 
 Row = tuple[int | str | bytes | None, ...]
 
@@ -92,7 +91,7 @@ def settle_within(
     call = f"settle:{call_id}"
     known = step.recall(call)
     if known is not None:
-        return [_REPEATED[letter] for letter in known]
+        return [REPEATED[letter] for letter in known]
     changes = _Changes(step)
     answers = _judge_all(changes, settlements, brought)
     changes.write(caps)
@@ -221,10 +220,7 @@ class _Changes(Struct):
 
     def write(self, caps: DeadCaps) -> None:
         step = self.step
-        if self.acked:
-            step.delete(self.acked)
-        if self.ended:
-            step.remember_ended(self.ended)
+        step.delete(self.acked, self.ended)
         for sql, rows in self.rows.items():
             step.connection.executemany(sql, rows)
         if self.moved:  # even under known ids: a message that moves is never lost

@@ -137,10 +137,14 @@ class Step(Struct):
         until = (self.now.wall if ended_at is None else ended_at) + micros(ENQUEUE_MEMORY)
         self.connection.executemany(_REMEMBER_ENDED, [(ident, until) for ident in idents])
 
-    def delete(self, sequence: Sequence[int]) -> None:
-        numbers = json.dumps(sequence)
-        self.connection.execute(_DELETE, (numbers,))
-        self.connection.execute(_DELETE_BODY, (numbers,))
+    def delete(self, sequence: Sequence[int], given: Sequence[str] = ()) -> None:
+        """Remove messages, and remember the ids that were given to them."""
+        if sequence:
+            numbers = json.dumps(sequence)
+            self.connection.execute(_DELETE, (numbers,))
+            self.connection.execute(_DELETE_BODY, (numbers,))
+        if given:
+            self.remember_ended(given)
 
     def evict(self, queues: Iterable[str], caps: DeadCaps) -> None:
         """Remove the dead letters that are beyond the caps, if there are any, and count them."""
@@ -157,8 +161,7 @@ class Step(Struct):
     def _evict(self, queue: str, rows: list[tuple[int, str, int]]) -> None:
         if not rows:
             return
-        self.delete([seq for seq, _, _ in rows])
-        self.remember_ended([ident for _, ident, given in rows if given])
+        self.delete([seq for seq, _, _ in rows], [ident for _, ident, given in rows if given])
         self.execute(_EVICTED, (len(rows), queue))
         self.counts.add(queue, DEAD, -len(rows))
         self.counts.write(self.connection)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.inotify import Listener
-from jobpool_backends.shared import MICRO
-from jobpool_backends.sql import IdleConnections
+from jobpool_backends.shared import MICRO, IdleConnections
 from jobpool_backends.sqlite.database import Database
 
 LOOK_INTERVAL_S = 0.5  # between two looks when nothing wakes us
@@ -29,21 +29,36 @@ SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_ready WHERE queue = :q
 """
 
 
+class Listeners(IdleConnections[Listener]):
+    """Listeners for `wake` of the file that is their place, kept for the next wait."""
+
+    @contextmanager
+    def lend(self) -> Iterator[Listener | None]:
+        """Yield a listener for this thread alone; None where there is none."""
+        listener = self.take()
+        with suppress(OSError):
+            listener = listener or Listener(self._place)
+        try:
+            yield listener
+        finally:
+            if listener:
+                self.give_back(listener)
+
+
 class Waiter:
     """The wait on one database; any number of threads at once. `saw` is called with the queue that has something."""
 
     def __init__(self, database: Database, saw: Callable[[str], object]) -> None:
         self._database = database
         self._saw = saw
-        self._listeners = IdleConnections[Listener](database.path)
+        self._listeners = Listeners(database.path)
         self.close = self._listeners.close  # a listener in use is closed when its user is done
         self._is_first = True
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         give_up = time.monotonic() + timeout
-        listener = self._listeners.take() or self._listen()
         try:
-            with self._database.session() as connection:
+            with self._listeners.lend() as listener, self._database.session() as connection:
                 if self._is_first:  # a wait keeps its connection; others need one, also when no more can be opened
                     with self._database.session():
                         self._is_first = False
@@ -52,9 +67,6 @@ class Waiter:
             if self._database.closed:  # here, just before the session
                 return None
             raise
-        finally:
-            if listener:
-                self._listeners.give_back(listener)
 
     def _wait(
         self, connection: sqlite3.Connection, listener: Listener | None, queues: Sequence[str], give_up: float
@@ -90,12 +102,6 @@ class Waiter:
             if due is not None:
                 next_due = min(due, next_due or due)
         return None, next_due
-
-    def _listen(self) -> Listener | None:
-        try:
-            return Listener(self._database.path)
-        except OSError:
-            return None
 
 
 def _sleep(listener: Listener | None, seconds: float, rest: float) -> float:

@@ -1,1 +1,1 @@
-"""The demo's app: one report a package of the Python standard library. Explained in docs/demo.md."""
+"""The demo's app: one report a package of the Python standard library. Explained in docs/cookbook.md."""

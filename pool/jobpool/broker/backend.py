@@ -24,28 +24,12 @@ from abc import ABC
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Self
 
-from jobpool.broker import control, tracking
+from jobpool.broker import control, parts, tracking
 from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.claim_store import ClaimStore
 from jobpool.broker.finding import Finding, cautions_of
 from jobpool.broker.key_store import KeyStore
 from jobpool.broker.packing import brought_by, ids_of, in_batches, pack, pack_all, pack_once
-from jobpool.broker.parts import (
-    Batches,
-    Bulk,
-    Edits,
-    Enqueue,
-    EnqueueIn,
-    Fetch,
-    Inspector,
-    Reap,
-    Renew,
-    Results,
-    Settle,
-    Settlements,
-    WaitAny,
-)
-from jobpool.broker.values import ENQUEUE_MEMORY as ENQUEUE_MEMORY
 from jobpool.broker.values import (
     LOOK_INTERVAL_S,
     MAX_FETCH,
@@ -67,15 +51,12 @@ from jobpool.broker.values import (
     read_cursor,
     settle_delay,
 )
-from jobpool.broker.values import REMEMBER_CALLS as REMEMBER_CALLS
-from jobpool.broker.values import State as State
 from jobpool.clock import Clock, SystemClock
 from jobpool.errors import ConfigurationError, LeaseLost, Unsupported
 from jobpool.message.batches import NO_BATCHES, BatchStatus
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
-from jobpool.message.names import QUEUE_NAME as QUEUE_NAME
-from jobpool.message.names import check_queue as check_queue
+from jobpool.message.names import check_queue
 from jobpool.message.results import JobStatus
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement, brings
 from jobpool.message.signing import EnvelopeSigner
@@ -93,20 +74,20 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     capabilities: ClassVar[Capabilities]
     credential_variables: tuple[str, ...] = ()  # of the environment: a pool keeps these from its children
 
-    _enqueue: Enqueue
-    _enqueue_in: EnqueueIn
-    _fetch: Fetch
-    _wait_any: WaitAny
-    _settle: Settle
-    _renew: Renew
-    _reap: Reap
-    _inspector: Inspector
-    _bulk: Bulk
-    _edits: Edits | None = None  # None: nothing that waits can be edited
+    _enqueue: parts.Enqueue
+    _enqueue_in: parts.EnqueueIn
+    _fetch: parts.Fetch
+    _wait_any: parts.WaitAny
+    _settle: parts.Settle
+    _renew: parts.Renew
+    _reap: parts.Reap
+    _inspector: parts.Inspector
+    _bulk: parts.Bulk
+    _edits: parts.Edits | None = None  # None: nothing that waits can be edited
     _evicted: Callable[[str], int] | None = None  # None: dead letters are not capped
     _keys: KeyStore | None = None
-    _results: Results | None = None
-    _batches: Batches | None = None
+    _results: parts.Results | None = None
+    _batches: parts.Batches | None = None
     _claims: ClaimStore | None = None
     _lent: QueueBackend | None = None
     _closers: Sequence[Callable[[], object]] = ()  # called in this order by `close`
@@ -274,7 +255,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         """End the lease now without a verdict, and keep `cause` beside it; the reaper does the rest."""
         return self._settle_one(lease, Forfeit(cause))
 
-    def settle_many(self, settlements: Settlements, call_id: str | None = None) -> list[Settled]:
+    def settle_many(self, settlements: parts.Settlements, call_id: str | None = None) -> list[Settled]:
         """Settle each message in one atomic conditional step; return one answer each, in order.
 
         For each: NOT_IN_FLIGHT, EXPIRED, NOT_OWNER, in this precedence, and nothing is changed; else OK. The steps
@@ -433,7 +414,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         batches = enumerate(in_batches(edits))
         return [answer for number, batch in batches for answer in make(batch, f"{call}+{number}")]
 
-    def check_edits(self, *, moves: bool) -> Edits:
+    def check_edits(self, *, moves: bool) -> parts.Edits:
         """Return the part that edits. Raises `Unsupported`: the broker has none, or cannot move what waits."""
         if self._edits is None or not self.capabilities.keeps_records:
             why = "changes no job that waits (Capabilities.keeps_records)"
@@ -464,7 +445,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         return control.cancel(self, [ident])[ident]
 
     @property
-    def batches(self) -> Batches:
+    def batches(self) -> parts.Batches:
         """The part that counts members of batches. Raises `Unsupported` where the broker has none."""
         if self._batches is None:
             raise Unsupported(NO_BATCHES.format(self.scheme))

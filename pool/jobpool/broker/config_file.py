@@ -173,10 +173,10 @@ def _read(path: Path) -> dict[str, Any] | None:
     tool = values.get("tool")
     table = tool.get("jobpool") if isinstance(tool, dict) else None
     is_shared = path.name == SHARED_FILE_NAME
-    for heading, is_wrong in (("jobpool", isinstance(values.get("jobpool"), dict)), ("tool.jobpool", not is_shared)):
-        if is_wrong and (heading == "jobpool" or table is not None):
-            mend = "write [tool.jobpool]" if is_shared else "take the heading away: its settings stand at the top level"
-            raise ConfigurationError(f"{path} has a table [{heading}], which is not read: {mend}")
+    wrong = "tool.jobpool" if table is not None and not is_shared else ""
+    if wrong := "jobpool" if isinstance(values.get("jobpool"), dict) else wrong:
+        mend = "write [tool.jobpool]" if is_shared else "take the heading away: its settings stand at the top level"
+        raise ConfigurationError(f"{path} has a table [{wrong}], which is not read: {mend}")
     if not is_shared:
         return values
     if table is not None and not isinstance(table, dict):

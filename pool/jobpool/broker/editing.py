@@ -105,7 +105,7 @@ def _signed_for(message: Message, queue: str, priority: int, signer: EnvelopeSig
     """Return the body, signed for this queue and priority; None if what it says cannot be believed or kept."""
     try:
         envelope = decode(message.body, attempts=message.attempts)
-        verify(message.body, envelope, signer, message.queue)
+        verify(envelope, signer, message.queue)
     except (MalformedEnvelope, BadSignature):
         return None
     if envelope.version > WIRE_VERSION or (envelope.sig and not signer.active):

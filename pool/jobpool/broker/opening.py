@@ -272,13 +272,8 @@ def _installed() -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=GROUP)}
 
 
-def known_schemes() -> list[str]:
-    """Return the schemes that are installed, sorted."""
-    return sorted(_installed())
-
-
 def _list_schemes() -> str:
-    return ", ".join(f"{scheme}://" for scheme in known_schemes())
+    return ", ".join(f"{scheme}://" for scheme in sorted(_installed()))
 
 
 def _place(url: str) -> str:

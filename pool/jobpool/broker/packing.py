@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from jobpool.broker.broker_time import BrokerTime
-from jobpool.broker.values import Capabilities, Edit, Existing, NewMessage, once_id
+from jobpool.broker.values import Edit, Existing, NewMessage, once_id
 from jobpool.errors import InvalidJob, Unsupported
 from jobpool.message.batches import NO_BATCHES
 from jobpool.message.definition import JobDefinition
@@ -19,24 +18,14 @@ from jobpool.message.names import DEFAULT_QUEUE, check_queue
 from jobpool.message.settlement import Abandon, Ack, Move, Settlement
 from jobpool.message.signing import EnvelopeSigner
 
+if TYPE_CHECKING:
+    from jobpool.broker.backend import QueueBackend
+
 EDITS_IN_A_STEP = 250
 EDITED_BYTES_IN_A_STEP = 4 * 2**20  # of bodies: nobody else is to wait for long meanwhile
 
 
-class Destination(Protocol):
-    """The part of a `QueueBackend` that a job must fit."""
-
-    @property
-    def scheme(self) -> str: ...
-
-    @property
-    def capabilities(self) -> Capabilities: ...
-
-    signer: EnvelopeSigner
-    time: BrokerTime
-
-
-def pack(to: Destination, definition: JobDefinition, ident: str) -> NewMessage:
+def pack(to: QueueBackend, definition: JobDefinition, ident: str) -> NewMessage:
     """Return the wire form of `definition` under this id. See `QueueBackend.pack`."""
     definition.require(to.capabilities.key_store, to.scheme)
     if definition.batch is not None and not to.capabilities.atomic_across_queues:
@@ -53,20 +42,20 @@ def pack(to: Destination, definition: JobDefinition, ident: str) -> NewMessage:
     return NewMessage(*fields, batch=definition.batch)
 
 
-def pack_all(to: Destination, definitions: Iterable[JobDefinition]) -> list[NewMessage]:
+def pack_all(to: QueueBackend, definitions: Iterable[JobDefinition]) -> list[NewMessage]:
     """Pack each; draw the ids that are missing together, at a sixth of the cost."""
     chosen = list(definitions)
     drawn = secrets.token_hex(8 * len(chosen))
     return [pack(to, one, one.identifier or drawn[16 * n : 16 * n + 16]) for n, one in enumerate(chosen)]
 
 
-def pack_once(to: Destination, definition: JobDefinition, key: str) -> NewMessage:
+def pack_once(to: QueueBackend, definition: JobDefinition, key: str) -> NewMessage:
     """Pack it under the id and the unique key that `key` gives it. See `QueueBackend.enqueue_once`."""
     packed = pack(to, definition, once_id(key))
     return replace(packed, given=True, unique_key=packed.unique_key or f"once:{packed.id}")
 
 
-def brought_by(to: Destination, lease: JobLease, settlement: Settlement) -> list[NewMessage]:
+def brought_by(to: QueueBackend, lease: JobLease, settlement: Settlement) -> list[NewMessage]:
     """Return the messages that an accepted settlement adds to queues: follow-ups, or what moves."""
     if isinstance(settlement, Move):
         return [_moved(lease, settlement, to.signer)]

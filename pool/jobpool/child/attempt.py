@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextvars import copy_context
 from functools import cache, partial
 from pkgutil import resolve_name
 from time import monotonic
@@ -174,7 +175,8 @@ class AttemptRunner:
         except ConfigurationError as error:
             return Attempt(name, ResultKind.FAILED, started, error=str(error))
         attempt = Attempt(name, ResultKind.FAILED, started, started_at=time.time(), daemons=handler.allow_daemons)
-        self._run(handler, job, attempt, _Notes(progress, job.ack, self._enqueue_to))
+        # In a context of its own: a context variable that hooks or the handler set is gone with the attempt.
+        copy_context().run(self._run, handler, job, attempt, _Notes(progress, job.ack, self._enqueue_to))
         return attempt
 
     def _run(self, handler: AnyHandler, job: JobToRun, attempt: Attempt, notes: _Notes) -> None:
@@ -326,11 +328,10 @@ def _user_code(task: tuple[AnyHandler, JobContext, int, Hooks | None, Masker | N
             handler.before_run(ctx)
         value = handler.bound(ctx)
         go_on(ctx, value, ending.plain)
-        if masker is not None:
-            return Ending(ResultKind.SUCCEEDED, *ending.rendered(value, masker, cap))
-        if value is None:
+        if value is None and masker is None:
             return ending.SUCCEEDED
-        return Ending(ResultKind.SUCCEEDED, output=ending.render(value, cap))
+        output, kept = ending.rendered(value, masker, cap)
+        return Ending(ResultKind.SUCCEEDED, output, kept)
     except BaseException as error:  # noqa: BLE001 - SystemExit, KeyboardInterrupt and HardTimeout fail the attempt
         return ending.of_error(error, cap) if hooks is None else ending.of_hook(error, cap, hooks.running)
 

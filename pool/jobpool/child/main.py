@@ -125,8 +125,7 @@ class Child:
         self._channel = boot.channel
         self._page = boot.page.child
         self._title = _Title(f"{options.title}: slot {boot.slot}")
-        cap = options.output_cap
-        take = OutputPipe(boot.output_fd, cap).take
+        self._take = OutputPipe(boot.output_fd, options.output_cap).take
         self._lines = lines
         self._alarm = Alarm(options.kill_grace)
         self._alarm.is_cancelled = boot.page.is_cancelled
@@ -136,21 +135,20 @@ class Child:
             DEFAULT,
             self._alarm,
             capture,
-            cap,
+            options.output_cap,
             self._take_raw,
             options.enqueue_to,
             boot.inheritance.cut,
             masker,
             options.result_ttl,
         )
-        self._take = take
         with contextlib.suppress(OSError):
-            take()  # text printed before the first job belongs to none
+            self._take()  # text printed before the first job belongs to none
         # Title and page are written only when the child has been idle for a moment, so the wait needs a limit.
         boot.work.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(IDLE_AFTER_S * 1e6)))
         self._more_work = select.poll()
         self._more_work.register(boot.work, select.POLLIN)
-        self._tidy = Tidy()
+        self._tidy = Tidy(boot.trace_fd)
         self._wear = Wear(boot)
 
     def serve(self) -> int:

@@ -23,6 +23,8 @@ FAILURE = "a failure that may have spoilt it"
 _INTERRUPTED = (ResultKind.TIMEOUT, ResultKind.CANCELLED)
 _FAILURES = (ResultKind.FAILED, ResultKind.UNRECOVERABLE, ResultKind.RETRY)
 
+JOBS_SPREAD = 0.1  # fraction by which `max_jobs` is drawn apart: children leave one by one
+MAX_LEAKED_FDS = 64  # descriptors above those of its start with which a child stays
 LAST_WORDS_S = 0.05  # that threads which an attempt left behind get to end by themselves
 SWEEP_LIMIT_S = 0.5  # for which killing left-over processes may hold the result up; the fork server sweeps again
 
@@ -102,7 +104,7 @@ class Wear:
             lowest = _lowest_free()
             if lowest < self._first_free and lowest in self._of_app:
                 self._first_free = lowest  # the handler has read an image, say, and closed its file
-            return not self._first_free <= lowest <= self._first_free + self._options.max_leaked_fds
+            return not self._first_free <= lowest <= self._first_free + MAX_LEAKED_FDS
         except OSError:  # none is left, or the standard streams are closed
             return True
 
@@ -133,8 +135,7 @@ def _lifetime(options: ChildOptions, child: int) -> int:
     """Return after how many jobs the child leaves, drawn apart so that children do not leave together; 0 = never."""
     if options.max_jobs <= 0:
         return 0
-    spread = options.max_jobs_jitter
-    drawn = random.Random(child).uniform(1 - spread, 1 + spread)
+    drawn = random.Random(child).uniform(1 - JOBS_SPREAD, 1 + JOBS_SPREAD)
     return max(1, round(options.max_jobs * drawn))
 
 

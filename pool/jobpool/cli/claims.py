@@ -16,11 +16,11 @@ import click
 from msgspec.structs import asdict
 
 from jobpool.cli.messages import MORE, limit_option, shown_value
-from jobpool.cli.options import Command, as_json, option
+from jobpool.cli.options import Command, as_json, option, time_option
 from jobpool.cli.output import answer, answer_ids, answer_json, columns, note, plural, say, table
 from jobpool.cli.session import Session
 from jobpool.errors import InvalidJob, JobpoolError, MalformedEnvelope
-from jobpool.message.units import format_duration, parse_duration
+from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
@@ -45,12 +45,18 @@ claim_argument = click.argument("ident", metavar="CLAIM")
 @click.command("post", cls=Command, short_help="Add messages that no pool runs.")
 @queue_argument
 @click.argument("messages", nargs=-1, metavar="[MESSAGE]...")
-@option("--ttl", metavar="TIME", help="Life of a message, 60s to 14d; then it is deleted.  [default: no end]")
-@option("--delay", metavar="TIME", default="0", help="Time before it can be claimed, up to 15m.  [default: 0]")
+@time_option("--ttl", help="Life of a message, 60s to 14d; then it is deleted.  [default: no end]")
+@time_option("--delay", default="0", help="Time before it can be claimed, up to 15m.  [default: 0]")
 @option("--file", type=click.File("rb"), metavar="FILE", help="File of messages, one JSON value a line; - = stdin.")
 @as_json
 def post(
-    session: Session, queue: str, messages: tuple[str, ...], file: IO[bytes] | None, json_: bool, **times: str | None
+    session: Session,
+    queue: str,
+    messages: tuple[str, ...],
+    ttl: float | None,
+    delay: float,
+    file: IO[bytes] | None,
+    json_: bool,
 ) -> None:
     """Add messages to a queue, to be claimed, and print their ids.
 
@@ -62,9 +68,8 @@ def post(
     if bool(messages) == (file is not None):
         raise click.UsageError("give the messages, or a --file of them: jobpool message post QUEUE MESSAGE...")
     values = map(_json_or_text, messages) if file is None else _from_lines(file)
-    ttl = _seconds(times, "ttl")
     with session.broker(makes=True) as backend, _wrong_usage():
-        batches = _select(backend, queue).post_in_batches(values, ttl, _seconds(times, "delay") or 0.0)
+        batches = _select(backend, queue).post_in_batches(values, ttl, delay)
         answer_ids(json_, batches, "message", "posted; the ids are on stdout")
 
 
@@ -122,12 +127,11 @@ def pop(session: Session, queue: str, limit: int, json_: bool) -> None:
 
     Into a pipe or a file their bytes go as they are; on a terminal control characters are shown, not sent.
     """
-    with session.broker(makes=True) as backend:
-        with _wrong_usage():
-            taken = _select(backend, queue).pop(limit)
-        if json_:
-            answer_json([_message_values(message) for message in taken])
-            return
+    with session.broker(makes=True) as backend, _wrong_usage():
+        taken = _select(backend, queue).pop(limit)
+    if json_:
+        answer_json([_message_values(message) for message in taken])
+        return
     for message in taken:
         if sys.stdout.isatty():
             say(message.body.decode("utf-8", "backslashreplace"))
@@ -143,11 +147,11 @@ def pop(session: Session, queue: str, limit: int, json_: bool) -> None:
 @click.command("create", cls=Command, short_help="Claim the oldest free messages of a queue.")
 @queue_argument
 @option("--limit", type=int, default=10, show_default=True, metavar="N", help="Largest number of messages, 1 to 20.")
-@option("--ttl", metavar="TIME", default="5m", show_default=True, help=HOLD)
-@option("--grace", metavar="TIME", default="60s", show_default=True, help=OUTLIVE)
+@time_option("--ttl", default="5m", show_default=True, help=HOLD)
+@time_option("--grace", default="60s", show_default=True, help=OUTLIVE)
 @option("--max-claims", type=int, default=0, metavar="N", help="Claims that a message survives.  [default: no limit]")
 @as_json
-def create(session: Session, queue: str, limit: int, max_claims: int, json_: bool, **times: str) -> None:
+def create(session: Session, queue: str, limit: int, ttl: float, grace: float, max_claims: int, json_: bool) -> None:
     """Claim the oldest free messages of a queue, and show them.
 
     Nobody else gets them until the claim ends. Delete each one when it is done, renew the claim if it takes longer, and
@@ -155,8 +159,7 @@ def create(session: Session, queue: str, limit: int, max_claims: int, json_: boo
     """
     with session.broker(makes=True) as backend:
         with _wrong_usage():
-            chosen = _select(backend, queue, max_claims)
-            found = chosen.claim(limit, _seconds(times, "ttl"), _seconds(times, "grace"))
+            found = _select(backend, queue, max_claims).claim(limit, ttl, grace)
         if found is not None:
             _show(found, json_)
             return
@@ -178,15 +181,15 @@ def show(session: Session, queue: str, ident: str, json_: bool) -> None:
 @click.command("renew", cls=Command, short_help="Hold the messages of a claim for longer.")
 @queue_argument
 @claim_argument
-@option("--ttl", metavar="TIME", help=f"{HOLD}  [default: as before]")
-@option("--grace", metavar="TIME", help=f"{OUTLIVE}  [default: as before]")
+@time_option("--ttl", help=f"{HOLD}  [default: as before]")
+@time_option("--grace", help=f"{OUTLIVE}  [default: as before]")
 @as_json
-def renew(session: Session, queue: str, ident: str, json_: bool, **times: str | None) -> None:
+def renew(session: Session, queue: str, ident: str, ttl: float | None, grace: float | None, json_: bool) -> None:
     """Hold the messages of a claim for its TTL once more, counted from now. After its end it is too late."""
     with session.broker() as backend:
         claim = _select(backend, queue).get_claim(ident)
         with _wrong_usage():
-            claim.renew(_seconds(times, "ttl"), _seconds(times, "grace"))
+            claim.renew(ttl, grace)
         if json_:
             answer_json(_claim_values(claim))
             return
@@ -236,14 +239,6 @@ def _wrong_usage() -> Iterator[None]:
         raise
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-
-
-def _seconds(times: dict[str, Any], name: str) -> Any:
-    """Return this flag's `90`, `5m` or `1h` in seconds; None = not given. Raises `click.UsageError` naming the flag."""
-    try:
-        return None if times[name] is None else parse_duration(times[name])
-    except ValueError as error:
-        raise click.UsageError(f"--{name}: {error}") from None
 
 
 def _json_or_text(word: str) -> Any:

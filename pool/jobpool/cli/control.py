@@ -15,7 +15,7 @@ from msgspec import structs
 from jobpool.cli import bulk
 from jobpool.cli.enqueue import note_unserved
 from jobpool.cli.messages import moment, queue_option, terms_argument
-from jobpool.cli.options import Command, as_json, confirmed, option
+from jobpool.cli.options import Command, as_json, confirmed, option, time_option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.message.printable import one_line
@@ -31,13 +31,6 @@ if TYPE_CHECKING:
 LOST, NOT_KNOWN = 4, 5  # exit codes of `cancel`, `edit` and `pools drain`
 
 POOLS = columns("ID, NAME!, HOST~, PID>, STATE, QUEUES~, CHILDREN>, BUSY>, MARGIN>, SEEN>, VERSION")
-
-
-def _wait(_ctx: click.Context, _param: click.Parameter, text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
 
 
 def _until(_ctx: click.Context, _param: click.Parameter, text: str | None) -> datetime | float | None:
@@ -175,7 +168,7 @@ def pools_resume(session: Session, ident: str) -> None:
 @queue_option
 @bulk.all_option
 @option("--purge", is_flag=True, help="Remove them, in place of dead letters with the reason cancelled.")
-@option("--wait", default="10s", callback=_wait, metavar="TIME", help="Wait for pools so long.  [default: 10s]")
+@time_option("--wait", default="10s", help="Wait for pools so long.  [default: 10s]")
 @confirmed
 @as_json
 @click.pass_context

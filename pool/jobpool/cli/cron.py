@@ -151,7 +151,7 @@ def _plan(start: CronStart) -> list[Planned]:
 def _asked(start: CronStart, plan: list[Planned]) -> tuple[datetime, dict[str, Record]]:
     """Return the time and the records of these schedules, if the broker keeps any."""
     from jobpool.broker.opening import missing_database
-    from jobpool.cron.records import Records
+    from jobpool.cron.records import load
     from jobpool.cron.runner import CronTime
     from jobpool.cron.service import opened
 
@@ -161,7 +161,7 @@ def _asked(start: CronStart, plan: list[Planned]) -> tuple[datetime, dict[str, R
         now = CronTime(backend).now()
         if not backend.capabilities.key_store:
             return now, {}
-        return now, Records(backend.keys, "-").load(planned.name for planned in plan)
+        return now, load(backend.keys, (planned.name for planned in plan))
 
 
 def _instants(planned: Planned, after: datetime) -> Iterator[tuple[datetime, dict[str, str]]]:

@@ -35,7 +35,7 @@ def doctor(
 
     Takes all options of the pool, and starts none. Exits 0: well, or warnings only; 1: a problem.
     """
-    from jobpool.ops.doctor import examine, is_well
+    from jobpool.ops.doctor import examine
 
     settings = session.settings(**flags)
     configure(session.log_level("error"), settings.log_format)
@@ -55,11 +55,11 @@ def doctor(
             style = _STYLES.get(finding.level.value, {}) if is_colourful(sys.stdout) else {}
             level = click.style(f"{finding.level.value:<7}", **style, reset=bool(style))
             click.echo(f"{level}  {finding.check:<{_NAME_WIDTH}}  {one_line(str(finding))}")  # not `say`: colours
-    well = is_well(found, strict=strict)
+    counts = {word: sum(finding.level.value == word for finding in found) for word in ("problem", "warning")}
+    well = not (counts["problem"] or (strict and counts["warning"]))
     if json_:
         answer_json({"well": well, "findings": [asdict(finding) for finding in found]})
     else:
-        counts = {word: sum(finding.level.value == word for finding in found) for word in ("problem", "warning")}
         told = [plural(count, word) for word, count in counts.items() if count]
         note(f"{plural(len(found), 'line')} of checks: {', '.join(told) or 'all is well'}")
     if missed := sorted(set(ignore) - ignored):

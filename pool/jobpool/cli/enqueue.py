@@ -99,8 +99,9 @@ def enqueue(
         told = "are enqueued" if counts else "are enqueued; their ids are printed above"
         answer_ids(json_, batches if file is None else _counted(batches), "job", told, "enqueued" if counts else "")
     if single:
-        if not (no_check or "queue" in defaults or session.settings(apps=apps).apps):
-            _note_unseen(session, single.handler)
+        unseen = not (no_check or "queue" in defaults or session.is_quiet or session.settings(apps=apps).apps)
+        if unseen:
+            _note_unseen(single.handler)
         mend = ". `jobpool edit ID --move QUEUE` moves it"
         if registry is None:
             mend += "; with --app a job goes to the queue of its handler"
@@ -109,11 +110,10 @@ def enqueue(
         note_unserved(session, single.queue or DEFAULT_QUEUE, "the job waits in", mend)
 
 
-def _note_unseen(session: Session, handler: str) -> None:
-    """Say that the job was enqueued unseen. With an app, a built-in handler's would be too."""
+def _note_unseen(handler: str) -> None:
     from jobpool.handlers.builtin import MAKERS
 
-    if handler not in MAKERS and not session.is_quiet:
+    if handler not in MAKERS:  # with an app, the job of a built-in one would be unseen too
         unseen = f"the job was not checked, and is in queue {DEFAULT_QUEUE!r}"
         note(f"{unseen}: no app is named (--app, or apps in jobpool.toml)")
 
@@ -150,34 +150,30 @@ def _app(session: Session, apps: tuple[str, ...], no_check: bool) -> HandlerRegi
 
 
 def _fitting(registry: HandlerRegistry | None) -> Fit:
-    """Return what checks a job against the app, if one is known, and puts it on its handler's queue."""
-    if registry is None:
-        return _unseen
-    return partial(_fit, registry, {info.name: info.queues for info in registry.infos()})
+    """Return what checks a job against the app, if one is known, and puts it on its handler's first queue.
 
-
-def _unseen(definition: JobDefinition) -> JobDefinition:
-    return definition
-
-
-def _fit(registry: HandlerRegistry, queues: dict[str, list[str]], definition: JobDefinition) -> JobDefinition:
-    """Return the job on its handler's queue, the first of `queues`.
-
-    Raises `InvalidJob`: the app cannot run it; the text says why.
+    It raises `InvalidJob`: the app cannot run the job; the text says why.
     """
+    if registry is None:
+        return lambda definition: definition
     from jobpool.handlers.registry import HandlerNotAllowed, UnknownHandler
 
-    name = definition.handler
-    queue = definition.queue or queues.get(name, [DEFAULT_QUEUE])[0]
-    try:
-        handler = registry.resolve(name, queue)
-        if name in queues:  # built-in ones check when they run: their pool's settings may differ
-            handler.check(definition.payload)
-    except UnknownHandler:
-        raise InvalidJob(f"{no_handler(name, queues)} (--no-check enqueues it)") from None
-    except (HandlerNotAllowed, InvalidJob) as error:
-        raise InvalidJob(f"{error}; --no-check enqueues it") from None
-    return replace(definition, queue=queue)
+    queues = {info.name: info.queues for info in registry.infos()}
+
+    def fit(definition: JobDefinition) -> JobDefinition:
+        name = definition.handler
+        queue = definition.queue or queues.get(name, [DEFAULT_QUEUE])[0]
+        try:
+            handler = registry.resolve(name, queue)
+            if name in queues:  # built-in ones check when they run: their pool's settings may differ
+                handler.check(definition.payload)
+        except UnknownHandler:
+            raise InvalidJob(f"{no_handler(name, queues)} (--no-check enqueues it)") from None
+        except (HandlerNotAllowed, InvalidJob) as error:
+            raise InvalidJob(f"{error}; --no-check enqueues it") from None
+        return replace(definition, queue=queue)
+
+    return fit
 
 
 def no_handler(name: str, known: Collection[str]) -> str:

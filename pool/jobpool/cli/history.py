@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.options import Command, as_json, option
+from jobpool.cli.options import Command, as_json, option, time_option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import MOST_LINES
 from jobpool.message.printable import headline, json_text, printable
-from jobpool.message.units import parse_duration
 
 if TYPE_CHECKING:
     from jobpool.message.setting_types import History
@@ -44,7 +43,7 @@ OTHERS = ("skipped_idempotent", "rejected_signature", "rejected_payload", "moved
 @option(
     "--by", type=click.Choice(list(SPANS)), default="minute", help="With --rollup: span of a row.  [default: minute]"
 )
-@option("--since", default="1h", metavar="TIME", help="With --rollup: how far back.  [default: 1h]")
+@time_option("--since", default="1h", help="With --rollup: how far back.  [default: 1h]")
 @option("-Q", "--queue", metavar="QUEUE", help="Show this queue only.")
 @option("--handler", metavar="HANDLER", help="With --rollup: show this handler only.")
 @as_json
@@ -147,12 +146,8 @@ def _show_rollups(session: Session, asked: dict[str, Any], json_: bool) -> None:
 
     with session.broker() as backend:
         keys = backend.keys
-        try:
-            back = parse_duration(asked["since"])
-        except ValueError as error:
-            raise click.UsageError(f"--since {error}") from error
         now, span = time.time(), SPANS[asked["by"]]
-        every = rollups(keys, (now - back) // span * span, now + 2 * span)
+        every = rollups(keys, (now - asked["since"]) // span * span, now + 2 * span)
         queue, handler = asked["queue"], asked["handler"]
         rows = [row for row in every if queue in (None, row.queue) and handler in (None, row.handler)]
     nothing = "no rollups of that time; pools write them each minute, and when they stop"

@@ -19,7 +19,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -73,53 +73,42 @@ NEAR, VERY_NEAR = 0.5, 0.8
 `pause` does not mean `purge`."""
 
 
-class Commands(MutableMapping[str, click.Command]):
-    """Commands by name, each imported when it is asked for.
+class Verbs(click.Group):
+    """A group of verbs, each imported when it is asked for. A verb may be left out, and its options stand before it.
 
     Args:
         places: Name → module of `jobpool.cli` and the command in it.
-        group: The entry-point group of commands that other packages bring; "" = none do. All that is installed is
-            looked through only for a name that is not among the `places`, and for all names.
+        others: The entry-point group of verbs that other packages bring; "" = none do. All that is installed is looked
+            through only for a name that is not known, and for all names.
     """
 
-    def __init__(self, places: Mapping[str, str], group: str = "") -> None:
+    default = "list"
+
+    def __init__(self, name: str | None, places: Mapping[str, str], others: str = "", **more: Any) -> None:
+        super().__init__(name, **more)
         self._places = places
-        self._group = group
-        self._known: dict[str, click.Command] = {}
+        self._others = others
 
-    def __getitem__(self, name: str) -> click.Command:
-        if name not in self._known and name in self._places:
-            module, _, command = self._places[name].partition(":")
-            self._known[name] = getattr(import_module(f"jobpool.cli.{module}"), command)
-        elif name not in self._known:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self._places:
+            module, _, command = self._places[cmd_name].partition(":")
+            found: click.Command = getattr(import_module(f"jobpool.cli.{module}"), command)
+            return found
+        if cmd_name not in self.commands:
             self._look()
-        return self._known[name]
+        return super().get_command(ctx, cmd_name)
 
-    def __setitem__(self, name: str, command: click.Command) -> None:
-        self._known[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - the signature is click's
         self._look()
-        return iter({**self._places, **self._known})
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
+        return sorted({*self._places, *self.commands})
 
     def _look(self) -> None:
-        group, self._group = self._group, ""
+        group, self._others = self._others, ""
         if group:
             from importlib.metadata import entry_points
 
-            self._known |= {point.name: point.load() for point in entry_points(group=group)}
-
-
-class Verbs(click.Group):
-    """A group whose verb may be left out, and whose verbs' options may stand before the verb."""
-
-    default = "list"
+            for point in entry_points(group=group):
+                self.add_command(point.load(), point.name)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -161,13 +150,19 @@ class Root(Verbs):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.format_commands(ctx, formatter)
-        params = {param.name: param for param in self.commands[DEFAULT_VERB].get_params(ctx)}
+        params = {param.name: param for param in _verb(self, DEFAULT_VERB).get_params(ctx)}
         with formatter.section("Options that are often used"):
             formatter.write_dl([_brief(params[name]) for name in OFTEN_USED])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         found = super().shell_complete(ctx, incomplete)
-        return found + self.commands[DEFAULT_VERB].shell_complete(ctx, incomplete) if incomplete[:1] == "-" else found
+        return found + _verb(self, DEFAULT_VERB).shell_complete(ctx, incomplete) if incomplete[:1] == "-" else found
+
+
+def _verb(group: click.Group, name: str) -> click.Command:
+    found = group.get_command(click.Context(group), name)
+    assert found is not None, name
+    return found
 
 
 def _brief(param: click.Parameter) -> tuple[str, str]:
@@ -204,7 +199,7 @@ def arrange(group: click.Group, words: Sequence[str], default: str, *, complete:
     Raises:
         click.UsageError: The first word after the options is not a verb; the text names the nearest one.
     """
-    takes = _values_taken(group.commands[default])
+    takes = _values_taken(_verb(group, default))
     place = _first_plain(words, takes)
     if place is None:  # an option of another verb
         takes = _values_taken(group)
@@ -212,10 +207,10 @@ def arrange(group: click.Group, words: Sequence[str], default: str, *, complete:
     if place is None or place == len(words):
         asks_group = FOR_THE_GROUP & set(words) or (complete and not words)
         return list(words) if asks_group else [default, *words]
-    verb = words[place]
-    command = group.commands.get(verb)
+    verb, ctx = words[place], click.Context(group)
+    command = group.get_command(ctx, verb)
     if command is None:
-        verbs = sorted(group.commands)
+        verbs = group.list_commands(ctx)
         meant = MEANT.get(verb) if isinstance(group, Root) else None
         alike = (
             one
@@ -289,7 +284,7 @@ def _values_taken(group: click.Command) -> dict[str, bool]:
 def walk(group: click.Group) -> Iterator[click.Command]:
     """Yield the group, its commands, and theirs."""
     yield group
-    for command in group.commands.values():
+    for command in [_verb(group, name) for name in group.list_commands(click.Context(group))]:
         yield from walk(command) if isinstance(command, click.Group) else [command]
 
 
@@ -346,30 +341,27 @@ def _say(code: int, sentence: str, hint: str = "") -> int:
 # --- the verbs --------------------------------------------------------------------------------------------------------
 
 
-VERBS = Commands(
-    {
-        "run": "run:run",
-        "run-one": "run_one:run_one",
-        "enqueue": "enqueue:enqueue",
-        "stats": "messages:stats",
-        "list": "messages:list_",
-        "inspect": "messages:inspect",
-        "status": "tracking:status",
-        "result": "tracking:result",
-        "purge": "bulk:purge",
-        "cancel": "control:cancel",
-        "edit": "control:edit",
-        "pause": "control:pause",
-        "resume": "control:resume",
-        "reap": "messages:reap",
-        "top": "top:top",
-        "health": "top:health",
-        "history": "history:history",
-        "doctor": "doctor:doctor",
-        "init": "init:init",
-    },
-    OTHERS,
-)
+VERBS = {
+    "run": "run:run",
+    "run-one": "run_one:run_one",
+    "enqueue": "enqueue:enqueue",
+    "stats": "messages:stats",
+    "list": "messages:list_",
+    "inspect": "messages:inspect",
+    "status": "tracking:status",
+    "result": "tracking:result",
+    "purge": "bulk:purge",
+    "cancel": "control:cancel",
+    "edit": "control:edit",
+    "pause": "control:pause",
+    "resume": "control:resume",
+    "reap": "messages:reap",
+    "top": "top:top",
+    "health": "top:health",
+    "history": "history:history",
+    "doctor": "doctor:doctor",
+    "init": "init:init",
+}
 GROUPS = {
     "dead": ("List, retry or purge dead letters.", "bulk:dead_list bulk:dead_retry bulk:dead_purge"),
     "claim": (
@@ -388,7 +380,7 @@ GROUPS = {
 }
 
 
-@click.group(cls=Root, commands=VERBS, epilog=EPILOG, context_settings=CONTEXT)
+@click.group(cls=Root, places=VERBS, others=OTHERS, epilog=EPILOG, context_settings=CONTEXT)
 @click.version_option(None, "-V", "--version", package_name="jobpool", message="jobpool %(version)s", help="Show it.")
 def cli() -> None:
     """Run jobs from queues in a pool of worker processes; without a verb, run the pool itself."""
@@ -397,7 +389,7 @@ def cli() -> None:
 for name, (means, places) in GROUPS.items():
     # A function's name holds its verb's: `dead_list`, `list_claims` and `list_` are `list`.
     verbs = {place.partition(":")[2].replace(f"{name}_", "").partition("_")[0]: place for place in places.split()}
-    cli.add_command(Verbs(name, Commands(verbs), help=means))
+    cli.add_command(Verbs(name, verbs, help=means))
 
 
 def main() -> None:

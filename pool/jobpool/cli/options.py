@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from jobpool.cli.session import Session
+from jobpool.message.units import parse_duration
 from jobpool.settings import COMMON, SETTINGS
 
 Function = Callable[..., Any]
@@ -53,6 +54,20 @@ class Command(click.Command):
 
 
 option: Callable[..., Callable[[Function], Function]] = functools.partial(click.option, cls=Option)
+
+
+def time_option(*names: str, **about: Any) -> Callable[[Function], Function]:
+    """Return an option that takes `90`, `5m` or `1h`, and gives seconds; None = not given."""
+    return option(*names, metavar="TIME", callback=_seconds, **about)
+
+
+def _seconds(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    try:
+        return None if text is None else parse_duration(text)
+    except ValueError as error:
+        raise click.UsageError(f"{param.opts[-1]}: {error}") from None
+
+
 as_json = option("--json", "json_", is_flag=True, help="Answer with one JSON document.")
 
 

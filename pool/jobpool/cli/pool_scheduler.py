@@ -6,10 +6,10 @@ import os
 import sys
 from functools import partial
 
-from jobpool.cron.service import read_start, serve
+from jobpool.cron.service import serve
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc import linux
-from jobpool.ipc.scheduler_process import READY, REFUSED, say, say_fired
+from jobpool.ipc.scheduler_process import READY, REFUSED, CronStart, say, say_fired
 from jobpool.telemetry.logs import configure
 
 
@@ -21,7 +21,8 @@ def main(argv: list[str]) -> int:
     linux.die_with_parent(master)
     if not os.environ.get("JOBPOOL_DEBUG"):
         linux.hide_memory()
-    start = read_start(config)
+    start = CronStart.from_json(os.pread(config, os.fstat(config).st_size, 0))
+    os.close(config)
     configure(start.log_level, start.log_format).write_in_background()
     try:
         serve(start, companion=True, on_ready=partial(say, line, READY), on_fired=partial(say_fired, line))

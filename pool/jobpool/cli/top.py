@@ -101,19 +101,17 @@ def top(ctx: click.Context, session: Session, once: bool, interval: float, json_
         if json_ or once or not sys.stdout.isatty():
             if watcher.sample():
                 time.sleep(interval)
-            ctx.exit(_print_json(watcher.sample()) if json_ else _print(watcher.sample(), nobody))
+            samples = watcher.sample()
+            if not json_:
+                ctx.exit(_print(samples, nobody))
+            found = msgspec.to_builtins(samples)
+            for pool in found:
+                (pool["header"] or {}).pop("depths", None)  # `queues` has them
+            answer_json(found)
         else:
             from jobpool.cli.top_screen import View, show
 
             show(watcher, View(order, nobody), interval)
-
-
-def _print_json(samples: list[PoolSample]) -> int:
-    found = msgspec.to_builtins(samples)
-    for pool in found:
-        (pool["header"] or {}).pop("depths", None)  # `queues` has them
-    answer_json(found)
-    return 0
 
 
 def _print(samples: list[PoolSample], nobody: str) -> int:

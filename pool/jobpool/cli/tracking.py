@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.options import Command, as_json, bare_id, option
+from jobpool.cli.options import Command, as_json, bare_id, option, time_option
 from jobpool.cli.output import answer, answer_json, columns, note
 from jobpool.cli.session import Session
 from jobpool.errors import JobFailed, NoResult, ResultPending, Unsupported
 from jobpool.message.printable import headline
 from jobpool.message.results import JobState, JobStatus
-from jobpool.message.units import format_duration, parse_duration
+from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
@@ -80,20 +80,16 @@ def _row(one: JobStatus) -> list[str]:
 
 @click.command("result", cls=Command, short_help="Print what a job returned.")
 @click.argument("ident", metavar="ID")
-@option("--timeout", default="0", metavar="TIME", help="Time to wait for its end.  [default: 0]")
-def result(session: Session, ident: str, timeout: str) -> int:
+@time_option("--timeout", default="0", help="Time to wait for its end.  [default: 0]")
+def result(session: Session, ident: str, timeout: float) -> int:
     """Print what a job's handler returned, as JSON; with --timeout, as soon as it did.
 
     Exit codes: 0 printed, 1 failed for good. 3 means no result: unknown, not kept, too large, or the broker cannot
     tell. 4 means that the job has not ended in this time.
     """
-    try:
-        seconds = parse_duration(timeout)
-    except ValueError as error:
-        raise click.UsageError(f"--timeout: {error}") from None
     with session.broker() as backend:
         try:
-            answer_json(backend.result(bare_id(ident), seconds))
+            answer_json(backend.result(bare_id(ident), timeout))
         except (NoResult, Unsupported) as error:
             note(f"jobpool: {error}")
             return (

@@ -42,6 +42,11 @@ class Waits:
         self._calls: set[asyncio.Future[set[str]]] = set()
         self._tasks = 0
 
+    @staticmethod
+    async def look(call: Callable[[], T]) -> T:
+        """Return what a call returns that does not wait, made on a thread of its own kind: it holds up no enqueue."""
+        return await asyncio.get_running_loop().run_in_executor(_threads("look", MAX_LOOKS), call)
+
     async def until_ended(self, idents: Iterable[str], give_up: float) -> None:
         """Wait until these jobs have ended, or until `give_up`, on CLOCK_MONOTONIC. Raises as `QueueBackend.wait`."""
         wait = _Wait(idents)
@@ -98,11 +103,6 @@ class Waits:
             call.cancel()
         self._calls.clear()
         self._untaken.clear()
-
-
-async def look(call: Callable[[], T]) -> T:
-    """Return what a call returns that does not wait, made on a thread of its own kind: it holds up no enqueue."""
-    return await asyncio.get_running_loop().run_in_executor(_threads("look", MAX_LOOKS), call)
 
 
 def _ended(backend: Callable[[], QueueBackend], idents: list[str]) -> set[str]:

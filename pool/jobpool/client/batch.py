@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from jobpool.broker.control import Cancel
 from jobpool.broker.values import NewBatch, NewMessage
@@ -19,9 +19,9 @@ from jobpool.message.results import JobHandle
 
 if TYPE_CHECKING:
     from jobpool.client.jobs import Jobs
-    from jobpool.handlers.handler import Handler
+    from jobpool.handlers.handler import AnyHandler
 
-    Callback = JobDefinition | JobBuilder | Handler[..., Any]
+    Callback = JobDefinition | JobBuilder | AnyHandler
 
 MAX_CALLBACK_BYTES = MAX_BODY_BYTES // 2  # the ids of failed jobs have to go in too
 
@@ -90,10 +90,18 @@ def open_batch(
     def packed(callback: Callback | None, name: str) -> NewMessage | None:
         if callback is None:
             return None
-        definition = _callback_of(callback)
+        definition, handler = _callback_of(callback)
         if not isinstance(definition.payload, dict):
             raise InvalidJob(f"the payload of {name} is an object, to which the end of the batch is added as 'batch'")
-        _check_takes_end(callback, definition, BatchStatus(batch.id, False, 1, 1, 0, 0, (), 0.0), name)
+        end = {**BatchStatus(batch.id, False, 1, 1, 0, 0, (), 0.0).end(), "failed_ids": []}
+        try:
+            if handler is not None:
+                handler.check({**definition.payload, "batch": end})
+        except InvalidJob as error:
+            raise InvalidJob(
+                f"{name}: {error}. It gets the end of the batch as 'batch': give it a parameter"
+                " batch: dict | None = None, and what else it takes by handler.define(…)"
+            ) from None
         new = backend.pack(definition.with_identifier(definition.identifier or f"{batch.id}:{name}"))
         if len(new.body) > MAX_CALLBACK_BYTES:
             raise InvalidJob(f"the body of {name} has {len(new.body)} bytes; at most {MAX_CALLBACK_BYTES}")
@@ -104,27 +112,14 @@ def open_batch(
     return batch
 
 
-def _callback_of(callback: Callback) -> JobDefinition:
-    if isinstance(callback, JobDefinition | JobBuilder):
-        return definition_of(callback)
+def _callback_of(callback: Callback) -> tuple[JobDefinition, AnyHandler | None]:
+    """Return the job of a callback, and its handler, if this process knows it. Raises `InvalidJob`: it is neither."""
     from jobpool.handlers.handler import Handler  # only here: a producer that gives none has no use for handlers
-
-    if not isinstance(callback, Handler):
-        raise InvalidJob(f"a callback is a handler, handler.define(…) or a definition, not {type(callback).__name__}")
-    return JobDefinition(callback.name, queue=callback.queues[0] if callback.queues else None)
-
-
-def _check_takes_end(callback: Callback, definition: JobDefinition, status: BatchStatus, name: str) -> None:
-    """Raise `InvalidJob` if the callback's handler, which this process may know, cannot take the end of a batch."""
-    from jobpool.handlers.handler import Handler
     from jobpool.handlers.registry import DEFAULT
 
-    handler = callback if isinstance(callback, Handler) else DEFAULT.find(definition.handler)
-    if handler is not None:
-        try:
-            handler.check({**definition.payload, "batch": {**status.end(), "failed_ids": []}})
-        except InvalidJob as error:
-            raise InvalidJob(
-                f"{name}: {error}. It gets the end of the batch as 'batch': give it a parameter"
-                " batch: dict | None = None, and what else it takes by handler.define(…)"
-            ) from None
+    if isinstance(callback, Handler):
+        return JobDefinition(callback.name, queue=callback.queues[0] if callback.queues else None), callback
+    if not isinstance(callback, JobDefinition | JobBuilder):
+        raise InvalidJob(f"a callback is a handler, handler.define(…) or a definition, not {type(callback).__name__}")
+    definition = definition_of(callback)
+    return definition, DEFAULT.find(definition.handler)

@@ -198,7 +198,7 @@ class ClaimMessage:
         if self.handler is None:
             return posted_value(self.body)
         envelope = decode(self.body, attempts=0)
-        verify(self.body, envelope, self._queue._backend().signer, self._queue.name)
+        verify(envelope, self._queue._backend().signer, self._queue.name)
         return envelope.payload
 
     def delete(self) -> None:

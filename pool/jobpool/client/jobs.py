@@ -208,29 +208,25 @@ class Jobs:
 
     async def aresult(self, ident: str, timeout: float | None = None) -> Any:
         """Return a job's result and leave the event loop free meanwhile. Raises as `result`; may be cancelled."""
-        from jobpool.client.awaited import look  # only here, as below: it imports asyncio
-
-        give_up = tracking.give_up_at(timeout)
+        waits, give_up = self._waits(), tracking.give_up_at(timeout)
         while True:
             try:
-                return await look(partial(self.result, ident, 0))
+                return await waits.look(partial(self.result, ident, 0))
             except ResultPending:
                 if time.monotonic() >= give_up:
                     raise
             ident = JobHandle(ident, self)  # it is known now
-            await self._waits().until_ended([ident], give_up)
+            await waits.until_ended([ident], give_up)
 
     async def await_all(self, idents: Iterable[str], timeout: float | None = None) -> list[JobStatus]:
         """Wait for jobs as `wait` does, and leave the event loop free meanwhile; may be cancelled."""
-        from jobpool.client.awaited import look
-
-        wanted, give_up = _ids(idents), tracking.give_up_at(timeout)
+        wanted, waits, give_up = _ids(idents), self._waits(), tracking.give_up_at(timeout)
         while True:
-            found = await look(partial(self.wait, wanted, 0))
+            found = await waits.look(partial(self.wait, wanted, 0))
             left = [status.id for status in found if not status.has_ended]
             if not left or time.monotonic() >= give_up:
                 return found
-            await self._waits().until_ended(left, give_up)
+            await waits.until_ended(left, give_up)
 
     def batch(
         self,
@@ -408,7 +404,6 @@ class Jobs:
         return f"<Jobs {redact(self._url) if self._url else 'on the default backend'}>"
 
     def _waits(self) -> Waits:
-        """Return the waits of the running event loop."""
         import asyncio  # a program without an event loop never pays for it
 
         from jobpool.client.awaited import Waits

@@ -110,7 +110,7 @@ class QueueWorker:
     ) -> None:
         self._backend = backend
         self._clock = backend.clock
-        self._registry = _ruled(registry, allowances, None)
+        self._registry = (DEFAULT if registry is None else registry).with_rules(allowances)
         self._retry = retry or RetryPolicy()
         self._ttl = check_ttl(ttl)
         self._default_timeout = check_seconds(default_timeout, "default_timeout")
@@ -310,7 +310,7 @@ def inline_runner(
     Arguments are as `QueueWorker`'s. The runner returns the job's result, and raises `JobFailedError` when it, or one
     of its follow-ups, did not succeed. There are no retries, because nothing is kept.
     """
-    handlers = _ruled(registry, allowances, queue_handlers)
+    handlers = (DEFAULT if registry is None else registry).with_rules(allowances, queue_handlers)
 
     def run(definition: JobDefinition) -> ExecutionResult:
         first = run_inline(definition, handlers, default_timeout)
@@ -344,14 +344,6 @@ def run_inline(definition: JobDefinition, registry: HandlerRegistry, default_tim
     if attempt.kind is not ResultKind.SUCCEEDED:
         raise JobFailedError(attempt.result)
     return attempt
-
-
-def _ruled(
-    registry: HandlerRegistry | None, allowances: Allowances | None, queue_handlers: Mapping[str, list[str]] | None
-) -> HandlerRegistry:
-    handlers = DEFAULT if registry is None else registry
-    no_rules = allowances is None and queue_handlers is None
-    return handlers if no_rules else handlers.with_rules(allowances, queue_handlers)
 
 
 def has_death_hooks(registry: HandlerRegistry, queue_handlers: Mapping[str, list[str]], queue: str) -> bool:

@@ -8,6 +8,7 @@ record must never be newer than the truth: then a firing would be lost.
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -62,71 +63,32 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True):
             return None
 
 
-class Records:
-    """The records of all schedules of a broker. Every call raises `BackendUnavailable`, and blocks for a round trip."""
-
-    def __init__(self, keys: KeyStore, token: str) -> None:
-        self._keys = keys
-        self._token = token
-
-    def load(self, names: Iterable[str]) -> dict[str, Record]:
-        """Read those that there are: a round trip for each 10,000 that the broker keeps."""
-        wanted = set(names)
-        kept = all_records(self._keys, SPACE, page=MOST)
-        return {name: known for name, data in kept if name in wanted and (known := Record.from_bytes(data))}
-
-    def get(self, name: str) -> Record | None:
-        data = self._keys.get_record(SPACE, name)
-        return None if data is None else Record.from_bytes(data)
-
-    def put(self, records: Mapping[str, Record]) -> None:
-        """Write them, but for those of which there is one that has seen more. Two round trips.
-
-        Between the two another scheduler may write a newer one, which is then put back by this one: see the module.
-        """
-        known = {name: self.get(name) for name in records} if len(records) == 1 else self.load(records)
-        newer: dict[str, Record] = {}
-        for name, record in records.items():
-            other = known.get(name)
-            if other is not None and other.seen > record.seen:
-                continue
-            if other is not None and not record.last:
-                record = replace(other, seen=record.seen, next=record.next, failed=record.failed)
-            newer[name] = record
-        self.begin(newer)
-
-    def begin(self, records: Mapping[str, Record]) -> None:
-        """Write the first records of schedules that had none. One round trip."""
-        self._keys.put_records(SPACE, {name: json.encode(record) for name, record in records.items()}, LONGEST_KEPT)
-
-    def win(self, keys: Sequence[str], seconds: float = MEMORY) -> list[bool]:
-        """Tell of each key if this scheduler is the one that fires: of all that ask within `seconds`, one is.
-
-        Asked again by the same scheduler, the answer is the same: a lost reply does no harm.
-        """
-        rates = [Rate(f"cron:{key}", 1, seconds) for key in keys]
-        return [after == 0.0 for after in self._keys.take_many(SPACE, rates, self._token)]
+def load(keys: KeyStore, names: Iterable[str]) -> dict[str, Record]:
+    """Read the records of these schedules that there are: a round trip for each 10,000 that the broker keeps."""
+    wanted = set(names)
+    kept = all_records(keys, SPACE, page=MOST)
+    return {name: known for name, data in kept if name in wanted and (known := Record.from_bytes(data))}
 
 
 @dataclass(slots=True)
 class State:
-    """The state of one schedule. Every instant up to `seen` was dealt with (None = never met); `next` comes after it.
+    """The state of one schedule."""
 
-    `ended`: the newest instant that this scheduler dealt with, and whether a dependent may run after it.
-    """
-
-    seen: datetime | None = None
-    next: datetime | None = None
-    ended: tuple[datetime, bool] | None = None
+    seen: datetime | None = None  # every instant up to here was dealt with; None = it was never met
+    next: datetime | None = None  # the instant after that
+    ended: tuple[datetime, bool] | None = (
+        None  # the newest that this scheduler dealt with; a dependent may run after it
+    )
 
 
 class Memory:
-    """The states of all schedules. Without `records`, shared with other schedulers, nothing outlives this process."""
+    """The states of all schedules. Without `keys`, shared with other schedulers, nothing outlives this process."""
 
-    def __init__(self, plan: Iterable[Planned], records: Records | None) -> None:
+    def __init__(self, plan: Iterable[Planned], keys: KeyStore | None) -> None:
         self.planned = {planned.name: planned for planned in plan}
         self._states = {name: State() for name in self.planned}
-        self._records = records
+        self._keys = keys
+        self._token = secrets.token_hex(16)
         self._has_read = False
 
     def __getitem__(self, planned: Planned) -> State:
@@ -141,9 +103,9 @@ class Memory:
     def read(self, now: datetime) -> None:
         """Take in the records, at the first time and after having been away. If it raises, nothing has changed."""
         behind = any(state.next and (now - state.next).total_seconds() > BEHIND for state in self._states.values())
-        if self._records is None or (self._has_read and not behind):
+        if self._keys is None or (self._has_read and not behind):
             return
-        for name, record in self._records.load(self.planned).items():
+        for name, record in load(self._keys, self.planned).items():
             seen = self._states[name].seen
             if seen is None or record.seen > seen:
                 self.note_seen(self.planned[name], record.seen)
@@ -157,20 +119,48 @@ class Memory:
         ended = self[planned].ended
         if ended is not None and ended[0] >= newest:
             return ended[1]
-        if self._records is None:
+        if self._keys is None:
             return True
-        record = self._records.get(planned.name)
+        record = self._get(self._keys, planned.name)
         return None if record is None or record.seen < newest else not record.failed
 
     def win(self, keys: Sequence[str], seconds: float = MEMORY) -> list[bool]:
-        """Tell as `Records.win` of each key if this scheduler is the one that fires. Raises `BackendUnavailable`."""
-        return [True] * len(keys) if self._records is None else self._records.win(keys, seconds)
+        """Tell of each key if this scheduler is the one that fires: of all that ask within `seconds`, one is.
+
+        Asked again by the same scheduler, the answer is the same: a lost reply does no harm. One round trip. Raises
+        `BackendUnavailable`.
+        """
+        if self._keys is None:
+            return [True] * len(keys)
+        rates = [Rate(f"cron:{key}", 1, seconds) for key in keys]
+        return [after == 0.0 for after in self._keys.take_many(SPACE, rates, self._token)]
 
     def tell(self, records: Mapping[str, Record], *, first: bool = False) -> None:
-        """Leave records for others. Where that fails, they try what is done already, which does nothing.
+        """Leave records for others, but where one has seen more. Two round trips.
 
-        `first`: of schedules that had none; what is missed from here on is made up for.
+        Where that fails, they try what is done already, which does nothing. Between the two another scheduler may write
+        a newer one, which is then put back by this one: see the module. `first`: of schedules that had none; what is
+        missed from here on is made up for.
         """
-        if self._records is not None and records:
+        if self._keys is not None and records:
             with contextlib.suppress(BackendUnavailable):
-                (self._records.begin if first else self._records.put)(records)
+                newer = records if first else self._newer(self._keys, records)
+                data = {name: json.encode(record) for name, record in newer.items()}
+                self._keys.put_records(SPACE, data, LONGEST_KEPT)
+
+    def _newer(self, keys: KeyStore, records: Mapping[str, Record]) -> dict[str, Record]:
+        known = {name: self._get(keys, name) for name in records} if len(records) == 1 else load(keys, records)
+        newer: dict[str, Record] = {}
+        for name, record in records.items():
+            other = known.get(name)
+            if other is not None and other.seen > record.seen:
+                continue
+            if other is not None and not record.last:
+                record = replace(other, seen=record.seen, next=record.next, failed=record.failed)
+            newer[name] = record
+        return newer
+
+    @staticmethod
+    def _get(keys: KeyStore, name: str) -> Record | None:
+        data = keys.get_record(SPACE, name)
+        return None if data is None else Record.from_bytes(data)

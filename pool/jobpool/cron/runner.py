@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import socket
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
@@ -19,7 +18,7 @@ from jobpool.broker.broker_time import ASK_EVERY, BrokerTime
 from jobpool.client.worker import DEFAULT_TIMEOUT
 from jobpool.clock import Clock
 from jobpool.cron.firing import GRACE, Firing, FiringStatus
-from jobpool.cron.records import Memory, Owner, Records
+from jobpool.cron.records import Memory, Owner
 from jobpool.cron.scheduler import Planned, Scheduler, plan
 from jobpool.cron.tick import Means, Tick, for_instant
 from jobpool.errors import ConfigurationError, JobpoolError
@@ -96,8 +95,7 @@ class CronRunner:
         default_timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
         self.planned = plan([schedulers] if isinstance(schedulers, Scheduler) else schedulers)
-        records = None if _is_alone(backend, only) else Records(backend.keys, secrets.token_hex(16))
-        self._memory = Memory(self.planned, records)
+        self._memory = Memory(self.planned, None if _is_alone(backend, only) else backend.keys)
         self._means = Means(
             backend,
             self._memory,

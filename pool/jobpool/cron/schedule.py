@@ -29,7 +29,7 @@ _SEARCHED_YEARS = 41  # the longest wait, from one leap day on a Monday to the n
 
 
 class Schedule:
-    """The instants of a cron expression in a zone. Immutable, safe in threads; two of one text and zone are equal.
+    """The instants of a cron expression in a zone. Immutable, and safe in threads.
 
     All instants are aware, in UTC, on whole minutes of the local clock, and no two are the same. docs/cron.md says what
     an expression may hold, and what happens when clocks change.
@@ -114,17 +114,6 @@ class Schedule:
         if self._kind is Kind.FIXED:
             return piece.reached
         return min(piece.reached, shown) if self._kind is Kind.INTERVAL else shown
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Schedule):
-            return NotImplemented
-        return (self.expression, self.zone) == (other.expression, other.zone)
-
-    def __hash__(self) -> int:
-        return hash((self.expression, self.zone))
-
-    def __repr__(self) -> str:
-        return f"Schedule({self.expression!r}, {self.zone!r})"
 
 
 def _seconds(moment: datetime) -> int:

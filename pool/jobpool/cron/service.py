@@ -178,7 +178,6 @@ class CronLoop:
 
 
 def report(firings: Sequence[Firing]) -> None:
-    """Log one line for each firing."""
     for firing in firings:
         level, event = EVENTS[firing.status]
         fields = firing.to_dict()
@@ -277,11 +276,3 @@ def warn_of_unfit(runner: CronRunner) -> None:
     for one in runner.planned:
         if runner.serves(one) and (why := DEFAULT.unfit(one.definition)):
             log.warning("jobs of a schedule cannot run", extra={"fields": {"schedule": one.name, "why": why}})
-
-
-def read_start(fd: int) -> CronStart:
-    """Read the start that the pool's master has written to this descriptor, which is closed."""
-    try:
-        return CronStart.from_json(os.pread(fd, os.fstat(fd).st_size, 0))
-    finally:
-        os.close(fd)

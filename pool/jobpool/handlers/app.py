@@ -91,7 +91,8 @@ def _why(app: str, error: BaseException) -> str:
             f"there is no module {missing!r} for the app {app}: looked in {os.getcwd()} and on sys.path;"
             " give a module's name or the path of a .py file"
         )
-    where = _where(error)
+    frames = _frames(error)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     if missing:
         return f"the app {app} needs the module {missing!r}, which is not installed{where}"
     if isinstance(error, SyntaxError):
@@ -118,8 +119,7 @@ def as_module(path: Path) -> str:
 
 def _stack(error: BaseException) -> str:
     """Return the traceback from the app's first line on; "" where the sentence, with its one place, says all."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]
-    if len(frames) < 2 or isinstance(error, SystemExit | JobpoolError):
+    if len(_frames(error)) < 2 or isinstance(error, SystemExit | JobpoolError):
         return ""
     below = error.__traceback__
     while below is not None and _is_machinery(below.tb_frame.f_code.co_filename):
@@ -127,12 +127,9 @@ def _stack(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, below)).rstrip("\n")
 
 
-def _where(error: BaseException) -> str:
-    """Return the innermost line outside Python's own import machinery and this package: one that its author wrote."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not _is_machinery(frame.filename):
-            return f" ({frame.filename}:{frame.lineno})"
-    return ""
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the frames outside Python's own import machinery and this package, the innermost last."""
+    return [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]
 
 
 def _is_machinery(file: str) -> bool:

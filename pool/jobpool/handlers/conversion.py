@@ -23,14 +23,11 @@ from uuid import UUID
 
 N = TypeVar("N", float, Decimal)
 
-Convert = Callable[[Any, str], Any]
-"""Of a value and the path of its field ("" = the payload itself)."""
-
+Convert = Callable[[Any, str], Any]  # of a value and the path of its field ("" = the payload itself)
 _QUALIFIERS = (typing.Annotated, typing.Required, typing.NotRequired, getattr(typing, "ReadOnly", typing.Annotated))
 """The origins of annotations that stand around a type; `ReadOnly` is there from Python 3.13 on."""
 
-_MAX_FIELDS_NAMED = 5
-"""Fields of a model that an error names."""
+_MAX_FIELDS_NAMED = 5  # fields of a model that an error names
 
 
 class Mismatch(ValueError):

@@ -28,6 +28,7 @@ from jobpool.message.results import capped
 
 _OURS = os.path.dirname(os.path.abspath(jobpool.errors.__file__)) + os.sep
 _MAX_CHAIN_LINKS = 100
+_JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 AT_A_BREAKPOINT = (
     "the handler met a breakpoint, and a job of a pool has no terminal: `jobpool run-one HANDLER key=value` runs it in"
@@ -42,19 +43,15 @@ _OF_CUT_DESCRIPTORS = os.strerror(errno.EBADF), "disk I/O error", os.strerror(er
 
 
 class Ending(Struct, frozen=True):
-    """The end of the handler.
-
-    `after`: seconds that `Retry` or `Snooze` asked for. `suspect`: it failed in a way that may have spoilt its process.
-    `exception`: only where hooks ask for it.
-    """
+    """The end of the handler."""
 
     kind: ResultKind
     output: str = ""
     kept: str = ""  # its value as the broker is to keep it (`results.capped`); "" = it is not to be kept
     error: str = ""
-    after: float = 0.0
-    suspect: bool = False
-    exception: BaseException | None = None
+    after: float = 0.0  # seconds that `Retry` or `Snooze` asked for
+    suspect: bool = False  # it failed in a way that may have spoilt its process
+    exception: BaseException | None = None  # only where hooks ask for it
 
 
 SUCCEEDED = Ending(ResultKind.SUCCEEDED)
@@ -180,51 +177,38 @@ def where_met(text: str, stack: StackSummary | None, cap: int, hook: str = "") -
 # --- output -------------------------------------------------------------------------------------------
 
 
-def render(value: object, cap: int) -> str:
-    """Return a returned value as text; "" for None.
-
-    A value that JSON does not know is shown as `repr` shows it: what a handler returns never fails its attempt.
-    """
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return cap_text(value, cap)
-    try:
-        text = orjson.dumps(value, _plain, orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY).decode()
-    except Exception:  # noqa: BLE001 - the value's own code runs here
-        text = _shown(value)
-    return cap_text(text, cap)
-
-
 def plain(value: object) -> Any:
     """Return a returned value as JSON values alone, as `rendered` writes it; what JSON does not know as its text."""
     try:
-        return orjson.loads(orjson.dumps(value, _plain, orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY))
+        return orjson.loads(orjson.dumps(value, _plain, _JSON_OPTIONS))
     except Exception:  # noqa: BLE001 - the value's own code runs here
         return _shown(value)
 
 
-def rendered(value: object, masker: Masker, cap: int) -> tuple[str, str]:
-    """Return a returned value as text, and as the broker is to keep it: JSON, its secrets masked.
+def rendered(value: object, masker: Masker | None, cap: int) -> tuple[str, str]:
+    """Return a returned value as text ("" for None), and as the broker is to keep it: JSON, its secrets masked.
 
-    Never fails an attempt, as `render`.
+    Without a masker nothing is kept. A value that JSON does not know is shown by its `repr`: none fails its attempt.
     """
-    if value is None or isinstance(value, str):
-        return render(value, cap), _capped_json(None if value is None else masker.text(str(value)), cap)
+    text, json = "", b""
+    if isinstance(value, str):
+        text = value
+    elif value is not None:
+        try:
+            json = orjson.dumps(value, _plain, _JSON_OPTIONS)
+            text = json.decode()
+        except Exception:  # noqa: BLE001 - the value's own code runs here
+            text = _shown(value)
+    shown = cap_text(text, cap)
+    if masker is None:
+        return shown, ""
+    if len(json) > cap:
+        return shown, capped(json, cap)
+    kept = masker.value(orjson.loads(json)) if json else None if value is None else masker.text(str(text))
     try:
-        text = orjson.dumps(value, _plain, orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
-    except Exception:  # noqa: BLE001 - the value's own code runs here
-        shown = _shown(value)
-        return cap_text(shown, cap), _capped_json(masker.text(shown), cap)
-    kept = _capped_json(masker.value(orjson.loads(text)), cap) if len(text) <= cap else capped(text, cap)
-    return cap_text(text.decode(), cap), kept
-
-
-def _capped_json(value: object, cap: int) -> str:
-    try:
-        return capped(orjson.dumps(value), cap)
+        return shown, capped(orjson.dumps(kept), cap)
     except TypeError:  # lone surrogates
-        return capped(orjson.dumps(ascii(value)), cap)
+        return shown, capped(orjson.dumps(ascii(kept)), cap)
 
 
 def join(returned: str, printed: str, cap: int) -> str:

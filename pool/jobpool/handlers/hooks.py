@@ -41,35 +41,42 @@ class Hooks:
     """
 
     def __init__(self) -> None:
-        self._before: list[tuple[str, Callable[[JobContext], object]]] = []  # with kind and place
-        self._after: list[tuple[str, Callable[[JobContext, ExecutionResult], object]]] = []
-        self._on_death: list[tuple[str, Callable[[DeadJob], object]]] = []
+        # Kind → hooks, with kind and place of each.
+        self._hooks: dict[str, list[tuple[str, Any]]] = {"before_attempt": [], "after_attempt": [], "on_death": []}
         self.mark: Callable[[str], object] = str
         self.running = ""
         self.threads = 0
         self.death_handler: Handler[Any, Any] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._before or self._after)
+        return bool(self._hooks["before_attempt"] or self._hooks["after_attempt"])
 
-    def add_before(self, hook: F) -> F:
-        return _add(self._before, hook, "before_attempt")
+    def add(self, kind: str, hook: F) -> F:
+        """Add a hook, and return it. The same one from a module that is imported under two names takes its own place.
 
-    def add_after(self, hook: F) -> F:
-        return _add(self._after, hook, "after_attempt")
-
-    def add_on_death(self, hook: F) -> F:
-        _add(self._on_death, hook, "on_death")
-        self.death_handler = Handler(self.on_death, ON_DEATH, max_retries=DEATH_RETRIES, timeout=DEATH_TIMEOUT_S)
+        Raises `ConfigurationError`: it cannot be called, or is `async def` where that is not awaited.
+        """
+        if not callable(hook) or (inspect.iscoroutinefunction(hook) and kind != "on_death"):
+            raise ConfigurationError(f"a {kind} hook must be a plain function, not {hook!r}")
+        hooks = self._hooks[kind]
+        place, module = f"{kind} hook {place_of(hook)}", getattr(hook, "__module__", None)
+        for number, (known, other) in enumerate(hooks):
+            if other is hook or (known == place and getattr(other, "__module__", None) != module):
+                hooks[number] = place, hook
+                break
+        else:
+            hooks.append((place, hook))
+        if kind == "on_death":
+            self.death_handler = Handler(self.on_death, ON_DEATH, max_retries=DEATH_RETRIES, timeout=DEATH_TIMEOUT_S)
         return hook
 
     def before_attempt(self, ctx: JobContext) -> None:
         """Call the hooks. Raises what one of them raises; those after it are left out, and it stays in `running`."""
-        threads = _thread._count()
-        for place, hook in self._before:
+        hooks, threads = self._hooks["before_attempt"], _thread._count()
+        for place, hook in hooks:
             self._begin(place)
             hook(ctx)
-        if self._before:
+        if hooks:
             self.running = ""
             self.mark(HANDLER)
         self.threads += max(0, _thread._count() - threads)
@@ -77,7 +84,7 @@ class Hooks:
     def after_attempt(self, ctx: JobContext, result: ExecutionResult) -> None:
         """Call the hooks, the last one first, all of them; log their errors. Raises `HardTimeout` and its like."""
         threads = _thread._count()
-        for place, hook in reversed(self._after):
+        for place, hook in reversed(self._hooks["after_attempt"]):
             self._begin(place)
             try:
                 hook(ctx, result)
@@ -93,7 +100,7 @@ class Hooks:
         """
         dead, errors = DeadJob.from_payload(ctx.payload), dict[str, Exception]()
         threads = _thread._count()
-        for place, hook in self._on_death:
+        for place, hook in self._hooks["on_death"]:
             self.mark(place)
             try:
                 awaited(hook(dead))
@@ -108,19 +115,3 @@ class Hooks:
     def _begin(self, place: str) -> None:
         self.running = place
         self.mark(place)
-
-
-def _add(hooks: list[tuple[str, Any]], hook: F, kind: str) -> F:
-    """Add a hook. The same one from a module that is imported under two names takes its own place.
-
-    Raises `ConfigurationError`: it cannot be called, or is `async def` where that is not awaited.
-    """
-    if not callable(hook) or (inspect.iscoroutinefunction(hook) and kind != "on_death"):
-        raise ConfigurationError(f"a {kind} hook must be a plain function, not {hook!r}")
-    place, module = f"{kind} hook {place_of(hook)}", getattr(hook, "__module__", None)
-    for number, (known, other) in enumerate(hooks):
-        if other is hook or (known == place and getattr(other, "__module__", None) != module):
-            hooks[number] = place, hook
-            return hook
-    hooks.append((place, hook))
-    return hook

@@ -196,7 +196,7 @@ class HandlerRegistry:
         order of their registration, within the attempt's timeout. Raises `ConfigurationError`: it is not a plain
         function.
         """
-        return self.hooks.add_before(hook)
+        return self.hooks.add("before_attempt", hook)
 
     def after_attempt(self, hook: F, /) -> F:
         """Call `hook(ctx, result)` in the child after every attempt that its process survives; return it unchanged.
@@ -205,7 +205,7 @@ class HandlerRegistry:
         order of their registration, also after a `before_attempt` hook that failed, within the attempt's timeout.
         Raises `ConfigurationError`: it is not a plain function.
         """
-        return self.hooks.add_after(hook)
+        return self.hooks.add("after_attempt", hook)
 
     def on_death(self, hook: F, /) -> F:
         """Call `hook(dead)` with a `DeadJob` for every job that ended for good; return it unchanged.
@@ -214,7 +214,7 @@ class HandlerRegistry:
         That has five retries, and a timeout of 60 s for all hooks together. It may be `async def`. Raises
         `ConfigurationError`: it cannot be called.
         """
-        return self.hooks.add_on_death(hook)
+        return self.hooks.add("on_death", hook)
 
     def builtin(
         self,
@@ -260,9 +260,11 @@ class HandlerRegistry:
     ) -> HandlerRegistry:
         """Return a registry of the same handlers, those that are registered later too, under rules of its own.
 
-        `allowances` of the built-in handlers, and `queue_handlers` as of `restrict`; None = as here. Raises
-        `ConfigurationError`: the allowances enable a built-in handler in whose place there is another.
+        `allowances` of the built-in handlers, and `queue_handlers` as of `restrict`; None = as here, both = this one.
+        Raises `ConfigurationError`: the allowances enable a built-in handler in whose place there is another.
         """
+        if allowances is None and queue_handlers is None:
+            return self
         made = HandlerRegistry()
         made._handlers = self._handlers
         made._allowed = self._allowed
@@ -398,8 +400,7 @@ def declared_schedules() -> Iterator[JobDefinition]:
     return chain.from_iterable(declared() for declared in DECLARED_SCHEDULES)
 
 
-DEFAULT = HandlerRegistry()
-"""Where `@jobpool.handler` registers, and what children run from."""
+DEFAULT = HandlerRegistry()  # where `@jobpool.handler` registers, and what children run from
 
 handler = DEFAULT.handler
 command = DEFAULT.command

@@ -100,15 +100,6 @@ class ForkServerClient:
         self.has_loaded = False  # the app
 
     @classmethod
-    def start(
-        cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str], output: int | None = None
-    ) -> ForkServerClient:
-        """Start one and tell it all at once; see `begin` and `tell`."""
-        server = cls.begin(environ, output)
-        server.tell(config, board_fd, environ)
-        return server
-
-    @classmethod
     def begin(cls, environ: Mapping[str, str], output: int | None = None) -> ForkServerClient:
         """Start one that imports its own modules, and waits for `tell`. No app runs before that.
 

@@ -33,16 +33,15 @@ import threading
 import time
 import traceback
 import warnings
-from typing import Any
+from pkgutil import resolve_name
 
 import setproctitle
-from msgspec import Struct, field
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from jobpool.errors import ConfigurationError
 from jobpool.ipc import linux, native_threads, packets
 from jobpool.ipc.fork_server import ForkServer
-from jobpool.ipc.frames import Loaded, LoadFailed
+from jobpool.ipc.frames import HandlerInfo, Loaded, LoadFailed
 from jobpool.ipc.inheritance import Inheritance, spoilt_logs
 from jobpool.ipc.postfork import flush_streams, reset_signals
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
@@ -138,48 +137,35 @@ def _load(config: ForkServerConfig, inheritance: Inheritance) -> Loaded | LoadFa
     """Import the app, whatever it does: its exceptions, SystemExit too, become one sentence and a traceback."""
     begun = time.monotonic()
     try:
-        resolve(config.child_main)
-        handlers = resolve(config.app_loader)(config.options)
+        resolve_name(config.child_main)
+        handlers = resolve_name(config.app_loader)(config.options)
     except BaseException as error:  # noqa: BLE001 - reported, and the program ends
         known = isinstance(error, ConfigurationError)  # its sentence says all that its notes do not
         stack = "\n".join(getattr(error, "__notes__", ())) if known else traceback.format_exc()
         return LoadFailed(_sentence(error, config.options), stack[-_TRACE_CHARS:])
-    left = aftermath(inheritance, config.options.preload)
-    preloaded = config.options.preload and not left.threads
-    return Loaded(handlers, preloaded, seconds=time.monotonic() - begun, **asdict(left))
+    return replace(prepared(handlers, inheritance, config.options.preload), seconds=time.monotonic() - begun)
 
 
-class Aftermath(Struct, frozen=True):
-    """The consequences of an app's import for the children that are forked from it; see `Loaded`."""
+def prepared(handlers: list[HandlerInfo], inheritance: Inheritance, preload: bool) -> Loaded:
+    """Make this process ready to be forked, and tell what its children will miss.
 
-    threads: list[str] = field(default_factory=list)
-    native: int = 0
-    cut: list[str] = field(default_factory=list)
-    spoilt_logs: list[str] = field(default_factory=list)
-    enqueues: bool = field(default_factory=producer.was_used)
-
-
-def aftermath(inheritance: Inheritance, preload: bool = True) -> Aftermath:
-    """Make this process ready to be forked, and tell what its children will miss. `threads`: it cannot be forked.
-
-    `preload` False: it is not to be forked, and only `spoilt_logs` are told.
-
-    Blocks for `THREADS_LIMIT_S` if there are threads.
+    `preload` False, or `threads` found: it is not to be forked. Blocks for `THREADS_LIMIT_S` if there are threads.
     """
     threads, native = _living_threads() if preload else [], 0
     if preload and not threads:
         unforkable, native = native_threads.settle()
         threads = [unforkable] if unforkable else []
-    if threads or not preload:
-        return Aftermath(threads, spoilt_logs=spoilt_logs(forked=False)[:MAX_TOLD])
-    inheritance.app_is_imported()
-    return Aftermath([], native, inheritance.cut[:MAX_TOLD], spoilt_logs(forked=True)[:MAX_TOLD])
-
-
-def resolve(reference: str) -> Any:
-    """Import what "module:function" names."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
+    if forked := preload and not threads:
+        inheritance.app_is_imported()
+    return Loaded(
+        handlers,
+        forked,
+        threads,
+        cut=inheritance.cut[:MAX_TOLD],
+        native=native,
+        spoilt_logs=spoilt_logs(forked=forked)[:MAX_TOLD],
+        enqueues=producer.was_used(),
+    )
 
 
 def _sentence(error: BaseException, options: ChildOptions) -> str:
@@ -204,7 +190,7 @@ def _serve(
     config: ForkServerConfig, control: socket.socket, board_fd: int, inheritance: Inheritance, preloaded: bool
 ) -> int:
     options = replace(config.options, preload=preloaded)
-    fork_server = ForkServer(control, ChildPages(board_fd), options, resolve(config.child_main), inheritance)
+    fork_server = ForkServer(control, ChildPages(board_fd), options, resolve_name(config.child_main), inheritance)
     _reset_and_ignore_signals()
     warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)
     flush_streams()  # or every child would print what the import left in the buffer

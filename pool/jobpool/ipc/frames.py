@@ -37,7 +37,7 @@ class BadFrame(ValueError):
     """A packet is not a frame of ours: rubbish, cut short, or of another version."""
 
 
-class _JsonFrame(Struct, frozen=True, forbid_unknown_fields=True):
+class JsonFrame(Struct, frozen=True, forbid_unknown_fields=True):
     """A frame that is a tag and its fields as JSON."""
 
     def encode(self) -> bytes:
@@ -67,7 +67,7 @@ class Ready(Struct, frozen=True):
         return b"\x10"
 
 
-class BootFailed(_JsonFrame, frozen=True):
+class BootFailed(JsonFrame, frozen=True):
     """The child could not boot (it had to import the app itself, say) and exits."""
 
     error: str
@@ -116,14 +116,14 @@ def plain_success(nonce: int, started: float, duration: float) -> bytes:
     return RESULT_HEAD.pack(0x12, nonce, 0, started, duration)
 
 
-class Ask(_JsonFrame, frozen=True):
+class Ask(JsonFrame, frozen=True):
     """Code inside a child used `Jobs()`: enqueue these for it, and `Reply`."""
 
     definitions: list[dict[str, Any]]  # `JobDefinition.to_dict`
     pack: bool = False  # only sign them, and answer with the messages: the handler enqueues them in its transaction
 
 
-class Said(_JsonFrame, frozen=True):
+class Said(JsonFrame, frozen=True):
     """A line that a handler printed or logged, for the pool's log; its secrets are masked. Nothing else is believed."""
 
     nonce: int  # of its attempt; 0 = it came with the import of the app
@@ -133,7 +133,7 @@ class Said(_JsonFrame, frozen=True):
     left_out: Count = 0  # lines that were not sent before this one
 
 
-class Reply(_JsonFrame, frozen=True):
+class Reply(JsonFrame, frozen=True):
     """The answer to `Ask`: the ids, or an error."""
 
     ids: list[str]
@@ -156,7 +156,7 @@ class HandlerInfo(Struct, frozen=True):
     schedules: list[str] = field(default_factory=list)  # names of the app's schedules that run it
 
 
-class Loaded(_JsonFrame, frozen=True):
+class Loaded(JsonFrame, frozen=True):
     """The fork server has imported the app."""
 
     handlers: list[HandlerInfo]
@@ -170,35 +170,35 @@ class Loaded(_JsonFrame, frozen=True):
     unfit: list[str] = field(default_factory=list)  # sentences about its schedules; `doctor` alone asks for them
 
 
-class LoadFailed(_JsonFrame, frozen=True):
+class LoadFailed(JsonFrame, frozen=True):
     """The app does not import. The fork server exits after this frame."""
 
     error: str  # one sentence
     trace: str = ""  # traceback
 
 
-class Spawn(_JsonFrame, frozen=True):
+class Spawn(JsonFrame, frozen=True):
     """Fork a child. With it travel four descriptors: work (reading end), channel, trace file, output (writing end)."""
 
     child: int  # serial number, never reused in the life of a master
     slot: int  # the page it writes
 
 
-class Spawned(_JsonFrame, frozen=True):
+class Spawned(JsonFrame, frozen=True):
     """The child exists; a pidfd travels with it."""
 
     child: int
     pid: int
 
 
-class SpawnFailed(_JsonFrame, frozen=True):
+class SpawnFailed(JsonFrame, frozen=True):
     """fork was refused (EAGAIN, ENOMEM): the slot may be tried again after a back-off."""
 
     child: int
     error: str
 
 
-class Exited(Exit, _JsonFrame, frozen=True):
+class Exited(Exit, JsonFrame, frozen=True):
     """The child was collected, its group killed and its strays swept, in this order."""
 
     @classmethod
@@ -209,21 +209,7 @@ class Exited(Exit, _JsonFrame, frozen=True):
         return cls(child, pid, code, number, os.WCOREDUMP(status), cpu_seconds, peak_rss, strays)
 
 
-Frame = (
-    Run
-    | Ready
-    | BootFailed
-    | Result
-    | Ask
-    | Said
-    | Reply
-    | Loaded
-    | LoadFailed
-    | Spawn
-    | Spawned
-    | SpawnFailed
-    | Exited
-)
+Frame = Run | Ready | Result | JsonFrame
 
 _SUCCEEDED = ResultKind.SUCCEEDED  # found quicker than the member of an enum class
 

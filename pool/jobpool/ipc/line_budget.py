@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import monotonic
 
 SAID_AT_ONCE = 200  # lines that a child may send in a burst
@@ -10,16 +9,15 @@ SAID_PER_S = 50.0  # lines that it may send a second after that
 
 
 class LineBudget:
-    """A count of the lines that may still go, which time fills again. Takes no lock. `now`: CLOCK_MONOTONIC seconds."""
+    """A count of the lines that may still go, which time fills again. Takes no lock."""
 
-    def __init__(self, now: Callable[[], float] = monotonic) -> None:
-        self._now = now
+    def __init__(self) -> None:
         self._left = float(SAID_AT_ONCE)
-        self._since = now()
+        self._since = monotonic()
 
     def left(self) -> float:
         """Return how many lines may go now, with the part of the next one that has come already."""
-        now = self._now()
+        now = monotonic()
         self._left = min(SAID_AT_ONCE, self._left + (now - self._since) * SAID_PER_S)
         self._since = now
         return self._left

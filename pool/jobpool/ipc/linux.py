@@ -212,6 +212,22 @@ def rights() -> tuple[int, list[bytes]]:
     return os.getpriority(os.PRIO_PROCESS, 0), _RIGHTS.findall(_told_of_self("status"))
 
 
+def scheduling() -> tuple[set[int], int, int]:
+    """Return the processors that this thread may use, its scheduling policy, and its priority there."""
+    return os.sched_getaffinity(0), os.sched_getscheduler(0), os.sched_getparam(0).sched_priority
+
+
+def restore_scheduling(before: tuple[set[int], int, int]) -> bool:
+    """Set what `scheduling` has returned; return whether that was allowed."""
+    processors, policy, priority = before
+    try:
+        os.sched_setaffinity(0, processors)
+        os.sched_setscheduler(0, policy, os.sched_param(priority))
+    except OSError:
+        return False
+    return True
+
+
 def allow_open_files(count: int) -> int:
     """Raise the soft limit of open files to `count`, as far as the hard limit lets it; return the limit then."""
     import resource

@@ -33,10 +33,8 @@ class ChildOptions(Struct, frozen=True, forbid_unknown_fields=True):
     kill_grace: float = 1.0  # seconds, >= 0, between the hard timeout and the kill
     output_cap: int = 65536  # bytes of captured output that are kept of one attempt
     max_jobs: int = 0  # jobs after which the child is recycled; 0 = never
-    max_jobs_jitter: float = 0.1  # fraction, 0 to 1, by which `max_jobs` is drawn apart: children leave one by one
     max_rss: int = 0  # bytes of resident memory above which a child is recycled after its job; 0 = never
     recycle_on_failure: str = "suspect"  # after which failed attempts: `suspect`, `always` or `never`
-    max_leaked_fds: int = 64  # a child that has more descriptors than this above those of its start is recycled
     lines_level: int = NO_LINES  # level of `logging` from which lines of handlers go to the pool's log
     mask_keys: list[str] = field(default_factory=list)  # more keys whose values are masked in these lines
     title: str = "jobpool"  # the word that process titles begin with

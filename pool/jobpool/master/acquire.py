@@ -42,7 +42,7 @@ def check_key_store(limits: Limits, backend: QueueBackend) -> None:
 
 
 class Acquirer:
-    """The acquirer of one thread, which neither waits nor retries. Without a key store, who needs it is rejected."""
+    """The acquirer of one thread. It never waits or retries. Without a key store, jobs that need it are rejected."""
 
     def __init__(self, backend: QueueBackend, limits: Limits) -> None:
         self._keys = backend.keys if backend.capabilities.key_store else None
@@ -61,7 +61,7 @@ class Acquirer:
                 continue
             envelope = inspected.lease.envelope
             if free and envelope.idempotency_key is None and not envelope.meta:
-                continue  # nearly all messages: what `guards_of` would say, without the calls
+                continue  # nearly all messages: `guards_of` would say the same, at the cost of its calls
             try:
                 if self._keys is None and (why := refusal(envelope, self._scheme)):
                     inspected.outcome = Rejected(why)
@@ -162,7 +162,7 @@ class RetryingAcquirer:
             if answers is not None:
                 told = {id(inspected): begun for (inspected, _), begun in zip(live, answers, strict=True)}
                 return [told.get(id(inspected), Begun(Begin.LOST)) for inspected, _ in asked]
-        for inspected, guards in asked:  # it may have been granted: what was counted is given back with the lease
+        for inspected, guards in asked:  # it may have been granted: then the lease gives it back
             inspected.lease = inspected.lease.guarded(guards)
             inspected.outcome = NotRun()
         return None

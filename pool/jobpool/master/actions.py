@@ -13,7 +13,7 @@ from jobpool.message.settlement import Settlement
 
 
 class Action(Struct):
-    """Something to be done."""
+    """Something for the loop to do."""
 
 
 class Settle(Action):
@@ -25,7 +25,7 @@ class StartForkServer(Action):
 
 
 class EndForkServer(Action):
-    """Close its control channel: it ends its children and itself. Or it does not answer: kill it and its children."""
+    """Close its control channel, so that it ends its children and itself. `kill`: kill all, for it does not answer."""
 
     generation: int
     kill: bool = False
@@ -52,7 +52,7 @@ class TakeBack(SlotAction):
 
 
 class Steal(TakeBack):
-    """The same for idle children, if the child has begun its head: one that waits for a processor soon goes on."""
+    """Take back for idle children, if this child has begun its head: else it waits for a core, and goes on soon."""
 
 
 class RetireChild(SlotAction):
@@ -64,7 +64,7 @@ class DumpStack(SlotAction):
 
 
 class LookForStack(SlotAction):
-    """See whether the stack that was asked for is written."""
+    """A check of whether the stack that was asked for is written."""
 
 
 class KillChild(SlotAction):

@@ -38,7 +38,7 @@ _KILLERS = {True: "the kernel: out of memory", False: "outside", None: "outside,
 
 
 class ChildProcesses:
-    """See the module. `events()` are gathered by `poll`; nothing here waits but `poll`."""
+    """The fork servers and children of a pool, and their channels. `poll` gathers their events; only it waits."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class ChildProcesses:
         if timeout > 0:
             timeout = min(timeout, self._drain_at - time.monotonic())
         events: list[ev.Event] = []
-        # Who was stopped (SIGSTOP) for longer than its wait comes back from it with nothing, whatever has come in the
-        # meantime, and would kill a child for a result that it has not read: it looks again.
+        # After a SIGSTOP longer than the wait, the wait returns nothing, whatever has come. Without a second look the
+        # loop could kill a child whose result it has not read yet.
         ready = self._poll.poll(max(0.0, timeout))
         if timeout > 0 and not ready:
             ready = self._poll.poll(0.0)
@@ -244,10 +244,10 @@ class ChildProcesses:
         return [ev.ChildEnded(channel.child)]
 
     def _read_child(self, channel: ChildChannel, to_the_end: bool = False) -> list[ev.Event]:
-        """Return what the child has said; after its last answer, or a job's that took a while, a look is in vain.
+        """Return what the child has said. Stop after its last answer, or one of a long job: nothing follows at once.
 
-        A child that has asked is not listened to until it was answered: however much it asks, the broker is asked once
-        at a time for it, and settlements have their turn. Nobody waits for what the dead have asked.
+        A child that has asked for something is read again only once it was answered. So it makes one call of the broker
+        at a time, and settlements get their turn. Requests of a dead child are dropped.
         """
         events: list[ev.Event] = []
         results: list[Result] = []

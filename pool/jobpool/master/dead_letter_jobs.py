@@ -16,7 +16,7 @@ from itertools import chain
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Message, MessageFilter, Reaped, State
 from jobpool.errors import BackendUnavailable, JobpoolError
-from jobpool.message.dead_letters import ON_DEATH, copy_id, copy_of, dead_job, hook_job
+from jobpool.message.dead_letters import ON_DEATH, copy_id, copy_of, hook_job
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import JobEnvelope, decode, verify
 
@@ -113,16 +113,17 @@ class DeadLetterJobs:
 
     def _hook_job(self, message: Message) -> JobDefinition | None:
         """Make the job for the hooks; None = they were told. Raises as `_copy`."""
-        dead = dead_job(
+        job = hook_job(
             self._verified(message),
+            self._backend.pack,
             queue=message.queue,
             reason=message.reason or REASON,
             error=message.last_error,
             cause=message.cause,
             attempts=message.attempts,
             crashes=message.crashes,
+            deliveries=message.deliveries,
         )
-        job = None if dead is None else hook_job(dead, message.deliveries, self._backend.pack)
         return None if job is None or self._is_marked(job.identifier or "") else job
 
     def _is_marked(self, ident: str) -> bool:
@@ -161,5 +162,5 @@ class DeadLetterJobs:
 
     def _verified(self, message: Message) -> JobEnvelope:
         envelope = decode(message.body, attempts=message.attempts)
-        verify(message.body, envelope, self._backend.signer, message.queue)
+        verify(envelope, self._backend.signer, message.queue)
         return envelope

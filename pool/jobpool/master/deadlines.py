@@ -173,7 +173,7 @@ def _busy_due(pool: Pool, slot: Slot, now: float) -> float:
         return min(slot.alarmed_at + ALARM_EVERY_S, slot.cancelled_at + pool.settings.kill_grace)
     due = now + HEARTBEAT_S
     if not (head.lost or head.settling):
-        due = min(due, head.lease.expires_at - pool.boot_ahead)  # whoever takes it then should not run beside it
+        due = min(due, head.lease.expires_at - pool.boot_ahead)  # then another pool may run it
     deadline = slot.deadline()
     if slot.broken_at:
         due = min(due, slot.broken_at + BROKEN_GRACE_S)

@@ -188,9 +188,8 @@ class ChildEnded(ChildEvent):
 class ChildDied(ChildEvent):
     """The death was collected and the channel drained.
 
-    `started`: nonce of the last attempt that the child began. `stack`, `output`: what it left behind, capped.
-    `unread`: nonces of the frames that it had not read. `killer`: who sent SIGKILL, if the master did not; "" = nobody,
-    or not known.
+    `started`: nonce of the last attempt that the child began. `stack`, `output`: as it left them, capped. `unread`:
+    nonces of the frames that it had not read. `killer`: who else than the master sent SIGKILL; "" = unknown, or none.
     """
 
     exited: Exited

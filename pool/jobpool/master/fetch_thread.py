@@ -25,7 +25,7 @@ from jobpool.policy.limits import Limits, LocalLimits
 from jobpool.policy.queue_weights import QueueWeights
 
 MAX_WAIT_S = 0.5  # seconds for which the thread sleeps in the backend before it looks round
-FETCH_ANYWAY_AFTER_S = 5.0  # though nothing was hinted at: what a hint is worth is the backend's word alone
+FETCH_ANYWAY_AFTER_S = 5.0  # though nothing was hinted at: a backend may miss a hint
 
 FIRST_GLANCE_S = 0.02
 """Seconds between two looks at the other queues, while one may open any moment by a settlement of this pool's own. Each
@@ -38,7 +38,7 @@ NO_LIMITS = Limits()
 
 
 class FetchThread(MasterThread):
-    """See the module. `answered_at`: CLOCK_MONOTONIC seconds of the broker's last good answer."""
+    """The thread that leases messages. `answered_at`: CLOCK_MONOTONIC seconds of the broker's last good answer."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class FetchThread(MasterThread):
             self._turn.notify()
 
     def stop(self) -> None:
-        """Lease nothing more. What a fetch under way still brings is given back by the loop."""
+        """Lease nothing more. The loop gives back the messages of a fetch that is under way."""
         super().stop()
         with self._turn:
             self._turn.notify()
@@ -130,7 +130,7 @@ class FetchThread(MasterThread):
     def is_leasing(self) -> bool:
         """Return whether anything may still come of it: nothing once it was stopped while it sleeps in the backend.
 
-        From there it comes back within `MAX_WAIT_S` seconds, and then only ends: nobody need wait for that.
+        It comes back from there within `MAX_WAIT_S` seconds, and then only ends, so a stop need not wait for it.
         """
         return self.is_alive() and not (self._halt.is_set() and self._asleep)
 
@@ -157,7 +157,7 @@ class FetchThread(MasterThread):
     def _fetch(self, count: int) -> bool:
         """Try each queue once, in its turn, until one has something."""
         self._nudged = False
-        # First those whose last fetch was not answered: what that one may have leased is lost in time.
+        # First those whose last fetch was not answered: leases that it may have made run out.
         for queue in sorted(self._weights.order(), key=lambda queue: queue not in self._unanswered):
             if self._halt.is_set():
                 return False  # each fetch from a silent broker would hold up the stop

@@ -52,7 +52,7 @@ class Signals:
     """The signals to the master as events: those that the pool knows; others that come by accident are ignored.
 
     A handler notes nothing and decides nothing: the interpreter writes the number to a pipe. A pipe holds 65,536
-    numbers that nobody has read yet, a socket pair some 270; what does not fit is lost.
+    unread numbers, a socket pair about 270. Further ones are lost.
 
     No disposition is SIG_IGN while the pool runs: a program that it starts would inherit that, but has no handlers.
     Elsewhere than on the main thread, where Python has no signals, nothing is installed.

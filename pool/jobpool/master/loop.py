@@ -40,7 +40,7 @@ from jobpool.policy.outcomes import users_stack
 STACK_WAIT_S = 0.1  # seconds for the children's fault handlers to write, before their stacks are logged
 MAX_STACK_WAIT_S = 2.0  # seconds after which one who asked for a child's stack is told that there is none
 NO_STACK = "no stack came: the child is stopped, or the kernel holds it"
-READY_PUBLISH_EVERY_S = 0.05  # seconds between two writes while children become ready: who starts a pool waits for that
+READY_PUBLISH_EVERY_S = 0.05  # seconds between two writes while children become ready: people wait for that
 HOUSEKEEPING_EVERY_S = 1.0  # seconds between two looks for output that nobody reads
 FILES_EVERY_S = 60.0  # seconds between two looks whether the pool's files in the runtime directory are still there
 
@@ -342,7 +342,7 @@ class Master:
 
     def _publish(self, now: float) -> None:
         self._published_at, self._publish_at, self._unpublished = now, now + PUBLISH_EVERY_S, False
-        if not self.pool.outages:  # else some calls fail, whatever is answered to others
+        if not self.pool.outages:  # else some calls fail, though others are answered
             self._answered_at = max(self.fetch_thread.answered_at, self.settle_thread.answered_at)
         self.publisher.publish(self.pool, now, self._answered_at, self.settle_thread.reaped_at)
 

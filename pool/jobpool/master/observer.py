@@ -35,7 +35,7 @@ REMEMBER_DEAD_S = 60.0  # seconds for which an ended child counts in `child_peak
 
 
 class Observer:
-    """See the module. `feed`: where attempts are gathered for history. `unwritten`: rows that its writer left out."""
+    """Counter of the pool's events. `feed`: gathers attempts for history. `unwritten`: rows its writer left out."""
 
     def __init__(
         self, clock: Clock, version: str, feed: Feed[Recorded] | None = None, unwritten: Callable[[], int] = lambda: 0
@@ -87,7 +87,7 @@ class Observer:
         if slot.ending is EndReason.TIMEOUT and deadline is not None:
             pool.metrics.observe(names.OVERRUN, max(0.0, now - deadline))
         if slot.deliveries and slot.deliveries[0].nonce == event.started:
-            # The attempt has no result of its own; what it ran and printed belongs to its record all the same.
+            # The attempt has no result of its own, but its record tells its run and its output all the same.
             head = slot.deliveries[0]
             head.end(slot.head_since, max(0.0, now - slot.head_since), event.output, "")
 

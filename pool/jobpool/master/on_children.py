@@ -325,7 +325,7 @@ def _attempt_died(pool: Pool, slot: Slot, delivery: Delivery, event: ev.ChildDie
         return
     started = delivery.nonce == event.started
     if not started:
-        death = replace(death, output="")  # what is there was printed by the attempt before
+        death = replace(death, output="")  # the attempt before has printed it
     if slot.ending is EndReason.SERVER:
         outcome = _orphaned_outcome(pool, slot, delivery, death) if started else ended.NotRun()
     elif started or slot.ending in (EndReason.TIMEOUT, EndReason.STOP, EndReason.LOST, EndReason.CANCEL):
@@ -345,7 +345,7 @@ def _attempt_died(pool: Pool, slot: Slot, delivery: Delivery, event: ev.ChildDie
 
 
 def _orphaned_outcome(pool: Pool, slot: Slot, delivery: Delivery, death: Death) -> Outcome:
-    """Release it: who killed the fork server is not known. Unless nothing else ran there, again and again."""
+    """Release it, for any child may have killed the fork server. A crash, if it ran there alone again and again."""
     ident = delivery.lease.id
     times = remember(pool.orphaned, ident, pool.orphaned.get(ident, 0) + 1)
     if slot.ending_text == ALONE and times >= ORPHANED_LIMIT and not pool.is_stopping:

@@ -61,7 +61,7 @@ class Planner:
             _stop(pool, now, actions)
         else:
             if pool.changed:
-                _keep(pool, now, actions)  # who is told to leave is handed nothing
+                _keep(pool, now, actions)  # before the hand-out: a child that is told to leave gets nothing
             dispatch(pool, now, actions)
         self._settle(pool, now_boot, actions)
         return actions
@@ -79,7 +79,7 @@ class Planner:
         return actions
 
     def _settle(self, pool: Pool, now_boot: float, actions: list[act.Action]) -> None:
-        """Decide what each outcome means. What may not be settled is forgotten: its lease runs out."""
+        """Decide what each outcome means. Forget a message that may not be settled: its lease runs out."""
         if pool.generation != self._generation:  # with other handlers
             self._generation = pool.generation
             self._rules.clear()
@@ -146,7 +146,7 @@ class Planner:
 
 
 def _tell_of_chain(pool: Pool, lease: JobLease) -> None:
-    """Say that a death ends a chain: what comes after it does not run, unless a person raises the dead letter."""
+    """Say that a death ends a chain: the jobs after it do not run, unless a person raises the dead letter."""
     with suppress(MalformedEnvelope):
         if jobs := lease.envelope.then:
             next_jobs = ", ".join(str(job.get("handler")) for job in jobs)
@@ -184,7 +184,7 @@ def _talk(pool: Pool, actions: list[act.Action]) -> None:
 
 
 def _stop(pool: Pool, now: float, actions: list[act.Action]) -> None:
-    """Give back what has not begun; let idle children go; kill the rest when the grace is over."""
+    """Give back the jobs that have not begun, let idle children go, and kill the rest when the grace is over."""
     while pool.ready:
         pool.outcomes.append((pool.ready.popleft(), NotRun()))
     over = pool.stopping is Stopping.KILL or now >= pool.stop_by

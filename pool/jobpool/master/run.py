@@ -75,11 +75,11 @@ def run_pool(
     """Run a pool until it is told to stop; its exit status: 0, or 1 with `fail_on_dead`.
 
     Args:
-        settings: Checked by whoever made them.
-        backend: Instead of opening `settings.backend`; the caller closes it. For half a second after the end a thread
-            may still wait in it for a hint; it only ends then, whether the backend was closed meanwhile or not.
+        settings: Checked already.
+        backend: Used in place of `settings.backend`; the caller closes it. For half a second after the end a thread
+            may still wait in it. That thread then ends without a call, so the backend may be closed before.
         on_start: Called once with the scoreboard, before the first child.
-        collector: Is told what the pool's own metrics count, as it happens.
+        collector: Gets each event that the pool's own metrics count, as it happens.
         wrap: Called once with the broker; the pool works with what it returns, and closes it with the broker.
         last: The process ends with the pool: from its end on, signals do nothing but for QUIT.
         neighbourhood: The other pools on this machine; None = there are none.
@@ -186,8 +186,8 @@ def _fatal(pool: Pool) -> JobpoolError:
 def _rare_collections() -> Iterator[None]:
     """Leave what is here already out of garbage collections, and collect more rarely.
 
-    A stream of jobs makes and drops some ten objects for each, none of them in a circle: at Python's own 700 the
-    collector runs some hundred times a second in vain (measured: 3 % of a pool's rate on SQLite, 10 % in memory).
+    Each job makes and drops about ten objects, none of them in a reference cycle. At Python's own threshold of 700 the
+    collector would run in vain about 100 times a second. That costs 3 % of a pool's rate on SQLite, 10 % in memory.
     """
     usual = gc.get_threshold()
     gc.collect()

@@ -1,8 +1,8 @@
 """The scheduler beside the pool: when it is started, replaced and ended, and the I/O of that.
 
 There is one, where the settings ask for it, from the first ready child on. One that ends by itself is started again,
-after a back-off. When a new app has loaded, a second one is started, and the first is asked to end once the second is
-ready: an app whose schedules are refused costs nobody the scheduler that runs. Two at once fire nothing twice.
+after a back-off. When a new app has loaded, a second one is started. The first is asked to end once the second is
+ready, so an app with refused schedules leaves the first one running. Two at once fire nothing twice.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class SignalScheduler(Action):
 
 
 def keep_scheduler(pool: Pool, now: float, actions: list[Action]) -> None:
-    """Start it; beside it one with the new app; and end the one that this replaces, once it is ready."""
+    """Start one, start another for a new app, and end the first once the other is ready."""
     state = pool.schedulers
     for one in state.running.values():
         replaced = any(other.ready and other.generation > one.generation for other in state.serving)

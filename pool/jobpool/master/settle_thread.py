@@ -1,8 +1,8 @@
 """The settle thread: carries settlements to the backend in batches, enqueues for children, reaps and forwards the dead.
 
-A batch is sent again, with the same call id, until the broker has answered or every lease in it has ended: so a lost
-reply does no harm. Settlements that the broker refuses to write (it is full, or draining) are kept aside and tried
-again until their leases have ended, while the rest goes on.
+A batch is sent again, with the same call id, until the broker has answered or every lease in it has ended. So a lost
+reply does no harm. A broker that is full, or draining, refuses to write some settlements. These are kept aside and
+tried again until their leases have ended, while the rest goes on.
 
 An accepted forfeit is reaped at once; otherwise each queue is reaped every third of the ttl. A broker that frees leases
 itself (`Leases.BROKER`) is asked with each count, and at the end, what it charged to messages as they were fetched.
@@ -45,7 +45,7 @@ logger = logging.getLogger("jobpool.pool")
 
 
 class SettleThread(MasterThread):
-    """See the module. `answered_at`, `reaped_at`: CLOCK_MONOTONIC seconds of the last good answer, and reap."""
+    """The thread that settles, reaps and counts. `answered_at`, `reaped_at`: CLOCK_MONOTONIC of the last good ones."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class SettleThread(MasterThread):
         self._broker_retry.tell(error, REFUSED)
 
     def _settle_refused(self) -> None:
-        """Try again what is kept; what is refused once more is kept again."""
+        """Try the kept settlements again, and keep those that are refused once more."""
         self._retry_pause = min(MAX_PAUSE_S, 2 * self._retry_pause or MIN_RETRY_PAUSE_S)
         self._retry_at = math.inf
         work, self._refused = self._refused, []
@@ -248,7 +248,7 @@ class SettleThread(MasterThread):
         self._settle_all(live)
         if not self._refused:
             self._retry_pause = 0.0
-            if live:  # what was only given up says nothing of the broker: it will be refused again elsewhere, or here
+            if live:  # else all were given up, which tells nothing about the broker
                 self._end_refusal()
 
     def _end_refusal(self) -> None:
@@ -282,7 +282,7 @@ class SettleThread(MasterThread):
                 self._reap_at = 0.0  # the broker is back: the outage is over with the next reap
 
     def _reap_all(self) -> None:
-        """Reap each queue, whatever became of the others: they may be on different servers."""
+        """Reap each queue even if another has failed, for they may be on different servers."""
         silent: BackendUnavailable | AccessRefused | None = None
         for queue in self._queues:
             if self._halt.is_set() and not self._native_reap:
@@ -321,9 +321,9 @@ class SettleThread(MasterThread):
             self._try(self._reap_all, REAP, asks=False)
 
     def _try(self, call: Callable[[], None], *kinds: str, asks: bool = True) -> bool:
-        """Make a call that may be left out when the broker is silent: it comes round again. Whether it was answered.
+        """Make a call that may fail while the broker is silent, for it is made again. Return whether it was answered.
 
-        It is of the first of `kinds`; its answer ends the outage of the others, too. `asks`: its end is an answer.
+        The call is of the first of `kinds`; an answer ends the outage of the others, too. `asks`: it asks the broker.
         """
         try:
             call()

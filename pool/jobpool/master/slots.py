@@ -8,8 +8,8 @@
       ▲──────────────────────────────────────────────┘
 
 Every legal move stands in `MOVES`; another raises `IllegalMoveError` and changes nothing. A slot is found by its index,
-which is stable, and by the serial number of its child, which passes. A child that this table does not know is
-somebody else's.
+which is stable, and by the serial number of its child, which changes. A child that is not in this table belongs to
+another program.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Slots:
         self._by_child[child] = slot
 
     def collect(self, child: int, now: float) -> Slot | None:
-        """Note a collected death; return its slot, EMPTY now, its deliveries still on it; None: not ours."""
+        """Note a collected death. Return its slot, now EMPTY, with its deliveries still on it; None: not ours."""
         slot = self._by_child.pop(child, None)
         if slot is not None:
             slot.move(SlotState.EMPTY, now)
@@ -226,8 +226,8 @@ class Slots:
 def nonces() -> Iterator[int]:
     """Return numbers for attempts: 64 bits, random, never 0.
 
-    A child knows the number of an attempt once it has taken the attempt's frame, and no sooner: so a handler cannot
-    answer for the jobs that wait in its child's socket. Drawn by the hundred, for one costs a system call.
+    A child learns the number of an attempt from the attempt's frame. So a handler cannot answer for the jobs that wait
+    in its child's socket. Drawn by the hundred, because each draw costs a system call.
     """
     draws = (struct.unpack(f"={_NONCES_AT_ONCE}Q", os.urandom(_NONCES_AT_ONCE * 8)) for _ in repeat(None))
     return filter(None, chain.from_iterable(draws))
@@ -248,7 +248,7 @@ class Delivery(Struct, eq=False):
     settling: bool = False  # a settlement is under way: its verdict is fixed, "lost" is ignored
     refused_at: float = 0.0  # when the broker first refused its settlement; 0 = it has not
     cancelled: bool = False  # a person has asked for its end
-    lost: bool = False  # its lease has ended: whatever comes of it, nothing is settled
+    lost: bool = False  # its lease has ended: it is not settled any more
     outcome: Outcome | None = None
     began: float = 0.0  # when its handler began, once `ran` is known
     ran: float | None = None  # seconds; None = it has not ended, or never ran

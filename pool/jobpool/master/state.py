@@ -31,7 +31,7 @@ from jobpool.telemetry.metrics.memory import OTHER, MemoryMetrics
 
 FIRST_BOOT_PAUSE_S = 0.1
 MAX_BOOT_PAUSE_S = 30.0  # between two tries of what does not come up; doubles from the first to the last
-MAX_RUN_S = 1e9  # seconds. What a child says beyond this is not believed
+MAX_RUN_S = 1e9  # seconds; a longer duration that a child tells is not believed
 
 ANSWER_GRACE_S = 0.5
 """Seconds past the stop's grace for which the last settlements may wait for the broker; the reaper has them later."""
@@ -240,7 +240,7 @@ class Pool:
     nonces: Iterator[int] = field(default_factory=nonces)
     child_numbers: Iterator[int] = field(default_factory=lambda: count(1))
     generations: Iterator[int] = field(default_factory=lambda: count(1))
-    """Never used before: what an old fork server leaves behind must not be taken for the new one's."""
+    """Never used before: children of an old fork server must not be taken for the new one's."""
     observers: dict[type[Any], Callable[[Pool, Any], None]] = field(default_factory=dict)
     """By kind of event: called before it is applied."""
     never_started: dict[str, int] = field(default_factory=dict)
@@ -298,7 +298,7 @@ class Pool:
         return self.now - remember(self.unknown_since, ident, self.unknown_since.get(ident, self.now))
 
     def lose(self, delivery: Delivery, counters: tuple[str, ...] = LEASE_LOST, *, quietly: bool = False) -> None:
-        """Leave it to its lease: whatever comes of the attempt, nothing is settled. `quietly`: it is said elsewhere."""
+        """Leave it to its lease, and settle nothing for it. `quietly`: the caller logs that."""
         if delivery.lost or delivery.nonce not in self.held:
             return
         delivery.lost = True

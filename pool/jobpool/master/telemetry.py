@@ -71,7 +71,7 @@ Made = TypeVar("Made")
 
 @dataclass(slots=True)
 class Telemetry:
-    """See the module. `observer` belongs to the loop's thread; `start` and `end` are called on it too."""
+    """The parts that show a pool to others. The loop's thread owns `observer`, and calls `start` and `end`."""
 
     observer: Observer
     calls: LoopCalls
@@ -394,4 +394,4 @@ def _make(make: Callable[[Pool], Made], pool: Pool, answer: Future[Made | None])
         try:
             made = make(pool)
         finally:
-            answer.set_result(made)  # also when that failed: nobody is to wait forever
+            answer.set_result(made)  # also after a failure: the caller waits for it

@@ -47,7 +47,7 @@ CONTROL_EVERY_S = 0.5  # seconds between two reads of what people ask
 IDLE_CONTROL_EVERY_S = 0.9  # the same while the pool holds nothing that could be cancelled
 LOST_LOOK_EVERY_S = 0.25  # seconds between two looks, which cost no I/O
 SAMPLE_EVERY_S = 1.0  # seconds between two samples: a growing job may be above its limit for as long, unseen
-IDLE_SAMPLE_ROUNDS = 5  # idle children are looked at only every so many samples
+IDLE_SAMPLE_ROUNDS = 5  # samples between two looks at idle children
 
 log = logging.getLogger("jobpool.pool")
 
@@ -112,7 +112,7 @@ class BrokerRetry:
         longest = MAX_REFUSED_PAUSE_S if refused else MAX_PAUSE_S
         pause = self._pauses[call] = min(longest, 2 * self._pauses[call] or FIRST_PAUSE_S)
         if self._stop.wait(pause):
-            time.sleep(FIRST_PAUSE_S)  # what is still tried at a stop is tried at leisure
+            time.sleep(FIRST_PAUSE_S)  # calls that are still tried at a stop keep a pause too
 
     def tell(self, error: BackendUnavailable | AccessRefused, call: str) -> None:
         if type(error) is not self._told:
@@ -138,12 +138,12 @@ class BrokerRetry:
 class RenewThread(MasterThread):
     """The thread that pushes every held lease's deadline forward, each third of the time for which it holds.
 
-    That time is each lease's own: mostly the `ttl` that was asked for; where the broker decides (`Leases.BROKER`), it
+    That time is each lease's own, mostly the `ttl` that was asked for. Where the broker decides (`Leases.BROKER`), it
     may be a fraction of that, or many times as long. From its first third to its end it is tried about six times.
 
-    The thread waits for no fetch and no settlement, and no handler can starve it. Each queue is asked for by itself:
-    where one master of a cluster is silent, the leases of the others' queues live on. A lease whose settlement the
-    broker has refused for as long as the lease lasts is renewed no more: any pool that can settle it gets the message.
+    The thread waits for no fetch and no settlement, and no handler can starve it. Each queue is a call of its own, so
+    a silent master of a cluster costs the other queues nothing. If the broker refuses a settlement for as long as its
+    lease lasts, that lease is renewed no more. A pool that can settle it then gets the message.
 
     `held` is asked for a snapshot of the deliveries whose settlement was not yet answered.
     """
@@ -158,7 +158,7 @@ class RenewThread(MasterThread):
         self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
 
     def expect(self, lasts: float) -> None:
-        """Among what is held from now on is a lease of so many seconds: be in time for it. Returns at once."""
+        """Be in time for a held lease that lasts this many seconds. Returns at once."""
         if lasts < self._shortest:
             self._turn.set()
 

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobpool.errors import InvalidJob, JobpoolError
@@ -168,8 +169,9 @@ class DeadJob:
         return cls(**{each.name: payload[each.name] for each in fields(cls) if each.name in payload})
 
 
-def dead_job(
+def hook_job(
     envelope: JobEnvelope,
+    check: Callable[[JobDefinition], object],
     *,
     queue: str,
     reason: str,
@@ -177,15 +179,17 @@ def dead_job(
     cause: str | None,
     attempts: int,
     crashes: int,
-) -> DeadJob | None:
-    """Return the record for the hooks; None = there is none: of a death of `ON_DEATH` itself, or nothing verified.
+    deliveries: int,
+) -> JobDefinition | None:
+    """Return the job that brings a death to the hooks, in its queue, ahead of others, under an id of this death.
 
-    `cause`: as `Message.cause`.
+    None = none does: it is a death of `ON_DEATH` itself, or nothing was verified. `check` raises a `JobpoolError` for a
+    job that is too large: then it goes without the payload. `cause`: as `Message.cause`.
     """
     if envelope.job == ON_DEATH or reason in NEVER_COPIED:
         return None
-    death = Death.from_text(cause) if cause else Death("")
-    return DeadJob(
+    death, meta = Death.from_text(cause) if cause else Death(""), envelope.user_meta
+    dead = DeadJob(
         envelope.identifier,
         envelope.job,
         envelope.name or envelope.job,
@@ -198,43 +202,33 @@ def dead_job(
         attempts,
         crashes,
         envelope.payload,
-        meta=envelope.user_meta,
+        meta=meta,
     )
-
-
-def hook_job(dead: DeadJob, deliveries: int, check: Callable[[JobDefinition], object]) -> JobDefinition:
-    """Return the job that brings `dead` to the hooks, in its queue, ahead of others, under an id of this death.
-
-    `check` raises a `JobpoolError` for a job that is too large: then it goes without the payload.
-    """
+    trace = {TRACEPARENT: meta[TRACEPARENT]} if TRACEPARENT in meta else {}
+    ident = copy_id(ON_DEATH, dead.id, deliveries)
+    make = partial(JobDefinition, ON_DEATH, priority=0, queue=queue, identifier=ident, meta=trace)
     try:
-        job = _hook_job(dead, deliveries)
+        job = make(payload=dead)
         check(job)
     except JobpoolError:
-        job = _hook_job(replace(dead, payload=None, payload_left_out=True), deliveries)
+        job = make(payload=replace(dead, payload=None, payload_left_out=True))
     return job
-
-
-def _hook_job(dead: DeadJob, deliveries: int) -> JobDefinition:
-    record = {each.name: getattr(dead, each.name) for each in fields(DeadJob)}
-    meta = {TRACEPARENT: dead.meta[TRACEPARENT]} if TRACEPARENT in dead.meta else {}
-    ident = copy_id(ON_DEATH, dead.id, deliveries)
-    return JobDefinition(ON_DEATH, record, priority=0, queue=dead.queue, identifier=ident, meta=meta)
 
 
 def hook_job_of_abandoned(
     lease: JobLease, settlement: Abandon, check: Callable[[JobDefinition], object]
 ) -> JobDefinition | None:
     """Return the job for the `on_death` hooks that goes out in one step with `settlement`; None = none does."""
-    if settlement.reason in NEVER_COPIED:
+    if settlement.reason in NEVER_COPIED:  # before its body is read, which may be rubbish
         return None
-    dead = dead_job(
+    return hook_job(
         lease.envelope,
+        check,
         queue=lease.queue,
         reason=settlement.reason,
         error=settlement.error,
         cause=settlement.cause,
         attempts=lease.attempts + settlement.attempts,
         crashes=lease.crashes,
+        deliveries=lease.deliveries,
     )
-    return None if dead is None else hook_job(dead, lease.deliveries, check)

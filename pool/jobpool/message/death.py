@@ -85,9 +85,6 @@ class Death(Struct, frozen=True):
         is_said = not self.sent_by or self.sent_by == f"the pool: {how}"
         return how if is_said else f"{how} ({self.sent_by})"
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def told(self) -> str:
         """Return all of it, for people: several lines."""
         memory, cpu = self._used()
@@ -111,7 +108,7 @@ def innermost(stack: str) -> list[str]:
 
 def cause_values(cause: str | None) -> dict[str, Any] | None:
     """Return `Message.cause` as JSON values; None if there is none."""
-    return Death.from_text(cause).to_dict() if cause else None
+    return asdict(Death.from_text(cause)) if cause else None
 
 
 def cause_headline(cause: str | None) -> str | None:

@@ -216,35 +216,22 @@ def decode_again(body: bytes, *, attempts: int) -> JobEnvelope:
     )
 
 
-def verify(body: bytes, envelope: JobEnvelope, signer: EnvelopeSigner, queue: str) -> None:
+def verify(envelope: JobEnvelope, signer: EnvelopeSigner, queue: str) -> None:
     """Prove that a message is what its producer signed, and was sent to this queue, from which it was fetched.
 
-    The body is not read again, because what is compared is made from the decoded values. Without keys only the queue
-    is checked.
+    The decoded values are signed again and compared; the body is not read. Without keys only the queue is checked.
 
     Raises:
         BadSignature: The signature is missing or wrong under every key.
         MalformedEnvelope: It was signed for another queue.
     """
-    del body
-    if signer.active and not signer.verify(_canonical(envelope), envelope.sig):
-        raise BadSignature("the signature is wrong" if envelope.sig else "the signature is missing")
+    if signer.active:
+        e = envelope
+        signed = (e.job, e.payload, e.queue, e.priority, e.max_retries, e.name, e.identifier, e.idempotency_key, e.meta)
+        if not signer.verify(canonical(signed), e.sig):
+            raise BadSignature("the signature is wrong" if e.sig else "the signature is missing")
     if envelope.queue != queue:
         raise MalformedEnvelope(f"the message was sent to queue {envelope.queue!r} and fetched from {queue!r}")
-
-
-def _canonical(envelope: JobEnvelope) -> bytes:
-    return canonical(
-        envelope.job,
-        envelope.payload,
-        envelope.queue,
-        envelope.priority,
-        envelope.max_retries,
-        envelope.name,
-        envelope.identifier,
-        envelope.idempotency_key,
-        envelope.meta,
-    )
 
 
 def _depth(body: bytes) -> int:

@@ -6,7 +6,7 @@ Without a key every signature is "" and everything verifies; with one, a missing
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hmac import compare_digest
 from typing import Any, Protocol
 
@@ -29,18 +29,12 @@ _OUTER = bytes(byte ^ 0x5C for byte in range(256))
 _SIGNED = ("job", "payload", "queue", "priority", "maxRetries", "name", "identifier", "idempotencyKey", "meta")
 
 
-def canonical(
-    job: object,
-    payload: object,
-    queue: object,
-    priority: object,
-    max_retries: object,
-    name: object,
-    identifier: object,
-    idempotency_key: object,
-    meta: object = None,
-) -> bytes:
-    """Return the bytes of a message that are signed. Raises `TypeError`: JSON cannot carry a value."""
+def canonical(values: Iterable[object]) -> bytes:
+    """Return the bytes of a message that are signed, of its values in the order of `_SIGNED`.
+
+    Raises `TypeError`: JSON cannot carry one.
+    """
+    job, payload, queue, priority, max_retries, name, identifier, idempotency_key, meta = values
     signed = {
         "job": job,
         # The fields keep their own order, but nested keys are sorted: so the two nested values are written first.
@@ -59,7 +53,7 @@ def canonical(
 
 def canonical_of(wire: Mapping[str, Any]) -> bytes:
     """Return `canonical` of a wire object, whose absent fields are null."""
-    return canonical(*map(wire.get, _SIGNED))
+    return canonical(map(wire.get, _SIGNED))
 
 
 class EnvelopeSigner:

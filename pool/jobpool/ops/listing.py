@@ -8,20 +8,18 @@ import sys
 from typing import Any
 
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from jobpool.errors import JobpoolError
 from jobpool.handlers.app import load
 from jobpool.handlers.registry import DEFAULT, declared_schedules
-from jobpool.ipc.fork_server_main import aftermath
+from jobpool.ipc.fork_server_main import prepared
 from jobpool.ipc.inheritance import Inheritance
 from jobpool.ipc.process_options import ChildOptions
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return `handlers`, or `error`: why there are none; `threads`, `native` and `cut` as a fork server tells them.
-
-    `unfit`: of its schedules, those whose jobs cannot run.
-    """
+    """Return what a fork server would tell (`Loaded`), and `unfit`; or `error`: why there are no handlers."""
     inheritance = Inheritance()
     try:
         options = ChildOptions(**asked)
@@ -31,7 +29,8 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     unfit = [
         f"schedule {one.name or one.handler!r}: {why}" for one in declared_schedules() if (why := DEFAULT.unfit(one))
     ]
-    return {"handlers": to_builtins(found), "unfit": unfit, **to_builtins(aftermath(inheritance, options.preload))}
+    told: dict[str, Any] = to_builtins(replace(prepared(found, inheritance, options.preload), unfit=unfit))
+    return told
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settlement
 from jobpool.policy.retry import RetryPolicy
 
-NEVER_STARTED_LIMIT = 3  # so many children in a row that died before they began a message: it is the message's doing
+NEVER_STARTED_LIMIT = 3  # children in a row that die before they begin a message: then the message is to blame
 MAX_EXTRA_MOVES = 8
-"""So many moves past its budget, from one queue for larger machines to the next: pools that name each other's end."""
+"""Moves of one message past its budget, between queues for larger machines. Pools that name each other end so."""
 
 SIGNATURE_CHARS = 64  # that signing adds to a body
 
@@ -41,7 +41,7 @@ class Rules(Struct, frozen=True):
     unknown_handler_grace: float = 600.0  # seconds, since a message was first seen, to wait for its handler
     on_crash: Literal["forfeit", "expire"] = "forfeit"  # end a crashed message's lease at once, or let it run out
     on_crash_queue: str | None = None  # where a crashed message goes on, unless it is there; None = in its queue
-    on_memory_limit_queue: str | None = None  # the same after a kill for the memory limit, whatever its budget
+    on_memory_limit_queue: str | None = None  # the same after a kill for the memory limit, even past its budget
     backoff: RetryPolicy | None = None  # the waits of the handler's own; None = the pool's
     max_crashes: int = 5  # a crash beyond these moves nothing: the reaper makes a dead letter of it. 0 = no limit
 
@@ -51,7 +51,7 @@ def decide(
 ) -> Settlement | Leave:
     """Decide what becomes of the message, by the newest lease, whose body is decoded for failed attempts only.
 
-    `now_boot`: CLOCK_BOOTTIME seconds. At `lease.expires_at` or after, nothing is settled, whatever happened.
+    `now_boot`: CLOCK_BOOTTIME seconds. At `lease.expires_at` or after, nothing is settled.
     """
     if now_boot >= lease.expires_at or isinstance(outcome, ended.LostLease):
         return LEASE_LOST
@@ -152,12 +152,12 @@ def _no_verdict(cause: str, lease: JobLease, rules: Rules) -> Settlement | Leave
 
 
 def _can_go(lease: JobLease, queue: str) -> bool:
-    """Not to where it is; nor when another queue's name, and a signature, could make its body too large to be read."""
+    """Return whether it is another queue, whose name and a signature cannot make the body too large to be read."""
     return queue != lease.queue and len(lease.body) + len(queue) + SIGNATURE_CHARS <= MAX_BODY_BYTES
 
 
 def _unknown(handler: str, seen_for: float, rules: Rules) -> Settlement:
-    """A deploy is rolling: another pool may know the handler, or this one soon."""
+    """Wait for a while: in a rolling deploy another pool may know the handler, or this one may soon."""
     remaining = rules.unknown_handler_grace - seen_for
     if remaining > 0:
         return Release(min(LOOK_AGAIN_AFTER_S, remaining), begun=False)
@@ -166,5 +166,5 @@ def _unknown(handler: str, seen_for: float, rules: Rules) -> Settlement:
 
 
 def _bounded(delay: float) -> float:
-    """`delay` as a broker can store it; also for what a handler asked for, such as infinity."""
+    """Return `delay` as a broker can store it. A handler may have asked for anything, such as infinity."""
     return min(max(0.0, delay), LONGEST)

@@ -36,7 +36,7 @@ class Inspector:
     def _outcome(self, lease: JobLease, now: Callable[[], float]) -> Outcome | None:
         try:
             envelope = lease.envelope
-            verify(lease.body, envelope, self._signer, lease.queue)
+            verify(envelope, self._signer, lease.queue)
         except MalformedEnvelope as error:
             return Rejected(str(error), signature=isinstance(error, BadSignature))
         if not (

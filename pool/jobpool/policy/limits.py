@@ -2,9 +2,10 @@
 
 A message that asks for nothing, on a queue without limits, costs two looks at its envelope.
 
-A queue with a limit also has a gate in each pool (`LocalLimit`), so that nothing is leased and given back in a circle,
-and no other queue waits. It lets through what this pool may still run, and shuts while the key store refuses for the
-whole queue. The key store alone decides what starts; a local limit that is wrong costs a round trip.
+A queue with a limit also has a gate in each pool (`LocalLimit`). Without it, messages would be leased and given back
+again and again, and other queues would wait. The gate lets through as many as this pool may still run, and shuts while
+the key store refuses for the whole queue. The key store alone decides what starts; a wrong local limit costs a round
+trip.
 """
 
 from __future__ import annotations

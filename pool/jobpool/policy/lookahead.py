@@ -10,11 +10,11 @@ Jobs that wait for something have handlers that run, and so they get more childr
 
 The size is the lower of two views on what finished lately. The last 100 ms keep one burst from being taken for a
 stream. The last 20 to 30 ms let it fall as soon as jobs get longer. The longer jobs last, the further back this second
-view goes: two children in step, with jobs of 25 ms, pause for 25 ms at a time while the stream goes on.
+view goes. For two children in step, with jobs of 25 ms, end none for 25 ms at a time while the stream goes on.
 
-A far broker answers a fetch late, so twice that time is to be held: for what is used up meanwhile, and again when the
-answer comes. From one window to the next the size grows fourfold at most: a few short jobs prove little about the next.
-A window in which nothing ends proves nothing either: after a pause behind long jobs, the size is what it was.
+A far broker answers a fetch late, so twice that time is held, for jobs also run while the answer is on its way. From
+one window to the next the size grows at most fourfold, for a few short jobs prove little.
+A window in which nothing ends proves nothing either, so after a pause the size is what it was.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jobpool.message.definition import LONGEST
 HELD_S = 0.06  # of the pool's work to hold: less lets children wait for a fetch, where jobs are of mixed lengths
 VIEW_S = 0.02  # of the second view, while jobs are very short
 VIEW_JOBS = 4  # of each child's, which it covers of longer ones, for up to `HELD_S`
-MAX_HELD_S = 0.09  # the same, however far the broker is: what has not started 100 ms after its lease goes back
+MAX_HELD_S = 0.09  # the same for a far broker: a message that has not started 100 ms after its lease goes back
 LONG_S = 0.08  # of a job; where they last so long and the broker is near, a fetch costs less than what it delays
 NEAR_S = 0.005  # of a fetch, which is not counted: a broker of this machine, or of this network
 WINDOW_S = 0.01  # of one observation window

@@ -96,7 +96,7 @@ def outcome_of_death(ending: EndReason, ending_text: str, death: Death) -> Outco
 
 
 def death_of(exited: Exit, ending: EndReason, killer: str = "", stack: str = "", output: str = "") -> Death:
-    """Make the record of a child's death. `killer`: who sent SIGKILL, as far as it is known, if the master did not."""
+    """Make the record of a child's death. `killer`: the sender of SIGKILL, if known and not the master."""
     return Death(
         _OWN_WORDS.get(ending) or _how_it_ended(exited),
         sent_by=sender_of(exited, ending, killer),
@@ -116,7 +116,7 @@ def by_alarm(error: str, peak: int = 0, output: str = "") -> Death:
 
 
 def printed(output: str) -> str | None:
-    """Make the record of an attempt that failed by itself: what it printed; None = nothing."""
+    """Make the record of an attempt that failed by itself, from its output; None if there is none."""
     return Death("", output=output.strip()).to_text() if output.strip() else None
 
 

@@ -68,8 +68,8 @@ class RetryPolicy:
             (`base * multiplier ** (retry - 1)`).
         base: Seconds; 0 or less acts as 0.
         multiplier: Less than 1 acts as 1.
-        max_delay: Seconds, the cap of `exponential`; between 0 and `base` acts as `base`; 0 or less = no cap, save that
-            no delay is longer than a hundred years.
+        max_delay: Seconds, the cap of `exponential`. A value between 0 and `base` acts as `base`; 0 or less = no cap.
+            No delay is longer than a hundred years.
         jitter: Share of the delay, clamped to [0, 1]: the delay is drawn from [1 - jitter, 1 + jitter] times itself.
             `"full"` draws it from [0, delay].
         max_attempts: Attempts in all, the first included; 0 or less = this policy sets none.

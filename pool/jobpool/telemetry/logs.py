@@ -45,7 +45,7 @@ EVENT_WIDTH = 28
 UNKNOWN_COLUMNS = 80  # width of a terminal that says 0, as one without a window does
 
 MAX_UNWRITTEN_BYTES = 1024 * 1024
-"""Bytes of the log that are kept for a reader that stands still; what comes after them is left out, and counted."""
+"""Bytes of the log that are kept for a reader that stands still. Later lines are left out, and counted."""
 
 DRAIN_LIMIT_S = 2.0  # seconds for which the end of a process waits for the reader of its log
 
@@ -160,8 +160,8 @@ class BackgroundStream(io.TextIOBase):
     the line that tells how many lines were left out.
     """
 
-    # Nothing here goes through `stream` itself: at the exit of the interpreter, Python aborts if a thread that stands
-    # still in a write holds the lock of its buffer.
+    # Nothing here writes through `stream` itself. A thread that is stuck in such a write holds the lock of the buffer,
+    # and then Python aborts at the exit of the interpreter.
 
     def __init__(self, stream: TextIO, left_out: Callable[[int], str]) -> None:
         stream.flush()

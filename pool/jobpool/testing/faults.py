@@ -19,8 +19,7 @@ from jobpool.message.lease import JobLease
 
 Point = Literal["before_start", "in_handler", "before_settle", "after_settle"]
 
-POINTS: tuple[Point, ...] = get_args(Point)
-"""All of them, in order: to parametrize a test with."""
+POINTS: tuple[Point, ...] = get_args(Point)  # all of them, in order: to parametrize a test with
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,7 @@ from jobpool.policy.retry import RetryPolicy
 from jobpool.testing.faults import Fault, FaultPlan, Injection, Point
 from jobpool.testing.worker import FaultyWorker, Run
 
-OUTAGE_PAUSE = 1.0
-"""Virtual seconds after which a fetch that was not answered is tried again."""
+OUTAGE_PAUSE = 1.0  # virtual seconds after which a fetch that was not answered is tried again
 
 Job = JobDefinition | JobBuilder
 
@@ -42,14 +41,9 @@ class VirtualPool:
     `builder.dispatch()`, and every `Jobs()` without a URL or backend of its own, send.
 
     Args:
-        registry: The handlers; None = those of `@jobpool.handler`.
-        retry: The policy for failed attempts; None = `RetryPolicy()`: no retries unless a job or handler asks for them.
-        limits: Concurrency and rate limits, and how long done idempotency keys are kept.
+        registry, retry, limits, queue_handlers, allowances, default_timeout: As of `QueueWorker`.
         reap: The policy for messages whose lease has ended.
         signing_key: Signs and verifies; None = unsigned.
-        queue_handlers: Queue to the only handlers that may run there.
-        allowances: Permissions of the built-in handlers; None = the registry's, which by itself has none.
-        default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
         ttl: Virtual seconds, > 0, that a lease holds. Nobody renews it in virtual time.
         start: The time at first; None = now.
 

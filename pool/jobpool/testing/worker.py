@@ -13,6 +13,7 @@ from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, MalformedEnvelope
 from jobpool.handlers.ending import timeout_text
 from jobpool.handlers.handler import AnyHandler
+from jobpool.handlers.hooks import Hooks
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
@@ -163,6 +164,7 @@ class _Sabotaged(HandlerRegistry):
 
     def __init__(self, real: HandlerRegistry, worker: FaultyWorker) -> None:
         super().__init__()
+        self.hooks = _HooksUntilCrash(real.hooks, worker)
         self._real = real
         self._worker = worker
 
@@ -181,3 +183,15 @@ class _Sabotaged(HandlerRegistry):
 
         handler.before_run, handler.after_run = before_run, after_run
         return handler
+
+
+class _HooksUntilCrash(Hooks):
+    """The hooks of an app, of which none runs after the handler's process has died."""
+
+    def __init__(self, real: Hooks, worker: FaultyWorker) -> None:
+        super().__init__()
+        self._hooks, self._worker = real._hooks, worker
+
+    def after_attempt(self, ctx: JobContext, result: ExecutionResult) -> None:
+        if not isinstance(self._worker.struck, Crash):
+            super().after_attempt(ctx, result)

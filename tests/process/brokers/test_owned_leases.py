@@ -29,7 +29,7 @@ def test_failures_timeouts_and_crashes_count_as_they_do_elsewhere(rig: Rig) -> N
     pool = rig.run_pool(*flags, "--dead-letter-queue", "failed-payloads", workers=2)
     assert pool.wait() == 1, "two have died"
     account = rig.account()
-    assert account.lost | account.ghosts | account.fences | account.duplicates | account.overlaps == set()
+    assert account["LOST"] | account["GHOST"] | account["FENCE"] | account["DUP"] | account["OVERLAP"] == set()
     assert {line.id for line in rig.ends()} == {failing, crashing, *good}
     assert [line.attempt for line in rig.starts(failing)] == [1, 2]
     assert [(line.attempt, line.crashes) for line in rig.starts(crashing)] == [(1, 0), (1, 1)]

@@ -50,7 +50,8 @@ class Server:
         self.board = Scoreboard.create(None, SLOTS)
         self.children = 0
         self._heard: list[tuple[Frame, list[int]]] = []
-        self._client = ForkServerClient.start(config, self.board.fd, os.environ)
+        self._client = ForkServerClient.begin(os.environ)
+        self._client.tell(config, self.board.fd, os.environ)
         self.loaded = self.hear(Loaded)[0]
 
     def spawn(self, fds: tuple[int, int, int, int]) -> tuple[int, int, int]:

@@ -95,13 +95,13 @@ def test_a_thread_that_is_about_to_end_does_not(start_child: Start) -> None:
 
 
 def test_leaked_descriptors_end_the_child_above_the_threshold(start_child: Start) -> None:
-    child = start_child(max_leaked_fds=20)
-    assert child.succeed("leak_descriptors", {"count": 15}).leaving == ""
-    assert child.succeed("leak_descriptors", {"count": 10}).leaving == "descriptors"
+    child = start_child()
+    assert child.succeed("leak_descriptors", {"count": 50}).leaving == ""
+    assert child.succeed("leak_descriptors", {"count": 20}).leaving == "descriptors"
 
 
 def test_a_child_leaves_after_its_jobs(start_child: Start) -> None:
-    child = start_child(max_jobs=3, max_jobs_jitter=0.0)
+    child = start_child(max_jobs=3)
     assert [child.succeed("noop").leaving for _ in range(3)] == ["", "", "jobs"]
     assert child.exit_status() == 0
 
@@ -114,7 +114,7 @@ def test_a_child_above_its_memory_mark_leaves(start_child: Start) -> None:
 
 
 def test_work_that_waits_for_a_leaving_child_stays_unread(start_child: Start) -> None:
-    child = start_child(max_jobs=1, max_jobs_jitter=0.0)
+    child = start_child(max_jobs=1)
     child.send("noop")
     child.send("noop")
     assert child.result().leaving == "jobs"

@@ -42,7 +42,7 @@ def test_what_outgrows_the_small_machines_or_crashes_there_succeeds_in_the_queue
 
     message = moved(rig, grown, "big")
     after = decode(message.body, attempts=message.attempts)
-    verify(message.body, after, EnvelopeSigner([KEY]), "big")
+    verify(after, EnvelopeSigner([KEY]), "big")
     assert (message.state, message.attempts, message.crashes, message.deliveries) == (State.WAITING, 1, 0, 1)
     assert (after.payload, after.meta, after.expires) == (before.payload, before.meta, before.expires)
     assert Death.from_text(message.cause or "").how == "memory limit"

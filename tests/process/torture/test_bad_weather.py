@@ -99,7 +99,7 @@ def test_nothing_gets_through_a_hole(rig: FleetRig, pick: int, said: str) -> Non
         assert said in rig.strike("net.hole", pick=pick, seconds=0.8)
         assert ask(connection, SOON) == b""
         assert pings(rig, 1) == b"+PONG\r\n"
-        rig.until(lambda: rig.nemesis.next_due() is None, "the hole is gone")
+        rig.until(lambda: rig.all_is_over(), "the hole is gone")
         connection.settimeout(SOON if "lost" in said else LIMIT)
         if "lost" in said:
             with pytest.raises(TimeoutError):
@@ -114,7 +114,7 @@ def test_new_connections_are_refused(rig: FleetRig) -> None:
         with pytest.raises(ConnectionRefusedError):
             dial(rig)
         assert ask(connection) == b"+PONG\r\n"
-        rig.until(lambda: rig.nemesis.next_due() is None, "it is over")
+        rig.until(lambda: rig.all_is_over(), "it is over")
     assert pings(rig) == b"+PONG\r\n"
 
 

@@ -21,7 +21,17 @@ from jobpool.broker.values import MessageFilter, Verb
 from jobpool.clock import ManualClock
 from jobpool_backends.servicebus import ServiceBusBackend
 from support.harnesses.base import Harness, Opener, TurnedClock
-from support.peers import LOCK, QUEUES, empty_by, empty_turned, live_peer, shared_hub, turned_hub, turned_peer
+from support.peers import (
+    LOCK,
+    QUEUES,
+    SharedNamespace,
+    empty_by,
+    empty_turned,
+    live_peer,
+    shared_hub,
+    turned_hub,
+    turned_peer,
+)
 from support.waiting import wait_until
 
 ADDRESS = "JOBPOOL_TEST_SERVICEBUS"
@@ -49,7 +59,7 @@ class PeerHarness(TurnedClock):
     def connect(self, **options: Any) -> QueueBackend:
         if options:
             return ServiceBusBackend.from_url(self._peer.connection_string, clock=self.clock, **options)
-        return ServiceBusBackend(turned_hub(), clock=self.clock, owns=False)
+        return ServiceBusBackend(SharedNamespace(turned_hub()), clock=self.clock)
 
     def opener(self) -> Opener:
         peer = live_peer()
@@ -117,7 +127,7 @@ class NamespaceHarness(Harness):
 
 def open_live(address: str) -> QueueBackend:
     """A client on the machine's clock, over the connections that this process has already."""
-    return ServiceBusBackend(shared_hub(address), owns=False)
+    return ServiceBusBackend(SharedNamespace(shared_hub(address)))
 
 
 def open_namespace(**options: Any) -> ServiceBusBackend:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool_backends.beanstalk.records import MAX_DELAY_S, Charge, Record, charge, whole_seconds
 from jobpool_backends.reaping import NativeReaping
@@ -10,11 +14,8 @@ NOW = 1000.0
 POLICY = ReapPolicy(max_crashes=3, window=100.0, back_off=8.0, back_off_cap=20.0)
 
 
-def highest(low: float, high: float) -> float:
-    return max(low, high)
-
-
-def test_charge() -> None:
+def test_charge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "uniform", max)
     for case, before, at, new, policy, crashes, delay, dead in [
         ("first: at once", 0, 0.0, 1, POLICY, 1, 0, False),
         ("second: after a back-off", 1, 950.0, 1, POLICY, 2, 8, False),
@@ -31,7 +32,7 @@ def test_charge() -> None:
         record = Record(
             "x", 1.0, attempts=2, crashes=before, deliveries=7, crashed_at=at, last_error="boom", cause="old"
         )
-        charged = charge(record, new, "SIGBUS", policy, NOW, highest)
+        charged = charge(record, new, "SIGBUS", policy, NOW)
         died = ("crash-limit", NOW) if dead else (None, None)
         assert charged == Charge(Record("x", 1.0, 2, crashes, 7, NOW, "boom", "SIGBUS", *died), delay), case
 

@@ -22,7 +22,7 @@ def test_what_ends_is_told_once_and_at_its_last_time() -> None:
     ends.forget("never put")
     assert list(ends.due(9)) == []
     assert [list(ends.due(now)) for now in (10, 20, 29, 30)] == [[("once", 10)], [("sooner", 20)], [], [("later", 30)]]
-    assert (list(ends.due(99)), len(ends)) == ([], 0)
+    assert (list(ends.due(99)), ends._heap) == ([], [])
 
 
 def test_what_was_told_may_be_put_off_while_the_others_are_told() -> None:
@@ -47,7 +47,7 @@ def test_a_claim_that_is_renewed_again_and_again_takes_the_room_of_one() -> None
         clock.advance(1.0)
         backend.claims.renew(QUEUE, held.id, ttl=3600.0)
     queue = backend._store.queues[QUEUE]
-    assert max(len(queue.claim_ends), len(queue.life_ends)) < 100
+    assert max(len(queue.claim_ends._heap), len(queue.life_ends._heap)) < 100
 
 
 def test_what_has_ended_takes_no_room() -> None:
@@ -63,4 +63,4 @@ def test_what_has_ended_takes_no_room() -> None:
     assert backend.claims.stats(QUEUE).expired == 20
     queue = backend._store.queues[QUEUE]
     assert (queue.claims, backend._store.entries, backend._store.by_id) == ({}, {}, {})
-    assert (len(queue.claim_ends), len(queue.life_ends)) == (0, 0)
+    assert (queue.claim_ends._heap, queue.life_ends._heap) == ([], [])

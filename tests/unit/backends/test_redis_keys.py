@@ -67,13 +67,13 @@ def test_every_key_of_a_full_life_is_in_the_table_with_its_type(rig: Rig) -> Non
 def test_keys_of_a_queue_are_in_one_slot_and_the_rest_in_the_namespace() -> None:
     keys = KeyNames("shop")
     assert keys.of("reports", ("ready", "ids")) == ("shop:{reports}:ready", "shop:ids")
-    assert keys.settle_call("reports", "c1") == "shop:call:settle:c1"
+    assert keys.shared("reports", "call:settle:c1") == "shop:call:settle:c1"
     assert keys.one("reports", "done:a{b}") == "shop:{reports}:done:a{b}"  # the first braces count
 
 
 def test_where_queues_are_spread_every_key_of_a_call_is_in_its_queues_slot() -> None:
     keys = KeyNames("shop", spread=True)
-    names = (*keys.of("reports", ("ready", "ids", "ended", "last", "queues")), keys.settle_call("reports", "c1"))
+    names = (*keys.of("reports", ("ready", "ids", "ended", "last", "queues")), keys.shared("reports", "call:settle:c1"))
     assert all(name.startswith("shop:{reports}:") for name in names)
     assert keys.queues == "shop:queues"
 

@@ -164,7 +164,7 @@ def test_closing_wakes_who_waits(open_link: Open, key: str) -> None:
         wait_until(lambda: other.call("CLIENT", "LIST").count(b"cmd=blpop") == 2, what="two wait")
         link.close()
         for wait in waits:
-            with pytest.raises(BackendUnavailable, match="was closed: open the backend again"):
+            with pytest.raises(BackendUnavailable, match="was closed here: open the backend again"):
                 wait.result(1.0)
 
 

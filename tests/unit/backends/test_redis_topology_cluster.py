@@ -204,9 +204,9 @@ def test_closing_wakes_who_waits(cluster: RedisCluster) -> None:
         wait_until(lambda: blocked(cluster) == 6, what="both wait")
         link.close()
         for wait in waits:
-            with pytest.raises(BackendUnavailable, match="was closed: open the backend again"):
+            with pytest.raises(BackendUnavailable, match="was closed here: open the backend again"):
                 wait.result(1.0)
-        with pytest.raises(BackendUnavailable, match="was closed: open the backend again"):
+        with pytest.raises(BackendUnavailable, match="was closed here: open the backend again"):
             link.call("PING")
         link.close()
 

@@ -65,7 +65,7 @@ def test_what_was_received_earlier_was_asked_for_earlier() -> None:
 
 def held(clock: ManualClock, receiver: Forgetful | None = None, sequence: int = 5) -> Held:
     delivery = cast("Delivery", type("Received", (), {"receiver": receiver})())
-    return Held(delivery, Record("i", 1, b""), "q", sequence, "a" * 32, clock.boot() + 60.0, 1)
+    return Held(delivery, Record("i", 1, "", 5), "q", sequence, "a" * 32, clock.boot() + 60.0, 1)
 
 
 def lease(**changes: object) -> JobLease:

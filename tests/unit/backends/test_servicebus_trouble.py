@@ -53,7 +53,7 @@ def test_an_error_is_a_sentence() -> None:
         (
             wrapped(socket.gaierror(-2, "unknown")),
             BackendUnavailable,
-            "cannot be found: mend the name of the namespace",
+            "cannot be found: mend the host name",
         ),
         (wrapped(verification()), BackendUnavailable, "certificate that is not accepted (self-signed certificate)"),
         (InvalidJob("as it is"), InvalidJob, "as it is"),

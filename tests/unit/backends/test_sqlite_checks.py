@@ -1,5 +1,5 @@
 """What a database file's settings and place can lose, on files that really are so; but for a network file system,
-which no test can mount: there the kernel's list is a file."""
+which no test can mount: there the list of mounts is made up."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from jobpool.broker.finding import Finding, Level
@@ -20,18 +21,19 @@ from jobpool_backends.sqlite.database import PRAGMAS
 
 Open = Callable[..., SqliteBackend]
 
-MOUNTS = """\
-22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
-23 22 0:5 / /proc rw - proc proc rw
-24 22 0:44 / /mnt/share rw,relatime shared:9 master:2 - nfs4 server:/export rw,vers=4.2
-25 22 0:45 / /mnt/with\\040blank rw - cifs //server/share rw
-26 22 8:2 / /mnt/share/local rw - xfs /dev/sdb1 rw
-27 22 0:46 / /run rw - tmpfs tmpfs rw
-28 22 0:47 / /mnt/sharex rw - ext4 /dev/sdc1 rw
-29 22 0:48 / /twice rw - ext4 /dev/sdd1 rw
-30 29 0:49 / /twice rw - fuse.sshfs host:/ rw
-garbage
-"""
+MOUNTS = [
+    Mount("/", "ext4"),
+    Mount("/proc", "proc"),
+    Mount("/mnt/share", "nfs4"),
+    Mount("/mnt/with blank", "cifs"),
+    Mount("/mnt/share/local", "xfs"),
+    Mount("/run", "tmpfs"),
+    Mount("/mnt/sharex", "ext4"),
+    Mount("/twice", "ext4"),
+    Mount("/twice", "fuse.sshfs"),
+]
+ON_DISK = [Mount("/", "ext4")]
+"""A list of mounts that calls the test's folder a disk, whatever it is."""
 
 
 def bad(backend: SqliteBackend, **options: Any) -> dict[str, Finding]:
@@ -42,18 +44,10 @@ def bad(backend: SqliteBackend, **options: Any) -> dict[str, Finding]:
     return found
 
 
-@pytest.fixture
-def on_disk(tmp_path: Path) -> Path:
-    """A list of mounts that calls the test's folder a disk, whatever it is."""
-    file = tmp_path / "mountinfo"
-    file.write_text("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
-    return file
-
-
-def test_a_file_on_a_disk_is_well_and_says_so(open_sqlite: Open, on_disk: Path) -> None:
+def test_a_file_on_a_disk_is_well_and_says_so(open_sqlite: Open) -> None:
     backend = open_sqlite()
-    assert bad(backend, mounts=on_disk) == {}
-    assert [finding.check for finding in diagnose(backend._database, mounts=on_disk)] == [
+    assert bad(backend, mounts=ON_DISK) == {}
+    assert [finding.check for finding in diagnose(backend._database, mounts=ON_DISK)] == [
         *("sqlite.journal", "sqlite.synchronous", "sqlite.file-system", "sqlite.space", "sqlite.mode"),
     ]
 
@@ -76,14 +70,14 @@ def test_a_new_file_and_those_beside_it_are_their_owners_alone(open_sqlite: Open
 @pytest.mark.usefixtures("free_umask")
 @pytest.mark.parametrize(("mode", "warned"), [(0o644, True), (0o606, True), (0o660, False)])
 def test_a_file_that_was_there_keeps_its_mode_and_the_doctor_tells(
-    open_sqlite: Open, path: Path, on_disk: Path, mode: int, warned: bool
+    open_sqlite: Open, path: Path, mode: int, warned: bool
 ) -> None:
     path.touch()
     path.chmod(mode)
     backend = open_sqlite()
     backend.enqueue(JobDefinition("report"))
     assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.glob(f"{path.name}*")} == {mode}
-    assert set(bad(backend, mounts=on_disk)) == ({"sqlite.mode"} if warned else set())
+    assert set(bad(backend, mounts=ON_DISK)) == ({"sqlite.mode"} if warned else set())
 
 
 def test_the_contract_asks_them(open_sqlite: Open) -> None:
@@ -100,32 +94,32 @@ def test_the_contract_asks_them(open_sqlite: Open) -> None:
         ("memory", "destroys the file"),
     ],
 )
-def test_a_file_in_another_journal_mode(open_sqlite: Open, on_disk: Path, mode: str, why: str) -> None:
+def test_a_file_in_another_journal_mode(open_sqlite: Open, mode: str, why: str) -> None:
     backend = open_sqlite()
-    backend._database._close_idle()  # who sets a mode needs the file for itself
+    backend._database.drop_idle()  # who sets a mode needs the file for itself
     backend._database._files.clear()  # the log beside it goes with the last connection
     backend._database._pragmas = (*PRAGMAS, "journal_mode = DELETE", f"journal_mode = {mode}")
-    found = bad(backend, mounts=on_disk)["sqlite.journal"]
+    found = bad(backend, mounts=ON_DISK)["sqlite.journal"]
     assert found.level is Level.PROBLEM
     assert found.found == f"journal_mode {mode}"
     assert why in found.why
     assert "PRAGMA journal_mode=WAL" in found.mend
 
 
-def test_a_file_that_another_program_has_switched_is_told_once(open_sqlite: Open, path: Path, on_disk: Path) -> None:
+def test_a_file_that_another_program_has_switched_is_told_once(open_sqlite: Open, path: Path) -> None:
     open_sqlite().close()
     other = sqlite3.connect(path)
     assert other.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
     other.close()
-    found = bad(open_sqlite(), mounts=on_disk)
+    found = bad(open_sqlite(), mounts=ON_DISK)
     assert list(found) == ["sqlite.journal"]
     assert str(found["sqlite.journal"]).startswith("journal_mode was delete until now: another program sets it")
-    assert bad(open_sqlite(), mounts=on_disk) == {}
+    assert bad(open_sqlite(), mounts=ON_DISK) == {}
 
 
 @pytest.mark.parametrize(("value", "word"), [(0, "OFF"), (1, "NORMAL")])
-def test_commits_that_do_not_wait_for_the_disk(open_sqlite: Open, on_disk: Path, value: int, word: str) -> None:
-    found = bad(open_sqlite(pragmas=(*PRAGMAS, f"synchronous = {value}")), mounts=on_disk)
+def test_commits_that_do_not_wait_for_the_disk(open_sqlite: Open, value: int, word: str) -> None:
+    found = bad(open_sqlite(pragmas=(*PRAGMAS, f"synchronous = {value}")), mounts=ON_DISK)
     assert list(found) == ["sqlite.synchronous"]
     assert found["sqlite.synchronous"].level is Level.PROBLEM
     assert str(found["sqlite.synchronous"]).startswith(f"synchronous {word}: a power failure loses the last jobs")
@@ -133,11 +127,7 @@ def test_commits_that_do_not_wait_for_the_disk(open_sqlite: Open, on_disk: Path,
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "fuse", "ceph", "virtiofs"])
 def test_a_network_file_system(open_sqlite: Open, tmp_path: Path, kind: str) -> None:
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        f"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n23 22 0:44 / {os.path.realpath(tmp_path)} rw - {kind} x rw"
-    )
-    found = bad(open_sqlite(), mounts=mounts)
+    found = bad(open_sqlite(), mounts=[*ON_DISK, Mount(os.path.realpath(tmp_path), kind)])
     assert list(found) == ["sqlite.file-system"]
     assert found["sqlite.file-system"].level is Level.PROBLEM
     assert f"({kind}): SQLite's locks and its shared memory do not reach across machines" in str(
@@ -176,15 +166,15 @@ def test_which_file_system_a_file_is_on() -> None:
 
 
 def test_this_machine_tells_where_the_file_is(open_sqlite: Open, tmp_path: Path) -> None:
-    mount = mount_of(str(tmp_path), Path("/proc/self/mountinfo").read_text())
+    mount = mount_of(str(tmp_path), [Mount(each.mountpoint, each.fstype) for each in psutil.disk_partitions(all=True)])
     assert mount is not None
     assert os.stat(mount.point).st_dev == os.stat(tmp_path).st_dev
     [place] = [found for found in open_sqlite().diagnose() if found.check == "sqlite.file-system"]
     assert f"({mount.kind})" in place.found
 
 
-def test_without_proc_the_place_is_not_known(open_sqlite: Open, tmp_path: Path) -> None:
-    found = {finding.check: finding for finding in diagnose(open_sqlite()._database, mounts=tmp_path / "absent")}
+def test_a_place_may_be_unknown(open_sqlite: Open) -> None:
+    found = {finding.check: finding for finding in diagnose(open_sqlite()._database, mounts=[])}
     assert found["sqlite.file-system"].level is Level.NOTE
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from support.waiting import wait_until
 
 from jobpool_backends.inotify import Listener, wake
 from jobpool_backends.sqlite import SqliteBackend
-from jobpool_backends.sqlite.wait import LOOK_INTERVAL_S, Waiter
+from jobpool_backends.sqlite.wait import LOOK_INTERVAL_S, Listeners
 
 Open = Callable[..., SqliteBackend]
 
@@ -104,7 +105,7 @@ def test_a_commit_without_a_bell_is_found_soon(path: Path, open_sqlite: Open) ->
 def test_where_the_kernel_has_no_listener_left_it_looks_at_intervals(
     open_sqlite: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Waiter, "_listen", lambda _: None)
+    monkeypatch.setattr(Listeners, "lend", lambda _: nullcontext())
     backend, producer = open_sqlite(), open_sqlite()
     with ThreadPoolExecutor(1) as executor:
         found = executor.submit(backend.wait_any, [QUEUE], 30.0)

@@ -3,18 +3,22 @@
 # ruff: noqa: ARG001, ARG005 - a handler takes its context, whether it looks at it or not
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
 
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.errors import Retry, Snooze, Unrecoverable
+from jobpool.handlers import event_loop as loops
 from jobpool.handlers.ending import chain
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
@@ -268,9 +272,76 @@ def test_async_handlers_run_on_any_thread() -> None:
     _closing(lambda: "")
 
 
-def _closing(run: Callable[[], str]) -> str:
-    from jobpool.handlers import event_loop as loops
+async def spoil_executor() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asyncio.get_running_loop().set_default_executor(pool)
+        await asyncio.to_thread(int)
 
+
+async def shut_executor() -> None:
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+
+async def leave_timer() -> None:
+    asyncio.get_running_loop().call_later(0.001, _interrupt)
+
+
+async def leave_callback() -> None:
+    asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, _interrupt)
+
+
+async def set_factory() -> None:
+    asyncio.get_running_loop().set_task_factory(lambda *_, **__: None)  # type: ignore[arg-type, return-value]
+
+
+async def debug() -> None:
+    asyncio.get_running_loop().set_debug(True)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt("of the job before")
+
+
+async def look_about() -> tuple[int, bool]:
+    await asyncio.sleep(0.003)
+    return await asyncio.create_task(asyncio.to_thread(lambda: 42)), asyncio.get_running_loop().get_debug()
+
+
+@pytest.mark.parametrize("spoil", [spoil_executor, shut_executor, leave_timer, leave_callback, set_factory, debug])
+def test_nothing_that_an_async_handler_does_to_its_loop_meets_the_next_one(
+    spoil: Callable[[], Awaitable[None]],
+) -> None:
+    """All on a thread of their own, so on a loop of their own."""
+    found: list[object] = []
+
+    def run() -> None:
+        loops.awaited(spoil())
+        found.append(loops.awaited(look_about()))
+        loops.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [(42, False)]
+
+
+def test_context_variables_last_for_one_attempt_from_its_first_hook_to_its_last() -> None:
+    tenant, seen = ContextVar("tenant", default="none"), list[str]()
+    registry = HandlerRegistry()
+
+    @registry.handler(before_run=lambda ctx: tenant.set("acme"), after_run=lambda result: seen.append(tenant.get()))
+    def works(ctx: JobContext) -> str:
+        return tenant.get()
+
+    @registry.handler
+    def looks(ctx: JobContext) -> str:
+        return tenant.get()
+
+    outputs = [run_attempt(job(name), registry).output for name in ("works", "looks")]
+    assert (outputs, seen) == (["acme", "none"], ["acme"])
+
+
+def _closing(run: Callable[[], str]) -> str:
     try:
         return run()
     finally:

@@ -5,7 +5,7 @@ from datetime import date
 from enum import Enum
 from typing import Any
 
-from jobpool.handlers.ending import join, render
+from jobpool.handlers.ending import join, rendered
 
 CAP = 1000
 
@@ -56,11 +56,11 @@ def test_output_is_composed() -> None:
         ("large int", 2**70, "", str(2**70)),
         ("neither JSON nor repr", Shy(), "", '"<Shy>"'),
     ]:
-        assert join(render(value, CAP), printed, CAP) == output, case
+        assert join(rendered(value, None, CAP)[0], printed, CAP) == output, case
 
 
 def test_what_json_does_not_know_is_shown() -> None:
-    assert render(object, CAP) == "\"<class 'object'>\""
+    assert rendered(object, None, CAP)[0] == "\"<class 'object'>\""
 
 
 def test_value_and_text_are_capped_together() -> None:
@@ -74,4 +74,4 @@ def test_value_and_text_are_capped_together() -> None:
 def test_a_value_in_itself_is_shown() -> None:
     loop: list[object] = []
     loop.append(loop)
-    assert render(loop, CAP) == "[[...]]"
+    assert rendered(loop, None, CAP)[0] == "[[...]]"

@@ -1,7 +1,8 @@
-"""When a child looks thoroughly at what a handler may have changed in its process."""
+"""The state of a process that a child puts back, and when it looks thoroughly."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ LOOKS = """
 import os
 from jobpool.child.restore import Tidy
 
-tidy = Tidy()
+tidy = Tidy(2)
 tidy.restore(10.0, False)
 os.nice(1)
 for now, failed in ((10.05, False), (10.06, True), (10.07, False), (10.17, False)):
@@ -21,3 +22,42 @@ def test_a_costly_look_comes_after_a_failure_and_else_ten_times_a_second() -> No
     """In a process of its own, which is spoilt by it."""
     told = subprocess.run([sys.executable, "-c", LOOKS], capture_output=True, text=True, timeout=60, check=True)
     assert told.stdout.splitlines() == ["fine", "user or rights", "fine", "user or rights"]
+
+
+PUTS_BACK = """
+import faulthandler, gc, logging, os, sys, threading
+from jobpool.child.restore import Tidy
+
+
+def state():
+    return [
+        os.sched_getaffinity(0), os.sched_getscheduler(0), faulthandler.is_enabled(), logging.root.manager.disable,
+        sys.getswitchinterval(), sys.get_int_max_str_digits(), gc.get_threshold(), threading.stack_size(),
+    ]
+
+
+faulthandler.enable(file=1)
+tidy = Tidy(1)
+before = state()
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+faulthandler.disable()
+logging.disable(logging.CRITICAL)
+sys.setswitchinterval(0.5)
+sys.set_int_max_str_digits(0)
+gc.set_threshold(1, 1, 1)
+threading.stack_size(1 << 20)
+changed = state()
+with open(os.devnull, "w") as other:
+    faulthandler.enable(file=other)
+    print(repr(tidy.restore(10.0, True)), state() == before, [a != b for a, b in zip(changed, before)], flush=True)
+faulthandler._sigsegv()
+"""
+
+
+def test_scheduling_and_settings_of_the_interpreter_are_put_back_and_stacks_of_crashes_go_where_they_went() -> None:
+    told = subprocess.run([sys.executable, "-c", PUTS_BACK], capture_output=True, text=True, timeout=60, check=False)
+    line, _, stack = told.stdout.partition("\n")
+    one_core = len(os.sched_getaffinity(0)) == 1
+    assert line == f"'' True {[not one_core, *[True] * 7]}", told.stderr
+    assert "Segmentation fault" in stack

@@ -14,7 +14,7 @@ from support.urljobs import call, two_servers
 from support.webserver import WebServer, answer
 
 from jobpool.handlers.builtin import Failure
-from jobpool.handlers.builtin.url.addresses import Deadline
+from jobpool.handlers.builtin.url.addresses import Bounds
 from jobpool.handlers.builtin.url.call import Caller
 from jobpool.handlers.builtin.url.connection import _connection, tls_context
 from jobpool.handlers.builtin.url.request import METHODS, TLS_OPTIONS, Refused, parse
@@ -212,7 +212,7 @@ def test_tls_options_are_ignored_and_named(authority: Authority) -> None:
 
 def test_a_handshake_gets_only_the_time_that_is_left(server: WebServer) -> None:
     target = parse(f"https://good.test:{server.port}/")
-    connection = _connection(target, "127.0.0.1", Deadline(5.0), tls_context())
+    connection = _connection(target, "127.0.0.1", Bounds(5.0, 0), tls_context())
     sock = connection._new_conn()
     with sock:
         assert 0 < (sock.gettimeout() or 0) < connection.timeout <= 5.0

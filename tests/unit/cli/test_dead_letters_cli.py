@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from msgspec.structs import asdict
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Message, MessageFilter, State, Verb
@@ -75,7 +76,7 @@ def test_json_has_the_cause_as_an_object(jobpool: Jobpool, broker: QueueBackend)
     ident = kill_off(broker, cause=SEGV)
     [row] = json.loads(jobpool("dead", "list", "--json").stdout)
     assert row["cause"] == json.loads(jobpool("inspect", ident, "--json").stdout)["cause"]
-    assert row["cause"] == SEGV.to_dict()
+    assert row["cause"] == asdict(SEGV)
     assert json.loads(jobpool("inspect", kill_off(broker), "--json").stdout)["cause"] is None
 
 
@@ -84,7 +85,7 @@ def test_a_reap_tells_the_cause_as_an_object_too(jobpool: Jobpool, broker: Queue
     [lease] = broker.fetch_many("default", limit=1)
     broker.forfeit(lease, SEGV.to_text())
     [reaped] = json.loads(jobpool("reap", "default", "--json").stdout)
-    assert reaped["cause"] == SEGV.to_dict()
+    assert reaped["cause"] == asdict(SEGV)
 
 
 def test_inspect_shows_death_counters_and_payload(jobpool: Jobpool, broker: QueueBackend) -> None:

@@ -21,7 +21,7 @@ from jobpool.broker.finding import Finding, Level, cautions_of
 from jobpool.broker.opening import open_backend
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.definition import JobDefinition
-from jobpool.ops.doctor import broker, configuration, examine, handlers, is_well, machine, serving
+from jobpool.ops.doctor import broker, configuration, examine, handlers, machine, serving
 from jobpool.ops.doctor.machine import Supervisor, find_supervisor, memory_of, parse_systemd
 from jobpool.ops.runtime_dir import register, runtime_dir, this_pool
 from jobpool.settings import Settings, load
@@ -61,12 +61,6 @@ def test_a_finding_is_one_sentence() -> None:
 
 def test_only_what_is_bad_is_a_caution() -> None:
     assert cautions_of([Finding("x", level, level.value) for level in Level]) == ["warning", "problem"]
-
-
-def test_a_problem_is_ill_and_a_warning_only_when_strict() -> None:
-    found = {level: [Finding("x", level, "so")] for level in Level}
-    assert [is_well(found[level]) for level in Level] == [True, True, True, False]
-    assert [is_well(found[level], strict=True) for level in Level] == [True, True, False, False]
 
 
 # --- configuration ----------------------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import Result as Answer
@@ -15,20 +16,22 @@ from click.testing import Result as Answer
 from jobpool_torture import command as torture
 from jobpool_torture import entry_point
 from jobpool_torture import view as tortureview
-from jobpool_torture.entry_point import SHORTEST, Plan, Watcher
+from jobpool_torture.entry_point import SHORTEST, Watcher
 from jobpool_torture.options import Options
-from jobpool_torture.phases import Snapshot
-from jobpool_torture.result import Result, Tally
+from jobpool_torture.result import Result
+from jobpool_torture.run import Phases, Run
 from jobpool_torture.schedule import Fault
 
-MOMENT = Snapshot("drain", None, Tally(), None, 0)
+OPTIONS = Options("redis://host/0", queue="q")
+MOMENT = cast(Phases, SimpleNamespace(phase="drain"))
 
 
 class Running:
-    """What an interrupt sees of a run."""
+    """What a face sees of a run."""
 
-    def __init__(self) -> None:
-        self.result = Result()
+    def __init__(self, options: Options = OPTIONS, faults: Sequence[Fault] = (), result: Result | None = None) -> None:
+        self.options, self.faults, self.broker = options, faults, []
+        self.result = result or Result()
 
     def interrupt(self) -> None:
         self.result.interrupted = True
@@ -39,17 +42,19 @@ def face(tmp_path: Path) -> torture._Face:
     return torture._Face(tmp_path, verbose=False, json_=False, restart="", queue="")
 
 
-def watcher(face: torture._Face, shown: list[Snapshot]) -> Any:
-    return face._watcher(lambda _: None, shown.append)
+def watcher(face: torture._Face, shown: list[Phases]) -> Any:
+    face._progress = cast(tortureview.Progress, SimpleNamespace(tell=shown.append))
+    return face
 
 
 def test_a_signal_writes_nothing_and_the_next_moment_says_so_once(
     face: torture._Face, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown: list[Snapshot] = []
+    shown: list[Phases] = []
     told, run = watcher(face, shown), Running()
     told.begun(run)
     told.tell(MOMENT)
+    capsys.readouterr()
     with torture._interrupts(face._interrupt):
         signal.raise_signal(signal.SIGTERM)
     assert run.result.interrupted
@@ -88,9 +93,8 @@ def test_a_closed_terminal_is_no_error_of_its_progress(face: torture._Face, monk
         tortureview, "line", lambda _: monkeypatch.setattr(tortureview, "PROGRESS_EVERY_S", 0.0) or "asked"
     )
     with tortureview.Progress() as progress:
-        told: Any = face._watcher(face._planned, progress.tell)
-        run = Running()
-        told.planned(Plan(Options("redis://host/0"), Path("/somewhere"), [], {}))
+        told, run = watcher(face, []), Running()
+        face._progress = progress
         told.begun(run)
         run.interrupt()
         told.tell(MOMENT)
@@ -100,10 +104,10 @@ def test_a_closed_terminal_is_no_error_of_its_progress(face: torture._Face, monk
 def test_a_search_that_fails_loses_neither_the_report_nor_what_it_has_found(
     jobpool: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fails(options: Options, folder: Path, watcher: Watcher, _: object) -> Result:
-        watcher.planned(Plan(options.on_its_queue(), folder, [Fault(0, 1.5, "child.kill")], {}))
+    def fails(options: Options, _: Path, watcher: Watcher, __: object) -> Result:
         result = Result()
         result.add("LOST", ["job-17"])
+        watcher.begun(cast(Run, Running(options.on_its_queue(), [Fault(0, 1.5, "child.kill")], result)))
         return result
 
     def disk_is_full(_: Options, folder: Path, *__: object) -> None:

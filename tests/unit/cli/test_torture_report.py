@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from jobpool_torture.entry_point import Plan
 from jobpool_torture.options import Options
-from jobpool_torture.phases import Snapshot
 from jobpool_torture.result import MEANINGS, Result, Tally
+from jobpool_torture.run import Phases, Run
 from jobpool_torture.schedule import Fault
 from jobpool_torture.view import SHOWN_IDS, document, head, line, report
 
-PLAN = Plan(
-    Options("redis://:secret@host/0", seed=17, queue="torture-1", seconds=60.0),
-    Path("/somewhere"),
-    [Fault(0, 1.5, "child.kill"), Fault(1, 2.0, "master.stop", 1, 0, 3.0)],
-    {"net.cut": "no network", "net.hole": "no network", "clock.jump": "no clock"},
-)
+OPTIONS = Options("redis://:secret@host/0", seed=17, queue="torture-1", seconds=60.0)
+FAULTS = [Fault(0, 1.5, "child.kill"), Fault(1, 2.0, "master.stop", 1, 0, 3.0)]
+
+
+def a_run(result: Result) -> Run:
+    return cast(Run, SimpleNamespace(options=OPTIONS, faults=FAULTS, broker=[], result=result))
 
 
 def test_the_head_says_what_is_done_and_what_is_left_out_and_no_password(capsys: pytest.CaptureFixture[str]) -> None:
-    head(PLAN, with_schedule=True)
+    head(
+        a_run(Result(left_out={"net.cut": "no network", "net.hole": "no network", "clock.jump": "no clock"})),
+        with_schedule=True,
+    )
     shown = capsys.readouterr().err.splitlines()
     assert shown[0] == "torture of redis://:***@host/0, queue torture-1, seed 17"
     assert shown[1].startswith("3 pools with 4 workers each, ttl 5 s, 20 jobs/s, 2 faults in 1m00s: child.kill")
@@ -31,8 +36,9 @@ def test_the_head_says_what_is_done_and_what_is_left_out_and_no_password(capsys:
 
 
 def test_a_moment_is_one_line() -> None:
-    moment = Snapshot("drain", 61.0, Tally(enqueued=1200, done=1000, dead=3), 197, 1)
-    assert line(moment) == (
+    result = Result(tally=Tally(enqueued=1200, done=1000, dead=3), struck=Counter(a=1))
+    now = SimpleNamespace(phase="drain", left=61.0, pending=197, result=result)
+    assert line(cast(Phases, now)) == (
         "drain 1m01s left: 1,200 enqueued, 1,000 done, 3 dead, 197 to do; 0 failures, 0 crashes, 0 refused,"
         " 0 unanswered; 1 fault"
     )
@@ -40,7 +46,7 @@ def test_a_moment_is_one_line() -> None:
 
 def test_a_clean_report_has_every_count(capsys: pytest.CaptureFixture[str]) -> None:
     result = Result(late=[0.5, 1.0], descriptors={"pool1": {"socket": 1}, "pool2": {}})
-    report(PLAN, result, None, None, "jobpool torture --seed 17")
+    report(a_run(result), None, None, "jobpool torture --seed 17")
     shown = capsys.readouterr().out
     for name in MEANINGS:
         assert f"\n{name} " in shown
@@ -52,7 +58,7 @@ def test_a_clean_report_has_every_count(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_run_that_has_shown_nothing_is_not_called_clean(capsys: pytest.CaptureFixture[str]) -> None:
-    report(PLAN, Result(planned=2, missed=2), None, None, "again")
+    report(a_run(Result(planned=2, missed=2)), None, None, "again")
     why = "none of the 2 faults of the schedule found anything to strike"
     assert f"\nno violation, and not clean: {why}.  jobpool " in capsys.readouterr().out
 
@@ -61,7 +67,7 @@ def test_a_violation_is_named_with_the_first_ids_and_the_files(capsys: pytest.Ca
     result = Result()
     result.add("LOST", [f"job-{number:02d}" for number in range(SHOWN_IDS + 2)])
     result.add("FD", [])
-    report(PLAN, result, Path("/somewhere"), Path("/somewhere/shortest.json"), "again")
+    report(a_run(result), Path("/somewhere"), Path("/somewhere/shortest.json"), "again")
     shown = capsys.readouterr().out
     assert shown.count("\nLOST: job-") == SHOWN_IDS
     assert "\nLOST: … and 2 more\n" in shown
@@ -74,7 +80,7 @@ def test_a_violation_is_named_with_the_first_ids_and_the_files(capsys: pytest.Ca
 def test_the_document_has_all_of_it() -> None:
     result = Result(interrupted=True, left=3)
     result.add("STUCK", ["b", "a"])
-    told = document(PLAN, result, None, None, "again")
+    told = document(a_run(result), None, None, "again")
     assert told["backend"] == "redis://:***@host/0"
     assert told["counts"] == dict.fromkeys(MEANINGS, 0) | {"STUCK": 2}
     assert told["violations"] == {"STUCK": ["a", "b"]}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from click.testing import Result
 
@@ -93,19 +94,19 @@ ABOUT = {"seed": 1, "seconds": 2.0, "pools": 2, "workers": 2, "ttl": 1.0, "rate"
     ("text", "words", "said"),
     [
         ("hello", [], "it is not a schedule"),
-        (dump([Fault(0, 1.0, "child.kill")], {"seed": 1}), [], "it does not say the seconds of its run"),
+        (dump([Fault(0, 1.0, "child.kill")], {"seed": 1}), [], "missing required field `seconds`"),
         (dump([Fault(0, 1.0, "child.kill", pool=2)], ABOUT), [], "fault 0 strikes a pool that is not there"),
-        (dump([], ABOUT | {"pools": 2.5}), [], "it does not say the pools of its run"),
-        (dump([], ABOUT | {"rate": True}), [], "it does not say the rate of its run"),
-        (dump([], ABOUT | {"seconds": 10**400}), [], "no run has such a number of seconds"),
-        (dump([], ABOUT | {"ttl": float("nan")}), [], "no run has such a number of ttl"),
+        (dump([], ABOUT | {"pools": 2.5}), [], "not a schedule: Expected `int`, got `float` - at `$.about.pools`"),
+        (dump([], ABOUT | {"rate": True}), [], "got `bool` - at `$.about.rate`"),
+        (dump([], ABOUT | {"seconds": 10**400}), [], "not a schedule"),
+        (dump([], ABOUT | {"ttl": float("nan")}), [], "JSON is malformed"),
         (dump([], ABOUT).replace('"version": 1', '"version": 9'), [], "it is a schedule of version 9"),
         (
             dump([Fault(0, 1.0, "pool.hup"), Fault(0, 2.0, "net.hole")], ABOUT),
             [],
             "two faults of the schedule have one",
         ),
-        ("[" * 100_000, [], "not JSON"),
+        ("[" * 100_000, [], "it is not a schedule"),
         (dump([], ABOUT), ["--seed", "3"], "--replay takes --seed from its file: leave it out"),
     ],
     ids=[
@@ -122,20 +123,19 @@ def test_a_schedule_that_cannot_be_replayed(
     assert said in result.output
 
 
-def test_too_little_memory_is_told_before_anything_is_started(tmp_path: Path) -> None:
+def test_too_little_memory_is_told_before_anything_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(available: int) -> None:
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
+        check_machine(options, tmp_path / "not" / "yet")
+
     options = Options("sqlite:///q.db", pools=3, workers=4)
-    needed = (3 * (limits.POOL_BYTES + 4 * limits.CHILD_BYTES)) >> 10
-    meminfo = tmp_path / "meminfo"
-    jobs = round(options.seconds * options.rate) * limits.JOB_BYTES >> 10
-    meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable: {needed + jobs} kB\n")
-    check_machine(options, meminfo)
-    meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable: {needed + jobs - 1} kB\n")
+    needed = 3 * (limits.POOL_BYTES + 4 * limits.CHILD_BYTES)
+    jobs = round(options.seconds * options.rate) * limits.JOB_BYTES
+    check(needed + jobs)
     with pytest.raises(ConfigurationError, match=r"to count 6,000 jobs takes about .* --minutes or --rate"):
-        check_machine(options, meminfo)
-    meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable: {needed - 1} kB\n")
+        check(needed + jobs - 1)
     with pytest.raises(ConfigurationError, match=r"3 pools with 4 workers each take about .* ask for fewer"):
-        check_machine(options, meminfo)
-    check_machine(options, tmp_path / "absent", tmp_path / "not" / "yet")
+        check(needed - 1)
 
 
 def test_a_disk_that_cannot_hold_the_ledger_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_a_disk_that_cannot_hold_the_ledger_is_told(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("jobpool_torture.options.shutil.disk_usage", usage)
     with pytest.raises(ConfigurationError, match=r"the ledger takes about 12M, and .* are free at .*: name a folder"):
-        check_machine(options, tmp_path / "absent", tmp_path / "not" / "yet")
+        check_machine(options, tmp_path / "not" / "yet")
     assert asked == [tmp_path]
 
 

@@ -20,7 +20,6 @@ from jobpool.broker.opening import (
     _split_state,
     default_signer,
     default_url,
-    known_schemes,
     open_backend,
     redact,
     scheme_of,
@@ -224,10 +223,6 @@ def test_a_backend_that_is_no_text_is_not_quoted(tmp_path: Path) -> None:
 def test_the_settings_of_a_pool_show_no_secret() -> None:
     pool = Settings(queues=(("default", 1.0),), backend="redis://me:hidden@host", signing_key=("hidden",))
     assert "hidden" not in repr(pool)
-
-
-def test_the_built_in_backends_are_registered_like_anybodys() -> None:
-    assert {"memory", "sqlite", "sync"} <= set(known_schemes())
 
 
 # --- what applies when nothing is named ------------------------------------------------------------------------------

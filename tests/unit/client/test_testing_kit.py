@@ -305,6 +305,19 @@ def test_a_crash_is_counted_once_with_its_cause_and_costs_no_attempt(pool: Virtu
     assert pool.counters("reports")["jobs_crashed"] == 1
 
 
+def test_hooks_of_the_app_run_around_an_attempt_with_a_fault_but_not_after_a_crash(
+    pool: VirtualPool, registry: HandlerRegistry, log: Log
+) -> None:
+    registry.hooks.add("before_attempt", lambda _: log.append("hook"))
+    registry.hooks.add("after_attempt", lambda _, result: log.append(f"hook {result.kind}"))
+    pool.inject(Crash(), "in_handler")
+    pool.inject(Timeout(), "in_handler")
+    pool.enqueue(a_job(max_retries=1))
+    pool.run_all()
+    told = [line for line in log if line.startswith("hook")]
+    assert told == ["hook", "hook", "hook failed", "hook", "hook succeeded"]
+
+
 def test_crashes_past_the_limit_make_a_dead_letter(registry: HandlerRegistry) -> None:
     pool = VirtualPool(registry, reap=ReapPolicy(max_crashes=2))
     pool.enqueue(a_job())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +17,7 @@ from jobpool_torture.schedule import Fault
 
 FAULTS = [Fault(number, float(number), "child.kill", 0) for number in range(4)]
 OPTIONS = Options("sqlite:///q.db", pools=1)
-WATCHER = Watcher(lambda _: None, lambda _: None, lambda _: None)
+WATCHER = Mock(Watcher)
 
 Judge = Callable[[Sequence[Fault]], Result]
 

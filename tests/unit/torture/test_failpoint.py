@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
+from support.failpoints import POINTS, FailPoint, parse_points
 from support.tables import row
 from support.waiting import wait_until
 
-from jobpool.errors import ConfigurationError
 from jobpool_torture.processes import state
-from jobpool_torture.witness import POINTS, FailPoint, parse_points
 
 
 def test_how_they_are_written() -> None:
@@ -39,13 +39,14 @@ def test_what_is_none_is_said() -> None:
         ":",
         "after-fetch=eat",
     ]:
-        with row(text), pytest.raises(ConfigurationError, match=r"fail-point|verb"):
+        with row(text), pytest.raises(AssertionError, match=r"fail-point|verb|is not one of"):
             parse_points(text)
 
 
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 PROGRAM = """
 import sys
-from jobpool_torture.witness import FailPoints, parse_points
+from support.failpoints import FailPoints, parse_points
 points = FailPoints(parse_points(sys.argv[1]))
 for call in sys.argv[2:]:
     print(call, flush=True)
@@ -56,9 +57,8 @@ for call in sys.argv[2:]:
 
 def survived(points: str, *calls: str) -> int | None:
     """At which call (1-based) it died; None = at none."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, points, *calls], capture_output=True, text=True, check=False, timeout=60
-    )
+    words = [sys.executable, "-c", PROGRAM, points, *calls]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return len(done.stdout.splitlines()) if done.returncode else None
 
@@ -79,7 +79,7 @@ def test_there_is_a_point_before_and_after_everything_that_a_pool_asks() -> None
 
 def test_it_stops_where_it_is_told_to_and_goes_on() -> None:
     words = [sys.executable, "-c", PROGRAM, "after-fetch:2=stop", *["after-fetch"] * 3]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as program:
+    with subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as program:
         wait_until(lambda: state(program.pid) == "T", 30.0, "it has stopped")
         program.send_signal(signal.SIGCONT)
         assert program.stdout

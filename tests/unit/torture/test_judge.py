@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from msgspec import structs
 from stories import kept
 
 from jobpool.broker.values import Message, State
-from jobpool_torture.judge import DEATH_SEEN_S, blamed, overruns, swallowed, undeserved, unpoisoned, unrun
-from jobpool_torture.ledger import Line
+from jobpool_torture.judge import (
+    DEATH_SEEN_S,
+    TOLERATED_AFTER_S,
+    Window,
+    blamed,
+    overruns,
+    swallowed,
+    undeserved,
+    unpoisoned,
+    unrun,
+)
+from jobpool_torture.ledger import Ledger, Line
 from jobpool_torture.result import Tally, quantiles
-from jobpool_torture.tolerated import TOLERATED_AFTER_S, Window
 from jobpool_torture.workload import DIES_OF, HANG_TIMEOUT_S, KINDS, Item
 
 
@@ -46,9 +56,9 @@ def test_only_verdicts_on_jobs_that_hang_count() -> None:
 
 def test_a_verdict_is_as_late_as_it_was_first_asked_for_however_often_that_was() -> None:
     """A broker that is locked, or whose disk stands still, keeps no timeout back."""
-    again = [replace(STORY[1], event="unknown"), replace(STORY[1], at=31.0)]
+    again = [structs.replace(STORY[1], event="unknown"), structs.replace(STORY[1], at=31.0)]
     assert overruns([*STORY, *again], HANG, []) == overruns(STORY, HANG, [])
-    later = [replace(line, fence=3, at=line.at + 100.0 + place) for place, line in enumerate(STORY)]
+    later = [structs.replace(line, fence=3, at=line.at + 100.0 + place) for place, line in enumerate(STORY)]
     assert overruns([*STORY, *again, *later], HANG, []) == {"a": pytest.approx(2.5 - (HANG_TIMEOUT_S - 1.0))}, (
         "the longest"
     )
@@ -174,9 +184,13 @@ def test_quantiles() -> None:
 def test_the_tally_counts_what_was_accepted() -> None:
     tally = Tally()
     answers = [("ack", "ok"), ("ack", "expired"), ("nack", "already"), ("abandon", "ok"), ("release", "ok")]
-    tally.add([Line("settled", "a", verb=verb, answer=answer) for verb, answer in answers])
-    tally.add([Line("enq", "a"), Line("start", "a"), Line("unknown", "a", verb="ack")])
-    tally.add([Line("reaped", "a", answer="back"), Line("reaped", "a", answer="dead")])
+    lines = [Line("settled", "a", verb=verb, answer=answer) for verb, answer in answers]
+    ledger = cast(Ledger, SimpleNamespace(after=lambda read: lines[read:]))
+    tally.follow(ledger)
+    lines += [Line("enq", "a"), Line("start", "a"), Line("unknown", "a", verb="ack")]
+    tally.follow(ledger)
+    lines += [Line("reaped", "a", answer="back"), Line("reaped", "a", answer="dead")]
+    tally.follow(ledger)
     assert tally == Tally(enqueued=1, runs=1, done=1, failed=1, crashed=2, dead=2, refused=1, unknown=1, written=10)
 
 

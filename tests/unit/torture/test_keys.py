@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from stories import asked, fetched, run, settled, unknown
 
 from jobpool_torture.judge import broken

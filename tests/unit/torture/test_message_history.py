@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from msgspec.structs import replace
 from stories import ID, asked, cut_short, failed, fetched, kept, ran, settled, unknown
 
 from jobpool.broker.values import Capabilities, State

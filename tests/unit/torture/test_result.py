@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from jobpool_torture.result import Result
 
 
 def test_a_run_that_has_shown_nothing_is_not_clean() -> None:
     for case, result, doubt in [
-        ("one missed", Result(planned=2, struck={"child.kill": 1}, missed=1), ""),
+        ("one missed", Result(planned=2, struck=Counter({"child.kill": 1}), missed=1), ""),
         ("none planned", Result(planned=0), ""),
         ("all missed", Result(planned=2, missed=2), "none of the 2 faults of the schedule found anything to strike"),
         ("interrupted before the first", Result(planned=2, interrupted=True), ""),
         (
             "a problem",
-            Result(planned=2, struck={"child.kill": 2}, problems=["'x' has ended with status 127"]),
+            Result(planned=2, struck=Counter({"child.kill": 2}), problems=["'x' has ended with status 127"]),
             "'x' has ended",
         ),
     ]:

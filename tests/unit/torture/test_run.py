@@ -20,7 +20,6 @@ from jobpool.broker.opening import open_backend
 from jobpool.errors import JobpoolError
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner
-from jobpool_torture import baseline, phases
 from jobpool_torture import run as module
 from jobpool_torture.environment import Environment
 from jobpool_torture.fleet import End
@@ -62,7 +61,6 @@ class Refusing:
 class Acted:
     """A place, its fleet and its nemesis in one. What is sick about it is set by a test."""
 
-    kill_grace = 1.0
     connections = "socket"
     mark = "ab12cd34ef"
 
@@ -131,7 +129,9 @@ class Acted:
 
     def start(self) -> None: ...
 
-    disturb_producer = soothe_producer = hang_up = remove_user = close = start
+    hang_up = remove_user = close = start
+
+    def disturb_producer(self, share: float = 0.05) -> None: ...
 
 
 def _answered(ledger: Path) -> set[str]:
@@ -147,9 +147,8 @@ def acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Acted]:
     monkeypatch.setattr(module, "workload", lambda *_, **__: jobs(*JOBS))
     monkeypatch.setattr(module, "DrainStall", lambda _, now: DrainStall(PATIENCE, now))
     monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(phases, "TURN_S", 0.005)
-    monkeypatch.setattr(baseline, "REST_LIMIT_S", 0.2)
-    for name in ("START_LIMIT_S", "ORPHANS_LIMIT_S", "INTERRUPTED_LIMIT_S"):
+    monkeypatch.setattr(module, "TURN_S", 0.005)
+    for name in ("START_LIMIT_S", "ORPHANS_LIMIT_S", "INTERRUPTED_LIMIT_S", "REST_LIMIT_S"):
         monkeypatch.setattr(module, name, 0.2)
     made = Acted(tmp_path)
     yield made

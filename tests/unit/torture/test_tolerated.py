@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jobpool.broker.values import Capabilities
+from jobpool_torture.judge import Window, copied, doubled, heard, recounted, repeated
 from jobpool_torture.ledger import Line
-from jobpool_torture.tolerated import Window, copied, doubled, heard, recounted, repeated
 
 
 @pytest.mark.parametrize(

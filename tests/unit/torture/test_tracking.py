@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from msgspec import structs
@@ -22,7 +21,7 @@ def item(kind: str, members: int = 0, **options: object) -> Item:
 
 
 def of(ident: str, lines: list[Line]) -> list[Line]:
-    return [replace(line, id=ident) for line in lines]
+    return [structs.replace(line, id=ident) for line in lines]
 
 
 # --- RESULT --------------------------------------------------------------------------------------------------------
@@ -45,7 +44,7 @@ def test_the_result_is_that_of_the_delivery_that_was_acked() -> None:
         ("the ack was not answered, and not made", UNSURE, None, ""),
         ("the ack was not answered, and made", UNSURE, receipt(1), ""),
         ("dead", failed(1, verb="abandon"), None, ""),
-        ("its time is over", [*ran(1), replace(enq("later"), at=CLOCK.now + RESULT_TTL_S)], None, ""),
+        ("its time is over", [*ran(1), structs.replace(enq("later"), at=CLOCK.now + RESULT_TTL_S)], None, ""),
         (
             "an unanswered ack before the one that was made",
             [fetched(1), run("start"), run("end"), *unknown(1, "ack"), *ran(2, 0, 1)],
@@ -128,7 +127,7 @@ def test_after_the_answer_to_a_cancel_nothing_begins() -> None:
             "delivery 1 began after its cancel was answered",
         ),
     ]:
-        lines = [replace(line, at=CLOCK.tick(), since=CLOCK.now - 0.5) for line in lines]
+        lines = [structs.replace(line, at=CLOCK.tick(), since=CLOCK.now - 0.5) for line in lines]
         told = cancels(lines, {"m": item("cancelled")}, [left] if left else [])
         assert told == ({"m": wrong} if wrong else {}), case
 
@@ -225,7 +224,7 @@ def test_the_callbacks_of_a_batch_come_once_with_its_counts() -> None:
 
 def test_each_batch_is_judged_by_its_own_members() -> None:
     two = {ident.replace("b", "c", 1): each for ident, each in ITEMS.items()}
-    other = [replace(line, id=line.id.replace("b", "c", 1)) for line in ALL_DONE]
+    other = [structs.replace(line, id=line.id.replace("b", "c", 1)) for line in ALL_DONE]
     assert batches([*WELL, *other], ITEMS | two, []) == {"c": "all of its members have ended, and c:on_done never ran"}
 
 

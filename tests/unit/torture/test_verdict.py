@@ -18,7 +18,7 @@ MUTE = Capabilities(lists_live=False)
 
 def lost(lines: list[Line], left: int, can: Capabilities) -> int:
     result = Result(left=left)
-    reach(result, lines, [], {}, [], can, kill_grace=1.0, results={})
+    reach(result, lines, [], {}, [], can, results={})
     return len(result.counts.get("LOST", ()))
 
 
@@ -51,7 +51,7 @@ def poisoned(times: int) -> list[Line]:
 def hung(seconds: float) -> list[Line]:
     """A job whose verdict was asked for so long after it had begun."""
     first, start, *calls = cut_short(1, verb="abandon")
-    return [first, start, *(replace(line, attempt=1, at=start.at + seconds) for line in calls)]
+    return [first, start, *(structs.replace(line, attempt=1, at=start.at + seconds) for line in calls)]
 
 
 def dead_of(crashes: int) -> Message:
@@ -80,7 +80,7 @@ def test_each_of_its_own_judgements_arrives_in_the_result() -> None:
         ),
         (
             "LOST: swallowed",
-            [replace(enq("another"), tag=ID), Line("try", "another")],
+            [structs.replace(enq("another"), tag=ID), Line("try", "another")],
             None,
             item("work"),
             {"LOST": "answered as another"},
@@ -96,7 +96,7 @@ def test_each_of_its_own_judgements_arrives_in_the_result() -> None:
     ]:
         result = Result()
         promised = [] if any(line.event == "enq" for line in lines) else [enq()]
-        reach(result, [*promised, *lines], [left] if left else [], {ID: what}, [], Capabilities(), 1.0, results={})
+        reach(result, [*promised, *lines], [left] if left else [], {ID: what}, [], Capabilities(), results={})
         told = {count: "; ".join(sentences) for count, sentences in result.counts.items()}
         assert told.keys() == found.keys(), (case, told)
         assert all(why in told[count] for count, why in found.items()), (case, told)
@@ -105,17 +105,15 @@ def test_each_of_its_own_judgements_arrives_in_the_result() -> None:
 def test_a_batch_without_its_callback_arrives_in_the_result_and_so_does_what_there_was_to_judge_by() -> None:
     result = Result()
     batch, lines = replace(item("batch"), members=(item("work"),)), [enq("b:on_done"), enq("bm0"), *ran(1)]
-    lines = [replace(line, id="bm0") if line.id == ID else line for line in lines]
+    lines = [structs.replace(line, id="bm0") if line.id == ID else line for line in lines]
     lines.append(Line("cancel", "c", answer="ended first"))
     items = {"b:on_done": batch, "b:on_success": batch, "bm0": item("work")}
-    reach(result, lines, [], items, [], Capabilities(), 1.0, results={"r": {}})
+    reach(result, lines, [], items, [], Capabilities(), results={"r": {}})
     assert result.counts["BATCH"] == ["b: all of its members have ended, and b:on_done never ran"]
     assert result.tracked == {"results": 1, "not cancelled": 1, "batches": 1}
 
 
 def test_a_strangers_dead_letter_is_a_ghost_and_no_job_that_was_lost() -> None:
     result = Result()
-    reach(
-        result, [], [structs.replace(kept(State.DEAD, 1), reason="rejected")], {}, [], Capabilities(), 1.0, results={}
-    )
+    reach(result, [], [structs.replace(kept(State.DEAD, 1), reason="rejected")], {}, [], Capabilities(), results={})
     assert result.counts == {"GHOST": [f"{ID}: nobody has enqueued it"]}

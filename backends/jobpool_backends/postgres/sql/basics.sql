@@ -47,7 +47,10 @@ CREATE OR REPLACE FUNCTION {schema}.sweep(most integer)
 RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     now bigint := {schema}.moment();
-    most_found integer := greatest({schema}.sweep_fetches(most), {schema}.sweep_holds(most, now));
+    -- Without the first, counts would walk over all that was settled since the fetches of the last ttl.
+    most_found integer := greatest(
+        {schema}.forget_fetches(ARRAY(SELECT f.ctid FROM {schema}.fetches f ORDER BY f.queue, f.until LIMIT most), '{}'),
+        {schema}.sweep_holds(most, now));
     kind text;
     found_now integer;
 BEGIN

@@ -1,7 +1,7 @@
 -- Add messages as `enqueue` does, which may claim unique keys, join batches, and come from another queue with their
--- counters. `brought`: by a settlement; see `join_batches`.
--- Crashes that came with it count as if the last were of this moment. Returns, for each that is left out because its key
--- is known, its id and that of the message which has the key.
+-- counters. `brought`: by a settlement; see `join_batches`. Crashes that came with it count as if the last were of this
+-- moment. Returns, for each that is left out because its key is known, its id and that of the message which has the
+-- key.
 CREATE OR REPLACE FUNCTION {schema}.bring(
     ids text[], given boolean[], queues text[], handlers text[], priorities smallint[], dues bigint[], bodies bytea[],
     unique_keys text[], attempts integer[], crashes integer[], deliveries bigint[], errors text[], causes text[],
@@ -62,9 +62,10 @@ BEGIN
     END IF;
 END $$;
 
--- Claim a unique key for a message that is about to be added; or the id of the message that has it, if there is one.
--- Somebody who has claimed it and not committed yet is waited for. A message that is known will not be added, and so
--- claims nothing. Nobody changes a claim that has ended, or whose message was deleted by hand; it can only be removed.
+-- Claim a unique key for a message that is about to be added, or with `is_given` NULL to move from another queue; or
+-- the id of the message that has it, if there is one. Somebody who has claimed it and not committed yet is waited for.
+-- A message that is known will not be added, and so claims nothing. Nobody changes a claim that has ended, or whose
+-- message was deleted by hand; it can only be removed.
 CREATE OR REPLACE FUNCTION {schema}.claim(
     scope text, wanted_key text, ident text, is_given boolean, now bigint, OUT known text, OUT claimed boolean
 ) LANGUAGE plpgsql VOLATILE AS $$
@@ -73,7 +74,9 @@ DECLARE
 BEGIN
     claimed := false;
     LOOP
-        IF {schema}.is_known(ident, is_given, now) THEN
+        IF EXISTS (SELECT FROM {schema}.messages m WHERE is_given IS NOT NULL AND m.id = ident)
+            OR EXISTS (SELECT FROM {schema}.ended e WHERE is_given AND e.id = ident AND e.until > now)
+        THEN
             RETURN;
         END IF;
         SELECT u.ctid AS place, u.id, CASE WHEN u.until IS NULL
@@ -89,13 +92,6 @@ BEGIN
         claimed := FOUND;
         EXIT WHEN claimed;  -- else somebody was quicker: look again
     END LOOP;
-END $$;
-
-CREATE OR REPLACE FUNCTION {schema}.is_known(ident text, is_given boolean, now bigint)
-RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    RETURN EXISTS (SELECT FROM {schema}.messages m WHERE m.id = ident)
-        OR is_given AND EXISTS (SELECT FROM {schema}.ended e WHERE e.id = ident AND e.until > now);
 END $$;
 
 -- Take back claims whose message was not added after all, because its id turned out to be known.

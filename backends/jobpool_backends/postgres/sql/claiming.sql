@@ -49,26 +49,19 @@ CREATE OR REPLACE FUNCTION {schema}.find_free(
     name text, most integer, max_claims integer, now bigint, OUT places tid[], OUT states smallint[], OUT seqs bigint[],
     OUT killed integer, OUT busy boolean
 ) LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    PERFORM {schema}.tidy(name, now);
-    SELECT t.places, t.states, t.seqs, t.killed INTO places, states, seqs, killed
-    FROM {schema}.take_free(name, most, max_claims, now) t;
-    busy := places IS NULL AND killed < {tidy_limit} AND {schema}.is_free(name, now);
-END $$;
-
-CREATE OR REPLACE FUNCTION {schema}.take_free(
-    name text, most integer, max_claims integer, now bigint, OUT places tid[], OUT states smallint[], OUT seqs bigint[],
-    OUT killed integer
-) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    may_step boolean := pg_current_xact_id_if_assigned() IS NULL;  -- before any row is locked
-    head {schema}.heads := (SELECT h FROM {schema}.heads h WHERE h.queue = name AND h.priority = -1);
+    may_step boolean;
+    head {schema}.heads;
     wide integer := most;
     taken tid[];
     worn tid[];
     ends text[];
 BEGIN
     killed := 0;
+    busy := false;
+    PERFORM {schema}.tidy(name, now);
+    may_step := pg_current_xact_id_if_assigned() IS NULL;  -- before any row is locked
+    head := (SELECT h FROM {schema}.heads h WHERE h.queue = name AND h.priority = -1);
     LOOP
         taken := {schema}.take_fresh(name, wide, ARRAY(
             SELECT h FROM {schema}.heads h WHERE h.queue = name AND h.priority >= 0 ORDER BY h.queue, h.priority
@@ -106,14 +99,13 @@ BEGIN
         wide := greatest(most, least({worn_limit}, {tidy_limit} - killed));
         may_step := false;
     END LOOP;
-    IF ends IS NOT NULL THEN
-        PERFORM {schema}.end_members(ends);
-    END IF;
+    PERFORM {schema}.end_members(ends);
     IF places IS NULL AND killed = 0 THEN
         -- As in `fetch`: a floor would hide forever a message made free by hand.
         UPDATE {schema}.heads h SET floor = 0, candidate = NULL, settled_before = NULL, reset_at = now
         WHERE h.queue = name AND h.floor > 0 AND h.reset_at <= now - {floor_reset};
     END IF;
+    busy := places IS NULL AND killed < {tidy_limit} AND {schema}.is_free(name, now);
 END $$;
 
 -- Return whether there is anything that a claim could take, now or once its lock is released.

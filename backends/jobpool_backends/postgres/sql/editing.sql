@@ -27,7 +27,7 @@ BEGIN
             answers := answers || 'c';
             CONTINUE;
         ELSIF seen.unique_key IS NOT NULL AND queues[number] <> old_queues[number] THEN
-            IF NOT {schema}.claim_elsewhere(queues[number], seen.unique_key, ids[number], now) THEN
+            IF NOT (SELECT c.claimed FROM {schema}.claim(queues[number], seen.unique_key, ids[number], NULL, now) c) THEN
                 answers := answers || 'd';
                 CONTINUE;
             END IF;
@@ -49,25 +49,4 @@ BEGIN
         PERFORM {schema}.ring(ARRAY(SELECT DISTINCT unnest(ready)));
     END IF;
     RETURN answers;
-END $$;
-
--- Claim a unique key in another queue for a message that is about to move there; whether it was free.
-CREATE OR REPLACE FUNCTION {schema}.claim_elsewhere(scope text, wanted_key text, ident text, now bigint)
-RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    earlier record;
-BEGIN
-    LOOP
-        SELECT u.ctid AS place, CASE WHEN u.until IS NULL
-            THEN EXISTS (SELECT FROM {schema}.messages m WHERE m.id = u.id) ELSE u.until > now END AS valid
-        INTO earlier FROM {schema}.uniques u WHERE u.queue = scope AND u.key = wanted_key;
-        IF earlier.valid THEN
-            RETURN false;
-        END IF;
-        DELETE FROM {schema}.uniques WHERE ctid = earlier.place;
-        INSERT INTO {schema}.uniques (queue, key, id) VALUES (scope, wanted_key, ident)
-        ON CONFLICT (queue, key) DO NOTHING;
-        EXIT WHEN FOUND;  -- else somebody was quicker: look again
-    END LOOP;
-    RETURN true;
 END $$;

@@ -160,8 +160,8 @@ BEGIN
 END $$;
 
 -- Up to `most` fresh messages of one queue in their order. For each known priority it begins at the floor, and ends
--- before the next that is known. `unknown`: there are some before the first. They are locked, unless this fetch is
--- `alone` and nobody has ever touched them.
+-- before the next that is known. `unknown`: there are some before the first, and these are locked. So are the others,
+-- unless this fetch is `alone` and nobody has ever touched them.
 CREATE OR REPLACE FUNCTION {schema}.take_fresh(
     name text, most integer, known {schema}.heads[], unknown boolean, alone boolean, may_step boolean
 ) RETURNS tid[] LANGUAGE plpgsql VOLATILE AS $$
@@ -175,7 +175,13 @@ DECLARE
     untouched boolean;
 BEGIN
     IF unknown THEN
-        taken := {schema}.take_unknown(name, known[1].priority, most);
+        taken := ARRAY(
+            SELECT m.ctid FROM {schema}.messages m
+            WHERE m.queue = name AND {fresh} AND m.priority < coalesce(known[1].priority, 256)
+            ORDER BY m.priority, m.seq LIMIT most FOR UPDATE SKIP LOCKED);
+        IF cardinality(taken) > 0 THEN
+            PERFORM {schema}.know(name, taken);
+        END IF;
     END IF;
     FOR number IN 1 .. cardinality(known) LOOP
         EXIT WHEN cardinality(taken) >= most;
@@ -207,21 +213,6 @@ BEGIN
             PERFORM {schema}.step_floor(head, top);
         END IF;
     END LOOP;
-    RETURN taken;
-END $$;
-
--- The same for the priorities before the first that is known, which are locked.
-CREATE OR REPLACE FUNCTION {schema}.take_unknown(name text, above smallint, most integer)
-RETURNS tid[] LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    taken tid[] := ARRAY(
-        SELECT m.ctid FROM {schema}.messages m
-        WHERE m.queue = name AND {fresh} AND m.priority < coalesce(above, 256)
-        ORDER BY m.priority, m.seq LIMIT most FOR UPDATE SKIP LOCKED);
-BEGIN
-    IF cardinality(taken) > 0 THEN
-        PERFORM {schema}.know(name, taken);
-    END IF;
     RETURN taken;
 END $$;
 
@@ -284,18 +275,17 @@ BEGIN
         UPDATE {schema}.heads SET candidate = top WHERE ctid = place;
     ELSIF head.settled_before IS NULL THEN
         UPDATE {schema}.heads SET settled_before = pg_current_xact_id() WHERE ctid = place;
-    ELSIF head.priority < 0 THEN
-        UPDATE {schema}.heads SET candidate = NULL, settled_before = NULL, floor = coalesce((
-            SELECT m.seq FROM {schema}.messages m
-            WHERE m.queue = head.queue AND m.state = posted AND m.seq >= head.floor AND m.seq < head.candidate
-            ORDER BY m.seq LIMIT 1), head.candidate)
-        WHERE ctid = place;
     ELSE
-        UPDATE {schema}.heads SET candidate = NULL, settled_before = NULL, floor = coalesce((
-            SELECT m.seq FROM {schema}.messages m
-            WHERE m.queue = head.queue AND {fresh} AND m.priority = head.priority
-                AND m.seq >= head.floor AND m.seq < head.candidate
-            ORDER BY m.seq LIMIT 1), head.candidate)
+        UPDATE {schema}.heads SET candidate = NULL, settled_before = NULL, floor = coalesce(
+            CASE WHEN head.priority < 0 THEN (
+                SELECT m.seq FROM {schema}.messages m
+                WHERE m.queue = head.queue AND m.state = posted AND m.seq >= head.floor AND m.seq < head.candidate
+                ORDER BY m.seq LIMIT 1)
+            ELSE (
+                SELECT m.seq FROM {schema}.messages m
+                WHERE m.queue = head.queue AND {fresh} AND m.priority = head.priority
+                    AND m.seq >= head.floor AND m.seq < head.candidate
+                ORDER BY m.seq LIMIT 1) END, head.candidate)
         WHERE ctid = place;
     END IF;
 END $$;

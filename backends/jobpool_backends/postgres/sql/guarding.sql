@@ -147,10 +147,3 @@ BEGIN
     DELETE FROM {schema}.done d WHERE d.queue = scope AND d.key = wanted_key AND d.until > now;
     RETURN FOUND;
 END $$;
-
-CREATE OR REPLACE FUNCTION {schema}.mark_done(scope text, done_key text, known_until bigint)
-RETURNS void LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    INSERT INTO {schema}.done (queue, key, until) VALUES (scope, done_key, known_until)
-    ON CONFLICT (queue, key) DO UPDATE SET until = excluded.until;
-END $$;

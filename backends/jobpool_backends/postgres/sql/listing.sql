@@ -22,16 +22,8 @@ BEGIN
             bytes := bytes + octet_length(one.body);
             EXIT WHEN many > 0 AND bytes >= {page_bytes};
             many := many + 1;
-            seq := one.seq;
-            id := one.id;
-            body := one.body;
-            handler := one.handler;
-            priority := one.priority;
-            enqueued_at := one.enqueued_at;
-            claims := one.claims;
-            ends_at := one.ends_at;
-            claim := one.claim;
-            RETURN NEXT;
+            RETURN QUERY SELECT one.seq, one.id, one.body, one.handler, one.priority, one.enqueued_at, one.claims,
+                one.ends_at, one.claim;
         END LOOP;
     END LOOP;
 END $$;

@@ -89,17 +89,12 @@ BEGIN
         WHERE {wanted} AND NOT (later AND m.state IN (1, 5) AND m.available_at <= now)
         UNION ALL
         SELECT x.place, x.seq FROM unnest(CASE WHEN due THEN names END) AS n (queue), LATERAL (
-            SELECT m.place, m.seq FROM (
-                SELECT d.ctid AS place, d.seq, d.enqueued_at, d.died_at, d.ends_at, d.handler, d.reason
-                FROM {schema}.messages d
-                WHERE d.queue = n.queue AND d.state = 1 AND d.available_at <= now ORDER BY d.available_at OFFSET 0) m
-            WHERE m.seq > behind AND {wanted} ORDER BY m.seq LIMIT most) x
-        UNION ALL
-        SELECT x.place, x.seq FROM unnest(CASE WHEN due THEN names END) AS n (queue), LATERAL (
-            SELECT m.place, m.seq FROM (
-                SELECT d.ctid AS place, d.seq, d.enqueued_at, d.died_at, d.ends_at, d.handler, d.reason
-                FROM {schema}.messages d
-                WHERE d.queue = n.queue AND d.state = 5 AND d.available_at <= now ORDER BY d.available_at OFFSET 0) m
+            SELECT m.ctid AS place, m.seq FROM (
+                (SELECT d.ctid, d.* FROM {schema}.messages d
+                WHERE d.queue = n.queue AND d.state = 1 AND d.available_at <= now ORDER BY d.available_at OFFSET 0)
+                UNION ALL
+                (SELECT d.ctid, d.* FROM {schema}.messages d
+                WHERE d.queue = n.queue AND d.state = 5 AND d.available_at <= now ORDER BY d.available_at OFFSET 0)) m
             WHERE m.seq > behind AND {wanted} ORDER BY m.seq LIMIT most) x
         UNION ALL
         SELECT x.place, x.seq FROM unnest(CASE WHEN 2 = ANY (kinds) THEN names END) AS n (queue), LATERAL (

@@ -78,18 +78,12 @@ BEGIN
         RETURNING m.id, c.crashes, c.cause, c.dead, c.deadline, c.seq, c.batch)
     SELECT d.id, d.crashes, d.cause, d.dead, d.batch FROM changed d ORDER BY d.deadline, d.seq
     LOOP
-        id := one.id;
-        crashes := one.crashes;
-        cause := one.cause;
-        dead := one.dead;
-        RETURN NEXT;
+        RETURN QUERY SELECT one.id, one.crashes, one.cause, one.dead;
         IF one.dead AND one.batch IS NOT NULL THEN
             ends := ends || ARRAY[ARRAY[one.batch, one.id, 'f']];
         END IF;
     END LOOP;
-    IF ends IS NOT NULL THEN
-        PERFORM {schema}.end_members(ends);
-    END IF;
+    PERFORM {schema}.end_members(ends);
     PERFORM {schema}.ring(ARRAY[name]);
 END $$;
 
@@ -106,12 +100,4 @@ BEGIN
         FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS gone = ROW_COUNT;
     RETURN gone;
-END $$;
-
--- Forget those among `most` fetches that have none left. Without it counts would walk over all that was settled since the
--- fetches of the last ttl.
-CREATE OR REPLACE FUNCTION {schema}.sweep_fetches(most integer) RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    RETURN {schema}.forget_fetches(
-        ARRAY(SELECT f.ctid FROM {schema}.fetches f ORDER BY f.queue, f.until LIMIT most), '{}');
 END $$;

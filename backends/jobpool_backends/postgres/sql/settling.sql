@@ -144,7 +144,8 @@ BEGIN
                 PERFORM {schema}.end_claims(ARRAY[lease.place], now + coalesce(keep, {unique_memory}));
             END IF;
             IF done_key IS NOT NULL THEN
-                PERFORM {schema}.mark_done(name, done_key, now + keep);
+                INSERT INTO {schema}.done (queue, key, until) VALUES (name, done_key, now + keep)
+                ON CONFLICT (queue, key) DO UPDATE SET until = excluded.until;
             END IF;
             DELETE FROM {schema}.messages WHERE ctid = lease.place;
             IF lease.given THEN

@@ -27,12 +27,7 @@ CREATE TABLE {schema}.messages (
     CHECK ((state = 3) = (died_at IS NOT NULL))
 ) WITH (
     fillfactor = 50,                          -- the row that a lease makes goes beside the old one: a fifth less WAL
-    autovacuum_vacuum_scale_factor = 0.02,
-    autovacuum_vacuum_threshold = 10000,
-    autovacuum_vacuum_cost_limit = 2000,
-    autovacuum_analyze_scale_factor = 0.2,
-    autovacuum_analyze_threshold = 50000,
-    vacuum_truncate = off,                    -- to give pages back to the disk takes a lock that stops everybody
+    {keeps_many},
     toast.autovacuum_vacuum_scale_factor = 0.02,
     toast.autovacuum_vacuum_threshold = 10000,
     toast.autovacuum_vacuum_cost_limit = 2000,
@@ -47,35 +42,37 @@ CREATE INDEX messages_again ON {schema}.messages (queue, priority, seq) WHERE st
 CREATE INDEX messages_due ON {schema}.messages (queue, available_at) WHERE state = 1;
 CREATE INDEX messages_held ON {schema}.messages (queue, deadline) WHERE state = 2;
 
+-- A row for each queue and priority that was ever fetched: where fetch begins to read `messages_fresh`. See
+-- `step_floor` in fetching.sql. Priority -1: where a claim begins to read what was posted and never claimed. All rows
+-- may be deleted at any time.
 CREATE TABLE {schema}.heads (
     queue text COLLATE "C" NOT NULL,
     priority smallint NOT NULL,
-    floor bigint NOT NULL DEFAULT 0,
-    candidate bigint,
+    floor bigint NOT NULL DEFAULT 0,          -- no fresh message that waits has a lower seq
+    candidate bigint,                         -- how the floor gets there, with the next two
     settled_before xid8,
     reset_at bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (queue, priority)
 ) WITH (fillfactor = 50, vacuum_truncate = off);
 
+-- The answers of fetches and settlements for 60 s, one row a call.
 CREATE TABLE {schema}.calls (
     id text COLLATE "C" NOT NULL PRIMARY KEY,
     until bigint NOT NULL,
     answer text COLLATE "C" NOT NULL
-) WITH (
-    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_limit = 2000,
-    autovacuum_analyze_scale_factor = 0.2, autovacuum_analyze_threshold = 50000, vacuum_truncate = off
-);
+) WITH ({keeps_many});
 CREATE INDEX calls_until ON {schema}.calls (until);
 
+-- Ids that producers gave, for 600 s after their end.
 CREATE TABLE {schema}.ended (
     id text COLLATE "C" NOT NULL PRIMARY KEY,
     until bigint NOT NULL
-) WITH (
-    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_limit = 2000,
-    autovacuum_analyze_scale_factor = 0.2, autovacuum_analyze_threshold = 50000, vacuum_truncate = off
-);
+) WITH ({keeps_many});
 CREATE INDEX ended_until ON {schema}.ended (until);
 
+-- Queues for whose messages somebody sleeps. A statement that makes one fetchable deletes the row and rings: NOTIFY on
+-- channel `jobpool:<schema>`, payload = the queue. For the end of a job somebody sleeps in the same way, as `=` and its
+-- id.
 CREATE TABLE {schema}.sleepers (
     queue text COLLATE "C" NOT NULL PRIMARY KEY
 ) WITH (fillfactor = 50, vacuum_truncate = off);

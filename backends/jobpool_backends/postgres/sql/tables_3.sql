@@ -6,6 +6,8 @@ ALTER TABLE {schema}.messages
 CREATE INDEX messages_posted ON {schema}.messages (queue, ends_at) WHERE state > 3;
 CREATE INDEX messages_later ON {schema}.messages (queue, available_at) WHERE state = 5;
 
+-- One row a claim, until somebody notices that it has ended. A change of what a claim holds locks the row first; see
+-- holding.sql. Messages name their claim.
 CREATE TABLE {schema}.claims (
     queue text COLLATE "C" NOT NULL,
     id text COLLATE "C" NOT NULL,
@@ -19,6 +21,7 @@ CREATE TABLE {schema}.claims (
 ) WITH ({keeps_short});
 CREATE INDEX claims_until ON {schema}.claims (queue, until);
 
+-- How many posted messages of a queue have ended with their lives.
 CREATE TABLE {schema}.expiries (
     queue text COLLATE "C" NOT NULL,
     count bigint NOT NULL                     -- several rows where several counted at once: together

@@ -1,3 +1,4 @@
+-- The results of acked messages, for a while.
 CREATE TABLE IF NOT EXISTS {schema}.results (
     id text COLLATE "C" NOT NULL PRIMARY KEY,
     until bigint NOT NULL,

@@ -2,6 +2,8 @@
 ALTER TABLE {schema}.messages ADD COLUMN IF NOT EXISTS batch text COLLATE "C";
 CREATE INDEX IF NOT EXISTS messages_batch ON {schema}.messages (batch, seq) WHERE batch IS NOT NULL;
 
+-- One row a batch, in which the transactions that add and end its members count them; see batching.sql. A constraint
+-- trigger ends it, and adds its callbacks, at the commit after which none is left.
 CREATE TABLE IF NOT EXISTS {schema}.batches (
     id text COLLATE "C" NOT NULL PRIMARY KEY,
     parent text COLLATE "C",                  -- the batch of which it is a member
@@ -15,7 +17,7 @@ CREATE TABLE IF NOT EXISTS {schema}.batches (
     cancelled bigint NOT NULL DEFAULT 0,
     failed_ids text[] NOT NULL DEFAULT '{}',
     stopped boolean NOT NULL DEFAULT false,   -- cancelled as a whole
-    callbacks jsonb NOT NULL
+    callbacks jsonb NOT NULL                  -- messages, their bodies in hex; only_success
 ) WITH (
     fillfactor = 50,
     toast_tuple_target = 128,                 -- the callbacks go out of the row, so that no count copies them

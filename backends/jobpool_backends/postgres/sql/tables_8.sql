@@ -1,3 +1,5 @@
+-- Where the first leases are, a row for each fetch and priority; see `take_leases` in fetching.sql. Sweeps and reaps
+-- remove rows that have none left. If one is deleted by hand, nobody reaps its leases.
 CREATE TABLE IF NOT EXISTS {schema}.fetches (
     queue text COLLATE "C" NOT NULL,
     until bigint NOT NULL,                    -- when its first leases end
@@ -8,8 +10,8 @@ CREATE TABLE IF NOT EXISTS {schema}.fetches (
     PRIMARY KEY (queue, until, holder, priority)
 ) WITH ({keeps_short});
 
--- A fresh message may have a holder now. Not validated: nothing that an older program has written can be wrong. Adding the
--- column, which a new table has, does not rewrite an old one.
+-- A fresh message may have a holder now. Not validated: nothing that an older program has written can be wrong. Adding
+-- the column, which a new table has, does not rewrite an old one.
 ALTER TABLE {schema}.messages
     ADD COLUMN IF NOT EXISTS first_until bigint,
     DROP CONSTRAINT IF EXISTS messages_check,

@@ -16,38 +16,33 @@ BEGIN
     RETURN {schema}.remove({schema}.lock_seen(places, seqs), true, {schema}.moment());
 END $$;
 
+-- Attempts, crashes, claims, the last error and the cause are gone.
 CREATE OR REPLACE FUNCTION {schema}.retry(places tid[], seqs bigint[])
 RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
-DECLARE
-    locked tid[] := {schema}.lock_seen(places, seqs);
-    now bigint := {schema}.moment();
-    queues text[];
-    back integer;
 BEGIN
-    WITH changed AS (
-        UPDATE {schema}.messages m
-        SET state = {back_to_life}, available_at = now, attempts = 0, crashes = 0, last_error = NULL, reason = NULL,
-            cause = NULL, died_at = NULL, last_crash = NULL, claims = 0, begun = true
-        WHERE m.ctid = ANY (locked) AND m.died_at IS NOT NULL RETURNING m.queue)
-    SELECT count(*), array_agg(DISTINCT c.queue) INTO back, queues FROM changed c;
-    IF back > 0 THEN
-        PERFORM {schema}.ring(queues);
-    END IF;
-    RETURN back;
+    RETURN {schema}.raise_dead({schema}.lock_seen(places, seqs), true, {schema}.moment());
 END $$;
 
--- The same, but attempts, crashes, claims, the last error and the cause stay.
+-- The same, but they stay.
 CREATE OR REPLACE FUNCTION {schema}.resume(places tid[], seqs bigint[])
 RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
+BEGIN
+    RETURN {schema}.raise_dead({schema}.lock_seen(places, seqs), false, {schema}.moment());
+END $$;
+
+CREATE OR REPLACE FUNCTION {schema}.raise_dead(locked tid[], afresh boolean, now bigint)
+RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    locked tid[] := {schema}.lock_seen(places, seqs);
-    now bigint := {schema}.moment();
     queues text[];
     back integer;
 BEGIN
     WITH changed AS (
         UPDATE {schema}.messages m
-        SET state = {back_to_life}, available_at = now, reason = NULL, died_at = NULL, begun = true
+        SET state = {back_to_life}, available_at = now, reason = NULL, died_at = NULL, begun = true,
+            attempts = CASE WHEN afresh THEN 0 ELSE m.attempts END,
+            crashes = CASE WHEN afresh THEN 0 ELSE m.crashes END, claims = CASE WHEN afresh THEN 0 ELSE m.claims END,
+            last_error = CASE WHEN NOT afresh THEN m.last_error END, cause = CASE WHEN NOT afresh THEN m.cause END,
+            last_crash = CASE WHEN NOT afresh THEN m.last_crash END
         WHERE m.ctid = ANY (locked) AND m.died_at IS NOT NULL RETURNING m.queue)
     SELECT count(*), array_agg(DISTINCT c.queue) INTO back, queues FROM changed c;
     IF back > 0 THEN
@@ -72,9 +67,7 @@ BEGIN
         WHERE m.ctid = ANY (locked) AND CASE WHEN m.state IN (0, 1) THEN m.handler <> '' END
         RETURNING 1)
     SELECT count(*) INTO cancelled FROM changed;
-    IF ends IS NOT NULL THEN
-        PERFORM {schema}.end_members(ends);
-    END IF;
+    PERFORM {schema}.end_members(ends);
     RETURN cancelled;
 END $$;
 

@@ -20,11 +20,6 @@ local function known_among(q, ids, given)
     return known
 end
 
-local function put(list, name, value)
-    local size = #list
-    list[size + 1], list[size + 2] = name, value
-end
-
 -- Note one message for its queue; its `words` begin at `at`.
 local function note_new(news, names, id, seq, words, at, more)
     local number, due, available = tonumber(words[at]), words[at + 2], '-'

@@ -25,6 +25,15 @@ local function ask(command, key, values)
     return answers
 end
 
+local function push(list, value)
+    list[#list + 1] = value
+end
+
+local function put(list, name, value)
+    local size = #list
+    list[size + 1], list[size + 2] = name, value
+end
+
 -- A write of many members, or of pairs; nothing for none.
 local function many(command, key, values)
     local count = #values

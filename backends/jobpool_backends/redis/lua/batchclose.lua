@@ -8,6 +8,6 @@ if open and not ended and ARGV[2] == '1' then
 end
 if open == '1' then
     call('HSET', key, 'open', 0)
-    touched[batch] = {succeeded = 0, failed = 0, cancelled = 0, failed_ids = {}}
+    touch(batch)
     finish(q)
 end

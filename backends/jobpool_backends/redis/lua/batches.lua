@@ -24,16 +24,18 @@ local function may_join(q, batch, brought)
     return found[1] == '1'
 end
 
+-- The members of a batch that this call ends, to be counted.
+local function touch(batch)
+    touched[batch] = touched[batch] or {succeeded = 0, failed = 0, cancelled = 0, failed_ids = {}}
+    return touched[batch]
+end
+
 -- Note that a member of this batch, a message or a batch, ends as `succeeded`, `failed` or `cancelled`.
 local function note_end(batch, ident, ending)
-    local ends = touched[batch]
-    if not ends then
-        ends = {succeeded = 0, failed = 0, cancelled = 0, failed_ids = {}}
-        touched[batch] = ends
-    end
+    local ends = touch(batch)
     ends[ending] = ends[ending] + 1
     if ending == 'failed' then
-        ends.failed_ids[#ends.failed_ids + 1] = ident
+        push(ends.failed_ids, ident)
     end
 end
 
@@ -62,7 +64,7 @@ local function end_members(q, members, ending)
             local id, batch = match(text, '^(%S+) (.*)$')
             note_end(batch, id, ending)
             gone[batch] = gone[batch] or {}
-            gone[batch][#gone[batch] + 1] = id
+            push(gone[batch], id)
         end
     end
     for batch, ids in pairs(gone) do

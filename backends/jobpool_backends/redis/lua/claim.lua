@@ -21,23 +21,23 @@ local function give_up(members, records)
 end
 
 -- The record of a message that this claim takes, and the end of its life.
-local function take(text, ends)
+local function take(text)
     local claims, life = tail_of(text)
-    local longer = prolonged(life, ends + grace)
+    local longer = prolonged(life, now + ttl + grace)
     local deliveries, rest = match(text, '^(%d+)(.*)$')
     return with_tail(digits(deliveries + 1) .. rest, claims + 1, longer, id), longer ~= life and longer
 end
 
-local function hold(found, ends)
+local function hold(found)
     local jobs, posts, lives, changes = {}, {}, {}, {}
     for i, member in ipairs(found.members) do
         local kind = is_post(found.records[i]) and posts or jobs
-        local text, life = take(found.records[i], ends)
-        kind[#kind + 1] = member
+        local text, life = take(found.records[i])
+        push(kind, member)
         found.records[i] = text
-        changes[2 * i - 1], changes[2 * i] = member, text
+        put(changes, member, text)
         if life then
-            lives[#lives + 1], lives[#lives + 2] = life, member
+            put(lives, life, member)
         end
     end
     many('ZADD', q.claimed, scored(0, jobs))
@@ -61,10 +61,7 @@ end
 if #found.members == 0 then
     return found.again and 1 or 0
 end
-local ends = now + ttl
-hold(found, ends)
-local text = checkout(ends, ttl, grace, found.members)
-call('HSET', q.checkouts, id, text)
-call('ZADD', q.claims, ends, id)
+hold(found)
+local head = check_out(q, id, ttl, grace, found.members)
 call('ZADD', q.claimids, 0, id)
-return {digits(now), sub(text, 1, HEAD - 1), found.members, found.records, found.bodies}
+return {digits(now), head, found.members, found.records, found.bodies}

@@ -7,15 +7,6 @@ if claim ~= '' and not known then
     return nil
 end
 
--- The members of these ids; '' for those that are not in this queue.
-local function members_of_ids()
-    local members = {}
-    for i, place in ipairs(ask('HMGET', q.ids, {unpack(ARGV, 3)})) do
-        members[i] = place and sub(place, 21) == name and sub(place, 1, 19) or ''
-    end
-    return members
-end
-
 -- May it be deleted? A message without a claim that lives is free, unless it is leased.
 local function is_ours(text, leased)
     local _, _, held = tail_of(text)
@@ -25,16 +16,10 @@ local function is_ours(text, leased)
     return not leased and (held == '-' or not live_claim(q, held))
 end
 
--- Return the messages left in the claim.
-local function take_out(gone)
-    local left = {}
-    for _, member in ipairs(members_of(known)) do
-        left[#left + 1] = not gone[member] and member or nil
-    end
-    call('HSET', q.checkouts, claim, sub(known, 1, HEAD) .. table.concat(left))
+local members = {} -- of these ids; '' for those that are not in this queue
+for i, place in ipairs(ask('HMGET', q.ids, {unpack(ARGV, 3)})) do
+    members[i] = place and sub(place, 21) == name and sub(place, 1, 19) or ''
 end
-
-local members = members_of_ids()
 local records, dead = ask('HMGET', q.record, members), ask('ZMSCORE', q.dead, members)
 local leased = known and {} or ask('ZMSCORE', q.leased, members)
 local letters, gone, jobs, job_records, posts, post_records = {}, {}, {}, {}, {}, {}
@@ -66,6 +51,10 @@ if #posts > 0 then
     remove_posts(q, posts, post_records)
 end
 if known and next(gone) then
-    take_out(gone)
+    local left = {}
+    for _, member in ipairs(members_of(known)) do
+        left[#left + 1] = not gone[member] and member or nil
+    end
+    call('HSET', q.checkouts, claim, sub(known, 1, HEAD) .. table.concat(left))
 end
 return table.concat(letters)

@@ -6,23 +6,21 @@ local text = live_claim(q, id)
 if not text then
     return nil
 end
-local ends, grace = now + ttl, tonumber(ARGV[3] ~= '' and ARGV[3] or sub(text, 33, 46))
+local grace = tonumber(ARGV[3] ~= '' and ARGV[3] or sub(text, 33, 46))
 local members = members_of(text)
 local records, lives, changes = ask('HMGET', q.record, members), {}, {}
 for i, member in ipairs(members) do
     local claims, life = tail_of(records[i] or '')
-    local longer = prolonged(life, ends + grace)
+    local longer = prolonged(life, now + ttl + grace)
     if longer ~= life then
-        lives[#lives + 1], lives[#lives + 2] = longer, member
+        put(lives, longer, member)
         records[i] = with_tail(records[i], claims, longer, id)
-        changes[#changes + 1], changes[#changes + 2] = member, records[i]
+        put(changes, member, records[i])
     end
 end
 -- Removes nothing; but see promote.lua: behind a command that could, this script may grow.
 call('ZREM', q.claims, '')
 many('ZADD', q.lives, lives)
 many('HSET', q.record, changes)
-text = checkout(ends, ttl, grace, members)
-call('HSET', q.checkouts, id, text)
-call('ZADD', q.claims, ends, id)
-return {digits(now), sub(text, 1, HEAD - 1), members, records, bodies_of(q, members)}
+local head = check_out(q, id, ttl, grace, members)
+return {digits(now), head, members, records, bodies_of(q, members)}

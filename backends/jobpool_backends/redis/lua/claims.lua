@@ -6,9 +6,12 @@
 local SWEEP = 1000 -- messages of ended claims, and as many whose lives have ended, in one script
 local HEAD = 64 -- of a checkout: end, ttl, grace and time of making or renewal, in µs; then come the members
 
-local function checkout(ends, ttl, grace, members)
-    local text = format('%016.0f %014.0f %014.0f %016.0f ', ends, ttl, grace, now)
-    return text .. table.concat(members)
+-- Write the checkout of a claim; its head.
+local function check_out(q, id, ttl, grace, members)
+    local head = format('%016.0f %014.0f %014.0f %016.0f', now + ttl, ttl, grace, now)
+    call('HSET', q.checkouts, id, head .. ' ' .. table.concat(members))
+    call('ZADD', q.claims, now + ttl, id)
+    return head
 end
 
 -- The checkout of a claim that has not ended; nil for none.
@@ -38,9 +41,8 @@ local function set_free(q, members, claims)
         local count, life, claim = tail_of(text or '')
         if claim == claims[i] then
             local kind = is_post(text) and posts or jobs
-            kind[#kind + 1] = members[i]
-            changes[#changes + 1] = members[i]
-            changes[#changes + 1] = with_tail(text, count, life, '-')
+            push(kind, members[i])
+            put(changes, members[i], with_tail(text, count, life, '-'))
         end
     end
     many('ZREM', q.claimed, jobs)
@@ -103,21 +105,17 @@ local function end_posts(q, members)
     call('INCRBY', q.expired, #members)
 end
 
-local function end_due_lives(q, most)
-    local over = call('ZRANGE', q.lives, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
-    if #over > 0 then
-        end_posts(q, over)
-    end
-    return #over
-end
-
 -- Free what ended claims hold, and remove posts that have ended, some `most` of each; how many of each.
 local function sweep_claims(q, most)
     if call('EXISTS', q.claims, q.lives) == 0 then
         return 0, 0
     end
     local freed = end_due_claims(q, most)
-    return freed, end_due_lives(q, most)
+    local over = call('ZRANGE', q.lives, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
+    if #over > 0 then
+        end_posts(q, over)
+    end
+    return freed, #over
 end
 
 local function promote_posts(q, most)

@@ -10,23 +10,19 @@ local function sweep(q, most)
     end
 end
 
--- The ids of messages that have come to their end; `given` are those of them that producers gave.
-local function forget(q, ids, given)
-    many('HDEL', q.ids, ids)
-    if #given > 0 then
-        many('ZADD', q.ended, scored(now + MEMORY, given))
-        sweep(q, 2 * #given)
-    end
-end
-
--- Everything about these messages but the sets that they stand in, which is the caller's to remove.
+-- Everything about these messages but the sets that they stand in, which is the caller's to remove. `given` are those of
+-- the ids that producers gave.
 local function erase(q, members, ids, given)
     many('HDEL', q.record, members)
     many('HDEL', q.body, members)
     if call('EXISTS', q.notes) == 1 then -- seldom
         many('HDEL', q.notes, members)
     end
-    forget(q, ids, given)
+    many('HDEL', q.ids, ids)
+    if #given > 0 then
+        many('ZADD', q.ended, scored(now + MEMORY, given))
+        sweep(q, 2 * #given)
+    end
 end
 
 -- The same, the ids read from the records; their unique keys are free.

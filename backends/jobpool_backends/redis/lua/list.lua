@@ -5,13 +5,9 @@
 local BYTES, PIECE = 8 * 1048576, 500
 
 local from, to, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local answers, bytes, keys, now = {0}, 0
+local answers, bytes, keys = {0}, 0
 repeat
     keys = call('ZRANGE', LEAD.names, from, to, 'BYLEX', 'LIMIT', 0, PIECE)
-    if #keys > 0 and not now then
-        local clock = call('TIME')
-        now = clock[1] * 1000000 + clock[2]
-    end
     local ends = ask('ZMSCORE', LEAD.ends, keys)
     for i, key in ipairs(keys) do
         if ends[i] and tonumber(ends[i]) > now then

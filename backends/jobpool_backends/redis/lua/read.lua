@@ -12,27 +12,21 @@ local delayed, dead = ask('ZMSCORE', q.delayed, members), ask('ZMSCORE', q.dead,
 local posts_delayed = call('EXISTS', q.postsdelayed) == 1 and ask('ZMSCORE', q.postsdelayed, members) or {}
 local answers, bytes = {digits(now)}, 0
 
--- When this claim ends; false when it has ended, or is none.
-local function end_of(claim)
-    local held = claim ~= '-' and live_claim(q, claim)
-    return held and sub(held, 1, 16)
-end
-
 for i, member in ipairs(members) do
     if bytes > BYTES then
         break
     end
     local state, score, at = 'w', false, #answers
     local _, life, claim = tail_of(records[i] or '')
-    local due, ends = delayed[i] or posts_delayed[i], end_of(claim)
+    local due, held = delayed[i] or posts_delayed[i], claim ~= '-' and live_claim(q, claim)
     if not records[i] or has_ended(life) then
         state, records[i] = '-', false
     elseif leased[i] then
         state, score = 'l', leased[i]
     elseif dead[i] then
         state, score = 'x', dead[i]
-    elseif ends then
-        state, score = 'c', ends
+    elseif held then
+        state, score = 'c', sub(held, 1, 16)
     elseif due then
         state, score = tonumber(due) > now and 'd' or 'w', due
     end

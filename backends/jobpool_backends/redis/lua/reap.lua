@@ -33,31 +33,21 @@ local function is_over(deadline, text)
     return not text or deadline <= now or (visibility >= 0 and deadline - sub(text, 18, 31) <= now - visibility)
 end
 
-local function crashes_of(before, past)
-    return past.crashed and now - past.crashed > window and 1 or before + 1
-end
-
 local work = {members = {}, changes = {}, ready = {}, delayed = {}, later = {}, dead = {}, edits = {}, told = {}}
-
-local function push(list, ...)
-    for _, value in ipairs({...}) do
-        list[#list + 1] = value
-    end
-end
 
 -- Charge one crash, and say where the message goes; returns when it is available.
 local function place(member, crashes, available, edit)
     if max_crashes > 0 and crashes > max_crashes then
         push(work.dead, member)
-        push(edit, 'reason', 'crash-limit')
+        put(edit, 'reason', 'crash-limit')
         return available
     end
     local delay = delay_after(crashes)
     if delay > 0 then
-        push(work.delayed, now + delay, member)
-        push(work.later, 0, member)
+        put(work.delayed, now + delay, member)
+        put(work.later, 0, member)
     else
-        push(work.ready, 0, member)
+        put(work.ready, 0, member)
     end
     return digits(now + delay)
 end
@@ -65,18 +55,19 @@ end
 local function take_back(member, text, note)
     local past = note and cjson.decode(note) or {}
     local deliveries, attempts, before, available, rest = match(text, '^(%d+) (%d+) (%d+) (%S+) (.*)$', 33)
-    local crashes = crashes_of(before, past)
+    local crashes = past.crashed and now - past.crashed > window and 1 or before + 1
     local cause = past.forfeited ~= '' and past.forfeited or 'lease expired'
     local edit, died = {member, 'forfeited', false, 'cause', cause, 'crashed', digits(now)}, #work.dead
     available = place(member, crashes, available, edit)
-    push(work.changes, member, format('%s %s %d %s %s', deliveries, attempts, crashes, available, rest))
+    put(work.changes, member, format('%s %s %d %s %s', deliveries, attempts, crashes, available, rest))
     push(work.edits, edit)
-    push(work.told, match(rest, '^%d+ %a(%S+)'), crashes, cause, #work.dead > died and '1' or '0')
+    put(work.told, match(rest, '^%d+ %a(%S+)'), crashes)
+    put(work.told, cause, #work.dead > died and '1' or '0')
 end
 
 local found, members = leases(), {}
 for i = 1, #found, 2 do
-    members[#members + 1] = found[i]
+    push(members, found[i])
 end
 local records, notes = ask('HMGET', q.record, members), ask('HMGET', q.notes, members)
 for i, member in ipairs(members) do

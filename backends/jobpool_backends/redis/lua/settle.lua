@@ -33,15 +33,10 @@ local function nothing_yet()
     }
 end
 
-local function push(list, value)
-    list[#list + 1] = value
-end
-
 -- The message leaves its lease with this record.
 local function leave(work, member, text)
     push(work.left, member)
-    push(work.changes, member)
-    push(work.changes, text)
+    put(work.changes, member, text)
 end
 
 -- Back to its place, or to the delayed ones. `mark`: '+' when a run of it was begun, else ''.
@@ -51,8 +46,7 @@ local function put_back(work, member, text, failures, delay, mark)
     mark = old == '+' and old or mark
     leave(work, member, format('%s %d %s %s%s %s', deliveries, attempts + failures, crashes, mark, available, rest))
     if delay > 0 then
-        push(work.delayed, available)
-        push(work.delayed, member)
+        put(work.delayed, available, member)
         push(work.later, member)
     else
         push(work.ready, member)
@@ -66,8 +60,7 @@ local function note_errors(work, member, text)
     elseif first == 123 then -- {
         local edit = {member}
         for name, value in pairs(cjson.decode(text)) do
-            push(edit, name)
-            push(edit, value)
+            put(edit, name, value)
         end
         push(work.edits, edit)
     end
@@ -82,44 +75,33 @@ end
 -- By verb; `at` is where the words are that it needs.
 local verbs = {}
 
-function verbs.a(work, member, _, _, id)
+function verbs.a(work, member, _, at, id, verb)
     push(work.ended, member)
     push(work.ids, id)
+    if verb == 'A' or verb == 'U' then
+        push(work.given, id)
+    end
+    if verb == 'u' or verb == 'U' then
+        end_unique(work, member, id, tonumber(ARGV[at]))
+    end
 end
 
-function verbs.A(work, member, _, _, id)
-    verbs.a(work, member, nil, nil, id)
-    push(work.given, id)
-end
-
-function verbs.u(work, member, _, at, id)
-    verbs.a(work, member, nil, nil, id)
-    end_unique(work, member, id, tonumber(ARGV[at]))
-end
-
-function verbs.U(work, member, _, at, id)
-    verbs.u(work, member, nil, at, id)
-    push(work.given, id)
-end
+verbs.A, verbs.u, verbs.U = verbs.a, verbs.a, verbs.a
 
 function verbs.n(work, member, text, at)
     put_back(work, member, text, 1, tonumber(ARGV[at]), '')
     note_errors(work, member, ARGV[at + 1])
 end
 
-function verbs.r(work, member, text, at)
-    put_back(work, member, text, 0, tonumber(ARGV[at]), '')
+function verbs.r(work, member, text, at, _, verb)
+    put_back(work, member, text, 0, tonumber(ARGV[at]), verb == 's' and '+' or '')
 end
 
-function verbs.s(work, member, text, at)
-    put_back(work, member, text, 0, tonumber(ARGV[at]), '+')
-end
+verbs.R, verbs.s = verbs.r, verbs.r
 
-verbs.R = verbs.r
-
--- To the dead letters, with this record.
-local function die(work, member, text, at, id)
-    leave(work, member, text)
+function verbs.b(work, member, text, at, id, verb)
+    local deliveries, attempts, rest = match(text, '^(%d+) (%d+) (.*)$', 33)
+    leave(work, member, format('%s %d %s', deliveries, attempts + (verb == 'x' and 1 or 0), rest))
     if ARGV[at] == 'cancelled' then
         push(work.cancelled, member)
     end
@@ -129,14 +111,7 @@ local function die(work, member, text, at, id)
     note_errors(work, member, ARGV[at + 1])
 end
 
-function verbs.b(work, member, text, at, id)
-    die(work, member, sub(text, 33), at, id)
-end
-
-function verbs.x(work, member, text, at, id)
-    local deliveries, attempts, rest = match(text, '^(%d+) (%d+) (.*)$', 33)
-    die(work, member, format('%s %d %s', deliveries, attempts + 1, rest), at, id)
-end
+verbs.x = verbs.b
 
 function verbs.f(work, member, _, at)
     push(work.forfeited, member)
@@ -244,7 +219,7 @@ local function settle_queue(q, at, letters)
         if answer == 'o' then
             -- The next settlement of this message in the same call meets its new state.
             become[member] = verb == 'f' and now
-            verbs[verb](work, member, records[i], needed, ARGV[ids + i])
+            verbs[verb](work, member, records[i], needed, ARGV[ids + i], verb)
             if guarded then
                 push(work.guarded, {member, holder, verb})
             end

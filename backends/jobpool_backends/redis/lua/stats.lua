@@ -30,27 +30,20 @@ end
 local text = oldest and call('HGET', q.record, oldest)
 local enqueued = text and match(text, '^%d+ %d+ %d+ %S+ (%d+)')
 
--- Ended messages that are too many to be removed here count as removed, and are taken for free ones.
-local function posted()
-    local later, over = call('ZCARD', q.postsdelayed), call('ZCOUNT', q.lives, '-inf', now)
-    local ripe = call('ZCOUNT', q.postsdelayed, '-inf', now)
-    local free, expired = call('ZCARD', q.posts) + ripe - over, (call('GET', q.expired) or 0) + over
-    return math.max(0, free), later - ripe, call('ZCARD', q.postsclaimed), expired
-end
-
-local leased = call('ZCARD', q.leased)
-if has_claims then
-    leased = leased + call('ZCARD', q.claimed)
-end
 local answers = {
     waiting + due,
     delayed - due,
-    leased,
+    call('ZCARD', q.leased),
     call('ZCARD', q.dead),
     enqueued and math.max(0, now - enqueued) or -1,
     0, 0, 0, 0,
 }
 if has_claims then
-    answers[6], answers[7], answers[8], answers[9] = posted()
+    -- Ended messages that are too many to be removed here count as removed, and are taken for free ones.
+    local over, ripe = call('ZCOUNT', q.lives, '-inf', now), call('ZCOUNT', q.postsdelayed, '-inf', now)
+    answers[3] = answers[3] + call('ZCARD', q.claimed)
+    answers[6] = math.max(0, call('ZCARD', q.posts) + ripe - over)
+    answers[7], answers[8] = call('ZCARD', q.postsdelayed) - ripe, call('ZCARD', q.postsclaimed)
+    answers[9] = (call('GET', q.expired) or 0) + over
 end
 return answers

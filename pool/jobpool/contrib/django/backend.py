@@ -75,8 +75,9 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
         running.check_arguments(task, args, kwargs)
         result = running.new_result(task, secrets.token_hex(8), list(args), dict(kwargs), self.alias)
         job = self._define(result)
-        alias = self._database()
-        if alias is not None and connections[alias].in_atomic_block:
+        asked = self.options.get(ON_COMMIT, True)
+        alias = "default" if asked is True else asked
+        if alias and connections[alias].in_atomic_block:
             transaction.on_commit(partial(self._send, job, result), using=alias)
         else:
             self._send(job, result)
@@ -125,11 +126,6 @@ class JobpoolBackend(BaseTaskBackend):  # type: ignore[misc]
         alias = self.options.get(ON_COMMIT, True)
         if not isinstance(alias, bool) and alias not in connections.settings:
             yield f"on_commit is True, False or an alias of DATABASES, not {alias!r}"
-
-    def _database(self) -> str | None:
-        """Return the alias of the database whose transactions are waited for; None = none."""
-        asked = self.options.get(ON_COMMIT, True)
-        return "default" if asked is True else asked or None
 
     def _job(self, name: str, payload: dict[str, Any], **fields: Any) -> JobDefinition:
         own = {option: self.options[option] for option in OF_JOBS if option in self.options}

@@ -51,20 +51,13 @@ class Registered:
 
 @dataclass(slots=True)
 class Kit:
-    """The parts that built-in handlers are made of.
-
-    Attributes:
-        commands: Functions of `@jobpool.command`, by name.
-        listeners: Functions of `@jobpool.listener`: event → listeners, in the order of their registration.
-        options: Options set by `jobpool.builtin`: name of a built-in handler → options of its `Handler`.
-        set_at: The place of that call, as `file:line`.
-    """
+    """The parts that built-in handlers are made of."""
 
     allowances: Allowances = field(default_factory=Allowances)
-    commands: dict[str, Registered] = field(default_factory=dict)
-    listeners: dict[str, list[Registered]] = field(default_factory=dict)
-    options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    set_at: dict[str, str] = field(default_factory=dict)
+    commands: dict[str, Registered] = field(default_factory=dict)  # of `@jobpool.command`, by name
+    listeners: dict[str, list[Registered]] = field(default_factory=dict)  # event → in the order of their registration
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)  # of `jobpool.builtin`, for each `Handler`
+    set_at: dict[str, str] = field(default_factory=dict)  # the place of that call, as `file:line`
 
 
 def make(name: str, kit: Kit) -> AnyHandler:

@@ -23,12 +23,8 @@ from jobpool.message.names import LONGEST_NAME, is_name
 
 Call = Callable[[JobContext, list[str]], Any]
 
-_NAME = re.compile(r"[^\s'\"\\-][^\s'\"\\]*")
-"""A word that needs no quotes in the payload, and that is not an option."""
-
-_RAW = "argv"
-"""A function whose only parameter besides the context is called so gets the words as they are."""
-
+_NAME = re.compile(r"[^\s'\"\\-][^\s'\"\\]*")  # a word that needs no quotes in the payload, and that is not an option
+_RAW = "argv"  # a function whose only parameter besides the context is called so gets the words as they are
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 
@@ -54,8 +50,6 @@ def register(commands: dict[str, Registered], function: F, name: str | None) -> 
 
 
 def make(kit: Kit) -> Callable[[JobContext], Any]:
-    """Return the handler."""
-
     def run(ctx: JobContext) -> Any:
         payload = ctx.payload
         if not isinstance(payload, str):
@@ -99,8 +93,6 @@ def _reader(function: Callable[..., Any], named: str, place: str) -> Call:
 
 
 class _Options:
-    """The parameters of one function."""
-
     def __init__(self, parameters: list[Parameter], hints: Mapping[str, Any]) -> None:
         named = {p.name: p for p in parameters if p.kind in FILLED_BY_NAME}
         bare = {name: _bare(hints.get(name, str)) for name in named}

@@ -7,9 +7,11 @@ of them has failed, and a retry runs all of them again: a listener has to bear t
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
+from copy import copy, deepcopy
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from jobpool.errors import Retry, Snooze
 from jobpool.handlers.binding import F, bind
@@ -17,21 +19,6 @@ from jobpool.handlers.builtin import Failure, Kit, Refused, Registered, kind_of
 from jobpool.handlers.ending import below_ours
 from jobpool.message.context import JobContext
 from jobpool.message.names import check_name
-
-
-class EventContext(JobContext):
-    """The job's context, with the event's data as its payload."""
-
-    __slots__ = ("_data",)
-
-    def __init__(self, ctx: JobContext, data: Any) -> None:
-        for name in JobContext.__slots__:
-            setattr(self, name, getattr(ctx, name))
-        self._data = data
-
-    @property
-    def payload(self) -> Any:
-        return self._data
 
 
 def register(listeners: dict[str, list[Registered]], function: F, event: str) -> F:
@@ -82,7 +69,9 @@ def _fire(event: str, listeners: list[Registered], ctx: JobContext, data: Any) -
     failed: dict[str, Exception | SystemExit] = {}
     for listener in list(listeners):
         try:
-            value = listener.bound(EventContext(ctx, deepcopy(data)))  # each listener has a copy of its own
+            own = copy(ctx)  # with the event's data as its payload, of which each listener has a copy of its own
+            own._envelope = replace(ctx._envelope, payload=deepcopy(data), ended=None)
+            value = listener.bound(own)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the others are to run all the same
             failed[f"{listener.name} ({listener.place})"] = error
         else:

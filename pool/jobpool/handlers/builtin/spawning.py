@@ -26,9 +26,7 @@ from jobpool.message.capped_text import HeadTail
 Opened = TypeVar("Opened")
 
 _READ_BYTES = 1 << 16
-_DEATH_TIMEOUT_S = 0.3
-"""Seconds for which a killed program's death is waited for; what does not die (state D) is left."""
-
+_DEATH_TIMEOUT_S = 0.3  # seconds for which a killed program's death is waited for; what does not die (state D) is left
 _RESET = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 """Signals that the program is to meet as usual, whatever its parent ignores."""
 

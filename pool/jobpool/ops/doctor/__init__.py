@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jobpool.broker.config_file import ConfigFile
-from jobpool.broker.finding import Finding, Level
+from jobpool.broker.finding import Finding
 from jobpool.ipc.frames import Loaded
 from jobpool.master.serving import named_queues
 from jobpool.ops.doctor import broker, configuration, handlers, machine, serving
@@ -40,8 +40,3 @@ def examine(
         yield finding
     yield from handlers.examine(settings, app)
     yield from serving.examine(settings, infos, asks=answers)
-
-
-def is_well(findings: Iterable[Finding], *, strict: bool = False) -> bool:
-    """Return whether there is no problem; `strict`: and no warning either."""
-    return not any(finding.level is Level.PROBLEM or (strict and finding.is_bad) for finding in findings)

@@ -1,10 +1,10 @@
 """The places of history: a file, or logs in the broker's key store.
 
 The file holds a JSON object a line (NDJSON). Any number of pools append to it, and any of them may tidy it. A line is
-one `write` to a descriptor with O_APPEND. When the file has doubled since the last tidying (and 1 MiB is reached), a
-new file with the newest `keep` lines of each name takes its place in one step. A lock on the file (flock) lets one
-append or tidy at a time: an appender reads the end of the file, and could see half of another's write. After a wait for
-the lock, it begins again if the path no longer leads to the locked file. Readers need no lock.
+one `write` to a descriptor with O_APPEND. A file is tidied when it has doubled since the last time, and has 1 MiB.
+Then a new file with the newest `keep` lines of each name takes its place in one step. A lock on the file (flock) lets
+one append or tidy at a time, because an appender reads the end of the file.
+After a wait for the lock, it begins again if the path no longer leads to the locked file. Readers need no lock.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class Writer(threading.Thread):
         self._end.set()
 
     def finish(self, rest: Sequence[Attempt], limit: float) -> None:
-        """Write what is left and end. Blocks for at most `limit` seconds; what is left then is lost, and said."""
+        """Write what is left and end. Blocks for at most `limit` seconds. Lost rows are logged."""
         self._rest = rest
         self.stop()
         self.join(limit)

@@ -106,7 +106,7 @@ class MetricsCollector(ABC):
 
     @abstractmethod
     def gauge(self, metric: Metric, value: float, labels: Labels = ()) -> None:
-        """Set a gauge; what was set before is replaced."""
+        """Set a gauge to this value."""
 
     def fetched(self, queue: str, count: int) -> None:
         """Count messages that were leased at once."""

@@ -1,4 +1,4 @@
-"""The pages of the server: what Prometheus scrapes, and the judgement of `/livez` and `/readyz`. Pure.
+"""The pages of the server: metrics for Prometheus, and the answers of `/livez` and `/readyz`. Pure.
 
 The probes look at the scoreboard's header alone, and never ask the broker. Live: the master's loop turns; a restart
 mends it if it does not. Ready: it also has a child that is ready, children boot, and the broker answers. An outage of

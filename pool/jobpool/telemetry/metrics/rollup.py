@@ -1,4 +1,4 @@
-"""Rows of the past: what one pool did with one handler's jobs on one queue in one minute.
+"""Rows of the past: counts of one pool, one handler, one queue and one minute.
 
 A row is a few numbers, however many jobs there were, so that weeks of them can be kept after the jobs are gone. Each
 lies under a key that begins with its minute, so that rows can be read from any moment on. `Row.plus` adds rows up.

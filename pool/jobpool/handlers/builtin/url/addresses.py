@@ -81,18 +81,30 @@ def why_not_public(address: Address) -> str:
     return "" if isinstance(address, IPv4Address) or address in _GLOBAL_V6 else "reserved"
 
 
-class Deadline:
-    """A point in time, `seconds` from now."""
+class TooMuch(Exception):
+    """The peer has sent more than it may."""
 
-    def __init__(self, seconds: float) -> None:
-        self._at = monotonic() + seconds
+
+class Bounds:
+    """The limits of one call: `seconds` from now, and bytes that may come in (head and framing too, after TLS)."""
+
+    def __init__(self, seconds: float, room: int) -> None:
+        self._end = monotonic() + seconds
+        self._room = room
 
     def left(self) -> float:
-        """Return seconds until then, > 0. Raises `TimeoutError`: there are none."""
-        left = self._at - monotonic()
+        """Return the seconds that are left, > 0. Raises `TimeoutError`: there are none."""
+        left = self._end - monotonic()
         if left <= 0:
             raise TimeoutError("the call's time is up")
         return left
+
+    def took(self, count: int) -> int:
+        """Return `count`, bytes that came in. Raises `TooMuch`."""
+        self._room -= count
+        if self._room < 0:
+            raise TooMuch
+        return count
 
 
 def system_lookup(host: str) -> list[str]:
@@ -104,7 +116,7 @@ def system_lookup(host: str) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def admit(target: Target, networks: Sequence[Network], lookup: Lookup, deadline: Deadline) -> list[Address]:
+def admit(target: Target, networks: Sequence[Network], lookup: Lookup, bounds: Bounds) -> list[Address]:
     """Return the addresses of the target, in order, each of them public or in `networks`.
 
     Asks `lookup` at most once, and not when the host is an address. Blocks until the deadline at most.
@@ -113,7 +125,7 @@ def admit(target: Target, networks: Sequence[Network], lookup: Lookup, deadline:
         Refused: One of them is not allowed.
         Failure: The name could not be looked up, now.
     """
-    found = [target.address] if target.address is not None else _resolve(target.host, lookup, deadline)
+    found = [target.address] if target.address is not None else _resolve(target.host, lookup, bounds)
     # A mapped address (`::ffff:a.b.c.d`) is connected to as the IPv4 address that it is.
     addresses = [getattr(address, "ipv4_mapped", None) or address for address in found]
     for address in addresses:
@@ -124,7 +136,7 @@ def admit(target: Target, networks: Sequence[Network], lookup: Lookup, deadline:
     return addresses
 
 
-def _resolve(host: str, lookup: Lookup, deadline: Deadline) -> list[Address]:
+def _resolve(host: str, lookup: Lookup, bounds: Bounds) -> list[Address]:
     """Return what `lookup` knows.
 
     It runs in a thread: the system's resolver has no deadline and ignores signals. It waits for a dead name server for
@@ -140,7 +152,7 @@ def _resolve(host: str, lookup: Lookup, deadline: Deadline) -> list[Address]:
 
     thread = threading.Thread(target=ask, name="url-lookup", daemon=True)
     thread.start()
-    thread.join(deadline.left())
+    thread.join(bounds.left())
     if not answers:
         raise Failure(f"{host} could not be resolved in time")
     answer = answers[0]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobpool.errors import Retry
 from jobpool.handlers.builtin import Failure, Kit
-from jobpool.handlers.builtin.url.addresses import Deadline, Lookup, admit, system_lookup
+from jobpool.handlers.builtin.url.addresses import Bounds, Lookup, TooMuch, admit, system_lookup
 from jobpool.handlers.builtin.url.request import Refused, Request, parse, read
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from jobpool.message.context import JobContext
 
 
-MAX_HEAD_BYTES = 256 << 10
-"""Bytes that the head of an answer may have."""
-
+MAX_HEAD_BYTES = 256 << 10  # bytes that the head of an answer may have
 KEPT_HEADERS = (
     *("allow", "content-language", "content-type", "date", "etag", "last-modified", "link", "location"),
     *("request-id", "retry-after", "x-request-id"),
@@ -38,9 +36,7 @@ KEPT_HEADERS = (
 """Of the response, in the result. No cookie, no token."""
 
 MAX_HEADER_CHARS = 1000
-MAX_WAIT_S = 3600.0
-"""Seconds that a server can put a job off by."""
-
+MAX_WAIT_S = 3600.0  # seconds that a server can put a job off by
 CHARSETS = re.compile(
     r"utf-?8|utf-?(?:16|32)(?:-?[bl]e)?|us-ascii|ascii|latin-?1|iso-8859-(?:[1-9]|1[013456])|windows-125[0-8]"
     r"|koi8-[ru]|shift_jis|euc-jp|euc-kr|gb2312|gbk|gb18030|big5",
@@ -88,9 +84,9 @@ class Caller:
         Blocks for the call's timeout at most.
         """
         request = read(ctx.payload, timeout=self.timeout, max_bytes=self.max_bytes, identifier=ctx.id)
-        deadline = Deadline(request.timeout)
+        bounds = Bounds(request.timeout, 2 * self.max_bytes + MAX_HEAD_BYTES)  # chunks have heads of their own
         try:
-            addresses = admit(request.target, [ip_network(block) for block in self.networks], self.lookup, deadline)
+            addresses = admit(request.target, [ip_network(block) for block in self.networks], self.lookup, bounds)
         except TimeoutError:
             raise Failure(f"{request.target.authority}: no time was left for its lookup") from None
         # Here, because it brings urllib3 and ssl, which a child that never calls a URL should not hold.
@@ -98,12 +94,11 @@ class Caller:
 
         if self.context is None and request.target.scheme == "https":
             self.context = connection.tls_context()
-        bounds = connection.Bounds(deadline, 2 * self.max_bytes + MAX_HEAD_BYTES)  # chunks have heads of their own
         try:
             return connection.exchange(
                 request, addresses, bounds, self.context, lambda response: self._result(request, response)
             )
-        except connection.TooMuch:
+        except TooMuch:
             raise self._too_large() from None
 
     def _result(self, request: Request, response: BaseHTTPResponse) -> dict[str, Any]:

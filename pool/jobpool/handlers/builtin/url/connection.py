@@ -16,7 +16,6 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from http.client import HTTPException
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +25,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
 from jobpool.handlers.builtin import Failure
-from jobpool.handlers.builtin.url.addresses import Deadline
+from jobpool.handlers.builtin.url.addresses import Bounds
 from jobpool.handlers.builtin.url.request import Address, Request, Target
 
 if TYPE_CHECKING:
@@ -39,14 +38,9 @@ logging.getLogger("urllib3.connection").addFilter(
     lambda record: not str(record.msg).startswith("Failed to parse headers")
 )
 
-CONNECT_TIMEOUT_S = 10.0
-"""Seconds for the TCP connection to one address, and again for its TLS handshake."""
-
-MAX_ADDRESSES = 4
-"""Addresses of a name that are tried."""
-
-ERRORS = (OSError, HTTPError, HTTPException)
-"""Errors of an exchange."""
+CONNECT_TIMEOUT_S = 10.0  # seconds for the TCP connection to one address, and again for its TLS handshake
+MAX_ADDRESSES = 4  # addresses of a name that are tried
+ERRORS = (OSError, HTTPError, HTTPException)  # errors of an exchange
 
 
 def tls_context(ca_file: str | None = None) -> ssl.SSLContext:
@@ -99,7 +93,7 @@ def _connect_any(
 
 
 def _connect(target: Target, address: Address, bounds: Bounds, context: ssl.SSLContext | None) -> HTTPConnection:
-    connection = _connection(target, str(address), bounds.deadline, context)
+    connection = _connection(target, str(address), bounds, context)
     try:
         connection.connect()
         peer = connection.sock.getpeername()[0]
@@ -113,27 +107,27 @@ def _connect(target: Target, address: Address, bounds: Bounds, context: ssl.SSLC
 
 
 def _connection(
-    target: Target, address: str, deadline: Deadline, context: ssl.SSLContext | None
+    target: Target, address: str, bounds: Bounds, context: ssl.SSLContext | None
 ) -> HTTPConnection | HTTPSConnection:
-    timeout = min(CONNECT_TIMEOUT_S, deadline.left())
+    timeout = min(CONNECT_TIMEOUT_S, bounds.left())
     if target.scheme == "http":
         return HTTPConnection(address, target.port, timeout=timeout)
     if context is None:  # urllib3 would make one of its own
         raise TypeError("a call of https needs a TLS context")
     made = _Https(address, target.port, timeout=timeout, ssl_context=context, server_hostname=target.host)
-    made.deadline = deadline
+    made.bounds = bounds
     return made
 
 
 class _Https(HTTPSConnection):
     """Its handshake keeps to the deadline too: urllib3 would give it the time anew that TCP may have used up."""
 
-    deadline: Deadline
+    bounds: Bounds
 
     def _new_conn(self) -> socket.socket:
         sock = super()._new_conn()
         try:
-            sock.settimeout(min(CONNECT_TIMEOUT_S, self.deadline.left()))
+            sock.settimeout(min(CONNECT_TIMEOUT_S, self.bounds.left()))
         except BaseException:
             sock.close()
             raise
@@ -173,40 +167,21 @@ def _told(error: Exception) -> str:
 # --- sockets with bounds ------------------------------------------------------------------------------
 
 
-class TooMuch(Exception):
-    """The peer has sent more than it may."""
-
-
-@dataclass(slots=True)
-class Bounds:
-    """The limits of one connection: its deadline, and bytes that may come in (head and framing too, after TLS)."""
-
-    deadline: Deadline
-    room: int
-
-    def took(self, count: int) -> int:
-        """Return `count`, bytes that came in. Raises `TooMuch`."""
-        self.room -= count
-        if self.room < 0:
-            raise TooMuch
-        return count
-
-
 class BoundedSocket(socket.socket):
     """A TCP socket. Set `bounds` before use."""
 
     bounds: Bounds
 
     def recv_into(self, *args: Any, **options: Any) -> int:
-        self.settimeout(self.bounds.deadline.left())
+        self.settimeout(self.bounds.left())
         return self.bounds.took(super().recv_into(*args, **options))
 
     def send(self, data: ReadableBuffer, flags: int = 0) -> int:  # what TLS sends with
-        self.settimeout(self.bounds.deadline.left())
+        self.settimeout(self.bounds.left())
         return super().send(data, flags)
 
     def sendall(self, data: ReadableBuffer, flags: int = 0) -> None:
-        self.settimeout(self.bounds.deadline.left())
+        self.settimeout(self.bounds.left())
         super().sendall(data, flags)
 
 

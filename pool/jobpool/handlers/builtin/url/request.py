@@ -61,9 +61,7 @@ MAX_HEADER_BYTES = 16384
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e]*")
 
-MAX_URL_CHARS = 8192
-"""Characters of a URL, as most servers take it."""
-
+MAX_URL_CHARS = 8192  # characters of a URL, as most servers take it
 PORTS = {"http": 80, "https": 443}
 
 _PRINTABLE = re.compile(r"[\x21-\x7e]+")
@@ -89,16 +87,13 @@ class Refused(builtin.Refused):
 
 
 class Target(Struct, frozen=True):
-    """The target of a call. `host`: a name in lower case, or an address as text, without brackets.
-
-    `path` begins with a slash, and has the query.
-    """
+    """The target of a call."""
 
     scheme: str
-    host: str
+    host: str  # a name in lower case, or an address as text, without brackets
     address: Address | None
     port: int
-    path: str
+    path: str  # begins with a slash, and has the query
 
     @property
     def authority(self) -> str:
