@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import mutations
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,6 +36,12 @@ def test_every_command_is_known_here() -> None:
     executable = {path for path in SCRIPTS.iterdir() if os.access(path, os.X_OK) and path.is_file()}
 
     assert executable == set(COMMANDS)
+
+
+def test_each_mutation_finds_its_line_once_and_its_tests() -> None:
+    for name, file, old, _, tests in mutations.MUTATIONS:
+        assert (ROOT / file).read_text("utf-8").count(old) == 1, name
+        assert all((ROOT / test).is_file() for test in tests.split()), name
 
 
 def services(*arguments: str, path: str = os.environ["PATH"]) -> subprocess.CompletedProcess[str]:
