@@ -42,9 +42,12 @@ def test_max_counts_exactly_so_many_that_were_settled_and_none_that_is_given_bac
 def test_a_smaller_priority_number_runs_sooner(rig: Rig) -> None:
     for priority in (9, 5, 1, 7, 3):
         rig.enqueue_many("work", [{"seconds": 0.01, "tag": str(priority)}] * 4, priority=priority)
-    rig.run_pool("--until-empty", workers=1)
-    order = [int(line.tag) for line in rig.starts()]
+    rig.run_pool("--until-empty", workers=1, witness=True)
+    # What a pool holds for 100 ms and does not begin goes back, as when the machine stands still: others may be sooner.
+    given_back = {line.id for line in rig.lines("settled") if line.verb == "release"}
+    order = [int(line.tag) for line in rig.starts() if line.id not in given_back]
     assert order == sorted(order)
+    assert len(rig.starts()) == 20
 
 
 @pytest.mark.brokers
