@@ -38,12 +38,6 @@ def note(ctx: jobpool.JobContext, event: str, tag: str = "") -> None:
     append(os.environ[LEDGER], [line])
 
 
-@jobpool.before_attempt
-def begin(ctx: jobpool.JobContext) -> None:
-    """Write `start`."""
-    note(ctx, "start")
-
-
 def receipt(ctx: jobpool.JobContext) -> dict[str, Any]:
     """Write `end`, and return the result by which this run is told from every other."""
     note(ctx, "end")
@@ -53,6 +47,7 @@ def receipt(ctx: jobpool.JobContext) -> dict[str, Any]:
 @jobpool.handler("torture.work")
 def work(ctx: jobpool.JobContext, seconds: float) -> dict[str, Any]:
     """Do things that many jobs do and a process must allow after others; then sleep."""
+    note(ctx, "start")
     importlib.util.find_spec("this")
     _go_down(PLAIN_DEPTH)
     bytearray(PLAIN_BYTES)
@@ -80,6 +75,7 @@ def _obey(ctx: jobpool.JobContext) -> None:
 @jobpool.handler("torture.spin")
 def spin(ctx: jobpool.JobContext, seconds: float) -> None:
     """Burn CPU for `seconds`."""
+    note(ctx, "start")
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         sum(range(1000))
@@ -89,6 +85,7 @@ def spin(ctx: jobpool.JobContext, seconds: float) -> None:
 @jobpool.handler("torture.asleep")
 async def asleep(ctx: jobpool.JobContext, seconds: float) -> None:
     """Sleep in an event loop."""
+    note(ctx, "start")
     await asyncio.sleep(seconds)
     note(ctx, "end")
 
@@ -96,6 +93,7 @@ async def asleep(ctx: jobpool.JobContext, seconds: float) -> None:
 @jobpool.handler("torture.weigh")
 def weigh(ctx: jobpool.JobContext, filling: str, size: int) -> int:
     """Take a big payload, and fail if any of it is missing."""
+    note(ctx, "start")
     if len(filling) != size:
         note(ctx, "fail")
         raise ValueError(f"{len(filling)} bytes of payload have come, not {size}")
@@ -106,6 +104,7 @@ def weigh(ctx: jobpool.JobContext, filling: str, size: int) -> int:
 @jobpool.handler("torture.shout")
 def shout(ctx: jobpool.JobContext, kilobytes: int) -> None:
     """Print that much, half of it to stderr."""
+    note(ctx, "start")
     line = "x" * 1023
     for number in range(kilobytes):
         print(line, file=sys.stderr if number % 2 else sys.stdout)
@@ -115,6 +114,7 @@ def shout(ctx: jobpool.JobContext, kilobytes: int) -> None:
 @jobpool.handler("torture.follow")
 def follow(ctx: jobpool.JobContext, jobs: int) -> None:
     """Enqueue `jobs` jobs with its ack, as members of its batch if it has one."""
+    note(ctx, "start")
     add = ctx.batch.add if ctx.batch else ctx.enqueue
     for _ in range(jobs):
         note(ctx, "follow", add(JobDefinition("torture.work", {"seconds": 0.01}, queue=ctx.queue)))
@@ -124,6 +124,7 @@ def follow(ctx: jobpool.JobContext, jobs: int) -> None:
 @jobpool.handler("torture.tally")
 def tally(ctx: jobpool.JobContext, batch: dict[str, Any]) -> None:
     """Write the counts of the batch whose callback it is."""
+    note(ctx, "start")
     note(ctx, "told", " ".join(str(batch[name]) for name in COUNTS))
     note(ctx, "end")
 
@@ -131,6 +132,7 @@ def tally(ctx: jobpool.JobContext, batch: dict[str, Any]) -> None:
 @jobpool.handler("torture.fail")
 def fail(ctx: jobpool.JobContext, times: int) -> dict[str, Any]:
     """Fail in its first `times` attempts."""
+    note(ctx, "start")
     if ctx.attempt <= times:
         note(ctx, "fail")
         _obey(ctx)
@@ -141,6 +143,7 @@ def fail(ctx: jobpool.JobContext, times: int) -> dict[str, Any]:
 @jobpool.handler("torture.ask")
 def ask(ctx: jobpool.JobContext, what: str) -> None:
     """Ask once to be run later (`retry`: as a failed attempt; `snooze`), or never again (`unrecoverable`)."""
+    note(ctx, "start")
     if what == "snooze" and ctx.fence == 1:
         raise jobpool.Snooze(after=0.1)
     if what == "unrecoverable" or (what == "retry" and ctx.attempt == 1):
@@ -152,6 +155,7 @@ def ask(ctx: jobpool.JobContext, what: str) -> None:
 @jobpool.handler("torture.crash")
 def crash(ctx: jobpool.JobContext, how: str, times: int) -> dict[str, Any]:
     """Die, by a signal or as if nothing was wrong, until it is told of `times` crashes."""
+    note(ctx, "start")
     if ctx.crashes < times:
         if how != "exit":
             os.kill(os.getpid(), signal.Signals[how])
@@ -161,8 +165,9 @@ def crash(ctx: jobpool.JobContext, how: str, times: int) -> dict[str, Any]:
 
 
 @jobpool.handler("torture.hang")
-def hang(ctx: jobpool.JobContext, how: str) -> None:  # noqa: ARG001 - a handler is given it
+def hang(ctx: jobpool.JobContext, how: str) -> None:
     """Run forever."""
+    note(ctx, "start")
     if how == "in C":
         sum(range(10**11))
     if how == "sleep":
@@ -175,6 +180,7 @@ def hang(ctx: jobpool.JobContext, how: str) -> None:  # noqa: ARG001 - a handler
 @jobpool.handler("torture.leave")
 def leave(ctx: jobpool.JobContext, how: str) -> None:
     """Leave a process behind, and succeed."""
+    note(ctx, "start")
     if how == "double fork":
         pid = _double_fork()
     else:
