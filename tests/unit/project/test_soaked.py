@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +29,7 @@ def soaked() -> ModuleType:
 
 
 def a_run(backend: str, **more: Any) -> dict[str, Any]:
-    result = Result(struck={"child.kill": 30, "broker.restart": 7}, late=[1.5], **more)
+    result = Result(struck=Counter({"child.kill": 30, "broker.restart": 7}), late=[1.5], **more)
     told = {"backend": backend, "minutes": 20.0, "seed": 9, "versions": {"jobpool": "0.1.0", "python": "3.11.7"}}
     return told | result.to_dict() | {"jobs": asdict(result.tally)}
 
