@@ -387,7 +387,7 @@ class HandlerRegistry:
             known: Any = {option: options.get(option) for option in ("max_retries", "timeout", "backoff")}
             # `url` may call public addresses though nothing enables it, and names no queue then.
             enabled, queues = name == "url" or bool(by), [DEFAULT_QUEUE] if by else []
-            infos.append(HandlerInfo(name, enabled=enabled, queues=queues, **known))
+            infos.append(HandlerInfo(name, enabled=enabled, queues=queues, built_in=True, **known))
         return infos
 
 

@@ -154,6 +154,7 @@ class HandlerInfo(Struct, frozen=True):
     queues: list[str] = field(default_factory=list)  # to which its jobs go; [] = a built-in one that nothing enables
     result_ttl: float | None = None
     schedules: list[str] = field(default_factory=list)  # names of the app's schedules that run it
+    built_in: bool = False  # its jobs go wherever producers send them, and to the default queue if they name none
 
 
 class Loaded(JsonFrame, frozen=True):

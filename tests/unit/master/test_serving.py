@@ -26,6 +26,7 @@ OTHER = "mails"
 REPORT = HandlerInfo("report", queues=["reports"], schedules=["nightly"])
 MAIL = HandlerInfo("mail", queues=["mails", "default"])
 URL = HandlerInfo("url")
+SHELL = HandlerInfo("shell", queues=["default"], built_in=True)  # allowed: in a queue that only its producers know
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,7 @@ URL = HandlerInfo("url")
         ([REPORT], ("reports",)),
         ([MAIL, REPORT, URL], ("default", "mails", "reports")),
         ([URL], ("default",)),
+        ([REPORT, SHELL], ("default", "reports")),
         ([], ("default",)),
     ],
 )
@@ -86,7 +88,7 @@ NOBODY = Neighbours()
 )
 def test_what_nothing_serves_is_said_once(event: Surveyed, settings: dict[str, Any], said: list[object]) -> None:
     stage = Stage(**settings).boot()
-    stage.load(handlers=[MAIL, REPORT, URL])
+    stage.load(handlers=[MAIL, REPORT, URL, SHELL])
     stage.tell(event, event)
     warnings = [note for note in stage.pool.notes if note.level == "warning"]
     fields = [note.fields for note in warnings]
