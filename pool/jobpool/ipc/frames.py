@@ -15,6 +15,7 @@ import orjson
 from msgspec import Meta, MsgspecError, Struct, field, json
 from msgspec.structs import asdict
 
+from jobpool.message.batches import BatchCall, BatchStatus
 from jobpool.message.death import Exit
 from jobpool.message.outcome import ResultKind
 
@@ -121,6 +122,7 @@ class Ask(JsonFrame, frozen=True):
 
     definitions: list[dict[str, Any]]  # `JobDefinition.to_dict`
     pack: bool = False  # only sign them, and answer with the messages: the handler enqueues them in its transaction
+    batch: BatchCall | None = None  # carry this out; they are its callbacks
 
 
 class Said(JsonFrame, frozen=True):
@@ -140,6 +142,7 @@ class Reply(JsonFrame, frozen=True):
     kind: str = ""  # the name of a class in jobpool.errors
     error: str = ""
     packed: list[dict[str, Any]] = field(default_factory=list)  # for `pack`: `NewMessage.to_dict`
+    batch: BatchStatus | None = None  # for a batch that was asked for
 
 
 class HandlerInfo(Struct, frozen=True):
