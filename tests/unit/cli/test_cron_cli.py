@@ -185,6 +185,7 @@ def test_a_trial_does_what_is_due_in_a_minute(jobpool: Jobpool, broker: QueueBac
         ("clean_up", "fired", "2026-07-01T00:30:00Z"),
     ]
     assert (done.exit_code, broker.stats("reports").waiting) == (0, 1)
+    assert "  report (nightly)  " in jobpool("list").stdout
     failed = jobpool("cron", "run", "--test-time", "2026-07-01T03:00Z", "--environment", "test", flag)
     assert failed.exit_code == 1
     assert "RuntimeError: no paper" in failed.stdout
@@ -221,7 +222,7 @@ MISTAKES = [
     pytest.param(("APP", "--test-time", "9999-12-31T23:59-05:00"), "outside the years 1 to 9999", 2, id="too late"),
     pytest.param(("APP", "--environment", ""), "--environment must not be empty", 2, id="no environment"),
     pytest.param(
-        ("APP", "--cron-grace", "13h"), "--cron-grace must be less than or equal to 43200", 2, id="grace too long"
+        ("APP", "--cron-grace", "3d"), "less than or equal to 43200 s (12h00m), not '3d'", 2, id="grace too long"
     ),
     pytest.param(("APP", "--once", "-b", "sync://"), "--only-scheduler", 2, id="no keys"),
     pytest.param(("APP", "-b", "redis://127.0.0.1:1/0"), "nothing listens there", 1, id="broker down"),
