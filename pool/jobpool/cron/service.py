@@ -192,6 +192,8 @@ def report(firings: Sequence[Firing], options: ChildOptions = ChildOptions()) ->
         level, event = EVENTS[firing.status]
         fields = firing.to_dict()
         fields.pop("status")
+        for key in {"why", "stack"} & fields.keys():
+            fields[key] = _masker(tuple(options.mask_keys)).text(fields[key])
         limit = {} if firing.status is FiringStatus.FIRED else {"limit": f"{event}: {firing.name}"}
         log.log(level, event, extra={"fields": fields, **limit})
 

@@ -65,12 +65,11 @@ class Means(Struct, frozen=True):
             result, follow_ups = attempt.result, attempt.follow_ups
         except JobFailedError as failed:
             result, follow_ups = failed.result, ()
-        took, output, stack = result.duration_seconds(), result.output, cap_text(result.error or "", MAX_STACK_BYTES)
-        fired = Firing(name, at, FiringStatus.FIRED, lateness, took=took, output=output)
+        took, error = result.duration_seconds(), result.error or "failed"
+        fired = Firing(name, at, FiringStatus.FIRED, lateness, took=took, output=result.output)
         if not result.success:
-            why = headline(stack) or "failed"
-            shown = stack if "\n" in stack else None
-            return structs.replace(fired, status=FiringStatus.FAILED, why=why, stack=shown)
+            stack = cap_text(error, MAX_STACK_BYTES) if "\n" in error else None
+            return structs.replace(fired, status=FiringStatus.FAILED, why=headline(error), stack=stack)
         if follow_ups:
             try:
                 self.backend.enqueue_many(follow_ups)
