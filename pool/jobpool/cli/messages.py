@@ -129,7 +129,7 @@ def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
 def row(message: Message) -> list[str]:
     """Return a message as the cells of `COLUMNS`."""
     return [
-        *(message.id, message.state.value, message.queue, message.handler or "-", str(message.priority)),
+        *(message.id, message.state.value, message.queue, _handler(message), str(message.priority)),
         *(str(message.attempts), str(message.crashes), age(message), _why(message)),
     ]
 
@@ -139,11 +139,17 @@ def dead_row(message: Message) -> list[str]:
     from jobpool.message.death import Death
 
     return [
-        *(message.id, message.queue, message.handler or "-", str(message.attempts), str(message.crashes), age(message)),
+        *(message.id, message.queue, _handler(message), str(message.attempts), str(message.crashes), age(message)),
         message.reason or "",
         Death.from_text(message.cause).short if message.cause and message.reason in KILLED else "",
         headline(message.last_error) or "",
     ]
+
+
+def _handler(message: Message) -> str:
+    """Return its handler, and in brackets the job's name if that is another: a schedule's, say."""
+    name = _body(message.body).get("name") if message.handler else None
+    return f"{message.handler} ({name})" if name and name != message.handler else message.handler or "-"
 
 
 def age(message: Message) -> str:

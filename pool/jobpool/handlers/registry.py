@@ -395,6 +395,10 @@ DECLARED_SCHEDULES: list[Callable[[], list[JobDefinition]]] = []
 """One function for each `Scheduler` of the app, which is of a room above: its jobs that are not switched off."""
 
 
+SCHEDULE_CHECKS: list[Callable[[], str]] = []
+"""Functions of the room above that return why the app's schedules are refused together; "" = they are not."""
+
+
 def declared_schedules() -> Iterator[JobDefinition]:
     """Yield the jobs that the app's schedules run, and that are not switched off."""
     return chain.from_iterable(declared() for declared in DECLARED_SCHEDULES)

@@ -172,6 +172,7 @@ class Loaded(JsonFrame, frozen=True):
     spoilt_logs: list[str] = field(default_factory=list)  # log files that each child would rotate or empty
     enqueues: bool = False  # the import does, through the default producer
     unfit: list[str] = field(default_factory=list)  # sentences about its schedules; `doctor` alone asks for them
+    refused: str = ""  # why no scheduler starts with its schedules; the same
 
 
 class LoadFailed(JsonFrame, frozen=True):

@@ -54,6 +54,7 @@ def test_a_dependency_that_is_missing() -> None:
     with pytest.raises(ConfigurationError) as refused:
         order("a b:ax")
     assert str(refused.value) == "Dependency 'x' for job 'b' does not exist."
+    assert refused.value.__notes__ == ["'b' depends on it"]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_a_circle_is_named_in_the_notes(declared: str, circle: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         order(declared)
     assert str(refused.value) == "Circular dependency detected in jobs."
-    assert refused.value.__notes__ == [f"each waits for the next: {circle}"]
+    assert refused.value.__notes__ == [f"Each waits for the next: {circle}"]
 
 
 def test_two_of_one_name_are_both_described() -> None:
